@@ -1,1 +1,26 @@
-//! To be written.
+//! The API `mooncake.io/v1alpha1`: what a user asks for, what the operator wants of a node, what
+//! an agent found, and the closed list of causes that all parts speak in.
+//!
+//! Types only: no client, no clock, no runtime. Invariants, each with a test of its name:
+//!
+//! 1. The YAML in `crds/` and the chart's copy equal the types (`tests/golden.rs`).
+//! 2. Every field is documented.
+//! 3. An unchanged world merges to equal conditions, so nothing is written.
+
+#![allow(
+    unreachable_pub,
+    reason = "KubeSchema repeats each type inside a function"
+)]
+
+pub mod byte_size;
+pub mod cluster;
+pub mod condition;
+pub mod names;
+pub mod node;
+pub mod reason;
+
+pub use byte_size::ByteSize;
+pub use cluster::{MooncakeCluster, MooncakeClusterSpec, MooncakeClusterStatus};
+pub use condition::{ConditionType, Finding, State};
+pub use node::{MooncakeNode, MooncakeNodeSpec, MooncakeNodeStatus};
+pub use reason::{Owner, Reason};

@@ -1,0 +1,219 @@
+//! MooncakeNode: where operator and agent meet. The spec is what the operator wants of a node, the
+//! status what its agent has done; only `AgentAlive` in the status is the operator's.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::ByteSize;
+use crate::cluster::{NumaPolicy, PageSize};
+
+/// One node's share in the pools. Named after the node and owned by it, by UID.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "mooncake.io",
+    version = "v1alpha1",
+    kind = "MooncakeNode",
+    status = "MooncakeNodeStatus",
+    derive = "PartialEq",
+    shortname = "mn",
+    category = "mooncake",
+    doc = "One node's share in the pools: what the operator wants of it and what its agent has done.",
+    printcolumn(
+        name = "Agent",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='AgentAlive')].status",
+        description = "The node's agent is there"
+    ),
+    printcolumn(
+        name = "Serving",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='PoolsServing')].status",
+        description = "Every listed pool pod is served"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='PoolsServing')].reason",
+        description = "Why it is or is not Serving"
+    ),
+    printcolumn(
+        name = "Capacity",
+        type_ = "string",
+        json_path = ".status.capacity",
+        description = "Memory that is mounted and serves"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "Since creation"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='PoolsServing')].message",
+        priority = 1,
+        description = "The reason in words"
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MooncakeNodeSpec {
+    /// UID of the Node that is meant. A status that names another is void.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub node_uid: String,
+
+    /// Boot id of the node as its kubelet reports it. A status that names another is void.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub boot_id: String,
+
+    /// The pool pods that the agent serves; it serves no other.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
+    pub pools: Vec<PoolAssignment>,
+}
+
+/// One pool pod and how it is to be served.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PoolAssignment {
+    /// UID of the pool pod.
+    #[schemars(length(min = 1, max = 64))]
+    pub pod_uid: String,
+    /// Name of the pool pod.
+    #[schemars(length(min = 1, max = 253))]
+    pub pod_name: String,
+    /// Namespace of the pool pod, its cluster and its master.
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: String,
+    /// Name of the MooncakeCluster.
+    #[schemars(length(min = 1, max = 63))]
+    pub cluster: String,
+    /// UID of the MooncakeCluster.
+    #[schemars(length(min = 1, max = 64))]
+    pub cluster_uid: String,
+    /// Entry of `spec.pools` that the pod was made for.
+    #[schemars(length(min = 1, max = 20))]
+    pub pool: String,
+    /// Memory of the pod.
+    pub size: ByteSize,
+    /// Page size of the memory.
+    pub page_size: PageSize,
+    /// How the memory lies over NUMA nodes.
+    pub numa_policy: NumaPolicy,
+    /// Seconds for which segments stay readable once the pod was told to end.
+    #[schemars(range(min = 0, max = 3600))]
+    pub drain_seconds: u32,
+    /// The master in which the memory is mounted; absent while there is none that serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master: Option<MasterInstance>,
+    /// Admit the cluster's labelled pods that use the host's network.
+    #[serde(default)]
+    pub allow_host_network: bool,
+    /// Addresses of peers outside Kubernetes that are admitted.
+    #[serde(default)]
+    #[schemars(length(max = 64), inner(length(min = 2, max = 45)))]
+    pub addresses: Vec<String>,
+}
+
+/// One life of a master.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MasterInstance {
+    /// IP address and RPC port of the master's Service.
+    #[schemars(length(min = 3, max = 64))]
+    pub address: String,
+    /// UID of the master pod. Memory is mounted in one instance, never in two.
+    #[schemars(length(min = 1, max = 64))]
+    pub pod_uid: String,
+    /// Generation of the wire schema.
+    #[schemars(length(min = 1, max = 32))]
+    pub version: String,
+}
+
+/// What the agent of the node has done and found.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MooncakeNodeStatus {
+    /// UID of the Node that the agent runs on.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub node_uid: String,
+    /// Boot id of the kernel that the agent runs on.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot_id: String,
+    /// Release of the agent.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub agent_version: String,
+    /// Memory that is mounted and serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<ByteSize>,
+    /// One entry for each listed pool pod, and for a refused one.
+    #[serde(default)]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
+    pub pools: Vec<PoolReport>,
+    /// AgentAlive (the operator's) and PoolsServing (the agent's).
+    #[serde(default)]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// What became of one pool pod.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolReport {
+    /// UID of the pool pod.
+    pub pod_uid: String,
+    /// Namespace of the pool pod.
+    #[serde(default)]
+    pub namespace: String,
+    /// Name of the pool pod.
+    #[serde(default)]
+    pub pod_name: String,
+    /// Where it is on its way.
+    pub state: PoolState,
+    /// Why it is there.
+    pub reason: crate::reason::Reason,
+    /// The reason in words: who, where, which stage, what to do.
+    pub message: String,
+    /// Server name under which peers reach it: address and handshake port.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub endpoint: String,
+    /// UID of the master pod in which it is mounted.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub master_pod_uid: String,
+    /// How often its segments were mounted under new addresses.
+    #[serde(default)]
+    pub data_epoch: u32,
+    /// Names of its segments in the master.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub segments: Vec<String>,
+    /// Bytes that are mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mounted: Option<ByteSize>,
+    /// Page size that the kernel really gave, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_size_obtained: Option<ByteSize>,
+}
+
+/// Where a pool pod is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum PoolState {
+    /// Known, not yet granted its memory.
+    Waiting,
+    /// Its memory is made and touched.
+    Preparing,
+    /// Its memory is being mounted in the master.
+    Mounting,
+    /// Mounted and served.
+    Serving,
+    /// Leaving the master.
+    Draining,
+    /// Gone; its memory is given back.
+    Released,
+    /// Not served; the reason says why.
+    Refused,
+}
