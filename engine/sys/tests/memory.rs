@@ -1,0 +1,118 @@
+//! Extents: what is accepted, what is refused, and bytes that move by the kernel alone.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use mooncake_sys::mem::{Error, PageSize, Region, memfd};
+
+const LENGTH: u64 = 1 << 20;
+
+fn region() -> Region {
+    let fd = memfd::create("test", LENGTH, PageSize::Base).unwrap();
+    Region::map(fd, LENGTH, PageSize::Base).unwrap()
+}
+
+#[test]
+fn a_sealed_extent_maps_and_keeps_bytes() {
+    let region = region();
+    region.populate(0, LENGTH).unwrap();
+    region.copy_in(4090, b"across a page").unwrap();
+    let mut back = [0; 13];
+    region.copy_out(4090, &mut back).unwrap();
+    assert_eq!(&back, b"across a page");
+    assert_eq!(region.page_size(), PageSize::Base);
+}
+
+#[test]
+fn an_unsealed_extent_is_refused() {
+    let fd = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, LENGTH).unwrap();
+    assert!(matches!(
+        Region::map(fd, LENGTH, PageSize::Base),
+        Err(Error::NotSealed)
+    ));
+    let file: OwnedFd = File::open("/dev/zero").unwrap().into();
+    assert!(matches!(
+        Region::map(file, LENGTH, PageSize::Base),
+        Err(Error::NotSealed)
+    ));
+}
+
+#[test]
+fn an_extent_of_another_size_or_page_is_refused() {
+    let make = || memfd::create("test", 4 << 20, PageSize::Base).unwrap();
+    let wrong = Region::map(make(), LENGTH, PageSize::Base);
+    assert!(matches!(
+        wrong,
+        Err(Error::WrongLength {
+            found: 4_194_304,
+            ..
+        })
+    ));
+    let wrong = Region::map(make(), 4 << 20, PageSize::Mib2);
+    assert!(matches!(
+        wrong,
+        Err(Error::WrongPageSize { found: 4096, .. })
+    ));
+    let wrong = memfd::create("test", 4097, PageSize::Base);
+    assert!(matches!(wrong, Err(Error::BadLength { .. })));
+}
+
+#[test]
+fn a_sealed_extent_cannot_be_truncated() {
+    let fd = memfd::create("test", LENGTH, PageSize::Base).unwrap();
+    assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+    assert!(rustix::fs::ftruncate(&fd, 2 * LENGTH).is_err());
+}
+
+#[test]
+fn ranges_outside_are_refused_also_where_they_wrap() {
+    let region = region();
+    for (offset, length) in [(LENGTH, 1), (LENGTH - 1, 2), (u64::MAX, 2), (1, u64::MAX)] {
+        assert!(matches!(
+            region.populate(offset, length),
+            Err(Error::OutOfRange { .. })
+        ));
+    }
+    let (left, _right) = UnixStream::pair().unwrap();
+    assert!(region.recv_into(left.as_fd(), LENGTH - 1, 2).is_err());
+    assert!(
+        region
+            .send_from(left.as_fd(), b"", LENGTH, 1, false)
+            .is_err()
+    );
+    assert!(region.copy_in(LENGTH, b"x").is_err());
+}
+
+#[test]
+fn sockets_fill_and_drain_ranges() {
+    let region = region();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.write_all(b"payload").unwrap();
+    assert_eq!(region.recv_into(ours.as_fd(), 100, 7).unwrap(), 7);
+    let empty = region.recv_into(ours.as_fd(), 100, 7).unwrap_err();
+    assert_eq!(empty.kind(), std::io::ErrorKind::WouldBlock);
+    assert_eq!(
+        region
+            .send_from(ours.as_fd(), b"head ", 100, 7, false)
+            .unwrap(),
+        12
+    );
+    let mut got = [0; 12];
+    theirs.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"head payload");
+}
+
+#[test]
+fn a_numa_policy_is_taken_or_named_as_impossible() {
+    use mooncake_sys::mem::NumaPolicy;
+    let region = region();
+    match region.set_numa_policy(&NumaPolicy::Prefer(0)) {
+        Ok(()) | Err(Error::Call { call: "mbind", .. }) => {}
+        Err(other) => panic!("{other}"),
+    }
+    let beyond = region.set_numa_policy(&NumaPolicy::Bind(vec![5000]));
+    assert!(matches!(beyond, Err(Error::BadNode { node: 5000, .. })));
+}
