@@ -344,7 +344,7 @@ pub struct Access {
     #[x_kube(
         merge_strategy = ListMerge::Set,
         validation = Rule::new("self.all(a, isIP(a))").message("access.addresses must be IPv4 or IPv6 addresses, without port or prefix"),
-        validation = Rule::new("self.all(a, !isIP(a) || !(ip(a).isLoopback() || ip(a).isUnspecified()))").message("access.addresses must not be loopback or unspecified: no other machine can connect from there")
+        validation = Rule::new("self.all(a, !isIP(a) || ip(a).isGlobalUnicast())").message("access.addresses must not be loopback, unspecified, link-local or multicast: no other machine connects from there")
     )]
     pub addresses: Vec<String>,
 }
