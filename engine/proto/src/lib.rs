@@ -1,1 +1,15 @@
-//! To be written.
+//! The pure parts of the engine: what the wire says and what follows from it. No sockets, clocks
+//! or threads; time and bytes come in, decisions and bytes go out.
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod address;
+pub mod arena;
+pub mod coro_rpc;
+pub mod descriptor;
+pub mod extent;
+pub mod frame;
+pub mod handshake;
+pub mod store;
+pub mod struct_pack;

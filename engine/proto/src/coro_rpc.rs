@@ -1,0 +1,194 @@
+//! coro_rpc, the framing of the stock store RPC: a fixed header, a struct_pack body, an attachment
+//! that the store never uses. All numbers little-endian.
+
+use alloc::string::String;
+
+use crate::struct_pack::{self, DecodeError};
+
+const MAGIC: u8 = 0x15;
+const VERSION: u8 = 0;
+const STRUCT_PACK: u8 = 0;
+const MESSAGE_TYPE: u8 = 0;
+
+/// The stock server's namespace of every master RPC.
+const MASTER_SERVICE: &str = "mooncake::WrappedMasterService::";
+
+/// Id of a master RPC: first four bytes of its qualified C++ name's MD5, read big-endian.
+#[must_use]
+pub fn master_function_id(method: &str) -> u32 {
+    let mut name = String::from(MASTER_SERVICE);
+    name.push_str(method);
+    struct_pack::md5_head(name.as_bytes())
+}
+
+/// What precedes a request's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestHeader {
+    /// Chosen by the client, echoed in the response.
+    pub sequence: u32,
+    pub function_id: u32,
+    /// Bytes of the body.
+    pub length: u32,
+}
+
+impl RequestHeader {
+    pub const BYTES: usize = 20;
+
+    #[must_use]
+    pub fn encode(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&[MAGIC, VERSION, STRUCT_PACK, MESSAGE_TYPE]);
+        bytes[4..8].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.function_id.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+}
+
+/// What precedes a response's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponseHeader {
+    /// 0: the body is the result; else it is a [`Failure`].
+    pub code: u8,
+    pub sequence: u32,
+    /// Bytes of the body.
+    pub length: u32,
+}
+
+/// Why the bytes of a response header are none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    #[error("the reply starts with {0:#04x}, not with {MAGIC:#04x}: the peer speaks no coro_rpc")]
+    Magic(u8),
+    #[error("the reply has frame version {0}, known is {VERSION}")]
+    Version(u8),
+    #[error("the reply carries {0} bytes of attachment, which no store RPC has")]
+    Attachment(u32),
+}
+
+impl ResponseHeader {
+    pub const BYTES: usize = 16;
+
+    /// # Errors
+    /// When the bytes are no header of this protocol.
+    pub fn decode(bytes: [u8; Self::BYTES]) -> Result<Self, HeaderError> {
+        let [
+            magic,
+            version,
+            code,
+            _message_type,
+            s0,
+            s1,
+            s2,
+            s3,
+            l0,
+            l1,
+            l2,
+            l3,
+            a0,
+            a1,
+            a2,
+            a3,
+        ] = bytes;
+        if magic != MAGIC {
+            return Err(HeaderError::Magic(magic));
+        }
+        if version != VERSION {
+            return Err(HeaderError::Version(version));
+        }
+        let attachment = u32::from_le_bytes([a0, a1, a2, a3]);
+        if attachment != 0 {
+            return Err(HeaderError::Attachment(attachment));
+        }
+        Ok(Self {
+            code,
+            sequence: u32::from_le_bytes([s0, s1, s2, s3]),
+            length: u32::from_le_bytes([l0, l1, l2, l3]),
+        })
+    }
+}
+
+/// The arguments' type is not the one that the server's function takes.
+pub const INVALID_ARGUMENTS: u16 = 4;
+/// The server has no function of that id.
+pub const NOT_REGISTERED: u16 = 11;
+/// This code in the header says that the code stands in the body.
+const CODE_IN_BODY: u8 = 255;
+
+/// The RPC layer's own refusal, as opposed to an answer of the function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub code: u16,
+    pub message: String,
+}
+
+impl Failure {
+    /// Reads the body of a response whose header code is not 0.
+    ///
+    /// # Errors
+    /// When the body holds no message.
+    pub fn decode(header_code: u8, body: &[u8]) -> Result<Self, DecodeError> {
+        if header_code == CODE_IN_BODY {
+            let (code, message) = struct_pack::decode(body)?;
+            return Ok(Self { code, message });
+        }
+        Ok(Self {
+            code: u16::from(header_code),
+            message: struct_pack::decode(body)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_header_is_the_captured_one() {
+        let header = RequestHeader {
+            sequence: 2,
+            function_id: 0x3e7e_c4bb,
+            length: 0x75,
+        };
+        let captured = "15000000 02000000 bbc47e3e 75000000 00000000";
+        assert_eq!(
+            struct_pack::literal_text(&header.encode()),
+            captured.replace(' ', "")
+        );
+    }
+
+    #[test]
+    fn a_response_header_is_read_and_foreign_ones_are_refused() {
+        let mut bytes = [0x15, 0, 4, 0, 7, 0, 0, 0, 9, 1, 0, 0, 0, 0, 0, 0];
+        let header = ResponseHeader {
+            code: 4,
+            sequence: 7,
+            length: 0x109,
+        };
+        assert_eq!(ResponseHeader::decode(bytes), Ok(header));
+        bytes[12] = 1;
+        assert_eq!(
+            ResponseHeader::decode(bytes),
+            Err(HeaderError::Attachment(1))
+        );
+        bytes[1] = 1;
+        assert_eq!(ResponseHeader::decode(bytes), Err(HeaderError::Version(1)));
+        bytes[0] = b'H';
+        assert_eq!(ResponseHeader::decode(bytes), Err(HeaderError::Magic(b'H')));
+    }
+
+    #[test]
+    fn a_failure_is_read_from_both_places_of_its_code() {
+        let message = String::from("invalid rpc arg");
+        let short = Failure::decode(4, &struct_pack::encode(&message)).unwrap();
+        assert_eq!(
+            short,
+            Failure {
+                code: INVALID_ARGUMENTS,
+                message: message.clone()
+            }
+        );
+        let long = Failure::decode(255, &struct_pack::encode(&(1000_u16, message))).unwrap();
+        assert_eq!(long.code, 1000);
+    }
+}

@@ -1,0 +1,117 @@
+//! Reads payload bytes; every length is checked against what is left before memory is taken.
+
+use alloc::boxed::Box;
+
+use super::{LengthWidth, TypeHash, literal_text};
+
+/// Why a body could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("the body ends inside its {part}: {wanted} bytes wanted, {left} left")]
+    Truncated {
+        part: &'static str,
+        wanted: u64,
+        left: usize,
+    },
+    #[error(
+        "the type sent has hash {got}, ours has {expected}{}",
+        match literal { Some(bytes) => alloc::format!(" (sent type: {})", literal_text(bytes)), None => "".into() }
+    )]
+    Schema {
+        expected: TypeHash,
+        got: TypeHash,
+        literal: Option<Box<[u8]>>,
+    },
+    #[error("metainfo byte {0:#04x} announces members that no store message has")]
+    Metainfo(u8),
+    #[error("the type literal has no end")]
+    EndlessLiteral,
+    #[error("{value} is no value of {part}")]
+    OutOfRange { part: &'static str, value: u8 },
+    #[error("a string is not UTF-8")]
+    NotUtf8,
+}
+
+/// A position in one payload.
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    width: LengthWidth,
+}
+
+impl<'a> Reader<'a> {
+    #[must_use]
+    pub fn new(bytes: &'a [u8], width: LengthWidth) -> Self {
+        Self { bytes, width }
+    }
+
+    /// What was not read yet.
+    #[must_use]
+    pub fn rest(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The next `N` bytes; `part` names them in the error.
+    ///
+    /// # Errors
+    /// [`DecodeError::Truncated`].
+    pub fn array<const N: usize>(&mut self, part: &'static str) -> Result<[u8; N], DecodeError> {
+        let Some((head, rest)) = self.bytes.split_first_chunk::<N>() else {
+            return Err(self.truncated(part, N as u64));
+        };
+        self.bytes = rest;
+        Ok(*head)
+    }
+
+    /// A length-prefixed run of bytes.
+    ///
+    /// # Errors
+    /// [`DecodeError::Truncated`].
+    pub fn run(&mut self, part: &'static str) -> Result<&'a [u8], DecodeError> {
+        let length = self.length(part, 1)?;
+        let (head, rest) = self.bytes.split_at(length);
+        self.bytes = rest;
+        Ok(head)
+    }
+
+    /// A number of elements, each at least `element_bytes` long. What the rest of the body cannot
+    /// hold is refused here, so the answer is safe to reserve memory for.
+    ///
+    /// # Errors
+    /// [`DecodeError::Truncated`].
+    pub fn length(
+        &mut self,
+        part: &'static str,
+        element_bytes: usize,
+    ) -> Result<usize, DecodeError> {
+        let mut wide = [0_u8; 8];
+        let count = self.width.bytes();
+        let Some((head, rest)) = self.bytes.split_at_checked(count) else {
+            return Err(self.truncated(part, count as u64));
+        };
+        wide[..count].copy_from_slice(head);
+        self.bytes = rest;
+        let length = u64::from_le_bytes(wide);
+        let wanted = length.saturating_mul(element_bytes as u64);
+        match usize::try_from(wanted) {
+            Ok(needed) if needed <= rest.len() => Ok(needed / element_bytes.max(1)),
+            _ => Err(self.truncated(part, wanted)),
+        }
+    }
+
+    pub(super) fn until_nul(&mut self) -> Result<&'a [u8], DecodeError> {
+        let end = self.bytes.iter().position(|&byte| byte == 0);
+        let (head, rest) = end
+            .and_then(|end| self.bytes.split_at_checked(end))
+            .ok_or(DecodeError::EndlessLiteral)?;
+        self.bytes = &rest[1..];
+        Ok(head)
+    }
+
+    fn truncated(&self, part: &'static str, wanted: u64) -> DecodeError {
+        DecodeError::Truncated {
+            part,
+            wanted,
+            left: self.bytes.len(),
+        }
+    }
+}
