@@ -1,5 +1,6 @@
 //! Descriptors by packet, peer credentials, and sockets made in another network namespace.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
 use std::io::{ErrorKind, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,0 +1,333 @@
+//! The handshake port's frames and bodies: one length-prefixed JSON request, one reply.
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of the length that starts a frame.
+pub const PREFIX_LENGTH: usize = 8;
+/// Largest frame that a stock engine takes by default, type byte included.
+pub const MAX_LENGTH: usize = 1 << 20;
+
+/// What a frame is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// RDMA rendezvous.
+    Connection,
+    /// P2P exchange of segment descriptors.
+    Metadata,
+    /// A message for the application.
+    Notify,
+    /// Is anybody there?
+    Probe,
+}
+
+impl Kind {
+    fn code(self) -> u8 {
+        match self {
+            Self::Connection => 0,
+            Self::Metadata => 1,
+            Self::Notify => 2,
+            Self::Probe => 3,
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        [Self::Connection, Self::Metadata, Self::Notify, Self::Probe]
+            .into_iter()
+            .find(|kind| kind.code() == code)
+    }
+}
+
+/// Why a frame is not answered. Stock engines close without a word, and so do we.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// A frame without content.
+    #[error("a frame of no bytes")]
+    Empty,
+    /// A frame longer than agreed.
+    #[error("a frame of {length} bytes, over the limit of {MAX_LENGTH}")]
+    TooLong {
+        /// The announced length.
+        length: u64,
+    },
+    /// A type that this protocol does not have.
+    #[error("a frame of unknown type {0}")]
+    UnknownKind(u8),
+    /// The reply is about something else than the request.
+    #[error("a reply of another type than the request")]
+    OtherKind,
+    /// No JSON, or a field of the wrong type.
+    #[error("a body that does not parse: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// The length of what follows, checked against the limit.
+///
+/// # Errors
+/// Zero or more than [`MAX_LENGTH`].
+pub fn length(prefix: [u8; PREFIX_LENGTH]) -> Result<usize, FrameError> {
+    let length = u64::from_le_bytes(prefix);
+    match usize::try_from(length) {
+        Ok(0) => Err(FrameError::Empty),
+        Ok(length) if length <= MAX_LENGTH => Ok(length),
+        _ => Err(FrameError::TooLong { length }),
+    }
+}
+
+/// A frame ready to send; `kind` is `None` for peers from before types.
+#[must_use]
+pub fn encode(kind: Option<Kind>, body: &[u8]) -> Vec<u8> {
+    let length = body.len() + usize::from(kind.is_some());
+    let mut frame = Vec::with_capacity(PREFIX_LENGTH + length);
+    frame.extend_from_slice(&(length as u64).to_le_bytes());
+    frame.extend(kind.map(Kind::code));
+    frame.extend_from_slice(body);
+    frame
+}
+
+/// A message for the application.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Notify {
+    /// Name that the sender gave it.
+    pub name: String,
+    /// Its text.
+    pub notify_msg: String,
+}
+
+/// A request as a target understands it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// RDMA rendezvous; `typed` is false for peers from before types.
+    Connection {
+        /// Whether the request (and so the reply) carries a type.
+        typed: bool,
+        /// The path at our side that the sender means.
+        peer_nic_path: String,
+        /// The sender's path.
+        local_nic_path: String,
+    },
+    /// Asks for our descriptor. The requester's own, which comes along, is not needed for TCP.
+    Metadata,
+    /// Leaves a message.
+    Notify(Notify),
+    /// Asks whether anybody is there.
+    Probe,
+}
+
+#[derive(Deserialize, Default)]
+struct RawNotify {
+    name: Option<String>,
+    notify_msg: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+struct RawConnection {
+    local_nic_path: Option<String>,
+    peer_nic_path: Option<String>,
+}
+
+/// Objects and `null` are bodies, arrays and scalars are not.
+#[derive(Deserialize)]
+struct AnyObject {}
+
+impl Request {
+    /// Reads what follows the length.
+    ///
+    /// # Errors
+    /// An empty frame, an unknown type, or JSON that is broken or of the wrong types.
+    pub fn parse(payload: &[u8]) -> Result<Self, FrameError> {
+        let (&first, rest) = payload.split_first().ok_or(FrameError::Empty)?;
+        // Before types existed a frame was JSON from its first byte; stock engines tell by a
+        // signed comparison, so bytes from 0x80 on are types that do not exist.
+        let untyped = (4..0x80).contains(&first);
+        if untyped {
+            return Self::connection(payload, false);
+        }
+        match Kind::from_code(first) {
+            Some(Kind::Connection) => Self::connection(rest, true),
+            Some(Kind::Metadata) => {
+                serde_json::from_slice::<IgnoredAny>(rest)?;
+                Ok(Self::Metadata)
+            }
+            Some(Kind::Notify) => {
+                let raw: Option<RawNotify> = serde_json::from_slice(rest)?;
+                let raw = raw.unwrap_or_default();
+                Ok(Self::Notify(Notify {
+                    name: raw.name.unwrap_or_default(),
+                    notify_msg: raw.notify_msg.unwrap_or_default(),
+                }))
+            }
+            Some(Kind::Probe) => {
+                serde_json::from_slice::<Option<AnyObject>>(rest)?;
+                Ok(Self::Probe)
+            }
+            None => Err(FrameError::UnknownKind(first)),
+        }
+    }
+
+    fn connection(body: &[u8], typed: bool) -> Result<Self, FrameError> {
+        let raw: Option<RawConnection> = serde_json::from_slice(body)?;
+        let raw = raw.unwrap_or_default();
+        Ok(Self::Connection {
+            typed,
+            peer_nic_path: raw.peer_nic_path.unwrap_or_default(),
+            local_nic_path: raw.local_nic_path.unwrap_or_default(),
+        })
+    }
+}
+
+/// The answer to a message: stock senders take an empty text as "rejected".
+#[must_use]
+pub fn notify_reply(accepted: bool) -> Vec<u8> {
+    let text = if accepted { "success" } else { "" };
+    encode(
+        Some(Kind::Notify),
+        &line(&Notify {
+            name: String::new(),
+            notify_msg: text.to_owned(),
+        }),
+    )
+}
+
+/// The answer to a probe.
+#[must_use]
+pub fn probe_reply() -> Vec<u8> {
+    encode(Some(Kind::Probe), b"{\"status\":\"success\"}\n")
+}
+
+/// Every field of a Connection body, in the order of stock engines.
+#[derive(Serialize)]
+struct Connection<'a> {
+    local_gid: &'a str,
+    local_lid: u16,
+    local_nic_path: &'a str,
+    payload: &'a str,
+    peer_nic_path: &'a str,
+    qp_num: [u32; 0],
+    reply_msg: &'a str,
+}
+
+/// Declines an RDMA rendezvous, saying why. An empty reason would look like success.
+#[must_use]
+pub fn connection_refusal(typed: bool, ours: &str, theirs: &str, why: &str) -> Vec<u8> {
+    let body = line(&Connection {
+        local_gid: "",
+        local_lid: 0,
+        local_nic_path: ours,
+        payload: "",
+        peer_nic_path: theirs,
+        qp_num: [],
+        reply_msg: why,
+    });
+    encode(typed.then_some(Kind::Connection), &body)
+}
+
+/// The body of a reply to a request of `kind`.
+///
+/// # Errors
+/// An empty frame or another type.
+pub fn reply_body(kind: Kind, payload: &[u8]) -> Result<&[u8], FrameError> {
+    match payload.split_first() {
+        None => Err(FrameError::Empty),
+        Some((&code, body)) if code == kind.code() => Ok(body),
+        Some(_) => Err(FrameError::OtherKind),
+    }
+}
+
+fn line(body: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec(body).expect("strings and integers always serialise to JSON");
+    text.push(b'\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn frames_have_the_bytes_of_stock_engines() {
+        assert_eq!(
+            probe_reply(),
+            b"\x16\0\0\0\0\0\0\0\x03{\"status\":\"success\"}\n"
+        );
+        let reply = notify_reply(true);
+        assert_eq!(
+            &reply[8..],
+            b"\x02{\"name\":\"\",\"notify_msg\":\"success\"}\n"
+        );
+        assert_eq!(encode(None, b"{}"), b"\x02\0\0\0\0\0\0\0{}");
+    }
+
+    #[test]
+    fn lengths_are_bounded_at_exactly_one_mebibyte() {
+        assert_eq!(length(MAX_LENGTH.to_le_bytes()).unwrap(), MAX_LENGTH);
+        assert!(length((MAX_LENGTH + 1).to_le_bytes()).is_err());
+        assert!(length([0xff; 8]).is_err());
+        assert!(length([0; 8]).is_err());
+    }
+
+    #[test]
+    fn requests_of_all_kinds_are_understood() {
+        assert_eq!(Request::parse(b"\x01{}").unwrap(), Request::Metadata);
+        assert_eq!(Request::parse(b"\x01null\n").unwrap(), Request::Metadata);
+        assert_eq!(Request::parse(b"\x03{}").unwrap(), Request::Probe);
+        assert_eq!(
+            Request::parse(b"\x02null").unwrap(),
+            Request::Notify(Notify::default())
+        );
+        let Request::Notify(notify) =
+            Request::parse("\x02{\"name\":\"n\",\"notify_msg\":\"ü\",\"x\":1}".as_bytes()).unwrap()
+        else {
+            panic!("no notify")
+        };
+        assert_eq!(
+            (notify.name.as_str(), notify.notify_msg.as_str()),
+            ("n", "ü")
+        );
+        let untyped = Request::parse(br#"{"local_nic_path":"a@b"}"#).unwrap();
+        assert!(matches!(untyped, Request::Connection { typed: false, .. }));
+        let typed = Request::parse(b"\x00{\"qp_num\":[\"x\"]}").unwrap();
+        assert!(matches!(typed, Request::Connection { typed: true, .. }));
+    }
+
+    #[test]
+    fn the_json_that_aborts_stock_engines_is_an_error_here() {
+        for payload in [
+            &b"\x02[]"[..],
+            b"\x02{\"name\":{}}",
+            b"\x00{\"local_nic_path\":{}}",
+            b"\x00\"text\"",
+            b"\x03[]7",
+            b"\x01{",
+            b"\xfe{}",
+            b"",
+            b"x",
+        ] {
+            assert!(Request::parse(payload).is_err(), "{payload:?}");
+        }
+    }
+
+    #[test]
+    fn deep_nesting_is_an_error_and_no_overflow() {
+        let mut payload = vec![1];
+        payload.extend(vec![b'['; MAX_LENGTH - 1]);
+        assert!(Request::parse(&payload).is_err());
+    }
+
+    #[test]
+    fn a_declined_rendezvous_says_why() {
+        let frame = connection_refusal(true, "us@none", "them@mlx5_0", "no RDMA here");
+        let body = reply_body(Kind::Connection, &frame[8..]).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(body).unwrap();
+        assert_eq!(value["reply_msg"], "no RDMA here");
+        assert!(reply_body(Kind::Probe, &frame[8..]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_payload_makes_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Request::parse(&bytes);
+        }
+    }
+}
