@@ -1,0 +1,402 @@
+//! One local cluster: made, found again, used, disturbed and taken down.
+
+mod address;
+mod cgroup;
+mod claim;
+mod down;
+mod folder;
+mod network;
+mod node;
+mod nodes;
+mod part;
+mod pki;
+mod up;
+
+pub use address::Block;
+pub use folder::NodeKind;
+pub use part::Part;
+pub use up::prepare;
+
+use crate::binaries::Binaries;
+use crate::cache::lock;
+use crate::command::{Run, tail};
+use crate::images::Images;
+use crate::kubectl::Kubectl;
+use crate::process::{Recorded, start_detached};
+use crate::wait::wait_until;
+use crate::{Error, Settings};
+use cgroup::Cgroups;
+use folder::{Folder, Node, Record};
+use network::Network;
+use rustix::process::Signal;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The cluster that is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// Prefix of everything on the machine: a letter, then letters and digits, at most 8 in all.
+    pub name: String,
+    /// Address block; the lowest free one if none is given.
+    pub index: Option<u8>,
+    /// Namespace nodes, 1 to 8.
+    pub nodes: u8,
+}
+
+/// A handle on a cluster that runs. Dropping it changes nothing.
+#[derive(Debug)]
+pub struct Cluster {
+    settings: Settings,
+    folder: Folder,
+    record: Record,
+    binaries: Binaries,
+    images: Images,
+    cgroups: Cgroups,
+}
+
+/// What [`Cluster::status`] tells of one part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartStatus {
+    pub part: Part,
+    pub pid: i32,
+    pub runs: bool,
+}
+
+impl Cluster {
+    /// Finds a cluster that someone made, in whatever process.
+    ///
+    /// # Errors
+    /// [`Error::NoCluster`], also for one that is half made.
+    pub fn attach(settings: &Settings, name: &str) -> Result<Self, Error> {
+        check_name(name)?;
+        let folder = Folder::new(&settings.state, name);
+        let record = folder
+            .load()?
+            .filter(|record| record.complete)
+            .ok_or_else(|| Error::NoCluster {
+                name: name.to_owned(),
+                state: settings.state.clone(),
+            })?;
+        let binaries = Binaries {
+            kubernetes: record.kubernetes.clone(),
+            addons: record.addons.clone(),
+        };
+        Ok(Self {
+            images: Images::get(settings, &binaries)?,
+            cgroups: Cgroups::of_this_machine()?,
+            settings: settings.clone(),
+            folder,
+            record,
+            binaries,
+        })
+    }
+
+    /// The names of all clusters under a state folder.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn names(settings: &Settings) -> Result<Vec<String>, Error> {
+        let entries = match fs::read_dir(&settings.state) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::file("reading", &settings.state)(error)),
+        };
+        let mut names: Vec<_> = entries
+            .flatten()
+            .filter(|entry| entry.path().join("cluster.json").is_file())
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.record.name
+    }
+
+    pub fn block(&self) -> Block {
+        self.record.block()
+    }
+
+    /// An administrator's kubeconfig with everything in it.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.kubeconfig("admin")
+    }
+
+    pub fn kubectl(&self) -> Kubectl {
+        Kubectl {
+            program: self.binaries.kubectl(),
+            kubeconfig: self.kubeconfig(),
+        }
+    }
+
+    /// Helm of our own build, tied to this cluster.
+    pub fn helm(&self) -> Run {
+        Run::new(self.binaries.helm())
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig())
+            .deadline(Duration::from_secs(300))
+    }
+
+    /// The names of the nodes, in the order of their indices.
+    pub fn nodes(&self) -> Vec<String> {
+        self.record.nodes.iter().map(|node| node.name()).collect()
+    }
+
+    /// Where a part's output goes.
+    pub fn log(&self, part: Part) -> PathBuf {
+        self.folder.log(part)
+    }
+
+    /// Every part that was started, and whether it runs.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Record`].
+    pub fn status(&self) -> Result<Vec<PartStatus>, Error> {
+        let mut parts: Vec<_> = self
+            .folder
+            .processes()?
+            .into_iter()
+            .map(|(part, process)| PartStatus {
+                part,
+                pid: process.pid,
+                runs: process.alive(),
+            })
+            .collect();
+        parts.sort_by_key(|status| status.part);
+        Ok(parts)
+    }
+
+    /// Imports an OCI archive into all namespace nodes at once. Pods use it under its name with
+    /// `imagePullPolicy: IfNotPresent` (the default for any tag but `latest`).
+    ///
+    /// # Errors
+    /// Those of `ctr`, for the first node that failed.
+    pub fn load_image(&self, archive: &Path) -> Result<(), Error> {
+        let nodes = self.namespace_nodes();
+        std::thread::scope(|scope| {
+            let imports: Vec<_> = nodes
+                .iter()
+                .map(|node| scope.spawn(move || self.import(*node, archive)))
+                .collect();
+            imports.into_iter().try_for_each(|import| {
+                import
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })
+    }
+
+    /// A command line that runs in a node: its network, its mounts, its host name.
+    ///
+    /// # Errors
+    /// [`Error::NoNode`], [`Error::InGuest`].
+    pub fn exec(&self, node: &str, command: &[String]) -> Result<std::process::Command, Error> {
+        let mut words = self.enter(self.namespace_node(node, "exec")?)?;
+        words.extend_from_slice(command);
+        let mut command = std::process::Command::new(&words[0]);
+        command.args(&words[1..]).env("PATH", self.binaries.path());
+        Ok(command)
+    }
+
+    /// Cuts a node off from everyone, at the switch.
+    ///
+    /// # Errors
+    /// [`Error::NoNode`].
+    pub fn cut(&self, node: &str) -> Result<(), Error> {
+        let node = self.node_named(node)?;
+        tracing::info!(node = node.name(), "cutting the node off");
+        self.network().link(node.index, false)
+    }
+
+    /// Ends what [`Cluster::cut`] began.
+    ///
+    /// # Errors
+    /// [`Error::NoNode`].
+    pub fn heal(&self, node: &str) -> Result<(), Error> {
+        let node = self.node_named(node)?;
+        tracing::info!(node = node.name(), "connecting the node again");
+        self.network().link(node.index, true)
+    }
+
+    /// SIGKILL, and waits until the process is gone.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`].
+    pub fn kill(&self, part: Part) -> Result<(), Error> {
+        self.end(part, Signal::KILL)
+    }
+
+    /// SIGTERM, and waits until the process has ended by itself.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`]: it still runs.
+    pub fn stop(&self, part: Part) -> Result<(), Error> {
+        self.end(part, Signal::TERM)
+    }
+
+    fn end(&self, part: Part, signal: Signal) -> Result<(), Error> {
+        let Some(process) = self.folder.process(part)? else {
+            return Ok(());
+        };
+        tracing::info!(%part, pid = process.pid, "ending");
+        process.signal(signal);
+        wait_until(
+            &format!("{part} of {} to end", self.record.name),
+            Duration::from_secs(60),
+            || {
+                Ok((!process.alive())
+                    .then_some(())
+                    .ok_or_else(|| format!("pid {} runs", process.pid)))
+            },
+        )
+    }
+
+    /// Starts a part that does not run, and waits until it serves where that can be seen. A part that
+    /// runs is left alone.
+    ///
+    /// # Errors
+    /// [`Error::PartEnded`] with the end of its log, [`Error::Deadline`].
+    pub fn start(&self, part: Part) -> Result<(), Error> {
+        if self.folder.process(part)?.is_some_and(Recorded::alive) {
+            return Ok(());
+        }
+        let command = part::command_line(part, &self.folder, self.block());
+        let mut argv = match part.node() {
+            Some(node) => {
+                self.enter(self.namespace_node(&format!("n{node}"), &part.to_string())?)?
+            }
+            None => ["ip", "netns", "exec", &self.network().control_plane()]
+                .map(str::to_owned)
+                .to_vec(),
+        };
+        argv.extend(command);
+        let process = start_detached(&argv, &self.binaries.path(), &self.folder.log(part))?;
+        self.folder.save_process(part, process)?;
+        match part {
+            Part::ApiServer => {
+                self.wait_running(part, "getting ready", Duration::from_secs(90), || {
+                    Ok(self
+                        .kubectl()
+                        .run(["get", "--raw", "/readyz"])
+                        .map(drop)
+                        .map_err(|error| error.to_string()))
+                })
+            }
+            _ => self.wait_node_part(part),
+        }
+    }
+
+    /// As [`wait_until`], but ends at once when the part's process does.
+    fn wait_running<T>(
+        &self,
+        part: Part,
+        stage: &'static str,
+        deadline: Duration,
+        mut probe: impl FnMut() -> Result<Result<T, String>, Error>,
+    ) -> Result<T, Error> {
+        wait_until(
+            &format!("{part} of {} {stage}", self.record.name),
+            deadline,
+            || {
+                if let Some(process) = self.folder.process(part)?
+                    && !process.alive()
+                {
+                    let log = self.folder.log(part);
+                    return Err(Error::PartEnded {
+                        part: part.to_string(),
+                        cluster: self.record.name.clone(),
+                        stage,
+                        tail: tail(&fs::read_to_string(&log).unwrap_or_default(), 20),
+                        log,
+                    });
+                }
+                probe()
+            },
+        )
+    }
+
+    fn network(&self) -> Network<'_> {
+        Network {
+            cluster: &self.record.name,
+            block: self.record.block(),
+        }
+    }
+
+    fn namespace_nodes(&self) -> Vec<u8> {
+        self.record
+            .nodes
+            .iter()
+            .filter(|node| node.kind == NodeKind::Namespace)
+            .map(|node| node.index)
+            .collect()
+    }
+
+    fn node_named(&self, name: &str) -> Result<Node, Error> {
+        self.record
+            .nodes
+            .iter()
+            .find(|node| node.name() == name)
+            .copied()
+            .ok_or_else(|| Error::NoNode {
+                cluster: self.record.name.clone(),
+                node: name.to_owned(),
+                have: self.nodes(),
+            })
+    }
+
+    fn no_node(&self, node: u8) -> Error {
+        Error::NoNode {
+            cluster: self.record.name.clone(),
+            node: format!("n{node}, or its namespaces are gone"),
+            have: self.nodes(),
+        }
+    }
+
+    fn namespace_node(&self, name: &str, part: &str) -> Result<u8, Error> {
+        let node = self.node_named(name)?;
+        match node.kind {
+            NodeKind::Namespace => Ok(node.index),
+            NodeKind::Machine => Err(Error::InGuest {
+                part: part.to_owned(),
+                node: name.to_owned(),
+            }),
+        }
+    }
+
+    /// Changes to one cluster come one after the other.
+    fn lock(settings: &Settings, name: &str) -> Result<fs::File, Error> {
+        lock(&settings.state.join(format!("{name}.lock")))
+    }
+}
+
+/// Interface names hold 15 bytes, and the name is in them.
+fn check_name(name: &str) -> Result<(), Error> {
+    let shape = name.len() <= 8
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name
+            .chars()
+            .all(|each| each.is_ascii_lowercase() || each.is_ascii_digit());
+    if shape {
+        Ok(())
+    } else {
+        Err(Error::Name {
+            name: name.to_owned(),
+            problem: "a cluster's name is a lower-case letter, then letters and digits, 8 at most",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_do_not_fit_an_interface_are_refused() {
+        assert!(check_name("mc0").is_ok());
+        for name in ["", "0mc", "mc-0", "Mc", "toolongname", "../mc"] {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What clusters of one machine share: who holds which address block, and what was changed outside
+//! their own names and is put back when the last one goes. Lives in /run, like what it speaks of.
+
+use super::address::Block;
+use super::cgroup::Cgroups;
+use crate::Error;
+use crate::cache::lock;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Kubelet sets these for the whole machine.
+const SYSCTLS: [&str; 5] = [
+    "vm/overcommit_memory",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+];
+
+/// The folders that nodes mount their own over; they must exist on the machine.
+const MOUNT_POINTS: [&str; 7] = [
+    "/var/lib/kubelet",
+    "/var/lib/containerd",
+    "/var/lib/mooncake",
+    "/etc/cni/net.d",
+    "/opt/cni/bin",
+    "/etc/cdi",
+    "/etc/node",
+];
+
+/// The machine-wide record.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// By index.
+    claims: BTreeMap<u8, Claim>,
+    /// Values before the first cluster came.
+    sysctls: BTreeMap<String, String>,
+    /// Folders made for nodes to mount over, outermost first.
+    folders: Vec<PathBuf>,
+    mounted_hugetlb: bool,
+}
+
+/// One cluster's hold on a block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    pub name: String,
+    pub folder: PathBuf,
+}
+
+/// Which block a newcomer gets.
+fn choose(machine: &Machine, claim: &Claim, wanted: Option<Block>) -> Result<Block, Error> {
+    if let Some((held, _)) = machine.claims.iter().find(|(_, other)| *other == claim) {
+        return match wanted {
+            Some(block) if block.index() != *held => Err(Error::OtherIndex {
+                name: claim.name.clone(),
+                held: *held,
+                asked: block.index(),
+            }),
+            _ => Ok(Block::new(*held).expect("only valid indices are recorded")),
+        };
+    }
+    if machine
+        .claims
+        .values()
+        .any(|other| other.name == claim.name)
+    {
+        return Err(Error::Name {
+            name: claim.name.clone(),
+            problem: "a cluster of this name with another state folder runs on this machine",
+        });
+    }
+    let mut candidates = match wanted {
+        Some(block) => block.index()..block.index() + 1,
+        None => 0..Block::COUNT,
+    };
+    candidates
+        .find(|index| !machine.claims.contains_key(index))
+        .and_then(Block::new)
+        .ok_or_else(|| Error::NoIndex {
+            taken: machine
+                .claims
+                .iter()
+                .map(|(index, claim)| format!("{index} by {}", claim.name))
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
+}
+
+/// Takes a block for a cluster, the lowest free one if none is asked for. Taking it again is the same.
+///
+/// # Errors
+/// [`Error::NoIndex`], [`Error::OtherIndex`], and those of preparing the machine.
+pub fn take(claim: Claim, wanted: Option<Block>) -> Result<Block, Error> {
+    with_machine(|machine| {
+        machine
+            .claims
+            .retain(|_, claim| claim.folder.exists() || has_namespaces(&claim.name));
+        let block = choose(machine, &claim, wanted)?;
+        if machine.claims.is_empty() {
+            prepare(machine)?;
+        }
+        machine.claims.insert(block.index(), claim);
+        Ok(block)
+    })
+}
+
+/// Gives a cluster's block back; the last one puts the machine back as it was.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn release(name: &str) -> Result<(), Error> {
+    with_machine(|machine| {
+        let before = machine.claims.len();
+        machine.claims.retain(|_, claim| claim.name != name);
+        if before > 0 && machine.claims.is_empty() {
+            restore(machine)?;
+        }
+        Ok(())
+    })
+}
+
+/// The claims of this machine, by index.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn all() -> Result<BTreeMap<u8, Claim>, Error> {
+    with_machine(|machine| Ok(machine.claims.clone()))
+}
+
+fn with_machine<T>(work: impl FnOnce(&mut Machine) -> Result<T, Error>) -> Result<T, Error> {
+    let folder = Path::new("/run/mooncake-k8s");
+    let _lock = lock(&folder.join("lock"))?;
+    let file = folder.join("machine.json");
+    let mut machine = match fs::read(&file) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|source| Error::Record {
+            path: file.clone(),
+            source,
+        })?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Machine::default(),
+        Err(error) => return Err(Error::file("reading", &file)(error)),
+    };
+    let answer = work(&mut machine);
+    // Also after a failure: what was changed so far must be known.
+    super::folder::write_json(&file, &machine)?;
+    answer
+}
+
+fn prepare(machine: &mut Machine) -> Result<(), Error> {
+    for name in SYSCTLS {
+        let path = Path::new("/proc/sys").join(name);
+        if let Ok(value) = fs::read_to_string(&path) {
+            machine
+                .sysctls
+                .insert(name.to_owned(), value.trim().to_owned());
+        }
+    }
+    for point in MOUNT_POINTS {
+        let missing: Vec<_> = Path::new(point)
+            .ancestors()
+            .take_while(|folder| !folder.exists())
+            .map(Path::to_owned)
+            .collect();
+        for folder in missing.into_iter().rev() {
+            fs::create_dir(&folder).map_err(Error::file("making", &folder))?;
+            machine.folders.push(folder);
+        }
+    }
+    machine.mounted_hugetlb |= Cgroups::mount_hugetlb()?;
+    Ok(())
+}
+
+fn restore(machine: &mut Machine) -> Result<(), Error> {
+    for (name, value) in std::mem::take(&mut machine.sysctls) {
+        let path = Path::new("/proc/sys").join(name);
+        fs::write(&path, value).map_err(Error::file("writing", &path))?;
+    }
+    for folder in std::mem::take(&mut machine.folders).iter().rev() {
+        // A folder that somebody uses by now stays.
+        fs::remove_dir(folder).ok();
+    }
+    if std::mem::take(&mut machine.mounted_hugetlb) {
+        Cgroups::unmount_hugetlb()?;
+    }
+    Ok(())
+}
+
+fn has_namespaces(name: &str) -> bool {
+    Path::new("/run/netns").join(format!("{name}-sw")).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(name: &str) -> Claim {
+        Claim {
+            name: name.to_owned(),
+            folder: Path::new("/state").join(name),
+        }
+    }
+
+    fn machine(claims: &[(u8, &str)]) -> Machine {
+        Machine {
+            claims: claims
+                .iter()
+                .map(|(index, name)| (*index, claim(name)))
+                .collect(),
+            ..Machine::default()
+        }
+    }
+
+    #[test]
+    fn the_lowest_free_block_is_taken() {
+        let machine = machine(&[(0, "a"), (2, "b")]);
+        assert_eq!(choose(&machine, &claim("c"), None).unwrap().index(), 1);
+    }
+
+    #[test]
+    fn a_cluster_gets_its_own_block_again_and_no_other() {
+        let machine = machine(&[(3, "a")]);
+        assert_eq!(choose(&machine, &claim("a"), None).unwrap().index(), 3);
+        assert!(matches!(
+            choose(&machine, &claim("a"), Block::new(4)),
+            Err(Error::OtherIndex { held: 3, .. })
+        ));
+    }
+
+    #[test]
+    fn a_taken_block_is_refused_with_the_name_of_its_holder() {
+        let error = choose(&machine(&[(3, "a")]), &claim("b"), Block::new(3)).unwrap_err();
+        assert!(error.to_string().contains("3 by a"), "{error}");
+    }
+
+    #[test]
+    fn a_name_is_one_clusters_on_the_machine() {
+        let other = Claim {
+            folder: PathBuf::from("/elsewhere/a"),
+            ..claim("a")
+        };
+        assert!(matches!(
+            choose(&machine(&[(0, "a")]), &other, None),
+            Err(Error::Name { .. })
+        ));
+    }
+}

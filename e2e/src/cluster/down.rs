@@ -1,0 +1,90 @@
+//! Taking a cluster down from its record alone: safe after a crash, twice, and with pods running.
+
+use super::cgroup::Cgroups;
+use super::claim;
+use super::folder::{Folder, Record};
+use super::network::{self, Network};
+use super::{Block, Cluster, check_name};
+use crate::process::kill_now;
+use crate::wait::wait_until;
+use crate::{Error, Settings};
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+impl Cluster {
+    /// Removes everything of a cluster; what is not there is no failure.
+    ///
+    /// # Errors
+    /// [`Error::LeftBehind`] when something cannot be ended or removed.
+    pub fn down(settings: &Settings, name: &str) -> Result<(), Error> {
+        check_name(name)?;
+        let _lock = Self::lock(settings, name)?;
+        remove(settings, name)
+    }
+}
+
+/// As [`Cluster::down`], by a caller that holds the cluster's lock.
+pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
+    let folder = Folder::new(&settings.state, name);
+    let network = Network {
+        cluster: name,
+        // Only names are removed by; any block does for a record that was never written.
+        block: folder
+            .load()?
+            .as_ref()
+            .map_or(Block::new(0), |record: &Record| Some(record.block()))
+            .expect("block 0 exists"),
+    };
+    let cgroups = Cgroups::of_this_machine()?;
+    let mut recorded = folder.processes()?;
+    recorded.sort_by_key(|(part, _)| part.kill_order());
+    for (_, process) in &recorded {
+        process.signal(Signal::KILL);
+    }
+    end_all(|| {
+        let mut pids = cgroups.processes(name);
+        for namespace in network.namespaces() {
+            pids.extend(network::processes(&namespace)?);
+        }
+        pids.extend(
+            recorded
+                .iter()
+                .filter(|(_, process)| process.alive())
+                .map(|(_, process)| process.pid),
+        );
+        Ok(pids)
+    })?;
+    network.remove()?;
+    wait_until(
+        "the cluster's cgroups to go",
+        Duration::from_secs(10),
+        || {
+            let left = cgroups.remove(name);
+            Ok(if left.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{left:?}"))
+            })
+        },
+    )?;
+    if folder.path().exists() {
+        fs::remove_dir_all(folder.path()).map_err(Error::file("removing", folder.path()))?;
+    }
+    claim::release(name)?;
+    tracing::info!(cluster = name, "gone");
+    Ok(())
+}
+
+/// Kills until a look finds nobody: what is killed may just have started another.
+pub(super) fn end_all(mut look: impl FnMut() -> Result<BTreeSet<i32>, Error>) -> Result<(), Error> {
+    wait_until("its processes to end", Duration::from_secs(20), || {
+        let pids = look()?;
+        if pids.is_empty() {
+            return Ok(Ok(()));
+        }
+        kill_now(pids.iter().copied());
+        Ok(Err(format!("pids {pids:?}")))
+    })
+}

@@ -1,0 +1,181 @@
+//! A cluster's folder: what is recorded of it, and where everything lies.
+
+use super::address::Block;
+use super::part::Part;
+use crate::Error;
+use crate::process::Recorded;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What must be known to use a cluster and to take it down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub name: String,
+    pub index: u8,
+    pub nodes: Vec<Node>,
+    /// Set at the end of `up`; without it the cluster is half made and is made anew.
+    pub complete: bool,
+    /// Cache entries in use.
+    pub kubernetes: PathBuf,
+    pub addons: PathBuf,
+}
+
+/// One node, counted from 1 and named `n1`, `n2` and so on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    pub index: u8,
+    pub kind: NodeKind,
+}
+
+/// What a node is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeKind {
+    /// Namespaces and a cgroup of this machine; shares its kernel, pids, /dev and hugepages.
+    Namespace,
+    /// A guest under QEMU: its own kernel, cgroup v2, hugepages; 10 to 20 times slower.
+    Machine,
+}
+
+impl Node {
+    pub fn name(self) -> String {
+        format!("n{}", self.index)
+    }
+}
+
+impl Record {
+    pub fn block(&self) -> Block {
+        Block::new(self.index).expect("only valid indices are recorded")
+    }
+}
+
+/// Paths beneath one cluster's folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new(state: &Path, name: &str) -> Self {
+        Self(state.join(name))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn pki(&self) -> PathBuf {
+        self.0.join("pki")
+    }
+
+    pub fn etcd(&self) -> PathBuf {
+        self.0.join("etcd")
+    }
+
+    pub fn kubeconfig(&self, user: &str) -> PathBuf {
+        self.0.join(format!("{user}.kubeconfig"))
+    }
+
+    pub fn log(&self, part: Part) -> PathBuf {
+        self.0.join("log").join(part.to_string())
+    }
+
+    pub fn node(&self, node: &str) -> PathBuf {
+        self.0.join(node)
+    }
+
+    fn pids(&self) -> PathBuf {
+        self.0.join("pid")
+    }
+
+    /// # Errors
+    /// [`Error::File`].
+    pub fn make(&self) -> Result<(), Error> {
+        for folder in [self.pki(), self.etcd(), self.0.join("log"), self.pids()] {
+            fs::create_dir_all(&folder).map_err(Error::file("making", &folder))?;
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`Error::File`], [`Error::Record`].
+    pub fn load(&self) -> Result<Option<Record>, Error> {
+        read_json(&self.0.join("cluster.json"))
+    }
+
+    /// # Errors
+    /// [`Error::File`].
+    pub fn save(&self, record: &Record) -> Result<(), Error> {
+        write_json(&self.0.join("cluster.json"), record)
+    }
+
+    /// # Errors
+    /// [`Error::File`].
+    pub fn save_process(&self, part: Part, process: Recorded) -> Result<(), Error> {
+        write_json(&self.pids().join(part.to_string()), &process)
+    }
+
+    /// The recorded process of a part, whether it lives or not.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Record`].
+    pub fn process(&self, part: Part) -> Result<Option<Recorded>, Error> {
+        read_json(&self.pids().join(part.to_string()))
+    }
+
+    /// Everything that was ever started here, by the record.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Record`].
+    pub fn processes(&self) -> Result<Vec<(Part, Recorded)>, Error> {
+        let folder = self.pids();
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::file("reading", &folder)(error)),
+        };
+        let parts = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse::<Part>().ok());
+        let mut found = Vec::new();
+        for part in parts {
+            if let Some(process) = self.process(part)? {
+                found.push((part, process));
+            }
+        }
+        Ok(found)
+    }
+
+    /// # Errors
+    /// [`Error::File`].
+    pub fn forget(&self, part: Part) -> Result<(), Error> {
+        let file = self.pids().join(part.to_string());
+        match fs::remove_file(&file) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(Error::file("removing", &file)(error)),
+        }
+    }
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(file: &Path) -> Result<Option<T>, Error> {
+    match fs::read(file) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|source| Error::Record {
+                path: file.to_owned(),
+                source,
+            }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::file("reading", file)(error)),
+    }
+}
+
+/// Whole or not at all, also when the writer is killed.
+pub(super) fn write_json<T: Serialize>(file: &Path, value: &T) -> Result<(), Error> {
+    let bytes = serde_json::to_vec_pretty(value).map_err(|source| Error::Record {
+        path: file.to_owned(),
+        source,
+    })?;
+    let fresh = file.with_extension("new");
+    fs::write(&fresh, bytes).map_err(Error::file("writing", &fresh))?;
+    fs::rename(&fresh, file).map_err(Error::file("placing", file))
+}

@@ -1,0 +1,236 @@
+//! The cluster's switch and its cables: a bridge in a namespace of its own, veths to everyone.
+
+use super::address::Block;
+use crate::Error;
+use crate::command::Run;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// One cluster's network.
+#[derive(Debug, Clone)]
+pub struct Network<'a> {
+    pub cluster: &'a str,
+    pub block: Block,
+}
+
+impl Network<'_> {
+    fn namespace(&self, place: &str) -> String {
+        format!("{}-{place}", self.cluster)
+    }
+
+    pub fn switch(&self) -> String {
+        self.namespace("sw")
+    }
+
+    pub fn control_plane(&self) -> String {
+        self.namespace("cp")
+    }
+
+    pub fn node(&self, node: u8) -> String {
+        self.namespace(&format!("n{node}"))
+    }
+
+    /// This machine's end of its cable.
+    fn host_link(&self) -> String {
+        self.namespace("host")
+    }
+
+    /// The switch, this machine and the control plane.
+    ///
+    /// # Errors
+    /// Those of `ip`.
+    pub fn make(&self) -> Result<(), Error> {
+        let (switch, host) = (self.switch(), self.host_link());
+        ip(&["netns", "add", &switch])?;
+        batch(
+            Some(&switch),
+            &[
+                "link set lo up".to_owned(),
+                "link add br0 type bridge".to_owned(),
+                "link set br0 up".to_owned(),
+            ],
+        )?;
+        batch(
+            None,
+            &[
+                format!("link add {host} type veth peer name p-host netns {switch}"),
+                format!("addr add {}/24 dev {host}", self.block.gateway()),
+                format!("link set {host} up"),
+            ],
+        )?;
+        batch(Some(&switch), &["link set p-host master br0 up".to_owned()])?;
+        self.plug("cp", &self.block.api_server())
+    }
+
+    /// A namespace with a cable to the switch.
+    fn plug(&self, place: &str, address: &str) -> Result<(), Error> {
+        let namespace = self.namespace(place);
+        ip(&["netns", "add", &namespace])?;
+        batch(
+            Some(&self.switch()),
+            &[
+                format!("link add p-{place} type veth peer name eth0 netns {namespace}"),
+                format!("link set p-{place} master br0 up"),
+            ],
+        )?;
+        batch(
+            Some(&namespace),
+            &[
+                "link set lo up".to_owned(),
+                format!("addr add {address}/24 dev eth0"),
+                "link set eth0 up".to_owned(),
+                format!("route add default via {}", self.block.gateway()),
+            ],
+        )?;
+        Run::new("ip")
+            .args(["netns", "exec", &namespace])
+            .args(["sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"])
+            .done()
+    }
+
+    /// A namespace node's place. Routes come separately, when all places are there.
+    ///
+    /// # Errors
+    /// Those of `ip`.
+    pub fn plug_node(&self, node: u8) -> Result<(), Error> {
+        self.plug(&format!("n{node}"), &self.block.node(node))
+    }
+
+    /// A tap on the switch, for a guest.
+    ///
+    /// # Errors
+    /// Those of `ip`.
+    pub fn tap(&self, node: u8) -> Result<(), Error> {
+        batch(
+            Some(&self.switch()),
+            &[
+                format!("tuntap add p-n{node} mode tap"),
+                format!("link set p-n{node} master br0 up"),
+            ],
+        )
+    }
+
+    /// Everyone in a namespace, and this machine, learns the way to every node's pods.
+    ///
+    /// # Errors
+    /// Those of `ip`.
+    pub fn route(&self, nodes: &[u8]) -> Result<(), Error> {
+        batch(None, &self.routes(nodes, None))?;
+        batch(Some(&self.control_plane()), &self.routes(nodes, None))?;
+        for node in nodes {
+            let namespace = self.node(*node);
+            if exists(&namespace) {
+                batch(Some(&namespace), &self.routes(nodes, Some(*node)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The way to the pods of all nodes but one.
+    pub fn routes(&self, nodes: &[u8], but: Option<u8>) -> Vec<String> {
+        nodes
+            .iter()
+            .filter(|node| Some(**node) != but)
+            .map(|node| {
+                format!(
+                    "route replace {} via {}",
+                    self.block.pods_of(*node),
+                    self.block.node(*node)
+                )
+            })
+            .collect()
+    }
+
+    /// Cuts or heals a node's cable at the switch: its own end stays up, as in a real partition.
+    ///
+    /// # Errors
+    /// Those of `ip`.
+    pub fn link(&self, node: u8, up: bool) -> Result<(), Error> {
+        let state = if up { "up" } else { "down" };
+        batch(
+            Some(&self.switch()),
+            &[format!("link set p-n{node} {state}")],
+        )
+    }
+
+    /// The cluster's namespaces that exist, found by name.
+    pub fn namespaces(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir("/run/netns") else {
+            return Vec::new();
+        };
+        let own = |name: &str| {
+            name.strip_prefix(self.cluster)
+                .and_then(|rest| rest.strip_prefix('-'))
+                .is_some_and(|place| {
+                    matches!(place, "sw" | "cp")
+                        || place
+                            .strip_prefix('n')
+                            .is_some_and(|number| number.parse::<u8>().is_ok())
+                })
+        };
+        entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| own(name))
+            .collect()
+    }
+
+    /// Takes a node off the network.
+    ///
+    /// # Errors
+    /// Those of `ip`.
+    pub fn unplug(&self, node: u8) -> Result<(), Error> {
+        let namespace = self.node(node);
+        if exists(&namespace) {
+            // Its cable goes with it.
+            ip(&["netns", "del", &namespace])?;
+        } else {
+            batch(Some(&self.switch()), &[format!("link del p-n{node}")])?;
+        }
+        Ok(())
+    }
+
+    /// Removes everything, whatever of it is left.
+    ///
+    /// # Errors
+    /// Those of `ip`.
+    pub fn remove(&self) -> Result<(), Error> {
+        for namespace in self.namespaces() {
+            ip(&["netns", "del", &namespace])?;
+        }
+        let host = self.host_link();
+        if Path::new("/sys/class/net").join(&host).exists() {
+            ip(&["link", "del", &host])?;
+        }
+        Ok(())
+    }
+}
+
+/// Every process in a network namespace.
+///
+/// # Errors
+/// Those of `ip`.
+pub fn processes(namespace: &str) -> Result<BTreeSet<i32>, Error> {
+    if !exists(namespace) {
+        return Ok(BTreeSet::new());
+    }
+    let pids = Run::new("ip").args(["netns", "pids", namespace]).output()?;
+    Ok(pids.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+fn exists(namespace: &str) -> bool {
+    Path::new("/run/netns").join(namespace).exists()
+}
+
+fn ip(arguments: &[&str]) -> Result<(), Error> {
+    Run::new("ip").args(arguments).done()
+}
+
+fn batch(namespace: Option<&str>, lines: &[String]) -> Result<(), Error> {
+    let run = match namespace {
+        Some(namespace) => Run::new("ip").args(["-netns", namespace]),
+        None => Run::new("ip"),
+    };
+    run.args(["-batch", "-"]).input(lines.join("\n")).done()
+}

@@ -1,0 +1,178 @@
+//! A node made of namespaces and a cgroup: kubelet, containerd and kube-proxy at their usual paths.
+
+pub mod files;
+
+use super::Cluster;
+use super::part::Part;
+use super::pki::{Authority, Identity};
+use crate::Error;
+use crate::command::Run;
+use crate::process::{Recorded, start_detached};
+use crate::wait::wait_until;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const ENTER: &str = include_str!("node/enter.sh");
+const FOLDERS: [&str; 7] = [
+    "etc",
+    "kubelet",
+    "containerd",
+    "mooncake",
+    "cni",
+    "cdi",
+    "log",
+];
+const SOCKET: &str = "run/containerd/containerd.sock";
+
+impl Cluster {
+    /// The node's configuration, in `etc` of its folder.
+    pub(super) fn write_node_files(&self, node: u8, cgroup_root: &str) -> Result<(), Error> {
+        let name = format!("n{node}");
+        let (folder, block) = (&self.folder, self.record.block());
+        let etc = folder.node(&name).join("etc");
+        fs::create_dir_all(&etc).map_err(Error::file("making", &etc))?;
+        Authority::of(folder, &self.record.name)?.enlist(
+            folder,
+            &self.record.name,
+            block,
+            &Identity {
+                file: &name,
+                common_name: &format!("system:node:{name}"),
+                organization: "system:nodes",
+                names: vec![block.node(node), name.clone()],
+            },
+        )?;
+        for (file, text) in files::files(block, node, cgroup_root) {
+            let file = etc.join(file);
+            fs::write(&file, text).map_err(Error::file("writing", &file))?;
+        }
+        for (from, to) in [
+            (folder.kubeconfig(&name), "kubelet.kubeconfig"),
+            (folder.kubeconfig("proxy"), "proxy.kubeconfig"),
+            (folder.pki().join("ca.crt"), "ca.crt"),
+            (folder.pki().join(format!("{name}.crt")), "kubelet.crt"),
+            (folder.pki().join(format!("{name}.key")), "kubelet.key"),
+        ] {
+            fs::copy(&from, etc.join(to)).map_err(Error::file("copying", &from))?;
+        }
+        Ok(())
+    }
+
+    /// Starts a namespace node whose place on the network is there, up to a registered kubelet.
+    pub(super) fn start_namespace_node(&self, node: u8) -> Result<(), Error> {
+        let name = format!("n{node}");
+        let folder = self.folder.node(&name);
+        for part in FOLDERS {
+            let part = folder.join(part);
+            fs::create_dir_all(&part).map_err(Error::file("making", &part))?;
+        }
+        self.write_node_files(node, &format!("/{}/{name}", self.record.name))?;
+        let (from, to) = (
+            folder.join("etc/cni.conflist"),
+            folder.join("cni/pods.conflist"),
+        );
+        fs::copy(&from, to).map_err(Error::file("copying", &from))?;
+        self.cgroups.make(&self.record.name, &name)?;
+        self.hold_namespaces(node, &folder)?;
+        self.start(Part::Containerd(node))?;
+        for archive in self.images.all() {
+            self.import(node, archive)?;
+        }
+        self.start(Part::Kubelet(node))?;
+        self.start(Part::Proxy(node))
+    }
+
+    fn hold_namespaces(&self, node: u8, folder: &Path) -> Result<(), Error> {
+        let script = folder.join("enter.sh");
+        fs::write(&script, ENTER).map_err(Error::file("writing", &script))?;
+        let namespace = Path::new("/run/netns").join(self.network().node(node));
+        let argv = [
+            "nsenter".to_owned(),
+            format!("--net={}", namespace.display()),
+            "unshare".to_owned(),
+            "--mount".to_owned(),
+            "--uts".to_owned(),
+            "bash".to_owned(),
+            script.display().to_string(),
+            format!("n{node}"),
+            folder.display().to_string(),
+            self.binaries.cni().display().to_string(),
+        ];
+        let part = Part::Node(node);
+        let holder = start_detached(&argv, &self.binaries.path(), &self.folder.log(part))?;
+        self.folder.save_process(part, holder)?;
+        self.wait_running(
+            part,
+            "making its namespaces",
+            Duration::from_secs(20),
+            || {
+                Ok(inside(holder, "run/ready")
+                    .exists()
+                    .then_some(())
+                    .ok_or_else(|| "mounts are being made".to_owned()))
+            },
+        )
+    }
+
+    /// The words that put a command into a namespace node.
+    pub(super) fn enter(&self, node: u8) -> Result<Vec<String>, Error> {
+        let part = Part::Node(node);
+        let holder = self
+            .folder
+            .process(part)?
+            .filter(|holder| holder.alive())
+            .ok_or_else(|| self.no_node(node))?;
+        Ok([
+            "nsenter",
+            "-t",
+            &holder.pid.to_string(),
+            "--mount",
+            "--net",
+            "--uts",
+        ]
+        .map(str::to_owned)
+        .to_vec())
+    }
+
+    /// Waits until a part that was just started does its work.
+    pub(super) fn wait_node_part(&self, part: Part) -> Result<(), Error> {
+        let Part::Containerd(node) = part else {
+            return Ok(());
+        };
+        let holder = self
+            .folder
+            .process(Part::Node(node))?
+            .ok_or_else(|| self.no_node(node))?;
+        let socket = inside(holder, SOCKET);
+        self.wait_running(part, "opening its socket", Duration::from_secs(30), || {
+            // A socket file may be the one of a containerd that is dead.
+            Ok(std::os::unix::net::UnixStream::connect(&socket)
+                .map(drop)
+                .map_err(|error| error.to_string()))
+        })
+    }
+
+    /// Imports an OCI archive into a namespace node's containerd.
+    pub(super) fn import(&self, node: u8, archive: &Path) -> Result<(), Error> {
+        // By standard input: the node need not see the path.
+        let file = File::open(archive).map_err(Error::file("opening", archive))?;
+        let mut words = self.enter(node)?;
+        words.push(self.binaries.addons.join("ctr").display().to_string());
+        let (program, arguments) = words.split_first().expect("nsenter stands first");
+        Run::new(program)
+            .args(arguments)
+            .args(["-n", "k8s.io", "images", "import", "--local", "-"])
+            .input_file(file)
+            .deadline(Duration::from_secs(300))
+            .done()
+    }
+}
+
+/// A path as the process sees it.
+fn inside(process: Recorded, path: &str) -> PathBuf {
+    Path::new("/proc")
+        .join(process.pid.to_string())
+        .join("root")
+        .join(path)
+}

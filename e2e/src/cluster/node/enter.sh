@@ -1,0 +1,27 @@
+#!/bin/bash
+# Makes this process the holder of a node's namespaces. Runs in the node's network, mount and UTS namespace.
+# enter.sh NODE NODE_FOLDER CNI_PLUGINS
+set -eu
+node=$1 folder=$2 plugins=$3
+hostname "$node"
+mount --make-rprivate /
+# The node's own sysfs (its network devices), with the machine's cgroups put back into it.
+mkdir -p "$folder/cgroup"
+mount --rbind /sys/fs/cgroup "$folder/cgroup"
+mount -t sysfs sysfs /sys
+mount --rbind "$folder/cgroup" /sys/fs/cgroup
+umount -l "$folder/cgroup"
+bind() { mount --bind "$folder/$1" "$2"; }
+bind kubelet /var/lib/kubelet
+mount --make-rshared /var/lib/kubelet
+bind containerd /var/lib/containerd
+bind mooncake /var/lib/mooncake
+bind cni /etc/cni/net.d
+bind cdi /etc/cdi
+bind log /var/log
+bind etc /etc/node
+mount --bind "$plugins" /opt/cni/bin
+mount -t tmpfs tmpfs /run
+mkdir -p /run/netns
+touch /run/ready
+exec sleep infinity

@@ -1,0 +1,84 @@
+//! A node's configuration, from the node's own point of view: text, and nothing done with it.
+
+use crate::cluster::address::Block;
+use crate::images;
+
+/// Name and content of each file, for `/etc/node`.
+pub fn files(block: Block, node: u8, cgroup_root: &str) -> [(&'static str, String); 4] {
+    [
+        ("cni.conflist", cni(block, node)),
+        ("containerd.toml", containerd()),
+        ("kubelet.yaml", kubelet(block, cgroup_root)),
+        ("proxy.yaml", proxy(block, node)),
+    ]
+}
+
+fn cni(block: Block, node: u8) -> String {
+    let pods = block.pods_of(node);
+    format!(
+        r#"{{"cniVersion":"1.0.0","name":"pods","plugins":[
+ {{"type":"bridge","bridge":"cni0","isGateway":true,"hairpinMode":true,
+  "ipam":{{"type":"host-local","ranges":[[{{"subnet":"{pods}"}}]],"routes":[{{"dst":"0.0.0.0/0"}}]}}}},
+ {{"type":"portmap","capabilities":{{"portMappings":true}}}}]}}
+"#
+    )
+}
+
+fn containerd() -> String {
+    let pause = images::PAUSE;
+    format!(
+        r#"version = 3
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = "{pause}"
+[plugins.'io.containerd.cri.v1.runtime']
+  enable_cdi = true
+  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+  # Root here may lack CAP_SYS_RESOURCE, without which runc dies when it lowers oom_score_adj.
+  restrict_oom_score_adj = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["/opt/cni/bin"]
+"#
+    )
+}
+
+fn kubelet(block: Block, cgroup_root: &str) -> String {
+    let dns = block.dns();
+    format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+failCgroupV1: false
+failSwapOn: false
+cgroupDriver: cgroupfs
+cgroupRoot: {cgroup_root}
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+clusterDNS: [{dns}]
+clusterDomain: cluster.local
+authentication:
+  anonymous: {{enabled: false}}
+  webhook: {{enabled: true}}
+  x509: {{clientCAFile: /etc/node/ca.crt}}
+authorization: {{mode: Webhook}}
+tlsCertFile: /etc/node/kubelet.crt
+tlsPrivateKeyFile: /etc/node/kubelet.key
+# Images come from archives, not from a registry: what is collected is gone.
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+evictionHard: {{memory.available: 100Mi, nodefs.available: 1%, nodefs.inodesFree: 1%, imagefs.available: 1%}}
+nodeStatusUpdateFrequency: 4s
+"
+    )
+}
+
+fn proxy(block: Block, node: u8) -> String {
+    let pods = block.pods();
+    format!(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+hostnameOverride: n{node}
+clusterCIDR: {pods}
+clientConnection: {{kubeconfig: /etc/node/proxy.kubeconfig}}
+conntrack: {{maxPerCore: 0}}
+"
+    )
+}

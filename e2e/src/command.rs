@@ -1,0 +1,198 @@
+//! Running other programs: output caught, failure with its words, a deadline on each.
+
+use crate::Error;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// What a program reads.
+#[derive(Debug)]
+enum Input {
+    Nothing,
+    Bytes(Vec<u8>),
+    File(File),
+}
+
+/// A program to be run to its end.
+#[derive(Debug)]
+pub struct Run {
+    program: String,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    directory: Option<PathBuf>,
+    input: Input,
+    deadline: Duration,
+}
+
+impl Run {
+    /// A program found on the path, or by its own path; ended after a minute unless told otherwise.
+    pub fn new(program: impl AsRef<Path>) -> Self {
+        Self {
+            program: program.as_ref().to_string_lossy().into_owned(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            directory: None,
+            input: Input::Nothing,
+            deadline: Duration::from_secs(60),
+        }
+    }
+
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.arguments
+            .push(argument.as_ref().to_string_lossy().into_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn args<S: AsRef<std::ffi::OsStr>>(self, arguments: impl IntoIterator<Item = S>) -> Self {
+        arguments.into_iter().fold(self, Self::arg)
+    }
+
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.environment.push((
+            name.to_owned(),
+            value.as_ref().to_string_lossy().into_owned(),
+        ));
+        self
+    }
+
+    #[must_use]
+    pub fn directory(mut self, directory: &Path) -> Self {
+        self.directory = Some(directory.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn input(mut self, input: impl Into<Vec<u8>>) -> Self {
+        self.input = Input::Bytes(input.into());
+        self
+    }
+
+    #[must_use]
+    pub fn input_file(mut self, file: File) -> Self {
+        self.input = Input::File(file);
+        self
+    }
+
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Runs to the end; the answer is standard output.
+    ///
+    /// # Errors
+    /// [`Error::Start`] when it cannot be started, [`Error::Command`] when it fails or outlives its deadline.
+    pub fn output(self) -> Result<String, Error> {
+        let command = self.to_string();
+        let failure = |source| Error::Start {
+            program: command.clone(),
+            source,
+        };
+        let (stdin, bytes) = match self.input {
+            Input::Nothing => (Stdio::null(), None),
+            Input::Bytes(bytes) => (Stdio::piped(), Some(bytes)),
+            Input::File(file) => (file.into(), None),
+        };
+        // `timeout` ends the whole process group, which a wait for one pid here would not.
+        let mut child = Command::new("timeout");
+        child
+            .args(["--kill-after=5", &self.deadline.as_secs().to_string()])
+            .arg(&self.program)
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if let Some(directory) = &self.directory {
+            child.current_dir(directory);
+        }
+        let mut child = child.spawn().map_err(failure)?;
+        let writer = bytes.and_then(|bytes| {
+            let mut pipe = child.stdin.take()?;
+            // A reader that stops early is judged by its exit status.
+            Some(std::thread::spawn(move || pipe.write_all(&bytes).ok()))
+        });
+        let output = child.wait_with_output().map_err(failure)?;
+        if let Some(writer) = writer {
+            writer.join().ok();
+        }
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let status = if output.status.code() == Some(124) {
+            format!("ended after its deadline of {} s", self.deadline.as_secs())
+        } else {
+            output.status.to_string()
+        };
+        let mut stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        if stderr.trim().is_empty() {
+            stderr = String::from_utf8_lossy(&output.stdout).into_owned();
+        }
+        Err(Error::Command {
+            command,
+            status,
+            stderr: tail(&stderr, 30),
+        })
+    }
+
+    /// Runs for its effect alone.
+    ///
+    /// # Errors
+    /// As [`Run::output`].
+    pub fn done(self) -> Result<(), Error> {
+        self.output().map(drop)
+    }
+}
+
+impl std::fmt::Display for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.program)?;
+        self.arguments
+            .iter()
+            .try_for_each(|argument| write!(f, " {argument}"))
+    }
+}
+
+/// The last `count` lines of a text.
+pub fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_program_is_named_with_its_words() {
+        let error = Run::new("sh")
+            .args(["-c", "echo no such luck >&2; exit 3"])
+            .output()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("no such luck"), "{error}");
+        assert!(error.contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_ended_at_its_deadline() {
+        let error = Run::new("sleep")
+            .arg("60")
+            .deadline(Duration::from_secs(1))
+            .output()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("deadline of 1 s"), "{error}");
+    }
+
+    #[test]
+    fn input_reaches_the_program() {
+        assert_eq!(Run::new("cat").input("abc").output().unwrap(), "abc");
+    }
+}

@@ -1,0 +1,218 @@
+//! Images without a registry: ordinary Containerfiles, built by buildah into OCI archives in the cache.
+
+use crate::binaries::Binaries;
+use crate::cache::{Cache, Inputs};
+use crate::command::Run;
+use crate::needs::packages;
+use crate::{Error, Settings};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub const PAUSE: &str = "localhost/pause:1";
+pub const COREDNS: &str = "localhost/coredns:1";
+pub const DEBIAN: &str = "localhost/debian:bookworm";
+/// The stock wheel, for the master and for stock pods.
+pub const MOONCAKE_STOCK: &str = "localhost/mooncake-stock:0.3.13";
+
+const PAUSE_FILE: &str = include_str!("../images/pause/Containerfile");
+const COREDNS_FILE: &str = include_str!("../images/coredns/Containerfile");
+const DEBIAN_FILE: &str = include_str!("../images/debian/Containerfile");
+const STOCK_FILE: &str = include_str!("../images/mooncake-stock/Containerfile");
+const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
+const SUITE: &str = "bookworm";
+const DEBIAN_PACKAGES: &str = "python3,libibverbs1,ibverbs-providers,librdmacm1,libnuma1,libcurl4,libgomp1,iproute2,procps,curl,ca-certificates";
+const SLOW: Duration = Duration::from_secs(15 * 60);
+
+/// The OCI archives that every cluster starts with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Images {
+    pub pause: PathBuf,
+    pub coredns: PathBuf,
+    pub debian: PathBuf,
+    pub mooncake_stock: PathBuf,
+}
+
+impl Images {
+    /// The archives, made first where the cache lacks them.
+    ///
+    /// # Errors
+    /// Those of mmdebstrap, pip and buildah, with their words.
+    pub fn get(settings: &Settings, binaries: &Binaries) -> Result<Self, Error> {
+        let cache = Cache::new(&settings.cache);
+        let debian = Inputs::default().and(DEBIAN_FILE).and(DEBIAN_PACKAGES);
+        Ok(Self {
+            pause: cache
+                .entry("image-pause", Inputs::default().and(PAUSE_FILE), |folder| {
+                    pause(&cache, folder)
+                })?
+                .join(ARCHIVE),
+            coredns: cache
+                .entry(
+                    "image-coredns",
+                    Inputs::default()
+                        .and(COREDNS_FILE)
+                        .and(binaries.addons.to_string_lossy().as_bytes()),
+                    |folder| coredns(&cache, folder, binaries),
+                )?
+                .join(ARCHIVE),
+            debian: cache
+                .entry("image-debian", debian, |folder| debian_base(&cache, folder))?
+                .join(ARCHIVE),
+            mooncake_stock: cache
+                .entry("image-mooncake-stock", stock_inputs(), |folder| {
+                    mooncake_stock(&cache, folder)
+                })?
+                .join(ARCHIVE),
+        })
+    }
+
+    /// Whether nothing that takes long has to be made.
+    pub fn cached(settings: &Settings) -> bool {
+        Cache::new(&settings.cache)
+            .path("image-mooncake-stock", stock_inputs())
+            .is_dir()
+    }
+
+    /// In the order in which nodes import them.
+    pub fn all(&self) -> [&Path; 4] {
+        [
+            &self.pause,
+            &self.coredns,
+            &self.debian,
+            &self.mooncake_stock,
+        ]
+    }
+}
+
+fn stock_inputs() -> Inputs {
+    Inputs::default()
+        .and(DEBIAN_FILE)
+        .and(DEBIAN_PACKAGES)
+        .and(STOCK_FILE)
+        .and(WHEEL)
+}
+
+const ARCHIVE: &str = "image.tar";
+
+/// Builds a folder with a Containerfile into an OCI archive: the way to make images of one's own for
+/// [`crate::Cluster::load_image`]. Bases named `localhost/…` of [`Images`] are at hand.
+///
+/// # Errors
+/// Those of buildah.
+pub fn build(
+    settings: &Settings,
+    context: &Path,
+    containerfile: &Path,
+    tag: &str,
+    archive: &Path,
+) -> Result<(), Error> {
+    packages::install(packages::BUILD)?;
+    bud(
+        &Cache::new(&settings.cache),
+        context,
+        containerfile,
+        tag,
+        archive,
+    )
+}
+
+fn pause(cache: &Cache, folder: &Path) -> Result<(), Error> {
+    let context = context(folder, PAUSE_FILE)?;
+    copy(Path::new("/usr/bin/catatonit"), &context.join("catatonit"))?;
+    finish(cache, folder, PAUSE)
+}
+
+fn coredns(cache: &Cache, folder: &Path, binaries: &Binaries) -> Result<(), Error> {
+    let context = context(folder, COREDNS_FILE)?;
+    copy(&binaries.addons.join("coredns"), &context.join("coredns"))?;
+    finish(cache, folder, COREDNS)
+}
+
+fn debian_base(cache: &Cache, folder: &Path) -> Result<(), Error> {
+    tracing::info!("making a Debian base image: about half a minute");
+    let context = context(folder, DEBIAN_FILE)?;
+    Run::new("mmdebstrap")
+        .args(["--quiet", "--variant=minbase"])
+        .arg(format!("--include={DEBIAN_PACKAGES}"))
+        .arg(SUITE)
+        .arg(context.join("rootfs.tar"))
+        .deadline(SLOW)
+        .done()?;
+    finish(cache, folder, DEBIAN)
+}
+
+fn mooncake_stock(cache: &Cache, folder: &Path) -> Result<(), Error> {
+    tracing::info!(wheel = WHEEL, "making the stock Mooncake image");
+    let context = context(folder, STOCK_FILE)?;
+    Run::new("pip3")
+        .args(["-q", "install", "--no-compile", "--no-warn-script-location"])
+        .args(["--only-binary=:all:", "--python-version=3.11"])
+        .args(["--implementation=cp", "--target"])
+        .arg(context.join("site"))
+        .arg(WHEEL)
+        .deadline(SLOW)
+        .done()?;
+    finish(cache, folder, MOONCAKE_STOCK)
+}
+
+fn context(folder: &Path, containerfile: &str) -> Result<PathBuf, Error> {
+    let context = folder.join("context");
+    fs::create_dir(&context).map_err(Error::file("making", &context))?;
+    let file = context.join("Containerfile");
+    fs::write(&file, containerfile).map_err(Error::file("writing", &file))?;
+    Ok(context)
+}
+
+/// Builds the folder's context into its archive; only the archive stays.
+fn finish(cache: &Cache, folder: &Path, tag: &str) -> Result<(), Error> {
+    let context = folder.join("context");
+    bud(
+        cache,
+        &context,
+        &context.join("Containerfile"),
+        tag,
+        &folder.join(ARCHIVE),
+    )?;
+    fs::remove_dir_all(&context).map_err(Error::file("removing", &context))
+}
+
+fn bud(
+    cache: &Cache,
+    context: &Path,
+    containerfile: &Path,
+    tag: &str,
+    archive: &Path,
+) -> Result<(), Error> {
+    // A store of our own: the machine's images are nobody's business here.
+    let buildah = || {
+        Run::new("buildah")
+            .arg("--root")
+            .arg(cache.root().join("buildah"))
+            .arg("--runroot")
+            .arg(cache.root().join("buildah-run"))
+            .env("BUILDAH_ISOLATION", "chroot")
+            .deadline(SLOW)
+    };
+    buildah()
+        .args(["build", "--quiet", "--layers=false", "--tag", tag, "--file"])
+        .arg(containerfile)
+        .arg(context)
+        .done()?;
+    // An archive that exists would be added to.
+    match fs::remove_file(archive) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(Error::file("removing", archive)(error)),
+    }
+    buildah()
+        .args(["push", "--quiet", tag])
+        .arg(format!("oci-archive:{}:{tag}", archive.display()))
+        .done()
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+    fs::copy(from, to)
+        .map(drop)
+        .map_err(Error::file("copying", from))
+}

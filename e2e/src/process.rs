@@ -1,0 +1,122 @@
+//! Processes that outlive us: started in a session of their own, recorded with their start time.
+
+use crate::Error;
+use rustix::process::{Pid, Signal, WaitOptions};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A process as it was recorded. A pid alone may be somebody else's by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recorded {
+    pub pid: i32,
+    /// Clock ticks after boot (`/proc/PID/stat`, field 22).
+    pub started: u64,
+}
+
+impl Recorded {
+    /// # Errors
+    /// [`Error::File`] when the process is gone already.
+    pub fn of(pid: i32) -> Result<Self, Error> {
+        let path = Path::new("/proc").join(pid.to_string()).join("stat");
+        let stat = fs::read_to_string(&path).map_err(Error::file("reading", &path))?;
+        let (_, started) = state_and_start(&stat).ok_or_else(|| Error::File {
+            action: "reading",
+            path,
+            source: std::io::ErrorKind::InvalidData.into(),
+        })?;
+        Ok(Self { pid, started })
+    }
+
+    /// Whether this very process still runs. A zombie does not.
+    pub fn alive(self) -> bool {
+        let Some(pid) = Pid::from_raw(self.pid) else {
+            return false;
+        };
+        // Our own dead children are collected here; anyone else's give an error that says nothing.
+        rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).ok();
+        fs::read_to_string(format!("/proc/{}/stat", self.pid))
+            .ok()
+            .and_then(|stat| state_and_start(&stat))
+            .is_some_and(|(state, started)| started == self.started && state != 'Z')
+    }
+
+    /// Sends a signal, unless this very process is gone.
+    pub fn signal(self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.pid)
+            && self.alive()
+        {
+            // It may end between the look and the signal: that is what was wanted.
+            rustix::process::kill_process(pid, signal).ok();
+        }
+    }
+}
+
+/// State and start time of a line of `/proc/PID/stat`; the name in it may hold spaces and brackets.
+fn state_and_start(stat: &str) -> Option<(char, u64)> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// Starts `argv` in a session of its own, so that it outlives us, its output appended to `log`.
+///
+/// # Errors
+/// [`Error::Start`], or [`Error::File`] for the log.
+pub fn start_detached(argv: &[String], path: &str, log: &Path) -> Result<Recorded, Error> {
+    let out = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .map_err(Error::file("opening", log))?;
+    let err = out.try_clone().map_err(Error::file("opening", log))?;
+    // setsid does not fork here (we lead no group that it is in), so the pid stays the same to the end.
+    let child = Command::new("setsid")
+        .args(argv)
+        .env_clear()
+        .env("PATH", path)
+        .env("HOME", "/root")
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(err)
+        .current_dir("/")
+        .spawn()
+        .map_err(|source| Error::Start {
+            program: argv.join(" "),
+            source,
+        })?;
+    Recorded::of(i32::try_from(child.id()).expect("Linux pids are below 2^22"))
+}
+
+/// SIGKILL for pids that were just read from a cgroup or a namespace of ours.
+pub fn kill_now(pids: impl IntoIterator<Item = i32>) {
+    for pid in pids.into_iter().filter_map(Pid::from_raw) {
+        // Ended meanwhile: that is what was wanted.
+        rustix::process::kill_process(pid, Signal::KILL).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_does_not_shift_the_fields() {
+        let stat = "42 (a) b) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 777 9 9";
+        assert_eq!(state_and_start(stat), Some(('S', 777)));
+    }
+
+    #[test]
+    fn a_reused_pid_is_not_the_recorded_process() {
+        let me = Recorded::of(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(me.alive());
+        assert!(
+            !Recorded {
+                started: me.started + 1,
+                ..me
+            }
+            .alive()
+        );
+    }
+}

@@ -1,0 +1,87 @@
+//! Where the tool keeps things: one cache for all checkouts, one state folder for all clusters.
+
+use std::path::PathBuf;
+
+/// Both folders lie outside the source tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Binaries and images, safe to delete when no cluster runs.
+    pub cache: PathBuf,
+    /// One folder for each cluster.
+    pub state: PathBuf,
+}
+
+/// The variables that settings come from, read once at the rim.
+#[derive(Debug, Clone, Default)]
+pub struct Environment {
+    pub cache: Option<PathBuf>,
+    pub state: Option<PathBuf>,
+    pub xdg_cache: Option<PathBuf>,
+    pub xdg_state: Option<PathBuf>,
+    pub home: Option<PathBuf>,
+}
+
+impl Environment {
+    /// `MOONCAKE_K8S_CACHE`, `MOONCAKE_K8S_STATE`, `XDG_CACHE_HOME`, `XDG_STATE_HOME`, `HOME`.
+    pub fn read() -> Self {
+        let path = |name| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        Self {
+            cache: path("MOONCAKE_K8S_CACHE"),
+            state: path("MOONCAKE_K8S_STATE"),
+            xdg_cache: path("XDG_CACHE_HOME"),
+            xdg_state: path("XDG_STATE_HOME"),
+            home: path("HOME"),
+        }
+    }
+}
+
+impl Settings {
+    /// The tool's own variables win over the desktop's, those over the home directory.
+    pub fn from_environment(environment: Environment) -> Self {
+        let Environment {
+            cache,
+            state,
+            xdg_cache,
+            xdg_state,
+            home,
+        } = environment;
+        let home = home.unwrap_or_else(|| PathBuf::from("/root"));
+        Self {
+            cache: cache.unwrap_or_else(|| {
+                xdg_cache
+                    .unwrap_or_else(|| home.join(".cache"))
+                    .join("mooncake-k8s")
+            }),
+            state: state.unwrap_or_else(|| {
+                xdg_state
+                    .unwrap_or_else(|| home.join(".local/state"))
+                    .join("mooncake-k8s")
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_variables_win_over_the_desktops_and_those_over_the_home() {
+        let path = |text: &str| Some(PathBuf::from(text));
+        let settings = Settings::from_environment(Environment {
+            cache: path("/mine"),
+            xdg_cache: path("/desktop"),
+            home: path("/home/a"),
+            ..Environment::default()
+        });
+        assert_eq!(settings.cache, PathBuf::from("/mine"));
+        assert_eq!(
+            settings.state,
+            PathBuf::from("/home/a/.local/state/mooncake-k8s")
+        );
+    }
+}
