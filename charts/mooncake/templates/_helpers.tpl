@@ -25,3 +25,15 @@ imagePullSecrets:
 {{- define "mooncake.agentMemory" -}}
 {{ add 192 (mul 2 (int .Values.agent.basePageGiB)) }}Mi
 {{- end }}
+
+{{/* An ingress rule for those who may read metrics. */}}
+{{- define "mooncake.scrapers" -}}
+{{- if .Values.metricsNamespaces -}}
+- ports:
+    - {port: metrics}
+  from:
+    - namespaceSelector:
+        matchExpressions:
+          - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson .Values.metricsNamespaces }}}
+{{- end }}
+{{- end }}
