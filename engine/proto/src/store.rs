@@ -18,8 +18,8 @@ pub const PROTOCOL_VERSION: &str = "2.0.0";
 pub trait Rpc {
     /// The C++ method's name.
     const METHOD: &'static str;
-    type Arguments: Packed;
-    type Value: Packed;
+    type Arguments: Packed + Send + Sync + 'static;
+    type Value: Packed + Send + 'static;
 
     #[must_use]
     fn function_id() -> u32 {

@@ -1,0 +1,117 @@
+//! A client of one master over one connection: calls are pipelined and matched by sequence number.
+
+mod calls;
+mod connection;
+mod error;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::coro_rpc::{Failure, INVALID_ARGUMENTS, NOT_REGISTERED};
+use proto::store::{ErrorCode, Rpc};
+use proto::struct_pack::{self, DecodeError};
+use tokio::net::TcpStream;
+
+use connection::{Connection, Reply};
+pub use error::{Cause, Error, Lost, SchemaMismatch, Stage};
+
+/// Deadline of a call when the caller names none.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Handle of one connection; clones share it. The connection closes with the last of them.
+#[derive(Clone)]
+pub struct Master {
+    connection: Arc<Connection>,
+    peer: Arc<str>,
+    call_timeout: Duration,
+}
+
+impl Master {
+    /// Takes over a connected socket. `peer` names the master in every error. Must be called in a
+    /// tokio runtime: two small tasks serve the socket.
+    #[must_use]
+    pub fn connect(stream: TcpStream, peer: String) -> Self {
+        Self {
+            connection: Arc::new(Connection::start(stream)),
+            peer: peer.into(),
+            call_timeout: CALL_TIMEOUT,
+        }
+    }
+
+    /// The same connection with another deadline per call (default: 3 s).
+    #[must_use]
+    pub fn with_call_timeout(mut self, call_timeout: Duration) -> Self {
+        self.call_timeout = call_timeout;
+        self
+    }
+
+    #[must_use]
+    pub fn peer(&self) -> &Arc<str> {
+        &self.peer
+    }
+
+    /// Calls one function and waits for its answer, at most the call timeout. Dropping the future
+    /// gives the answer up; the master may still carry the call out.
+    ///
+    /// # Errors
+    /// [`Cause::Refused`] is the function's own answer; after [`Cause::Lost`] this connection is of
+    /// no more use; [`Cause::Deadline`] leaves open whether the call was carried out.
+    pub async fn call<R: Rpc>(&self, arguments: &R::Arguments) -> Result<R::Value, Error> {
+        let body = struct_pack::encode(arguments);
+        let exchange = self.connection.exchange(R::function_id(), &body);
+        let reply = match tokio::time::timeout(self.call_timeout, exchange).await {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(lost)) => return Err(self.error::<R>(Stage::Reply, Cause::Lost(lost))),
+            Err(_elapsed) => {
+                return Err(self.error::<R>(Stage::Reply, Cause::Deadline(self.call_timeout)));
+            }
+        };
+        Self::read::<R>(&reply).map_err(|cause| self.error::<R>(Stage::Answer, cause))
+    }
+
+    fn read<R: Rpc>(reply: &Reply) -> Result<R::Value, Cause> {
+        if reply.code != 0 {
+            let failure = Failure::decode(reply.code, &reply.body)?;
+            return Err(match failure.code {
+                INVALID_ARGUMENTS => Cause::Schema(SchemaMismatch::ArgumentsRefused {
+                    rpc: R::METHOD,
+                    ours: R::arguments_hash(),
+                }),
+                NOT_REGISTERED => Cause::Schema(SchemaMismatch::NotRegistered {
+                    rpc: R::METHOD,
+                    function_id: R::function_id(),
+                }),
+                code => Cause::Failed {
+                    code,
+                    message: failure.message,
+                },
+            });
+        }
+        let answer: Result<R::Value, ErrorCode> = match struct_pack::decode(&reply.body) {
+            Ok(answer) => answer,
+            Err(DecodeError::Schema {
+                expected,
+                got,
+                literal,
+            }) => {
+                return Err(Cause::Schema(SchemaMismatch::AnswerDiffers {
+                    rpc: R::METHOD,
+                    ours: expected,
+                    theirs: got,
+                    literal: literal.map(Arc::from),
+                }));
+            }
+            Err(malformed) => return Err(malformed.into()),
+        };
+        answer.map_err(Cause::Refused)
+    }
+
+    fn error<R: Rpc>(&self, stage: Stage, cause: Cause) -> Error {
+        Error {
+            peer: Arc::clone(&self.peer),
+            rpc: R::METHOD,
+            stage,
+            cause,
+        }
+    }
+}
