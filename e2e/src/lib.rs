@@ -18,6 +18,7 @@ pub mod kubectl;
 pub mod needs;
 pub mod process;
 pub mod settings;
+pub mod story;
 pub mod wait;
 
 pub use cluster::{Cluster, NodeKind, Part, Spec};

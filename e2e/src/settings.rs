@@ -19,10 +19,13 @@ pub struct Environment {
     pub xdg_cache: Option<PathBuf>,
     pub xdg_state: Option<PathBuf>,
     pub home: Option<PathBuf>,
+    /// The cluster that stories use.
+    pub cluster: Option<String>,
 }
 
 impl Environment {
-    /// `MOONCAKE_K8S_CACHE`, `MOONCAKE_K8S_STATE`, `XDG_CACHE_HOME`, `XDG_STATE_HOME`, `HOME`.
+    /// `MOONCAKE_K8S_CACHE`, `MOONCAKE_K8S_STATE`, `MOONCAKE_K8S_CLUSTER`, `XDG_CACHE_HOME`,
+    /// `XDG_STATE_HOME`, `HOME`.
     pub fn read() -> Self {
         let path = |name| {
             std::env::var_os(name)
@@ -35,6 +38,9 @@ impl Environment {
             xdg_cache: path("XDG_CACHE_HOME"),
             xdg_state: path("XDG_STATE_HOME"),
             home: path("HOME"),
+            cluster: std::env::var("MOONCAKE_K8S_CLUSTER")
+                .ok()
+                .filter(|name| !name.is_empty()),
         }
     }
 }
@@ -48,6 +54,7 @@ impl Settings {
             xdg_cache,
             xdg_state,
             home,
+            cluster: _,
         } = environment;
         let home = home.unwrap_or_else(|| PathBuf::from("/root"));
         Self {

@@ -14,7 +14,7 @@ const CONTROLLERS: [&str; 10] = [
 
 /// The hierarchies in which a cluster has a folder of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cgroups {
+pub(super) enum Cgroups {
     /// One hierarchy for each controller; `unified` (hybrid) only collects processes.
     Split(Vec<PathBuf>),
     Unified,
@@ -23,7 +23,7 @@ pub enum Cgroups {
 impl Cgroups {
     /// # Errors
     /// [`Error::Needs`] on a machine without cgroups.
-    pub fn of_this_machine() -> Result<Self, Error> {
+    pub(super) fn of_this_machine() -> Result<Self, Error> {
         let root = Path::new(ROOT);
         if root.join("cgroup.controllers").is_file() {
             return Ok(Self::Unified);
@@ -45,7 +45,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// None when the kernel has no such controller: kubelet then does without.
-    pub fn mount_hugetlb() -> Result<bool, Error> {
+    pub(super) fn mount_hugetlb() -> Result<bool, Error> {
         let folder = Path::new(ROOT).join("hugetlb");
         let unified = Path::new(ROOT).join("cgroup.controllers").is_file();
         let known = fs::read_to_string("/proc/cgroups")
@@ -63,7 +63,7 @@ impl Cgroups {
 
     /// # Errors
     /// Those of umount, when something still uses the hierarchy.
-    pub fn unmount_hugetlb() -> Result<(), Error> {
+    pub(super) fn unmount_hugetlb() -> Result<(), Error> {
         let folder = Path::new(ROOT).join("hugetlb");
         if folder.join("cgroup.procs").is_file() {
             Run::new("umount").arg(&folder).done()?;
@@ -75,7 +75,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn make(&self, cluster: &str, node: &str) -> Result<(), Error> {
+    pub(super) fn make(&self, cluster: &str, node: &str) -> Result<(), Error> {
         match self {
             Self::Split(hierarchies) => {
                 for hierarchy in hierarchies {
@@ -120,7 +120,7 @@ impl Cgroups {
     }
 
     /// Every process in a group or beneath it.
-    pub fn processes(&self, group: &str) -> BTreeSet<i32> {
+    pub(super) fn processes(&self, group: &str) -> BTreeSet<i32> {
         self.folders(group)
             .iter()
             .flat_map(|folder| beneath(folder))
@@ -135,7 +135,7 @@ impl Cgroups {
     }
 
     /// Removes a group with everything beneath it; answers what would not go.
-    pub fn remove(&self, group: &str) -> Vec<PathBuf> {
+    pub(super) fn remove(&self, group: &str) -> Vec<PathBuf> {
         for folder in self.folders(group) {
             for folder in beneath(&folder).into_iter().rev() {
                 // What stays is found by the second look.

@@ -32,7 +32,7 @@ const MOUNT_POINTS: [&str; 7] = [
 
 /// The machine-wide record.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub(super) struct Machine {
     /// By index.
     claims: BTreeMap<u8, Claim>,
     /// Values before the first cluster came.
@@ -44,7 +44,7 @@ pub struct Machine {
 
 /// One cluster's hold on a block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
+pub(super) struct Claim {
     pub name: String,
     pub folder: PathBuf,
 }
@@ -92,7 +92,7 @@ fn choose(machine: &Machine, claim: &Claim, wanted: Option<Block>) -> Result<Blo
 ///
 /// # Errors
 /// [`Error::NoIndex`], [`Error::OtherIndex`], and those of preparing the machine.
-pub fn take(claim: Claim, wanted: Option<Block>) -> Result<Block, Error> {
+pub(super) fn take(claim: Claim, wanted: Option<Block>) -> Result<Block, Error> {
     with_machine(|machine| {
         machine
             .claims
@@ -110,7 +110,7 @@ pub fn take(claim: Claim, wanted: Option<Block>) -> Result<Block, Error> {
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn release(name: &str) -> Result<(), Error> {
+pub(super) fn release(name: &str) -> Result<(), Error> {
     with_machine(|machine| {
         let before = machine.claims.len();
         machine.claims.retain(|_, claim| claim.name != name);
@@ -125,7 +125,7 @@ pub fn release(name: &str) -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn all() -> Result<BTreeMap<u8, Claim>, Error> {
+pub(super) fn all() -> Result<BTreeMap<u8, Claim>, Error> {
     with_machine(|machine| Ok(machine.claims.clone()))
 }
 

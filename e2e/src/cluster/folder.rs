@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// What must be known to use a cluster and to take it down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub(super) struct Record {
     pub name: String,
     pub index: u8,
     pub nodes: Vec<Node>,
@@ -23,7 +23,7 @@ pub struct Record {
 
 /// One node, counted from 1 and named `n1`, `n2` and so on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Node {
+pub(super) struct Node {
     pub index: u8,
     pub kind: NodeKind,
 }
@@ -38,47 +38,47 @@ pub enum NodeKind {
 }
 
 impl Node {
-    pub fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         format!("n{}", self.index)
     }
 }
 
 impl Record {
-    pub fn block(&self) -> Block {
+    pub(super) fn block(&self) -> Block {
         Block::new(self.index).expect("only valid indices are recorded")
     }
 }
 
 /// Paths beneath one cluster's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    pub fn new(state: &Path, name: &str) -> Self {
+    pub(super) fn new(state: &Path, name: &str) -> Self {
         Self(state.join(name))
     }
 
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.0
     }
 
-    pub fn pki(&self) -> PathBuf {
+    pub(super) fn pki(&self) -> PathBuf {
         self.0.join("pki")
     }
 
-    pub fn etcd(&self) -> PathBuf {
+    pub(super) fn etcd(&self) -> PathBuf {
         self.0.join("etcd")
     }
 
-    pub fn kubeconfig(&self, user: &str) -> PathBuf {
+    pub(super) fn kubeconfig(&self, user: &str) -> PathBuf {
         self.0.join(format!("{user}.kubeconfig"))
     }
 
-    pub fn log(&self, part: Part) -> PathBuf {
+    pub(super) fn log(&self, part: Part) -> PathBuf {
         self.0.join("log").join(part.to_string())
     }
 
-    pub fn node(&self, node: &str) -> PathBuf {
+    pub(super) fn node(&self, node: &str) -> PathBuf {
         self.0.join(node)
     }
 
@@ -88,7 +88,7 @@ impl Folder {
 
     /// # Errors
     /// [`Error::File`].
-    pub fn make(&self) -> Result<(), Error> {
+    pub(super) fn make(&self) -> Result<(), Error> {
         for folder in [self.pki(), self.etcd(), self.0.join("log"), self.pids()] {
             fs::create_dir_all(&folder).map_err(Error::file("making", &folder))?;
         }
@@ -97,19 +97,19 @@ impl Folder {
 
     /// # Errors
     /// [`Error::File`], [`Error::Record`].
-    pub fn load(&self) -> Result<Option<Record>, Error> {
+    pub(super) fn load(&self) -> Result<Option<Record>, Error> {
         read_json(&self.0.join("cluster.json"))
     }
 
     /// # Errors
     /// [`Error::File`].
-    pub fn save(&self, record: &Record) -> Result<(), Error> {
+    pub(super) fn save(&self, record: &Record) -> Result<(), Error> {
         write_json(&self.0.join("cluster.json"), record)
     }
 
     /// # Errors
     /// [`Error::File`].
-    pub fn save_process(&self, part: Part, process: Recorded) -> Result<(), Error> {
+    pub(super) fn save_process(&self, part: Part, process: Recorded) -> Result<(), Error> {
         write_json(&self.pids().join(part.to_string()), &process)
     }
 
@@ -117,7 +117,7 @@ impl Folder {
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Record`].
-    pub fn process(&self, part: Part) -> Result<Option<Recorded>, Error> {
+    pub(super) fn process(&self, part: Part) -> Result<Option<Recorded>, Error> {
         read_json(&self.pids().join(part.to_string()))
     }
 
@@ -125,7 +125,7 @@ impl Folder {
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Record`].
-    pub fn processes(&self) -> Result<Vec<(Part, Recorded)>, Error> {
+    pub(super) fn processes(&self) -> Result<Vec<(Part, Recorded)>, Error> {
         let folder = self.pids();
         let entries = match fs::read_dir(&folder) {
             Ok(entries) => entries,
@@ -146,7 +146,7 @@ impl Folder {
 
     /// # Errors
     /// [`Error::File`].
-    pub fn forget(&self, part: Part) -> Result<(), Error> {
+    pub(super) fn forget(&self, part: Part) -> Result<(), Error> {
         let file = self.pids().join(part.to_string());
         match fs::remove_file(&file) {
             Ok(()) => Ok(()),

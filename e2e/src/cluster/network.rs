@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// One cluster's network.
 #[derive(Debug, Clone)]
-pub struct Network<'a> {
+pub(super) struct Network<'a> {
     pub cluster: &'a str,
     pub block: Block,
 }
@@ -19,15 +19,15 @@ impl Network<'_> {
         format!("{}-{place}", self.cluster)
     }
 
-    pub fn switch(&self) -> String {
+    pub(super) fn switch(&self) -> String {
         self.namespace("sw")
     }
 
-    pub fn control_plane(&self) -> String {
+    pub(super) fn control_plane(&self) -> String {
         self.namespace("cp")
     }
 
-    pub fn node(&self, node: u8) -> String {
+    pub(super) fn node(&self, node: u8) -> String {
         self.namespace(&format!("n{node}"))
     }
 
@@ -40,7 +40,7 @@ impl Network<'_> {
     ///
     /// # Errors
     /// Those of `ip`.
-    pub fn make(&self) -> Result<(), Error> {
+    pub(super) fn make(&self) -> Result<(), Error> {
         let (switch, host) = (self.switch(), self.host_link());
         ip(&["netns", "add", &switch])?;
         batch(
@@ -93,7 +93,7 @@ impl Network<'_> {
     ///
     /// # Errors
     /// Those of `ip`.
-    pub fn plug_node(&self, node: u8) -> Result<(), Error> {
+    pub(super) fn plug_node(&self, node: u8) -> Result<(), Error> {
         self.plug(&format!("n{node}"), &self.block.node(node))
     }
 
@@ -101,7 +101,7 @@ impl Network<'_> {
     ///
     /// # Errors
     /// Those of `ip`.
-    pub fn tap(&self, node: u8) -> Result<(), Error> {
+    pub(super) fn tap(&self, node: u8) -> Result<(), Error> {
         batch(
             Some(&self.switch()),
             &[
@@ -115,7 +115,7 @@ impl Network<'_> {
     ///
     /// # Errors
     /// Those of `ip`.
-    pub fn route(&self, nodes: &[u8]) -> Result<(), Error> {
+    pub(super) fn route(&self, nodes: &[u8]) -> Result<(), Error> {
         batch(None, &self.routes(nodes, None))?;
         batch(Some(&self.control_plane()), &self.routes(nodes, None))?;
         for node in nodes {
@@ -128,7 +128,7 @@ impl Network<'_> {
     }
 
     /// The way to the pods of all nodes but one.
-    pub fn routes(&self, nodes: &[u8], but: Option<u8>) -> Vec<String> {
+    pub(super) fn routes(&self, nodes: &[u8], but: Option<u8>) -> Vec<String> {
         nodes
             .iter()
             .filter(|node| Some(**node) != but)
@@ -146,7 +146,7 @@ impl Network<'_> {
     ///
     /// # Errors
     /// Those of `ip`.
-    pub fn link(&self, node: u8, up: bool) -> Result<(), Error> {
+    pub(super) fn link(&self, node: u8, up: bool) -> Result<(), Error> {
         let state = if up { "up" } else { "down" };
         batch(
             Some(&self.switch()),
@@ -155,7 +155,7 @@ impl Network<'_> {
     }
 
     /// The cluster's namespaces that exist, found by name.
-    pub fn namespaces(&self) -> Vec<String> {
+    pub(super) fn namespaces(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir("/run/netns") else {
             return Vec::new();
         };
@@ -180,7 +180,7 @@ impl Network<'_> {
     ///
     /// # Errors
     /// Those of `ip`.
-    pub fn unplug(&self, node: u8) -> Result<(), Error> {
+    pub(super) fn unplug(&self, node: u8) -> Result<(), Error> {
         let namespace = self.node(node);
         if exists(&namespace) {
             // Its cable goes with it.
@@ -195,7 +195,7 @@ impl Network<'_> {
     ///
     /// # Errors
     /// Those of `ip`.
-    pub fn remove(&self) -> Result<(), Error> {
+    pub(super) fn remove(&self) -> Result<(), Error> {
         for namespace in self.namespaces() {
             ip(&["netns", "del", &namespace])?;
         }
@@ -211,7 +211,7 @@ impl Network<'_> {
 ///
 /// # Errors
 /// Those of `ip`.
-pub fn processes(namespace: &str) -> Result<BTreeSet<i32>, Error> {
+pub(super) fn processes(namespace: &str) -> Result<BTreeSet<i32>, Error> {
     if !exists(namespace) {
         return Ok(BTreeSet::new());
     }

@@ -1,6 +1,6 @@
 //! A node made of namespaces and a cgroup: kubelet, containerd and kube-proxy at their usual paths.
 
-pub mod files;
+pub(super) mod files;
 
 use super::Cluster;
 use super::part::Part;
@@ -8,7 +8,6 @@ use super::pki::{Authority, Identity};
 use crate::Error;
 use crate::command::Run;
 use crate::process::{Recorded, start_detached};
-use crate::wait::wait_until;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

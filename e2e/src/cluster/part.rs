@@ -36,7 +36,7 @@ const OF_NODE: [OfNode; 4] = [
 ];
 
 /// In the order in which they are started.
-pub const CONTROL_PLANE: [Part; 4] = [
+pub(super) const CONTROL_PLANE: [Part; 4] = [
     Part::Etcd,
     Part::ApiServer,
     Part::Controllers,
@@ -102,7 +102,7 @@ impl FromStr for Part {
 
 /// What a part is called and told: one of the control plane from this machine's point of view, one of
 /// a node from the node's own. Nothing for [`Part::Node`], which is made otherwise.
-pub fn command_line(part: Part, folder: &Folder, block: Block) -> Vec<String> {
+pub(super) fn command_line(part: Part, folder: &Folder, block: Block) -> Vec<String> {
     let pki = |name: &str| folder.pki().join(name).display().to_string();
     let kubeconfig = |user| folder.kubeconfig(user).display().to_string();
     match part {

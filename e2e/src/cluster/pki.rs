@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// Who a certificate speaks for.
 #[derive(Debug, Clone)]
-pub struct Identity<'a> {
+pub(super) struct Identity<'a> {
     /// File name in the pki folder, and user name in kubeconfigs.
     pub file: &'a str,
     /// User, in Kubernetes' eyes.
@@ -26,7 +26,7 @@ pub struct Identity<'a> {
 }
 
 /// The certificate authority of one cluster.
-pub struct Authority {
+pub(super) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: String,
 }
@@ -46,7 +46,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`Error::Certificate`], [`Error::File`].
-    pub fn of(folder: &Folder, cluster: &str) -> Result<Self, Error> {
+    pub(super) fn of(folder: &Folder, cluster: &str) -> Result<Self, Error> {
         let (pki, failure) = (folder.pki(), certificate_failure(cluster));
         let (key_file, file) = (pki.join("ca.key"), pki.join("ca.crt"));
         if !file.exists() {
@@ -70,7 +70,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`Error::Certificate`], [`Error::File`].
-    pub fn issue(&self, folder: &Folder, identity: &Identity<'_>) -> Result<(), Error> {
+    pub(super) fn issue(&self, folder: &Folder, identity: &Identity<'_>) -> Result<(), Error> {
         let failure = certificate_failure(identity.common_name);
         let mut parameters = CertificateParams::default();
         let name = &mut parameters.distinguished_name;
@@ -99,7 +99,7 @@ impl Authority {
     ///
     /// # Errors
     /// As [`Authority::issue`].
-    pub fn enlist(
+    pub(super) fn enlist(
         &self,
         folder: &Folder,
         cluster: &str,

@@ -4,7 +4,7 @@ use crate::cluster::address::Block;
 use crate::images;
 
 /// Name and content of each file, for `/etc/node`.
-pub fn files(block: Block, node: u8, cgroup_root: &str) -> [(&'static str, String); 4] {
+pub(crate) fn files(block: Block, node: u8, cgroup_root: &str) -> [(&'static str, String); 4] {
     [
         ("cni.conflist", cni(block, node)),
         ("containerd.toml", containerd()),

@@ -1,0 +1,233 @@
+//! A story's own namespace: made before, shown when the story fails, gone afterwards.
+
+use super::evidence;
+use super::stage::{Stage, finish};
+use super::wait::{Seen, eventually};
+use anyhow::{Context, anyhow};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use std::time::Duration;
+
+/// How long a story may take in all.
+const STORY: Duration = Duration::from_secs(15 * 60);
+/// How long anything may stay Terminating.
+const GOODBYE: Duration = Duration::from_secs(60);
+
+/// The namespace of one story.
+#[derive(Clone)]
+pub struct Namespace {
+    pub stage: Stage,
+    pub name: String,
+}
+
+/// Tells a story in a new namespace. On failure, panic included, prints its objects, conditions,
+/// events and logs; then the namespace is deleted and must be gone in 60 s, whatever happened.
+///
+/// # Errors
+/// Those of the story; else, that something was left Terminating.
+pub async fn with_namespace<F>(
+    stage: &Stage,
+    title: &str,
+    story: impl FnOnce(Namespace) -> F,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    let name = format!("{title}-{:x}", std::process::id());
+    stage.kubectl(["create", "namespace", &name]).await?;
+    let namespace = Namespace {
+        stage: stage.clone(),
+        name,
+    };
+    // A task of its own: its panic is an error here, and cleaning up still happens.
+    let told = tokio::spawn(tokio::time::timeout(STORY, story(namespace.clone())));
+    let outcome = match told.await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => Err(anyhow!("the story did not end within {STORY:?}")),
+        Err(panic) => Err(anyhow!("the story panicked: {panic}")),
+    };
+    if outcome.is_err() {
+        evidence::print(&namespace).await;
+    }
+    let gone = namespace.delete().await;
+    if gone.is_err() {
+        evidence::print(&namespace).await;
+    }
+    outcome.and(gone)
+}
+
+impl Namespace {
+    /// A typed client for objects of this namespace.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.stage.client.clone(), &self.name)
+    }
+
+    /// kubectl in this namespace.
+    ///
+    /// # Errors
+    /// With kubectl's words, for example why the API server refused.
+    pub async fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        finish(self.command(arguments)).await
+    }
+
+    fn command(&self, arguments: &[&str]) -> crate::command::Run {
+        self.stage
+            .cluster
+            .kubectl()
+            .command(["--namespace", &self.name])
+            .args(arguments)
+    }
+
+    /// Applies YAML, server-side; objects without a namespace come into this one.
+    ///
+    /// # Errors
+    /// With the API server's words.
+    pub async fn apply(&self, yaml: &str) -> anyhow::Result<String> {
+        finish(
+            self.command(&["apply", "--server-side", "-f", "-"])
+                .input(yaml),
+        )
+        .await
+    }
+
+    /// Runs a command in a pod and answers its standard output.
+    ///
+    /// # Errors
+    /// When it fails, with what it said.
+    pub async fn exec(
+        &self,
+        pod: &str,
+        container: &str,
+        command: &[&str],
+        deadline: Duration,
+    ) -> anyhow::Result<String> {
+        let mut arguments = vec!["exec", pod, "--container", container, "--"];
+        arguments.extend_from_slice(command);
+        finish(self.command(&arguments).deadline(deadline)).await
+    }
+
+    /// What a pod's container has printed.
+    ///
+    /// # Errors
+    /// With kubectl's words.
+    pub async fn logs(&self, pod: &str, container: &str) -> anyhow::Result<String> {
+        self.kubectl(&["logs", pod, "--container", container]).await
+    }
+
+    /// Waits until a pod is Ready.
+    ///
+    /// # Errors
+    /// With the pod's own conditions, after the deadline.
+    pub async fn pod_ready(&self, pod: &str, deadline: Duration) -> anyhow::Result<Pod> {
+        let pods: Api<Pod> = self.api();
+        eventually(format!("pod {pod} to be Ready"), deadline, || async {
+            let pod = pods.get(pod).await?;
+            let ready = pod
+                .status
+                .iter()
+                .flat_map(|status| status.conditions.iter().flatten())
+                .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+            Ok(if ready {
+                Seen::Done(pod)
+            } else {
+                Seen::NotYet(how_it_stands(&pod))
+            })
+        })
+        .await
+    }
+
+    /// Waits until a pod has ended; the error of one that failed holds its log.
+    ///
+    /// # Errors
+    /// When it failed, or did not end in time.
+    pub async fn pod_succeeded(&self, name: &str, deadline: Duration) -> anyhow::Result<()> {
+        let pods: Api<Pod> = self.api();
+        let phase = eventually(format!("pod {name} to end"), deadline, || async {
+            let pod = pods.get(name).await?;
+            let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
+            let ended = phase.filter(|phase| phase == "Succeeded" || phase == "Failed");
+            Ok(Seen::when(ended, how_it_stands(&pod)))
+        })
+        .await?;
+        if phase == "Succeeded" {
+            return Ok(());
+        }
+        let log = self.kubectl(&["logs", name, "--all-containers"]).await?;
+        Err(anyhow!(
+            "pod {name} failed:\n{}",
+            crate::command::tail(&log, 40)
+        ))
+    }
+
+    /// Deletes the namespace and waits until it is gone.
+    async fn delete(&self) -> anyhow::Result<()> {
+        self.stage
+            .kubectl(["delete", "namespace", &self.name, "--wait=false"])
+            .await?;
+        eventually(
+            format!("namespace {} to be gone", self.name),
+            GOODBYE,
+            || async {
+                let answer = self
+                    .stage
+                    .kubectl([
+                        "get",
+                        "namespace",
+                        &self.name,
+                        "--ignore-not-found",
+                        "-o",
+                        "jsonpath={.status}",
+                    ])
+                    .await?;
+                Ok(Seen::when(answer.is_empty().then_some(()), answer))
+            },
+        )
+        .await
+        .context("something stayed Terminating")
+    }
+}
+
+/// A pod's phase, the conditions that are not met, and why its containers wait.
+fn how_it_stands(pod: &Pod) -> String {
+    let Some(status) = &pod.status else {
+        return "no status".to_owned();
+    };
+    let conditions = status
+        .conditions
+        .iter()
+        .flatten()
+        .filter(|condition| condition.status != "True")
+        .map(|condition| {
+            format!(
+                "{}={} {}",
+                condition.type_,
+                condition.status,
+                condition.message.as_deref().unwrap_or_default()
+            )
+        });
+    let waiting = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .flatten()
+        .filter_map(|container| {
+            let waiting = container.state.as_ref()?.waiting.as_ref()?;
+            Some(format!(
+                "{} waits: {} {}",
+                container.name,
+                waiting.reason.as_deref().unwrap_or_default(),
+                waiting.message.as_deref().unwrap_or_default()
+            ))
+        });
+    let words: Vec<_> = conditions.chain(waiting).collect();
+    format!(
+        "{}; {}",
+        status.phase.as_deref().unwrap_or("no phase"),
+        words.join("; ")
+    )
+}

@@ -1,0 +1,295 @@
+//! Stock peers under orders: pods with the unmodified wheel, and what they report.
+
+use super::namespace::Namespace;
+use anyhow::Context;
+use k8s_openapi::api::core::v1::Pod;
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const DRIVER: &str = include_str!("../../stock/driver.py");
+const CONTAINER: &str = "main";
+
+/// What a stock pod does. Values follow from their keys, so another pod can verify them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StockWork {
+    /// Puts `keys` values of `bytes` each under `prefix0`, `prefix1` and so on, and ends.
+    Put {
+        keys: u32,
+        bytes: u64,
+        prefix: String,
+    },
+    /// Gets what a `Put` of the same figures stored, compares every byte, and ends.
+    Verify {
+        keys: u32,
+        bytes: u64,
+        prefix: String,
+    },
+    Remove {
+        keys: u32,
+        bytes: u64,
+        prefix: String,
+    },
+    /// Puts and verifies in turn until told to end (SIGTERM) or for so many seconds.
+    Load {
+        keys: u32,
+        bytes: u64,
+        prefix: String,
+        seconds: u32,
+    },
+    /// Contributes memory of its own as a stock segment, until deleted.
+    Segment { bytes: u64 },
+    /// Nothing; for commands through [`Namespace::exec`].
+    Idle,
+}
+
+/// A pod with the stock wheel.
+#[derive(Debug, Clone)]
+pub struct StockPod {
+    name: String,
+    work: StockWork,
+    node: Option<String>,
+    master: Option<String>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    host_network: bool,
+}
+
+/// What a stock pod's work came to.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Report {
+    /// Operations that did what they should.
+    pub done: u64,
+    /// Operations that said they failed.
+    pub failed: u64,
+    /// Values that came back other than they were put. Never allowed.
+    pub wrong: u64,
+    pub bytes: u64,
+    /// Time inside stock calls.
+    pub seconds: f64,
+    /// The first 50 of what went wrong.
+    pub failures: Vec<serde_json::Value>,
+}
+
+impl Report {
+    /// Bytes per second inside stock calls, in units of 10^6.
+    pub fn megabytes_per_second(&self) -> f64 {
+        // Exact enough up to 2^53 bytes.
+        #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+        let bytes = self.bytes as f64;
+        bytes / self.seconds / 1e6
+    }
+}
+
+impl StockPod {
+    pub fn new(name: &str, work: StockWork) -> Self {
+        Self {
+            name: name.to_owned(),
+            work,
+            node: None,
+            master: None,
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+            host_network: false,
+        }
+    }
+
+    #[must_use]
+    pub fn node(mut self, node: &str) -> Self {
+        self.node = Some(node.to_owned());
+        self
+    }
+
+    /// Sets `MOONCAKE_MASTER`. An injected pod has it from the webhook.
+    #[must_use]
+    pub fn master(mut self, address: &str) -> Self {
+        self.master = Some(address.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn label(mut self, name: &str, value: &str) -> Self {
+        self.labels.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn annotation(mut self, name: &str, value: &str) -> Self {
+        self.annotations.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn host_network(mut self) -> Self {
+        self.host_network = true;
+        self
+    }
+
+    /// The pod object.
+    ///
+    /// # Errors
+    /// None in practice: the object is written here.
+    pub fn pod(&self) -> anyhow::Result<Pod> {
+        let mut environment = vec![
+            json!({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}),
+        ];
+        if let Some(master) = &self.master {
+            environment.push(json!({"name": "MOONCAKE_MASTER", "value": master}));
+        }
+        serde_json::from_value(json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": self.name, "labels": self.labels, "annotations": self.annotations},
+            "spec": {
+                // By selector, not nodeName: the scheduler is part of what is tested.
+                "nodeSelector": self.node.iter().map(|node| ("kubernetes.io/hostname", node)).collect::<BTreeMap<_, _>>(),
+                "restartPolicy": "Never",
+                "hostNetwork": self.host_network,
+                "dnsPolicy": if self.host_network { "ClusterFirstWithHostNet" } else { "ClusterFirst" },
+                "terminationGracePeriodSeconds": 10,
+                "containers": [{
+                    "name": CONTAINER,
+                    "image": crate::images::MOONCAKE_STOCK,
+                    "command": command(&self.work),
+                    "env": environment,
+                }],
+            },
+        }))
+        .context("a stock pod does not fit the API")
+    }
+
+    /// Creates the pod.
+    ///
+    /// # Errors
+    /// With the API server's words.
+    pub async fn start(&self, namespace: &Namespace) -> anyhow::Result<()> {
+        namespace
+            .api::<Pod>()
+            .create(&kube::api::PostParams::default(), &self.pod()?)
+            .await
+            .with_context(|| format!("creating pod {}", self.name))?;
+        Ok(())
+    }
+
+    /// Creates the pod, waits for its end and reads its report.
+    ///
+    /// # Errors
+    /// When it failed, with its log; when it did not end in time.
+    pub async fn run(&self, namespace: &Namespace, deadline: Duration) -> anyhow::Result<Report> {
+        self.start(namespace).await?;
+        self.report(namespace, deadline).await
+    }
+
+    /// Waits for the end of a pod that was started, and reads its report.
+    ///
+    /// # Errors
+    /// As [`StockPod::run`].
+    pub async fn report(
+        &self,
+        namespace: &Namespace,
+        deadline: Duration,
+    ) -> anyhow::Result<Report> {
+        namespace.pod_succeeded(&self.name, deadline).await?;
+        let log = namespace.logs(&self.name, CONTAINER).await?;
+        report_in(&log).with_context(|| format!("no report in the log of {}:\n{log}", self.name))
+    }
+
+    /// Ends a load by SIGTERM to its process, and reads its report.
+    ///
+    /// # Errors
+    /// As [`StockPod::run`].
+    pub async fn end(&self, namespace: &Namespace, deadline: Duration) -> anyhow::Result<Report> {
+        namespace
+            .exec(
+                &self.name,
+                CONTAINER,
+                &["kill", "-TERM", "1"],
+                Duration::from_secs(20),
+            )
+            .await?;
+        self.report(namespace, deadline).await
+    }
+}
+
+/// The last line that is a report; stock engines print theirs between.
+fn report_in(log: &str) -> Option<Report> {
+    log.lines()
+        .rev()
+        .find_map(|line| serde_json::from_str(line).ok())
+}
+
+fn command(work: &StockWork) -> Vec<String> {
+    let driver = |operation: &str, keys: &u32, bytes: &u64, prefix: &str| {
+        vec![
+            "python3".to_owned(),
+            "-c".to_owned(),
+            DRIVER.to_owned(),
+            operation.to_owned(),
+            keys.to_string(),
+            bytes.to_string(),
+            prefix.to_owned(),
+        ]
+    };
+    match work {
+        StockWork::Put {
+            keys,
+            bytes,
+            prefix,
+        } => driver("put", keys, bytes, prefix),
+        StockWork::Verify {
+            keys,
+            bytes,
+            prefix,
+        } => driver("verify", keys, bytes, prefix),
+        StockWork::Remove {
+            keys,
+            bytes,
+            prefix,
+        } => driver("remove", keys, bytes, prefix),
+        StockWork::Load {
+            keys,
+            bytes,
+            prefix,
+            seconds,
+        } => {
+            let mut words = driver("load", keys, bytes, prefix);
+            words.push(seconds.to_string());
+            words
+        }
+        StockWork::Segment { bytes } => vec![
+            "bash".to_owned(),
+            "-c".to_owned(),
+            format!(
+                "exec mooncake_client --master_server_address=$MOONCAKE_MASTER \
+                 --metadata_server=P2PHANDSHAKE --global_segment_size={bytes}B --protocol=tcp \
+                 --host=$POD_IP --port=50052 --logtostderr"
+            ),
+        ],
+        StockWork::Idle => vec!["sleep".to_owned(), "infinity".to_owned()],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_found_between_the_engines_lines() {
+        let log = "I1121 engine\n{\"done\":3,\"failed\":0,\"wrong\":0,\"bytes\":12,\"seconds\":0.5,\"failures\":[]}\nI1121 bye";
+        let report = report_in(log).unwrap();
+        assert_eq!(report.done, 3);
+        assert!((report.megabytes_per_second() - 24e-6).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_stock_pod_goes_to_its_node_by_the_scheduler() {
+        let pod = StockPod::new("a", StockWork::Idle)
+            .node("n2")
+            .pod()
+            .unwrap();
+        let spec = pod.spec.unwrap();
+        assert_eq!(spec.node_name, None);
+        assert_eq!(spec.node_selector.unwrap()["kubernetes.io/hostname"], "n2");
+    }
+}

@@ -1,0 +1,101 @@
+"""A stock Mooncake client under orders: puts, verifies or both without end; every value follows from its key.
+
+driver.py put|verify|remove|load KEYS BYTES PREFIX [SECONDS]
+Reads what the stock stacks read: MOONCAKE_MASTER, MOONCAKE_LOCAL_HOSTNAME, MOONCAKE_PROTOCOL,
+MOONCAKE_TE_META_DATA_SERVER, MOONCAKE_GLOBAL_SEGMENT_SIZE. The last line of output is its report, as JSON.
+"""
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+
+from mooncake.store import MooncakeDistributedStore
+
+
+def value(key, size):
+    return hashlib.shake_128(key.encode()).digest(size)
+
+
+def connect(size):
+    store = MooncakeDistributedStore()
+    setting = os.environ.get
+    code = store.setup(
+        setting("MOONCAKE_LOCAL_HOSTNAME") or os.environ["POD_IP"],
+        setting("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE"),
+        int(setting("MOONCAKE_GLOBAL_SEGMENT_SIZE", "0")),
+        max(64 << 20, 4 * size),
+        setting("MOONCAKE_PROTOCOL", "tcp"),
+        "",
+        os.environ["MOONCAKE_MASTER"],
+    )
+    if code != 0:
+        print(json.dumps({"setup": code}), flush=True)
+        sys.exit(1)
+    return store
+
+
+class Report:
+    def __init__(self):
+        self.counts = {"done": 0, "failed": 0, "wrong": 0, "bytes": 0}
+        self.failures = []
+        self.inside = 0.0
+
+    def fail(self, kind, operation, key, detail):
+        self.counts[kind] += 1
+        if len(self.failures) < 50:
+            line = {"at": round(time.time(), 3), "operation": operation, "key": key, "detail": detail}
+            self.failures.append(line)
+            print(json.dumps(line), flush=True)
+
+    def operate(self, store, operation, key, size):
+        want = value(key, size)
+        start = time.monotonic()
+        if operation == "put":
+            code = store.put(key, want)
+            self.inside += time.monotonic() - start
+            if code != 0:
+                return self.fail("failed", operation, key, code)
+        elif operation == "remove":
+            code = store.remove(key)
+            self.inside += time.monotonic() - start
+            if code != 0:
+                return self.fail("failed", operation, key, code)
+        else:
+            got = store.get(key)
+            self.inside += time.monotonic() - start
+            if len(got) == 0 and size > 0:
+                return self.fail("failed", operation, key, "empty")
+            if got != want:
+                return self.fail("wrong", operation, key, f"{len(got)} bytes, other than were put")
+        self.counts["done"] += 1
+        self.counts["bytes"] += size
+
+    def close(self):
+        report = {**self.counts, "seconds": round(self.inside, 6), "failures": self.failures}
+        print(json.dumps(report), flush=True)
+
+
+def main():
+    operation, keys, size, prefix = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    store, report = connect(size), Report()
+    asked_to_end = []
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
+    if operation == "load":
+        until, turn = time.monotonic() + float(sys.argv[5]), 0
+        print("loading", flush=True)
+        while not asked_to_end and time.monotonic() < until:
+            key = f"{prefix}{turn % keys}-{turn // keys}"
+            report.operate(store, "put", key, size)
+            report.operate(store, "verify", key, size)
+            turn += 1
+    else:
+        for number in range(keys):
+            report.operate(store, operation, f"{prefix}{number}", size)
+    report.close()
+    # The stock client's own teardown is not what is tested here.
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,58 @@
+//! Stock pods exchange data across nodes: what everything else is compared with.
+
+use anyhow::ensure;
+use mooncake_e2e::story::{Stage, StockPod, StockWork, with_namespace};
+use std::time::Duration;
+
+const MASTER: &str = include_str!("../manifests/stock-master.yaml");
+const MIB: u64 = 1 << 20;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 2 GiB of memory"]
+async fn a_stock_pod_on_one_node_reads_what_a_stock_pod_on_the_other_wrote() -> anyhow::Result<()> {
+    let stage = Stage::get().await?;
+    with_namespace(&stage, "stock", async |namespace| {
+        namespace.apply(MASTER).await?;
+        let master = "master:50051";
+        let wait = Duration::from_secs(90);
+        namespace
+            .kubectl(&["rollout", "status", "deployment/master", "--timeout=50s"])
+            .await?;
+        StockPod::new("segment", StockWork::Segment { bytes: 256 * MIB })
+            .node("n1")
+            .master(master)
+            .start(&namespace)
+            .await?;
+        namespace.pod_ready("segment", wait).await?;
+        let prefix = "k".to_owned();
+        let put = StockWork::Put {
+            keys: 64,
+            bytes: MIB,
+            prefix: prefix.clone(),
+        };
+        let written = StockPod::new("writer", put)
+            .node("n1")
+            .master(master)
+            .run(&namespace, wait)
+            .await?;
+        ensure!(written.done == 64, "{written:?}");
+        let verify = StockWork::Verify {
+            keys: 64,
+            bytes: MIB,
+            prefix,
+        };
+        let read = StockPod::new("reader", verify)
+            .node("n2")
+            .master(master)
+            .run(&namespace, wait)
+            .await?;
+        ensure!(read.done == 64 && read.wrong == 0, "{read:?}");
+        println!(
+            "put {:.0} MB/s, get {:.0} MB/s",
+            written.megabytes_per_second(),
+            read.megabytes_per_second()
+        );
+        Ok(())
+    })
+    .await
+}
