@@ -1,0 +1,138 @@
+//! Probes of masters of our generation and of another.
+
+use std::sync::Arc;
+
+use mooncake_store::{
+    Cause, Generation, LooksLike, Origin, ProbeError, SchemaMismatch, State, random_id,
+};
+use proto::store::Rpc;
+
+use crate::master::StockMaster;
+use crate::node::{reach, segment, start};
+use crate::wheel::Release;
+
+#[tokio::test]
+async fn a_master_of_our_generation_is_proven() {
+    let stock = StockMaster::start(Release::Ours, 10).await;
+    let master = stock.client().await;
+    assert_eq!(
+        master.probe_generation().await.unwrap(),
+        Generation::V0_3_13
+    );
+    // It left nothing: the same again, on the same connection.
+    assert_eq!(
+        master.probe_generation().await.unwrap(),
+        Generation::V0_3_13
+    );
+}
+
+#[tokio::test]
+async fn no_segment_is_offered_to_a_master_of_another_generation() {
+    let stock = StockMaster::start(Release::Older, 10).await;
+    let mine = segment("skewed", 0);
+    let session = start(
+        &stock,
+        random_id().unwrap(),
+        Origin::Fresh(vec![mine.clone()]),
+    );
+    let skew = reach(&session, |state| match state {
+        State::Skew(skew) => Some(Arc::clone(skew)),
+        _ => None,
+    })
+    .await;
+    assert_eq!(
+        (skew.ours, skew.looks_like),
+        (Generation::V0_3_13, LooksLike::UpTo0_3_11)
+    );
+    assert_eq!(skew.protocol, "2.0.0");
+    let text = skew.to_string();
+    assert!(
+        text.contains("0.3.11 or older") && text.contains("speaks 0.3.13"),
+        "{text}"
+    );
+    assert!(
+        text.contains("MountSegment args hash 9ef70dae refused"),
+        "{text}"
+    );
+    assert!(
+        text.contains("PutStart args hash e385bd0e refused"),
+        "{text}"
+    );
+
+    // The segment query has not changed between the two, so this master can be asked.
+    let master = stock.client().await;
+    let error = master.query_segment_status(mine.id).await.unwrap_err();
+    assert_eq!(
+        error.refusal(),
+        Some(mooncake_store::ErrorCode::SegmentNotFound),
+        "{error}"
+    );
+    let ProbeError::Skew(again) = master.probe_generation().await.unwrap_err() else {
+        panic!("a verdict");
+    };
+    assert_eq!(again.mismatches, skew.mismatches);
+}
+
+struct CalcCacheStats;
+
+impl Rpc for CalcCacheStats {
+    const METHOD: &'static str = "CalcCacheStats";
+    type Arguments = ();
+    type Value = ();
+}
+
+/// `Ping` as a generation might have it that we do not know.
+struct OtherPing;
+
+impl Rpc for OtherPing {
+    const METHOD: &'static str = "Ping";
+    type Arguments = String;
+    type Value = ();
+}
+
+/// Arguments as they are, another answer.
+struct OtherReady;
+
+impl Rpc for OtherReady {
+    const METHOD: &'static str = "ServiceReady";
+    type Arguments = ();
+    type Value = u64;
+}
+
+#[tokio::test]
+async fn a_schema_that_the_master_does_not_share_is_named_with_its_hash() {
+    let stock = StockMaster::start(Release::Ours, 10).await;
+    let master = stock.client().await;
+
+    let unknown = master.call::<CalcCacheStats>(&()).await.unwrap_err();
+    assert!(matches!(
+        unknown.cause,
+        Cause::Schema(SchemaMismatch::NotRegistered { .. })
+    ));
+    let refused = master
+        .call::<OtherPing>(&String::new())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("master 127.0.0.1:50051: Ping failed"),
+        "{refused}"
+    );
+    assert!(
+        refused.contains("Ping args hash 9dcffa76 refused"),
+        "{refused}"
+    );
+    let differs = master
+        .call::<OtherReady>(&())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        differs.contains("ServiceReady answers with hash 1cb3cc34"),
+        "{differs}"
+    );
+    assert!(differs.contains("type 87800c01"), "{differs}");
+
+    // None of them harms the connection.
+    assert_eq!(master.service_ready().await.unwrap(), "2.0.0");
+}

@@ -1,0 +1,148 @@
+//! A stock master in a network namespace of its own, so that ports never collide.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_store::Master;
+use rustix::process::{Pid, Signal, kill_process};
+use sys::net::Namespace;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::{interval, timeout};
+
+use crate::wheel::Release;
+
+pub(crate) const RPC: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
+/// For anything that a test waits for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The namespace and, while it runs, the master in it.
+pub(crate) struct StockMaster {
+    executable: PathBuf,
+    namespace: Arc<Namespace>,
+    /// Keeps the namespace; ends by itself should the test be killed.
+    holder: Child,
+    master: Option<Child>,
+    client_ttl: u32,
+}
+
+impl StockMaster {
+    pub(crate) async fn start(release: Release, client_ttl: u32) -> Self {
+        let executable = release.master().await;
+        let mut holder = Command::new("unshare")
+            .args([
+                "--net",
+                "sh",
+                "-c",
+                "ip link set lo up && echo up && exec sleep 600",
+            ])
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("unshare starts (this test needs root)");
+        let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap();
+        assert_eq!(
+            line.as_deref(),
+            Some("up"),
+            "no network namespace (this test needs root)"
+        );
+        let namespace = Arc::new(Namespace::of_process(holder.id().unwrap()).unwrap());
+        let mut stock = Self {
+            executable,
+            namespace,
+            holder,
+            master: None,
+            client_ttl,
+        };
+        stock.restart().await;
+        stock
+    }
+
+    /// Starts a master with an empty index at the same address, and waits until it serves.
+    pub(crate) async fn restart(&mut self) {
+        let child = Command::new("nsenter")
+            .arg(format!("--net=/proc/{}/ns/net", self.holder.id().unwrap()))
+            .arg(&self.executable)
+            .arg("--rpc_address=127.0.0.1")
+            .args([
+                format!("--port={}", RPC.port()),
+                format!("--client_ttl={}", self.client_ttl),
+            ])
+            .args(["--default_kv_lease_ttl=100"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("nsenter starts");
+        self.master = Some(child);
+        let serves = async {
+            let mut ticks = interval(Duration::from_millis(50));
+            loop {
+                ticks.tick().await;
+                let Ok(stream) = connect(&self.namespace).await else {
+                    continue;
+                };
+                if Master::connect(stream, RPC.to_string())
+                    .service_ready()
+                    .await
+                    .is_ok()
+                {
+                    return;
+                }
+            }
+        };
+        timeout(PATIENCE, serves)
+            .await
+            .expect("the stock master serves in time");
+    }
+
+    pub(crate) async fn kill(&mut self) {
+        let mut master = self.master.take().expect("the master runs");
+        timeout(PATIENCE, master.kill()).await.unwrap().unwrap();
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let id = self
+            .master
+            .as_ref()
+            .and_then(Child::id)
+            .expect("the master runs");
+        let pid = Pid::from_raw(i32::try_from(id).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// What a session connects with.
+    pub(crate) fn connector(
+        &self,
+    ) -> impl Fn() -> futures::future::BoxFuture<'static, io::Result<TcpStream>> + Send + Sync + 'static
+    {
+        let namespace = Arc::clone(&self.namespace);
+        move || {
+            let namespace = Arc::clone(&namespace);
+            Box::pin(async move { connect(&namespace).await })
+        }
+    }
+
+    /// A connection of its own.
+    pub(crate) async fn client(&self) -> Master {
+        Master::connect(connect(&self.namespace).await.unwrap(), RPC.to_string())
+    }
+}
+
+async fn connect(namespace: &Arc<Namespace>) -> io::Result<TcpStream> {
+    let namespace = Arc::clone(namespace);
+    let connecting = tokio::task::spawn_blocking(move || {
+        namespace.run(|| std::net::TcpStream::connect_timeout(&RPC, PATIENCE))
+    });
+    let stream = connecting.await.map_err(io::Error::other)??;
+    stream.set_nonblocking(true)?;
+    TcpStream::from_std(stream)
+}

@@ -1,0 +1,90 @@
+//! Segments that end on request.
+
+use std::time::Duration;
+
+use mooncake_store::wire::SegmentStatus;
+use mooncake_store::{ErrorCode, Origin, random_id};
+use tokio::time::Instant;
+
+use crate::master::StockMaster;
+use crate::node::{put, reach_mounted, replicas, segment, start};
+use crate::wheel::Release;
+
+#[tokio::test]
+async fn a_graceful_unmount_keeps_keys_readable_for_its_time_and_ends_in_bounded_time() {
+    let stock = StockMaster::start(Release::Ours, 10).await;
+    let mine = [segment("g.0", 0), segment("g.1", 1)];
+    let session = start(&stock, random_id().unwrap(), Origin::Fresh(mine.to_vec()));
+    reach_mounted(&session, &mine).await;
+    let master = stock.client().await;
+    put(&master, "k", 1000, Some("g.0")).await.unwrap();
+
+    let grace = Duration::from_secs(3);
+    let begun = Instant::now();
+    let unmounting = session.unmount(mine[0].id, grace);
+    let watching = async {
+        let mut ticks = tokio::time::interval(Duration::from_millis(50));
+        while master.query_segment_status(mine[0].id).await.unwrap() == SegmentStatus::Ok {
+            ticks.tick().await;
+        }
+        // No new object goes there, the old one is readable.
+        assert_eq!(replicas(&master, "k").await.unwrap().len(), 1);
+        let elsewhere = put(&master, "l", 1000, Some("g.0")).await.unwrap();
+        assert_eq!(elsewhere.endpoint, mine[1].te_endpoint);
+    };
+    let (unmounted, ()) = tokio::join!(unmounting, watching);
+    unmounted.unwrap();
+    assert!(
+        (grace..grace * 2).contains(&begun.elapsed()),
+        "{:?}",
+        begun.elapsed()
+    );
+    let gone = master.query_segment_status(mine[0].id).await.unwrap_err();
+    assert_eq!(gone.refusal(), Some(ErrorCode::SegmentNotFound), "{gone}");
+    reach_mounted(&session, &mine[1..]).await;
+}
+
+#[tokio::test]
+async fn an_unmount_without_grace_is_done_at_once() {
+    let stock = StockMaster::start(Release::Ours, 10).await;
+    let mine = [segment("n.0", 0)];
+    let session = start(&stock, random_id().unwrap(), Origin::Fresh(mine.to_vec()));
+    reach_mounted(&session, &mine).await;
+    let begun = Instant::now();
+    session.unmount(mine[0].id, Duration::ZERO).await.unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        begun.elapsed()
+    );
+    let master = stock.client().await;
+    assert!(master.query_segment_status(mine[0].id).await.is_err());
+    // The next life of the node.
+    let next = segment("n.0", 1);
+    session.add(next.clone());
+    reach_mounted(&session, std::slice::from_ref(&next)).await;
+}
+
+#[tokio::test]
+async fn an_unmount_ends_with_an_error_when_the_master_is_gone() {
+    let mut stock = StockMaster::start(Release::Ours, 10).await;
+    let mine = [segment("d.0", 0)];
+    let session = start(&stock, random_id().unwrap(), Origin::Fresh(mine.to_vec()));
+    reach_mounted(&session, &mine).await;
+    stock.kill().await;
+    let begun = Instant::now();
+    let error = session
+        .unmount(mine[0].id, Duration::from_secs(1))
+        .await
+        .unwrap_err();
+    assert!(
+        begun.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        begun.elapsed()
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("may still be mounted") && text.contains("UnmountSegment"),
+        "{text}"
+    );
+}
