@@ -117,6 +117,34 @@ pub fn build(
     )
 }
 
+/// Pushes an archive's image to a registry, with the credentials that the user's tools have stored.
+///
+/// # Errors
+/// Those of buildah.
+pub fn push(settings: &Settings, archive: &Path, reference: &str) -> Result<(), Error> {
+    packages::install(packages::BUILD)?;
+    let cache = Cache::new(&settings.cache);
+    let image = buildah(&cache)
+        .args(["pull", "--quiet"])
+        .arg(format!("oci-archive:{}", archive.display()))
+        .output()?;
+    buildah(&cache)
+        .args(["push", "--quiet", image.trim()])
+        .arg(format!("docker://{reference}"))
+        .done()
+}
+
+/// A store of our own: the machine's images are nobody's business here.
+fn buildah(cache: &Cache) -> Run {
+    Run::new("buildah")
+        .arg("--root")
+        .arg(cache.root().join("buildah"))
+        .arg("--runroot")
+        .arg(cache.root().join("buildah-run"))
+        .env("BUILDAH_ISOLATION", "chroot")
+        .deadline(SLOW)
+}
+
 fn pause(cache: &Cache, folder: &Path) -> Result<(), Error> {
     let context = context(folder, PAUSE_FILE)?;
     copy(Path::new("/usr/bin/catatonit"), &context.join("catatonit"))?;
@@ -184,17 +212,7 @@ fn bud(
     tag: &str,
     archive: &Path,
 ) -> Result<(), Error> {
-    // A store of our own: the machine's images are nobody's business here.
-    let buildah = || {
-        Run::new("buildah")
-            .arg("--root")
-            .arg(cache.root().join("buildah"))
-            .arg("--runroot")
-            .arg(cache.root().join("buildah-run"))
-            .env("BUILDAH_ISOLATION", "chroot")
-            .deadline(SLOW)
-    };
-    buildah()
+    buildah(cache)
         .args(["build", "--quiet", "--layers=false", "--tag", tag, "--file"])
         .arg(containerfile)
         .arg(context)
@@ -205,8 +223,9 @@ fn bud(
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(Error::file("removing", archive)(error)),
     }
-    buildah()
-        .args(["push", "--quiet", tag])
+    buildah(cache)
+        // Nodes unpack these on the same machine: compressing only costs, twice.
+        .args(["push", "--quiet", "--disable-compression", tag])
         .arg(format!("oci-archive:{}:{tag}", archive.display()))
         .done()
 }

@@ -17,6 +17,7 @@ pub mod images;
 pub mod kubectl;
 pub mod needs;
 pub mod process;
+pub mod product;
 pub mod settings;
 pub mod story;
 pub mod wait;
