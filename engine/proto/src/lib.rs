@@ -11,5 +11,6 @@ pub mod descriptor;
 pub mod extent;
 pub mod frame;
 pub mod handshake;
+pub mod scheduler;
 pub mod store;
 pub mod struct_pack;

@@ -1,5 +1,7 @@
 //! Extents: what is accepted, what is refused, and bytes that move by the kernel alone.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,0 +1,244 @@
+//! One link to a peer: `Idle -> Running -> Idle`, one request at a time. While a write's payload
+//! goes out the answer is already listened for, because a peer that refuses answers at once.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use proto::frame::{HEADER_LENGTH, Header, Op, Partial, STATUS_LENGTH, Status, Version};
+use proto::scheduler::{Effect, Failure, Slice};
+use rustix::net::RecvFlags;
+use sys::mem::Region;
+
+use super::served::is_wait_error;
+use super::{LinkError, LinkId, RegionId, TURN_BYTES, Turn};
+
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) link: LinkId,
+    version: Version,
+    running: Option<Running>,
+}
+
+/// A request under way.
+#[derive(Debug)]
+struct Running {
+    op: Op,
+    region: Arc<Region>,
+    offset: u64,
+    length: u64,
+    header: [u8; HEADER_LENGTH],
+    header_sent: usize,
+    /// Payload bytes that have moved, either way.
+    moved: u64,
+    status: Partial<STATUS_LENGTH>,
+    /// The status has come, or there is none in this version.
+    accepted: bool,
+    reply_seen: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(link: LinkId, version: Version) -> Self {
+        Self {
+            link,
+            version,
+            running: None,
+        }
+    }
+
+    pub(super) fn begin(&mut self, slice: &Slice<RegionId>, region: Arc<Region>) {
+        let Slice {
+            op,
+            remote,
+            memory: _,
+            offset,
+            length,
+        } = *slice;
+        let header = Header {
+            size: length,
+            address: remote,
+            op,
+            version: self.version,
+        };
+        self.running = Some(Running {
+            op,
+            region,
+            offset,
+            length,
+            header: header.encode(),
+            header_sent: 0,
+            moved: 0,
+            status: Partial::default(),
+            accepted: self.version == Version::V1,
+            reply_seen: false,
+        });
+    }
+
+    /// Moves what the socket allows, up to a turn's worth; says whether the request is done.
+    pub(super) fn turn(
+        &mut self,
+        socket: BorrowedFd<'_>,
+    ) -> Result<(Turn, bool), Failure<LinkError>> {
+        let Some(running) = &mut self.running else {
+            return self.idle(socket).map(|()| (Turn::Readable, false));
+        };
+        match running.turn(socket) {
+            Ok(true) => {
+                self.running = None;
+                Ok((Turn::Readable, true))
+            }
+            Ok(false) => {
+                let turn = if running.is_sending() {
+                    Turn::Both
+                } else {
+                    Turn::Readable
+                };
+                Ok((turn, false))
+            }
+            Err(cause) => Err(running.failure(cause)),
+        }
+    }
+
+    /// Nothing was asked, so all that can come is the end.
+    fn idle(&self, socket: BorrowedFd<'_>) -> Result<(), Failure<LinkError>> {
+        let mut byte = [0];
+        let cause = match rustix::net::recv(socket, &mut byte, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => LinkError::Closed,
+            Ok(_) => LinkError::Protocol("bytes that nothing asked for".to_owned()),
+            Err(errno) => {
+                let error = errno.into();
+                if is_wait_error(&error) {
+                    return Ok(());
+                }
+                LinkError::io("watching an idle connection")(error)
+            }
+        };
+        Err(Failure {
+            cause,
+            effect: Effect::None,
+            reply_seen: false,
+        })
+    }
+}
+
+impl Running {
+    fn turn(&mut self, socket: BorrowedFd<'_>) -> Result<bool, LinkError> {
+        if self.is_sending() {
+            self.send(socket)?;
+        }
+        if !self.accepted {
+            self.listen(socket)?;
+        }
+        if self.op == Op::Read && self.accepted {
+            self.receive(socket)?;
+        }
+        Ok(self.accepted && !self.is_sending() && self.moved == self.length)
+    }
+
+    fn is_sending(&self) -> bool {
+        self.header_sent < HEADER_LENGTH || (self.op == Op::Write && self.moved < self.length)
+    }
+
+    fn send(&mut self, socket: BorrowedFd<'_>) -> Result<(), LinkError> {
+        let mut budget = TURN_BYTES;
+        while self.is_sending() && budget > 0 {
+            let head = &self.header[self.header_sent..];
+            let payload = match self.op {
+                Op::Write => (self.length - self.moved).min(budget),
+                Op::Read => 0,
+            };
+            let sent =
+                self.region
+                    .send_from(socket, head, self.offset + self.moved, payload, false);
+            let count = match sent {
+                Ok(count) => count,
+                Err(error) if is_wait_error(&error) => return Ok(()),
+                Err(error) => {
+                    // A peer that refused has said why before it closed.
+                    self.listen(socket)?;
+                    return Err(LinkError::io("sending a request")(error));
+                }
+            };
+            let of_head = count.min(head.len());
+            self.header_sent += of_head;
+            let count = (count - of_head) as u64;
+            self.moved += count;
+            budget -= count;
+            if count < payload {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for the status frame.
+    fn listen(&mut self, socket: BorrowedFd<'_>) -> Result<(), LinkError> {
+        while !self.accepted {
+            let received = rustix::net::recv(socket, self.status.spare(), RecvFlags::DONTWAIT);
+            let count = match received {
+                Ok((0, _)) => return Err(LinkError::Closed),
+                Ok((count, _)) => count,
+                Err(errno) => {
+                    let error = errno.into();
+                    if is_wait_error(&error) {
+                        return Ok(());
+                    }
+                    return Err(LinkError::io("waiting for the answer")(error));
+                }
+            };
+            self.reply_seen = true;
+            let Some(bytes) = self.status.advance(count) else {
+                continue;
+            };
+            match Status::decode(bytes) {
+                Ok(Status::Ok) if self.is_sending() => {
+                    return Err(LinkError::Protocol(
+                        "an answer before the payload".to_owned(),
+                    ));
+                }
+                Ok(Status::Ok) => self.accepted = true,
+                Ok(Status::AddressRejected) => return Err(LinkError::Rejected),
+                Err(error) => return Err(LinkError::Protocol(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<(), LinkError> {
+        let mut budget = TURN_BYTES;
+        while self.moved < self.length && budget > 0 {
+            let wanted = (self.length - self.moved).min(budget);
+            let count = match self
+                .region
+                .recv_into(socket, self.offset + self.moved, wanted)
+            {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(count) => count as u64,
+                Err(error) if is_wait_error(&error) => return Ok(()),
+                Err(error) => return Err(LinkError::io("receiving the payload")(error)),
+            };
+            self.reply_seen = true;
+            self.moved += count;
+            budget -= count;
+            if count < wanted {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// What a failure now may have done at the peer.
+    fn failure(&self, cause: LinkError) -> Failure<LinkError> {
+        let refused = matches!(cause, LinkError::Rejected);
+        let unseen = self.header_sent < HEADER_LENGTH;
+        let effect = if self.op == Op::Read || refused || unseen {
+            Effect::None
+        } else {
+            Effect::Unknown
+        };
+        Failure {
+            cause,
+            effect,
+            reply_seen: self.reply_seen,
+        }
+    }
+}

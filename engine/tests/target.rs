@@ -1,0 +1,265 @@
+//! The target's side of the TCP wire, tried by hand-made peers.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+#[path = "fixture/rig.rs"]
+mod rig;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use mooncake_engine::{Admission, Settings};
+use proto::frame::{Op, Status, Version};
+use rig::{BASE, LENGTH, Rig, connect, get, header, is_closed, pattern, put, quick, status, until};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn version_two_writes_are_answered_after_the_last_byte_and_read_back() {
+    let rig = Rig::new(quick());
+    let mut stream = rig.connect();
+    let bytes = pattern(1, 5 << 20);
+    assert_eq!(put(&mut stream, BASE + 4095, &bytes), Status::Ok);
+    let mut there = vec![0; bytes.len()];
+    rig.region.copy_out(4095, &mut there).unwrap();
+    assert!(there == bytes);
+    assert!(get(&mut stream, BASE + 4095, bytes.len()) == bytes);
+    let stats = rig.host.stats();
+    assert_eq!((stats.connections, stats.requests), (1, 2));
+    assert_eq!((stats.bytes_written, stats.bytes_read), (5 << 20, 5 << 20));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn version_one_has_no_answers_and_pipelined_headers_are_served_in_order() {
+    let rig = Rig::new(quick());
+    let mut stream = rig.connect();
+    let mut wire = Vec::new();
+    wire.extend(header(Op::Write, Version::V1, BASE, 3));
+    wire.extend(b"abc");
+    wire.extend(header(Op::Read, Version::V1, BASE + 1, 2));
+    wire.extend(header(Op::Read, Version::V2, BASE, 1));
+    stream.write_all(&wire).unwrap();
+    let mut back = [0; 2 + 8 + 1];
+    stream.read_exact(&mut back).unwrap();
+    assert_eq!(&back, b"bc\0\0\0\0VTCMa");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_addresses_are_refused_and_the_connection_ends() {
+    let rig = Rig::new(quick());
+    let ranges = [
+        (BASE - 1, 1),
+        (BASE + LENGTH, 1),
+        (BASE + LENGTH - 1, 2),
+        (BASE, 0),
+        (u64::MAX, 2),
+        (BASE, u64::MAX),
+        (0, 8),
+    ];
+    for (address, size) in ranges {
+        for op in [Op::Read, Op::Write] {
+            let mut stream = rig.connect();
+            stream
+                .write_all(&header(op, Version::V2, address, size))
+                .unwrap();
+            assert_eq!(status(&mut stream), Status::AddressRejected);
+            assert!(is_closed(&mut stream));
+            let mut stream = rig.connect();
+            stream
+                .write_all(&header(op, Version::V1, address, size))
+                .unwrap();
+            let mut byte = [0];
+            assert!(!stream.read(&mut byte).is_ok_and(|count| count > 0));
+        }
+    }
+    assert_eq!(
+        rig.host.stats().refused.bad_address,
+        4 * ranges.len() as u64
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s16_a_connection_without_a_whole_header_is_closed_in_time_and_others_are_served() {
+    let rig = Rig::new(quick());
+    let begun = Instant::now();
+    let mut silent = rig.connect();
+    let mut half = rig.connect();
+    half.write_all(&[0; 23]).unwrap();
+    let mut honest = rig.connect();
+    assert_eq!(put(&mut honest, BASE, b"x"), Status::Ok);
+    assert!(is_closed(&mut silent) && is_closed(&mut half));
+    assert!(begun.elapsed() < Duration::from_secs(3));
+    assert_eq!(rig.host.stats().refused.header_deadline, 2);
+    // One that has transferred stays, also in the middle of a later header.
+    honest
+        .write_all(&header(Op::Read, Version::V2, BASE, 1)[..10])
+        .unwrap();
+    honest
+        .set_read_timeout(Some(Duration::from_millis(700)))
+        .unwrap();
+    assert!(!is_closed(&mut honest));
+    honest
+        .write_all(&header(Op::Read, Version::V2, BASE, 1)[10..])
+        .unwrap();
+    assert_eq!(status(&mut honest), Status::Ok);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_does_not_move_ends_its_connection() {
+    let settings = Settings {
+        user_timeout: Duration::from_secs(1),
+        ..quick()
+    };
+    let rig = Rig::new(settings);
+    let mut stream = rig.connect();
+    stream
+        .write_all(&header(Op::Write, Version::V2, BASE, 100))
+        .unwrap();
+    stream.write_all(&[1; 50]).unwrap();
+    assert!(is_closed(&mut stream));
+    assert_eq!(rig.host.stats().stalled, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bounds_refuse_newcomers_and_evict_nobody() {
+    let rig = Rig::new(Settings {
+        max_connections_per_address: 3,
+        ..quick()
+    });
+    let mut served: Vec<_> = (0..3).map(|_| rig.connect()).collect();
+    for stream in &mut served {
+        assert_eq!(put(stream, BASE, b"in"), Status::Ok);
+    }
+    for _ in 0..20 {
+        assert!(is_closed(&mut rig.connect()));
+    }
+    for stream in &mut served {
+        assert_eq!(put(stream, BASE, b"still in"), Status::Ok);
+    }
+    assert_eq!(rig.host.stats().refused.over_limit, 20);
+    drop(served.pop());
+    until("the place is free again", || {
+        rig.host.stats().connections == 2
+    })
+    .await;
+    assert_eq!(put(&mut rig.connect(), BASE, b"new"), Status::Ok);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn admission_is_decided_by_address_and_withdrawn_at_once() {
+    let rig = Rig::new(quick());
+    let mut stream = rig.connect();
+    assert_eq!(put(&mut stream, BASE, b"x"), Status::Ok);
+    rig.host
+        .admit(Admission::only(["127.0.0.2".parse().unwrap()]))
+        .unwrap();
+    let begun = Instant::now();
+    assert!(is_closed(&mut stream));
+    assert!(is_closed(&mut rig.connect()));
+    assert!(is_closed(&mut connect(rig.handshake)));
+    assert!(begun.elapsed() < Duration::from_secs(1));
+    assert_eq!(rig.host.stats().refused.not_admitted, 3);
+    rig.host
+        .admit(Admission::only(["127.0.0.1".parse().unwrap()]))
+        .unwrap();
+    assert_eq!(put(&mut rig.connect(), BASE, b"y"), Status::Ok);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s01_ipv6_and_wire_bases_beyond_2_to_the_58_are_served() {
+    let base = (1 << 61) + (5 << 30);
+    let rig = Rig::on(quick(), IpAddr::V6(Ipv6Addr::LOCALHOST), base);
+    assert!(rig.name.starts_with("[::1]:"));
+    let mut stream = rig.connect();
+    let bytes = pattern(2, 100_000);
+    assert_eq!(put(&mut stream, base + 7, &bytes), Status::Ok);
+    assert!(get(&mut stream, base + 7, bytes.len()) == bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_region_is_free_and_answers_no_more() {
+    let rig = Rig::new(quick());
+    let mut idle = rig.connect();
+    assert_eq!(put(&mut idle, BASE, b"x"), Status::Ok);
+    let mut midway = rig.connect();
+    midway
+        .write_all(&header(Op::Write, Version::V2, BASE, 1 << 20))
+        .unwrap();
+    midway.write_all(&[7; 1000]).unwrap();
+    until("the write is under way", || {
+        rig.host.stats().bytes_written >= 1001
+    })
+    .await;
+    let region = rig.region.clone();
+    rig::bounded(rig.host.remove_region(rig.id)).await.unwrap();
+    drop(rig.region);
+    assert_eq!(std::sync::Arc::strong_count(&region), 1);
+    let _may_fail = midway.write_all(&[7; 100_000]);
+    assert!(is_closed(&mut midway));
+    let mut byte = [0];
+    region.copy_out(1000, &mut byte).unwrap();
+    assert_eq!(byte, [0]);
+    assert_eq!(put(&mut idle, BASE, b"x"), Status::AddressRejected);
+    assert_eq!(rig.host.stats().withdrawn, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_write_never_lands_after_a_rebase() {
+    let rig = Rig::new(quick());
+    for round in 0..100 {
+        let old = BASE + (round << 40);
+        let new = BASE + ((round + 1) << 40);
+        let mut late = rig.connect();
+        late.write_all(&header(Op::Write, Version::V2, old, LENGTH))
+            .unwrap();
+        late.write_all(&vec![0xEE; 300_000]).unwrap();
+        rig::bounded(rig.host.rebase_region(rig.id, new))
+            .await
+            .unwrap();
+        // The new life's bytes, over everything that the old one wrote.
+        rig.region.copy_in(0, &vec![0x11; 1 << 20]).unwrap();
+        let _may_fail = late.write_all(&vec![0xEE; 300_000]);
+        assert!(is_closed(&mut late));
+        let mut there = vec![0; 1 << 20];
+        rig.region.copy_out(0, &mut there).unwrap();
+        assert!(there.iter().all(|byte| *byte == 0x11), "round {round}");
+        let mut fresh = rig.connect();
+        assert_eq!(put(&mut fresh, new, b"new"), Status::Ok);
+        assert_eq!(put(&mut fresh, old, b"old"), Status::AddressRejected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_a_host_closes_everything_and_frees_its_memory() {
+    let rig = Rig::new(quick());
+    let mut stream = rig.connect();
+    assert_eq!(put(&mut stream, BASE, b"x"), Status::Ok);
+    rig::bounded(rig.host.close()).await.unwrap();
+    assert!(is_closed(&mut stream));
+    assert_eq!(std::sync::Arc::strong_count(&rig.region), 1);
+    assert!(std::net::TcpStream::connect(rig.data).is_err());
+    assert!(std::net::TcpStream::connect(rig.handshake).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_busy_connection_does_not_starve_the_others() {
+    let rig = Rig::new(quick());
+    let data = rig.data;
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let flag = stop.clone();
+    let busy = std::thread::spawn(move || {
+        let mut stream = connect(data);
+        let bytes = vec![1; 16 << 20];
+        while !flag.load(std::sync::atomic::Ordering::Relaxed) {
+            assert_eq!(put(&mut stream, BASE, &bytes), Status::Ok);
+        }
+    });
+    let mut small = rig.connect();
+    let mut worst = Duration::ZERO;
+    for _ in 0..200 {
+        let begun = Instant::now();
+        assert_eq!(put(&mut small, BASE + LENGTH - 8, b"12345678"), Status::Ok);
+        worst = worst.max(begun.elapsed());
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    busy.join().unwrap();
+    assert!(worst < Duration::from_secs(1), "{worst:?}");
+}
