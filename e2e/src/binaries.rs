@@ -4,6 +4,7 @@ use crate::cache::{Cache, Inputs};
 use crate::command::Run;
 use crate::needs::go;
 use crate::{Error, Settings};
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ const COMPONENTS: [&str; 7] = [
 const COLD_BUILD: Duration = Duration::from_secs(30 * 60);
 
 /// Two cache entries: everything of Kubernetes, and the rest.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binaries {
     pub kubernetes: PathBuf,
     pub addons: PathBuf,
@@ -74,6 +75,14 @@ impl Binaries {
             self.kubernetes.display(),
             self.addons.display()
         )
+    }
+
+    /// Names what the addons were built from.
+    pub(crate) fn version(&self) -> String {
+        self.addons
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
     }
 
     pub fn kubectl(&self) -> PathBuf {

@@ -78,17 +78,13 @@ impl Cluster {
                 name: name.to_owned(),
                 state: settings.state.clone(),
             })?;
-        let binaries = Binaries {
-            kubernetes: record.kubernetes.clone(),
-            addons: record.addons.clone(),
-        };
         Ok(Self {
-            images: Images::get(settings, &binaries)?,
+            binaries: record.binaries.clone(),
+            images: record.images.clone(),
             cgroups: Cgroups::of_this_machine()?,
             settings: settings.clone(),
             folder,
             record,
-            binaries,
         })
     }
 

@@ -5,6 +5,7 @@ use crate::cache::{Cache, Inputs};
 use crate::command::Run;
 use crate::needs::packages;
 use crate::{Error, Settings};
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +26,7 @@ const DEBIAN_PACKAGES: &str = "python3,libibverbs1,ibverbs-providers,librdmacm1,
 const SLOW: Duration = Duration::from_secs(15 * 60);
 
 /// The OCI archives that every cluster starts with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Images {
     pub pause: PathBuf,
     pub coredns: PathBuf,
@@ -50,9 +51,7 @@ impl Images {
             coredns: cache
                 .entry(
                     "image-coredns",
-                    Inputs::default()
-                        .and(COREDNS_FILE)
-                        .and(binaries.addons.to_string_lossy().as_bytes()),
+                    Inputs::default().and(COREDNS_FILE).and(binaries.version()),
                     |folder| coredns(&cache, folder, binaries),
                 )?
                 .join(ARCHIVE),

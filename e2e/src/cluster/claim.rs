@@ -121,14 +121,6 @@ pub(super) fn release(name: &str) -> Result<(), Error> {
     })
 }
 
-/// The claims of this machine, by index.
-///
-/// # Errors
-/// [`Error::File`].
-pub(super) fn all() -> Result<BTreeMap<u8, Claim>, Error> {
-    with_machine(|machine| Ok(machine.claims.clone()))
-}
-
 fn with_machine<T>(work: impl FnOnce(&mut Machine) -> Result<T, Error>) -> Result<T, Error> {
     let folder = Path::new("/run/mooncake-k8s");
     let _lock = lock(&folder.join("lock"))?;

@@ -2,9 +2,8 @@
 
 use super::cgroup::Cgroups;
 use super::claim;
-use super::folder::{Folder, Record};
-use super::network::{self, Network};
-use super::{Block, Cluster, check_name};
+use super::folder::Folder;
+use super::{Cluster, check_name, network};
 use crate::process::kill_now;
 use crate::wait::wait_until;
 use crate::{Error, Settings};
@@ -28,15 +27,6 @@ impl Cluster {
 /// As [`Cluster::down`], by a caller that holds the cluster's lock.
 pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
     let folder = Folder::new(&settings.state, name);
-    let network = Network {
-        cluster: name,
-        // Only names are removed by; any block does for a record that was never written.
-        block: folder
-            .load()?
-            .as_ref()
-            .map_or(Block::new(0), |record: &Record| Some(record.block()))
-            .expect("block 0 exists"),
-    };
     let cgroups = Cgroups::of_this_machine()?;
     let mut recorded = folder.processes()?;
     recorded.sort_by_key(|(part, _)| part.kill_order());
@@ -45,7 +35,7 @@ pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
     }
     end_all(|| {
         let mut pids = cgroups.processes(name);
-        for namespace in network.namespaces() {
+        for namespace in network::namespaces(name) {
             pids.extend(network::processes(&namespace)?);
         }
         pids.extend(
@@ -56,7 +46,7 @@ pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
         );
         Ok(pids)
     })?;
-    network.remove()?;
+    network::remove(name)?;
     wait_until(
         "the cluster's cgroups to go",
         Duration::from_secs(10),

@@ -3,6 +3,8 @@
 use super::address::Block;
 use super::part::Part;
 use crate::Error;
+use crate::binaries::Binaries;
+use crate::images::Images;
 use crate::process::Recorded;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -16,9 +18,9 @@ pub(super) struct Record {
     pub nodes: Vec<Node>,
     /// Set at the end of `up`; without it the cluster is half made and is made anew.
     pub complete: bool,
-    /// Cache entries in use.
-    pub kubernetes: PathBuf,
-    pub addons: PathBuf,
+    /// Cache entries in use: a cluster keeps those that it was made with.
+    pub binaries: Binaries,
+    pub images: Images,
 }
 
 /// One node, counted from 1 and named `n1`, `n2` and so on.

@@ -31,17 +31,12 @@ impl Network<'_> {
         self.namespace(&format!("n{node}"))
     }
 
-    /// This machine's end of its cable.
-    fn host_link(&self) -> String {
-        self.namespace("host")
-    }
-
     /// The switch, this machine and the control plane.
     ///
     /// # Errors
     /// Those of `ip`.
     pub(super) fn make(&self) -> Result<(), Error> {
-        let (switch, host) = (self.switch(), self.host_link());
+        let (switch, host) = (self.switch(), host_link(self.cluster));
         ip(&["netns", "add", &switch])?;
         batch(
             Some(&switch),
@@ -154,28 +149,6 @@ impl Network<'_> {
         )
     }
 
-    /// The cluster's namespaces that exist, found by name.
-    pub(super) fn namespaces(&self) -> Vec<String> {
-        let Ok(entries) = fs::read_dir("/run/netns") else {
-            return Vec::new();
-        };
-        let own = |name: &str| {
-            name.strip_prefix(self.cluster)
-                .and_then(|rest| rest.strip_prefix('-'))
-                .is_some_and(|place| {
-                    matches!(place, "sw" | "cp")
-                        || place
-                            .strip_prefix('n')
-                            .is_some_and(|number| number.parse::<u8>().is_ok())
-                })
-        };
-        entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .filter(|name| own(name))
-            .collect()
-    }
-
     /// Takes a node off the network.
     ///
     /// # Errors
@@ -190,21 +163,50 @@ impl Network<'_> {
         }
         Ok(())
     }
+}
 
-    /// Removes everything, whatever of it is left.
-    ///
-    /// # Errors
-    /// Those of `ip`.
-    pub(super) fn remove(&self) -> Result<(), Error> {
-        for namespace in self.namespaces() {
-            ip(&["netns", "del", &namespace])?;
-        }
-        let host = self.host_link();
-        if Path::new("/sys/class/net").join(&host).exists() {
-            ip(&["link", "del", &host])?;
-        }
-        Ok(())
+/// A cluster's namespaces that exist, found by name.
+pub(super) fn namespaces(cluster: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir("/run/netns") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| belongs_to(name, cluster))
+        .collect()
+}
+
+fn belongs_to(namespace: &str, cluster: &str) -> bool {
+    namespace
+        .strip_prefix(cluster)
+        .and_then(|rest| rest.strip_prefix('-'))
+        .is_some_and(|place| {
+            matches!(place, "sw" | "cp")
+                || place
+                    .strip_prefix('n')
+                    .is_some_and(|number| number.parse::<u8>().is_ok())
+        })
+}
+
+/// Removes a cluster's namespaces and this machine's cable, whatever of them is left.
+///
+/// # Errors
+/// Those of `ip`.
+pub(super) fn remove(cluster: &str) -> Result<(), Error> {
+    for namespace in namespaces(cluster) {
+        ip(&["netns", "del", &namespace])?;
     }
+    let host = host_link(cluster);
+    if Path::new("/sys/class/net").join(&host).exists() {
+        ip(&["link", "del", &host])?;
+    }
+    Ok(())
+}
+
+/// This machine's end of its cable.
+fn host_link(cluster: &str) -> String {
+    format!("{cluster}-host")
 }
 
 /// Every process in a network namespace.
@@ -233,4 +235,31 @@ fn batch(namespace: Option<&str>, lines: &[String]) -> Result<(), Error> {
         None => Run::new("ip"),
     };
     run.args(["-batch", "-"]).input(lines.join("\n")).done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_belongs_to_the_cluster_whose_whole_name_it_bears() {
+        for own in ["mc-sw", "mc-cp", "mc-n7"] {
+            assert!(belongs_to(own, "mc"), "{own}");
+        }
+        for foreign in ["mc0-sw", "mc-nx", "mc-else", "cni-1"] {
+            assert!(!belongs_to(foreign, "mc"), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_node_learns_the_way_to_all_pods_but_its_own() {
+        let network = Network {
+            cluster: "mc",
+            block: Block::new(0).unwrap(),
+        };
+        assert_eq!(
+            network.routes(&[1, 2], Some(1)),
+            ["route replace 198.19.129.0/24 via 198.18.0.12"]
+        );
+    }
 }

@@ -104,8 +104,8 @@ impl Cluster {
                     })
                     .collect(),
                 complete: false,
-                kubernetes: binaries.kubernetes.clone(),
-                addons: binaries.addons.clone(),
+                binaries: binaries.clone(),
+                images: images.clone(),
             },
             folder,
             binaries,

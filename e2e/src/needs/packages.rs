@@ -17,7 +17,6 @@ pub const RUN: &[Wanted] = &[
     ("conntrack", "conntrack"),
     ("runc", "runc"),
     ("mount", "mount"),
-    ("modprobe", "kmod"),
 ];
 
 /// What building binaries and images calls.

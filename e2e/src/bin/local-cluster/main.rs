@@ -9,6 +9,7 @@ use mooncake_e2e::cluster::prepare;
 use mooncake_e2e::needs::Needs;
 use mooncake_e2e::settings::Environment;
 use mooncake_e2e::{Cluster, Error, Settings, Spec, images};
+use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_max_level(tracing::Level::INFO)
         .init();
     match run(Args::parse()) {

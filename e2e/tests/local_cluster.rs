@@ -1,0 +1,380 @@
+//! What must end well for the tool itself: crashes, neighbours, cuts, killed parts.
+
+use anyhow::{Context, bail, ensure};
+use mooncake_e2e::settings::Environment;
+use mooncake_e2e::story::{Seen, Stage, StockPod, StockWork, eventually, with_namespace};
+use mooncake_e2e::{Cluster, Error, NodeKind, Part, Settings, Spec, images};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard};
+
+const TOOL: &str = env!("CARGO_BIN_EXE_local-cluster");
+const SOON: Duration = Duration::from_secs(90);
+
+/// Stories here disturb the cluster: one at a time.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+fn settings() -> Settings {
+    Settings::from_environment(Environment::read())
+}
+
+async fn stage() -> anyhow::Result<(MutexGuard<'static, ()>, Stage)> {
+    let turn = TURN.lock().await;
+    Ok((turn, Stage::named(settings(), "tool".to_owned()).await?))
+}
+
+/// Everything on the machine that bears a cluster's name.
+fn remains(name: &str) -> Vec<String> {
+    let mut found: Vec<String> = ["/run/netns", "/sys/class/net"]
+        .into_iter()
+        .filter_map(|folder| Path::new(folder).read_dir().ok())
+        .flat_map(|entries| entries.flatten())
+        .map(|entry| entry.path().display().to_string())
+        .filter(|path| path.contains(&format!("/{name}-")))
+        .collect();
+    let state = settings().state.join(name);
+    if state.exists() {
+        found.push(state.display().to_string());
+    }
+    for hierarchy in Path::new("/sys/fs/cgroup")
+        .read_dir()
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let group = hierarchy.path().join(name);
+        if group.exists() {
+            found.push(group.display().to_string());
+        }
+    }
+    for process in Path::new("/proc")
+        .read_dir()
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if line.contains(&format!("{}/", state.display())) {
+            found.push(line);
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes clusters"]
+async fn a_starter_that_is_killed_leaves_nothing_that_down_does_not_remove() -> anyhow::Result<()> {
+    let _turn = TURN.lock().await;
+    let name = "crash";
+    // Ever later: while the network is made, with a control plane, with nodes.
+    for part in [Part::Etcd, Part::Controllers, Part::Kubelet(1)] {
+        let mut starter = Command::new(TOOL)
+            .args(["up", "--name", name, "--nodes", "1"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let recorded = settings()
+            .state
+            .join(name)
+            .join("pid")
+            .join(part.to_string());
+        let reached = eventually(format!("{part} to be started"), SOON, || async {
+            Ok(Seen::when(recorded.exists().then_some(()), "not yet"))
+        })
+        .await;
+        starter.kill()?;
+        starter.wait()?;
+        reached?;
+        ensure!(
+            !remains(name).is_empty(),
+            "the starter had made nothing yet"
+        );
+        Cluster::down(&settings(), name)?;
+        ensure!(remains(name).is_empty(), "{:#?}", remains(name));
+    }
+    Cluster::down(&settings(), name).context("a second time")?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes clusters"]
+async fn what_an_unfinished_start_left_is_made_anew_by_the_next() -> anyhow::Result<()> {
+    let _turn = TURN.lock().await;
+    let name = "again";
+    let mut starter = Command::new(TOOL)
+        .args(["up", "--name", name, "--nodes", "1"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let recorded = settings().state.join(name).join("pid/apiserver");
+    eventually("the API server to be started", SOON, || async {
+        Ok(Seen::when(recorded.exists().then_some(()), "not yet"))
+    })
+    .await?;
+    starter.kill()?;
+    starter.wait()?;
+    ensure!(
+        matches!(
+            Cluster::attach(&settings(), name),
+            Err(Error::NoCluster { .. })
+        ),
+        "half a cluster must not be found"
+    );
+    let spec = Spec {
+        name: name.to_owned(),
+        index: None,
+        nodes: 1,
+    };
+    let cluster = Cluster::up(&settings(), &spec)?;
+    cluster.kubectl().run(["get", "nodes"])?;
+    Cluster::down(&settings(), name)?;
+    ensure!(remains(name).is_empty(), "{:#?}", remains(name));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes clusters"]
+async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() -> anyhow::Result<()>
+{
+    let _turn = TURN.lock().await;
+    let up = |name: &str| {
+        let spec = Spec {
+            name: name.to_owned(),
+            index: None,
+            nodes: 1,
+        };
+        tokio::task::spawn_blocking(move || Cluster::up(&settings(), &spec))
+    };
+    let (first, second) = tokio::join!(up("left"), up("right"));
+    let (first, second) = (first??, second??);
+    ensure!(
+        first.block() != second.block(),
+        "both have one address block"
+    );
+    let second = Stage::on(second).await?;
+    with_namespace(&second, "stays", async |namespace| {
+        StockPod::new("idle", StockWork::Idle)
+            .start(&namespace)
+            .await?;
+        namespace.pod_ready("idle", SOON).await?;
+        let first = Stage::on(first).await?;
+        first
+            .kubectl([
+                "create",
+                "deployment",
+                "many",
+                "--replicas=5",
+                "--image",
+                images::MOONCAKE_STOCK,
+                "--",
+                "sleep",
+                "infinity",
+            ])
+            .await?;
+        first
+            .kubectl(["rollout", "status", "deployment/many", "--timeout=50s"])
+            .await?;
+        tokio::task::spawn_blocking(|| Cluster::down(&settings(), "left")).await??;
+        ensure!(remains("left").is_empty(), "{:#?}", remains("left"));
+        // The neighbour does not notice.
+        namespace.exec("idle", "main", &["true"], SOON).await?;
+        namespace.pod_ready("idle", SOON).await?;
+        Ok(())
+    })
+    .await?;
+    Cluster::down(&settings(), "right")?;
+    ensure!(remains("right").is_empty(), "{:#?}", remains("right"));
+    Ok(())
+}
+
+async fn node_ready(stage: &Stage, node: &str, wanted: &str) -> anyhow::Result<()> {
+    eventually(format!("{node} to be Ready={wanted}"), SOON, || async {
+        let path = r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
+        let ready = stage.kubectl(["get", "node", node, "-o", path]).await?;
+        Ok(Seen::when((ready == wanted).then_some(()), ready))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes a cluster"]
+async fn a_node_that_is_cut_off_is_noticed_and_comes_back() -> anyhow::Result<()> {
+    let (_turn, stage) = stage().await?;
+    stage.with(|cluster| cluster.cut("n2")).await?;
+    node_ready(&stage, "n2", "Unknown").await?;
+    stage.with(|cluster| cluster.heal("n2")).await?;
+    node_ready(&stage, "n2", "True").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes a cluster"]
+async fn every_part_that_is_killed_can_be_started_again() -> anyhow::Result<()> {
+    let (_turn, stage) = stage().await?;
+    with_namespace(&stage, "parts", async |namespace| {
+        let stage = &namespace.stage;
+        StockPod::new("before", StockWork::Idle)
+            .node("n1")
+            .start(&namespace)
+            .await?;
+        namespace.pod_ready("before", SOON).await?;
+        for part in [
+            Part::Scheduler,
+            Part::Controllers,
+            Part::Kubelet(1),
+            Part::Proxy(1),
+            Part::Containerd(1),
+            Part::ApiServer,
+            Part::Etcd,
+        ] {
+            stage.with(move |cluster| cluster.kill(part)).await?;
+            stage.with(move |cluster| cluster.start(part)).await?;
+        }
+        node_ready(stage, "n1", "True").await?;
+        // Everyone is needed for a new pod, and the old one has not noticed.
+        StockPod::new("after", StockWork::Idle)
+            .node("n1")
+            .start(&namespace)
+            .await?;
+        namespace.pod_ready("after", SOON).await?;
+        let pod = namespace.pod_ready("before", SOON).await?;
+        let restarts: i32 = pod
+            .status
+            .iter()
+            .flat_map(|status| status.container_statuses.iter().flatten())
+            .map(|container| container.restart_count)
+            .sum();
+        ensure!(restarts == 0, "the pod restarted {restarts} times");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes a cluster"]
+async fn pods_talk_on_while_the_api_server_is_stopped() -> anyhow::Result<()> {
+    let (_turn, stage) = stage().await?;
+    with_namespace(&stage, "stopped", async |namespace| {
+        let stage = &namespace.stage;
+        namespace
+            .apply(include_str!("../manifests/stock-master.yaml"))
+            .await?;
+        let master = "master:50051";
+        namespace
+            .kubectl(&["rollout", "status", "deployment/master", "--timeout=50s"])
+            .await?;
+        StockPod::new("segment", StockWork::Segment { bytes: 64 << 20 })
+            .node("n1")
+            .master(master)
+            .start(&namespace)
+            .await?;
+        namespace.pod_ready("segment", SOON).await?;
+        let work = StockWork::Load {
+            keys: 8,
+            bytes: 1 << 16,
+            prefix: "k".to_owned(),
+            seconds: 20,
+        };
+        let load = StockPod::new("load", work).node("n2").master(master);
+        load.start(&namespace).await?;
+        namespace.pod_ready("load", SOON).await?;
+        stage.with(|cluster| cluster.stop(Part::ApiServer)).await?;
+        let refused = stage.kubectl(["get", "nodes"]).await;
+        // As long as the load lasts, so that all of it is without an API server.
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        stage.with(|cluster| cluster.start(Part::ApiServer)).await?;
+        ensure!(
+            refused.is_err(),
+            "the API server answered although it was stopped"
+        );
+        let report = load.report(&namespace, SOON).await?;
+        ensure!(
+            report.done > 100 && report.failed == 0 && report.wrong == 0,
+            "{report:?}"
+        );
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes a cluster"]
+async fn an_image_that_is_built_and_loaded_runs_on_every_node() -> anyhow::Result<()> {
+    let (_turn, stage) = stage().await?;
+    let folder = tempfile::tempdir()?;
+    let archive = folder.path().join("image.tar");
+    let tag = "localhost/loaded:dev";
+    std::fs::write(
+        folder.path().join("Containerfile"),
+        format!("FROM {}\nCMD [\"sleep\", \"infinity\"]\n", images::DEBIAN),
+    )?;
+    images::build(
+        &settings(),
+        folder.path(),
+        &folder.path().join("Containerfile"),
+        tag,
+        &archive,
+    )?;
+    stage
+        .with(move |cluster| cluster.load_image(&archive))
+        .await?;
+    with_namespace(&stage, "loaded", async |namespace| {
+        for node in namespace.stage.cluster.nodes() {
+            let overrides = format!(r#"{{"spec":{{"nodeName":"{node}"}}}}"#);
+            namespace
+                .kubectl(&[
+                    "run",
+                    &node,
+                    "--image",
+                    "localhost/loaded:dev",
+                    "--overrides",
+                    &overrides,
+                ])
+                .await?;
+            namespace.pod_ready(&node, SOON).await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes a cluster"]
+async fn a_node_that_was_removed_comes_back_under_its_name() -> anyhow::Result<()> {
+    let (_turn, stage) = stage().await?;
+    let mut cluster = Cluster::attach(&settings(), stage.cluster.name())?;
+    let added = tokio::task::spawn_blocking(move || {
+        let added = cluster.add_node(NodeKind::Namespace)?;
+        cluster.remove_node(&added)?;
+        let again = cluster.add_node(NodeKind::Namespace)?;
+        assert_eq!(added, again);
+        Ok::<_, Error>(added)
+    })
+    .await??;
+    with_namespace(&stage, "newnode", async |namespace| {
+        // There, and talking with the others: its name server runs elsewhere.
+        StockPod::new("new", StockWork::Idle)
+            .node("n3")
+            .start(&namespace)
+            .await?;
+        namespace.pod_ready("new", SOON).await?;
+        namespace
+            .exec(
+                "new",
+                "main",
+                &["getent", "hosts", "kubernetes.default.svc.cluster.local"],
+                SOON,
+            )
+            .await?;
+        Ok(())
+    })
+    .await?;
+    let mut cluster = Cluster::attach(&settings(), stage.cluster.name())?;
+    tokio::task::spawn_blocking(move || cluster.remove_node(&added)).await??;
+    if stage.kubectl(["get", "node", "n3"]).await.is_ok() {
+        bail!("the Node object is still there");
+    }
+    Ok(())
+}
