@@ -183,17 +183,19 @@ impl Session {
         self.command(Command::Forget { segment, done });
         // Resolves also when the driver is gone; the calls below then name the trouble.
         let _ = forgotten.await;
-        let outcome = if grace.is_zero() {
-            self.unmount_now(segment).await
+        let gone = if grace.is_zero() {
+            false
         } else {
-            match self.unmount_gracefully(segment, grace).await {
-                Ok(true) => Ok(()),
-                Ok(false) => self.unmount_now(segment).await,
-                Err(error) => {
-                    tracing::warn!(client = %self.client, %segment, %error, "graceful unmount failed, unmounting at once");
-                    self.unmount_now(segment).await
-                }
-            }
+            self.unmount_gracefully(segment, grace).await.unwrap_or_else(|error| {
+                let client = self.client;
+                tracing::warn!(%client, %segment, %error, "no graceful unmount, unmounting at once");
+                false
+            })
+        };
+        let outcome = if gone {
+            Ok(())
+        } else {
+            self.unmount_now(segment).await
         };
         tracing::info!(client = %self.client, %segment, ok = outcome.is_ok(), "segment unmounted");
         outcome.map_err(|cause| UnmountError { segment, cause })

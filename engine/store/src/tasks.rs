@@ -98,7 +98,8 @@ pub(crate) async fn run<M: Mover>(context: Context<M>, task: wire::TaskAssignmen
         Ok(()) => (TaskStatus::Success, String::new()),
         Err(error) => (TaskStatus::Failed, error.to_string()),
     };
-    tracing::info!(client = %context.client, task = %task.id, kind = %task.kind, %status, message, "task ended");
+    let (client, kind) = (context.client, task.kind);
+    tracing::info!(%client, task = %task.id, %kind, %status, message, "task ended");
     let completed = wire::TaskCompleteRequest {
         id: task.id,
         status,

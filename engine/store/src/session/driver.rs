@@ -188,13 +188,13 @@ where
     fn publish(&self) {
         let state = self.lifecycle.state();
         self.outlets.state.send_if_modified(|published| {
-            let (before, after) = (published.to_string(), state.to_string());
-            let same = before == after && std::mem::discriminant(published) == std::mem::discriminant(&state);
-            if !same {
-                tracing::info!(client = %self.client, master = %self.rim.peer, state = after, "session");
+            let changed = !published.says_the_same(&state);
+            if changed {
+                let (client, master) = (self.client, &self.rim.peer);
+                tracing::info!(%client, %master, %state, "session");
                 *published = state;
             }
-            !same
+            changed
         });
     }
 

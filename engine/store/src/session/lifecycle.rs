@@ -482,3 +482,6 @@ struct Due {
     mount: Option<Segment>,
     fetch: bool,
 }
+
+#[cfg(test)]
+mod tests;

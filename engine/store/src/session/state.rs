@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::mem::discriminant;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,6 +42,22 @@ pub enum EpochEnd {
     Forgotten,
     /// The master refused the mount of all segments; the next one waits a while.
     Refused(Error),
+}
+
+impl State {
+    /// Whether a watcher would learn nothing from the other one.
+    pub(super) fn says_the_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Mounted { mounted, refused },
+                Self::Mounted {
+                    mounted: others,
+                    refused: other_refused,
+                },
+            ) => mounted == others && refused.keys().eq(other_refused.keys()),
+            _ => discriminant(self) == discriminant(other) && self.to_string() == other.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for State {

@@ -29,11 +29,16 @@ pub(crate) struct StockMaster {
     /// Keeps the namespace; ends by itself should the test be killed.
     holder: Child,
     master: Option<Child>,
-    client_ttl: u32,
+    /// Beyond addresses and ports.
+    flags: Vec<String>,
 }
 
 impl StockMaster {
     pub(crate) async fn start(release: Release, client_ttl: u32) -> Self {
+        Self::start_with(release, &[&format!("--client_ttl={client_ttl}")]).await
+    }
+
+    pub(crate) async fn start_with(release: Release, flags: &[&str]) -> Self {
         let executable = release.master().await;
         let mut holder = Command::new("unshare")
             .args([
@@ -54,12 +59,13 @@ impl StockMaster {
             "no network namespace (this test needs root)"
         );
         let namespace = Arc::new(Namespace::of_process(holder.id().unwrap()).unwrap());
+        let flags = flags.iter().map(ToString::to_string).collect();
         let mut stock = Self {
             executable,
             namespace,
             holder,
             master: None,
-            client_ttl,
+            flags,
         };
         stock.restart().await;
         stock
@@ -71,10 +77,8 @@ impl StockMaster {
             .arg(format!("--net=/proc/{}/ns/net", self.holder.id().unwrap()))
             .arg(&self.executable)
             .arg("--rpc_address=127.0.0.1")
-            .args([
-                format!("--port={}", RPC.port()),
-                format!("--client_ttl={}", self.client_ttl),
-            ])
+            .arg(format!("--port={}", RPC.port()))
+            .args(&self.flags)
             .args(["--default_kv_lease_ttl=100"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())

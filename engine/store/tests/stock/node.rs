@@ -36,7 +36,15 @@ pub(crate) fn segment(name: &str, life: u64) -> Segment {
 #[derive(Default)]
 pub(crate) struct FakeMover {
     pub(crate) moved: Mutex<Vec<(MemoryReplica, MemoryReplica, u64)>>,
-    pub(crate) refuse: bool,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Default, Clone, Copy)]
+pub(crate) enum Outcome {
+    #[default]
+    Moved,
+    Failed,
+    Indeterminate,
 }
 
 impl Mover for FakeMover {
@@ -51,10 +59,10 @@ impl Mover for FakeMover {
             .lock()
             .unwrap()
             .push((source.clone(), target.clone(), length));
-        if self.refuse {
-            Err(MoveError::Failed("the cable is cut".into()))
-        } else {
-            Ok(())
+        match self.outcome {
+            Outcome::Moved => Ok(()),
+            Outcome::Failed => Err(MoveError::Failed("the cable is cut".into())),
+            Outcome::Indeterminate => Err(MoveError::Indeterminate("the peer is silent".into())),
         }
     }
 }

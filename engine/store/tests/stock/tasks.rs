@@ -4,17 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_store::wire::{
-    CreateCopyTask, CreateMoveTask, QueryTask, QueryTaskResponse, Segment, TaskStatus,
+    CopyStart, CopyStartResponse, CreateCopyTask, CreateMoveTask, QueryTask, QueryTaskResponse,
+    Segment, TaskStatus,
 };
-use mooncake_store::{Master, Origin, Session, Uuid, random_id};
+use mooncake_store::{Error, ErrorCode, Master, Origin, Session, Uuid, random_id};
 use tokio::time::{interval, timeout};
 
 use crate::master::{PATIENCE, StockMaster};
-use crate::node::{FakeMover, put, reach_mounted, replicas, segment, start, start_with};
+use crate::node::{FakeMover, Outcome, put, reach_mounted, replicas, segment, start, start_with};
 use crate::wheel::Release;
 
 struct TwoNodes {
-    stock: StockMaster,
+    _stock: StockMaster,
+    owner: Uuid,
     master: Master,
     mover: Arc<FakeMover>,
     segments: [Segment; 2],
@@ -22,13 +24,14 @@ struct TwoNodes {
 }
 
 /// The object `k` of 1000 bytes lies on the first node, whose mover is looked at.
-async fn two_nodes(mover: FakeMover) -> TwoNodes {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+async fn two_nodes(flags: &[&str], mover: FakeMover) -> TwoNodes {
+    let stock = StockMaster::start_with(Release::Ours, flags).await;
     let mover = Arc::new(mover);
     let segments = [segment("node1.0", 0), segment("node2.0", 1)];
     let [one, two] = &segments;
     let first = Origin::Fresh(vec![one.clone()]);
-    let first = start_with(&stock, random_id().unwrap(), first, Arc::clone(&mover));
+    let owner = random_id().unwrap();
+    let first = start_with(&stock, owner, first, Arc::clone(&mover));
     let second = start(
         &stock,
         random_id().unwrap(),
@@ -39,7 +42,8 @@ async fn two_nodes(mover: FakeMover) -> TwoNodes {
     let master = stock.client().await;
     put(&master, "k", 1000, Some(&one.name)).await.unwrap();
     TwoNodes {
-        stock,
+        _stock: stock,
+        owner,
         master,
         mover,
         segments,
@@ -63,13 +67,20 @@ async fn ended(master: &Master, task: Uuid) -> QueryTaskResponse {
         .expect("the task ends in time")
 }
 
+fn failing(outcome: Outcome) -> FakeMover {
+    FakeMover {
+        outcome,
+        ..FakeMover::default()
+    }
+}
+
 fn default() -> String {
     "default".into()
 }
 
 #[tokio::test]
 async fn a_copy_task_is_carried_out_and_reported() {
-    let nodes = two_nodes(FakeMover::default()).await;
+    let nodes = two_nodes(&[], FakeMover::default()).await;
     let [one, two] = &nodes.segments;
     let create = ("k".into(), default(), vec![two.name.clone()]);
     let task = nodes.master.call::<CreateCopyTask>(&create).await.unwrap();
@@ -97,7 +108,7 @@ async fn a_copy_task_is_carried_out_and_reported() {
 
 #[tokio::test]
 async fn a_move_task_is_carried_out_and_reported() {
-    let nodes = two_nodes(FakeMover::default()).await;
+    let nodes = two_nodes(&[], FakeMover::default()).await;
     let [one, two] = &nodes.segments;
     let create = ("k".into(), default(), one.name.clone(), two.name.clone());
     let task = nodes.master.call::<CreateMoveTask>(&create).await.unwrap();
@@ -111,21 +122,10 @@ async fn a_move_task_is_carried_out_and_reported() {
 
 #[tokio::test]
 async fn a_copy_whose_bytes_do_not_move_is_revoked_and_its_cause_reported() {
-    let nodes = two_nodes(FakeMover {
-        refuse: true,
-        ..FakeMover::default()
-    })
-    .await;
+    let nodes = two_nodes(&[], failing(Outcome::Failed)).await;
     let [one, two] = &nodes.segments;
     let create = ("k".into(), default(), vec![two.name.clone()]);
     let task = nodes.master.call::<CreateCopyTask>(&create).await.unwrap();
-    let moved = async {
-        let mut ticks = interval(Duration::from_millis(50));
-        while nodes.mover.moved.lock().unwrap().is_empty() {
-            ticks.tick().await;
-        }
-    };
-    timeout(PATIENCE, moved).await.unwrap();
     let answer = ended(&nodes.master, task).await;
     assert_eq!(answer.status, TaskStatus::Failed);
     let text = answer.message;
@@ -134,11 +134,62 @@ async fn a_copy_whose_bytes_do_not_move_is_revoked_and_its_cause_reported() {
         text.contains(&one.name) && text.contains(&two.te_endpoint),
         "{text}"
     );
-    // Revoked: the object is where it was, and a new copy may begin.
+    // Revoked: the object is where it was, and another copy may begin.
     let places = replicas(&nodes.master, "k").await.unwrap();
     assert_eq!(places.len(), 1);
     assert_eq!(places[0].endpoint, one.te_endpoint);
-    let again = ("k".into(), default(), vec![two.name.clone()]);
-    nodes.master.call::<CreateCopyTask>(&again).await.unwrap();
-    drop(nodes.stock);
+    copy_start(&nodes).await.unwrap();
+}
+
+#[tokio::test]
+async fn space_that_may_still_be_written_is_not_given_back() {
+    let nodes = two_nodes(&[], failing(Outcome::Indeterminate)).await;
+    let create = ("k".into(), default(), vec![nodes.segments[1].name.clone()]);
+    let task = nodes.master.call::<CreateCopyTask>(&create).await.unwrap();
+    let answer = ended(&nodes.master, task).await;
+    assert_eq!(answer.status, TaskStatus::Failed);
+    assert!(
+        answer.message.contains("unknown: the peer is silent"),
+        "{}",
+        answer.message
+    );
+    // Not revoked: the master still holds the target's space for this copy.
+    let error = copy_start(&nodes).await.unwrap_err();
+    assert_eq!(
+        error.refusal(),
+        Some(ErrorCode::ObjectHasReplicationTask),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_copy_of_the_masters_own_dynamic_replication_is_carried_out() {
+    let flags = [
+        "--dynamic_replication_mode=enforce",
+        "--dynamic_replication_heat_window_seconds=1",
+        "--dynamic_replication_admission_qps_threshold=2",
+    ];
+    let nodes = two_nodes(&flags, FakeMover::default()).await;
+    let copied = async {
+        let mut ticks = interval(Duration::from_millis(50));
+        while replicas(&nodes.master, "k").await.unwrap().len() < 2 {
+            ticks.tick().await;
+        }
+    };
+    timeout(PATIENCE, copied)
+        .await
+        .expect("the hot key is copied in time");
+    assert_eq!(nodes.mover.moved.lock().unwrap().len(), 1);
+}
+
+async fn copy_start(nodes: &TwoNodes) -> Result<CopyStartResponse, Error> {
+    let [one, two] = &nodes.segments;
+    let arguments = (
+        nodes.owner,
+        "k".into(),
+        default(),
+        one.name.clone(),
+        vec![two.name.clone()],
+    );
+    nodes.master.call::<CopyStart>(&arguments).await
 }

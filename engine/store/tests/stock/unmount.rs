@@ -6,7 +6,7 @@ use mooncake_store::wire::SegmentStatus;
 use mooncake_store::{ErrorCode, Origin, random_id};
 use tokio::time::Instant;
 
-use crate::master::StockMaster;
+use crate::master::{PATIENCE, StockMaster};
 use crate::node::{put, reach_mounted, replicas, segment, start};
 use crate::wheel::Release;
 
@@ -87,4 +87,23 @@ async fn an_unmount_ends_with_an_error_when_the_master_is_gone() {
         text.contains("may still be mounted") && text.contains("UnmountSegment"),
         "{text}"
     );
+}
+
+#[tokio::test]
+async fn dropping_a_session_unmounts_nothing() {
+    let stock = StockMaster::start(Release::Ours, 60).await;
+    let mine = [segment("r.0", 0)];
+    let session = start(&stock, random_id().unwrap(), Origin::Fresh(mine.to_vec()));
+    reach_mounted(&session, &mine).await;
+    let mut state = session.state();
+    drop(session);
+    // The driver is gone once its end of the channel is.
+    while tokio::time::timeout(PATIENCE, state.changed())
+        .await
+        .expect("it ends in time")
+        .is_ok()
+    {}
+    let master = stock.client().await;
+    let status = master.query_segment_status(mine[0].id).await.unwrap();
+    assert_eq!(status, SegmentStatus::Ok);
 }
