@@ -1,0 +1,236 @@
+//! Both roles against the real wheel: a stock engine must not notice that we are another.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+#[path = "fixture/rig.rs"]
+mod rig;
+#[path = "fixture/stock.rs"]
+mod stock;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use mooncake_engine::{Op, Settings, Transfer, TransferError};
+use rig::{BASE, Rig, bounded, quick, soon};
+use serde_json::json;
+use stock::Stock;
+
+const LENGTH: u64 = 8 << 20;
+
+fn stock_pattern(seed: u64, length: u64) -> Vec<u8> {
+    (0..length)
+        .map(|i| u8::try_from((seed + i) % 251).unwrap())
+        .collect()
+}
+
+fn region_has(rig: &Rig, offset: u64, wanted: &[u8]) -> bool {
+    let mut there = vec![0; wanted.len()];
+    rig.region.copy_out(offset, &mut there).unwrap();
+    there == wanted
+}
+
+/// A stock engine writes into our region, reads it back, and gets an error for a bad address.
+fn stock_initiates(rig: &Rig, stock: &mut Stock, base: u64) {
+    let local = stock.allocate(LENGTH);
+    assert_eq!(
+        stock.ask(json!({"call": "first", "peer": rig.name}))["address"].as_u64(),
+        Some(base)
+    );
+    for (round, length) in [1, 4096, 65_537, LENGTH].into_iter().enumerate() {
+        let seed = round as u64 * 17;
+        let offset = 4096 * round as u64 + 13;
+        stock.fill(local, length, seed);
+        assert_eq!(
+            stock.transfer("write", &rig.name, local, base + offset, length),
+            0
+        );
+        // Version 1 has no answer, so the last bytes may still be under way.
+        let end = Instant::now() + Duration::from_secs(5);
+        while !region_has(rig, offset, &stock_pattern(seed, length)) {
+            assert!(Instant::now() < end, "{length} bytes never arrived");
+        }
+        stock.fill(local, length, 0);
+        assert_eq!(
+            stock.transfer("read", &rig.name, local, base + offset, length),
+            0
+        );
+        assert!(
+            stock.check(local, length, seed),
+            "{length} bytes read back differ"
+        );
+    }
+    assert_eq!(
+        stock.transfer("read", &rig.name, local, base + rig::LENGTH, 1),
+        -1
+    );
+    assert_eq!(stock.transfer("read", &rig.name, local, base, 16), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s01_a_stock_engine_reads_and_writes_our_region_in_version_two() {
+    let rig = Rig::new(quick());
+    stock_initiates(&rig, &mut Stock::start("127.0.0.1", &[]), BASE);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s01_a_stock_engine_reads_and_writes_our_region_in_version_one() {
+    let rig = Rig::new(quick());
+    let mut stock = Stock::start("127.0.0.1", &[("MC_TCP_PROTO", "1")]);
+    stock_initiates(&rig, &mut stock, BASE);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s01_a_stock_engine_reads_and_writes_our_region_over_ipv6() {
+    let base = (1 << 61) + (3 << 30);
+    let rig = Rig::on(quick(), IpAddr::V6(Ipv6Addr::LOCALHOST), base);
+    let mut stock = Stock::start("::1", &[("MC_USE_IPV6", "1")]);
+    stock_initiates(&rig, &mut stock, base);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_requests_at_once_of_a_stock_engine_all_arrive() {
+    let rig = Rig::new(quick());
+    let mut stock = Stock::start("127.0.0.1", &[]);
+    let local = stock.allocate(LENGTH);
+    stock.fill(local, LENGTH, 9);
+    let batch = json!({
+        "call": "parallel", "peer": rig.name,
+        "local": local, "remote": BASE, "length": LENGTH, "count": 256,
+    });
+    assert_eq!(stock.ask(batch)["code"], 0);
+    assert!(region_has(&rig, 0, &stock_pattern(9, LENGTH)));
+    assert_eq!(rig.host.stats().requests, 256);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_engine_that_rests_longer_than_the_header_deadline_goes_on() {
+    let rig = Rig::new(quick());
+    let mut stock = Stock::start("127.0.0.1", &[]);
+    let local = stock.allocate(4096);
+    assert_eq!(stock.transfer("write", &rig.name, local, BASE, 4096), 0);
+    tokio::time::sleep(3 * quick().header_deadline).await;
+    for _ in 0..8 {
+        assert_eq!(stock.transfer("write", &rig.name, local, BASE, 4096), 0);
+    }
+    assert_eq!(rig.host.stats().refused.header_deadline, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stock_probes_and_messages_are_answered() {
+    let rig = Rig::new(quick());
+    let mut stock = Stock::start("127.0.0.1", &[]);
+    assert_eq!(
+        stock.ask(json!({"call": "probe", "peer": rig.name}))["code"],
+        0
+    );
+    let local = stock.allocate(4096);
+    let message = json!({
+        "call": "notify", "peer": rig.name, "local": local, "remote": BASE,
+        "name": "done", "text": "grüße",
+    });
+    assert_eq!(stock.ask(message)["code"], 0);
+    let mut messages = Vec::new();
+    rig::until("the message is there", || {
+        messages.extend(rig.host.notifies());
+        !messages.is_empty()
+    })
+    .await;
+    assert_eq!(
+        (messages[0].name.as_str(), messages[0].notify_msg.as_str()),
+        ("done", "grüße")
+    );
+}
+
+/// We write into a stock engine's buffer and read it back.
+async fn we_initiate(rig: &Rig, stock: &mut Stock) {
+    let remote = stock.allocate(LENGTH);
+    for (round, length) in [1, 4096, 65_537, LENGTH].into_iter().enumerate() {
+        let seed = round as u64 * 31;
+        rig.region
+            .copy_in(11, &stock_pattern(seed, length))
+            .unwrap();
+        let write = Transfer {
+            op: Op::Write,
+            peer: stock.name.clone(),
+            remote,
+            local: rig.id,
+            local_offset: 11,
+            length,
+        };
+        bounded(rig.host.transfer(write.clone(), soon()))
+            .await
+            .unwrap();
+        assert!(stock.check(remote, length, seed), "{length} bytes");
+        stock.fill(remote, length, seed + 1);
+        let read = Transfer {
+            op: Op::Read,
+            ..write
+        };
+        bounded(rig.host.transfer(read, soon())).await.unwrap();
+        assert!(
+            region_has(rig, 11, &stock_pattern(seed + 1, length)),
+            "{length} bytes"
+        );
+    }
+    let bad = Transfer {
+        op: Op::Write,
+        peer: stock.name.clone(),
+        remote: remote + LENGTH,
+        local: rig.id,
+        local_offset: 0,
+        length: 1 << 20,
+    };
+    let error = bounded(rig.host.transfer(bad, soon())).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            TransferError::Failed { .. } | TransferError::Indeterminate { .. }
+        ),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn we_read_and_write_a_stock_engines_buffer() {
+    let settings = Settings {
+        slice_bytes: 1 << 20,
+        ..quick()
+    };
+    for (ip, host, environment) in [
+        (IpAddr::V4(Ipv4Addr::LOCALHOST), "127.0.0.1", &[][..]),
+        (
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
+            "::1",
+            &[("MC_USE_IPV6", "1")][..],
+        ),
+    ] {
+        let rig = Rig::on(settings, ip, BASE);
+        we_initiate(&rig, &mut Stock::start(host, environment)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_engine_that_dies_is_an_error_and_its_successor_is_found() {
+    let rig = Rig::new(quick());
+    let mut stock = Stock::start("127.0.0.1", &[]);
+    let remote = stock.allocate(4096);
+    let mut read = Transfer {
+        op: Op::Read,
+        peer: stock.name.clone(),
+        remote,
+        local: rig.id,
+        local_offset: 0,
+        length: 4096,
+    };
+    bounded(rig.host.transfer(read.clone(), soon()))
+        .await
+        .unwrap();
+    drop(stock);
+    let error = bounded(rig.host.transfer(read.clone(), soon()))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains(&read.peer), "{error}");
+    let mut stock = Stock::start("127.0.0.1", &[]);
+    read.peer = stock.name.clone();
+    read.remote = stock.allocate(4096);
+    bounded(rig.host.transfer(read, soon())).await.unwrap();
+}
