@@ -5,7 +5,8 @@
 //! 1. No segment is offered to a master whose message schemas were not proven equal to ours.
 //! 2. A master that has lost our segments never gets them again under their old ids and addresses:
 //!    the caller supplies new ones first.
-//! 3. A successor with the same client id pings first, and mounts nothing that the master still has.
+//! 3. A successor with the same client id pings first, and mounts nothing that the
+//!    master still has.
 //! 4. A mount in addition is only sent on a connection whose master has said that it knows us.
 //! 5. Every call ends by its deadline, and its error names peer, function, stage and cause.
 //! 6. Dropping a [`Session`] unmounts nothing; only [`Session::unmount`] does.

@@ -61,9 +61,10 @@ impl Default for Settings {
     }
 }
 
-/// Handle of a running session. It belongs to one master instance: when the instance (its pod UID)
-/// changes, drop the session and start another with new segments. Dropping it stops pings and
-/// tasks and unmounts nothing, so that a successor can take over within the master's client TTL.
+/// Handle of a running session. It belongs to one master instance: when the caller learns of another
+/// one (another pod UID), it drops the session and starts another, [`Origin::Fresh`], with new
+/// segments and the ids of the old ones. Dropping stops pings and tasks and unmounts nothing, so that
+/// a successor can take over within the master's client TTL.
 ///
 /// # What the caller does
 /// 1. [`Session::start`] with a connector that makes a socket to that instance, in the network
@@ -183,15 +184,16 @@ impl Session {
         self.command(Command::Forget { segment, done });
         // Resolves also when the driver is gone; the calls below then name the trouble.
         let _ = forgotten.await;
-        let gone = if grace.is_zero() {
-            false
-        } else {
-            self.unmount_gracefully(segment, grace).await.unwrap_or_else(|error| {
+        let gone =
+            if grace.is_zero() {
+                false
+            } else {
+                self.unmount_gracefully(segment, grace).await.unwrap_or_else(|error| {
                 let client = self.client;
-                tracing::warn!(%client, %segment, %error, "no graceful unmount, unmounting at once");
+                tracing::warn!(%client, %segment, %error, "no graceful unmount, now at once");
                 false
             })
-        };
+            };
         let outcome = if gone {
             Ok(())
         } else {

@@ -229,7 +229,8 @@ impl<M: Mover> Context<M> {
         if !error.may_still_write()
             && let Err(unrevoked) = self.settle::<Revoke>(object).await
         {
-            tracing::warn!(client = %self.client, error = %unrevoked, "target space not given back");
+            let client = self.client;
+            tracing::warn!(%client, error = %unrevoked, "target space not given back");
         }
         Err(error)
     }

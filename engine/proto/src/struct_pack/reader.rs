@@ -1,6 +1,8 @@
 //! Reads payload bytes; every length is checked against what is left before memory is taken.
 
 use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
 
 use super::{LengthWidth, TypeHash, literal_text};
 
@@ -15,7 +17,7 @@ pub enum DecodeError {
     },
     #[error(
         "the type sent has hash {got}, ours has {expected}{}",
-        match literal { Some(bytes) => alloc::format!(" (sent type: {})", literal_text(bytes)), None => "".into() }
+        literal.as_deref().map(sent_type).unwrap_or_default()
     )]
     Schema {
         expected: TypeHash,
@@ -30,6 +32,10 @@ pub enum DecodeError {
     OutOfRange { part: &'static str, value: u8 },
     #[error("a string is not UTF-8")]
     NotUtf8,
+}
+
+fn sent_type(literal: &[u8]) -> String {
+    format!(" (sent type: {})", literal_text(literal))
 }
 
 /// A position in one payload.

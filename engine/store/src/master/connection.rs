@@ -44,7 +44,7 @@ fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
 
 impl Connection {
     pub(super) fn start(stream: TcpStream) -> Self {
-        // Without it small requests wait for the acknowledgement of earlier ones: slower, not wrong.
+        // Without it small requests wait for earlier acknowledgements: slower, not wrong.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY refused");
         }

@@ -15,8 +15,12 @@ use crate::master::Error;
 /// How a session begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// A client id that was never used, with segments that were never mounted (none is allowed).
-    Fresh(Vec<Segment>),
+    /// Segments that were never mounted anywhere (none is allowed), and the ids of former ones that
+    /// this master may have of the same client: they are unmounted with the first mount.
+    Fresh {
+        segments: Vec<Segment>,
+        former: Vec<Uuid>,
+    },
     /// A predecessor has mounted these under the same client id: ping first, and mount nothing that
     /// the master still has.
     TakeOver(Vec<Segment>),
@@ -131,11 +135,13 @@ pub(super) struct Lifecycle {
 
 impl Lifecycle {
     pub(super) fn new(settings: Settings, origin: Origin, now: Instant, seed: u64) -> Self {
-        let (standing, wanted, mounted) = match origin {
-            Origin::Fresh(segments) => (Standing::Fresh, segments, BTreeSet::new()),
+        let (standing, wanted, mounted, stale) = match origin {
+            Origin::Fresh { segments, former } => {
+                (Standing::Fresh, segments, BTreeSet::new(), former)
+            }
             Origin::TakeOver(segments) => {
                 let mounted = segments.iter().map(|segment| segment.id).collect();
-                (Standing::Offered, segments, mounted)
+                (Standing::Offered, segments, mounted, Vec::new())
             }
         };
         Self {
@@ -146,7 +152,7 @@ impl Lifecycle {
             wanted,
             mounted,
             refused: BTreeMap::new(),
-            stale: Vec::new(),
+            stale,
             trouble: None,
             failures: 0,
             next_ping: now,

@@ -8,7 +8,8 @@ use rustix::process::Signal;
 
 use crate::master::StockMaster;
 use crate::node::{
-    FIRST_BASE, SEGMENT_BYTES, put, reach, reach_loss, reach_mounted, replicas, segment, start,
+    FIRST_BASE, SEGMENT_BYTES, fresh, put, reach, reach_loss, reach_mounted, replicas, segment,
+    start,
 };
 use crate::wheel::Release;
 
@@ -16,7 +17,7 @@ use crate::wheel::Release;
 async fn a_segment_far_beyond_any_mapping_mounts_and_objects_are_placed_in_it() {
     let stock = StockMaster::start(Release::Ours, 10).await;
     let mine = [segment("a.0", 3), segment("a.1", 5)];
-    let session = start(&stock, random_id().unwrap(), Origin::Fresh(mine.to_vec()));
+    let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
     reach_mounted(&session, &mine).await;
 
     let master = stock.client().await;
@@ -33,7 +34,7 @@ async fn a_segment_far_beyond_any_mapping_mounts_and_objects_are_placed_in_it() 
 #[tokio::test]
 async fn a_session_without_segments_waits_and_mounts_what_is_added() {
     let stock = StockMaster::start(Release::Ours, 10).await;
-    let session = start(&stock, random_id().unwrap(), Origin::Fresh(Vec::new()));
+    let session = start(&stock, random_id().unwrap(), fresh(Vec::new()));
     reach(&session, |state| {
         matches!(state, State::Ready).then_some(())
     })
@@ -52,11 +53,7 @@ async fn a_session_without_segments_waits_and_mounts_what_is_added() {
 async fn a_segment_that_the_master_refuses_is_named_and_the_others_mount() {
     let stock = StockMaster::start(Release::Ours, 10).await;
     let good = [segment("good.0", 0), segment("good.1", 1)];
-    let session = start(
-        &stock,
-        random_id().unwrap(),
-        Origin::Fresh(good[..1].to_vec()),
-    );
+    let session = start(&stock, random_id().unwrap(), fresh(good[..1].to_vec()));
     reach_mounted(&session, &good[..1]).await;
     let empty = mooncake_store::wire::Segment {
         size: 0,
@@ -78,11 +75,7 @@ async fn a_segment_that_the_master_refuses_is_named_and_the_others_mount() {
 async fn a_master_that_lost_us_gets_new_ids_and_addresses_only() {
     let mut stock = StockMaster::start(Release::Ours, 10).await;
     let old = segment("e.0", 0);
-    let session = start(
-        &stock,
-        random_id().unwrap(),
-        Origin::Fresh(vec![old.clone()]),
-    );
+    let session = start(&stock, random_id().unwrap(), fresh(vec![old.clone()]));
     reach_mounted(&session, std::slice::from_ref(&old)).await;
 
     stock.kill().await;
@@ -113,7 +106,7 @@ async fn a_successor_pings_first_and_every_key_stays() {
     let stock = StockMaster::start(Release::Ours, 10).await;
     let client = random_id().unwrap();
     let mine = [segment("t.0", 0), segment("t.1", 1)];
-    let first = start(&stock, client, Origin::Fresh(mine.to_vec()));
+    let first = start(&stock, client, fresh(mine.to_vec()));
     reach_mounted(&first, &mine).await;
     let master = stock.client().await;
     let placed = put(&master, "k", 1000, None).await.unwrap();
@@ -139,7 +132,7 @@ async fn a_successor_of_a_client_that_the_master_gave_up_mounts_nothing_old() {
     let stock = StockMaster::start(Release::Ours, 1).await;
     let client = random_id().unwrap();
     let old = segment("x.0", 0);
-    let first = start(&stock, client, Origin::Fresh(vec![old.clone()]));
+    let first = start(&stock, client, fresh(vec![old.clone()]));
     reach_mounted(&first, std::slice::from_ref(&old)).await;
     drop(first);
 
@@ -164,10 +157,35 @@ async fn a_successor_of_a_client_that_the_master_gave_up_mounts_nothing_old() {
 }
 
 #[tokio::test]
+async fn a_fresh_session_of_a_known_client_replaces_its_former_segments() {
+    let stock = StockMaster::start(Release::Ours, 60).await;
+    let client = random_id().unwrap();
+    let old = segment("f.0", 0);
+    let first = start(&stock, client, fresh(vec![old.clone()]));
+    reach_mounted(&first, std::slice::from_ref(&old)).await;
+    drop(first);
+
+    let new = segment("f.0", 1);
+    let origin = Origin::Fresh {
+        segments: vec![new.clone()],
+        former: vec![old.id],
+    };
+    let second = start(&stock, client, origin);
+    reach_mounted(&second, std::slice::from_ref(&new)).await;
+    let master = stock.client().await;
+    assert_eq!(
+        master.query_segment_status(new.id).await.unwrap(),
+        SegmentStatus::Ok
+    );
+    let gone = master.query_segment_status(old.id).await.unwrap_err();
+    assert_eq!(gone.refusal(), Some(ErrorCode::SegmentNotFound), "{gone}");
+}
+
+#[tokio::test]
 async fn a_master_that_only_slept_keeps_the_epoch() {
     let stock = StockMaster::start(Release::Ours, 60).await;
     let mine = [segment("s.0", 0)];
-    let session = start(&stock, random_id().unwrap(), Origin::Fresh(mine.to_vec()));
+    let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
     reach_mounted(&session, &mine).await;
     stock.signal(Signal::STOP);
     let (error, waited) = reach(&session, |state| match state {

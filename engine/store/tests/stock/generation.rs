@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use mooncake_store::{
-    Cause, Generation, LooksLike, Origin, ProbeError, SchemaMismatch, State, random_id,
-};
+use mooncake_store::{Cause, Generation, LooksLike, ProbeError, SchemaMismatch, State, random_id};
 use proto::store::Rpc;
 
 use crate::master::StockMaster;
-use crate::node::{reach, segment, start};
+use crate::node::{fresh, reach, segment, start};
 use crate::wheel::Release;
 
 #[tokio::test]
@@ -30,11 +28,7 @@ async fn a_master_of_our_generation_is_proven() {
 async fn no_segment_is_offered_to_a_master_of_another_generation() {
     let stock = StockMaster::start(Release::Older, 10).await;
     let mine = segment("skewed", 0);
-    let session = start(
-        &stock,
-        random_id().unwrap(),
-        Origin::Fresh(vec![mine.clone()]),
-    );
+    let session = start(&stock, random_id().unwrap(), fresh(vec![mine.clone()]));
     let skew = reach(&session, |state| match state {
         State::Skew(skew) => Some(Arc::clone(skew)),
         _ => None,

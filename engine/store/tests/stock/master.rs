@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mooncake_store::Master;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::net::Namespace;
@@ -126,8 +127,7 @@ impl StockMaster {
     /// What a session connects with.
     pub(crate) fn connector(
         &self,
-    ) -> impl Fn() -> futures::future::BoxFuture<'static, io::Result<TcpStream>> + Send + Sync + 'static
-    {
+    ) -> impl Fn() -> BoxFuture<'static, io::Result<TcpStream>> + Send + Sync + 'static {
         let namespace = Arc::clone(&self.namespace);
         move || {
             let namespace = Arc::clone(&namespace);

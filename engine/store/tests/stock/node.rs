@@ -67,6 +67,13 @@ impl Mover for FakeMover {
     }
 }
 
+pub(crate) fn fresh(segments: Vec<Segment>) -> Origin {
+    Origin::Fresh {
+        segments,
+        former: Vec::new(),
+    }
+}
+
 pub(crate) fn settings() -> Settings {
     Settings {
         call_timeout: Duration::from_secs(2),

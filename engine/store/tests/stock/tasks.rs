@@ -7,11 +7,13 @@ use mooncake_store::wire::{
     CopyStart, CopyStartResponse, CreateCopyTask, CreateMoveTask, QueryTask, QueryTaskResponse,
     Segment, TaskStatus,
 };
-use mooncake_store::{Error, ErrorCode, Master, Origin, Session, Uuid, random_id};
+use mooncake_store::{Error, ErrorCode, Master, Session, Uuid, random_id};
 use tokio::time::{interval, timeout};
 
 use crate::master::{PATIENCE, StockMaster};
-use crate::node::{FakeMover, Outcome, put, reach_mounted, replicas, segment, start, start_with};
+use crate::node::{
+    FakeMover, Outcome, fresh, put, reach_mounted, replicas, segment, start, start_with,
+};
 use crate::wheel::Release;
 
 struct TwoNodes {
@@ -29,14 +31,10 @@ async fn two_nodes(flags: &[&str], mover: FakeMover) -> TwoNodes {
     let mover = Arc::new(mover);
     let segments = [segment("node1.0", 0), segment("node2.0", 1)];
     let [one, two] = &segments;
-    let first = Origin::Fresh(vec![one.clone()]);
+    let first = fresh(vec![one.clone()]);
     let owner = random_id().unwrap();
     let first = start_with(&stock, owner, first, Arc::clone(&mover));
-    let second = start(
-        &stock,
-        random_id().unwrap(),
-        Origin::Fresh(vec![two.clone()]),
-    );
+    let second = start(&stock, random_id().unwrap(), fresh(vec![two.clone()]));
     reach_mounted(&first, std::slice::from_ref(one)).await;
     reach_mounted(&second, std::slice::from_ref(two)).await;
     let master = stock.client().await;

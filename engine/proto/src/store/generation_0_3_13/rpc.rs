@@ -55,7 +55,8 @@ rpcs! {
     /// (client, key, tenant).
     CopyRevoke: (Uuid, String, String) => ();
     /// As [`CopyStart`], with lease and version epoch of the dynamic replication.
-    DynamicReplicaCopyStart: (Uuid, String, String, String, Vec<String>, Uuid, u64) => CopyStartResponse;
+    DynamicReplicaCopyStart:
+        (Uuid, String, String, String, Vec<String>, Uuid, u64) => CopyStartResponse;
     /// As [`CopyEnd`], with lease and version epoch.
     DynamicReplicaCopyEnd: (Uuid, String, String, Uuid, u64) => ();
     /// As [`CopyRevoke`], with lease and version epoch.

@@ -30,6 +30,13 @@ fn segment(number: u64) -> Segment {
     }
 }
 
+fn fresh(segments: Vec<Segment>) -> Origin {
+    Origin::Fresh {
+        segments,
+        former: Vec::new(),
+    }
+}
+
 fn trouble() -> Error {
     let cause = Cause::Deadline(Duration::from_secs(3));
     Error {
@@ -72,7 +79,7 @@ impl World {
     }
 
     fn mounted(segments: &[Segment]) -> Self {
-        let mut world = Self::new(Origin::Fresh(segments.to_vec()));
+        let mut world = Self::new(fresh(segments.to_vec()));
         assert_eq!(world.hear(Input::Tick), [Action::Connect]);
         assert_eq!(world.hear(Input::Connected), [Action::Probe]);
         let establish = Action::Establish {
@@ -105,7 +112,7 @@ fn a_mounted_session_pings_and_fetches_each_second_and_not_twice_at_once() {
 
 #[test]
 fn no_segment_is_offered_to_a_master_whose_schemas_were_not_proven() {
-    let mut world = World::new(Origin::Fresh(vec![segment(1)]));
+    let mut world = World::new(fresh(vec![segment(1)]));
     world.hear(Input::Tick);
     assert_eq!(world.hear(Input::Connected), [Action::Probe]);
     assert_eq!(world.hear(Input::Skewed(skew())), [Action::Disconnect]);
@@ -193,7 +200,7 @@ fn a_mount_in_addition_waits_until_the_master_on_this_connection_knows_us() {
 #[test]
 fn a_mount_whose_answer_was_lost_ends_the_epoch_unless_the_master_confirms_it() {
     let establishing = || {
-        let mut world = World::new(Origin::Fresh(vec![segment(1)]));
+        let mut world = World::new(fresh(vec![segment(1)]));
         world.hear(Input::Tick);
         world.hear(Input::Connected);
         world.hear(Input::Proven);
@@ -213,7 +220,7 @@ fn a_mount_whose_answer_was_lost_ends_the_epoch_unless_the_master_confirms_it() 
 
 #[test]
 fn a_refused_mount_of_all_is_an_epoch_of_its_own_and_the_next_one_waits() {
-    let mut world = World::new(Origin::Fresh(vec![segment(1)]));
+    let mut world = World::new(fresh(vec![segment(1)]));
     world.hear(Input::Tick);
     world.hear(Input::Connected);
     world.hear(Input::Proven);
@@ -311,7 +318,7 @@ proptest! {
     /// mount precedes its proof, nothing of a lost epoch is offered again, no call doubles.
     #[test]
     fn no_order_of_events_breaks_the_rules(events in prop::collection::vec(any_input(), 0..400)) {
-        let mut world = World::new(Origin::Fresh(vec![segment(1)]));
+        let mut world = World::new(fresh(vec![segment(1)]));
         let mut asked: Vec<&str> = Vec::new();
         let (mut proven, mut known) = (false, false);
         let mut dead: BTreeSet<Uuid> = BTreeSet::new();
