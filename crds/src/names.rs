@@ -31,6 +31,10 @@ pub const COMPONENT_OPERATOR: &str = "operator";
 pub const MASTER_RPC_PORT: u16 = 50051;
 /// Port of the master's admin and metrics HTTP service, TCP.
 pub const MASTER_ADMIN_PORT: u16 = 9003;
+/// Port of a pool pod on which peers ask for descriptors, TCP.
+pub const POOL_HANDSHAKE_PORT: u16 = 12001;
+/// Port of a pool pod on which bytes move, TCP.
+pub const POOL_DATA_PORT: u16 = 12002;
 /// Seconds after the last ping at which a master forgets a storing node.
 pub const MASTER_CLIENT_TTL_SECONDS: u32 = 120;
 

@@ -1,1 +1,30 @@
-//! To be written.
+//! The operator: turns MooncakeClusters into Kubernetes objects and MooncakeNodes, says how they
+//! are, and injects pods.
+//!
+//! `run` is the one place that spawns. Each kind has a pipeline of files: observe (caches), validate,
+//! desired (pure), apply, status (pure, then one write). Invariants, each with a test of its name:
+//!
+//! 1. A second reconcile with nothing changed writes nothing.
+//! 2. A deposed leader ends its last write before another may begin.
+//! 3. Another release or image of the operator restarts neither a pool pod nor a master.
+//! 4. Pool pods are replaced one at a time, the next only when all others serve.
+//! 5. A pod is served only where a DaemonSet of ours made it, whatever its labels say.
+
+#![forbid(unsafe_code)]
+
+pub mod admission;
+pub mod apply;
+pub mod args;
+pub mod cache;
+pub mod certificates;
+pub mod cluster;
+pub mod controller;
+pub mod event;
+pub mod health;
+pub mod lease;
+pub mod metrics;
+pub mod node;
+pub mod run;
+
+#[cfg(test)]
+mod fixture;

@@ -1,0 +1,91 @@
+//! Environment variables of an injected container: what stock stacks read, and what the user
+//! already said.
+
+use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector};
+
+use super::target::{StockTransport, Target};
+
+pub(super) const MASTER: &str = "MOONCAKE_MASTER";
+pub(super) const METADATA_SERVER: &str = "MOONCAKE_TE_META_DATA_SERVER";
+pub(super) const LOCAL_HOSTNAME: &str = "MOONCAKE_LOCAL_HOSTNAME";
+pub(super) const PROTOCOL: &str = "MOONCAKE_PROTOCOL";
+pub(super) const GLOBAL_SEGMENT_SIZE: &str = "MOONCAKE_GLOBAL_SEGMENT_SIZE";
+pub(super) const LOCAL_BUFFER_SIZE: &str = "MOONCAKE_LOCAL_BUFFER_SIZE";
+pub(super) const CONFIG_PATH: &str = "MOONCAKE_CONFIG_PATH";
+const HASH_SEED: &str = "PYTHONHASHSEED";
+const FORCE_TCP: &str = "MC_FORCE_TCP";
+
+/// The word by which stock engines know that peers ask each other for descriptors.
+pub(super) const P2P: &str = "P2PHANDSHAKE";
+
+/// The user's own entry of that name. Variables that come by `envFrom` cannot be seen here.
+pub(super) fn own<'a>(container: &'a Container, name: &str) -> Option<&'a EnvVar> {
+    container.env.iter().flatten().find(|var| var.name == name)
+}
+
+/// Variables that the container lacks, in a fixed order. One that the user has set, to whatever
+/// value, is not among them.
+pub(super) fn missing(
+    container: &Container,
+    target: &Target,
+    config_path: Option<String>,
+) -> Vec<EnvVar> {
+    wanted(container, target, config_path)
+        .into_iter()
+        .filter(|var| own(container, &var.name).is_none())
+        .collect()
+}
+
+fn wanted(container: &Container, target: &Target, config_path: Option<String>) -> Vec<EnvVar> {
+    let mut vars = vec![
+        plain(MASTER, &target.master),
+        plain(METADATA_SERVER, P2P),
+        from_field(LOCAL_HOSTNAME, "status.podIP"),
+        plain(PROTOCOL, target.transport.protocol()),
+        // The pod lends no memory of its own: SGLang would take 4 GB.
+        plain(GLOBAL_SEGMENT_SIZE, "0"),
+        plain(LOCAL_BUFFER_SIZE, &target.local_buffer_size.to_string()),
+        // Keys are made of Python hashes, which differ between processes unless seeded.
+        plain(HASH_SEED, "0"),
+    ];
+    if forces_tcp(container, target) {
+        vars.push(plain(FORCE_TCP, "1"));
+    }
+    if let Some(path) = config_path {
+        vars.push(plain(CONFIG_PATH, &path));
+    }
+    vars
+}
+
+/// Stock engines take RDMA where they see an HCA, whatever MOONCAKE_PROTOCOL says; the presence of
+/// the variable keeps them on TCP, any value at all. So it stays away where the user asks for
+/// another protocol.
+fn forces_tcp(container: &Container, target: &Target) -> bool {
+    let protocol = own(container, PROTOCOL);
+    target.transport == StockTransport::Tcp
+        && protocol.is_none_or(|var| var.value.as_deref() == Some(StockTransport::Tcp.protocol()))
+}
+
+/// A variable with a literal value.
+pub(super) fn plain(name: &str, value: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value: Some(value.to_owned()),
+        ..EnvVar::default()
+    }
+}
+
+/// A variable that the kubelet fills from the pod.
+pub(super) fn from_field(name: &str, path: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector {
+                api_version: Some("v1".to_owned()),
+                field_path: path.to_owned(),
+            }),
+            ..EnvVarSource::default()
+        }),
+        ..EnvVar::default()
+    }
+}

@@ -1,0 +1,307 @@
+//! The decision about one pod: how it is changed, or why it is left as it is.
+
+use std::collections::BTreeSet;
+
+use crds::{MooncakeCluster, Reason, names};
+use json_patch::PatchOperation;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use serde_json::json;
+
+use super::configuration::{self, File};
+use super::patch::{Builder, Table};
+use super::target::Target;
+use super::wish::{Unreadable, Wish, annotation};
+use super::{environment, sidecar};
+
+/// What becomes of a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// The pod is injected; no operation at all when it was already.
+    Patch(Vec<PatchOperation>),
+    /// The pod asks for nothing, or cannot get what it asks for. The patch says so in an annotation
+    /// and takes away labels that only injection gives.
+    Skip {
+        /// `None` for a pod that asks for nothing.
+        skipped: Option<Skipped>,
+        patch: Vec<PatchOperation>,
+    },
+}
+
+/// Why a labelled pod was left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    pub reason: Reason,
+    pub message: String,
+}
+
+impl Skipped {
+    fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            message: message.into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.reason, self.message)
+    }
+}
+
+impl From<Unreadable> for Skipped {
+    fn from(error: Unreadable) -> Self {
+        Self::new(Reason::NotInjected, error.to_string())
+    }
+}
+
+impl Decision {
+    /// Leaves the pod alone for a reason that lies outside it.
+    pub fn skip(pod: &Pod, skipped: Skipped) -> Self {
+        let words = skipped.to_string();
+        Self::Skip {
+            skipped: Some(skipped),
+            patch: leave(pod, Some(&words)),
+        }
+    }
+}
+
+/// Decides about a pod that is created in `namespace`. `cluster` is the one that the pod's
+/// [`Wish`] names, if it exists; `gate_image` is the sidecar's.
+pub fn inject(
+    pod: &Pod,
+    namespace: &str,
+    cluster: Option<&MooncakeCluster>,
+    gate_image: &str,
+) -> Decision {
+    let wish = match Wish::of(pod, namespace) {
+        Ok(Some(wish)) => wish,
+        Ok(None) => {
+            return Decision::Skip {
+                skipped: None,
+                patch: leave(pod, None),
+            };
+        }
+        Err(error) => return Decision::skip(pod, error.into()),
+    };
+    let Some(spec) = &pod.spec else {
+        let skipped = Skipped::new(Reason::NotInjected, "the pod has no spec");
+        return Decision::skip(pod, skipped);
+    };
+    if let Some(skipped) = obstacle(pod, spec, namespace, &wish, cluster) {
+        return Decision::skip(pod, skipped);
+    }
+    Decision::Patch(changes(
+        pod,
+        spec,
+        &Target::new(&wish, cluster),
+        gate_image,
+    ))
+}
+
+fn obstacle(
+    pod: &Pod,
+    spec: &PodSpec,
+    namespace: &str,
+    wish: &Wish,
+    cluster: Option<&MooncakeCluster>,
+) -> Option<Skipped> {
+    let Wish {
+        cluster: name,
+        namespace: owner,
+    } = wish;
+    let access = cluster.map(|c| &c.spec.access);
+    let allowed = owner == namespace
+        || access.is_some_and(|a| a.allowed_namespaces.iter().any(|n| n == namespace));
+    if !allowed {
+        // The same words whether the cluster exists or not: a stranger learns nothing.
+        return Some(Skipped::new(
+            Reason::NamespaceNotAllowed,
+            format!(
+                "no MooncakeCluster `{name}` in namespace `{owner}` lists namespace `{namespace}` in spec.access.allowedNamespaces"
+            ),
+        ));
+    }
+    if is_host_network(spec) && !access.is_some_and(|a| a.allow_host_network) {
+        return Some(Skipped::new(
+            Reason::HostNetworkNotAllowed,
+            format!(
+                "the pod uses the host's network and MooncakeCluster `{owner}/{name}` does not say spec.access.allowHostNetwork"
+            ),
+        ));
+    }
+    if let Some(name) = taken(pod, spec) {
+        return Some(Skipped::new(
+            Reason::NotInjected,
+            format!("the pod's own `{name}` has a name that is reserved for the sidecar: choose another"),
+        ));
+    }
+    None
+}
+
+fn changes(pod: &Pod, spec: &PodSpec, target: &Target, gate_image: &str) -> Vec<PatchOperation> {
+    let mut patch = Builder::default();
+    let mut files = BTreeSet::new();
+    let init = spec.init_containers.iter().flatten();
+    for (list, containers) in [
+        ("initContainers", init.collect::<Vec<_>>()),
+        ("containers", spec.containers.iter().collect()),
+    ] {
+        for (index, container) in containers.into_iter().enumerate() {
+            if container.name != sidecar::NAME {
+                files.extend(configure(&mut patch, list, index, container, target));
+            }
+        }
+    }
+    add_volumes(&mut patch, spec);
+    add_gate(&mut patch, spec, target, gate_image, &files);
+    if is_host_network(spec) && spec.dns_policy.as_deref() == Some("ClusterFirst") {
+        // On the host's network ClusterFirst means the node's resolver, which knows no Service.
+        patch.replace(&["spec", "dnsPolicy"], json!("ClusterFirstWithHostNet"));
+    }
+    mark(&mut patch, pod, spec, target);
+    patch.finish()
+}
+
+/// Variables, file and mount of one container; returns the file that it was pointed at.
+fn configure(
+    patch: &mut Builder,
+    list: &str,
+    index: usize,
+    container: &Container,
+    target: &Target,
+) -> Option<File> {
+    let index = index.to_string();
+    let file = configuration::file(container, target);
+    let path = file.as_ref().map(File::path);
+    let missing = environment::missing(container, target, path);
+    patch.append(
+        &["spec", list, &index, "env"],
+        container.env.is_some(),
+        &missing,
+    );
+    let mounts = container.volume_mounts.iter().flatten();
+    if file.is_some()
+        && !mounts
+            .into_iter()
+            .any(|m| m.name == sidecar::FILES_VOLUME)
+    {
+        patch.append(
+            &["spec", list, &index, "volumeMounts"],
+            container.volume_mounts.is_some(),
+            &[sidecar::files_mount()],
+        );
+    }
+    file
+}
+
+fn add_volumes(patch: &mut Builder, spec: &PodSpec) {
+    let present = |name: &str| spec.volumes.iter().flatten().any(|v| v.name == name);
+    let missing: Vec<_> = sidecar::volumes()
+        .into_iter()
+        .filter(|volume| !present(&volume.name))
+        .collect();
+    patch.append(&["spec", "volumes"], spec.volumes.is_some(), &missing);
+}
+
+/// First of the init containers, so that every other of the user's starts behind it. One that is
+/// there keeps its place and its image, which another webhook may have rewritten.
+fn add_gate(
+    patch: &mut Builder,
+    spec: &PodSpec,
+    target: &Target,
+    image: &str,
+    files: &BTreeSet<File>,
+) {
+    let Some((index, present)) = gate(spec) else {
+        let container = sidecar::container(target, image, files);
+        let list = ["spec", "initContainers"];
+        patch.prepend(&list, spec.init_containers.is_some(), &container);
+        return;
+    };
+    let arguments = sidecar::arguments(target, files);
+    if present.args.as_ref() != Some(&arguments) {
+        let index = index.to_string();
+        patch.replace(
+            &["spec", "initContainers", &index, "args"],
+            json!(arguments),
+        );
+    }
+}
+
+fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target) {
+    let cluster = Some(target.cluster.as_str());
+    let (access, host_access) = if is_host_network(spec) {
+        (None, cluster)
+    } else {
+        (cluster, None)
+    };
+    patch.set(
+        Table::Labels,
+        pod.metadata.labels.as_ref(),
+        &[
+            (names::LABEL_ACCESS, access),
+            (names::LABEL_HOST_ACCESS, host_access),
+        ],
+    );
+    let injected = format!("{}/{}", target.namespace, target.cluster);
+    patch.set(
+        Table::Annotations,
+        pod.metadata.annotations.as_ref(),
+        &[
+            (names::ANNOTATION_INJECTED, Some(&injected)),
+            (names::ANNOTATION_SKIPPED, None),
+        ],
+    );
+}
+
+fn leave(pod: &Pod, why: Option<&str>) -> Vec<PatchOperation> {
+    let mut patch = Builder::default();
+    patch.set(
+        Table::Labels,
+        pod.metadata.labels.as_ref(),
+        &[
+            (names::LABEL_ACCESS, None),
+            (names::LABEL_HOST_ACCESS, None),
+        ],
+    );
+    patch.set(
+        Table::Annotations,
+        pod.metadata.annotations.as_ref(),
+        &[
+            (names::ANNOTATION_INJECTED, None),
+            (names::ANNOTATION_SKIPPED, why),
+        ],
+    );
+    patch.finish()
+}
+
+fn is_host_network(spec: &PodSpec) -> bool {
+    spec.host_network == Some(true)
+}
+
+/// A container or volume of the user's that has a name of ours.
+fn taken<'a>(pod: &Pod, spec: &'a PodSpec) -> Option<&'a str> {
+    let is_gate = |container: &&Container| container.name == sidecar::NAME;
+    if let Some(container) = spec.containers.iter().find(is_gate) {
+        return Some(&container.name);
+    }
+    if annotation(pod, names::ANNOTATION_INJECTED).is_some() {
+        return None;
+    }
+    let ours = sidecar::volumes();
+    let volume = spec.volumes.iter().flatten();
+    gate(spec)
+        .map(|(_, container)| container.name.as_str())
+        .or_else(|| {
+            volume
+                .map(|volume| volume.name.as_str())
+                .find(|name| ours.iter().any(|o| o.name == *name))
+        })
+}
+
+/// The gate that stands in the pod already, and where.
+fn gate(spec: &PodSpec) -> Option<(usize, &Container)> {
+    let mut init = spec.init_containers.iter().flatten().enumerate();
+    init.find(|(_, container)| container.name == sidecar::NAME)
+}

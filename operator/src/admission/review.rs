@@ -1,0 +1,130 @@
+//! The endpoint `/inject`: one AdmissionReview in, one out. It writes nothing anywhere, so a dry
+//! run is answered like any other call.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::post;
+use crds::Reason;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, Operation};
+use tracing::{debug, info, warn};
+
+use super::inject::{Decision, Skipped, inject};
+use super::lookup::Clusters;
+use super::wish::Wish;
+
+/// Largest review that an API server sends, in bytes: two objects of at most 1.5 MiB each.
+const BODY_LIMIT: usize = 3 << 20;
+
+struct Endpoint<C> {
+    clusters: C,
+    gate_image: String,
+}
+
+/// The webhook's routes.
+pub fn router<C: Clusters>(clusters: C, gate_image: String) -> Router {
+    let endpoint = Arc::new(Endpoint {
+        clusters,
+        gate_image,
+    });
+    Router::new()
+        .route("/inject", post(answer::<C>))
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .with_state(endpoint)
+}
+
+async fn answer<C: Clusters>(State(endpoint): State<Arc<Endpoint<C>>>, body: Bytes) -> Response {
+    let review: AdmissionReview<Pod> = match serde_json::from_slice(&body) {
+        Ok(review) => review,
+        Err(error) => {
+            warn!(%error, "a request is no AdmissionReview of a pod");
+            let text = format!("the request is no AdmissionReview of a pod: {error}");
+            return (StatusCode::BAD_REQUEST, text).into_response();
+        }
+    };
+    let request: AdmissionRequest<Pod> = match review.try_into() {
+        Ok(request) => request,
+        Err(_) => {
+            let text = "the AdmissionReview has no request";
+            return (StatusCode::BAD_REQUEST, text).into_response();
+        }
+    };
+    match respond(&endpoint, &request).await {
+        Ok(response) => Json(response.into_review()).into_response(),
+        Err(error) => {
+            warn!(%error, uid = request.uid, "a patch cannot be written as JSON");
+            (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+        }
+    }
+}
+
+async fn respond<C: Clusters>(
+    endpoint: &Endpoint<C>,
+    request: &AdmissionRequest<Pod>,
+) -> Result<AdmissionResponse, kube::core::admission::SerializePatchError> {
+    let response = AdmissionResponse::from(request);
+    // What runs cannot be changed any more; only a pod in the making is.
+    let (Operation::Create, Some(pod)) = (&request.operation, &request.object) else {
+        return Ok(response);
+    };
+    let namespace = request.namespace.as_deref().unwrap_or_default();
+    let decision = decide(endpoint, pod, namespace).await;
+    report(request, pod, namespace, &decision);
+    match decision {
+        Decision::Patch(patch) => response.with_patch(json_patch::Patch(patch)),
+        Decision::Skip { skipped, patch } => {
+            let mut response = response.with_patch(json_patch::Patch(patch))?;
+            response.warnings = skipped.map(|s| vec![format!("not injected: {s}")]);
+            Ok(response)
+        }
+    }
+}
+
+async fn decide<C: Clusters>(endpoint: &Endpoint<C>, pod: &Pod, namespace: &str) -> Decision {
+    let cluster = match Wish::of(pod, namespace) {
+        Ok(Some(wish)) => endpoint.clusters.find(&wish).await,
+        // `inject` finds the same, and says so.
+        Ok(None) | Err(_) => Ok(None),
+    };
+    match cluster {
+        Ok(cluster) => inject(pod, namespace, cluster.as_ref(), &endpoint.gate_image),
+        Err(error) => {
+            let skipped = Skipped {
+                reason: Reason::ApiFailed,
+                message: error.to_string(),
+            };
+            Decision::skip(pod, skipped)
+        }
+    }
+}
+
+fn report(request: &AdmissionRequest<Pod>, pod: &Pod, namespace: &str, decision: &Decision) {
+    let name = pod
+        .metadata
+        .name
+        .clone()
+        .or_else(|| pod.metadata.generate_name.clone())
+        .unwrap_or_default();
+    let cluster = pod.labels().get(crds::names::LABEL_INJECT);
+    let uid = &request.uid;
+    match decision {
+        _ if request.dry_run => debug!(namespace, name, uid, "dry run answered"),
+        Decision::Patch(patch) if patch.is_empty() => {
+            debug!(namespace, name, uid, "pod was injected before");
+        }
+        Decision::Patch(_) => info!(namespace, name, cluster, uid, "pod injected"),
+        Decision::Skip {
+            skipped: Some(skipped),
+            ..
+        } => warn!(namespace, name, cluster, uid, reason = %skipped.reason, message = skipped.message, "pod not injected"),
+        Decision::Skip { skipped: None, .. } => {
+            info!(namespace, name, uid, "labels of injection taken from a pod that asks for none");
+        }
+    }
+}

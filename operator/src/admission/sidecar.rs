@@ -1,0 +1,172 @@
+//! The gate: the native sidecar that holds an injected pod's start until the pool answers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crds::cluster::OnDeadline;
+use crds::names;
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, EmptyDirVolumeSource, ExecAction, Probe, ResourceRequirements,
+    SeccompProfile, SecurityContext, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::configuration::{DIRECTORY, File};
+use super::environment::from_field;
+use super::target::Target;
+
+/// The gate's container; the name is reserved in labelled pods.
+pub const NAME: &str = "mooncake-gate";
+/// Holds the rendered files and the gate's verdict.
+pub(super) const FILES_VOLUME: &str = "mooncake-gate";
+/// Lies where a token would be mounted: the gate asks the API server nothing.
+const NO_TOKEN_VOLUME: &str = "mooncake-gate-no-token";
+const TOKEN_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Requests and limits are equal, so that a Guaranteed pod stays Guaranteed.
+const CPU: &str = "50m";
+const MEMORY: &str = "16Mi";
+/// `nobody` of distroless images; the gate's image has no other user.
+const USER: i64 = 65532;
+/// Nodes that are tried besides the pod's own.
+const SAMPLES: u32 = 3;
+/// Seconds between two looks of the kubelet at the gate.
+const PROBE_PERIOD: i32 = 1;
+const PROBE_TIMEOUT: i32 = 5;
+/// Looks that the kubelet grants beyond the deadline, so that it is the gate that ends the wait,
+/// with its reason.
+const PROBE_SLACK: i32 = 30;
+
+/// The gate's container for a pod whose containers need `files`.
+pub(super) fn container(target: &Target, image: &str, files: &BTreeSet<File>) -> Container {
+    Container {
+        name: NAME.to_owned(),
+        image: Some(image.to_owned()),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        command: Some(vec!["/gate".to_owned()]),
+        args: Some(arguments(target, files)),
+        env: Some(vec![
+            from_field("NODE_NAME", "spec.nodeName"),
+            from_field("POD_IP", "status.podIP"),
+        ]),
+        resources: Some(resources()),
+        restart_policy: Some("Always".to_owned()),
+        security_context: Some(restricted()),
+        startup_probe: Some(startup_probe(target)),
+        termination_message_policy: Some("File".to_owned()),
+        volume_mounts: Some(vec![
+            mount(FILES_VOLUME, DIRECTORY, false),
+            mount(NO_TOKEN_VOLUME, TOKEN_DIRECTORY, true),
+        ]),
+        ..Container::default()
+    }
+}
+
+/// What `gate hold` is told. A second call compares it with what stands in the pod.
+pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> {
+    let Target {
+        cluster,
+        namespace: _,
+        master,
+        transport: _,
+        local_buffer_size: _,
+        deadline_seconds,
+        on_deadline,
+    } = target;
+    let on_deadline = match on_deadline {
+        OnDeadline::Start => "start",
+        OnDeadline::Fail => "fail",
+    };
+    let mut arguments = vec![
+        "hold".to_owned(),
+        format!("--cluster={cluster}"),
+        format!("--master={master}"),
+        format!("--admin-port={}", names::MASTER_ADMIN_PORT),
+        "--node=$(NODE_NAME)".to_owned(),
+        format!("--directory={DIRECTORY}"),
+        format!("--deadline-seconds={deadline_seconds}"),
+        format!("--on-deadline={on_deadline}"),
+        format!("--samples={SAMPLES}"),
+    ];
+    arguments.extend(
+        files
+            .iter()
+            .map(|File { name, text }| format!("--file={name}={text}")),
+    );
+    arguments
+}
+
+/// The volumes that the gate's mounts name.
+pub(super) fn volumes() -> [Volume; 2] {
+    [FILES_VOLUME, NO_TOKEN_VOLUME].map(|name| Volume {
+        name: name.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            size_limit: Some(Quantity("1Mi".to_owned())),
+            ..EmptyDirVolumeSource::default()
+        }),
+        ..Volume::default()
+    })
+}
+
+/// The mount by which a user's container reads its file.
+pub(super) fn files_mount() -> VolumeMount {
+    mount(FILES_VOLUME, DIRECTORY, true)
+}
+
+fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: volume.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+fn resources() -> ResourceRequirements {
+    let amounts: BTreeMap<String, Quantity> = [("cpu", CPU), ("memory", MEMORY)]
+        .into_iter()
+        .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
+        .collect();
+    ResourceRequirements {
+        requests: Some(amounts.clone()),
+        limits: Some(amounts),
+        ..ResourceRequirements::default()
+    }
+}
+
+/// What Pod Security "restricted" asks, so that the gate is welcome wherever the user's pod is.
+fn restricted() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        capabilities: Some(Capabilities {
+            drop: Some(vec!["ALL".to_owned()]),
+            ..Capabilities::default()
+        }),
+        privileged: Some(false),
+        read_only_root_filesystem: Some(true),
+        run_as_group: Some(USER),
+        run_as_non_root: Some(true),
+        run_as_user: Some(USER),
+        seccomp_profile: Some(SeccompProfile {
+            type_: "RuntimeDefault".to_owned(),
+            ..SeccompProfile::default()
+        }),
+        ..SecurityContext::default()
+    }
+}
+
+fn startup_probe(target: &Target) -> Probe {
+    let looks = i32::try_from(target.deadline_seconds).unwrap_or(i32::MAX - PROBE_SLACK);
+    Probe {
+        exec: Some(ExecAction {
+            command: Some(vec![
+                "/gate".to_owned(),
+                "probe".to_owned(),
+                format!("--directory={DIRECTORY}"),
+            ]),
+        }),
+        failure_threshold: Some(looks / PROBE_PERIOD + PROBE_SLACK),
+        period_seconds: Some(PROBE_PERIOD),
+        timeout_seconds: Some(PROBE_TIMEOUT),
+        ..Probe::default()
+    }
+}

@@ -1,0 +1,71 @@
+//! What an injected pod is pointed at: the cluster's settings, or the defaults where there is none.
+
+use crds::cluster::{Injection, MooncakeCluster, OnDeadline, Transport, TransportPolicy};
+use crds::names;
+
+use super::wish::Wish;
+
+/// The one transport that a stock engine installs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StockTransport {
+    Tcp,
+    Rdma,
+}
+
+impl StockTransport {
+    /// The word that stock engines know it by.
+    pub fn protocol(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+/// Settings for one pod, all of them decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub cluster: String,
+    pub namespace: String,
+    /// Host and port of the master.
+    pub master: String,
+    pub transport: StockTransport,
+    /// Bytes that a stock client takes for its own transfers.
+    pub local_buffer_size: u64,
+    pub deadline_seconds: u32,
+    pub on_deadline: OnDeadline,
+}
+
+impl Target {
+    /// The target of a wish. A cluster that does not exist yet has every default, so pods and
+    /// cluster may be applied in any order.
+    pub fn new(wish: &Wish, cluster: Option<&MooncakeCluster>) -> Self {
+        let injection = cluster.map_or_else(Injection::default, |c| c.spec.injection.clone());
+        Self {
+            cluster: wish.cluster.clone(),
+            namespace: wish.namespace.clone(),
+            master: names::master_endpoint(&wish.cluster, &wish.namespace),
+            transport: cluster.map_or(StockTransport::Tcp, transport),
+            local_buffer_size: injection.local_buffer_size.0,
+            deadline_seconds: injection.deadline_seconds,
+            on_deadline: injection.on_deadline,
+        }
+    }
+}
+
+/// What the operator has found to work decides; before it has looked, only a spec that leaves no
+/// choice gives RDMA.
+fn transport(cluster: &MooncakeCluster) -> StockTransport {
+    let policies = &cluster.spec.transports;
+    let found = cluster.status.as_ref().and_then(|s| s.transport);
+    match found {
+        Some(Transport::Tcp) => StockTransport::Tcp,
+        Some(Transport::Rdma) => StockTransport::Rdma,
+        None if policies.rdma == TransportPolicy::Require
+            || policies.tcp == TransportPolicy::Forbid =>
+        {
+            StockTransport::Rdma
+        }
+        None => StockTransport::Tcp,
+    }
+}

@@ -1,0 +1,427 @@
+//! The only writer: server-side apply and delete, each fenced by the Lease, bounded in time,
+//! counted, and left out where nothing would change.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::lease::{Deposed, Fence};
+use crate::metrics::Metrics;
+
+mod compare;
+
+pub use compare::{covers, fingerprint};
+
+/// Field manager of every write of the operator.
+pub const FIELD_MANAGER: &str = "mooncake-operator";
+/// On every applied object: fingerprint of what was applied, so that a changed wish is seen.
+const ANNOTATION_APPLIED: &str = "mooncake.io/applied";
+/// Longest time for one write. [`crate::lease`] counts on it.
+pub const WRITE_LIMIT: Duration = Duration::from_secs(5);
+/// How long a write may be ahead of the cache before it is doubted.
+const CACHE_LAG: Duration = Duration::from_secs(10);
+
+/// Why a write did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{verb} {object}: {source}")]
+    Deposed {
+        verb: &'static str,
+        object: String,
+        source: Deposed,
+    },
+    #[error(
+        "{object} exists and belongs to {owner}, not to this cluster: delete it, or choose another \
+         name for the cluster or the pool"
+    )]
+    NotOurs { object: String, owner: String },
+    #[error("{verb} {object}: the API server refused: {source}")]
+    Refused {
+        verb: &'static str,
+        object: String,
+        source: Box<kube::Error>,
+    },
+    #[error("{verb} {object}: {source}")]
+    Api {
+        verb: &'static str,
+        object: String,
+        source: Box<kube::Error>,
+    },
+    #[error("{verb} {object}: no answer from the API server in {} s", WRITE_LIMIT.as_secs())]
+    Silent { verb: &'static str, object: String },
+}
+
+impl Error {
+    /// True where trying again without a change of the spec cannot help.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::NotOurs { .. } | Self::Refused { .. } => true,
+            Self::Deposed { .. } | Self::Api { .. } | Self::Silent { .. } => false,
+        }
+    }
+}
+
+/// What an apply came to.
+#[derive(Clone, Debug)]
+pub struct Applied<K> {
+    /// The object as last seen, with what others wrote in it; `None` while the cache does not show
+    /// our creation yet.
+    pub object: Option<K>,
+    /// True where something was written, now or so lately that the cache does not show it.
+    pub changed: bool,
+}
+
+/// Our latest write of one object.
+#[derive(Clone, Debug)]
+struct Write {
+    wish: String,
+    version: Option<u64>,
+    at: Instant,
+}
+
+/// What to do about one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Leave,
+    /// Written already; the cache lags.
+    Await,
+    Write,
+}
+
+/// Writes for one leader.
+pub struct Writer {
+    fence: Fence,
+    metrics: Metrics,
+    writes: Mutex<HashMap<String, Write>>,
+}
+
+impl Writer {
+    pub fn new(fence: Fence, metrics: Metrics) -> Self {
+        Self {
+            fence,
+            metrics,
+            writes: Mutex::default(),
+        }
+    }
+
+    /// Makes `desired` so, unless `observed` (from the cache) already is. An object of that name that
+    /// has another owner is left alone.
+    pub async fn apply<K>(
+        &self,
+        api: &Api<K>,
+        mut desired: K,
+        observed: Option<&K>,
+    ) -> Result<Applied<K>, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let object = describe(&desired);
+        let wish = fingerprint(&desired);
+        desired
+            .annotations_mut()
+            .insert(ANNOTATION_APPLIED.to_owned(), wish.clone());
+        let step = {
+            let mut writes = self.lock();
+            let step = step(
+                &wish,
+                &desired,
+                observed,
+                writes.get(&object),
+                Instant::now(),
+            );
+            if step != Step::Await {
+                writes.remove(&object);
+            }
+            step
+        };
+        match step {
+            Step::Leave | Step::Await => {
+                return Ok(Applied {
+                    object: observed.cloned(),
+                    changed: step == Step::Await,
+                });
+            }
+            Step::Write => {}
+        }
+        if observed.is_none() {
+            self.refuse_foreign(api, &desired, &object).await?;
+        }
+        let name = desired.name_any();
+        let written = self
+            .bounded("apply", &object, async {
+                api.patch(&name, &ours(), &Patch::Apply(&desired)).await
+            })
+            .await?;
+        self.lock().insert(
+            object.clone(),
+            Write {
+                wish,
+                version: version(&written),
+                at: Instant::now(),
+            },
+        );
+        tracing::info!(%object, "applied");
+        Ok(Applied {
+            object: Some(written),
+            changed: true,
+        })
+    }
+
+    /// Writes fields of the status subresource; the caller has compared.
+    pub async fn apply_status<K>(&self, api: &Api<K>, name: &str, body: &Value) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let object = format!("{} {name} (status)", K::kind(&()));
+        self.bounded("apply", &object, async {
+            api.patch_status(name, &ours(), &Patch::Apply(body)).await
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Deletes exactly this object, not a namesake. Gone already is fine.
+    pub async fn delete<K>(&self, api: &Api<K>, victim: &K) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let object = describe(victim);
+        let parameters = DeleteParams::background().preconditions(Preconditions {
+            uid: victim.uid(),
+            resource_version: None,
+        });
+        let name = victim.name_any();
+        let outcome = self
+            .bounded("delete", &object, async {
+                match api.delete(&name, &parameters).await {
+                    // 409: another life of that name.
+                    Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+                    Err(error) => Err(error),
+                    Ok(_) => Ok(true),
+                }
+            })
+            .await?;
+        self.lock().remove(&object);
+        if outcome {
+            tracing::info!(%object, "deleted");
+        }
+        Ok(())
+    }
+
+    /// Runs one write inside the fence.
+    pub async fn bounded<T>(
+        &self,
+        verb: &'static str,
+        object: &str,
+        write: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, Error> {
+        self.fence.permit().map_err(|source| Error::Deposed {
+            verb,
+            object: object.to_owned(),
+            source,
+        })?;
+        self.metrics.count_write(verb);
+        match tokio::time::timeout(WRITE_LIMIT, write).await {
+            Ok(Ok(written)) => Ok(written),
+            Ok(Err(error)) => Err(api_error(verb, object, error)),
+            Err(_) => Err(Error::Silent {
+                verb,
+                object: object.to_owned(),
+            }),
+        }
+    }
+
+    async fn refuse_foreign<K>(
+        &self,
+        api: &Api<K>,
+        desired: &K,
+        object: &str,
+    ) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let name = desired.name_any();
+        let found = tokio::time::timeout(WRITE_LIMIT, api.get_metadata_opt(&name))
+            .await
+            .map_err(|_| Error::Silent {
+                verb: "get",
+                object: object.to_owned(),
+            })?
+            .map_err(|error| api_error("get", object, error))?;
+        let Some(found) = found else { return Ok(()) };
+        let mine = |owned: &K| owner(owned.meta());
+        if owner(&found.metadata) == mine(desired) {
+            return Ok(());
+        }
+        Err(Error::NotOurs {
+            object: object.to_owned(),
+            owner: owner(&found.metadata)
+                .map_or_else(|| "nobody".to_owned(), |(_, words)| words),
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Write>> {
+        self.writes
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// True where `standing` was applied by an operator that wished something else than `desired`.
+pub fn applied_otherwise<K: Resource + Serialize>(desired: &K, standing: &K) -> bool {
+    standing
+        .meta()
+        .annotations
+        .as_ref()
+        .and_then(|all| all.get(ANNOTATION_APPLIED))
+        .is_some_and(|applied| *applied != fingerprint(desired))
+}
+
+fn ours() -> PatchParams {
+    PatchParams::apply(FIELD_MANAGER).force()
+}
+
+/// UID of the controlling owner, and its name for people.
+fn owner(
+    metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+) -> Option<(String, String)> {
+    let owner = metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true))?;
+    Some((owner.uid.clone(), format!("{} {}", owner.kind, owner.name)))
+}
+
+fn api_error(verb: &'static str, object: &str, error: kube::Error) -> Error {
+    let object = object.to_owned();
+    let refused = matches!(&error, kube::Error::Api(status) if matches!(status.code, 400 | 422));
+    let source = Box::new(error);
+    if refused {
+        Error::Refused {
+            verb,
+            object,
+            source,
+        }
+    } else {
+        Error::Api {
+            verb,
+            object,
+            source,
+        }
+    }
+}
+
+fn describe<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{} {namespace}/{}", K::kind(&()), object.name_any()),
+        None => format!("{} {}", K::kind(&()), object.name_any()),
+    }
+}
+
+/// Resource versions are compared as numbers, which Kubernetes allows within one resource.
+fn version<K: Resource>(object: &K) -> Option<u64> {
+    object.meta().resource_version.as_ref()?.parse().ok()
+}
+
+fn step<K: Resource + Serialize>(
+    wish: &str,
+    desired: &K,
+    observed: Option<&K>,
+    latest: Option<&Write>,
+    now: Instant,
+) -> Step {
+    let lagging = latest.is_some_and(|write| {
+        let behind = observed.and_then(version) < write.version;
+        behind && write.wish == wish && now.duration_since(write.at) < CACHE_LAG
+    });
+    if lagging {
+        return Step::Await;
+    }
+    let Some(observed) = observed else {
+        return Step::Write;
+    };
+    let same_wish = observed
+        .meta()
+        .annotations
+        .as_ref()
+        .and_then(|all| all.get(ANNOTATION_APPLIED))
+        .is_some_and(|applied| applied == wish);
+    if same_wish && covers(&json(observed), &json(desired)) {
+        Step::Leave
+    } else {
+        Step::Write
+    }
+}
+
+fn json<T: Serialize>(value: &T) -> Value {
+    serde_json::to_value(value).expect("API objects have text keys, so they serialize")
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Service;
+
+    use super::*;
+
+    fn service(version: &str, applied: &str, port: i32) -> Service {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {
+                "name": "a", "resourceVersion": version,
+                "annotations": { ANNOTATION_APPLIED: applied },
+            },
+            "spec": { "ports": [{ "port": port, "protocol": "TCP" }], "type": "ClusterIP" },
+        }))
+        .unwrap()
+    }
+
+    fn wished(port: i32) -> Service {
+        let mut wished = service("", "w", port);
+        wished.metadata.resource_version = None;
+        wished.spec.as_mut().unwrap().type_ = None;
+        wished
+    }
+
+    #[test]
+    fn what_is_as_wished_is_left_alone() {
+        let observed = service("5", "w", 80);
+        let step = step("w", &wished(80), Some(&observed), None, Instant::now());
+        assert_eq!(step, Step::Leave);
+    }
+
+    #[test]
+    fn another_wish_and_a_changed_field_are_written() {
+        let now = Instant::now();
+        let earlier = service("5", "before", 80);
+        assert_eq!(step("w", &wished(80), Some(&earlier), None, now), Step::Write);
+        let edited = service("5", "w", 81);
+        assert_eq!(step("w", &wished(80), Some(&edited), None, now), Step::Write);
+        assert_eq!(step("w", &wished(80), None, None, now), Step::Write);
+    }
+
+    #[test]
+    fn a_cache_that_lags_behind_our_write_causes_no_second_one() {
+        let now = Instant::now();
+        let write = Write {
+            wish: "w".to_owned(),
+            version: Some(6),
+            at: now,
+        };
+        let stale = service("5", "before", 80);
+        let step = |observed, at| step("w", &wished(80), observed, Some(&write), at);
+        assert_eq!(step(Some(&stale), now), Step::Await);
+        assert_eq!(step(None, now), Step::Await);
+        assert_eq!(step(None, now + CACHE_LAG), Step::Write);
+        let fresh = service("6", "w", 80);
+        assert_eq!(step(Some(&fresh), now), Step::Leave);
+        let edited = service("7", "w", 81);
+        assert_eq!(step(Some(&edited), now), Step::Write);
+    }
+}

@@ -1,0 +1,105 @@
+//! Whether an object that the API server returned still is what was applied.
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// Sixteen hexadecimal digits that change when the value does.
+pub fn fingerprint<T: Serialize>(value: &T) -> String {
+    let text = serde_json::to_vec(value).expect("API objects have text keys, so they serialize");
+    let digest = Sha256::digest(text);
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// True where everything that `desired` says stands in `observed`. What others added is no difference:
+/// defaulted fields, and further items in lists of objects. Lists of scalars must be equal.
+pub fn covers(observed: &Value, desired: &Value) -> bool {
+    match (observed, desired) {
+        (Value::Object(observed), Value::Object(desired)) => {
+            desired.iter().all(|(key, wanted)| match observed.get(key) {
+                Some(found) => covers(found, wanted),
+                None => is_empty(wanted),
+            })
+        }
+        (Value::Array(observed), Value::Array(desired)) => {
+            if desired.iter().all(Value::is_object) && !desired.is_empty() {
+                let mut rest = observed.iter();
+                return desired
+                    .iter()
+                    .all(|wanted| rest.any(|found| covers(found, wanted)));
+            }
+            observed == desired
+        }
+        (Value::String(observed), Value::String(desired)) => {
+            observed == desired || same_quantity(observed, desired)
+        }
+        (observed, desired) => observed == desired || (observed.is_null() && is_empty(desired)),
+    }
+}
+
+/// Serialization leaves such values out, or the API server does.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::String(text) => text.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// The API server rewrites quantities: `1000m` comes back as `1`.
+fn same_quantity(a: &str, b: &str) -> bool {
+    let thousandths = |text: &str| thousandths(&Quantity(text.to_owned()));
+    matches!((thousandths(a), thousandths(b)), (Some(a), Some(b)) if a == b)
+}
+
+/// A quantity in thousandths; `None` where it is no quantity, or has smaller parts.
+fn thousandths(quantity: &Quantity) -> Option<u128> {
+    let text = quantity.0.as_str();
+    if let Some(number) = text.strip_suffix('m') {
+        return number.parse().ok();
+    }
+    let bytes: crds::ByteSize = text.parse().ok()?;
+    Some(u128::from(bytes.0) * 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn defaults_and_additions_of_others_are_no_difference() {
+        let desired = json!({"spec": {"containers": [{"name": "a"}], "x": [], "y": {}}});
+        let observed = json!({"spec": {
+            "containers": [{"name": "mesh"}, {"name": "a", "tty": false}], "dnsPolicy": "ClusterFirst",
+        }});
+        assert!(covers(&observed, &desired));
+    }
+
+    #[test]
+    fn a_changed_missing_or_added_scalar_is_a_difference() {
+        let desired = json!({"args": ["--a", "--b"], "n": 1});
+        assert!(!covers(&json!({"args": ["--a", "--b"], "n": 2}), &desired));
+        assert!(!covers(&json!({"args": ["--a"], "n": 1}), &desired));
+        assert!(!covers(&json!({"args": ["--a", "--b", "--c"], "n": 1}), &desired));
+        assert!(!covers(&json!({"n": 1}), &desired));
+    }
+
+    #[test]
+    fn quantities_are_compared_by_amount() {
+        let limits = |cpu: &str, memory: &str| json!({"cpu": cpu, "memory": memory});
+        assert!(covers(&limits("1", "1Gi"), &limits("1000m", "1024Mi")));
+        assert!(!covers(&limits("1", "1Gi"), &limits("1", "1G")));
+    }
+
+    #[test]
+    fn a_fingerprint_is_stable_and_tells_values_apart() {
+        assert_eq!(fingerprint(&json!({"a": 1})), fingerprint(&json!({"a": 1})));
+        assert_ne!(fingerprint(&json!({"a": 1})), fingerprint(&json!({"a": 2})));
+        assert_eq!(fingerprint(&json!({"a": 1})).len(), 16);
+    }
+}

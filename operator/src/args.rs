@@ -1,0 +1,69 @@
+//! Every setting of the operator, parsed once.
+
+use clap::Parser;
+
+/// Reconciles MooncakeClusters and injects pods.
+#[derive(Clone, Debug, Parser)]
+#[command(version)]
+pub struct Args {
+    /// Namespace in which the operator and the agents run.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub namespace: String,
+
+    /// Name of this operator pod: its identity in the Lease and in Events.
+    #[arg(long, env = "POD_NAME")]
+    pub identity: String,
+
+    /// Image of the pool pods. A new value is used by pods that are made from then on; running pods stay.
+    #[arg(long, env = "POOL_IMAGE")]
+    pub pool_image: String,
+
+    /// Image of the gate: the sidecar of injected pods, and the master's readiness probe.
+    #[arg(long, env = "GATE_IMAGE")]
+    pub gate_image: String,
+
+    /// Image of the stock master for version 0.3.13, where a cluster names no other.
+    #[arg(long, env = "MASTER_IMAGE")]
+    pub master_image: String,
+
+    /// PriorityClass of pool pods, where a pool names no other. Empty: none.
+    #[arg(
+        long,
+        env = "POOL_PRIORITY_CLASS",
+        default_value = "mooncake-pool",
+        hide_default_value = false
+    )]
+    pub pool_priority_class: String,
+
+    /// Port of the metrics, TLS; readers are checked by TokenReview and SubjectAccessReview.
+    #[arg(long, env = "METRICS_PORT", default_value_t = 8443)]
+    pub metrics_port: u16,
+
+    /// Port of /healthz and /readyz, plain HTTP.
+    #[arg(long, env = "HEALTH_PORT", default_value_t = 8081)]
+    pub health_port: u16,
+
+    /// Port of the admission webhook, TLS.
+    #[arg(long, env = "WEBHOOK_PORT", default_value_t = 9443)]
+    pub webhook_port: u16,
+
+    /// MutatingWebhookConfiguration whose caBundle is kept up to date.
+    #[arg(long, env = "WEBHOOK_CONFIG", default_value = "mooncake-injection")]
+    pub webhook_config: String,
+
+    /// Secret in the operator's namespace that holds the webhook's certificate authority.
+    #[arg(
+        long,
+        env = "CERTIFICATE_SECRET",
+        default_value = "mooncake-webhook-certificate"
+    )]
+    pub certificate_secret: String,
+
+    /// Lease in the operator's namespace by which one replica leads.
+    #[arg(long, env = "LEASE_NAME", default_value = "mooncake-operator")]
+    pub lease_name: String,
+
+    /// Log filter, as in RUST_LOG.
+    #[arg(long, env = "LOG", default_value = "info,kube=warn")]
+    pub log: String,
+}

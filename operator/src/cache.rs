@@ -1,0 +1,256 @@
+//! What the operator knows of the API server: one narrowed, pruned watch for each kind, and who is
+//! to be reconciled when something in it moves.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crds::{MooncakeCluster, MooncakeNode, names};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher::{self, watcher};
+use kube::runtime::{WatchStreamExt, reflector as reflect};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::broadcast;
+
+use crate::metrics::Metrics;
+
+mod prune;
+mod trigger;
+
+pub use trigger::{ClusterName, Trigger, wanted_cluster};
+
+/// Moves of which a controller may be behind before it reconciles everything instead.
+const BACKLOG: usize = 1024;
+
+/// Every watched kind.
+#[derive(Clone)]
+pub struct Caches {
+    pub clusters: Store<DeserializeGuard<MooncakeCluster>>,
+    /// The MooncakeNodes.
+    pub reports: Store<DeserializeGuard<MooncakeNode>>,
+    pub nodes: Store<Node>,
+    /// Pods of masters and pools.
+    pub pods: Store<Pod>,
+    /// Pods of the agent.
+    pub agents: Store<Pod>,
+    /// Pods that ask for injection.
+    pub labelled: Store<Pod>,
+    pub deployments: Store<Deployment>,
+    pub daemon_sets: Store<DaemonSet>,
+    pub services: Store<Service>,
+    pub accounts: Store<ServiceAccount>,
+    pub policies: Store<NetworkPolicy>,
+    pub slices: Store<EndpointSlice>,
+    triggers: broadcast::Sender<Trigger>,
+}
+
+impl Caches {
+    /// Starts every watch; they end with the runtime.
+    pub fn start(client: &Client, namespace: &str, metrics: &Metrics) -> Self {
+        let (triggers, _) = broadcast::channel(BACKLOG);
+        let watches = Watches {
+            triggers: triggers.clone(),
+            metrics: metrics.clone(),
+        };
+        let every = watcher::Config::default;
+        let components = format!(
+            "{} in ({},{})",
+            names::LABEL_COMPONENT,
+            names::COMPONENT_MASTER,
+            names::COMPONENT_POOL
+        );
+        let agents = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_AGENT);
+        let ours = || every().labels(names::LABEL_CLUSTER);
+        Self {
+            clusters: watches.start(
+                Api::<DeserializeGuard<MooncakeCluster>>::all(client.clone()),
+                every(),
+                prune::cluster,
+                trigger::of_cluster,
+            ),
+            reports: watches.start(
+                Api::<DeserializeGuard<MooncakeNode>>::all(client.clone()),
+                every(),
+                prune::report,
+                trigger::of_report,
+            ),
+            nodes: watches.start(
+                Api::<Node>::all(client.clone()),
+                every(),
+                prune::node,
+                |node| vec![Trigger::Node(node.name_any())],
+            ),
+            pods: watches.start(
+                Api::<Pod>::all(client.clone()),
+                every().labels(&components),
+                prune::pod,
+                trigger::of_component,
+            ),
+            agents: watches.start(
+                Api::<Pod>::namespaced(client.clone(), namespace),
+                every().labels(&agents),
+                prune::pod,
+                trigger::of_agent,
+            ),
+            labelled: watches.start(
+                Api::<Pod>::all(client.clone()),
+                every().labels(names::LABEL_INJECT),
+                prune::pod,
+                trigger::of_labelled,
+            ),
+            deployments: watches.start(
+                Api::<Deployment>::all(client.clone()),
+                ours(),
+                prune::managed_fields,
+                trigger::of_child,
+            ),
+            daemon_sets: watches.start(
+                Api::<DaemonSet>::all(client.clone()),
+                ours(),
+                prune::managed_fields,
+                trigger::of_child,
+            ),
+            services: watches.start(
+                Api::<Service>::all(client.clone()),
+                ours(),
+                prune::managed_fields,
+                trigger::of_service,
+            ),
+            accounts: watches.start(
+                Api::<ServiceAccount>::all(client.clone()),
+                ours(),
+                prune::managed_fields,
+                trigger::of_child,
+            ),
+            policies: watches.start(
+                Api::<NetworkPolicy>::all(client.clone()),
+                ours(),
+                prune::managed_fields,
+                trigger::of_child,
+            ),
+            slices: watches.start(
+                Api::<EndpointSlice>::all(client.clone()),
+                ours().labels(&format!(
+                    "{},{}={}",
+                    names::LABEL_CLUSTER,
+                    crate::cluster::desired::network::LABEL_SLICE_MANAGED_BY,
+                    crate::cluster::desired::MANAGED_BY
+                )),
+                prune::managed_fields,
+                trigger::of_child,
+            ),
+            triggers,
+        }
+    }
+
+    /// Moves from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<Trigger> {
+        self.triggers.subscribe()
+    }
+
+    /// Resolves when every kind was listed once.
+    pub async fn synced(&self) -> Result<(), reflector::store::WriterDropped> {
+        self.clusters.wait_until_ready().await?;
+        self.reports.wait_until_ready().await?;
+        self.nodes.wait_until_ready().await?;
+        self.pods.wait_until_ready().await?;
+        self.agents.wait_until_ready().await?;
+        self.labelled.wait_until_ready().await?;
+        self.deployments.wait_until_ready().await?;
+        self.daemon_sets.wait_until_ready().await?;
+        self.services.wait_until_ready().await?;
+        self.accounts.wait_until_ready().await?;
+        self.policies.wait_until_ready().await?;
+        self.slices.wait_until_ready().await
+    }
+
+    /// Nodes on which pool pods of `cluster` are.
+    pub fn nodes_of(&self, cluster: &ClusterName) -> BTreeSet<String> {
+        self.pods
+            .state()
+            .iter()
+            .filter(|pod| {
+                pod.labels().get(names::LABEL_CLUSTER) == Some(&cluster.name)
+                    && pod.namespace().as_ref() == Some(&cluster.namespace)
+            })
+            .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
+            .collect()
+    }
+}
+
+struct Watches {
+    triggers: broadcast::Sender<Trigger>,
+    metrics: Metrics,
+}
+
+impl Watches {
+    fn start<K>(
+        &self,
+        api: Api<K>,
+        config: watcher::Config,
+        prune: fn(&mut K),
+        of: fn(&K) -> Vec<Trigger>,
+    ) -> Store<K>
+    where
+        K: Resource<DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+    {
+        let (store, writer) = reflector::store::<K>();
+        let (triggers, metrics) = (self.triggers.clone(), self.metrics.clone());
+        let kind = K::kind(&());
+        let stream = watcher(api, config)
+            .map_ok(move |event| event.modify(prune))
+            .default_backoff();
+        tokio::spawn(async move {
+            let mut events = Box::pin(reflect(writer, stream));
+            while let Some(event) = events.next().await {
+                match event {
+                    Ok(watcher::Event::Apply(object) | watcher::Event::Delete(object)) => {
+                        for trigger in of(&object) {
+                            // Nobody listens while this replica follows.
+                            triggers.send(trigger).ok();
+                        }
+                    }
+                    // What was deleted while the watch was broken gives no event of its own.
+                    Ok(watcher::Event::InitDone) => {
+                        triggers.send(Trigger::Everything).ok();
+                    }
+                    Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => {}
+                    Err(error) => {
+                        metrics.count_watch_error(&kind);
+                        tracing::warn!(%kind, %error, "watch broken, trying again");
+                    }
+                }
+            }
+        });
+        store
+    }
+}
+
+/// A snapshot of one namespace's objects of one cluster.
+pub fn of_cluster<K>(store: &Store<K>, cluster: &ClusterName) -> Vec<Arc<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    store.state_filter(|object: &K| {
+        let meta = object.meta();
+        meta.namespace.as_ref() == Some(&cluster.namespace)
+            && meta
+                .labels
+                .as_ref()
+                .and_then(|labels| labels.get(names::LABEL_CLUSTER))
+                == Some(&cluster.name)
+    })
+}

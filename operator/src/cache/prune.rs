@@ -1,0 +1,69 @@
+//! What is dropped from objects before they are kept: everything that nobody reads.
+
+use crds::{MooncakeCluster, MooncakeNode, names};
+use k8s_openapi::api::core::v1::{Container, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
+use kube::ResourceExt;
+use kube::core::DeserializeGuard;
+
+use crate::cluster::desired::pool;
+
+pub(super) fn managed_fields<K: ResourceExt>(object: &mut K) {
+    object.managed_fields_mut().clear();
+}
+
+pub(super) fn cluster(object: &mut DeserializeGuard<MooncakeCluster>) {
+    managed_fields(object);
+    object.annotations_mut().clear();
+}
+
+pub(super) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
+    managed_fields(object);
+}
+
+pub(super) fn node(node: &mut Node) {
+    managed_fields(node);
+    node.annotations_mut().clear();
+    node.labels_mut().clear();
+    node.spec = Some(NodeSpec::default());
+    node.status = node.status.take().map(|status| NodeStatus {
+        conditions: status
+            .conditions
+            .map(|all| all.into_iter().filter(|c| c.type_ == "Ready").collect()),
+        node_info: status.node_info,
+        ..NodeStatus::default()
+    });
+}
+
+pub(super) fn pod(pod: &mut Pod) {
+    managed_fields(pod);
+    let kept = |key: &str| key.starts_with(names::GROUP);
+    pod.annotations_mut().retain(|key, _| kept(key));
+    pod.labels_mut().retain(|key, _| kept(key));
+    pod.spec = pod.spec.take().map(|spec| PodSpec {
+        node_name: spec.node_name,
+        host_network: spec.host_network,
+        termination_grace_period_seconds: spec.termination_grace_period_seconds,
+        affinity: spec.affinity,
+        containers: spec
+            .containers
+            .into_iter()
+            .filter(|container| container.name == pool::CONTAINER)
+            .map(|container| Container {
+                name: container.name,
+                args: container.args,
+                ..Container::default()
+            })
+            .collect(),
+        ..PodSpec::default()
+    });
+    pod.status = pod.status.take().map(|status| PodStatus {
+        phase: status.phase,
+        reason: status.reason,
+        message: status.message,
+        pod_ip: status.pod_ip,
+        conditions: status.conditions,
+        container_statuses: status.container_statuses,
+        init_container_statuses: status.init_container_statuses,
+        ..PodStatus::default()
+    });
+}

@@ -1,0 +1,268 @@
+//! Keeps Secret, caBundle and what is served in step: every replica follows the Secret, the leader
+//! also writes.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::identity::{Identity, IssueError, Stored};
+use super::resolver::Resolver;
+use super::schedule::{Action, Schedule, decide};
+
+/// Owner of what the leader writes.
+const FIELD_MANAGER: &str = "mooncake-operator-certificates";
+/// Key in the Secret.
+const DATA_KEY: &str = "identity.json";
+/// Wait after a failed write.
+const RETRY: Duration = Duration::from_secs(5);
+/// Longest sleep between two looks at the clock.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+
+/// Why a write of the leader failed; it is tried again.
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error(transparent)]
+    Issue(#[from] IssueError),
+    #[error("Secret `{name}` could not be written: {cause}")]
+    Secret { name: String, cause: kube::Error },
+    #[error("caBundle of MutatingWebhookConfiguration `{name}` could not be written: {cause}")]
+    Bundle { name: String, cause: kube::Error },
+}
+
+/// What is known of the cluster's objects.
+#[derive(Default)]
+struct View {
+    /// The Secret has been looked for.
+    secret_seen: bool,
+    resource_version: Option<String>,
+    stored: Option<Stored>,
+    configuration: Option<MutatingWebhookConfiguration>,
+    /// Since when the configuration carries the stored bundle.
+    published: Option<Timestamp>,
+}
+
+/// See the module.
+pub struct Keeper {
+    secrets: Api<Secret>,
+    configurations: Api<MutatingWebhookConfiguration>,
+    secret: String,
+    configuration: String,
+    schedule: Schedule,
+    resolver: Arc<Resolver>,
+}
+
+impl Keeper {
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        secret: String,
+        configuration: String,
+        schedule: Schedule,
+        resolver: Arc<Resolver>,
+    ) -> Self {
+        Self {
+            secrets: Api::namespaced(client.clone(), namespace),
+            configurations: Api::all(client),
+            secret,
+            configuration,
+            schedule,
+            resolver,
+        }
+    }
+
+    /// Follows and, while `leader` says so, leads. Ends never.
+    pub async fn run(self, mut leader: watch::Receiver<bool>) -> Infallible {
+        let mut secrets = watcher::watch_object(self.secrets.clone(), &self.secret)
+            .default_backoff()
+            .boxed();
+        let mut configurations =
+            watcher::watch_object(self.configurations.clone(), &self.configuration)
+                .default_backoff()
+                .boxed();
+        let mut view = View::default();
+        let mut sleep = LONGEST_SLEEP;
+        loop {
+            tokio::select! {
+                Some(event) = secrets.next() => match event {
+                    Ok(secret) => self.take_secret(&mut view, secret),
+                    Err(error) => warn!(%error, secret = self.secret, "Secret cannot be watched"),
+                },
+                Some(event) = configurations.next() => match event {
+                    Ok(configuration) => view.configuration = configuration,
+                    Err(error) => warn!(%error, configuration = self.configuration, "MutatingWebhookConfiguration cannot be watched"),
+                },
+                Ok(()) = leader.changed() => view.published = None,
+                () = tokio::time::sleep(sleep) => {}
+            }
+            sleep = if *leader.borrow() {
+                match self.lead(&mut view).await {
+                    Ok(sleep) => sleep,
+                    Err(error) => {
+                        warn!(%error, "webhook certificate: step failed, tried again");
+                        RETRY
+                    }
+                }
+            } else {
+                LONGEST_SLEEP
+            };
+        }
+    }
+
+    fn take_secret(&self, view: &mut View, secret: Option<Secret>) {
+        view.secret_seen = true;
+        view.resource_version = secret.as_ref().and_then(ResourceExt::resource_version);
+        let data = secret.and_then(|s| s.data);
+        let text = data.as_ref().and_then(|data| data.get(DATA_KEY));
+        let stored = text.and_then(|ByteString(text)| {
+            Stored::decode(text)
+                .inspect_err(|error| warn!(%error, secret = self.secret, "webhook certificate ignored"))
+                .ok()
+        });
+        let served = view.stored.as_ref().map(|s| &s.current);
+        if let Some(stored) = &stored
+            && served != Some(&stored.current)
+        {
+            match self.resolver.load(&stored.current) {
+                Ok(()) => info!(until = %stored.current.not_after, "webhook certificate served"),
+                Err(error) => warn!(%error, secret = self.secret, "webhook certificate refused"),
+            }
+        }
+        view.stored = stored;
+    }
+
+    /// One step towards what should be; returns how long nothing is to be done.
+    async fn lead(&self, view: &mut View) -> Result<Duration, StepError> {
+        let (true, Some(configuration)) = (view.secret_seen, &view.configuration) else {
+            return Ok(LONGEST_SLEEP);
+        };
+        let names = server_names(configuration);
+        if names.is_empty() {
+            warn!(configuration = self.configuration, "no webhook names a Service: nothing to certify");
+            return Ok(LONGEST_SLEEP);
+        }
+        let now = Timestamp::now();
+        if let Some(stored) = &view.stored {
+            let bundle = stored.bundle();
+            if carries(configuration, &bundle) {
+                view.published.get_or_insert(now);
+            } else {
+                view.published = None;
+                view.configuration = Some(self.publish(configuration, &bundle).await?);
+                return Ok(Duration::ZERO);
+            }
+        }
+        let stored = view.stored.as_ref();
+        let issue = || Identity::issue(&names, now, self.schedule.lifetime);
+        let action = decide(now, &self.schedule, &names, stored, view.published);
+        let changed = match (action, stored) {
+            (Action::Wait(until), _) => {
+                let left = Duration::try_from(until.duration_since(now)).unwrap_or_default();
+                return Ok(left.min(LONGEST_SLEEP));
+            }
+            (Action::Prepare, Some(stored)) => stored.prepared(issue()?),
+            (Action::Promote, Some(stored)) => stored.promoted(now),
+            (Action::Retire, Some(stored)) => stored.retired(),
+            (Action::Create | Action::Prepare | Action::Promote | Action::Retire, before) => {
+                Stored::first(issue()?, now, before)
+            }
+        };
+        info!(?action, "webhook certificate changes");
+        let secret = self.write(view.resource_version.as_deref(), &changed).await?;
+        view.published = None;
+        self.take_secret(view, Some(secret));
+        Ok(Duration::ZERO)
+    }
+
+    /// Writes the Secret. The resource version fences: what another leader wrote is not overwritten.
+    async fn write(
+        &self,
+        resource_version: Option<&str>,
+        stored: &Stored,
+    ) -> Result<Secret, StepError> {
+        let mut metadata = json!({ "name": self.secret });
+        if let Some(version) = resource_version {
+            metadata["resourceVersion"] = json!(version);
+        }
+        let secret = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": metadata,
+            "data": { DATA_KEY: ByteString(stored.encode()) },
+        });
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        self.secrets
+            .patch(&self.secret, &params, &Patch::Apply(&secret))
+            .await
+            .map_err(|cause| StepError::Secret {
+                name: self.secret.clone(),
+                cause,
+            })
+    }
+
+    /// Writes the bundle of every webhook of the configuration, and nothing else of it.
+    async fn publish(
+        &self,
+        configuration: &MutatingWebhookConfiguration,
+        bundle: &str,
+    ) -> Result<MutatingWebhookConfiguration, StepError> {
+        let bundle = ByteString(bundle.as_bytes().to_vec());
+        let webhooks: Vec<_> = configuration
+            .webhooks
+            .iter()
+            .flatten()
+            .map(|webhook| json!({ "name": webhook.name, "clientConfig": { "caBundle": bundle } }))
+            .collect();
+        let patch = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": { "name": self.configuration },
+            "webhooks": webhooks,
+        });
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let written = self
+            .configurations
+            .patch(&self.configuration, &params, &Patch::Apply(&patch))
+            .await
+            .map_err(|cause| StepError::Bundle {
+                name: self.configuration.clone(),
+                cause,
+            })?;
+        info!(configuration = self.configuration, "caBundle written");
+        Ok(written)
+    }
+}
+
+/// The names by which API servers call the webhooks.
+fn server_names(configuration: &MutatingWebhookConfiguration) -> Vec<String> {
+    let mut names: Vec<String> = configuration
+        .webhooks
+        .iter()
+        .flatten()
+        .filter_map(|webhook| webhook.client_config.service.as_ref())
+        .map(|service| format!("{}.{}.svc", service.name, service.namespace))
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Whether every webhook of the configuration trusts exactly this bundle.
+fn carries(configuration: &MutatingWebhookConfiguration, bundle: &str) -> bool {
+    let mut webhooks = configuration.webhooks.iter().flatten();
+    webhooks.all(|webhook| {
+        let present = webhook.client_config.ca_bundle.as_ref();
+        present.is_some_and(|ByteString(present)| present == bundle.as_bytes())
+    })
+}

@@ -1,0 +1,151 @@
+//! Makes the children so: those that others need first, the pods last; then removes what the spec
+//! no longer has.
+
+use std::sync::Arc;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use kube::{Api, Client, Resource, ResourceExt};
+
+use crate::apply::{Applied, Error, Writer, applied_otherwise};
+use crate::cluster::desired::{Children, master};
+use crate::cluster::observe::{Existing, owner};
+
+/// The children that status looks at, after apply.
+#[derive(Clone, Debug)]
+pub struct AppliedChildren {
+    pub master: Applied<Deployment>,
+    pub pools: Vec<Applied<DaemonSet>>,
+}
+
+/// Applies every child and prunes.
+pub async fn apply(
+    client: &Client,
+    writer: &Writer,
+    namespace: &str,
+    desired: Children,
+    existing: &Existing,
+) -> Result<AppliedChildren, Error> {
+    let Children {
+        account,
+        services,
+        policies,
+        slices,
+        master,
+        pools,
+    } = desired;
+    let uid = owner(&account.metadata).map(|owner| owner.uid.clone());
+    let kept: Vec<String> = pools.iter().map(ResourceExt::name_any).collect();
+    let kept_slices: Vec<String> = slices.iter().map(ResourceExt::name_any).collect();
+    let kept_services: Vec<String> = services.iter().map(ResourceExt::name_any).collect();
+    let session = Session {
+        client,
+        writer,
+        namespace,
+    };
+
+    session.one(account, &existing.accounts).await?;
+    // Policies stand before the first pod runs.
+    for policy in policies {
+        session.one(policy, &existing.policies).await?;
+    }
+    for service in services {
+        session.one(service, &existing.services).await?;
+    }
+    for slice in slices {
+        session.one(slice, &existing.slices).await?;
+    }
+    let master = session.master(master, &existing.deployments).await?;
+    let mut applied = Vec::new();
+    for pool in pools {
+        applied.push(session.one(pool, &existing.daemon_sets).await?);
+    }
+    session
+        .prune(&existing.daemon_sets, &kept, uid.as_deref())
+        .await?;
+    session
+        .prune(&existing.slices, &kept_slices, uid.as_deref())
+        .await?;
+    session
+        .prune(&existing.services, &kept_services, uid.as_deref())
+        .await?;
+    Ok(AppliedChildren {
+        master,
+        pools: applied,
+    })
+}
+
+struct Session<'a> {
+    client: &'a Client,
+    writer: &'a Writer,
+    namespace: &'a str,
+}
+
+impl Session<'_> {
+    async fn one<K>(&self, desired: K, existing: &[Arc<K>]) -> Result<Applied<K>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::Serialize
+            + serde::de::DeserializeOwned,
+    {
+        let name = desired.name_any();
+        let mine = owner(desired.meta()).map(|owner| owner.uid.clone());
+        let observed = existing
+            .iter()
+            .find(|found| {
+                found.name_any() == name
+                    && owner(found.meta()).map(|owner| &owner.uid) == mine.as_ref()
+            })
+            .map(AsRef::as_ref);
+        let api = Api::namespaced(self.client.clone(), self.namespace);
+        self.writer.apply(&api, desired, observed).await
+    }
+
+    /// A restarted master forgets every key, so it is changed only when the user's wish for it is:
+    /// another release or image setting of the operator alone changes nothing.
+    async fn master(
+        &self,
+        desired: Deployment,
+        existing: &[Arc<Deployment>],
+    ) -> Result<Applied<Deployment>, Error> {
+        let name = desired.name_any();
+        let standing = existing.iter().find(|found| found.name_any() == name);
+        if let Some(standing) = standing
+            && owner(&desired.metadata) == owner(&standing.metadata)
+            && applied_otherwise(&desired, standing.as_ref())
+            && master::same_wish(&desired, standing)
+        {
+            return Ok(Applied {
+                object: Some(standing.as_ref().clone()),
+                changed: false,
+            });
+        }
+        self.one(desired, existing).await
+    }
+
+    /// Deletes what carries the cluster's label and ownership but is no longer wanted.
+    async fn prune<K>(
+        &self,
+        existing: &[Arc<K>],
+        kept: &[String],
+        uid: Option<&str>,
+    ) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), self.namespace);
+        for found in existing {
+            let ours = owner(found.meta()).map(|owner| owner.uid.as_str()) == uid;
+            let leaving = found.meta().deletion_timestamp.is_some();
+            if ours && !leaving && !kept.contains(&found.name_any()) {
+                self.writer.delete(&api, found.as_ref()).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! The stock master: one replica, never two at once, ready when it says so itself.
+
+use std::collections::BTreeMap;
+
+use crds::names;
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, EmptyDirVolumeSource, ExecAction, PodSpec, PodTemplateSpec, Probe,
+    ResourceRequirements, TCPSocketAction, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::apply::fingerprint;
+use crate::cluster::desired::{component, container_security, metadata, pod_security};
+use crate::cluster::validate::{Settings, Valid};
+
+/// Container of the stock master.
+pub const CONTAINER: &str = "master";
+/// On the Deployment: fingerprint of what the user asked for.
+const ANNOTATION_WISH: &str = "mooncake.io/master-wish";
+/// Where the gate's binary is put for the readiness probe.
+const TOOLS: &str = "/tools";
+
+pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
+    let labels = component(cluster, names::COMPONENT_MASTER);
+    let mut metadata = metadata(cluster, names::master(&cluster.name));
+    metadata
+        .labels
+        .get_or_insert_default()
+        .extend(labels.clone());
+    metadata.annotations = Some(BTreeMap::from([(
+        ANNOTATION_WISH.to_owned(),
+        fingerprint(&json!({
+            "version": cluster.master.version,
+            "image": cluster.master.image,
+            "resources": cluster.master.resources,
+        })),
+    )]));
+    Deployment {
+        metadata,
+        spec: Some(DeploymentSpec {
+            replicas: Some(1),
+            revision_history_limit: Some(2),
+            selector: LabelSelector {
+                match_labels: Some(labels.clone()),
+                match_expressions: None,
+            },
+            strategy: Some(DeploymentStrategy {
+                type_: Some("Recreate".to_owned()),
+                rolling_update: None,
+            }),
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    labels: Some(labels),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(pod(cluster, settings)),
+            },
+            ..DeploymentSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// True where both were made for the same `spec.master`.
+pub fn same_wish(a: &Deployment, b: &Deployment) -> bool {
+    let wish = |deployment: &Deployment| deployment.annotations().get(ANNOTATION_WISH).cloned();
+    wish(a).is_some() && wish(a) == wish(b)
+}
+
+fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
+    PodSpec {
+        service_account_name: Some(names::pool_service(&cluster.name)),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        // It keeps nothing on disk: there is nothing to wait for.
+        termination_grace_period_seconds: Some(10),
+        security_context: Some(pod_security()),
+        init_containers: Some(vec![Container {
+            name: "tools".to_owned(),
+            image: Some(settings.gate_image.clone()),
+            image_pull_policy: Some("IfNotPresent".to_owned()),
+            command: Some(vec!["/gate".to_owned(), "install".to_owned()]),
+            args: Some(vec![TOOLS.to_owned()]),
+            volume_mounts: Some(vec![mount("tools", TOOLS, false)]),
+            resources: Some(requests("10m", "16Mi")),
+            security_context: Some(container_security()),
+            ..Container::default()
+        }]),
+        containers: vec![container(cluster, settings)],
+        volumes: Some(vec![volume("tools", "16Mi"), volume("tmp", "64Mi")]),
+        ..PodSpec::default()
+    }
+}
+
+fn container(cluster: &Valid, settings: &Settings) -> Container {
+    let port = |name: &str, port: u16| ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: port.into(),
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    };
+    let image = cluster
+        .master
+        .image
+        .clone()
+        .unwrap_or_else(|| settings.master_image.clone());
+    Container {
+        name: CONTAINER.to_owned(),
+        image: Some(image),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        command: Some(vec!["mooncake_master".to_owned()]),
+        args: Some(vec![
+            format!("--rpc_port={}", names::MASTER_RPC_PORT),
+            format!("--metrics_port={}", names::MASTER_ADMIN_PORT),
+            // An agent that is replaced must ping again before this runs out.
+            format!("--client_ttl={}", names::MASTER_CLIENT_TTL_SECONDS),
+            "--logtostderr".to_owned(),
+        ]),
+        ports: Some(vec![
+            port("rpc", names::MASTER_RPC_PORT),
+            port("admin", names::MASTER_ADMIN_PORT),
+        ]),
+        resources: Some(
+            cluster
+                .master
+                .resources
+                .clone()
+                .unwrap_or_else(|| requests("100m", "256Mi")),
+        ),
+        readiness_probe: Some(Probe {
+            exec: Some(ExecAction {
+                command: Some(vec![format!("{TOOLS}/gate"), "master-ready".to_owned()]),
+            }),
+            period_seconds: Some(1),
+            timeout_seconds: Some(2),
+            failure_threshold: Some(3),
+            ..Probe::default()
+        }),
+        // A restart forgets every key, so only a dead listener counts.
+        liveness_probe: Some(Probe {
+            tcp_socket: Some(TCPSocketAction {
+                host: None,
+                port: IntOrString::Int(names::MASTER_RPC_PORT.into()),
+            }),
+            initial_delay_seconds: Some(10),
+            period_seconds: Some(10),
+            timeout_seconds: Some(5),
+            failure_threshold: Some(6),
+            ..Probe::default()
+        }),
+        volume_mounts: Some(vec![
+            mount("tools", TOOLS, true),
+            mount("tmp", "/tmp", false),
+        ]),
+        security_context: Some(container_security()),
+        ..Container::default()
+    }
+}
+
+fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+fn volume(name: &str, limit: &str) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            medium: None,
+            size_limit: Some(Quantity(limit.to_owned())),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
+    ResourceRequirements {
+        requests: Some(BTreeMap::from([
+            ("cpu".to_owned(), Quantity(cpu.to_owned())),
+            ("memory".to_owned(), Quantity(memory.to_owned())),
+        ])),
+        ..ResourceRequirements::default()
+    }
+}

@@ -1,0 +1,225 @@
+//! Who may reach the master and the pool pods: NetworkPolicies, and EndpointSlices that name the
+//! injected pods of other allowed namespaces to the agents.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crds::names;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use k8s_openapi::api::networking::v1::{
+    IPBlock, NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::cluster::desired::{MANAGED_BY, component, metadata};
+use crate::cluster::validate::{Settings, Valid};
+
+/// Label that every namespace carries with its own name.
+const LABEL_NAMESPACE: &str = "kubernetes.io/metadata.name";
+/// The Service that an EndpointSlice belongs to.
+const LABEL_SERVICE: &str = "kubernetes.io/service-name";
+/// Who writes an EndpointSlice; Kubernetes' own controller leaves those of others alone.
+pub const LABEL_SLICE_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+/// Most endpoints that an EndpointSlice may hold (validation of discovery.k8s.io/v1).
+const SLICE_LIMIT: usize = 1000;
+
+/// An injected pod of another namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ForeignPeer {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    pub address: IpAddr,
+    pub node: String,
+}
+
+/// One policy for the pool pods and one for the master.
+pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
+    let clients = clients(cluster);
+    let pools = in_own_namespace(component(cluster, names::COMPONENT_POOL));
+    let operator = NetworkPolicyPeer {
+        namespace_selector: Some(namespace(&settings.operator_namespace)),
+        pod_selector: Some(select(BTreeMap::from([(
+            names::LABEL_COMPONENT.to_owned(),
+            names::COMPONENT_OPERATOR.to_owned(),
+        )]))),
+        ip_block: None,
+    };
+    let members: Vec<_> = clients.iter().cloned().chain([pools]).collect();
+    vec![
+        policy(
+            cluster,
+            names::pool_service(&cluster.name),
+            names::COMPONENT_POOL,
+            vec![rule(
+                &[names::POOL_HANDSHAKE_PORT, names::POOL_DATA_PORT],
+                members.clone(),
+            )],
+        ),
+        policy(
+            cluster,
+            names::master(&cluster.name),
+            names::COMPONENT_MASTER,
+            vec![
+                rule(
+                    &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],
+                    members,
+                ),
+                rule(&[names::MASTER_ADMIN_PORT], vec![operator]),
+            ],
+        ),
+    ]
+}
+
+/// Everyone who may use the pool from outside it.
+fn clients(cluster: &Valid) -> Vec<NetworkPolicyPeer> {
+    let access = BTreeMap::from([(names::LABEL_ACCESS.to_owned(), cluster.name.clone())]);
+    let mut peers = vec![in_own_namespace(access.clone())];
+    for other in &cluster.allowed_namespaces {
+        peers.push(NetworkPolicyPeer {
+            namespace_selector: Some(namespace(other)),
+            pod_selector: Some(select(access.clone())),
+            ip_block: None,
+        });
+    }
+    for address in &cluster.addresses {
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        peers.push(block(format!("{address}/{bits}")));
+    }
+    if cluster.allow_host_network {
+        // A policy cannot select a pod in a node's network, and nodes come and go: the agents'
+        // own admission decides there.
+        peers.push(block("0.0.0.0/0".to_owned()));
+        peers.push(block("::/0".to_owned()));
+    }
+    peers
+}
+
+fn policy(
+    cluster: &Valid,
+    name: String,
+    of: &str,
+    ingress: Vec<NetworkPolicyIngressRule>,
+) -> NetworkPolicy {
+    NetworkPolicy {
+        metadata: metadata(cluster, name),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(select(component(cluster, of))),
+            policy_types: Some(vec!["Ingress".to_owned()]),
+            ingress: Some(ingress),
+            egress: None,
+        }),
+    }
+}
+
+fn rule(ports: &[u16], from: Vec<NetworkPolicyPeer>) -> NetworkPolicyIngressRule {
+    NetworkPolicyIngressRule {
+        from: Some(from),
+        ports: Some(
+            ports
+                .iter()
+                .map(|port| NetworkPolicyPort {
+                    port: Some(IntOrString::Int((*port).into())),
+                    protocol: Some("TCP".to_owned()),
+                    end_port: None,
+                })
+                .collect(),
+        ),
+    }
+}
+
+fn in_own_namespace(labels: BTreeMap<String, String>) -> NetworkPolicyPeer {
+    NetworkPolicyPeer {
+        pod_selector: Some(select(labels)),
+        ..NetworkPolicyPeer::default()
+    }
+}
+
+fn block(cidr: String) -> NetworkPolicyPeer {
+    NetworkPolicyPeer {
+        ip_block: Some(IPBlock { cidr, except: None }),
+        ..NetworkPolicyPeer::default()
+    }
+}
+
+fn namespace(name: &str) -> LabelSelector {
+    select(BTreeMap::from([(
+        LABEL_NAMESPACE.to_owned(),
+        name.to_owned(),
+    )]))
+}
+
+fn select(labels: BTreeMap<String, String>) -> LabelSelector {
+    LabelSelector {
+        match_labels: Some(labels),
+        match_expressions: None,
+    }
+}
+
+/// EndpointSlices of the clients' Service for pods of other allowed namespaces. Peers of a
+/// namespace that is not allowed are left out.
+pub fn slices(cluster: &Valid, peers: &[ForeignPeer]) -> Vec<EndpointSlice> {
+    let mut groups: BTreeMap<(&str, &str), Vec<&ForeignPeer>> = BTreeMap::new();
+    for peer in peers {
+        if cluster.allowed_namespaces.binary_search(&peer.namespace).is_ok() {
+            let family = if peer.address.is_ipv4() {
+                "IPv4"
+            } else {
+                "IPv6"
+            };
+            groups
+                .entry((&peer.namespace, family))
+                .or_default()
+                .push(peer);
+        }
+    }
+    let mut slices = Vec::new();
+    for ((other, family), mut group) in groups {
+        group.sort_unstable();
+        for (index, chunk) in group.chunks(SLICE_LIMIT).enumerate() {
+            let mut name = format!("{}-{other}", names::clients_service(&cluster.name));
+            if family == "IPv6" {
+                name.push_str("-v6");
+            }
+            if index > 0 {
+                name.push_str(&format!("-{index}"));
+            }
+            slices.push(slice(cluster, name, family, chunk));
+        }
+    }
+    slices
+}
+
+fn slice(cluster: &Valid, name: String, family: &str, peers: &[&ForeignPeer]) -> EndpointSlice {
+    let mut metadata = metadata(cluster, name);
+    metadata.labels.get_or_insert_default().extend([
+        (
+            LABEL_SERVICE.to_owned(),
+            names::clients_service(&cluster.name),
+        ),
+        (LABEL_SLICE_MANAGED_BY.to_owned(), MANAGED_BY.to_owned()),
+    ]);
+    EndpointSlice {
+        metadata,
+        address_type: family.to_owned(),
+        endpoints: peers
+            .iter()
+            .map(|peer| Endpoint {
+                addresses: vec![peer.address.to_string()],
+                node_name: Some(peer.node.clone()),
+                target_ref: Some(ObjectReference {
+                    kind: Some("Pod".to_owned()),
+                    namespace: Some(peer.namespace.clone()),
+                    name: Some(peer.name.clone()),
+                    uid: Some(peer.uid.clone()),
+                    ..ObjectReference::default()
+                }),
+                ..Endpoint::default()
+            })
+            .collect(),
+        ports: None,
+    }
+}

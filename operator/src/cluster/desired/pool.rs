@@ -1,0 +1,254 @@
+//! A pool's DaemonSet, and the reading of what a pool pod was made with.
+//!
+//! Pods are replaced when the user's wish changes, never because the operator or its images do.
+
+use std::collections::BTreeMap;
+
+use crds::cluster::{NumaPolicy, PageSize};
+use crds::{ByteSize, names};
+use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, ObjectFieldSelector, Pod, PodSpec,
+    PodTemplateSpec, Probe, ResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::apply::fingerprint;
+use crate::cluster::desired::{component, container_security, metadata, pod_security};
+use crate::cluster::validate::{Pool, Settings, Valid};
+
+/// Container that owns the memory.
+pub const CONTAINER: &str = "pool";
+/// On the pod template: fingerprint of what the user asked for. A pod with another is outdated.
+pub const ANNOTATION_WISH: &str = "mooncake.io/pool-wish";
+/// On the pod template: how the extents lie over NUMA nodes.
+const ANNOTATION_NUMA: &str = "mooncake.io/numa-policy";
+
+/// Memory of the pool process itself and of the kernel's records of its pages.
+const OVERHEAD: u64 = 32 << 20;
+/// Page tables of the pool process and their rounding: 1 part in so many of the pool's bytes, where
+/// its pages are 4 KiB.
+const TABLES_SHARE: u64 = 256;
+/// Seconds that a pod gets beyond its drain time to unmount and exit.
+const GRACE_BEYOND_DRAIN: u32 = 30;
+
+/// The DaemonSet of `pool`.
+pub fn daemon_set(cluster: &Valid, pool: &Pool, settings: &Settings) -> DaemonSet {
+    let mut labels = component(cluster, names::COMPONENT_POOL);
+    labels.insert(names::LABEL_POOL.to_owned(), pool.name.clone());
+    let mut metadata = metadata(cluster, names::pool_set(&cluster.name, &pool.name));
+    metadata
+        .labels
+        .get_or_insert_default()
+        .extend(labels.clone());
+    DaemonSet {
+        metadata,
+        spec: Some(DaemonSetSpec {
+            selector: LabelSelector {
+                match_labels: Some(labels.clone()),
+                match_expressions: None,
+            },
+            update_strategy: Some(DaemonSetUpdateStrategy {
+                type_: Some("OnDelete".to_owned()),
+                rolling_update: None,
+            }),
+            template: template(cluster, pool, settings, labels),
+            ..DaemonSetSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// Fingerprint of what replaces a pool's pods when it changes: see the docs of `spec.pools[]`.
+pub fn wish(pool: &Pool) -> String {
+    fingerprint(&json!({
+        "bytes": pool.bytes,
+        "pageSize": pool.page_size,
+        "numaPolicy": pool.numa_policy,
+        "tolerations": pool.tolerations,
+        "priorityClassName": pool.priority_class_name,
+        "drainSeconds": pool.drain_seconds,
+    }))
+}
+
+fn template(
+    cluster: &Valid,
+    pool: &Pool,
+    settings: &Settings,
+    labels: BTreeMap<String, String>,
+) -> PodTemplateSpec {
+    let priority_class_name = pool
+        .priority_class_name
+        .clone()
+        .or_else(|| settings.pool_priority_class.clone());
+    PodTemplateSpec {
+        metadata: Some(ObjectMeta {
+            labels: Some(labels),
+            annotations: Some(BTreeMap::from([
+                (ANNOTATION_WISH.to_owned(), wish(pool)),
+                (
+                    ANNOTATION_NUMA.to_owned(),
+                    match pool.numa_policy {
+                        NumaPolicy::Spread => "Spread".to_owned(),
+                        NumaPolicy::Any => "Any".to_owned(),
+                    },
+                ),
+            ])),
+            ..ObjectMeta::default()
+        }),
+        spec: Some(PodSpec {
+            service_account_name: Some(names::pool_service(&cluster.name)),
+            automount_service_account_token: Some(false),
+            enable_service_links: Some(false),
+            node_selector: (!pool.node_selector.is_empty()).then(|| pool.node_selector.clone()),
+            tolerations: (!pool.tolerations.is_empty()).then(|| pool.tolerations.clone()),
+            priority_class_name,
+            termination_grace_period_seconds: Some(i64::from(
+                pool.drain_seconds + GRACE_BEYOND_DRAIN,
+            )),
+            security_context: Some(pod_security()),
+            containers: vec![container(cluster, pool, settings)],
+            ..PodSpec::default()
+        }),
+    }
+}
+
+fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {
+    let port = |name: &str, port: u16| ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: port.into(),
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    };
+    Container {
+        name: CONTAINER.to_owned(),
+        image: Some(settings.pool_image.clone()),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        command: Some(vec!["/pool".to_owned(), "serve".to_owned()]),
+        args: Some(vec![
+            format!("--cluster={}", cluster.name),
+            format!("--pool={}", pool.name),
+            format!("{ARG_BYTES}{}", pool.bytes),
+            format!("{ARG_PAGE_SIZE}{}", ByteSize(pool.page_size.bytes())),
+            format!("--handshake-port={}", names::POOL_HANDSHAKE_PORT),
+            format!("--data-port={}", names::POOL_DATA_PORT),
+        ]),
+        env: Some(
+            [
+                ("POD_UID", "metadata.uid"),
+                ("POD_NAME", "metadata.name"),
+                ("POD_NAMESPACE", "metadata.namespace"),
+                ("POD_IP", "status.podIP"),
+                ("NODE_NAME", "spec.nodeName"),
+            ]
+            .map(|(name, path)| from_field(name, path))
+            .to_vec(),
+        ),
+        ports: Some(vec![
+            port("handshake", names::POOL_HANDSHAKE_PORT),
+            port("data", names::POOL_DATA_PORT),
+        ]),
+        resources: Some(resources(pool)),
+        readiness_probe: Some(probe("ready", 2, 2)),
+        liveness_probe: Some(probe("live", 10, 5)),
+        security_context: Some(container_security()),
+        ..Container::default()
+    }
+}
+
+fn probe(question: &str, period: i32, timeout: i32) -> Probe {
+    Probe {
+        exec: Some(ExecAction {
+            command: Some(vec![
+                "/pool".to_owned(),
+                "probe".to_owned(),
+                question.to_owned(),
+            ]),
+        }),
+        period_seconds: Some(period),
+        timeout_seconds: Some(timeout),
+        failure_threshold: Some(if question == "live" { 6 } else { 2 }),
+        ..Probe::default()
+    }
+}
+
+fn from_field(name: &str, path: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value: None,
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector {
+                api_version: Some("v1".to_owned()),
+                field_path: path.to_owned(),
+            }),
+            ..EnvVarSource::default()
+        }),
+    }
+}
+
+/// Requests equal limits, so that scheduler, quota and eviction see the memory that will be taken.
+fn resources(pool: &Pool) -> ResourceRequirements {
+    let mut amounts = BTreeMap::new();
+    let mut set = |resource: &str, bytes: u64| {
+        amounts.insert(resource.to_owned(), Quantity(ByteSize(bytes).to_string()));
+    };
+    match pool.page_size {
+        PageSize::Base => {
+            // The API server writes quantities in whole KiB at the smallest.
+            let tables = (pool.bytes / TABLES_SHARE).next_multiple_of(1 << 10);
+            set("memory", pool.bytes + OVERHEAD + tables);
+        }
+        PageSize::Huge2Mi | PageSize::Huge1Gi => {
+            set("memory", OVERHEAD);
+            set(pool.page_size.resource(), pool.bytes);
+        }
+    }
+    let mut requests = amounts.clone();
+    requests.insert("cpu".to_owned(), Quantity("50m".to_owned()));
+    ResourceRequirements {
+        requests: Some(requests),
+        limits: Some(amounts),
+        claims: None,
+    }
+}
+
+const ARG_BYTES: &str = "--bytes=";
+const ARG_PAGE_SIZE: &str = "--page-size=";
+
+/// What a pool pod was made with. Sizes come from its arguments, which cannot be changed later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    pub bytes: u64,
+    pub page_size: PageSize,
+    pub numa_policy: NumaPolicy,
+    pub drain_seconds: u32,
+}
+
+/// Reads back what [`daemon_set`] wrote; `None` where it is not such a pod.
+pub fn made(pod: &Pod) -> Option<Made> {
+    let spec = pod.spec.as_ref()?;
+    let args = spec
+        .containers
+        .iter()
+        .find(|c| c.name == CONTAINER)?
+        .args
+        .as_ref()?;
+    let value = |name: &str| args.iter().find_map(|arg| arg.strip_prefix(name));
+    let page_size = value(ARG_PAGE_SIZE)?;
+    Some(Made {
+        bytes: value(ARG_BYTES)?.parse().ok()?,
+        page_size: [PageSize::Base, PageSize::Huge2Mi, PageSize::Huge1Gi]
+            .into_iter()
+            .find(|size| ByteSize(size.bytes()).to_string() == page_size)?,
+        numa_policy: match pod.annotations().get(ANNOTATION_NUMA).map(String::as_str) {
+            Some("Any") => NumaPolicy::Any,
+            _ => NumaPolicy::Spread,
+        },
+        drain_seconds: u32::try_from(spec.termination_grace_period_seconds?)
+            .ok()?
+            .saturating_sub(GRACE_BEYOND_DRAIN),
+    })
+}

@@ -1,0 +1,93 @@
+//! Services and the ServiceAccount: how the parts of a cluster are found.
+
+use std::collections::BTreeMap;
+
+use crds::names;
+use k8s_openapi::api::core::v1::{Service, ServiceAccount, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::cluster::desired::{component, metadata};
+use crate::cluster::validate::Valid;
+
+/// Account of the pool pods and the master; it has no rights and no token.
+pub fn account(cluster: &Valid) -> ServiceAccount {
+    ServiceAccount {
+        metadata: metadata(cluster, names::pool_service(&cluster.name)),
+        automount_service_account_token: Some(false),
+        ..ServiceAccount::default()
+    }
+}
+
+/// The master's Service and the headless ones by which agents learn who may connect.
+pub fn all(cluster: &Valid) -> Vec<Service> {
+    let access = |label: &str| BTreeMap::from([(label.to_owned(), cluster.name.clone())]);
+    let mut services = vec![
+        Service {
+            metadata: metadata(cluster, names::master(&cluster.name)),
+            spec: Some(ServiceSpec {
+                selector: Some(component(cluster, names::COMPONENT_MASTER)),
+                ports: Some(vec![
+                    port("rpc", names::MASTER_RPC_PORT),
+                    port("admin", names::MASTER_ADMIN_PORT),
+                ]),
+                ..ServiceSpec::default()
+            }),
+            status: None,
+        },
+        headless(
+            cluster,
+            names::pool_service(&cluster.name),
+            component(cluster, names::COMPONENT_POOL),
+            vec![
+                port("handshake", names::POOL_HANDSHAKE_PORT),
+                port("data", names::POOL_DATA_PORT),
+            ],
+        ),
+        headless(
+            cluster,
+            names::clients_service(&cluster.name),
+            access(names::LABEL_ACCESS),
+            Vec::new(),
+        ),
+    ];
+    if cluster.allow_host_network {
+        services.push(headless(
+            cluster,
+            names::host_clients_service(&cluster.name),
+            access(names::LABEL_HOST_ACCESS),
+            Vec::new(),
+        ));
+    }
+    services
+}
+
+/// Not-ready addresses too: a pod connects before it is ready, and a pool pod is ready only when
+/// it serves.
+fn headless(
+    cluster: &Valid,
+    name: String,
+    selector: BTreeMap<String, String>,
+    ports: Vec<ServicePort>,
+) -> Service {
+    Service {
+        metadata: metadata(cluster, name),
+        spec: Some(ServiceSpec {
+            cluster_ip: Some("None".to_owned()),
+            publish_not_ready_addresses: Some(true),
+            selector: Some(selector),
+            ports: (!ports.is_empty()).then_some(ports),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn port(name: &str, port: u16) -> ServicePort {
+    ServicePort {
+        name: Some(name.to_owned()),
+        port: port.into(),
+        protocol: Some("TCP".to_owned()),
+        target_port: Some(IntOrString::Int(port.into())),
+        ..ServicePort::default()
+    }
+}

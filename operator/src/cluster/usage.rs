@@ -1,0 +1,172 @@
+//! How full the pool is, asked of the master's admin port at most once a minute.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crds::names;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use tokio::net::TcpStream;
+
+/// Shortest time between two questions to one master.
+const PERIOD: Duration = Duration::from_secs(60);
+/// Longest time for one answer.
+const LIMIT: Duration = Duration::from_secs(3);
+/// Largest answer that is read, in bytes: a master with thousands of segments stays below.
+const LARGEST: usize = 16 << 20;
+/// Use is told in steps of so many percent.
+const STEP: u64 = 5;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("connect: {0}")]
+    Connect(std::io::Error),
+    #[error("http: {0}")]
+    Http(hyper::Error),
+    #[error("request: {0}")]
+    Request(hyper::http::Error),
+    #[error("answer {0}")]
+    Status(hyper::StatusCode),
+    #[error("body: {0}")]
+    Body(Box<dyn std::error::Error + Send + Sync>),
+    #[error("no whole answer in {} s", LIMIT.as_secs())]
+    Silent,
+}
+
+#[derive(Clone, Debug)]
+struct Reading {
+    master: String,
+    at: Instant,
+    percent: Option<u8>,
+}
+
+/// Remembers what each cluster's master said last.
+#[derive(Debug, Default)]
+pub struct Meter {
+    readings: Mutex<HashMap<String, Reading>>,
+}
+
+impl Meter {
+    /// Percent of the capacity that holds objects; `None` where nobody knows.
+    pub async fn read(&self, cluster: &str, master: Option<&Pod>) -> Option<u8> {
+        let master = master?;
+        let uid = master.uid()?;
+        let known = self.lock().get(cluster).cloned();
+        if let Some(known) = known.filter(|known| known.master == uid)
+            && known.at.elapsed() < PERIOD
+        {
+            return known.percent;
+        }
+        let address: IpAddr = master.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+        let address = SocketAddr::new(address, names::MASTER_ADMIN_PORT);
+        let asked = match tokio::time::timeout(LIMIT, ask(address)).await {
+            Ok(asked) => asked,
+            Err(_) => Err(Error::Silent),
+        };
+        let percent = match asked {
+            Ok(text) => percent(&text),
+            Err(error) => {
+                tracing::debug!(master = %master.name_any(), %address, %error, "use not read");
+                None
+            }
+        };
+        self.lock().insert(
+            cluster.to_owned(),
+            Reading {
+                master: uid,
+                at: Instant::now(),
+                percent,
+            },
+        );
+        percent
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Reading>> {
+        self.readings
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+async fn ask(address: SocketAddr) -> Result<String, Error> {
+    let stream = TcpStream::connect(address).await.map_err(Error::Connect)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(Error::Http)?;
+    let request = Request::get("/metrics")
+        .header("host", address.to_string())
+        .body(Empty::<Bytes>::new())
+        .map_err(Error::Request)?;
+    let exchange = async {
+        let answer = sender.send_request(request).await.map_err(Error::Http)?;
+        if !answer.status().is_success() {
+            return Err(Error::Status(answer.status()));
+        }
+        let body = Limited::new(answer.into_body(), LARGEST)
+            .collect()
+            .await
+            .map_err(Error::Body)?;
+        Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
+    };
+    tokio::pin!(connection);
+    tokio::pin!(exchange);
+    tokio::select! {
+        outcome = &mut exchange => outcome,
+        ended = &mut connection => match ended {
+            Ok(()) => exchange.await,
+            Err(error) => Err(Error::Http(error)),
+        },
+    }
+}
+
+/// Reads the two gauges of the stock master 0.3.13 (`store-protocol`, metric names).
+fn percent(text: &str) -> Option<u8> {
+    let gauge = |name: &str| {
+        text.lines().find_map(|line| {
+            let value = line.strip_prefix(name)?.trim();
+            value.parse::<f64>().ok().filter(|value| *value >= 0.0)
+        })
+    };
+    let capacity = gauge("master_total_capacity_bytes ")?;
+    let allocated = gauge("master_allocated_bytes ")?;
+    if capacity <= 0.0 {
+        return None;
+    }
+    let share = (allocated / capacity).clamp(0.0, 1.0);
+    // Whole steps of a share in 0..=1: between 0 and 100.
+    let steps = (share * (100 / STEP) as f64).round();
+    (0..=100 / STEP)
+        .find(|step| *step as f64 >= steps)
+        .and_then(|step| u8::try_from(step * STEP).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(allocated: u64, capacity: u64) -> String {
+        format!(
+            "# TYPE master_allocated_bytes gauge\nmaster_allocated_bytes {allocated}\n\
+             master_total_capacity_bytes {capacity}\n"
+        )
+    }
+
+    #[test]
+    fn use_is_rounded_to_5_percent() {
+        for (allocated, told) in [(0, 0), (24, 0), (26, 5), (500, 50), (999, 100), (1200, 100)] {
+            assert_eq!(percent(&text(allocated, 1000)), Some(told), "{allocated}");
+        }
+    }
+
+    #[test]
+    fn an_empty_master_and_a_foreign_answer_tell_nothing() {
+        assert_eq!(percent(&text(0, 0)), None);
+        assert_eq!(percent("<html>"), None);
+    }
+}

@@ -1,0 +1,265 @@
+//! A MooncakeCluster that can be carried out. Parses; nothing after it looks at the raw spec.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crds::cluster::{NumaPolicy, PageSize, TransportPolicy, Transports};
+use crds::{MooncakeCluster, Reason};
+use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Resource, ResourceExt};
+
+/// What every cluster takes from the operator's settings.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Namespace of the operator, whose pods may read the master's admin port.
+    pub operator_namespace: String,
+    pub pool_image: String,
+    pub gate_image: String,
+    pub master_image: String,
+    /// PriorityClass of pool pods; `None`: none.
+    pub pool_priority_class: Option<String>,
+}
+
+/// A cluster without open questions.
+#[derive(Clone, Debug)]
+pub struct Valid {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+    pub generation: i64,
+    pub owner: OwnerReference,
+    pub pools: Vec<Pool>,
+    pub master: Master,
+    pub transports: Transports,
+    /// Other namespaces, sorted, without the cluster's own.
+    pub allowed_namespaces: Vec<String>,
+    pub allow_host_network: bool,
+    /// Peers outside Kubernetes, sorted.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Valid {
+    /// True where pods of `namespace` may use the cluster.
+    pub fn admits(&self, namespace: &str) -> bool {
+        namespace == self.namespace
+            || self
+                .allowed_namespaces
+                .binary_search_by(|allowed| allowed.as_str().cmp(namespace))
+                .is_ok()
+    }
+}
+
+/// One pool.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    pub name: String,
+    /// Bytes on each node.
+    pub bytes: u64,
+    pub page_size: PageSize,
+    pub numa_policy: NumaPolicy,
+    pub node_selector: BTreeMap<String, String>,
+    pub tolerations: Vec<Toleration>,
+    pub priority_class_name: Option<String>,
+    pub drain_seconds: u32,
+}
+
+/// The master.
+#[derive(Clone, Debug)]
+pub struct Master {
+    pub version: &'static str,
+    /// `None`: the operator's image for that version.
+    pub image: Option<String>,
+    pub resources: Option<ResourceRequirements>,
+}
+
+/// Why a spec cannot be carried out; waits for a change of the spec.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "spec.pools[{pool}].nodeSelector: {what} `{text}` is no label {what} ({rule}): no node can carry it"
+    )]
+    NodeSelector {
+        pool: String,
+        what: &'static str,
+        text: String,
+        rule: &'static str,
+    },
+    #[error("spec.access.addresses: `{text}` is not an IP address of another machine")]
+    Address { text: String },
+    #[error("the object has no {field}: it did not come from an API server")]
+    Incomplete { field: &'static str },
+}
+
+impl Error {
+    pub fn reason(&self) -> Reason {
+        Reason::InvalidSpec
+    }
+}
+
+/// Parses a cluster.
+pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
+    let spec = &cluster.spec;
+    let namespace = cluster
+        .namespace()
+        .ok_or(Error::Incomplete { field: "namespace" })?;
+    let uid = cluster.uid().ok_or(Error::Incomplete { field: "uid" })?;
+    let owner = cluster
+        .controller_owner_ref(&())
+        .ok_or(Error::Incomplete { field: "name" })?;
+    let mut addresses = Vec::new();
+    for text in &spec.access.addresses {
+        addresses.push(address(text)?);
+    }
+    addresses.sort_unstable();
+    let mut allowed_namespaces: Vec<String> = spec
+        .access
+        .allowed_namespaces
+        .iter()
+        .filter(|name| **name != namespace)
+        .cloned()
+        .collect();
+    allowed_namespaces.sort_unstable();
+    Ok(Valid {
+        name: cluster.name_any(),
+        namespace,
+        uid,
+        generation: cluster.meta().generation.unwrap_or_default(),
+        owner,
+        pools: spec.pools.iter().map(pool).collect::<Result<_, _>>()?,
+        master: Master {
+            version: spec.master.version.as_str(),
+            image: spec.master.image.clone(),
+            resources: spec.master.resources.clone(),
+        },
+        transports: spec.transports.clone(),
+        allowed_namespaces,
+        allow_host_network: spec.access.allow_host_network,
+        addresses,
+    })
+}
+
+fn pool(pool: &crds::cluster::Pool) -> Result<Pool, Error> {
+    for (key, value) in &pool.node_selector {
+        let refuse = |what, text: &str, rule| Error::NodeSelector {
+            pool: pool.name.clone(),
+            what,
+            text: text.to_owned(),
+            rule,
+        };
+        if !is_label_key(key) {
+            return Err(refuse("key", key, "[prefix/]name of letters, digits, - _ ."));
+        }
+        if !value.is_empty() && !is_label_name(value) {
+            return Err(refuse(
+                "value",
+                value,
+                "at most 63 letters, digits, - _ .",
+            ));
+        }
+    }
+    Ok(Pool {
+        name: pool.name.clone(),
+        bytes: pool.size.0,
+        page_size: pool.page_size,
+        numa_policy: pool.numa_policy,
+        node_selector: pool.node_selector.clone(),
+        tolerations: pool.tolerations.clone(),
+        priority_class_name: pool.priority_class_name.clone(),
+        drain_seconds: pool.drain_seconds,
+    })
+}
+
+fn address(text: &str) -> Result<IpAddr, Error> {
+    text.parse::<IpAddr>()
+        .ok()
+        .filter(|ip| !ip.to_canonical().is_loopback() && !ip.is_unspecified())
+        .ok_or_else(|| Error::Address {
+            text: text.to_owned(),
+        })
+}
+
+/// The rule of apimachinery's `IsQualifiedName`.
+fn is_label_key(key: &str) -> bool {
+    let (prefix, name) = match key.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, key),
+    };
+    let subdomain = |text: &str| {
+        text.len() <= 253
+            && text.split('.').all(|part| {
+                !part.is_empty()
+                    && !part.starts_with('-')
+                    && !part.ends_with('-')
+                    && part
+                        .bytes()
+                        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            })
+    };
+    prefix.is_none_or(subdomain) && is_label_name(name)
+}
+
+/// The rule of apimachinery's `IsValidLabelValue`, without the empty value.
+fn is_label_name(name: &str) -> bool {
+    let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    name.len() <= 63
+        && edge(name.as_bytes().first())
+        && edge(name.as_bytes().last())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+/// The one transport that stock pods use, or why there is none.
+pub fn transport(transports: &Transports) -> Result<crds::cluster::Transport, String> {
+    if transports.rdma == TransportPolicy::Require {
+        return Err(
+            "spec.transports.rdma is Require, and no storing node has proved RDMA: \
+             allow tcp by rdma: Prefer"
+                .to_owned(),
+        );
+    }
+    if transports.tcp == TransportPolicy::Forbid {
+        return Err(
+            "spec.transports.tcp is Forbid, and no storing node has proved RDMA: \
+             allow tcp"
+                .to_owned(),
+        );
+    }
+    Ok(crds::cluster::Transport::Tcp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn an_empty_spec_is_one_pool_of_1gi_over_tcp() {
+        let valid = validate(&fixture::cluster("{}")).unwrap();
+        assert_eq!(valid.pools.len(), 1);
+        assert_eq!(valid.pools[0].name, "default");
+        assert_eq!(valid.pools[0].bytes, 1 << 30);
+        assert_eq!(
+            transport(&valid.transports),
+            Ok(crds::cluster::Transport::Tcp)
+        );
+    }
+
+    #[test]
+    fn a_selector_that_no_node_can_carry_is_refused_by_its_words() {
+        for selector in ["{'bad key': x}", "{ok: 'no spaces'}", "{UPPER.example/a: 1x-}"] {
+            let spec = format!("{{pools: [{{name: a, nodeSelector: {selector}}}]}}");
+            let error = validate(&fixture::cluster(&spec)).unwrap_err();
+            assert!(matches!(error, Error::NodeSelector { .. }), "{selector}");
+        }
+        let fine = "{pools: [{name: a, nodeSelector: {kubernetes.io/hostname: n1, empty: ''}}]}";
+        assert!(validate(&fixture::cluster(fine)).is_ok());
+    }
+
+    #[test]
+    fn required_rdma_says_what_to_change() {
+        let valid = validate(&fixture::cluster("{transports: {rdma: Require}}")).unwrap();
+        assert!(transport(&valid.transports).unwrap_err().contains("Prefer"));
+    }
+}

@@ -1,0 +1,176 @@
+//! Turns (kind, reconcile) into a running loop: one object at a time, retries with a growing pause,
+//! counted, and gone the moment that it is dropped.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures::{Stream, StreamExt};
+use kube::Resource;
+use kube::runtime::controller::{Action, Config, Error as LoopError, ReconcileRequest, applier};
+use kube::runtime::reflector::{ObjectRef, Store};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::cache::Trigger;
+use crate::metrics::Metrics;
+
+/// Objects of one kind that are reconciled at a time.
+const CONCURRENCY: u16 = 8;
+/// Pauses before the first and before every later retry.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// Runs until dropped. Begins with every object of `store`, then follows `triggers`, of which `of`
+/// says which objects they concern.
+pub async fn run<K, Ctx, E, Fut>(
+    metrics: Metrics,
+    store: Store<K>,
+    triggers: broadcast::Receiver<Trigger>,
+    of: impl Fn(&Trigger) -> Vec<ObjectRef<K>> + Send,
+    debounce: Duration,
+    context: Arc<Ctx>,
+    reconcile: impl Fn(Arc<K>, Arc<Ctx>) -> Fut + Send,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+    Ctx: Send + Sync,
+    E: std::error::Error + Send + 'static,
+    Fut: Future<Output = Result<Action, E>> + Send,
+{
+    let kind = K::kind(&()).into_owned();
+    let retries = Arc::new(Retries::default());
+    let queue = requests(store.clone(), triggers, of);
+    let counted = |object: Arc<K>, context: Arc<Ctx>| {
+        let (metrics, kind, retries) = (metrics.clone(), kind.clone(), retries.clone());
+        let name = ObjectRef::from_obj(object.as_ref());
+        let work = reconcile(object, context);
+        Box::pin(async move {
+            let started = Instant::now();
+            let outcome = work.await;
+            let result = if outcome.is_ok() { "ok" } else { "error" };
+            metrics.count_reconcile(&kind, result, started.elapsed());
+            if outcome.is_ok() {
+                retries.forget(&name);
+            }
+            outcome
+        })
+    };
+    let again = retries.clone();
+    let policy = move |object: Arc<K>, _: &E, _: Arc<Ctx>| {
+        Action::requeue(again.next(ObjectRef::from_obj(object.as_ref())))
+    };
+    let config = Config::default()
+        .debounce(debounce)
+        .concurrency(CONCURRENCY);
+    let outcomes = applier(counted, policy, context, store, Box::pin(queue), config);
+    let mut outcomes = std::pin::pin!(outcomes);
+    while let Some(outcome) = outcomes.next().await {
+        match outcome {
+            Ok(_) => {}
+            // It was deleted meanwhile.
+            Err(LoopError::ObjectNotFound(_)) => {}
+            Err(LoopError::ReconcilerFailed(error, object)) => {
+                tracing::warn!(%kind, name = %object.name, namespace = object.namespace, %error,
+                    "reconcile failed, trying again");
+            }
+            Err(LoopError::QueueError(never)) => match never {},
+            Err(LoopError::RunnerError(error)) => {
+                tracing::warn!(%kind, %error, "runner stopped");
+            }
+        }
+    }
+}
+
+fn requests<K>(
+    store: Store<K>,
+    triggers: broadcast::Receiver<Trigger>,
+    of: impl Fn(&Trigger) -> Vec<ObjectRef<K>>,
+) -> impl Stream<Item = Result<ReconcileRequest<K>, std::convert::Infallible>>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    let everything = move |store: &Store<K>| -> Vec<ObjectRef<K>> {
+        let objects = store.state();
+        objects
+            .iter()
+            .map(|object| ObjectRef::from_obj(object.as_ref()))
+            .collect()
+    };
+    let first = futures::stream::iter([Trigger::Everything]);
+    let later = futures::stream::unfold(triggers, |mut triggers| async move {
+        match triggers.recv().await {
+            Ok(trigger) => Some((trigger, triggers)),
+            Err(RecvError::Lagged(_)) => Some((Trigger::Everything, triggers)),
+            Err(RecvError::Closed) => None,
+        }
+    });
+    first
+        .chain(later)
+        .map(move |trigger| match trigger {
+            Trigger::Everything => everything(&store),
+            trigger => of(&trigger),
+        })
+        .flat_map(futures::stream::iter)
+        .map(|object| Ok(ReconcileRequest::from(object)))
+}
+
+/// How often each object failed in a row.
+#[derive(Debug)]
+struct Retries<K: Eq + Hash> {
+    failures: Mutex<HashMap<K, u32>>,
+    jitter: RandomState,
+}
+
+impl<K: Eq + Hash> Default for Retries<K> {
+    fn default() -> Self {
+        Self {
+            failures: Mutex::default(),
+            jitter: RandomState::new(),
+        }
+    }
+}
+
+impl<K: Eq + Hash> Retries<K> {
+    fn next(&self, object: K) -> Duration {
+        let mut failures = self
+            .failures
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let seed = self.jitter.hash_one(&object);
+        let count = failures.entry(object).or_insert(0);
+        *count = count.saturating_add(1);
+        pause(*count, seed)
+    }
+
+    fn forget(&self, object: &K) {
+        self.failures
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .remove(object);
+    }
+}
+
+/// Doubles with each failure up to a cap; replicas and objects spread over a quarter of it.
+fn pause(failures: u32, seed: u64) -> Duration {
+    let (first, most) = RETRY;
+    let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    let base = doubled.min(most);
+    let share = u32::try_from(seed.rotate_left(failures) % 256).unwrap_or(0);
+    base + base / 1024 * share
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_cap_and_start_anew_after_success() {
+        let retries = Retries::default();
+        let pauses: Vec<Duration> = (0..12).map(|_| retries.next("a")).collect();
+        assert!(pauses[0] < Duration::from_secs(1));
+        assert!(pauses[11] >= RETRY.1 && pauses[11] <= RETRY.1.mul_f32(1.25));
+        retries.forget(&"a");
+        assert!(retries.next("a") < Duration::from_secs(1));
+    }
+}

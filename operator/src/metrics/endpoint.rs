@@ -1,0 +1,99 @@
+//! GET /metrics over TLS, for whom the API server knows and allows.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use kube::Client;
+use tokio::net::TcpListener;
+
+use crate::admission::serve_tls;
+use crate::certificates::{Resolver, TlsError, server_config};
+use crate::metrics::Metrics;
+use crate::metrics::access::{Access, Verdict};
+
+/// Where and with what the metrics are served.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub address: SocketAddr,
+    pub certificate: Arc<Resolver>,
+}
+
+/// Why they are not.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("metrics port {address}: {source}")]
+    Listen {
+        address: SocketAddr,
+        source: std::io::Error,
+    },
+    #[error("metrics port: {0}")]
+    Tls(#[from] TlsError),
+}
+
+struct Shared {
+    metrics: Metrics,
+    access: Access,
+}
+
+/// Serves until `shutdown` resolves.
+pub async fn serve(
+    settings: Settings,
+    client: Client,
+    metrics: Metrics,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let Settings {
+        address,
+        certificate,
+    } = settings;
+    let tls = server_config(certificate)?;
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|source| Error::Listen { address, source })?;
+    let shared = Arc::new(Shared {
+        metrics,
+        access: Access::new(client),
+    });
+    let routes = Router::new()
+        .route("/metrics", get(answer))
+        .with_state(shared);
+    serve_tls(listener, tls, routes, shutdown).await;
+    Ok(())
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    let token = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "));
+    let Some(token) = token else {
+        return (StatusCode::UNAUTHORIZED, "a bearer token is needed\n").into_response();
+    };
+    match shared.access.check(token).await {
+        Verdict::Allowed => {}
+        Verdict::Unknown => {
+            return (StatusCode::UNAUTHORIZED, "the token is not valid\n").into_response();
+        }
+        Verdict::Forbidden => {
+            let words = "the token's user may not get the non-resource URL /metrics\n";
+            return (StatusCode::FORBIDDEN, words).into_response();
+        }
+        Verdict::Unheard => {
+            let words = "the API server did not say who you are\n";
+            return (StatusCode::SERVICE_UNAVAILABLE, words).into_response();
+        }
+    }
+    match shared.metrics.render() {
+        Ok(text) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}

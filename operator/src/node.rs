@@ -1,0 +1,106 @@
+//! MooncakeNode: what the operator wants of one node, kept beside the Node that it is about.
+//!
+//! ```text
+//! no agent, no pool pod, no object  --> nothing
+//! object of an earlier Node (UID)   --> deleted, made anew
+//! otherwise                         --> spec, then the condition AgentAlive
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crds::MooncakeNode;
+use crds::condition::merge;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::runtime::controller::Action;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+
+use crate::apply::{Error as WriteError, Writer};
+use crate::cache::Caches;
+use crate::event::Events;
+
+pub mod desired;
+pub mod observe;
+
+/// When the object of an earlier Node was deleted, the next one is made after this.
+const AFTER_DELETE: Duration = Duration::from_millis(500);
+
+/// What every reconcile of a node uses.
+pub struct Context {
+    pub client: Client,
+    pub caches: Caches,
+    pub writer: Arc<Writer>,
+    pub events: Events,
+}
+
+/// Why a reconcile ended early.
+#[derive(Debug, thiserror::Error)]
+#[error("node {node}: {source}")]
+pub struct Error {
+    node: String,
+    source: WriteError,
+}
+
+/// Brings one MooncakeNode in step with its Node, its agent and its pool pods.
+pub async fn reconcile(node: Arc<Node>, context: Arc<Context>) -> Result<Action, Error> {
+    let name = node.name_any();
+    carry_out(&node, &context)
+        .await
+        .map_err(|source| Error { node: name, source })
+}
+
+async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError> {
+    let api = Api::<MooncakeNode>::all(context.client.clone());
+    let Some(observed) = observe::observe(&context.caches, node) else {
+        return Ok(Action::await_change());
+    };
+    if let Some(stale) = observed.of_an_earlier_node() {
+        tracing::info!(node = %observed.name, uid = stale.uid(),
+            "node came back as another, dropping what was known of the earlier one");
+        context.writer.delete(&api, stale).await?;
+        return Ok(Action::requeue(AFTER_DELETE));
+    }
+    let Some(wanted) = desired::desired(&observed) else {
+        return Ok(Action::await_change());
+    };
+    let applied = context
+        .writer
+        .apply(&api, wanted, observed.report.as_ref())
+        .await?;
+    let Some(object) = applied.object else {
+        return Ok(Action::requeue(AFTER_DELETE));
+    };
+
+    let old = object
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice())
+        .unwrap_or_default();
+    let alive = desired::agent_alive(&observed);
+    let generation = object.meta().generation;
+    let new = merge(old, std::slice::from_ref(&alive), generation, Timestamp::now());
+    let before: Vec<_> = old
+        .iter()
+        .filter(|condition| condition.type_ == alive.kind.as_str())
+        .cloned()
+        .collect();
+    if !desired::same_verdict(&before, &new) {
+        let body = json!({
+            "apiVersion": MooncakeNode::api_version(&()),
+            "kind": MooncakeNode::kind(&()),
+            "metadata": { "name": observed.name, "uid": object.uid() },
+            "status": { "conditions": new },
+        });
+        context
+            .writer
+            .apply_status(&api, &observed.name, &body)
+            .await?;
+        context
+            .events
+            .transitions(&context.writer, object.object_ref(&()), &before, &new)
+            .await;
+    }
+    Ok(Action::await_change())
+}

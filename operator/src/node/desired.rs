@@ -1,0 +1,156 @@
+//! The MooncakeNode of a node, and whether its agent is alive. Pure.
+
+use crds::cluster::MooncakeVersion;
+use crds::node::{MasterInstance, PoolAssignment};
+use crds::{
+    ByteSize, ConditionType, Finding, MooncakeNode, MooncakeNodeSpec, Reason, names,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
+use kube::{Resource, ResourceExt};
+
+use crate::cluster::desired::pool;
+use crate::cluster::observe::is_ready;
+use crate::node::observe::{Observed, PoolPod};
+
+/// The object to stand; `None` where nothing of ours is on the node.
+pub fn desired(observed: &Observed) -> Option<MooncakeNode> {
+    if observed.report.is_none() && observed.agents.is_empty() && observed.pools.is_empty() {
+        return None;
+    }
+    let standing = observed
+        .report
+        .iter()
+        .flat_map(|report| &report.spec.pools)
+        .collect::<Vec<_>>();
+    let mut pools: Vec<PoolAssignment> = observed
+        .pools
+        .iter()
+        .filter_map(|pool| {
+            let uid = pool.pod.uid()?;
+            let before = standing.iter().find(|entry| entry.pod_uid == uid);
+            assignment(pool, before.copied())
+        })
+        .collect();
+    pools.sort_by(|a, b| a.pod_uid.cmp(&b.pod_uid));
+    let mut node = MooncakeNode::new(
+        &observed.name,
+        MooncakeNodeSpec {
+            node_uid: observed.uid.clone(),
+            boot_id: observed.boot_id.clone(),
+            pools,
+        },
+    );
+    node.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: observed.name.clone(),
+        uid: observed.uid.clone(),
+        controller: None,
+        block_owner_deletion: None,
+    }]);
+    Some(node)
+}
+
+/// How one pool pod is to be served. Once it stands, it stands until the pod object is gone, also
+/// where cluster and DaemonSet went before it: the agent drains it by what stands here.
+fn assignment(pool: &PoolPod, before: Option<&PoolAssignment>) -> Option<PoolAssignment> {
+    let fresh = fresh(pool);
+    let mut entry = match (fresh, before) {
+        (Some(fresh), _) => fresh,
+        (None, Some(before)) => before.clone(),
+        (None, None) => {
+            tracing::warn!(pod = %pool.pod.name_any(), namespace = pool.pod.namespace(),
+                "pod carries a pool's labels but no DaemonSet of ours made it; it is not served");
+            return None;
+        }
+    };
+    let version = pool
+        .cluster
+        .as_ref()
+        .map_or_else(MooncakeVersion::default, |cluster| {
+            cluster.spec.master.version
+        });
+    entry.master = match (&pool.master_address, &pool.master_uid) {
+        (Some(address), Some(uid)) => Some(MasterInstance {
+            address: address.clone(),
+            pod_uid: uid.clone(),
+            version: version.as_str().to_owned(),
+        }),
+        _ => None,
+    };
+    Some(entry)
+}
+
+/// The assignment without its master; `None` where the pod is not one that we had made.
+fn fresh(pool: &PoolPod) -> Option<PoolAssignment> {
+    let (cluster, pod) = (pool.cluster.as_ref()?, &pool.pod);
+    pool.made_by.as_ref()?;
+    let made = pool::made(pod)?;
+    let mut addresses = cluster.spec.access.addresses.clone();
+    addresses.sort_unstable();
+    Some(PoolAssignment {
+        pod_uid: pod.uid()?,
+        pod_name: pod.name_any(),
+        namespace: pod.namespace()?,
+        cluster: cluster.name_any(),
+        cluster_uid: cluster.uid()?,
+        pool: pod.labels().get(names::LABEL_POOL)?.clone(),
+        size: ByteSize(made.bytes),
+        page_size: made.page_size,
+        numa_policy: made.numa_policy,
+        drain_seconds: made.drain_seconds,
+        master: None,
+        allow_host_network: cluster.spec.access.allow_host_network,
+        addresses,
+    })
+}
+
+/// Whether the node's agent can be believed: the node is Ready and an agent pod on it is.
+pub fn agent_alive(observed: &Observed) -> Finding {
+    let kind = ConditionType::AgentAlive;
+    let node = &observed.name;
+    match &observed.ready {
+        Some(ready) if ready.holds => {}
+        Some(ready) => {
+            let message = format!("node {node} is not Ready: {}", ready.message);
+            return Finding::new(kind, false, Reason::NodeNotReady, message);
+        }
+        None => {
+            let message = format!("node {node} has not reported yet");
+            return Finding::new(kind, false, Reason::NodeNotReady, message);
+        }
+    }
+    let alive = |pod: &k8s_openapi::api::core::v1::Pod| {
+        is_ready(pod) && pod.meta().deletion_timestamp.is_none()
+    };
+    if let Some(pod) = observed.agents.iter().find(|pod| alive(pod)) {
+        let message = format!("agent pod {} is ready", pod.name_any());
+        return Finding::new(kind, true, Reason::AsExpected, message);
+    }
+    match observed.agents.first() {
+        None => Finding::new(
+            kind,
+            false,
+            Reason::AgentMissing,
+            format!("node {node} has no agent pod"),
+        ),
+        Some(pod) => Finding::new(
+            kind,
+            false,
+            Reason::AgentNotReady,
+            format!("agent pod {} on node {node} is not ready", pod.name_any()),
+        ),
+    }
+}
+
+/// True where nothing but the generation differs, which is no reason to write.
+pub fn same_verdict(old: &[Condition], new: &[Condition]) -> bool {
+    let said = |conditions: &[Condition]| -> Vec<(String, String, String)> {
+        let said = |c: &Condition| (c.status.clone(), c.reason.clone(), c.message.clone());
+        conditions.iter().map(said).collect()
+    };
+    said(old) == said(new)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! What is there on one node: plain data, taken from the caches in one go.
+
+use std::sync::Arc;
+
+use crds::cluster::MooncakeCluster;
+use crds::{MooncakeNode, names};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource, ResourceExt};
+
+use crate::cache::{Caches, ClusterName};
+use crate::cluster::observe::{owner, ready_master};
+
+/// One node as the caches show it.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    pub name: String,
+    pub uid: String,
+    pub boot_id: String,
+    /// `None`: the node has no condition `Ready` yet.
+    pub ready: Option<Ready>,
+    pub report: Option<MooncakeNode>,
+    /// Agent pods on the node.
+    pub agents: Vec<Arc<Pod>>,
+    /// Pods labelled as a pool's and bound to the node.
+    pub pools: Vec<PoolPod>,
+}
+
+/// The Node's condition `Ready`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    pub holds: bool,
+    pub message: String,
+}
+
+/// A pod that claims to be a pool's, and what can be said for it.
+#[derive(Clone, Debug)]
+pub struct PoolPod {
+    pub pod: Arc<Pod>,
+    /// The cluster that its label names, if it is there.
+    pub cluster: Option<MooncakeCluster>,
+    /// The DaemonSet that owns it by UID, if that is one of ours for that cluster.
+    pub made_by: Option<Arc<DaemonSet>>,
+    /// Address of the master's Service.
+    pub master_address: Option<String>,
+    /// UID of the master pod that serves.
+    pub master_uid: Option<String>,
+}
+
+/// Takes the snapshot; `None` where the Node is not whole.
+pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
+    let name = node.name_any();
+    let status = node.status.as_ref();
+    let report = caches
+        .reports
+        .get(&ObjectRef::<DeserializeGuard<MooncakeNode>>::new(&name));
+    let report = match report.as_deref() {
+        None => None,
+        Some(DeserializeGuard(Ok(report))) => Some(report.clone()),
+        Some(DeserializeGuard(Err(invalid))) => {
+            tracing::warn!(node = %name, error = %invalid.error, "MooncakeNode not understood");
+            return None;
+        }
+    };
+    let here = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&name);
+    let mut pools: Vec<PoolPod> = caches
+        .pods
+        .state_filter(|pod| {
+            let component = pod.labels().get(names::LABEL_COMPONENT);
+            here(pod) && component.map(String::as_str) == Some(names::COMPONENT_POOL)
+        })
+        .into_iter()
+        .map(|pod| pool_pod(caches, pod))
+        .collect();
+    pools.sort_by_key(|pool| pool.pod.uid());
+    Some(Observed {
+        uid: node.uid()?,
+        boot_id: status
+            .and_then(|status| status.node_info.as_ref())
+            .map(|info| info.boot_id.clone())
+            .unwrap_or_default(),
+        ready: status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten())
+            .find(|condition| condition.type_ == "Ready")
+            .map(|condition| Ready {
+                holds: condition.status == "True",
+                message: condition.message.clone().unwrap_or_default(),
+            }),
+        report,
+        agents: caches.agents.state_filter(|pod| here(pod)),
+        pools,
+        name,
+    })
+}
+
+impl Observed {
+    /// The MooncakeNode, where it belongs to another Node of this name.
+    pub fn of_an_earlier_node(&self) -> Option<&MooncakeNode> {
+        let report = self.report.as_ref()?;
+        let owners = report.meta().owner_references.iter().flatten();
+        let mine = owners.clone().any(|owner| owner.uid == self.uid);
+        let another = owners.clone().any(|owner| owner.kind == "Node");
+        let leaving = report.meta().deletion_timestamp.is_some();
+        (another && !mine && !leaving).then_some(report)
+    }
+}
+
+fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
+    let named = ClusterName {
+        namespace: pod.namespace().unwrap_or_default(),
+        name: pod
+            .labels()
+            .get(names::LABEL_CLUSTER)
+            .cloned()
+            .unwrap_or_default(),
+    };
+    let reference =
+        ObjectRef::<DeserializeGuard<MooncakeCluster>>::new(&named.name).within(&named.namespace);
+    let cluster = caches
+        .clusters
+        .get(&reference)
+        .and_then(|cluster| cluster.0.as_ref().ok().cloned());
+    let made_by = made_by(caches, &pod, cluster.as_ref());
+    let service = names::master(&named.name);
+    let service = caches
+        .services
+        .get(&ObjectRef::<Service>::new(&service).within(&named.namespace));
+    let masters = caches.pods.state_filter(|pod| {
+        let labels = pod.labels();
+        let component = labels.get(names::LABEL_COMPONENT).map(String::as_str);
+        pod.namespace().as_ref() == Some(&named.namespace)
+            && labels.get(names::LABEL_CLUSTER) == Some(&named.name)
+            && component == Some(names::COMPONENT_MASTER)
+    });
+    PoolPod {
+        pod,
+        cluster,
+        made_by,
+        master_address: service.and_then(|service| {
+            let ip = service.spec.as_ref()?.cluster_ip.clone()?;
+            let ip: std::net::IpAddr = ip.parse().ok()?;
+            Some(std::net::SocketAddr::new(ip, names::MASTER_RPC_PORT).to_string())
+        }),
+        master_uid: ready_master(&masters).and_then(|pod| pod.uid()),
+    }
+}
+
+/// The DaemonSet that the operator made for the pod's cluster and pool, if it owns the pod by UID.
+/// A label alone proves nothing.
+fn made_by(
+    caches: &Caches,
+    pod: &Pod,
+    cluster: Option<&MooncakeCluster>,
+) -> Option<Arc<DaemonSet>> {
+    let owning = owner(pod.meta())?;
+    let set = ObjectRef::<DaemonSet>::new(&owning.name).within(&pod.namespace()?);
+    let set = caches.daemon_sets.get(&set)?;
+    let pool = pod.labels().get(names::LABEL_POOL)?;
+    let cluster = cluster?;
+    let ours = owning.kind == "DaemonSet"
+        && set.uid().as_ref() == Some(&owning.uid)
+        && set.name_any() == names::pool_set(&cluster.name_any(), pool)
+        && owner(set.meta()).map(|owner| owner.uid.clone()) == cluster.uid();
+    ours.then_some(set)
+}

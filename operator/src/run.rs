@@ -1,0 +1,260 @@
+//! The one place that spawns: caches, Lease, controllers while leading, webhook, health, metrics.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kube::Client;
+use kube::runtime::reflector::ObjectRef;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::apply::Writer;
+use crate::args::Args;
+use crate::cache::{Caches, Trigger};
+use crate::certificates::Resolver;
+use crate::cluster::validate::Settings;
+use crate::event::Events;
+use crate::health::{self, Health};
+use crate::lease::{self, Fence, Keeper};
+use crate::metrics::{self, Metrics};
+use crate::{admission, cluster, controller, node};
+
+/// Moves of one object within this are one reconcile.
+const CLUSTER_DEBOUNCE: Duration = Duration::from_millis(100);
+const NODE_DEBOUNCE: Duration = Duration::from_millis(20);
+/// Longest time for all to end after SIGTERM.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs until SIGTERM or SIGINT, or until a port cannot be had.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let Args {
+        namespace,
+        identity,
+        pool_image,
+        gate_image,
+        master_image,
+        pool_priority_class,
+        metrics_port,
+        health_port,
+        webhook_port,
+        webhook_config,
+        certificate_secret,
+        lease_name,
+        log: _,
+    } = args;
+    let settings = Settings {
+        operator_namespace: namespace.clone(),
+        pool_image,
+        gate_image: gate_image.clone(),
+        master_image,
+        pool_priority_class: Some(pool_priority_class).filter(|name| !name.is_empty()),
+    };
+    let client = Client::try_default()
+        .await
+        .context("no configuration for the API server")?;
+    let metrics = Metrics::new();
+    let caches = Caches::start(&client, &namespace, &metrics);
+    let certificate = Arc::new(Resolver::default());
+    let (stop_work, work_stops) = watch::channel(false);
+    let (stop_lease, lease_stops) = watch::channel(false);
+    let (leads, leader) = watch::channel(false);
+
+    let (keeper, fence) = Keeper::new(
+        client.clone(),
+        lease::Settings {
+            namespace: namespace.clone(),
+            name: lease_name,
+            identity: identity.clone(),
+        },
+        metrics.clone(),
+    );
+    let health = Health {
+        turned: keeper.turned(),
+        synced: synced(&caches),
+        certificate: certificate.clone(),
+    };
+    let keeper = tokio::spawn(keeper.run(lease_stops));
+    let controllers = tokio::spawn(lead(
+        Controllers {
+            client: client.clone(),
+            caches,
+            fence,
+            metrics: metrics.clone(),
+            settings,
+            identity,
+        },
+        leads,
+        work_stops.clone(),
+    ));
+
+    let mut servers = JoinSet::new();
+    let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    servers.spawn({
+        let stop = stopped(work_stops.clone());
+        async move { Ok(health::serve(any(health_port), health, stop).await?) }
+    });
+    let endpoint = metrics::Settings {
+        address: any(metrics_port),
+        certificate: certificate.clone(),
+    };
+    servers.spawn({
+        let (client, stop) = (client.clone(), stopped(work_stops.clone()));
+        async move { Ok(metrics::serve(endpoint, client, metrics, stop).await?) }
+    });
+    servers.spawn(async move {
+        let stop = stopped(work_stops);
+        let settings = admission::Settings {
+            namespace,
+            gate_image,
+            port: webhook_port,
+            configuration: webhook_config,
+            secret: certificate_secret,
+        };
+        Ok(admission::serve(settings, client, certificate, leader, stop).await?)
+    });
+
+    let outcome: anyhow::Result<()> = tokio::select! {
+        () = told_to_end() => Ok(()),
+        Some(ended) = servers.join_next() => ended.context("a server panicked")?,
+    };
+    tracing::info!("ending");
+    // Writers first, then the Lease, so that the next leader finds nobody at work.
+    stop_work.send_replace(true);
+    let ended = tokio::time::timeout(SHUTDOWN_LIMIT, async {
+        controllers.await.ok();
+        stop_lease.send_replace(true);
+        keeper.await.ok();
+        while servers.join_next().await.is_some() {}
+    });
+    if ended.await.is_err() {
+        tracing::warn!("not everything ended in {} s", SHUTDOWN_LIMIT.as_secs());
+    }
+    outcome
+}
+
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    // A sender that is gone means the end as well.
+    stop.wait_for(|stop| *stop).await.ok();
+}
+
+async fn told_to_end() {
+    let (Ok(mut term), Ok(mut int)) = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    ) else {
+        tracing::error!("signals cannot be received; only SIGKILL ends this process");
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+}
+
+fn synced(caches: &Caches) -> watch::Receiver<bool> {
+    let (sender, synced) = watch::channel(false);
+    let caches = caches.clone();
+    tokio::spawn(async move {
+        if caches.synced().await.is_ok() {
+            sender.send_replace(true);
+            tracing::info!("caches synced");
+        }
+        // The answer stands as long as the process.
+        sender.closed().await;
+    });
+    synced
+}
+
+struct Controllers {
+    client: Client,
+    caches: Caches,
+    fence: Fence,
+    metrics: Metrics,
+    settings: Settings,
+    identity: String,
+}
+
+/// Runs the controllers whenever this replica leads; losing the lead drops them where they stand.
+async fn lead(controllers: Controllers, leads: watch::Sender<bool>, mut stop: watch::Receiver<bool>) {
+    if controllers.caches.synced().await.is_err() {
+        return;
+    }
+    let mut fence = controllers.fence.clone();
+    loop {
+        tokio::select! {
+            () = fence.raised() => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        leads.send_replace(true);
+        tokio::select! {
+            () = work(&controllers) => {}
+            () = fence.lowered() => tracing::warn!("no longer leading, controllers stopped"),
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+        leads.send_replace(false);
+        if *stop.borrow() {
+            return;
+        }
+    }
+}
+
+async fn work(controllers: &Controllers) {
+    let Controllers {
+        client,
+        caches,
+        fence,
+        metrics,
+        settings,
+        identity,
+    } = controllers;
+    let writer = Arc::new(Writer::new(fence.clone(), metrics.clone()));
+    let events = || Events::new(client.clone(), identity.clone());
+    let clusters = controller::run(
+        metrics.clone(),
+        caches.clusters.clone(),
+        caches.subscribe(),
+        |trigger| match trigger {
+            Trigger::Cluster(cluster) => {
+                vec![ObjectRef::new(&cluster.name).within(&cluster.namespace)]
+            }
+            Trigger::NodesOf(_) | Trigger::Node(_) | Trigger::Everything => Vec::new(),
+        },
+        CLUSTER_DEBOUNCE,
+        Arc::new(cluster::Context {
+            client: client.clone(),
+            caches: caches.clone(),
+            writer: writer.clone(),
+            events: events(),
+            metrics: metrics.clone(),
+            settings: settings.clone(),
+            usage: cluster::usage::Meter::default(),
+        }),
+        cluster::reconcile,
+    );
+    let nodes = controller::run(
+        metrics.clone(),
+        caches.nodes.clone(),
+        caches.subscribe(),
+        |trigger| match trigger {
+            Trigger::Node(name) => vec![ObjectRef::new(name)],
+            Trigger::NodesOf(cluster) => caches
+                .nodes_of(cluster)
+                .iter()
+                .map(|name| ObjectRef::new(name))
+                .collect(),
+            Trigger::Cluster(_) | Trigger::Everything => Vec::new(),
+        },
+        NODE_DEBOUNCE,
+        Arc::new(node::Context {
+            client: client.clone(),
+            caches: caches.clone(),
+            writer,
+            events: events(),
+        }),
+        node::reconcile,
+    );
+    tokio::join!(clusters, nodes);
+}

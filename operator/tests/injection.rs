@@ -1,0 +1,237 @@
+//! Pods in, patches out: each `injection/<case>.yaml` with its `<case>.patch.yaml`, which
+//! `UPDATE=1` rewrites.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crds::MooncakeCluster;
+use crds::cluster::MooncakeClusterSpec;
+use json_patch::Patch;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use mooncake_operator::admission::{Decision, GATE_CONTAINER, inject};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+const GATE_IMAGE: &str = "localhost/mooncake-gate:dev";
+
+#[derive(Deserialize)]
+struct Case {
+    namespace: String,
+    cluster: Option<MooncakeClusterSpec>,
+    pod: Value,
+}
+
+#[derive(Serialize)]
+struct Golden {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skipped: Option<String>,
+    patch: Value,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/injection")
+}
+
+fn cases() -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter_map(|name| {
+            let name = name.strip_suffix(".yaml")?;
+            (!name.ends_with(".patch")).then(|| name.to_owned())
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+fn case(name: &str) -> Case {
+    let text = fs::read_to_string(folder().join(format!("{name}.yaml"))).unwrap();
+    serde_yaml_ng::from_str(&text).unwrap()
+}
+
+fn decide(case: &Case, pod: &Value) -> Decision {
+    let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+    let cluster = case
+        .cluster
+        .clone()
+        .map(|spec| MooncakeCluster::new("kv", spec));
+    inject(&pod, &case.namespace, cluster.as_ref(), GATE_IMAGE)
+}
+
+fn patch_of(decision: Decision) -> Patch {
+    match decision {
+        Decision::Patch(patch) | Decision::Skip { patch, .. } => Patch(patch),
+    }
+}
+
+fn injected(case: &Case) -> Value {
+    let mut pod = case.pod.clone();
+    json_patch::patch(&mut pod, &patch_of(decide(case, &case.pod))).unwrap();
+    pod
+}
+
+fn containers(pod: &Value) -> Vec<Container> {
+    ["initContainers", "containers"]
+        .into_iter()
+        .filter_map(|list| pod["spec"].get(list))
+        .flat_map(|list| serde_json::from_value::<Vec<Container>>(list.clone()).unwrap())
+        .collect()
+}
+
+fn file_of(pod: &Value, name: &str) -> Value {
+    let gate = &containers(pod)[0];
+    let prefix = format!("--file={name}=");
+    let text = gate
+        .args
+        .iter()
+        .flatten()
+        .find_map(|argument| argument.strip_prefix(&prefix))
+        .unwrap();
+    // As the kubelet expands it.
+    let text = text.replace("$(POD_IP)", "10.0.0.7").replace("$$", "$");
+    serde_json::from_str(&text).unwrap()
+}
+
+fn value(container: &Container, name: &str) -> Option<String> {
+    let vars: Vec<_> = container
+        .env
+        .iter()
+        .flatten()
+        .filter(|var| var.name == name)
+        .collect();
+    assert!(vars.len() < 2, "{name} stands twice in {}", container.name);
+    vars.first().map(|var| var.value.clone().unwrap_or_default())
+}
+
+#[test]
+fn every_pod_gets_the_patch_that_stands_in_its_golden_file() {
+    for name in cases() {
+        let case = case(&name);
+        let golden = match decide(&case, &case.pod) {
+            Decision::Patch(patch) => Golden {
+                skipped: None,
+                patch: json!(patch),
+            },
+            Decision::Skip { skipped, patch } => Golden {
+                skipped: skipped.map(|s| s.to_string()),
+                patch: json!(patch),
+            },
+        };
+        let text = serde_yaml_ng::to_string(&golden).unwrap();
+        let path = folder().join(format!("{name}.patch.yaml"));
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&path, &text).unwrap();
+        }
+        let stored = fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(text, stored, "{name}: UPDATE=1 rewrites the golden file");
+    }
+}
+
+#[test]
+fn a_second_call_changes_nothing() {
+    for name in cases() {
+        let case = case(&name);
+        let once = injected(&case);
+        assert_eq!(patch_of(decide(&case, &once)), Patch(vec![]), "{name}");
+    }
+}
+
+#[test]
+fn a_container_that_another_webhook_adds_in_between_is_injected_by_the_second_call() {
+    let case = case("sglang");
+    let mut pod = injected(&case);
+    let late = json!({"name": "late", "image": "registry.example/late:1",
+        "env": [{"name": "MOONCAKE_TENANT_ID", "value": "late"}]});
+    pod["spec"]["containers"].as_array_mut().unwrap().push(late);
+    pod["spec"]["initContainers"][0]["image"] = json!("mirror.example/mooncake-gate:dev");
+    let second = patch_of(decide(&case, &pod));
+    json_patch::patch(&mut pod, &second).unwrap();
+    let late = containers(&pod).pop().unwrap();
+    let path = value(&late, "MOONCAKE_CONFIG_PATH").unwrap();
+    assert_eq!(path, "/run/mooncake-gate/config-late.json");
+    assert_eq!(file_of(&pod, "config-late.json")["tenant_id"], "late");
+    let gate = &containers(&pod)[0];
+    assert_eq!(gate.image.as_deref(), Some("mirror.example/mooncake-gate:dev"));
+    assert_eq!(patch_of(decide(&case, &pod)), Patch(vec![]));
+}
+
+#[test]
+fn the_gate_is_first_and_gets_no_variables_of_the_stacks() {
+    let pod = injected(&case("vllm"));
+    let all = containers(&pod);
+    assert_eq!(all[0].name, GATE_CONTAINER);
+    assert_eq!(value(&all[0], "MOONCAKE_MASTER"), None);
+    for container in &all[1..] {
+        let master = value(container, "MOONCAKE_MASTER");
+        assert_eq!(master.as_deref(), Some("kv-master.team.svc:50051"));
+    }
+}
+
+#[test]
+fn a_guaranteed_pod_stays_guaranteed() {
+    let pod = injected(&case("sglang"));
+    for container in containers(&pod) {
+        let resources = container.resources.unwrap();
+        assert!(resources.limits.as_ref().unwrap().contains_key("cpu"));
+        assert!(resources.limits.as_ref().unwrap().contains_key("memory"));
+        assert_eq!(resources.limits, resources.requests, "{}", container.name);
+    }
+}
+
+#[test]
+fn the_users_values_stand_in_environment_and_file() {
+    let pod = injected(&case("user-values-win"));
+    let all = containers(&pod);
+    let find = |name: &str| all.iter().find(|c| c.name == name).unwrap();
+
+    let lends = find("lends-memory");
+    assert_eq!(value(lends, "MOONCAKE_GLOBAL_SEGMENT_SIZE").as_deref(), Some("4gb"));
+    assert_eq!(value(lends, "PYTHONHASHSEED").as_deref(), Some("7"));
+    let file = file_of(&pod, "config-lends-memory.json");
+    assert_eq!(file["global_segment_size"], "4gb");
+    assert_eq!(file["local_buffer_size"], 16_777_216);
+    assert_eq!(file["mode"], "embedded");
+    assert_eq!(file["tenant_id"], "a$b");
+    assert_eq!(file["local_hostname"], "10.0.0.7");
+
+    assert_eq!(value(find("other-protocol"), "MC_FORCE_TCP"), None);
+    let file = file_of(&pod, "config-other-protocol.json");
+    assert_eq!((&file["protocol"], &file["device_name"]), (&json!("rdma"), &json!("mlx5_0")));
+
+    let own = value(find("own-file"), "MOONCAKE_CONFIG_PATH");
+    assert_eq!(own.as_deref(), Some("/etc/mooncake.json"));
+    assert_eq!(value(find("unknown-before-start"), "MOONCAKE_CONFIG_PATH"), None);
+    assert_eq!(value(find("forced"), "MC_FORCE_TCP").as_deref(), Some(""));
+}
+
+#[test]
+fn force_tcp_is_there_on_tcp_and_absent_otherwise() {
+    let tcp = containers(&injected(&case("sglang")));
+    assert_eq!(value(&tcp[1], "MC_FORCE_TCP").as_deref(), Some("1"));
+    let rdma = containers(&injected(&case("rdma")));
+    assert_eq!(value(&rdma[1], "MC_FORCE_TCP"), None);
+    assert_eq!(value(&rdma[1], "MOONCAKE_PROTOCOL").as_deref(), Some("rdma"));
+}
+
+#[test]
+fn access_is_given_by_injection_alone() {
+    for name in cases() {
+        let case = case(&name);
+        let is_injected = matches!(decide(&case, &case.pod), Decision::Patch(_));
+        let labels = injected(&case)["metadata"]["labels"].clone();
+        let on_host = case.pod["spec"]["hostNetwork"] == json!(true);
+        let expected = |on: bool| (is_injected && on).then(|| json!("kv"));
+        assert_eq!(labels.get("mooncake.io/access").cloned(), expected(!on_host), "{name}");
+        assert_eq!(labels.get("mooncake.io/host-access").cloned(), expected(on_host), "{name}");
+    }
+}
+
+#[test]
+fn a_stranger_learns_nothing_about_clusters_that_do_not_invite_it() {
+    let reason = |name: &str| match decide(&case(name), &case(name).pod) {
+        Decision::Skip { skipped, .. } => skipped.unwrap(),
+        Decision::Patch(_) => panic!("{name} is injected"),
+    };
+    assert_eq!(reason("foreign-namespace"), reason("absent-foreign-cluster"));
+}
