@@ -169,7 +169,6 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             piece.phase = Phase::Dying { again: false };
         }
         self.end_failed(key, fault.clone());
-        self.drop_queued(peer, key);
         self.forget_if_unlinked(peer);
         self.pump(peer);
     }
@@ -206,23 +205,20 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
 
     /// Gives the outcome if there was none yet, and frees the transfer if nothing flies.
     pub(super) fn end_failed(&mut self, key: TransferKey<M>, mut fault: Fault<C>) {
-        let Some(transfer) = self.transfers.get(key) else {
-            return;
-        };
         let flying = self.flies(key);
-        let Some(transfer) = (!transfer.ended)
-            .then_some(())
-            .and_then(|()| self.transfers.get_mut(key))
+        let Some(transfer) = self
+            .transfers
+            .get_mut(key)
+            .filter(|transfer| !transfer.ended)
         else {
             return;
         };
         transfer.ended = true;
         fault.indeterminate = transfer.op == Op::Write && (transfer.touched || flying);
-        let token = transfer.token;
-        self.actions.push_back(Action::Outcome {
-            token,
-            ending: Ending::Failed(fault),
-        });
+        let (token, peer) = (transfer.token, transfer.peer);
+        let ending = Ending::Failed(fault);
+        self.actions.push_back(Action::Outcome { token, ending });
+        self.drop_queued(peer, key);
         self.free_if_released(key);
     }
 
