@@ -141,6 +141,36 @@ impl Run {
         })
     }
 
+    /// Runs to the end; its output goes where ours goes.
+    ///
+    /// # Errors
+    /// As [`Run::output`]; its words were seen already.
+    pub fn shown(self) -> Result<(), Error> {
+        let command = self.to_string();
+        let mut child = Command::new("timeout");
+        child
+            .args(["--kill-after=5", &self.deadline.as_secs().to_string()])
+            .arg(&self.program)
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null());
+        if let Some(directory) = &self.directory {
+            child.current_dir(directory);
+        }
+        let status = child.status().map_err(|source| Error::Start {
+            program: command.clone(),
+            source,
+        })?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::Command {
+            command,
+            status: status.to_string(),
+            stderr: "its words stand above".to_owned(),
+        })
+    }
+
     /// Runs for its effect alone.
     ///
     /// # Errors

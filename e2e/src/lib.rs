@@ -12,6 +12,7 @@ pub mod binaries;
 pub mod cache;
 pub mod cluster;
 pub mod command;
+pub mod counts;
 pub mod error;
 pub mod images;
 pub mod kubectl;

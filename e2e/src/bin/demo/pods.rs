@@ -1,0 +1,199 @@
+//! The two stock pods: one writes, one reads and compares.
+
+use crate::error::Error;
+use crate::ours::{NAMESPACE, get};
+use crate::progress::Progress;
+use crate::target::Target;
+use mooncake_e2e::wait::wait_until;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const SCRIPTS: [(&str, &str); 3] = [
+    ("objects.py", include_str!("../../../demo/objects.py")),
+    ("write.py", include_str!("../../../demo/write.py")),
+    ("read.py", include_str!("../../../demo/read.py")),
+];
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// What a pod says at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+pub(crate) struct Figures {
+    pub(crate) keys: u64,
+    pub(crate) bytes: u64,
+    /// Inside the store's calls alone.
+    pub(crate) seconds: f64,
+}
+
+/// Which pod.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Role {
+    pub(crate) pod: &'static str,
+    script: &'static str,
+    doing: &'static str,
+}
+
+pub(crate) const WRITER: Role = Role {
+    pod: "writer",
+    script: "write.py",
+    doing: "puts 1 GiB",
+};
+pub(crate) const READER: Role = Role {
+    pod: "reader",
+    script: "read.py",
+    doing: "gets it and compares every byte",
+};
+
+/// Runs one pod on a node, to its end.
+pub(crate) fn run(
+    target: &Target,
+    role: Role,
+    node: &str,
+    (cluster, image): (&str, &str),
+    progress: &mut Progress,
+) -> Result<Figures, Error> {
+    let Role { pod, script, doing } = role;
+    progress.say(&format!("stock pod {pod} on {node} {doing}"));
+    target
+        .kubectl
+        .command(["delete", "pod", pod, "--ignore-not-found", "--wait"])
+        .args(["--namespace", NAMESPACE, "--timeout=60s"])
+        .deadline(Duration::from_secs(70))
+        .done()?;
+    target.kubectl.apply(&scripts().to_string())?;
+    target
+        .kubectl
+        .apply(&manifest(pod, script, node, cluster, image).to_string())?;
+    let phase = wait_until(&format!("pod {pod} to end"), DEADLINE, || {
+        let object = match get(target, &["pod", pod, "--namespace", NAMESPACE]) {
+            Ok(object) => object,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let phase = object["status"]["phase"].as_str().unwrap_or("Unknown");
+        let words = format!("{pod}: {phase}{}", waiting(&object));
+        progress.say_if_new(&words);
+        Ok(match phase {
+            "Succeeded" | "Failed" => Ok(phase.to_owned()),
+            _ => Err(words),
+        })
+    })?;
+    let words = target.kubectl.run([
+        "logs",
+        pod,
+        "--container=main",
+        "--tail=20",
+        "--namespace",
+        NAMESPACE,
+    ])?;
+    if phase != "Succeeded" {
+        return Err(Error::PodEnded { pod, phase, words });
+    }
+    figures(&words).ok_or(Error::NoFigures { pod, words })
+}
+
+fn scripts() -> Value {
+    let data: serde_json::Map<_, _> = SCRIPTS
+        .iter()
+        .map(|(name, text)| ((*name).to_owned(), json!(text)))
+        .collect();
+    json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "scripts", "namespace": NAMESPACE},
+        "data": data,
+    })
+}
+
+/// Everything about Mooncake comes from the label: no address, no size, no protocol.
+fn manifest(pod: &str, script: &str, node: &str, cluster: &str, image: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod,
+            "namespace": NAMESPACE,
+            "labels": {crds::names::LABEL_INJECT: cluster},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": false,
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchFields": [
+                    {"key": "metadata.name", "operator": "In", "values": [node]},
+                ]}],
+            }}},
+            "containers": [{
+                "name": "main",
+                "image": image,
+                "command": ["python3", format!("/scripts/{script}")],
+                "resources": {
+                    "requests": {"cpu": "100m", "memory": "512Mi"},
+                    "limits": {"memory": "1Gi"},
+                },
+                "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
+            }],
+            "volumes": [{"name": "scripts", "configMap": {"name": "scripts"}}],
+        },
+    })
+}
+
+/// Why the pod does not run yet: the scheduler's words, or what its containers wait for.
+fn waiting(pod: &Value) -> String {
+    let status = &pod["status"];
+    let unscheduled = status["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == "PodScheduled" && condition["status"] == "False")
+        .and_then(|condition| condition["message"].as_str());
+    let containers = ["initContainerStatuses", "containerStatuses"]
+        .iter()
+        .flat_map(|list| status[list].as_array().into_iter().flatten())
+        .filter(|container| {
+            container["started"] != true && container["state"]["terminated"].is_null()
+        })
+        .filter_map(|container| container["name"].as_str())
+        .collect::<Vec<_>>();
+    match (unscheduled, containers.as_slice()) {
+        (Some(words), _) => format!(", {words}"),
+        (None, []) => String::new(),
+        (None, names) => format!(", waiting for {}", names.join(", ")),
+    }
+}
+
+/// The last line that is our report; the stock engine logs around it.
+fn figures(log: &str) -> Option<Figures> {
+    log.lines()
+        .rev()
+        .find_map(|line| serde_json::from_str(line).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_found_among_the_engines_own_lines() {
+        let log = "I1121 setup\n{\"keys\": 2, \"bytes\": 8, \"seconds\": 0.5}\nI1121 closing\n";
+        let expected = Figures {
+            keys: 2,
+            bytes: 8,
+            seconds: 0.5,
+        };
+        assert_eq!(figures(log), Some(expected));
+        assert_eq!(figures("nothing"), None);
+    }
+
+    #[test]
+    fn a_pod_that_waits_says_for_what() {
+        let pod = json!({"status": {"initContainerStatuses": [
+            {"name": "mooncake-gate", "started": false, "state": {"running": {}}},
+        ]}});
+        assert_eq!(waiting(&pod), ", waiting for mooncake-gate");
+        let pod = json!({"status": {"conditions": [
+            {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"},
+        ]}});
+        assert_eq!(waiting(&pod), ", 0/2 nodes are available");
+    }
+}

@@ -1,0 +1,110 @@
+//! How many bytes each node's agent has moved, from the agents' own metrics.
+
+use crate::error::Error;
+use crate::ours::get;
+use crate::target::Target;
+use mooncake_e2e::product;
+use std::collections::BTreeMap;
+
+const METRIC: &str = "mooncake_agent_bytes_total";
+
+/// Bytes since the agent's start, or between two looks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// Received from peers that put.
+    pub(crate) written: u64,
+    /// Sent to peers that got.
+    pub(crate) read: u64,
+}
+
+/// Each node's agent, by node.
+pub(crate) type Served = BTreeMap<String, Moved>;
+
+/// Asks every agent.
+pub(crate) fn look(target: &Target) -> Result<Served, Error> {
+    let namespace = product::NAMESPACE;
+    let label = format!(
+        "{}={}",
+        crds::names::LABEL_COMPONENT,
+        crds::names::COMPONENT_AGENT
+    );
+    let pods = get(
+        target,
+        &["pods", "--namespace", namespace, "--selector", &label],
+    )?;
+    pods["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|pod| {
+            let name = pod["metadata"]["name"].as_str()?;
+            let port = pod["spec"]["containers"][0]["ports"][0]["containerPort"].as_u64()?;
+            Some((pod["spec"]["nodeName"].as_str()?, name, port))
+        })
+        .map(|(node, pod, port)| {
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics");
+            let text = target.kubectl.run(["get", "--raw", &path])?;
+            Ok((node.to_owned(), moved(&text)))
+        })
+        .collect()
+}
+
+/// What was added between two looks; an agent that restarted counts from nothing.
+pub(crate) fn between(before: &Served, after: &Served) -> Served {
+    after
+        .iter()
+        .map(|(node, now)| {
+            let then = before.get(node).copied().unwrap_or_default();
+            let moved = Moved {
+                written: now.written.checked_sub(then.written).unwrap_or(now.written),
+                read: now.read.checked_sub(then.read).unwrap_or(now.read),
+            };
+            (node.clone(), moved)
+        })
+        .collect()
+}
+
+/// Sums the samples of every cluster and transport.
+fn moved(text: &str) -> Moved {
+    let mut moved = Moved::default();
+    for line in text.lines().filter(|line| line.starts_with(METRIC)) {
+        let value = line
+            .rsplit(' ')
+            .next()
+            .and_then(|number| number.parse::<u64>().ok())
+            .unwrap_or(0);
+        if line.contains("direction=\"read\"") {
+            moved.read += value;
+        } else if line.contains("direction=\"written\"") {
+            moved.written += value;
+        }
+    }
+    moved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_of_all_transports_are_summed() {
+        let text = "# TYPE mooncake_agent_bytes counter\n\
+                    mooncake_agent_bytes_total{cluster=\"a\",direction=\"read\"} 5\n\
+                    mooncake_agent_bytes_total{cluster=\"b\",direction=\"read\"} 2\n\
+                    mooncake_agent_bytes_total{cluster=\"a\",direction=\"written\"} 1\n";
+        assert_eq!(
+            moved(text),
+            Moved {
+                written: 1,
+                read: 7
+            }
+        );
+    }
+
+    #[test]
+    fn an_agent_that_restarted_counts_from_nothing() {
+        let look = |read| Served::from([("n1".to_owned(), Moved { written: 0, read })]);
+        assert_eq!(between(&look(10), &look(3)), look(3));
+        assert_eq!(between(&look(10), &look(13)), look(3));
+    }
+}

@@ -1,0 +1,62 @@
+//! The suites and their time budgets: the one table.
+
+/// Tests that belong together.
+pub(crate) struct Suite {
+    pub(crate) name: &'static str,
+    /// What it shows, in a few words.
+    pub(crate) about: &'static str,
+    /// Minutes on 2 cores with reduced counts, compiling from nothing included.
+    pub(crate) budget: u32,
+    pub(crate) kind: Kind,
+}
+
+pub(crate) enum Kind {
+    /// cargo, once for each line of words.
+    Cargo(&'static [&'static str]),
+    /// Stories of `e2e/tests`, one test target each, on the shared local cluster.
+    Stories(&'static [&'static str]),
+}
+
+pub(crate) const SUITES: &[Suite] = &[
+    Suite {
+        name: "lint",
+        about: "format, clippy without warnings",
+        budget: 6,
+        kind: Kind::Cargo(&[
+            "fmt --all --check",
+            "clippy --quiet --workspace --all-targets --locked -- -D warnings",
+        ]),
+    },
+    Suite {
+        name: "unit",
+        about: "every crate by itself: units, properties, golden files",
+        budget: 10,
+        kind: Kind::Cargo(&["test --quiet --workspace --locked --exclude mooncake-e2e"]),
+    },
+    Suite {
+        name: "house",
+        about: "house rules, the tools, the chart by helm lint and template",
+        budget: 14,
+        kind: Kind::Cargo(&[
+            "test --quiet --package mooncake-e2e --locked --lib --bins --test tidy --test chart",
+        ]),
+    },
+    Suite {
+        name: "stock",
+        about: "stock pods exchange data with each other",
+        budget: 2,
+        kind: Kind::Stories(&["stock_pods"]),
+    },
+    Suite {
+        name: "cluster",
+        about: "the local Kubernetes survives crashes, cuts and neighbours, and goes without a trace",
+        budget: 7,
+        kind: Kind::Stories(&["local_cluster"]),
+    },
+    Suite {
+        name: "stories",
+        about: "everything that must end well, with stock pods as witnesses",
+        budget: 20,
+        kind: Kind::Stories(&["stories"]),
+    },
+];
