@@ -12,7 +12,6 @@ pub mod binaries;
 pub mod cache;
 pub mod cluster;
 pub mod command;
-pub mod counts;
 pub mod error;
 pub mod images;
 pub mod kubectl;

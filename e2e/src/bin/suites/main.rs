@@ -7,7 +7,7 @@ use args::{Args, Command};
 use clap::Parser;
 use mooncake_e2e::command::Run;
 use mooncake_e2e::settings::Environment;
-use mooncake_e2e::{Cluster, Settings, counts, product};
+use mooncake_e2e::{Cluster, Settings, product};
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -113,7 +113,9 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), String> {
         .directory(product::source())
         .deadline(Duration::from_secs(u64::from(minutes) * 60));
     if full {
-        run = run.env(counts::FULL, "1").env("PROPTEST_CASES", "100000");
+        run = run
+            .env("MOONCAKE_STORIES", "full")
+            .env("PROPTEST_CASES", "100000");
     }
     run.shown().map_err(|error| error.to_string())
 }
