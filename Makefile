@@ -1,7 +1,9 @@
 # Everything starts here. `make` lists it; CONTRIBUTING.md says what lies where.
 
 TOOL := cargo run --quiet --package mooncake-e2e --bin
-# Answers no prompt and needs no terminal: YES=1 says yes to what the demo asks.
+# The unmodified wheel, unpacked.
+STOCK := $(HOME)/.cache/mooncake-k8s/stock-0.3.13.post1
+# YES=1 says yes to what the demo asks.
 DEMO := $(TOOL) demo -- $(if $(CONTEXT),--context $(CONTEXT)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(YES),--yes)
 
 help: ## This list
@@ -22,8 +24,11 @@ soak: ## Every suite at full counts, for hours; writes docs/soak.md
 lint: ## Format and lints only
 	@$(TOOL) suites -- test --only lint
 
-bench: ## Figures: throughput against a stock segment, memory, CPU at rest
-	@$(TOOL) suites -- bench
+bench: $(STOCK) ## Figures: a stock client against our segment, a stock one and a bare socket
+	@cargo run --quiet --release --package mooncake-bench -- --stock $(STOCK)
+
+$(STOCK):
+	@python3 -m pip install --quiet --no-deps --target $@ mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 images: ## The images as OCI archives; prints their paths
 	@$(TOOL) demo -- images
