@@ -12,6 +12,8 @@ use std::time::Duration;
 pub(crate) const NAMESPACE: &str = "mooncake-demo";
 /// On both namespaces: `up` made them, so `down` may remove them.
 const LABEL: &str = "mooncake.io/made-by=demo";
+/// On the release's namespace: the agents are privileged.
+const PRIVILEGED: &str = "pod-security.kubernetes.io/enforce=privileged";
 /// On the release's namespace: the CRDs were not there before, so `down` removes them too.
 const CRDS_ARE_OURS: &str = "mooncake.io/demo-brought-crds";
 const CRDS: [&str; 2] = ["mooncakeclusters.mooncake.io", "mooncakenodes.mooncake.io"];
@@ -56,18 +58,18 @@ pub(crate) fn claim(target: &Target) -> Result<(), Error> {
             return Err(Error::NotOurs(namespace));
         }
     }
+    let brings = !exists(target, &["crd", CRDS[0]])?;
     for namespace in [product::NAMESPACE, NAMESPACE] {
-        if !exists(target, &["namespace", namespace])? {
-            target.kubectl.run(["create", "namespace", namespace])?;
-            let brings = namespace == product::NAMESPACE && !exists(target, &["crd", CRDS[0]])?;
-            target
-                .kubectl
-                .run(["label", "namespace", namespace, LABEL])?;
+        if exists(target, &["namespace", namespace])? {
+            continue;
+        }
+        let on = |verb: &str, word: &str| target.kubectl.run([verb, "namespace", namespace, word]);
+        target.kubectl.run(["create", "namespace", namespace])?;
+        on("label", LABEL)?;
+        if namespace == product::NAMESPACE {
+            on("label", PRIVILEGED)?;
             if brings {
-                let note = format!("{CRDS_ARE_OURS}=true");
-                target
-                    .kubectl
-                    .run(["annotate", "namespace", namespace, &note])?;
+                on("annotate", &format!("{CRDS_ARE_OURS}=true"))?;
             }
         }
     }

@@ -44,11 +44,12 @@ impl Target {
         index: Option<u8>,
         progress: &mut Progress,
     ) -> Result<Self, Error> {
-        let cluster = Needs::cluster(NODES);
+        let cached = Binaries::cached(settings) && Images::cached(settings);
+        let (build, cluster) = (Needs::build(cached), Needs::cluster(NODES));
         needs::check(
             Needs {
-                memory: cluster.memory + LOAD,
-                cache_disk: BUILD,
+                memory: build.memory.max(cluster.memory + LOAD),
+                cache_disk: build.cache_disk + BUILD,
                 state_disk: cluster.state_disk,
             },
             &settings.cache,
@@ -61,9 +62,9 @@ impl Target {
                 missing.join(" ")
             ));
         }
-        if !Binaries::cached(settings) {
+        if !cached {
             progress.say(
-                "will build Kubernetes from Go modules once, into the cache: about 10 minutes",
+                "will build Kubernetes and images once, into the cache: about 10 minutes on 2 cores",
             );
         }
         progress.say("local Kubernetes, two nodes");
