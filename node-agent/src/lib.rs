@@ -11,5 +11,7 @@
 //! 4. An agent's end unmounts nothing; a pool pod's end unmounts everything of it.
 //! 5. The Kubernetes API being away changes nothing that serves.
 
+pub mod agent;
+pub mod gate;
 pub mod handover;
 pub mod pool;

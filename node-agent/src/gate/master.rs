@@ -1,0 +1,101 @@
+//! What a master says about itself: over RPC to a pod's gate, over HTTP to its own readiness probe.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crds::Reason;
+use proto::store::PROTOCOL_VERSION;
+use serde::Deserialize;
+use store::Master;
+use tokio::net::TcpStream;
+
+use super::http::{self, GetError};
+use super::verdict::Verdict;
+
+/// Time for each of connecting, the RPC and the list.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Time for a readiness probe, below the kubelet's own.
+const READY_DEADLINE: Duration = Duration::from_millis(1500);
+
+/// Why the master is not ready.
+#[derive(Debug, thiserror::Error)]
+pub enum NotReady {
+    #[error("the master's admin service at {address} does not answer: {cause}")]
+    Get {
+        address: SocketAddr,
+        cause: GetError,
+    },
+    #[error("the master's health is no JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("the master says that it does not serve: role {role}, state {ha_state}")]
+    NotServing { role: String, ha_state: String },
+}
+
+#[derive(Deserialize)]
+struct Health {
+    #[serde(default)]
+    service_ready: bool,
+    #[serde(default)]
+    role: String,
+    #[serde(default)]
+    ha_state: String,
+}
+
+/// Asks the admin service; its status code is 200 in every state, only `service_ready` counts.
+///
+/// # Errors
+/// Whatever is not a master that serves.
+pub async fn master_ready(address: SocketAddr) -> Result<(), NotReady> {
+    let host = address.to_string();
+    let body = http::get(address, &host, "/health", READY_DEADLINE)
+        .await
+        .map_err(|cause| NotReady::Get { address, cause })?;
+    let Health {
+        service_ready,
+        role,
+        ha_state,
+    } = serde_json::from_slice(&body)?;
+    if service_ready {
+        Ok(())
+    } else {
+        Err(NotReady::NotServing { role, ha_state })
+    }
+}
+
+/// Whether the RPC service at `master` (host and port) answers as one of ours.
+pub(super) async fn answers(master: &str) -> Result<(), Verdict> {
+    let connecting = TcpStream::connect(master);
+    let stream = match tokio::time::timeout(DEADLINE, connecting).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return Err(unreachable(master, &error)),
+        Err(_) => return Err(unreachable(master, &io::ErrorKind::TimedOut.into())),
+    };
+    let service = Master::connect(stream, master.to_owned()).with_call_timeout(DEADLINE);
+    let version = service
+        .service_ready()
+        .await
+        .map_err(|error| Verdict::waiting(Reason::MasterNotReady, format!("{error}")))?;
+    if version == PROTOCOL_VERSION {
+        return Ok(());
+    }
+    let message = format!("the master {master} speaks `{version}`, not `{PROTOCOL_VERSION}`");
+    Err(Verdict::waiting(Reason::EngineVersionSkew, message))
+}
+
+fn unreachable(master: &str, error: &io::Error) -> Verdict {
+    let message = format!("the master {master} cannot be connected to: {error}");
+    Verdict::waiting(Reason::MasterUnreachable, message)
+}
+
+/// The list of segments, JSON.
+pub(super) async fn segments(master: &str, admin_port: u16) -> Result<Vec<u8>, Verdict> {
+    let host = master.rsplit_once(':').map_or(master, |(host, _)| host);
+    let admin = format!("{host}:{admin_port}");
+    http::get(admin.as_str(), &admin, "/get_segments_detail", DEADLINE)
+        .await
+        .map_err(|cause| {
+            let message = format!("the master's list of segments at {admin}: {cause}");
+            Verdict::waiting(Reason::MasterUnreachable, message)
+        })
+}
