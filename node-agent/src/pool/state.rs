@@ -79,7 +79,8 @@ impl State {
         self.agent
     }
 
-    /// What to do about a request. Everything but `Status` and `Attach` is the agent's alone.
+    /// What to do about a request. Probes ask `Status`; root may look at the record, to see whose
+    /// pool this is before it attaches; everything else is the attached agent's alone.
     pub(super) fn request(
         &mut self,
         from: ConnectionId,
@@ -87,6 +88,9 @@ impl State {
         request: Request,
         now: Instant,
     ) -> Effect {
+        if self.agent == Some(from) {
+            self.heard = Some(now);
+        }
         if request == Request::Status {
             return Effect::Answer(Reply::Status(self.status(now)));
         }
@@ -99,10 +103,14 @@ impl State {
         if let Request::Attach { protocol } = request {
             return self.attach(from, protocol, now);
         }
+        if request == Request::GetRecord {
+            return Effect::Answer(Reply::Record {
+                record: self.record.clone(),
+            });
+        }
         if self.agent != Some(from) {
             return refuse(RefusalKind::NotAllowed, "attach first");
         }
-        self.heard = Some(now);
         match request {
             Request::Grant {
                 extents,
@@ -117,9 +125,6 @@ impl State {
                 Effect::Answer(Reply::Done)
             }
             Request::PutRecord { .. } => refuse(RefusalKind::OutOfBounds, "the record is too long"),
-            Request::GetRecord => Effect::Answer(Reply::Record {
-                record: self.record.clone(),
-            }),
             Request::SetServing { serving, reason } => {
                 self.serving = serving;
                 self.reason = reason;
@@ -128,7 +133,9 @@ impl State {
             Request::Drained if self.ending.is_some() => Effect::End,
             Request::Drained => refuse(RefusalKind::OutOfOrder, "nobody told this pool to end"),
             // Answered above.
-            Request::Status | Request::Attach { .. } => Effect::Answer(Reply::Done),
+            Request::Status | Request::GetRecord | Request::Attach { .. } => {
+                Effect::Answer(Reply::Done)
+            }
         }
     }
 

@@ -1,0 +1,63 @@
+//! Settings of the agent.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Command line of the binary `agent`. Without a subcommand it supervises a worker.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "agent", version, about = "Serves the pool pods of one node")]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Settings of the worker.
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub enum Command {
+    /// The process that does the work; restarted by its supervisor when it dies.
+    Worker,
+}
+
+/// Settings of the worker.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Settings {
+    /// Name of the Node that this agent runs on.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+    /// UID of the agent's pod.
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: String,
+    /// Namespace of the agent's pod.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub pod_namespace: String,
+    /// Folder of the node that outlives agents: the lock, and the key that seals records.
+    #[arg(
+        long,
+        env = "STATE_DIR",
+        default_value = "/var/lib/mooncake",
+        global = true
+    )]
+    pub state_dir: PathBuf,
+    /// The node's procfs, with the process ids that this process sees.
+    #[arg(long, env = "HOST_PROC", default_value = "/proc", global = true)]
+    pub host_proc: PathBuf,
+    /// Port of /metrics, /healthz and /readyz on the pod's address, plain HTTP. Who may reach it
+    /// is the chart's NetworkPolicy; nothing but counts is told there.
+    #[arg(long, env = "METRICS_PORT", default_value_t = 9464, global = true)]
+    pub metrics_port: u16,
+    /// Threads that move bytes; 0 means one per 8 cores, at least one.
+    #[arg(long, env = "DATA_THREADS", default_value_t = 0, global = true)]
+    pub data_threads: usize,
+    /// Which log lines to write, e.g. `info` or `mooncake_node_agent=debug`.
+    #[arg(long, env = "LOG", default_value = "info", global = true)]
+    pub log: String,
+    /// Reads the MooncakeNode from this file instead of from Kubernetes, and reports nothing. For
+    /// running an agent without Kubernetes.
+    #[arg(long, global = true)]
+    pub assignments_file: Option<PathBuf>,
+}

@@ -1,0 +1,109 @@
+//! How a pool's memory is cut into extents over the NUMA nodes.
+
+use std::path::Path;
+
+use crds::cluster::NumaPolicy;
+use sys::mem::PageSize;
+
+/// Largest extent in bytes.
+const EXTENT_MOST: u64 = 16 << 30;
+
+/// One extent to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) length: u64,
+    /// Where its pages shall lie; anywhere if absent.
+    pub(crate) node: Option<u32>,
+}
+
+/// Cuts `bytes` (a whole number of pages) into extents. Every NUMA node gets the same number of
+/// pages, give or take one.
+pub(crate) fn plan(bytes: u64, page: PageSize, policy: NumaPolicy, nodes: &[u32]) -> Vec<Extent> {
+    let places: Vec<Option<u32>> = match policy {
+        NumaPolicy::Spread if nodes.len() > 1 => nodes.iter().copied().map(Some).collect(),
+        NumaPolicy::Spread | NumaPolicy::Any => vec![None],
+    };
+    let pages = bytes / page.bytes();
+    let most = EXTENT_MOST / page.bytes();
+    let mut extents = Vec::new();
+    for (share, node) in shares(pages, places.len() as u64).zip(places) {
+        let pieces = share.div_ceil(most);
+        let cut = shares(share, pieces).filter(|pages| *pages > 0);
+        extents.extend(cut.map(|pages| Extent {
+            length: pages * page.bytes(),
+            node,
+        }));
+    }
+    extents
+}
+
+/// `whole` in `count` parts that differ by at most one.
+fn shares(whole: u64, count: u64) -> impl Iterator<Item = u64> {
+    (0..count).map(move |index| whole / count + u64::from(index < whole % count))
+}
+
+/// NUMA nodes with memory, from sysfs; none where the kernel has no NUMA.
+pub(crate) fn nodes_with_memory(sysfs: &Path) -> Vec<u32> {
+    std::fs::read_to_string(sysfs.join("devices/system/node/has_memory"))
+        .map(|text| parse_list(&text))
+        .unwrap_or_default()
+}
+
+/// The kernel's list format: `0-1,4`.
+fn parse_list(text: &str) -> Vec<u32> {
+    let ranges = text.trim().split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
+    });
+    ranges.flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_numa_node_gets_its_share_in_extents_of_at_most_16_gib() {
+        let extents = plan(70 << 30, PageSize::Mib2, NumaPolicy::Spread, &[0, 2]);
+        assert_eq!(extents.iter().map(|e| e.length).sum::<u64>(), 70 << 30);
+        for node in [0, 2] {
+            let here = extents.iter().filter(|e| e.node == Some(node));
+            assert_eq!(here.map(|e| e.length).sum::<u64>(), 35 << 30);
+        }
+        for extent in &extents {
+            assert!(extent.length <= EXTENT_MOST && extent.length % (2 << 20) == 0);
+        }
+    }
+
+    #[test]
+    fn one_numa_node_or_no_policy_places_nothing() {
+        let whole = [Extent {
+            length: 1 << 30,
+            node: None,
+        }];
+        assert_eq!(
+            plan(1 << 30, PageSize::Base, NumaPolicy::Spread, &[0]),
+            whole
+        );
+        assert_eq!(
+            plan(1 << 30, PageSize::Base, NumaPolicy::Spread, &[]),
+            whole
+        );
+        assert_eq!(
+            plan(1 << 30, PageSize::Base, NumaPolicy::Any, &[0, 1]),
+            whole
+        );
+    }
+
+    #[test]
+    fn a_pool_of_fewer_pages_than_numa_nodes_leaves_some_out() {
+        let extents = plan(1 << 30, PageSize::Gib1, NumaPolicy::Spread, &[0, 1]);
+        assert_eq!(extents.len(), 1);
+    }
+
+    #[test]
+    fn the_kernels_lists_are_read() {
+        assert_eq!(parse_list("0-2,5\n"), [0, 1, 2, 5]);
+        assert!(parse_list("\n").is_empty());
+    }
+}

@@ -1,0 +1,147 @@
+//! The process that does the agent's work: takes the node, then serves its pool pods.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use crds::reason::Reason;
+use engine::Engine;
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::args::Settings;
+use super::claim::{self, Claim};
+use super::http::{self, Standing};
+use super::ledger::Ledger;
+use super::pool::Context;
+use super::report::{self, Board};
+use super::{assignments, fleet};
+
+/// How often a waiting agent tries to take the node.
+const CLAIM_PERIOD: Duration = Duration::from_millis(100);
+
+/// How long the worker waits before it looks for Kubernetes again.
+const KUBERNETES_PERIOD: Duration = Duration::from_secs(5);
+
+/// Works until told to end. Nothing is unmounted then: a successor takes over.
+///
+/// # Errors
+/// What keeps it from working at all.
+pub async fn work(settings: Settings) -> anyhow::Result<()> {
+    // The supervisor's end is ours, also when it was killed.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        done = run(settings) => done,
+        _ = terminate.recv() => {
+            tracing::info!("told to end: nothing is unmounted, a successor takes over");
+            Ok(())
+        }
+    }
+}
+
+async fn run(settings: Settings) -> anyhow::Result<()> {
+    let Settings {
+        node_name,
+        pod_uid,
+        pod_namespace,
+        state_dir,
+        host_proc,
+        metrics_port,
+        data_threads,
+        log: _,
+        assignments_file,
+    } = settings;
+    let board = Board::default();
+    let (standing, watched) = watch::channel(Standing::Waiting);
+    let face = tokio::spawn(http::serve(metrics_port, watched, board.clone()));
+    let claim = take(&state_dir, &node_name).await?;
+    let key = claim::key(&state_dir, &claim)?;
+    standing.send_replace(Standing::Working);
+    tracing::info!(
+        node = node_name,
+        pod_uid,
+        pod_namespace,
+        version = env!("CARGO_PKG_VERSION"),
+        "this agent works on the node"
+    );
+    let mut engine = engine::Settings::default();
+    if data_threads > 0 {
+        engine.data_threads = data_threads;
+    }
+    let engine = Engine::start(engine).context("starting the engine")?;
+    let kubernetes = match assignments_file {
+        Some(_) => None,
+        None => Some(client().await),
+    };
+    let assigned = match (&kubernetes, assignments_file) {
+        (Some(client), _) => assignments::of_kubernetes(client.clone(), &node_name),
+        (None, Some(path)) => assignments::of_file(path),
+        (None, None) => anyhow::bail!("neither Kubernetes nor a file of assignments"),
+    };
+    if let Some(client) = kubernetes.clone() {
+        let boot_id = boot_id(&host_proc)?;
+        let (board, assigned) = (board.clone(), assigned.clone());
+        tokio::spawn(report::write(
+            client,
+            node_name.clone(),
+            boot_id,
+            board,
+            assigned,
+        ));
+    }
+    let context = Context {
+        node_name,
+        proc: host_proc,
+        key,
+        engine,
+        ledger: Ledger::default(),
+        board,
+        kubernetes,
+    };
+    tokio::select! {
+        () = fleet::serve(Arc::new(context), assigned) => anyhow::bail!("the watch has ended"),
+        ended = face => ended?,
+    }
+}
+
+/// Waits until no other agent works on this node.
+async fn take(folder: &Path, node: &str) -> anyhow::Result<Claim> {
+    let mut told = false;
+    loop {
+        if let Some(claim) = Claim::take(folder)? {
+            return Ok(claim);
+        }
+        if !told {
+            tracing::warn!(
+                node, reason = %Reason::AnotherAgentActive,
+                "another agent works on this node: waiting for its end"
+            );
+            told = true;
+        }
+        tokio::time::sleep(CLAIM_PERIOD).await;
+    }
+}
+
+/// A client of the API of this pod's service account. Making it talks to nobody.
+async fn client() -> kube::Client {
+    loop {
+        match kube::Client::try_default().await {
+            Ok(client) => return client,
+            Err(error) => {
+                tracing::error!(%error, "no access to Kubernetes is configured in this pod");
+                tokio::time::sleep(KUBERNETES_PERIOD).await;
+            }
+        }
+    }
+}
+
+/// The running kernel's id, as the kubelet reports it.
+fn boot_id(proc: &Path) -> anyhow::Result<String> {
+    let path = proc.join("sys/kernel/random/boot_id");
+    let text =
+        std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    Ok(text.trim().to_owned())
+}
