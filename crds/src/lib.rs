@@ -8,6 +8,10 @@
 //! 3. An unchanged world merges to equal conditions, so nothing is written.
 
 #![allow(
+    clippy::duplicated_attributes,
+    reason = "each printer column has a type of its own"
+)]
+#![allow(
     unreachable_pub,
     reason = "KubeSchema repeats each type inside a function"
 )]
