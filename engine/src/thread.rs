@@ -61,10 +61,12 @@ impl DataThread {
     pub(crate) fn run(mut self) {
         let mut events = Vec::with_capacity(256);
         loop {
-            self.sleep();
+            let rung = self.sleep();
             let now = Instant::now();
+            if rung {
+                self.inbox.hush();
+            }
             // Commands first: what they withdraw must not be served with the bytes that follow.
-            self.inbox.hush();
             while let Some(command) = self.inbox.next() {
                 if matches!(command, Command::Stop) {
                     return;
@@ -87,8 +89,8 @@ impl DataThread {
         now.saturating_duration_since(self.origin)
     }
 
-    /// Waits for a command, a socket or the next deadline.
-    fn sleep(&self) {
+    /// Waits for a command, a socket or the next deadline; says whether the bell rang.
+    fn sleep(&self) -> bool {
         let timers = self.hosts.values().filter_map(Initiator::next_timeout);
         let due = timers
             .map(|at| self.origin + at)
@@ -103,10 +105,14 @@ impl DataThread {
             PollFd::new(&bell, PollFlags::IN),
             PollFd::new(&sockets, PollFlags::IN),
         ];
-        if let Err(errno) = rustix::event::poll(&mut fds, wait.as_ref())
-            && errno != rustix::io::Errno::INTR
-        {
-            tracing::error!(error = %errno, "a data thread cannot wait");
+        match rustix::event::poll(&mut fds, wait.as_ref()) {
+            Ok(_) => fds[0].revents().contains(PollFlags::IN),
+            Err(errno) => {
+                if errno != rustix::io::Errno::INTR {
+                    tracing::error!(error = %errno, "a data thread cannot wait");
+                }
+                true
+            }
         }
     }
 

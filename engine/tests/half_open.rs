@@ -1,0 +1,69 @@
+//! Half-open connections: what each costs, and that they starve nobody. Alone in its process,
+//! because it measures the memory of the whole of it.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+#[path = "fixture/rig.rs"]
+mod rig;
+
+use std::io::Write;
+use std::time::Duration;
+
+use mooncake_engine::Settings;
+use proto::frame::Status;
+use rig::{BASE, Rig, connect, put, quick, until};
+
+/// Anonymous memory of this process in bytes.
+fn anonymous() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("RssAnon:"))
+        .unwrap();
+    1024 * line
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_connections_beyond_the_bounds_cost_little_and_starve_nobody() {
+    let header_deadline = Duration::from_secs(5);
+    let settings = Settings {
+        max_connections_per_address: 400,
+        header_deadline,
+        ..quick()
+    };
+    let rig = Rig::new(settings);
+    let mut honest = rig.connect();
+    assert_eq!(put(&mut honest, BASE, b"honest"), Status::Ok);
+    let before = anonymous();
+    let mut half = Vec::new();
+    // One at a time: a burst would only measure the kernel's queue of the listener.
+    while rig.host.stats().connections < 400 {
+        let mut stream = connect(rig.data);
+        stream.write_all(&[0; 20]).unwrap();
+        half.push(stream);
+    }
+    let each = anonymous().saturating_sub(before) / 400;
+    assert!(each <= 16 << 10, "{each} bytes per connection");
+    for _ in 0..50 {
+        assert!(
+            rig::is_closed(&mut connect(rig.data)),
+            "a newcomer is refused"
+        );
+        assert_eq!(put(&mut honest, BASE, b"still here"), Status::Ok);
+    }
+    until("the half-open ones are gone", || {
+        rig.host.stats().connections == 1
+    })
+    .await;
+    let refused = rig.host.stats().refused;
+    assert!(
+        refused.header_deadline >= 399 && refused.over_limit >= 50,
+        "{refused:?}"
+    );
+    drop(half);
+    assert_eq!(put(&mut honest, BASE, b"at last"), Status::Ok);
+}

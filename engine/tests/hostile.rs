@@ -1,0 +1,136 @@
+//! Hostile bytes on both listeners: no crash, bounded memory, honest peers served meanwhile.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+#[path = "fixture/rig.rs"]
+mod rig;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use mooncake_engine::Settings;
+use proto::frame::Status;
+use proto::handshake::{self, Kind};
+use rig::{BASE, LENGTH, Rig, connect, get, is_closed, pattern, put, quick, until};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_random_headers_do_no_harm() {
+    let rig = Rig::new(Settings {
+        max_connections_per_address: 64,
+        ..quick()
+    });
+    rig.region.copy_in(0, &pattern(5, 1 << 20)).unwrap();
+    let mut bytes = pattern(6, 24 * 10_000);
+    for (index, header) in bytes.chunks_exact_mut(24).enumerate() {
+        // A third of them is close to the truth.
+        if index.is_multiple_of(3) {
+            header[8..16].copy_from_slice(&(BASE + LENGTH - 1).to_le_bytes());
+            header[3..8].fill(0);
+            // A true one byte would be a good read; make it leave the region.
+            header[0] |= 2;
+        }
+        let mut stream = connect(rig.data);
+        stream.write_all(header).unwrap();
+        // All are refused; the answer is read now and then only.
+        if index.is_multiple_of(64) {
+            assert!(is_closed(&mut stream));
+        }
+    }
+    let mut stream = connect_when_free(&rig).await;
+    assert!(get(&mut stream, BASE, 1 << 20) == pattern(5, 1 << 20));
+    assert_eq!(rig.host.stats().bytes_written, 8);
+}
+
+/// The bound may still be full of connections that are just ending.
+async fn connect_when_free(rig: &Rig) -> TcpStream {
+    until("connections have ended", || {
+        rig.host.stats().connections < 10
+    })
+    .await;
+    let mut stream = rig.connect();
+    assert_eq!(put(&mut stream, BASE + LENGTH - 8, b"12345678"), Status::Ok);
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_handshakes_get_no_answer_and_honest_ones_do() {
+    let rig = Rig::new(quick());
+    let framed = |payload: &[u8]| handshake::encode(None, payload);
+    let hostile: Vec<Vec<u8>> = vec![
+        framed(b"\x02[]"),
+        framed(b"\x02{\"name\":{}}"),
+        framed(b"\x00{\"local_nic_path\":{}}"),
+        framed(b"\x01{"),
+        framed(b"\x07{}"),
+        framed(&[0xfe; 100]),
+        framed(&[[1].as_slice(), &vec![b'['; 1_000_000]].concat()),
+        vec![0; 8],
+        vec![0xff; 8],
+        ((1_u64 << 20) + 1).to_le_bytes().to_vec(),
+        vec![1, 2, 3],
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+    ];
+    for bytes in &hostile {
+        let mut stream = connect(rig.handshake);
+        stream.write_all(bytes).unwrap();
+        let mut reply = Vec::new();
+        // Unread bytes make the close a reset; either way nothing is said.
+        let _may_be_reset = stream.read_to_end(&mut reply);
+        assert!(reply.is_empty(), "{bytes:?} was answered");
+        let mut honest = connect(rig.handshake);
+        honest
+            .write_all(&handshake::encode(Some(Kind::Probe), b"{}"))
+            .unwrap();
+        honest.read_to_end(&mut reply).unwrap();
+        assert_eq!(reply, handshake::probe_reply());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_handshake_blocks_nobody_and_is_closed_in_time() {
+    let rig = Rig::new(quick());
+    let begun = Instant::now();
+    let mut idle: Vec<_> = (0..32).map(|_| connect(rig.handshake)).collect();
+    // Announced but never sent: memory follows what comes, not what is announced.
+    let mut announced = Vec::new();
+    for stream in &mut idle {
+        stream.write_all(&(1_u64 << 20).to_le_bytes()).unwrap();
+        announced.push(stream);
+    }
+    until("the bound is reached", || {
+        is_closed(&mut connect(rig.handshake)) && rig.host.stats().refused.over_limit > 0
+    })
+    .await;
+    for stream in announced {
+        assert!(is_closed(stream));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(3));
+    let mut honest = connect(rig.handshake);
+    honest
+        .write_all(&handshake::encode(Some(Kind::Metadata), b"null\n"))
+        .unwrap();
+    let mut reply = Vec::new();
+    honest.read_to_end(&mut reply).unwrap();
+    let body = handshake::reply_body(Kind::Metadata, &reply[8..]).unwrap();
+    let descriptor = proto::descriptor::Descriptor::parse(body).unwrap();
+    assert_eq!(
+        (descriptor.buffers[0].addr, descriptor.tcp_proto_version),
+        (BASE, 2)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rendezvous_for_rdma_is_declined_with_a_reason() {
+    let rig = Rig::new(quick());
+    for typed in [Some(Kind::Connection), None] {
+        let mut stream = connect(rig.handshake);
+        let body = br#"{"local_nic_path":"10.0.0.9:1@mlx5_0","qp_num":[1,2],"ready_ack":false}"#;
+        stream.write_all(&handshake::encode(typed, body)).unwrap();
+        let mut reply = Vec::new();
+        stream.read_to_end(&mut reply).unwrap();
+        let body = &reply[8 + usize::from(typed.is_some())..];
+        let reply: serde_json::Value = serde_json::from_slice(body).unwrap();
+        assert!(reply["reply_msg"].as_str().unwrap().contains("no RDMA"));
+        assert_eq!(reply["peer_nic_path"], "10.0.0.9:1@mlx5_0");
+    }
+}
