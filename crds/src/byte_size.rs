@@ -62,7 +62,7 @@ impl FromStr for ByteSize {
             let unit = 10_u128.pow(u32::try_from(fraction.len()).map_err(|_| malformed())?);
             let part: u128 = fraction.parse().map_err(|_| malformed())?;
             let scaled = part * u128::from(scale);
-            if scaled % unit != 0 {
+            if !scaled.is_multiple_of(unit) {
                 return Err(ParseError::Fraction(text.to_owned()));
             }
             bytes += scaled / unit;
