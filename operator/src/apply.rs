@@ -238,12 +238,7 @@ impl Writer {
         }
     }
 
-    async fn refuse_foreign<K>(
-        &self,
-        api: &Api<K>,
-        desired: &K,
-        object: &str,
-    ) -> Result<(), Error>
+    async fn refuse_foreign<K>(&self, api: &Api<K>, desired: &K, object: &str) -> Result<(), Error>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
@@ -262,8 +257,7 @@ impl Writer {
         }
         Err(Error::NotOurs {
             object: object.to_owned(),
-            owner: owner(&found.metadata)
-                .map_or_else(|| "nobody".to_owned(), |(_, words)| words),
+            owner: owner(&found.metadata).map_or_else(|| "nobody".to_owned(), |(_, words)| words),
         })
     }
 
@@ -400,9 +394,15 @@ mod tests {
     fn another_wish_and_a_changed_field_are_written() {
         let now = Instant::now();
         let earlier = service("5", "before", 80);
-        assert_eq!(step("w", &wished(80), Some(&earlier), None, now), Step::Write);
+        assert_eq!(
+            step("w", &wished(80), Some(&earlier), None, now),
+            Step::Write
+        );
         let edited = service("5", "w", 81);
-        assert_eq!(step("w", &wished(80), Some(&edited), None, now), Step::Write);
+        assert_eq!(
+            step("w", &wished(80), Some(&edited), None, now),
+            Step::Write
+        );
         assert_eq!(step("w", &wished(80), None, None, now), Step::Write);
     }
 

@@ -155,7 +155,7 @@ impl Caches {
         self.triggers.subscribe()
     }
 
-    /// Resolves when every kind was listed once.
+    /// Resolves when every kind was listed once. One caller only: a store wakes no second one.
     pub async fn synced(&self) -> Result<(), reflector::store::WriterDropped> {
         self.clusters.wait_until_ready().await?;
         self.reports.wait_until_ready().await?;
@@ -199,13 +199,7 @@ impl Watches {
         of: fn(&K) -> Vec<Trigger>,
     ) -> Store<K>
     where
-        K: Resource<DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Send
-            + Sync
-            + 'static,
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     {
         let (store, writer) = reflector::store::<K>();
         let (triggers, metrics) = (self.triggers.clone(), self.metrics.clone());

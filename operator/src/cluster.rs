@@ -54,10 +54,7 @@ pub enum Error {
     #[error("MooncakeCluster {0} has no namespace: it did not come from an API server")]
     NoNamespace(String),
     #[error("MooncakeCluster {cluster}: {source}")]
-    Apply {
-        cluster: String,
-        source: WriteError,
-    },
+    Apply { cluster: String, source: WriteError },
 }
 
 /// Brings one cluster closer to its spec.
@@ -134,7 +131,11 @@ impl Session<'_> {
         }
     }
 
-    async fn carry_out(&mut self, valid: &Valid, observed: &Observed) -> Result<Action, WriteError> {
+    async fn carry_out(
+        &mut self,
+        valid: &Valid,
+        observed: &Observed,
+    ) -> Result<Action, WriteError> {
         let context = self.context;
         let peers = observed.foreign_peers(&valid.namespace, &valid.name);
         let desired = desired::desired(valid, &context.settings, &peers);
@@ -255,10 +256,7 @@ impl Session<'_> {
             "metadata": { "name": name, "uid": self.cluster.uid() },
             "status": new,
         });
-        self.context
-            .writer
-            .apply_status(&api, name, &body)
-            .await?;
+        self.context.writer.apply_status(&api, name, &body).await?;
         self.context
             .events
             .transitions(

@@ -36,7 +36,11 @@ impl Events {
     ) {
         for event in news(old, new) {
             let published = writer
-                .bounded("event", &event.reason, self.recorder.publish(&event, &about))
+                .bounded(
+                    "event",
+                    &event.reason,
+                    self.recorder.publish(&event, &about),
+                )
                 .await;
             if let Err(error) = published {
                 tracing::warn!(%error, object = about.name, "event not written");

@@ -144,7 +144,10 @@ impl Keeper {
         if let Err(error) = self.attempt().await {
             tracing::warn!(lease = %self.settings.name, %error, "lease not renewed");
         }
-        let until = self.election.leads_until().filter(|until| Instant::now() < *until);
+        let until = self
+            .election
+            .leads_until()
+            .filter(|until| Instant::now() < *until);
         if led != until.is_some() {
             tracing::info!(lease = %self.settings.name, leads = until.is_some(), "leadership changed");
         }
@@ -213,7 +216,8 @@ impl Keeper {
         }
         let outcome = async {
             let found = timed(self.api.get_opt(&self.settings.name)).await?;
-            let Some(found) = found.filter(|lease| record_of(lease).holder == self.settings.identity)
+            let Some(found) =
+                found.filter(|lease| record_of(lease).holder == self.settings.identity)
             else {
                 return Ok(());
             };
@@ -237,7 +241,11 @@ async fn timed<T>(
 ) -> Result<T, Box<dyn std::error::Error + Send + Sync>> {
     match tokio::time::timeout(CALL_LIMIT, call).await {
         Ok(outcome) => Ok(outcome?),
-        Err(_) => Err(format!("no answer from the API server in {} s", CALL_LIMIT.as_secs()).into()),
+        Err(_) => Err(format!(
+            "no answer from the API server in {} s",
+            CALL_LIMIT.as_secs()
+        )
+        .into()),
     }
 }
 

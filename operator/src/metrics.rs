@@ -61,7 +61,11 @@ impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("mooncake_operator");
         let reconciles = Family::default();
-        registry.register("reconciles", "Reconciles by kind and result", reconciles.clone());
+        registry.register(
+            "reconciles",
+            "Reconciles by kind and result",
+            reconciles.clone(),
+        );
         let durations = Family::<Kind, Histogram>::new_with_constructor(|| {
             Histogram::new([0.001, 0.01, 0.1, 1.0, 10.0])
         });

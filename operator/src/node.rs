@@ -80,7 +80,12 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         .unwrap_or_default();
     let alive = desired::agent_alive(&observed);
     let generation = object.meta().generation;
-    let new = merge(old, std::slice::from_ref(&alive), generation, Timestamp::now());
+    let new = merge(
+        old,
+        std::slice::from_ref(&alive),
+        generation,
+        Timestamp::now(),
+    );
     let before: Vec<_> = old
         .iter()
         .filter(|condition| condition.type_ == alive.kind.as_str())

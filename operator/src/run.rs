@@ -71,13 +71,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         },
         metrics.clone(),
     );
+    let synced = synced(&caches);
     let health = Health {
         turned: keeper.turned(),
-        synced: synced(&caches),
+        synced: synced.clone(),
         certificate: certificate.clone(),
     };
     let keeper = tokio::spawn(keeper.run(lease_stops));
     let controllers = tokio::spawn(lead(
+        synced,
         Controllers {
             client: client.clone(),
             caches,
@@ -168,19 +170,27 @@ fn synced(caches: &Caches) -> watch::Receiver<bool> {
     synced
 }
 
-struct Controllers {
-    client: Client,
-    caches: Caches,
-    fence: Fence,
-    metrics: Metrics,
-    settings: Settings,
-    identity: String,
+/// What the controllers work with.
+pub struct Controllers {
+    pub client: Client,
+    pub caches: Caches,
+    pub fence: Fence,
+    pub metrics: Metrics,
+    pub settings: Settings,
+    /// This pod's name, for Events.
+    pub identity: String,
 }
 
 /// Runs the controllers whenever this replica leads; losing the lead drops them where they stand.
-async fn lead(controllers: Controllers, leads: watch::Sender<bool>, mut stop: watch::Receiver<bool>) {
-    if controllers.caches.synced().await.is_err() {
-        return;
+async fn lead(
+    mut synced: watch::Receiver<bool>,
+    controllers: Controllers,
+    leads: watch::Sender<bool>,
+    mut stop: watch::Receiver<bool>,
+) {
+    tokio::select! {
+        _ = synced.wait_for(|synced| *synced) => {}
+        _ = stop.wait_for(|stop| *stop) => return,
     }
     let mut fence = controllers.fence.clone();
     loop {
@@ -190,7 +200,7 @@ async fn lead(controllers: Controllers, leads: watch::Sender<bool>, mut stop: wa
         }
         leads.send_replace(true);
         tokio::select! {
-            () = work(&controllers) => {}
+            () = controllers.work() => {}
             () = fence.lowered() => tracing::warn!("no longer leading, controllers stopped"),
             _ = stop.wait_for(|stop| *stop) => {}
         }
@@ -201,60 +211,63 @@ async fn lead(controllers: Controllers, leads: watch::Sender<bool>, mut stop: wa
     }
 }
 
-async fn work(controllers: &Controllers) {
-    let Controllers {
-        client,
-        caches,
-        fence,
-        metrics,
-        settings,
-        identity,
-    } = controllers;
-    let writer = Arc::new(Writer::new(fence.clone(), metrics.clone()));
-    let events = || Events::new(client.clone(), identity.clone());
-    let clusters = controller::run(
-        metrics.clone(),
-        caches.clusters.clone(),
-        caches.subscribe(),
-        |trigger| match trigger {
-            Trigger::Cluster(cluster) => {
-                vec![ObjectRef::new(&cluster.name).within(&cluster.namespace)]
-            }
-            Trigger::NodesOf(_) | Trigger::Node(_) | Trigger::Everything => Vec::new(),
-        },
-        CLUSTER_DEBOUNCE,
-        Arc::new(cluster::Context {
-            client: client.clone(),
-            caches: caches.clone(),
-            writer: writer.clone(),
-            events: events(),
-            metrics: metrics.clone(),
-            settings: settings.clone(),
-            usage: cluster::usage::Meter::default(),
-        }),
-        cluster::reconcile,
-    );
-    let nodes = controller::run(
-        metrics.clone(),
-        caches.nodes.clone(),
-        caches.subscribe(),
-        |trigger| match trigger {
-            Trigger::Node(name) => vec![ObjectRef::new(name)],
-            Trigger::NodesOf(cluster) => caches
-                .nodes_of(cluster)
-                .iter()
-                .map(|name| ObjectRef::new(name))
-                .collect(),
-            Trigger::Cluster(_) | Trigger::Everything => Vec::new(),
-        },
-        NODE_DEBOUNCE,
-        Arc::new(node::Context {
-            client: client.clone(),
-            caches: caches.clone(),
-            writer,
-            events: events(),
-        }),
-        node::reconcile,
-    );
-    tokio::join!(clusters, nodes);
+impl Controllers {
+    /// Reconciles every kind until dropped.
+    pub async fn work(&self) {
+        let Self {
+            client,
+            caches,
+            fence,
+            metrics,
+            settings,
+            identity,
+        } = self;
+        let writer = Arc::new(Writer::new(fence.clone(), metrics.clone()));
+        let events = || Events::new(client.clone(), identity.clone());
+        let clusters = controller::run(
+            metrics.clone(),
+            caches.clusters.clone(),
+            caches.subscribe(),
+            |trigger| match trigger {
+                Trigger::Cluster(cluster) => {
+                    vec![ObjectRef::new(&cluster.name).within(&cluster.namespace)]
+                }
+                Trigger::NodesOf(_) | Trigger::Node(_) | Trigger::Everything => Vec::new(),
+            },
+            CLUSTER_DEBOUNCE,
+            Arc::new(cluster::Context {
+                client: client.clone(),
+                caches: caches.clone(),
+                writer: writer.clone(),
+                events: events(),
+                metrics: metrics.clone(),
+                settings: settings.clone(),
+                usage: cluster::usage::Meter::default(),
+            }),
+            cluster::reconcile,
+        );
+        let nodes = controller::run(
+            metrics.clone(),
+            caches.nodes.clone(),
+            caches.subscribe(),
+            |trigger| match trigger {
+                Trigger::Node(name) => vec![ObjectRef::new(name)],
+                Trigger::NodesOf(cluster) => caches
+                    .nodes_of(cluster)
+                    .iter()
+                    .map(|name| ObjectRef::new(name))
+                    .collect(),
+                Trigger::Cluster(_) | Trigger::Everything => Vec::new(),
+            },
+            NODE_DEBOUNCE,
+            Arc::new(node::Context {
+                client: client.clone(),
+                caches: caches.clone(),
+                writer,
+                events: events(),
+            }),
+            node::reconcile,
+        );
+        tokio::join!(clusters, nodes);
+    }
 }

@@ -101,7 +101,8 @@ fn value(container: &Container, name: &str) -> Option<String> {
         .filter(|var| var.name == name)
         .collect();
     assert!(vars.len() < 2, "{name} stands twice in {}", container.name);
-    vars.first().map(|var| var.value.clone().unwrap_or_default())
+    vars.first()
+        .map(|var| var.value.clone().unwrap_or_default())
 }
 
 #[test]
@@ -152,7 +153,10 @@ fn a_container_that_another_webhook_adds_in_between_is_injected_by_the_second_ca
     assert_eq!(path, "/run/mooncake-gate/config-late.json");
     assert_eq!(file_of(&pod, "config-late.json")["tenant_id"], "late");
     let gate = &containers(&pod)[0];
-    assert_eq!(gate.image.as_deref(), Some("mirror.example/mooncake-gate:dev"));
+    assert_eq!(
+        gate.image.as_deref(),
+        Some("mirror.example/mooncake-gate:dev")
+    );
     assert_eq!(patch_of(decide(&case, &pod)), Patch(vec![]));
 }
 
@@ -186,7 +190,10 @@ fn the_users_values_stand_in_environment_and_file() {
     let find = |name: &str| all.iter().find(|c| c.name == name).unwrap();
 
     let lends = find("lends-memory");
-    assert_eq!(value(lends, "MOONCAKE_GLOBAL_SEGMENT_SIZE").as_deref(), Some("4gb"));
+    assert_eq!(
+        value(lends, "MOONCAKE_GLOBAL_SEGMENT_SIZE").as_deref(),
+        Some("4gb")
+    );
     assert_eq!(value(lends, "PYTHONHASHSEED").as_deref(), Some("7"));
     let file = file_of(&pod, "config-lends-memory.json");
     assert_eq!(file["global_segment_size"], "4gb");
@@ -197,11 +204,17 @@ fn the_users_values_stand_in_environment_and_file() {
 
     assert_eq!(value(find("other-protocol"), "MC_FORCE_TCP"), None);
     let file = file_of(&pod, "config-other-protocol.json");
-    assert_eq!((&file["protocol"], &file["device_name"]), (&json!("rdma"), &json!("mlx5_0")));
+    assert_eq!(
+        (&file["protocol"], &file["device_name"]),
+        (&json!("rdma"), &json!("mlx5_0"))
+    );
 
     let own = value(find("own-file"), "MOONCAKE_CONFIG_PATH");
     assert_eq!(own.as_deref(), Some("/etc/mooncake.json"));
-    assert_eq!(value(find("unknown-before-start"), "MOONCAKE_CONFIG_PATH"), None);
+    assert_eq!(
+        value(find("unknown-before-start"), "MOONCAKE_CONFIG_PATH"),
+        None
+    );
     assert_eq!(value(find("forced"), "MC_FORCE_TCP").as_deref(), Some(""));
 }
 
@@ -211,7 +224,10 @@ fn force_tcp_is_there_on_tcp_and_absent_otherwise() {
     assert_eq!(value(&tcp[1], "MC_FORCE_TCP").as_deref(), Some("1"));
     let rdma = containers(&injected(&case("rdma")));
     assert_eq!(value(&rdma[1], "MC_FORCE_TCP"), None);
-    assert_eq!(value(&rdma[1], "MOONCAKE_PROTOCOL").as_deref(), Some("rdma"));
+    assert_eq!(
+        value(&rdma[1], "MOONCAKE_PROTOCOL").as_deref(),
+        Some("rdma")
+    );
 }
 
 #[test]
@@ -222,8 +238,16 @@ fn access_is_given_by_injection_alone() {
         let labels = injected(&case)["metadata"]["labels"].clone();
         let on_host = case.pod["spec"]["hostNetwork"] == json!(true);
         let expected = |on: bool| (is_injected && on).then(|| json!("kv"));
-        assert_eq!(labels.get("mooncake.io/access").cloned(), expected(!on_host), "{name}");
-        assert_eq!(labels.get("mooncake.io/host-access").cloned(), expected(on_host), "{name}");
+        assert_eq!(
+            labels.get("mooncake.io/access").cloned(),
+            expected(!on_host),
+            "{name}"
+        );
+        assert_eq!(
+            labels.get("mooncake.io/host-access").cloned(),
+            expected(on_host),
+            "{name}"
+        );
     }
 }
 
@@ -233,5 +257,8 @@ fn a_stranger_learns_nothing_about_clusters_that_do_not_invite_it() {
         Decision::Skip { skipped, .. } => skipped.unwrap(),
         Decision::Patch(_) => panic!("{name} is injected"),
     };
-    assert_eq!(reason("foreign-namespace"), reason("absent-foreign-cluster"));
+    assert_eq!(
+        reason("foreign-namespace"),
+        reason("absent-foreign-cluster")
+    );
 }

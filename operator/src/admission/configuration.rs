@@ -62,11 +62,10 @@ pub(super) fn file(container: &Container, target: &Target) -> Option<File> {
     let configured = OWN_CONFIGURATION
         .iter()
         .any(|name| own(container, name).is_some_and(|var| !is_ours(var.value.as_deref())));
-    let taken = container
-        .volume_mounts
-        .iter()
-        .flatten()
-        .any(|mount| mount.mount_path == DIRECTORY && mount.name != super::sidecar::FILES_VOLUME);
+    let taken =
+        container.volume_mounts.iter().flatten().any(|mount| {
+            mount.mount_path == DIRECTORY && mount.name != super::sidecar::FILES_VOLUME
+        });
     if configured || taken {
         return None;
     }
@@ -131,7 +130,11 @@ fn literal(value: Option<&str>, from_elsewhere: bool) -> Option<&str> {
 
 /// Sizes and ports are integers where the user wrote one; vLLM refuses some texts that others take.
 fn typed(field: &str, text: &str) -> Value {
-    let numeric = ["global_segment_size", "local_buffer_size", "client_http_port"];
+    let numeric = [
+        "global_segment_size",
+        "local_buffer_size",
+        "client_http_port",
+    ];
     match text.trim().parse::<u64>() {
         Ok(number) if numeric.contains(&field) => json!(number),
         _ => json!(text),

@@ -91,12 +91,7 @@ pub fn inject(
     if let Some(skipped) = obstacle(pod, spec, namespace, &wish, cluster) {
         return Decision::skip(pod, skipped);
     }
-    Decision::Patch(changes(
-        pod,
-        spec,
-        &Target::new(&wish, cluster),
-        gate_image,
-    ))
+    Decision::Patch(changes(pod, spec, &Target::new(&wish, cluster), gate_image))
 }
 
 fn obstacle(
@@ -133,7 +128,9 @@ fn obstacle(
     if let Some(name) = taken(pod, spec) {
         return Some(Skipped::new(
             Reason::NotInjected,
-            format!("the pod's own `{name}` has a name that is reserved for the sidecar: choose another"),
+            format!(
+                "the pod's own `{name}` has a name that is reserved for the sidecar: choose another"
+            ),
         ));
     }
     None
@@ -181,11 +178,7 @@ fn configure(
         &missing,
     );
     let mounts = container.volume_mounts.iter().flatten();
-    if file.is_some()
-        && !mounts
-            .into_iter()
-            .any(|m| m.name == sidecar::FILES_VOLUME)
-    {
+    if file.is_some() && !mounts.into_iter().any(|m| m.name == sidecar::FILES_VOLUME) {
         patch.append(
             &["spec", list, &index, "volumeMounts"],
             container.volume_mounts.is_some(),

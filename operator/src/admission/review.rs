@@ -122,9 +122,14 @@ fn report(request: &AdmissionRequest<Pod>, pod: &Pod, namespace: &str, decision:
         Decision::Skip {
             skipped: Some(skipped),
             ..
-        } => warn!(namespace, name, cluster, uid, reason = %skipped.reason, message = skipped.message, "pod not injected"),
+        } => {
+            warn!(namespace, name, cluster, uid, reason = %skipped.reason, message = skipped.message, "pod not injected")
+        }
         Decision::Skip { skipped: None, .. } => {
-            info!(namespace, name, uid, "labels of injection taken from a pod that asks for none");
+            info!(
+                namespace,
+                name, uid, "labels of injection taken from a pod that asks for none"
+            );
         }
     }
 }

@@ -53,7 +53,10 @@ pub async fn run(
             }
         };
         let Ok(place) = places.clone().try_acquire_owned() else {
-            warn!(limit = MAX_CONNECTIONS, "too many connections: the newest is closed");
+            warn!(
+                limit = MAX_CONNECTIONS,
+                "too many connections: the newest is closed"
+            );
             continue;
         };
         let (acceptor, routes, ending) = (acceptor.clone(), routes.clone(), ending.clone());

@@ -9,7 +9,10 @@ use sha2::{Digest, Sha256};
 pub fn fingerprint<T: Serialize>(value: &T) -> String {
     let text = serde_json::to_vec(value).expect("API objects have text keys, so they serialize");
     let digest = Sha256::digest(text);
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    digest[..8]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// True where everything that `desired` says stands in `observed`. What others added is no difference:
@@ -85,7 +88,10 @@ mod tests {
         let desired = json!({"args": ["--a", "--b"], "n": 1});
         assert!(!covers(&json!({"args": ["--a", "--b"], "n": 2}), &desired));
         assert!(!covers(&json!({"args": ["--a"], "n": 1}), &desired));
-        assert!(!covers(&json!({"args": ["--a", "--b", "--c"], "n": 1}), &desired));
+        assert!(!covers(
+            &json!({"args": ["--a", "--b", "--c"], "n": 1}),
+            &desired
+        ));
         assert!(!covers(&json!({"n": 1}), &desired));
     }
 

@@ -52,11 +52,7 @@ impl Identity {
     ///
     /// # Errors
     /// A name that is no DNS name, or no randomness.
-    pub fn issue(
-        names: &[String],
-        now: Timestamp,
-        lifetime: Duration,
-    ) -> Result<Self, IssueError> {
+    pub fn issue(names: &[String], now: Timestamp, lifetime: Duration) -> Result<Self, IssueError> {
         Self::build(names, now, lifetime).map_err(|cause| IssueError {
             names: names.to_vec(),
             cause,

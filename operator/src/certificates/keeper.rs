@@ -127,7 +127,9 @@ impl Keeper {
         let text = data.as_ref().and_then(|data| data.get(DATA_KEY));
         let stored = text.and_then(|ByteString(text)| {
             Stored::decode(text)
-                .inspect_err(|error| warn!(%error, secret = self.secret, "webhook certificate ignored"))
+                .inspect_err(
+                    |error| warn!(%error, secret = self.secret, "webhook certificate ignored"),
+                )
                 .ok()
         });
         let served = view.stored.as_ref().map(|s| &s.current);
@@ -149,7 +151,10 @@ impl Keeper {
         };
         let names = server_names(configuration);
         if names.is_empty() {
-            warn!(configuration = self.configuration, "no webhook names a Service: nothing to certify");
+            warn!(
+                configuration = self.configuration,
+                "no webhook names a Service: nothing to certify"
+            );
             return Ok(LONGEST_SLEEP);
         }
         let now = Timestamp::now();
@@ -179,7 +184,9 @@ impl Keeper {
             }
         };
         info!(?action, "webhook certificate changes");
-        let secret = self.write(view.resource_version.as_deref(), &changed).await?;
+        let secret = self
+            .write(view.resource_version.as_deref(), &changed)
+            .await?;
         view.published = None;
         self.take_secret(view, Some(secret));
         Ok(Duration::ZERO)

@@ -64,7 +64,11 @@ pub fn decide(
     let ended = now >= stored.current.not_after;
     if let Some(next) = &stored.next {
         if now >= next.not_after || next.names != names {
-            return if ended { Action::Create } else { Action::Prepare };
+            return if ended {
+                Action::Create
+            } else {
+                Action::Prepare
+            };
         }
         return match published {
             _ if ended => Action::Promote,
@@ -167,10 +171,7 @@ mod tests {
         assert_eq!(step(late, Some(&first), Some(start())), Action::Create);
         let waiting = first.prepared(issue(late - DAY));
         assert_eq!(step(late, Some(&waiting), None), Action::Promote);
-        assert_eq!(
-            step(late + 400 * DAY, Some(&waiting), None),
-            Action::Create
-        );
+        assert_eq!(step(late + 400 * DAY, Some(&waiting), None), Action::Create);
     }
 
     #[test]

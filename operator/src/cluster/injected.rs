@@ -29,7 +29,10 @@ pub fn finding(cluster: &Valid, labelled: &[Arc<Pod>]) -> Finding {
         .filter_map(|pod| {
             let (reason, words) = trouble(cluster, pod)?;
             let namespace = pod.namespace().unwrap_or_default();
-            Some((reason, format!("pod {namespace}/{}: {words}", pod.name_any())))
+            Some((
+                reason,
+                format!("pod {namespace}/{}: {words}", pod.name_any()),
+            ))
         })
         .collect();
     let Some((reason, _)) = left.first() else {
@@ -64,10 +67,13 @@ fn trouble(cluster: &Valid, pod: &Pod) -> Option<(Reason, String)> {
     if has(names::LABEL_ACCESS) || has(names::LABEL_HOST_ACCESS) {
         return None;
     }
-    let words = pod.annotations().get(names::ANNOTATION_SKIPPED).map_or_else(
-        || "the webhook did not see it".to_owned(),
-        |why| format!("the webhook left it as it was: {why}"),
-    );
+    let words = pod
+        .annotations()
+        .get(names::ANNOTATION_SKIPPED)
+        .map_or_else(
+            || "the webhook did not see it".to_owned(),
+            |why| format!("the webhook left it as it was: {why}"),
+        );
     Some((Reason::NotInjected, words))
 }
 
@@ -84,7 +90,12 @@ struct Gate {
 
 /// Repeats each injected pod's gate as a condition of the pod. A pod whose condition cannot be
 /// written is logged: the next look tries again.
-pub async fn mirror_gates(client: &Client, writer: &Writer, cluster: &Valid, labelled: &[Arc<Pod>]) {
+pub async fn mirror_gates(
+    client: &Client,
+    writer: &Writer,
+    cluster: &Valid,
+    labelled: &[Arc<Pod>],
+) {
     for pod in labelled {
         let Some(gate) = gate(pod).filter(|gate| !stands(pod, gate)) else {
             continue;
@@ -207,9 +218,8 @@ mod tests {
 
     #[test]
     fn an_injected_pod_of_an_allowed_namespace_is_no_trouble() {
-        let pod = labelled(
-            "{metadata: {name: a, namespace: other, labels: {mooncake.io/access: kv}}}",
-        );
+        let pod =
+            labelled("{metadata: {name: a, namespace: other, labels: {mooncake.io/access: kv}}}");
         let allowed = fixture::valid("{access: {allowedNamespaces: [other]}}");
         let found = finding(&allowed, std::slice::from_ref(&pod));
         assert_eq!(found.reason, Reason::AsExpected);
@@ -226,7 +236,10 @@ mod tests {
             ))
         };
         let waiting = gate(&status("started: false")).unwrap();
-        assert_eq!((waiting.open, waiting.reason.as_str()), (false, "GateWaiting"));
+        assert_eq!(
+            (waiting.open, waiting.reason.as_str()),
+            (false, "GateWaiting")
+        );
         let open = gate(&status("started: true")).unwrap();
         assert!(open.open);
         let late = gate(&status(

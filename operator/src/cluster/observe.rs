@@ -114,9 +114,7 @@ impl Observed {
 pub fn ready_master(pods: &[Arc<Pod>]) -> Option<&Pod> {
     pods.iter()
         .filter(|pod| is_ready(pod) && pod.meta().deletion_timestamp.is_none())
-        .filter(|pod| {
-            owner(pod.meta()).is_some_and(|owner| owner.kind == "ReplicaSet")
-        })
+        .filter(|pod| owner(pod.meta()).is_some_and(|owner| owner.kind == "ReplicaSet"))
         .max_by_key(|pod| pod.creation_timestamp().map(|time| time.0))
         .map(AsRef::as_ref)
 }

@@ -37,7 +37,10 @@ impl fmt::Display for Step {
         match self {
             Self::Done => f.write_str("no pool pod is outdated"),
             Self::Wait { outdated, on } => {
-                write!(f, "{outdated} pool pods are to be replaced; waiting for {on}")
+                write!(
+                    f,
+                    "{outdated} pool pods are to be replaced; waiting for {on}"
+                )
             }
             Self::Replace { outdated, pod } => write!(
                 f,
@@ -121,26 +124,29 @@ mod tests {
 
     #[test]
     fn the_next_waits_until_the_last_one_serves_again() {
-        let mut pods = [
-            pod("n1", true, Some(true)),
-            pod("n2", true, Some(true)),
-        ];
+        let mut pods = [pod("n1", true, Some(true)), pod("n2", true, Some(true))];
         pods[0].leaving = true;
-        assert!(matches!(next(&pods, Some(0)), Step::Wait { outdated: 1, .. }));
+        assert!(matches!(
+            next(&pods, Some(0)),
+            Step::Wait { outdated: 1, .. }
+        ));
         let gone = &pods[1..];
-        assert!(matches!(next(gone, Some(1)), Step::Wait { .. }), "not yet made");
+        assert!(
+            matches!(next(gone, Some(1)), Step::Wait { .. }),
+            "not yet made"
+        );
         let back = [pod("n1", false, Some(false)), pods[1].clone()];
-        assert!(matches!(next(&back, Some(0)), Step::Wait { .. }), "not yet serving");
+        assert!(
+            matches!(next(&back, Some(0)), Step::Wait { .. }),
+            "not yet serving"
+        );
         let back = [pod("n1", false, Some(true)), pods[1].clone()];
         assert_eq!(replaced(&next(&back, Some(0))), Some("n2"));
     }
 
     #[test]
     fn a_pod_that_cannot_start_is_replaced_first_but_an_unheard_one_never() {
-        let pods = [
-            pod("n1", true, Some(true)),
-            pod("n2", true, Some(false)),
-        ];
+        let pods = [pod("n1", true, Some(true)), pod("n2", true, Some(false))];
         assert_eq!(replaced(&next(&pods, Some(0))), Some("n2"));
         let pods = [pod("n1", true, None), pod("n2", true, Some(true))];
         assert!(matches!(next(&pods, Some(0)), Step::Wait { .. }));

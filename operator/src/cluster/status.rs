@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::cluster::Transport;
 use crds::condition::merge;
-use crds::{
-    ByteSize, ConditionType, Finding, MooncakeClusterStatus, Reason, State, names,
-};
+use crds::{ByteSize, ConditionType, Finding, MooncakeClusterStatus, Reason, State, names};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -120,7 +118,12 @@ pub fn failed(
     }
 }
 
-fn summary(parts: &[Finding], rollout: &rollout::Step, serving: usize, wanted: usize) -> Vec<Finding> {
+fn summary(
+    parts: &[Finding],
+    rollout: &rollout::Step,
+    serving: usize,
+    wanted: usize,
+) -> Vec<Finding> {
     let worst = parts
         .iter()
         .find(|part| part.state == State::False)
@@ -202,7 +205,10 @@ fn master(observed: &Observed) -> Finding {
             kind,
             true,
             Reason::AsExpected,
-            format!("master pod {} on {place} says that it serves", pod.name_any()),
+            format!(
+                "master pod {} on {place} says that it serves",
+                pod.name_any()
+            ),
         );
     }
     let message = match observed.master_pods.last() {
@@ -242,12 +248,8 @@ fn trouble(pod: &Pod) -> String {
 fn transports_ready(transport: Result<&Transport, &String>) -> Finding {
     let kind = ConditionType::TransportsReady;
     match transport {
-        Ok(Transport::Tcp) => {
-            Finding::new(kind, true, Reason::AsExpected, "stock pods use TCP")
-        }
-        Ok(Transport::Rdma) => {
-            Finding::new(kind, true, Reason::AsExpected, "stock pods use RDMA")
-        }
+        Ok(Transport::Tcp) => Finding::new(kind, true, Reason::AsExpected, "stock pods use TCP"),
+        Ok(Transport::Rdma) => Finding::new(kind, true, Reason::AsExpected, "stock pods use RDMA"),
         Err(why) => Finding::new(kind, false, Reason::NoUsableTransport, why.clone()),
     }
 }

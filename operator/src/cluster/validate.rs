@@ -148,14 +148,14 @@ fn pool(pool: &crds::cluster::Pool) -> Result<Pool, Error> {
             rule,
         };
         if !is_label_key(key) {
-            return Err(refuse("key", key, "[prefix/]name of letters, digits, - _ ."));
+            return Err(refuse(
+                "key",
+                key,
+                "[prefix/]name of letters, digits, - _ .",
+            ));
         }
         if !value.is_empty() && !is_label_name(value) {
-            return Err(refuse(
-                "value",
-                value,
-                "at most 63 letters, digits, - _ .",
-            ));
+            return Err(refuse("value", value, "at most 63 letters, digits, - _ ."));
         }
     }
     Ok(Pool {
@@ -248,7 +248,11 @@ mod tests {
 
     #[test]
     fn a_selector_that_no_node_can_carry_is_refused_by_its_words() {
-        for selector in ["{'bad key': x}", "{ok: 'no spaces'}", "{UPPER.example/a: 1x-}"] {
+        for selector in [
+            "{'bad key': x}",
+            "{ok: 'no spaces'}",
+            "{UPPER.example/a: 1x-}",
+        ] {
             let spec = format!("{{pools: [{{name: a, nodeSelector: {selector}}}]}}");
             let error = validate(&fixture::cluster(&spec)).unwrap_err();
             assert!(matches!(error, Error::NodeSelector { .. }), "{selector}");

@@ -51,7 +51,11 @@ fn service(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> Se
     if pod.meta().deletion_timestamp.is_some() {
         return not(Reason::Draining, "the pod was told to end".to_owned());
     }
-    if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
+    if pod
+        .spec
+        .as_ref()
+        .is_none_or(|spec| spec.node_name.is_none())
+    {
         return not(Reason::PoolPodPending, pending(pod));
     }
     match heard(report) {

@@ -81,10 +81,7 @@ impl Access {
         let reviews = Api::<TokenReview>::all(self.client.clone());
         let review = reviews.create(&PostParams::default(), &review).await?;
         let status = review.status.unwrap_or_default();
-        let Some(user) = status
-            .user
-            .filter(|_| status.authenticated == Some(true))
-        else {
+        let Some(user) = status.user.filter(|_| status.authenticated == Some(true)) else {
             return Ok(Verdict::Unknown);
         };
         let reviews = Api::<SubjectAccessReview>::all(self.client.clone());

@@ -2,9 +2,7 @@
 
 use crds::cluster::MooncakeVersion;
 use crds::node::{MasterInstance, PoolAssignment};
-use crds::{
-    ByteSize, ConditionType, Finding, MooncakeNode, MooncakeNodeSpec, Reason, names,
-};
+use crds::{ByteSize, ConditionType, Finding, MooncakeNode, MooncakeNodeSpec, Reason, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
 use kube::{Resource, ResourceExt};
 

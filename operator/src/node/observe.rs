@@ -64,7 +64,8 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
             return None;
         }
     };
-    let here = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&name);
+    let here =
+        |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&name);
     let mut pools: Vec<PoolPod> = caches
         .pods
         .state_filter(|pod| {

@@ -64,10 +64,7 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
             names::master(&cluster.name),
             names::COMPONENT_MASTER,
             vec![
-                rule(
-                    &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],
-                    members,
-                ),
+                rule(&[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT], members),
                 rule(&[names::MASTER_ADMIN_PORT], vec![operator]),
             ],
         ),
@@ -164,7 +161,11 @@ fn select(labels: BTreeMap<String, String>) -> LabelSelector {
 pub fn slices(cluster: &Valid, peers: &[ForeignPeer]) -> Vec<EndpointSlice> {
     let mut groups: BTreeMap<(&str, &str), Vec<&ForeignPeer>> = BTreeMap::new();
     for peer in peers {
-        if cluster.allowed_namespaces.binary_search(&peer.namespace).is_ok() {
+        if cluster
+            .allowed_namespaces
+            .binary_search(&peer.namespace)
+            .is_ok()
+        {
             let family = if peer.address.is_ipv4() {
                 "IPv4"
             } else {

@@ -1,0 +1,187 @@
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::*;
+use crate::cluster::desired::pool::{made, wish};
+use crate::fixture;
+
+/// Every object of a cluster, as one YAML stream.
+fn render(children: &Children) -> String {
+    let Children {
+        account,
+        services,
+        policies,
+        slices,
+        master,
+        pools,
+    } = children;
+    let mut text = String::new();
+    let mut add = |value: &dyn erased::Yaml| {
+        text.push_str("---\n");
+        text.push_str(&value.yaml());
+    };
+    add(account);
+    policies.iter().for_each(|object| add(object));
+    services.iter().for_each(|object| add(object));
+    slices.iter().for_each(|object| add(object));
+    add(master);
+    pools.iter().for_each(|object| add(object));
+    text
+}
+
+mod erased {
+    use super::Serialize;
+
+    pub(super) trait Yaml {
+        fn yaml(&self) -> String;
+    }
+
+    impl<T: Serialize> Yaml for T {
+        fn yaml(&self) -> String {
+            serde_yaml_ng::to_string(self).unwrap()
+        }
+    }
+}
+
+fn check(name: &str, found: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(format!("{name}.yaml"));
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, found).unwrap();
+    }
+    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        wanted == found,
+        "tests/golden/{name}.yaml differs; look at the difference, then run with UPDATE=1"
+    );
+}
+
+fn golden(name: &str, spec: &str, peers: &[ForeignPeer]) {
+    let children = desired(&fixture::valid(spec), &fixture::settings(), peers);
+    check(name, &render(&children));
+}
+
+#[test]
+fn an_empty_spec_gives_one_pool_and_a_master() {
+    golden("empty", "{}", &[]);
+}
+
+#[test]
+fn pools_of_each_page_size_request_what_they_take() {
+    golden(
+        "pools",
+        "{pools: [
+            {name: small, size: 2Gi, drainSeconds: 30, nodeSelector: {tier: cold}},
+            {name: huge, size: 64Gi, pageSize: 2Mi, priorityClassName: high,
+             tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]},
+            {name: giant, size: 128Gi, pageSize: 1Gi, numaPolicy: Any}]}",
+        &[],
+    );
+}
+
+#[test]
+fn other_namespaces_hosts_and_addresses_are_let_in_where_allowed() {
+    let peer = |namespace: &str, name: &str, address: &str| ForeignPeer {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid-{name}"),
+        address: address.parse().unwrap(),
+        node: "n1".to_owned(),
+    };
+    golden(
+        "access",
+        "{access: {allowedNamespaces: [blue, team], allowHostNetwork: true,
+          addresses: [192.0.2.7, '2001:db8::7']}}",
+        &[
+            peer("blue", "b", "10.0.0.2"),
+            peer("blue", "a", "10.0.0.1"),
+            peer("blue", "six", "fd00::1"),
+            peer("red", "stranger", "10.0.0.9"),
+        ],
+    );
+}
+
+#[test]
+fn a_master_of_ones_own_image_and_resources_is_taken_over() {
+    golden(
+        "master",
+        "{master: {image: 'registry.example/mooncake:mine',
+          resources: {requests: {cpu: '2'}, limits: {memory: 8Gi}}}}",
+        &[],
+    );
+}
+
+#[test]
+fn more_peers_than_a_slice_holds_stand_in_several() {
+    let cluster = fixture::valid("{access: {allowedNamespaces: [blue]}}");
+    let peers: Vec<ForeignPeer> = (0..1001_u16)
+        .map(|n| ForeignPeer {
+            namespace: "blue".to_owned(),
+            name: format!("p{n}"),
+            uid: format!("u{n}"),
+            address: std::net::Ipv4Addr::from(0x0a00_0000 + u32::from(n)).into(),
+            node: "n1".to_owned(),
+        })
+        .collect();
+    let slices = network::slices(&cluster, &peers);
+    let sizes: Vec<usize> = slices.iter().map(|slice| slice.endpoints.len()).collect();
+    assert_eq!(sizes, [1000, 1]);
+    assert_ne!(slices[0].metadata.name, slices[1].metadata.name);
+}
+
+#[test]
+fn a_pool_pod_tells_what_it_was_made_with() {
+    let cluster = fixture::valid(
+        "{pools: [{name: a, size: 4Gi, pageSize: 2Mi, numaPolicy: Any, drainSeconds: 7}]}",
+    );
+    let set = pool::daemon_set(&cluster, &cluster.pools[0], &fixture::settings());
+    let template = set.spec.unwrap().template;
+    let pod = k8s_openapi::api::core::v1::Pod {
+        metadata: template.metadata.unwrap(),
+        spec: template.spec,
+        status: None,
+    };
+    let made = made(&pod).unwrap();
+    assert_eq!(made.bytes, 4 << 30);
+    assert_eq!(made.page_size, crds::cluster::PageSize::Huge2Mi);
+    assert_eq!(made.numa_policy, crds::cluster::NumaPolicy::Any);
+    assert_eq!(made.drain_seconds, 7);
+}
+
+#[test]
+fn another_image_or_priority_setting_of_the_operator_outdates_no_pod() {
+    let cluster = fixture::valid("{}");
+    let mut later = fixture::settings();
+    later.pool_image = "localhost/mooncake-pool:next".to_owned();
+    later.pool_priority_class = None;
+    let annotation = |settings: &Settings| {
+        let set = pool::daemon_set(&cluster, &cluster.pools[0], settings);
+        let metadata = set.spec.unwrap().template.metadata.unwrap();
+        metadata.annotations.unwrap()[pool::ANNOTATION_WISH].clone()
+    };
+    assert_eq!(annotation(&fixture::settings()), annotation(&later));
+    let masters = [fixture::settings(), {
+        later.master_image = "localhost/mooncake-stock:next".to_owned();
+        later
+    }]
+    .map(|settings| master::deployment(&cluster, &settings));
+    assert!(master::same_wish(&masters[0], &masters[1]));
+}
+
+#[test]
+fn what_the_user_changes_outdates_pods_but_the_node_selector_does_not() {
+    let of = |spec: &str| wish(&fixture::valid(spec).pools[0]);
+    let plain = of("{pools: [{name: a}]}");
+    assert_eq!(plain, of("{pools: [{name: a, nodeSelector: {x: y}}]}"));
+    for changed in [
+        "{pools: [{name: a, size: 2Gi}]}",
+        "{pools: [{name: a, drainSeconds: 6}]}",
+        "{pools: [{name: a, priorityClassName: p}]}",
+        "{pools: [{name: a, tolerations: [{operator: Exists}]}]}",
+    ] {
+        assert_ne!(plain, of(changed), "{changed}");
+    }
+}

@@ -1,0 +1,130 @@
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::*;
+use crate::cluster::desired::pool;
+use crate::fixture;
+use crate::node::observe::Ready;
+
+const SPEC: &str = "{pools: [{name: a, size: 2Gi, drainSeconds: 7}], access: {addresses: ['192.0.2.9', '192.0.2.1']}}";
+
+fn pool_pod(genuine: bool) -> PoolPod {
+    let cluster = fixture::valid(SPEC);
+    let set: DaemonSet = pool::daemon_set(&cluster, &cluster.pools[0], &fixture::settings());
+    let template = set.spec.clone().unwrap().template;
+    let mut pod = Pod {
+        metadata: template.metadata.unwrap(),
+        spec: template.spec,
+        status: None,
+    };
+    pod.metadata.name = Some("kv-pool-a-x".to_owned());
+    pod.metadata.namespace = Some("team".to_owned());
+    pod.metadata.uid = Some("u1".to_owned());
+    PoolPod {
+        pod: Arc::new(pod),
+        cluster: Some(fixture::cluster(SPEC)),
+        made_by: genuine.then(|| Arc::new(set)),
+        master_address: Some("10.0.0.5:50051".to_owned()),
+        master_uid: Some("m1".to_owned()),
+    }
+}
+
+fn observed(pools: Vec<PoolPod>) -> Observed {
+    Observed {
+        name: "n1".to_owned(),
+        uid: "node-uid".to_owned(),
+        boot_id: "boot".to_owned(),
+        ready: Some(Ready {
+            holds: true,
+            message: String::new(),
+        }),
+        report: None,
+        agents: Vec::new(),
+        pools,
+    }
+}
+
+fn agent(ready: &str) -> Arc<Pod> {
+    let text = format!(
+        "{{metadata: {{name: agent-x}}, status: {{conditions: [{{type: Ready, status: '{ready}'}}]}}}}"
+    );
+    Arc::new(serde_yaml_ng::from_str(&text).unwrap())
+}
+
+#[test]
+fn a_pool_pod_of_ours_is_assigned_with_what_it_was_made_with() {
+    let node = desired(&observed(vec![pool_pod(true)])).unwrap();
+    let entry = &node.spec.pools[0];
+    assert_eq!(entry.pod_uid, "u1");
+    assert_eq!(entry.size, ByteSize(2 << 30));
+    assert_eq!(entry.drain_seconds, 7);
+    assert_eq!(entry.addresses, ["192.0.2.1", "192.0.2.9"]);
+    let master = entry.master.as_ref().unwrap();
+    assert_eq!(
+        (master.address.as_str(), master.pod_uid.as_str()),
+        ("10.0.0.5:50051", "m1")
+    );
+    let owner = &node.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!(
+        (owner.kind.as_str(), owner.uid.as_str()),
+        ("Node", "node-uid")
+    );
+}
+
+#[test]
+fn a_pod_with_forged_labels_is_not_assigned() {
+    let node = desired(&observed(vec![pool_pod(false)])).unwrap();
+    assert!(node.spec.pools.is_empty());
+}
+
+#[test]
+fn an_assignment_stands_until_the_pod_is_gone_also_without_its_cluster() {
+    let mut seen = observed(vec![pool_pod(true)]);
+    seen.report = desired(&seen);
+    let mut orphan = pool_pod(false);
+    orphan.cluster = None;
+    orphan.master_address = None;
+    orphan.master_uid = None;
+    seen.pools = vec![orphan];
+    let entry = &desired(&seen).unwrap().spec.pools[0];
+    assert_eq!((entry.pod_uid.as_str(), entry.drain_seconds), ("u1", 7));
+    assert_eq!(entry.master, None);
+    seen.pools.clear();
+    assert!(desired(&seen).unwrap().spec.pools.is_empty());
+}
+
+#[test]
+fn a_node_without_anything_of_ours_has_no_object() {
+    assert!(desired(&observed(Vec::new())).is_none());
+    let mut with_agent = observed(Vec::new());
+    with_agent.agents = vec![agent("True")];
+    assert!(desired(&with_agent).is_some());
+}
+
+#[test]
+fn an_object_of_an_earlier_node_of_that_name_is_told_apart() {
+    let mut seen = observed(vec![pool_pod(true)]);
+    seen.report = desired(&seen);
+    assert!(seen.of_an_earlier_node().is_none());
+    seen.uid = "another".to_owned();
+    assert!(seen.of_an_earlier_node().is_some());
+}
+
+#[test]
+fn an_agent_is_alive_only_on_a_ready_node_with_a_ready_pod() {
+    let mut seen = observed(Vec::new());
+    assert_eq!(agent_alive(&seen).reason, Reason::AgentMissing);
+    seen.agents = vec![agent("False")];
+    assert_eq!(agent_alive(&seen).reason, Reason::AgentNotReady);
+    seen.agents.push(agent("True"));
+    assert_eq!(agent_alive(&seen).reason, Reason::AsExpected);
+    seen.ready = Some(Ready {
+        holds: false,
+        message: "kubelet stopped posting".to_owned(),
+    });
+    let dead = agent_alive(&seen);
+    assert_eq!(dead.reason, Reason::NodeNotReady);
+    assert!(dead.message.contains("kubelet stopped posting"));
+}

@@ -1,0 +1,253 @@
+//! The operator against a real API server: what that refuses, what becomes of a cluster, and that
+//! nothing is written when nothing changed. Nodes, controllers and agents are played by the test.
+
+mod server;
+mod world;
+mod wrong_specs;
+
+use anyhow::ensure;
+use crds::{MooncakeCluster, MooncakeNode};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ListParams};
+use server::Server;
+use world::{TEAM, World, eventually};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn wrong_specs_are_refused_with_what_to_do() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    world::install_crds(&server.client).await?;
+    wrong_specs::are_refused(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn a_second_reconcile_with_nothing_changed_writes_nothing() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    let before = world.quiet().await?;
+    // Each of these wakes reconciles of cluster and nodes.
+    for round in 0..3 {
+        world.touch_everything(round).await?;
+        world.looked_again().await?;
+    }
+    ensure!(
+        world.metrics.writes() == before,
+        "{} writes after {before}",
+        world.metrics.writes()
+    );
+    // So does an operator that begins anew.
+    world.restart_operator().await?;
+    ensure!(
+        world.metrics.writes() == before,
+        "an operator that began anew wrote {} times",
+        world.metrics.writes() - before
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn a_cluster_becomes_its_objects_and_is_ready_when_all_serve() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    let first = world.condition("Ready").await?;
+    ensure!(first.starts_with("False "), "{first}");
+    world.ready().await?;
+
+    let cluster = world.cluster().await?;
+    let status = cluster.status.clone().unwrap_or_default();
+    ensure!(status.nodes.as_deref() == Some("2/2"), "{status:?}");
+    ensure!(status.conditions.len() == 7, "{status:?}");
+    ensure!(status.observed_generation == cluster.metadata.generation);
+    let uid = cluster.uid().unwrap_or_default();
+    let list = ListParams::default().labels("mooncake.io/cluster=kv");
+    let mut owned = Vec::new();
+    for services in world.api::<Service>().list(&list).await? {
+        owned.push(services.metadata);
+    }
+    for policy in world.api::<NetworkPolicy>().list(&list).await? {
+        owned.push(policy.metadata);
+    }
+    owned.push(world.api::<ServiceAccount>().get("kv-pool").await?.metadata);
+    owned.push(world.api::<Deployment>().get("kv-master").await?.metadata);
+    owned.push(
+        world
+            .api::<DaemonSet>()
+            .get("kv-pool-default")
+            .await?
+            .metadata,
+    );
+    ensure!(
+        owned.len() == 8,
+        "3 services, 2 policies and 3: {}",
+        owned.len()
+    );
+    for metadata in owned {
+        let owner = metadata.owner_references.iter().flatten().next();
+        ensure!(
+            owner.is_some_and(|owner| owner.uid == uid && owner.controller == Some(true)),
+            "{:?} is not owned",
+            metadata.name
+        );
+    }
+    let events = world.api::<Event>().list(&ListParams::default()).await?;
+    let told = |reason: &str, about: &str| {
+        events.iter().filter(move |event| {
+            event.reason.as_deref() == Some(reason)
+                && event
+                    .note
+                    .as_ref()
+                    .is_some_and(|note| note.starts_with(about))
+        })
+    };
+    ensure!(
+        told("AsExpected", "Ready:").count() == 1,
+        "one event for one transition"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn pool_pods_are_replaced_one_at_a_time_and_only_for_the_user() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let mut world = World::new(&server.client).await?;
+    world.ready().await?;
+    let before = world.pool_pods().await?;
+
+    // Another release with other images.
+    world.settings.pool_image = "localhost/mooncake-pool:next".to_owned();
+    world.settings.master_image = "localhost/mooncake-stock:next".to_owned();
+    world.restart_operator().await?;
+    eventually("the DaemonSet to name the new image", || async {
+        let set = world.api::<DaemonSet>().get("kv-pool-default").await?;
+        let template = set.spec.and_then(|spec| spec.template.spec);
+        Ok(template.is_some_and(|pod| {
+            pod.containers[0].image.as_deref() == Some("localhost/mooncake-pool:next")
+        }))
+    })
+    .await?;
+    world.play_daemon_sets().await?;
+    world.looked_again().await?;
+    ensure!(world.pool_pods().await? == before, "no pod was replaced");
+    let master = world.api::<Deployment>().get("kv-master").await?;
+    let master = master.spec.and_then(|spec| spec.template.spec);
+    ensure!(
+        master.is_some_and(
+            |pod| pod.containers[0].image.as_deref() == Some("localhost/mooncake-stock:0.3.13")
+        ),
+        "the master was left as it was"
+    );
+
+    world
+        .change_spec(serde_json::json!({"pools": [{"name": "default", "size": "128Mi"}]}))
+        .await?;
+    for (gone, stays) in [("n1", "n2"), ("n2", "n1")] {
+        world.play_daemon_sets().await?;
+        eventually(&format!("the pod on {gone} to be deleted"), || async {
+            Ok(world
+                .pool_pod_on(gone)
+                .await?
+                .is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()))
+        })
+        .await?;
+        world.looked_again().await?;
+        let other = world.pool_pod_on(stays).await?;
+        ensure!(
+            other.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()),
+            "{stays} waits until {gone} serves again"
+        );
+        world.bury(gone).await?;
+        world.make_pool_pod(gone).await?;
+        world.serve(gone).await?;
+    }
+    world.play_daemon_sets().await?;
+    eventually("the rollout to be over", || async {
+        Ok(world.condition("Reconciling").await?.starts_with("False "))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn nodes_come_and_go_and_no_old_verdict_survives() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+
+    // A pod that only claims to be a pool's.
+    world.make_forged_pod("n1").await?;
+    // The agent of n2 dies.
+    world.agent_ready("n2", false).await?;
+    eventually("Ready to name n2", || async {
+        let ready = world.condition("Ready").await?;
+        Ok(ready.starts_with("Unknown AgentNotReady") && ready.contains("n2"))
+    })
+    .await?;
+    let node = world.report("n1").await?;
+    ensure!(
+        node.spec.pools.len() == 1,
+        "the forged pod is not assigned: {:?}",
+        node.spec.pools
+    );
+    world.agent_ready("n2", true).await?;
+    world.ready().await?;
+
+    // n2 comes back as another machine.
+    let old = world.report("n2").await?;
+    world.replace_node("n2").await?;
+    eventually("a MooncakeNode of the new Node", || async {
+        let new = world.report("n2").await?;
+        Ok(new.uid() != old.uid() && new.status.is_none_or(|status| status.pools.is_empty()))
+    })
+    .await?;
+    eventually("Ready to doubt n2", || async {
+        Ok(!world.condition("Ready").await?.starts_with("True"))
+    })
+    .await?;
+    world.serve("n2").await?;
+    world.ready().await?;
+
+    // The cluster goes; its pods are still there, then they are not.
+    let gone = DeleteParams::foreground();
+    world.api::<MooncakeCluster>().delete("kv", &gone).await?;
+    let last = world.api::<MooncakeCluster>().get_opt("kv").await?;
+    if last.is_some() {
+        eventually("Ready to say Deleting", || async {
+            Ok(world
+                .condition("Ready")
+                .await?
+                .starts_with("False Deleting"))
+        })
+        .await?;
+    }
+    ensure!(
+        world.report("n1").await?.spec.pools.len() == 1,
+        "it drains by what stands there"
+    );
+    for node in ["n1", "n2"] {
+        world.bury(node).await?;
+        eventually("the assignment to go with its pod", || async {
+            Ok(world.report(node).await?.spec.pools.is_empty())
+        })
+        .await?;
+    }
+    let nodes = world
+        .cluster_wide::<MooncakeNode>()
+        .list(&ListParams::default())
+        .await?;
+    ensure!(nodes.items.len() == 2);
+    let left = world.api::<Pod>().list(&ListParams::default()).await?;
+    ensure!(
+        left.iter()
+            .all(|pod| pod.name_any() != "kv-pool-default-n1"),
+        "{TEAM}"
+    );
+    Ok(())
+}

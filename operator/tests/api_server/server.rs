@@ -1,0 +1,161 @@
+//! A real API server without nodes and controllers: etcd and kube-apiserver on loopback ports, in a
+//! folder of their own. The test plays everybody else.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use kube::config::AuthInfo;
+use kube::{Client, Config};
+use mooncake_e2e::Settings;
+use mooncake_e2e::binaries::Binaries;
+use mooncake_e2e::settings::Environment;
+use tempfile::TempDir;
+
+const TOKEN: &str = "of-this-test-alone";
+const START: Duration = Duration::from_secs(120);
+
+/// Both processes; they end with it.
+pub(crate) struct Server {
+    pub(crate) client: Client,
+    parts: Vec<Child>,
+    folder: TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for part in self.parts.iter_mut().rev() {
+            part.kill().ok();
+            part.wait().ok();
+        }
+    }
+}
+
+impl Server {
+    /// Started and answering.
+    pub(crate) async fn start() -> anyhow::Result<Self> {
+        let settings = Settings::from_environment(Environment::read());
+        let binaries = tokio::task::spawn_blocking(move || Binaries::get(&settings)).await??;
+        let folder = tempfile::tempdir()?;
+        let [etcd, peer, api] = free_ports()?;
+        let mut server = Self {
+            client: client(api)?,
+            parts: Vec::new(),
+            folder,
+        };
+        let at = |port: u16| format!("http://127.0.0.1:{port}");
+        server.part(
+            &binaries.kubernetes.join("etcd"),
+            &[
+                &format!("--data-dir={}", server.file("etcd")),
+                &format!("--listen-client-urls={}", at(etcd)),
+                &format!("--advertise-client-urls={}", at(etcd)),
+                &format!("--listen-peer-urls={}", at(peer)),
+                "--unsafe-no-fsync",
+                "--log-level=warn",
+            ],
+        )?;
+        let key = rcgen::KeyPair::generate()?;
+        fs::write(server.file("sa.key"), key.serialize_pem())?;
+        fs::write(server.file("sa.pub"), key.public_key_pem())?;
+        fs::write(
+            server.file("tokens"),
+            format!("{TOKEN},admin,admin,\"system:masters\"\n"),
+        )?;
+        server.part(
+            &binaries.kubernetes.join("kube-apiserver"),
+            &[
+                &format!("--etcd-servers={}", at(etcd)),
+                "--bind-address=127.0.0.1",
+                &format!("--secure-port={api}"),
+                &format!("--cert-dir={}", server.file("certificates")),
+                &format!("--token-auth-file={}", server.file("tokens")),
+                "--authorization-mode=RBAC",
+                "--service-cluster-ip-range=10.96.0.0/24",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                &format!("--service-account-key-file={}", server.file("sa.pub")),
+                &format!(
+                    "--service-account-signing-key-file={}",
+                    server.file("sa.key")
+                ),
+                // No controllers here: nobody makes accounts or the endpoints of the API itself.
+                "--disable-admission-plugins=ServiceAccount",
+                "--endpoint-reconciler-type=none",
+            ],
+        )?;
+        server.answers().await?;
+        Ok(server)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn part(&mut self, program: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        let log = fs::File::create(self.file(&format!("{name}.log")))?;
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("starting {}", program.display()))?;
+        self.parts.push(child);
+        Ok(())
+    }
+
+    async fn answers(&mut self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let mut ticks = tokio::time::interval(Duration::from_millis(200));
+        while self.client.apiserver_version().await.is_err() || !self.is_ready().await {
+            for part in &mut self.parts {
+                if let Some(status) = part.try_wait()? {
+                    bail!("a part ended with {status}: {}", self.last_words());
+                }
+            }
+            if started.elapsed() > START {
+                bail!("no API server after {START:?}: {}", self.last_words());
+            }
+            ticks.tick().await;
+        }
+        Ok(())
+    }
+
+    async fn is_ready(&self) -> bool {
+        let request = hyper::Request::get("/readyz").body(Vec::new());
+        let Ok(request) = request else { return false };
+        self.client.request_text(request).await.is_ok()
+    }
+
+    fn last_words(&self) -> String {
+        let log = fs::read_to_string(self.file("kube-apiserver.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().rev().take(5).collect();
+        lines.join("\n")
+    }
+}
+
+fn client(port: u16) -> anyhow::Result<Client> {
+    let mut config = Config::new(format!("https://127.0.0.1:{port}").parse()?);
+    // Its certificate is of its own making, in a folder that nobody else reads.
+    config.accept_invalid_certs = true;
+    config.auth_info = AuthInfo {
+        token: Some(TOKEN.to_owned().into()),
+        ..AuthInfo::default()
+    };
+    Ok(Client::try_from(config)?)
+}
+
+fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
+    let listeners: Vec<TcpListener> = (0..N)
+        .map(|_| TcpListener::bind("127.0.0.1:0"))
+        .collect::<Result<_, _>>()?;
+    let mut ports = [0; N];
+    for (port, listener) in ports.iter_mut().zip(&listeners) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
+}

@@ -1,0 +1,130 @@
+//! What the API server itself must refuse, each with words that say what to do.
+
+use anyhow::ensure;
+use crds::MooncakeCluster;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::{Api, Client, Resource};
+
+/// Spec, and a part of the words with which it is refused.
+const WRONG: &[(&str, &str)] = &[
+    ("{poolz: []}", "unknown field"),
+    ("{pools: [{name: a, sice: 1Gi}]}", "unknown field"),
+    ("{pools: []}", "should have at least 1 items"),
+    (
+        "{access: {addresses: ['127.0.0.1']}}",
+        "must not be loopback",
+    ),
+    ("{access: {addresses: ['::1']}}", "must not be loopback"),
+    (
+        "{access: {addresses: ['0.0.0.0']}}",
+        "must not be loopback or unspecified",
+    ),
+    (
+        "{access: {addresses: ['localhost']}}",
+        "must be IPv4 or IPv6 addresses",
+    ),
+    (
+        "{access: {addresses: ['10.0.0.1:80']}}",
+        "must be IPv4 or IPv6 addresses",
+    ),
+    ("{pools: [{name: a, size: lots}]}", "size"),
+    ("{pools: [{name: a, size: -1Gi}]}", "size"),
+    (
+        "{pools: [{name: a, size: 1Mi}]}",
+        "size must be from 16Mi to 16Ti",
+    ),
+    (
+        "{pools: [{name: a, size: 17Ti}]}",
+        "size must be from 16Mi to 16Ti",
+    ),
+    ("{pools: [{name: a, size: 16777217}]}", "multiple of 4096"),
+    (
+        "{pools: [{name: a, size: 33Mi, pageSize: 2Mi}]}",
+        "whole number of pages",
+    ),
+    ("{pools: [{name: a, pageSize: 3Mi}]}", "Unsupported value"),
+    ("{pools: [{name: a}, {name: a}]}", "Duplicate value"),
+    ("{pools: [{name: UPPER}]}", "should match"),
+    (
+        "{pools: [{name: a, drainSeconds: -1}]}",
+        "greater than or equal to 0",
+    ),
+    (
+        "{transports: {tcp: Forbid, rdma: Forbid}}",
+        "every transport is forbidden",
+    ),
+    (
+        "{transports: {tcp: Require, rdma: Require}}",
+        "require only one",
+    ),
+    ("{transports: {tcp: 'on'}}", "Unsupported value"),
+    ("{master: {version: 0.3.10}}", "Unsupported value"),
+    (
+        "{injection: {deadlineSeconds: 0}}",
+        "greater than or equal to 1",
+    ),
+    (
+        "{injection: {localBufferSize: 1Ki}}",
+        "localBufferSize must be from 1Mi to 1Ti",
+    ),
+    ("{metadata: {type: Etcd}}", "Unsupported value"),
+];
+
+/// A spec, the change of it, and a part of the words with which the change is refused.
+const IMMUTABLE: &[(&str, &str, &str)] = &[
+    (
+        "{pools: [{name: a, pageSize: 2Mi}]}",
+        "{pools: [{name: a, pageSize: 4Ki}]}",
+        "pageSize is immutable: add another pool",
+    ),
+    (
+        "{pools: [{name: a, numaPolicy: Any}]}",
+        "{pools: [{name: a, numaPolicy: Spread}]}",
+        "numaPolicy is immutable: add another pool",
+    ),
+];
+
+pub(crate) async fn are_refused(client: &Client) -> anyhow::Result<()> {
+    for (index, (spec, words)) in WRONG.iter().enumerate() {
+        let refused = apply(client, &format!("wrong-{index}"), spec).await.err();
+        let said = refused.map(|error| error.to_string()).unwrap_or_default();
+        ensure!(
+            said.contains(words),
+            "{spec}: wanted `{words}`, got `{said}`"
+        );
+    }
+    for (index, (before, after, words)) in IMMUTABLE.iter().enumerate() {
+        let name = format!("fixed-{index}");
+        apply(client, &name, before).await?;
+        let refused = apply(client, &name, after).await.err();
+        let said = refused.map(|error| error.to_string()).unwrap_or_default();
+        ensure!(
+            said.contains(words),
+            "{after}: wanted `{words}`, got `{said}`"
+        );
+    }
+    let long = apply(client, &"a".repeat(41), "{}").await.err();
+    let said = long.map(|error| error.to_string()).unwrap_or_default();
+    ensure!(said.contains("at most 40"), "{said}");
+    let plain = apply(client, "plain", "{}").await?;
+    let pools = &plain.data["spec"]["pools"];
+    ensure!(
+        pools[0]["name"] == "default" && pools[0]["size"] == "1Gi",
+        "defaults are written by the API server: {pools}"
+    );
+    Ok(())
+}
+
+async fn apply(client: &Client, name: &str, spec: &str) -> anyhow::Result<DynamicObject> {
+    let kind = kube::api::ApiResource::erase::<MooncakeCluster>(&());
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &kind);
+    let spec: serde_json::Value = serde_yaml_ng::from_str(spec)?;
+    let body = serde_json::json!({
+        "apiVersion": MooncakeCluster::api_version(&()),
+        "kind": MooncakeCluster::kind(&()),
+        "metadata": { "name": name },
+        "spec": spec,
+    });
+    let parameters = PatchParams::apply("user").validation_strict();
+    Ok(api.patch(name, &parameters, &Patch::Apply(body)).await?)
+}

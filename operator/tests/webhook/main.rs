@@ -1,0 +1,199 @@
+//! The webhook over real TLS on loopback: reviews as an API server sends them, and certificates
+//! that change under load.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use axum::http::StatusCode;
+use crds::MooncakeCluster;
+use jiff::Timestamp;
+use mooncake_operator::admission::{Clusters, LookupError, Wish};
+use mooncake_operator::certificates::{Identity, Schedule, Stored};
+use rig::{NAME, Server, Trust, eventually};
+use serde_json::{Value, json};
+
+/// Recorded from a Kubernetes 1.35 API server: `kubectl run` in namespace team.
+const REVIEW: &str = include_str!("review.json");
+const CLIENTS: usize = 4;
+const ROUNDS: usize = 10;
+
+/// Knows no cluster.
+struct Nothing;
+
+impl Clusters for Nothing {
+    async fn find(&self, _: &Wish) -> Result<Option<MooncakeCluster>, LookupError> {
+        Ok(None)
+    }
+}
+
+/// An API server that does not answer.
+struct Silence;
+
+impl Clusters for Silence {
+    async fn find(&self, wish: &Wish) -> Result<Option<MooncakeCluster>, LookupError> {
+        let Wish { cluster, namespace } = wish.clone();
+        Err(LookupError::Deadline { cluster, namespace })
+    }
+}
+
+fn issue() -> Identity {
+    let lifetime = Schedule::default().lifetime;
+    Identity::issue(&[NAME.to_owned()], Timestamp::now(), lifetime).unwrap()
+}
+
+async fn served(clusters: impl Clusters) -> (Server, Trust) {
+    let identity = issue();
+    let server = Server::start(clusters).await;
+    server.certificate.load(&identity).unwrap();
+    (server, Trust::of(&identity.authority))
+}
+
+fn review() -> Value {
+    serde_json::from_str(REVIEW).unwrap()
+}
+
+/// The patch of an answer, which comes as bytes.
+fn patch(answer: &Value) -> Value {
+    let bytes: Vec<u8> = serde_json::from_value(answer["response"]["patch"].clone()).unwrap();
+    serde_json::from_slice(&bytes).unwrap()
+}
+
+#[tokio::test]
+async fn a_recorded_review_is_answered_with_a_patch_that_applies() {
+    let (server, trust) = served(Nothing).await;
+    let (status, answer) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
+    assert_eq!(status, StatusCode::OK);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["apiVersion"], "admission.k8s.io/v1");
+    assert_eq!(answer["kind"], "AdmissionReview");
+    assert_eq!(answer["response"]["uid"], review()["request"]["uid"]);
+    assert_eq!(answer["response"]["allowed"], true);
+    assert_eq!(answer["response"]["patchType"], "JSONPatch");
+    let mut pod = review()["request"]["object"].clone();
+    let operations: json_patch::Patch = serde_json::from_value(patch(&answer)).unwrap();
+    json_patch::patch(&mut pod, &operations).unwrap();
+    assert_eq!(pod["metadata"]["labels"]["mooncake.io/access"], "kv");
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_dry_run_is_answered_like_any_other_call() {
+    let (server, trust) = served(Nothing).await;
+    let (_, real) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
+    let mut dry = review();
+    dry["request"]["dryRun"] = json!(true);
+    let (_, dry) = server.post(&trust, dry.to_string()).await.unwrap();
+    assert_eq!(dry, real);
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_cluster_cannot_be_looked_up_starts_uninjected_and_says_why() {
+    let (server, trust) = served(Silence).await;
+    let (status, answer) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
+    assert_eq!(status, StatusCode::OK);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["response"]["allowed"], true);
+    let words = patch(&answer).to_string();
+    assert!(words.contains("ApiFailed: MooncakeCluster `team/kv`"), "{words}");
+    let warning = answer["response"]["warnings"][0].as_str().unwrap();
+    assert!(warning.starts_with("not injected: ApiFailed"), "{warning}");
+    server.end().await;
+}
+
+#[tokio::test]
+async fn what_is_no_creation_of_a_pod_is_not_touched() {
+    let (server, trust) = served(Nothing).await;
+    let mut update = review();
+    update["request"]["operation"] = json!("UPDATE");
+    let (_, answer) = server.post(&trust, update.to_string()).await.unwrap();
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["response"]["allowed"], true);
+    assert_eq!(answer["response"].get("patch"), None);
+    for nonsense in ["", "{}", "[1]", r#"{"kind":"AdmissionReview"}"#] {
+        let (status, _) = server.post(&trust, nonsense.to_owned()).await.unwrap();
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{nonsense}");
+    }
+    server.end().await;
+}
+
+#[tokio::test]
+async fn without_a_certificate_nobody_is_served() {
+    let server = Server::start(Nothing).await;
+    let trust = Trust::of(&issue().authority);
+    assert!(!server.certificate.loaded());
+    assert!(server.post(&trust, REVIEW.to_owned()).await.is_err());
+    server.end().await;
+}
+
+/// Two replicas, of which one learns of each change later, and clients that open a connection for
+/// each call and trust what the API server would be told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_rotate_under_load_without_a_failed_call() {
+    let mut stored = Stored::first(issue(), Timestamp::now(), None);
+    let replicas = [Server::start(Nothing).await, Server::start(Nothing).await];
+    for replica in &replicas {
+        replica.certificate.load(&stored.current).unwrap();
+    }
+    let replicas = Arc::new(replicas);
+    let trust = Arc::new(std::sync::RwLock::new(Trust::of(&stored.bundle())));
+    let stop = Arc::new(AtomicBool::new(false));
+    let calls: Arc<[AtomicU64; CLIENTS]> = Arc::default();
+
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|index| {
+            let (replicas, trust) = (replicas.clone(), trust.clone());
+            let (stop, calls) = (stop.clone(), calls.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let trust = trust.read().unwrap().clone();
+                    let replica = &replicas[index % replicas.len()];
+                    let (status, _) = replica.post(&trust, REVIEW.to_owned()).await.unwrap();
+                    assert_eq!(status, StatusCode::OK);
+                    calls[index].fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    // Every client has called twice since: one call began after the change.
+    let settled = async || {
+        let before: Vec<u64> = calls.iter().map(|n| n.load(Ordering::Relaxed)).collect();
+        eventually(|| {
+            let mut pairs = calls.iter().zip(&before);
+            pairs.all(|(now, before)| now.load(Ordering::Relaxed) > before + 1)
+        })
+        .await;
+    };
+
+    for _ in 0..ROUNDS {
+        stored = stored.prepared(issue());
+        *trust.write().unwrap() = Trust::of(&stored.bundle());
+        settled().await;
+        stored = stored.promoted(Timestamp::now());
+        for replica in replicas.iter() {
+            replica.certificate.load(&stored.current).unwrap();
+            settled().await;
+        }
+        stored = stored.retired();
+        *trust.write().unwrap() = Trust::of(&stored.bundle());
+        settled().await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_retired_authority_is_trusted_no_longer() {
+    let first = Stored::first(issue(), Timestamp::now(), None);
+    let last = first.prepared(issue()).promoted(Timestamp::now()).retired();
+    let server = Server::start(Nothing).await;
+    server.certificate.load(&first.current).unwrap();
+    let trust = Trust::of(&last.bundle());
+    assert!(server.post(&trust, REVIEW.to_owned()).await.is_err());
+    server.end().await;
+}

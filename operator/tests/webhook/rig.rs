@@ -1,0 +1,125 @@
+//! A webhook on loopback and a client that trusts as an API server does: by bundle and name.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use mooncake_operator::admission::{Clusters, router, serve_tls};
+use mooncake_operator::certificates::{Resolver, server_config};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{interval, timeout};
+use tokio_rustls::TlsConnector;
+
+/// The Service's name, by which API servers call.
+pub(crate) const NAME: &str = "mooncake-webhook.mooncake-system.svc";
+/// For anything that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a client trusts.
+#[derive(Clone)]
+pub(crate) struct Trust(Arc<ClientConfig>);
+
+impl Trust {
+    pub(crate) fn of(bundle: &str) -> Self {
+        let mut roots = RootCertStore::empty();
+        for authority in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+            roots.add(authority.unwrap()).unwrap();
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Self(Arc::new(config))
+    }
+}
+
+/// A running webhook.
+pub(crate) struct Server {
+    pub(crate) certificate: Arc<Resolver>,
+    address: SocketAddr,
+    end: oneshot::Sender<()>,
+    running: JoinHandle<()>,
+}
+
+impl Server {
+    pub(crate) async fn start(clusters: impl Clusters) -> Self {
+        let certificate = Arc::new(Resolver::default());
+        let tls = server_config(certificate.clone()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (end, ended) = oneshot::channel();
+        let routes = router(clusters, "localhost/mooncake-gate:dev".to_owned());
+        let running = tokio::spawn(serve_tls(listener, tls, routes, async {
+            let _ = ended.await;
+        }));
+        Self {
+            certificate,
+            address,
+            end,
+            running,
+        }
+    }
+
+    /// Ends it, which must not take long.
+    pub(crate) async fn end(self) {
+        self.end.send(()).unwrap();
+        timeout(PATIENCE, self.running).await.unwrap().unwrap();
+    }
+
+    /// One call over a connection of its own.
+    pub(crate) async fn post(
+        &self,
+        trust: &Trust,
+        body: String,
+    ) -> Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
+        timeout(PATIENCE, self.call(trust, body)).await?
+    }
+
+    async fn call(
+        &self,
+        trust: &Trust,
+        body: String,
+    ) -> Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
+        let stream = TcpStream::connect(self.address).await?;
+        let connector = TlsConnector::from(trust.0.clone());
+        let stream = connector
+            .connect(ServerName::try_from(NAME)?, stream)
+            .await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let driver = tokio::spawn(connection);
+        let request = Request::post("/inject?timeout=5s")
+            .header("host", NAME)
+            .header("content-type", "application/json")
+            .body(Body::from(body))?;
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let bytes = response.into_body().collect().await?.to_bytes();
+        drop(sender);
+        driver.await??;
+        Ok((status, String::from_utf8(bytes.to_vec())?))
+    }
+}
+
+/// Waits for a condition.
+pub(crate) async fn eventually(condition: impl Fn() -> bool) {
+    let mut ticks = interval(Duration::from_millis(5));
+    let holds = async {
+        while !condition() {
+            ticks.tick().await;
+        }
+    };
+    timeout(PATIENCE, holds).await.expect("it never came to be");
+}
