@@ -79,6 +79,28 @@ fn peer(version: u32, serve: impl Fn(usize, TcpStream) + Send + 'static) -> Peer
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn bytes_go_out_and_come_back_between_engines_of_several_threads() {
+    let settings = Settings {
+        data_threads: 3,
+        ..quick()
+    };
+    let (ours, theirs) = (Rig::new(settings), Rig::new(settings));
+    let bytes = pattern(8, 1 << 20);
+    ours.region.copy_in(0, &bytes).unwrap();
+    let asked: Vec<_> = (0..64)
+        .map(|part| transfer(Op::Write, &ours, &theirs.name, part << 14, 1 << 14))
+        .collect();
+    bounded(ours.host.submit(&asked, soon()).outcome())
+        .await
+        .unwrap();
+    let mut there = vec![0; bytes.len()];
+    theirs.region.copy_out(0, &mut there).unwrap();
+    assert!(there == bytes);
+    bounded(theirs.host.remove_region(theirs.id)).await.unwrap();
+    assert_eq!(Arc::strong_count(&theirs.region), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bytes_go_out_and_come_back_in_slices_over_several_connections() {
     let settings = Settings {
         slice_bytes: 1 << 20,

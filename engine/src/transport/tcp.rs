@@ -195,9 +195,25 @@ impl Tcp {
         }
         connection.interest = interest;
         let data = epoll::EventData::new_u64(key.to_bits());
-        if epoll::modify(&self.epoll, &connection.socket, data, interest).is_err() {
-            // Cannot be watched, so it would hang for ever.
-            self.drop_connection(key);
+        let Err(errno) = epoll::modify(&self.epoll, &connection.socket, data, interest) else {
+            return;
+        };
+        // Cannot be watched, so it would hang for ever.
+        match &connection.role {
+            Role::Served(_) => self.drop_connection(key),
+            Role::Outgoing(out) => {
+                let link = out.link;
+                let cause = LinkError::io("watching a connection")(errno.into());
+                let (effect, reply_seen) = (Effect::Unknown, true);
+                self.lose(
+                    link,
+                    Failure {
+                        cause,
+                        effect,
+                        reply_seen,
+                    },
+                );
+            }
         }
     }
 
@@ -360,6 +376,9 @@ impl Transport for Tcp {
                 socket,
                 version,
             } => {
+                if !self.hosts.contains_key(&link.host) {
+                    return;
+                }
                 let added = socket.and_then(|socket| {
                     self.add(socket, Role::Outgoing(Outgoing::new(link, version)))
                         .map_err(LinkError::io("watching a connection"))
