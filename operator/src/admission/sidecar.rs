@@ -24,7 +24,7 @@ const TOKEN_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Requests and limits are equal, so that a Guaranteed pod stays Guaranteed.
 const CPU: &str = "50m";
-const MEMORY: &str = "16Mi";
+const MEMORY: &str = "32Mi";
 /// `nobody` of distroless images; the gate's image has no other user.
 const USER: i64 = 65532;
 /// Nodes that are tried besides the pod's own.

@@ -14,7 +14,11 @@ pub(crate) fn of(stack: &str) -> PathBuf {
         "wheel" => {
             let folder = cache.join("stock-0.3.13.post1");
             let install = ["install", "--target"];
-            fetch(&install, "mooncake-transfer-engine-non-cuda==0.3.13.post1", &folder);
+            fetch(
+                &install,
+                "mooncake-transfer-engine-non-cuda==0.3.13.post1",
+                &folder,
+            );
             folder
         }
         "lmcache" => wheel(&cache, "lmcache==0.5.6"),

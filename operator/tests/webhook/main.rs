@@ -98,7 +98,10 @@ async fn a_pod_whose_cluster_cannot_be_looked_up_starts_uninjected_and_says_why(
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["response"]["allowed"], true);
     let words = patch(&answer).to_string();
-    assert!(words.contains("ApiFailed: MooncakeCluster `team/kv`"), "{words}");
+    assert!(
+        words.contains("ApiFailed: MooncakeCluster `team/kv`"),
+        "{words}"
+    );
     let warning = answer["response"]["warnings"][0].as_str().unwrap();
     assert!(warning.starts_with("not injected: ApiFailed"), "{warning}");
     server.end().await;
