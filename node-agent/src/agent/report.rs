@@ -177,7 +177,9 @@ fn compose(
 }
 
 fn cut(text: &mut String, most: usize) {
-    text.truncate(text.floor_char_boundary(most));
+    let most = most.min(text.len());
+    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or(0));
 }
 
 /// Whether every listed pod is served, and if not, which is not.

@@ -83,6 +83,7 @@ pub(super) struct Pod {
     pub(super) ending: bool,
     /// Its segments were taken out of the master, for good.
     pub(super) left: bool,
+    pub(super) said_drained: bool,
     pub(super) admission: Option<Admitted>,
     /// Who is admitted now.
     pub(super) admitted: Option<BTreeSet<IpAddr>>,
@@ -143,6 +144,7 @@ pub(crate) async fn run(
         told: None,
         ending: false,
         left: false,
+        said_drained: false,
         admission: None,
         admitted: None,
         failure: None,
@@ -252,6 +254,7 @@ impl Pod {
             master: self.master(),
             session: self.session(),
             in_master: !self.left && (self.session.is_some() || self.was_mounted()),
+            said_drained: self.said_drained,
             told_serving: self.told,
         }
     }

@@ -65,7 +65,11 @@ impl Pod {
                 Ok(())
             }
             Action::Release => self.release().await,
-            Action::SayDrained => self.ask(Request::Drained).await,
+            Action::SayDrained => {
+                self.ask(Request::Drained).await?;
+                self.said_drained = true;
+                Ok(())
+            }
             Action::Finish => Ok(()),
         }
     }

@@ -42,6 +42,8 @@ pub(super) struct Facts {
     pub(super) session: SessionFact,
     /// The master has, or may have, segments of this pod.
     pub(super) in_master: bool,
+    /// The pool was told that it may end.
+    pub(super) said_drained: bool,
     /// What the pool was told last about serving, if we told it anything.
     pub(super) told_serving: Option<bool>,
 }
@@ -244,7 +246,7 @@ fn end(facts: &Facts) -> Step {
         Some(Action::Release)
     } else if !facts.runs {
         Some(Action::Finish)
-    } else if !facts.ending {
+    } else if !facts.ending || facts.said_drained {
         None
     } else if facts.attached {
         Some(Action::SayDrained)

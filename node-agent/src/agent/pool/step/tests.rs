@@ -20,6 +20,7 @@ fn found() -> Facts {
         master: MasterFact::Fresh,
         session: SessionFact::None,
         in_master: false,
+        said_drained: false,
         told_serving: None,
     }
 }
@@ -73,7 +74,11 @@ fn succeed(facts: &mut Facts, action: Action) {
             facts.mapped = false;
             facts.hosted = false;
         }
-        Action::SayDrained => facts.runs = false,
+        Action::SayDrained => {
+            facts.said_drained = true;
+            assert_eq!(step(facts).action, None, "said once");
+            facts.runs = false;
+        }
         Action::Finish => {}
     }
 }

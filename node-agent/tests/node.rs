@@ -1,0 +1,12 @@
+//! Agent and pool processes without Kubernetes, against a real stock master and a stock client.
+//! Needs root, for network namespaces, and the stock wheel, which is installed on first use.
+#![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
+
+#[path = "node/hostile.rs"]
+mod hostile;
+#[path = "node/peers.rs"]
+mod peers;
+#[path = "node/serving.rs"]
+mod serving;
+#[path = "node/stage.rs"]
+mod stage;

@@ -1,0 +1,163 @@
+//! The stock side: a master and a client of the pinned wheel, in a network namespace.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::stage::{PATIENCE, PEERS_IP, Space};
+
+const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
+
+/// Where the stock wheel is unpacked: in the folder that `MOONCAKE_STOCK` names, else in the cache
+/// outside the tree, where it is installed once.
+async fn wheel() -> PathBuf {
+    if let Some(given) = std::env::var_os("MOONCAKE_STOCK") {
+        return given.into();
+    }
+    let home = std::env::var_os("HOME").expect("HOME is set");
+    let cache = PathBuf::from(home).join(".cache/mooncake-k8s");
+    let site = cache.join("stock-0.3.13.post1");
+    if site.exists() {
+        return site;
+    }
+    std::fs::create_dir_all(&cache).unwrap();
+    let fresh = tempfile::tempdir_in(&cache).unwrap();
+    let installed = Command::new("python3")
+        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+        .args([fresh.path().as_os_str(), WHEEL.as_ref()])
+        .status();
+    let installed = timeout(PATIENCE * 10, installed).await.unwrap().unwrap();
+    assert!(installed.success(), "pip install of {WHEEL}");
+    if std::fs::rename(fresh.path(), &site).is_ok() {
+        let _kept = fresh.keep();
+    }
+    site
+}
+
+/// A running stock master.
+pub(crate) struct Master {
+    pub(crate) child: Child,
+}
+
+impl Master {
+    pub(crate) async fn start(space: &Space) -> Self {
+        let site = wheel().await;
+        let child = space
+            .command(&site.join("mooncake/mooncake_master"))
+            .arg(format!("--rpc_address={PEERS_IP}"))
+            .args([
+                "--rpc_port=50051",
+                "--metrics_port=9003",
+                "--client_ttl=120",
+            ])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { child }
+    }
+}
+
+/// A stock client that does what it is told.
+pub(crate) struct Client {
+    _child: Child,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Client {
+    pub(crate) async fn start(space: &Space) -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/node/peers.py");
+        // The master may still be starting: the client then ends, and another is started.
+        let attempts = async {
+            loop {
+                if let Some(client) = Self::try_start(space, &script).await {
+                    return client;
+                }
+            }
+        };
+        timeout(PATIENCE, attempts)
+            .await
+            .expect("the stock client starts")
+    }
+
+    async fn try_start(space: &Space, script: &Path) -> Option<Self> {
+        let mut child = space
+            .command("python3".as_ref())
+            .arg(script)
+            .args([PEERS_IP, "10.77.0.1:50051", "10.77.0.1:9003"])
+            .env("PYTHONPATH", wheel().await)
+            .env("MC_FORCE_TCP", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut client = Self {
+            _child: child,
+            input,
+            output,
+        };
+        let ready = client.answer().await?;
+        (ready["setup"] == 0).then_some(client)
+    }
+
+    /// The next line that is JSON; the wheel writes others between them.
+    async fn answer(&mut self) -> Option<Value> {
+        let lines = async {
+            while let Some(line) = self.output.next_line().await.unwrap() {
+                if let Ok(value) = serde_json::from_str::<Value>(&line)
+                    && value.is_object()
+                {
+                    return Some(value);
+                }
+            }
+            None
+        };
+        timeout(PATIENCE, lines)
+            .await
+            .expect("the stock client answers")
+    }
+
+    async fn ask(&mut self, line: &str) -> Value {
+        self.input
+            .write_all(format!("{line}\n").as_bytes())
+            .await
+            .unwrap();
+        self.answer().await.expect("the stock client lives")
+    }
+
+    /// Puts keys; how many were put and how many failed.
+    pub(crate) async fn put(&mut self, prefix: &str, count: u32, size: u64) -> (u64, u64) {
+        let answer = self.ask(&format!("put {prefix} {count} {size}")).await;
+        (
+            answer["done"].as_u64().unwrap(),
+            answer["failed"].as_u64().unwrap(),
+        )
+    }
+
+    /// Gets keys and compares every byte; how many were right and how many failed.
+    pub(crate) async fn verify(&mut self, prefix: &str, count: u32, size: u64) -> (u64, u64) {
+        let answer = self.ask(&format!("get {prefix} {count} {size}")).await;
+        assert_eq!(answer["wrong"], 0, "bytes differ");
+        (
+            answer["done"].as_u64().unwrap(),
+            answer["failed"].as_u64().unwrap(),
+        )
+    }
+
+    /// Names of the segments that the master has.
+    pub(crate) async fn segments(&mut self) -> Vec<String> {
+        let answer = self.ask("segments").await;
+        let names = answer["segments"].as_array().unwrap().iter();
+        names
+            .map(|name| name.as_str().unwrap().to_owned())
+            .collect()
+    }
+}

@@ -1,0 +1,180 @@
+//! Pool pods that are served, and agents, pools and masters that come and go.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::Child;
+use tokio::time::timeout;
+
+use crate::peers::{Client, Master};
+use crate::stage::{Node, PATIENCE, eventually, kill};
+
+const POD: &str = "aaaa0000-0000-4000-8000-000000000001";
+const NEXT_POD: &str = "bbbb0000-0000-4000-8000-000000000002";
+const SEGMENT: &str = "c.default.n1.0";
+const MIB: u64 = 1 << 20;
+
+fn terminate(child: &Child) {
+    let pid = i32::try_from(child.id().unwrap()).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+}
+
+async fn ended(mut child: Child) {
+    timeout(PATIENCE, child.wait())
+        .await
+        .expect("it ends")
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_pod_is_granted_served_and_drained() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let pool = node.pool(POD);
+    let _agent = node.agent();
+    eventually("the pool lives", || async { node.probe("live").await.ok() }).await;
+    assert!(
+        node.probe("ready").await.is_err(),
+        "nothing was granted yet"
+    );
+
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    assert_eq!(client.segments().await, [SEGMENT]);
+    assert_eq!(client.put("k", 16, MIB).await, (16, 0));
+    assert_eq!(client.verify("k", 16, MIB).await, (16, 0));
+    let metrics = node.http("/metrics").await.unwrap();
+    assert!(metrics.contains("state=\"Serving\""), "{metrics}");
+    assert_eq!(
+        node.http("/readyz").await.as_deref().map(str::trim),
+        Some("working")
+    );
+
+    terminate(&pool);
+    ended(pool).await;
+    assert!(client.segments().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_killed_agents_successor_serves_every_key_also_without_assignments() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let pool = node.pool(POD);
+    let mut agent = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    assert_eq!(client.put("k", 8, MIB).await, (8, 0));
+    node.unassign();
+    // A connection that the stock client had pooled fails the next transfer that uses it, and at
+    // times the one after as well, without a byte sent: that is the stock client's own doing.
+    let (mut cut, mut failures) = (0, 0);
+    for round in 0..5 {
+        cut += node.connections().await;
+        kill(agent).await;
+        agent = node.agent();
+        node_serves(&node).await;
+        for _ in 0..2 {
+            let (right, failed) = client.verify("k", 8, MIB).await;
+            assert_eq!(right + failed, 8);
+            failures += failed;
+        }
+        assert!(
+            failures <= 2 * cut,
+            "round {round}: {failures} failed of {cut} connections cut"
+        );
+    }
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+    assert_eq!(client.segments().await, [SEGMENT]);
+    drop(pool);
+}
+
+async fn node_serves(node: &Node) {
+    eventually("the successor serves", || {
+        node.shows("Serving", "AsExpected")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_killed_pool_process_leaves_the_master_at_once_and_its_replacement_serves() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let pool = node.pool(POD);
+    let _agent = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    assert_eq!(client.put("k", 4, MIB).await, (4, 0));
+
+    kill(pool).await;
+    let since = Instant::now();
+    while !client.segments().await.is_empty() {
+        assert!(
+            since.elapsed() < Duration::from_secs(2),
+            "segments of a dead pool"
+        );
+    }
+    node.assign(&[(NEXT_POD, Some("m1"))]);
+    let _next = node.pool(NEXT_POD);
+    node.ready().await;
+    assert_eq!(client.verify("k", 4, MIB).await, (0, 4));
+    // The client still holds what it knew of the dead pool at this name: one failure is its share.
+    client.put("again", 2, MIB).await;
+    assert_eq!(client.put("new", 4, MIB).await, (4, 0));
+    assert_eq!(client.verify("new", 4, MIB).await, (4, 0));
+}
+
+#[tokio::test]
+async fn a_master_that_starts_anew_gets_new_addresses_and_the_pool_stays() {
+    let node = Node::new().await;
+    let mut master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let _pool = node.pool(POD);
+    let _agent = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    assert_eq!(client.put("k", 4, MIB).await, (4, 0));
+
+    master.child.kill().await.unwrap();
+    drop(client);
+    let _master = Master::start(&node.peers).await;
+    node.assign(&[(POD, Some("m2"))]);
+    let mut client = Client::start(&node.peers).await;
+    let deadline = Instant::now() + PATIENCE;
+    while client.segments().await != [SEGMENT] {
+        assert!(Instant::now() < deadline, "not mounted in the new master");
+    }
+    node.ready().await;
+    eventually("the pool settles", || node.shows("Serving", "AsExpected")).await;
+    assert_eq!(client.verify("k", 4, MIB).await, (0, 4));
+    assert_eq!(client.put("new", 4, MIB).await, (4, 0));
+    assert_eq!(client.verify("new", 4, MIB).await, (4, 0));
+    assert_eq!(client.segments().await, [SEGMENT]);
+}
+
+#[tokio::test]
+async fn a_second_agent_waits_says_so_and_takes_over() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let _pool = node.pool(POD);
+    let first = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    assert_eq!(client.put("k", 4, MIB).await, (4, 0));
+    // It waits for the lock; its port is the first one's until that ends, so ask afterwards.
+    terminate(&first);
+    ended(first).await;
+    assert_eq!(
+        client.segments().await,
+        [SEGMENT],
+        "an agent's end unmounts nothing"
+    );
+    let _second = node.agent();
+    node_serves(&node).await;
+    let (right, failed) = client.verify("k", 4, MIB).await;
+    assert!(right + failed == 4 && failed <= 1);
+    assert_eq!(client.verify("k", 4, MIB).await, (4, 0));
+}
