@@ -5,30 +5,30 @@ mod cgroup;
 mod claim;
 mod down;
 mod folder;
+mod machine;
 mod network;
 mod node;
 mod nodes;
 mod part;
+mod parts;
 mod pki;
 mod up;
 
 pub use address::Block;
 pub use folder::NodeKind;
 pub use part::Part;
+pub use parts::PartStatus;
 pub use up::prepare;
 
 use crate::binaries::Binaries;
 use crate::cache::lock;
-use crate::command::{Run, tail};
+use crate::command::Run;
 use crate::images::Images;
 use crate::kubectl::Kubectl;
-use crate::process::{Recorded, start_detached};
-use crate::wait::wait_until;
 use crate::{Error, Settings};
 use cgroup::Cgroups;
 use folder::{Folder, Node, Record};
 use network::Network;
-use rustix::process::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -53,14 +53,6 @@ pub struct Cluster {
     binaries: Binaries,
     images: Images,
     cgroups: Cgroups,
-}
-
-/// What [`Cluster::status`] tells of one part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartStatus {
-    pub part: Part,
-    pub pid: i32,
-    pub runs: bool,
 }
 
 impl Cluster {
@@ -145,34 +137,16 @@ impl Cluster {
         self.folder.log(part)
     }
 
-    /// Every part that was started, and whether it runs.
-    ///
-    /// # Errors
-    /// [`Error::File`], [`Error::Record`].
-    pub fn status(&self) -> Result<Vec<PartStatus>, Error> {
-        let mut parts: Vec<_> = self
-            .folder
-            .processes()?
-            .into_iter()
-            .map(|(part, process)| PartStatus {
-                part,
-                pid: process.pid,
-                runs: process.alive(),
-            })
-            .collect();
-        parts.sort_by_key(|status| status.part);
-        Ok(parts)
-    }
-
-    /// Imports an OCI archive into all namespace nodes at once. Pods use it under its name with
+    /// Imports an OCI archive into all nodes at once. Pods use it under its name with
     /// `imagePullPolicy: IfNotPresent` (the default for any tag but `latest`).
     ///
     /// # Errors
     /// Those of `ctr`, for the first node that failed.
     pub fn load_image(&self, archive: &Path) -> Result<(), Error> {
-        let nodes = self.namespace_nodes();
         std::thread::scope(|scope| {
-            let imports: Vec<_> = nodes
+            let imports: Vec<_> = self
+                .record
+                .nodes
                 .iter()
                 .map(|node| scope.spawn(move || self.import(*node, archive)))
                 .collect();
@@ -196,6 +170,31 @@ impl Cluster {
         Ok(command)
     }
 
+    /// Runs a command in a node of either kind; the answer is what it printed.
+    ///
+    /// # Errors
+    /// With what it said, when it fails or does not end in time.
+    pub fn run_on(
+        &self,
+        node: &str,
+        command: &[String],
+        deadline: Duration,
+    ) -> Result<String, Error> {
+        let found = self.node_named(node)?;
+        match found.kind {
+            NodeKind::Namespace => {
+                let words = self.enter(found.index)?;
+                Run::new(&words[0])
+                    .args(&words[1..])
+                    .args(command)
+                    .env("PATH", self.binaries.path())
+                    .deadline(deadline)
+                    .output()
+            }
+            NodeKind::Machine => self.run_in_guest(found.index, &quoted(command), None, deadline),
+        }
+    }
+
     /// Cuts a node off from everyone, at the switch.
     ///
     /// # Errors
@@ -214,103 +213,6 @@ impl Cluster {
         let node = self.node_named(node)?;
         tracing::info!(node = node.name(), "connecting the node again");
         self.network().link(node.index, true)
-    }
-
-    /// SIGKILL, and waits until the process is gone.
-    ///
-    /// # Errors
-    /// [`Error::Deadline`].
-    pub fn kill(&self, part: Part) -> Result<(), Error> {
-        self.end(part, Signal::KILL)
-    }
-
-    /// SIGTERM, and waits until the process has ended by itself.
-    ///
-    /// # Errors
-    /// [`Error::Deadline`]: it still runs.
-    pub fn stop(&self, part: Part) -> Result<(), Error> {
-        self.end(part, Signal::TERM)
-    }
-
-    fn end(&self, part: Part, signal: Signal) -> Result<(), Error> {
-        let Some(process) = self.folder.process(part)? else {
-            return Ok(());
-        };
-        tracing::info!(%part, pid = process.pid, "ending");
-        process.signal(signal);
-        wait_until(
-            &format!("{part} of {} to end", self.record.name),
-            Duration::from_secs(60),
-            || {
-                Ok((!process.alive())
-                    .then_some(())
-                    .ok_or_else(|| format!("pid {} runs", process.pid)))
-            },
-        )
-    }
-
-    /// Starts a part that does not run, and waits until it serves where that can be seen. A part that
-    /// runs is left alone.
-    ///
-    /// # Errors
-    /// [`Error::PartEnded`] with the end of its log, [`Error::Deadline`].
-    pub fn start(&self, part: Part) -> Result<(), Error> {
-        if self.folder.process(part)?.is_some_and(Recorded::alive) {
-            return Ok(());
-        }
-        let command = part::command_line(part, &self.folder, self.block());
-        let mut argv = match part.node() {
-            Some(node) => {
-                self.enter(self.namespace_node(&format!("n{node}"), &part.to_string())?)?
-            }
-            None => ["ip", "netns", "exec", &self.network().control_plane()]
-                .map(str::to_owned)
-                .to_vec(),
-        };
-        argv.extend(command);
-        let process = start_detached(&argv, &self.binaries.path(), &self.folder.log(part))?;
-        self.folder.save_process(part, process)?;
-        match part {
-            Part::ApiServer => {
-                self.wait_running(part, "getting ready", Duration::from_secs(90), || {
-                    Ok(self
-                        .kubectl()
-                        .run(["get", "--raw", "/readyz"])
-                        .map(drop)
-                        .map_err(|error| error.to_string()))
-                })
-            }
-            _ => self.wait_node_part(part),
-        }
-    }
-
-    /// As [`wait_until`], but ends at once when the part's process does.
-    fn wait_running<T>(
-        &self,
-        part: Part,
-        stage: &'static str,
-        deadline: Duration,
-        mut probe: impl FnMut() -> Result<Result<T, String>, Error>,
-    ) -> Result<T, Error> {
-        wait_until(
-            &format!("{part} of {} {stage}", self.record.name),
-            deadline,
-            || {
-                if let Some(process) = self.folder.process(part)?
-                    && !process.alive()
-                {
-                    let log = self.folder.log(part);
-                    return Err(Error::PartEnded {
-                        part: part.to_string(),
-                        cluster: self.record.name.clone(),
-                        stage,
-                        tail: tail(&fs::read_to_string(&log).unwrap_or_default(), 20),
-                        log,
-                    });
-                }
-                probe()
-            },
-        )
     }
 
     fn network(&self) -> Network<'_> {
@@ -365,6 +267,15 @@ impl Cluster {
     fn lock(settings: &Settings, name: &str) -> Result<fs::File, Error> {
         lock(&settings.state.join(format!("{name}.lock")))
     }
+}
+
+/// Words for a shell, each as it is.
+fn quoted(words: &[String]) -> String {
+    words
+        .iter()
+        .map(|word| format!("'{}'", word.replace('\'', r"'\''")))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Interface names hold 15 bytes, and the name is in them.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_local-cluster");
-const SOON: Duration = Duration::from_secs(90);
+const SOON: Duration = Duration::from_secs(180);
 
 /// Stories here disturb the cluster: one at a time.
 static TURN: Mutex<()> = Mutex::const_new(());
@@ -175,7 +175,7 @@ async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() ->
             ])
             .await?;
         first
-            .kubectl(["rollout", "status", "deployment/many", "--timeout=50s"])
+            .kubectl(["rollout", "status", "deployment/many", "--timeout=55s"])
             .await?;
         tokio::task::spawn_blocking(|| Cluster::down(&settings(), "left")).await??;
         ensure!(remains("left").is_empty(), "{:#?}", remains("left"));
@@ -263,7 +263,7 @@ async fn pods_talk_on_while_the_api_server_is_stopped() -> anyhow::Result<()> {
             .await?;
         let master = "master:50051";
         namespace
-            .kubectl(&["rollout", "status", "deployment/master", "--timeout=50s"])
+            .kubectl(&["rollout", "status", "deployment/master", "--timeout=55s"])
             .await?;
         StockPod::new("segment", StockWork::Segment { bytes: 64 << 20 })
             .node("n1")

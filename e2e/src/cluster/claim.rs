@@ -20,10 +20,11 @@ const SYSCTLS: [&str; 5] = [
 ];
 
 /// The folders that nodes mount their own over; they must exist on the machine.
-const MOUNT_POINTS: [&str; 7] = [
+const MOUNT_POINTS: [&str; 8] = [
     "/var/lib/kubelet",
     "/var/lib/containerd",
     "/var/lib/mooncake",
+    "/var/lib/cni",
     "/etc/cni/net.d",
     "/opt/cni/bin",
     "/etc/cdi",

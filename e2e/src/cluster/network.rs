@@ -46,20 +46,19 @@ impl Network<'_> {
                 "link set br0 up".to_owned(),
             ],
         )?;
-        batch(
-            None,
-            &[
-                format!("link add {host} type veth peer name p-host netns {switch}"),
-                format!("addr add {}/24 dev {host}", self.block.gateway()),
-                format!("link set {host} up"),
-            ],
-        )?;
+        let mut cable = vec![
+            format!("link add {host} type veth peer name p-host netns {switch}"),
+            format!("addr add {}/24 dev {host}", self.block.gateway()),
+            format!("link set {host} up"),
+        ];
+        cable.extend(self.routes(None));
+        batch(None, &cable)?;
         batch(Some(&switch), &["link set p-host master br0 up".to_owned()])?;
-        self.plug("cp", &self.block.api_server())
+        self.plug("cp", &self.block.api_server(), None)
     }
 
     /// A namespace with a cable to the switch.
-    fn plug(&self, place: &str, address: &str) -> Result<(), Error> {
+    fn plug(&self, place: &str, address: &str, node: Option<u8>) -> Result<(), Error> {
         let namespace = self.namespace(place);
         ip(&["netns", "add", &namespace])?;
         batch(
@@ -69,27 +68,26 @@ impl Network<'_> {
                 format!("link set p-{place} master br0 up"),
             ],
         )?;
-        batch(
-            Some(&namespace),
-            &[
-                "link set lo up".to_owned(),
-                format!("addr add {address}/24 dev eth0"),
-                "link set eth0 up".to_owned(),
-                format!("route add default via {}", self.block.gateway()),
-            ],
-        )?;
+        let mut inside = vec![
+            "link set lo up".to_owned(),
+            format!("addr add {address}/24 dev eth0"),
+            "link set eth0 up".to_owned(),
+            format!("route add default via {}", self.block.gateway()),
+        ];
+        inside.extend(self.routes(node));
+        batch(Some(&namespace), &inside)?;
         Run::new("ip")
             .args(["netns", "exec", &namespace])
             .args(["sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"])
             .done()
     }
 
-    /// A namespace node's place. Routes come separately, when all places are there.
+    /// A namespace node's place.
     ///
     /// # Errors
     /// Those of `ip`.
     pub(super) fn plug_node(&self, node: u8) -> Result<(), Error> {
-        self.plug(&format!("n{node}"), &self.block.node(node))
+        self.plug(&format!("n{node}"), &self.block.node(node), Some(node))
     }
 
     /// A tap on the switch, for a guest.
@@ -106,32 +104,15 @@ impl Network<'_> {
         )
     }
 
-    /// Everyone in a namespace, and this machine, learns the way to every node's pods.
-    ///
-    /// # Errors
-    /// Those of `ip`.
-    pub(super) fn route(&self, nodes: &[u8]) -> Result<(), Error> {
-        batch(None, &self.routes(nodes, None))?;
-        batch(Some(&self.control_plane()), &self.routes(nodes, None))?;
-        for node in nodes {
-            let namespace = self.node(*node);
-            if exists(&namespace) {
-                batch(Some(&namespace), &self.routes(nodes, Some(*node)))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The way to the pods of all nodes but one.
-    pub(super) fn routes(&self, nodes: &[u8], but: Option<u8>) -> Vec<String> {
-        nodes
-            .iter()
-            .filter(|node| Some(**node) != but)
+    /// The way to the pods of all nodes that there are or may be, but one.
+    pub(super) fn routes(&self, but: Option<u8>) -> Vec<String> {
+        (1..=Block::NODES)
+            .filter(|node| Some(*node) != but)
             .map(|node| {
                 format!(
-                    "route replace {} via {}",
-                    self.block.pods_of(*node),
-                    self.block.node(*node)
+                    "route add {} via {}",
+                    self.block.pods_of(node),
+                    self.block.node(node)
                 )
             })
             .collect()
@@ -257,9 +238,8 @@ mod tests {
             cluster: "mc",
             block: Block::new(0).unwrap(),
         };
-        assert_eq!(
-            network.routes(&[1, 2], Some(1)),
-            ["route replace 198.19.129.0/24 via 198.18.0.12"]
-        );
+        let routes = network.routes(Some(1));
+        assert_eq!(routes.len(), usize::from(Block::NODES) - 1);
+        assert_eq!(routes[0], "route add 198.19.129.0/24 via 198.18.0.12");
     }
 }

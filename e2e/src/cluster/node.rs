@@ -3,6 +3,7 @@
 pub(super) mod files;
 
 use super::Cluster;
+use super::folder::{Node, NodeKind};
 use super::part::Part;
 use super::pki::{Authority, Identity};
 use crate::Error;
@@ -13,15 +14,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const ENTER: &str = include_str!("node/enter.sh");
-const FOLDERS: [&str; 7] = [
+const FOLDERS: [&str; 8] = [
     "etc",
     "kubelet",
     "containerd",
     "mooncake",
     "cni",
+    "cni-state",
     "cdi",
     "log",
 ];
+const IMPORT: &str = "ctr -n k8s.io images import --local -";
+const IMPORT_IN_GUEST: Duration = Duration::from_secs(600);
 const SOCKET: &str = "run/containerd/containerd.sock";
 
 impl Cluster {
@@ -73,16 +77,18 @@ impl Cluster {
         );
         fs::copy(&from, to).map_err(Error::file("copying", &from))?;
         self.cgroups.make(&self.record.name, &name)?;
-        self.hold_namespaces(node, &folder)?;
+        self.hold_namespaces(node)?;
         self.start(Part::Containerd(node))?;
         for archive in self.images.all() {
-            self.import(node, archive)?;
+            self.import(self.node_named(&name)?, archive)?;
         }
         self.start(Part::Kubelet(node))?;
         self.start(Part::Proxy(node))
     }
 
-    fn hold_namespaces(&self, node: u8, folder: &Path) -> Result<(), Error> {
+    /// Makes the process that holds a node's mounts and host name.
+    pub(super) fn hold_namespaces(&self, node: u8) -> Result<(), Error> {
+        let folder = self.folder.node(&format!("n{node}"));
         let script = folder.join("enter.sh");
         fs::write(&script, ENTER).map_err(Error::file("writing", &script))?;
         let namespace = Path::new("/run/netns").join(self.network().node(node));
@@ -104,7 +110,7 @@ impl Cluster {
         self.wait_running(
             part,
             "making its namespaces",
-            Duration::from_secs(20),
+            Duration::from_secs(60),
             || {
                 Ok(inside(holder, "run/ready")
                     .exists()
@@ -134,34 +140,30 @@ impl Cluster {
         .to_vec())
     }
 
-    /// Waits until a part that was just started does its work.
-    pub(super) fn wait_node_part(&self, part: Part) -> Result<(), Error> {
-        let Part::Containerd(node) = part else {
-            return Ok(());
-        };
+    /// Where a namespace node's containerd listens, seen from this machine.
+    pub(super) fn containerd_socket(&self, node: u8) -> Result<PathBuf, Error> {
         let holder = self
             .folder
             .process(Part::Node(node))?
             .ok_or_else(|| self.no_node(node))?;
-        let socket = inside(holder, SOCKET);
-        self.wait_running(part, "opening its socket", Duration::from_secs(30), || {
-            // A socket file may be the one of a containerd that is dead.
-            Ok(std::os::unix::net::UnixStream::connect(&socket)
-                .map(drop)
-                .map_err(|error| error.to_string()))
-        })
+        Ok(inside(holder, SOCKET))
     }
 
-    /// Imports an OCI archive into a namespace node's containerd.
-    pub(super) fn import(&self, node: u8, archive: &Path) -> Result<(), Error> {
+    /// Imports an OCI archive into a node's containerd.
+    pub(super) fn import(&self, node: Node, archive: &Path) -> Result<(), Error> {
         // By standard input: the node need not see the path.
         let file = File::open(archive).map_err(Error::file("opening", archive))?;
-        let mut words = self.enter(node)?;
-        words.push(self.binaries.addons.join("ctr").display().to_string());
+        if node.kind == NodeKind::Machine {
+            return self
+                .run_in_guest(node.index, IMPORT, Some(file), IMPORT_IN_GUEST)
+                .map(drop);
+        }
+        let mut words = self.enter(node.index)?;
+        words.extend(IMPORT.split(' ').map(str::to_owned));
         let (program, arguments) = words.split_first().expect("nsenter stands first");
         Run::new(program)
             .args(arguments)
-            .args(["-n", "k8s.io", "images", "import", "--local", "-"])
+            .env("PATH", self.binaries.path())
             .input_file(file)
             .deadline(Duration::from_secs(300))
             .done()

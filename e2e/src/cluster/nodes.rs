@@ -5,8 +5,19 @@ use super::folder::{Node, NodeKind};
 use super::{Block, Cluster, Part, network};
 use crate::Error;
 use crate::wait::wait_until;
+use rustix::process::Signal;
 use std::fs;
 use std::time::Duration;
+
+/// In the order in which they are killed.
+fn parts_of(node: Node) -> Vec<Part> {
+    match node.kind {
+        NodeKind::Namespace => [Part::Kubelet, Part::Proxy, Part::Containerd, Part::Node]
+            .map(|part| part(node.index))
+            .to_vec(),
+        NodeKind::Machine => vec![Part::Node(node.index)],
+    }
+}
 
 impl Cluster {
     /// Adds a node and waits until it is Ready; its name is the answer. The lowest free index is taken,
@@ -42,13 +53,10 @@ impl Cluster {
         match node.kind {
             NodeKind::Namespace => {
                 self.network().plug_node(node.index)?;
-                self.network().route(&self.indices())?;
                 self.start_namespace_node(node.index)?;
-                self.wait_ready(&node.name(), Duration::from_secs(120))
+                self.wait_ready(&node.name(), Duration::from_secs(300))
             }
-            NodeKind::Machine => Err(Error::Needs {
-                missing: vec!["virtual machines as nodes: this build has none".to_owned()],
-            }),
+            NodeKind::Machine => self.start_machine_node(node.index),
         }
     }
 
@@ -70,18 +78,7 @@ impl Cluster {
     fn remove_parts(&mut self, node: Node) -> Result<(), Error> {
         let name = node.name();
         let group = format!("{}/{name}", self.record.name);
-        let parts =
-            [Part::Kubelet, Part::Containerd, Part::Proxy, Part::Node].map(|part| part(node.index));
-        for part in parts {
-            self.kill(part)?;
-            self.folder.forget(part)?;
-        }
-        let namespace = self.network().node(node.index);
-        end_all(|| {
-            let mut pids = self.cgroups.processes(&group);
-            pids.extend(network::processes(&namespace)?);
-            Ok(pids)
-        })?;
+        self.cut_power(node)?;
         self.network().unplug(node.index)?;
         wait_until("the node's cgroups to go", Duration::from_secs(10), || {
             let left = self.cgroups.remove(&group);
@@ -97,8 +94,30 @@ impl Cluster {
         self.folder.save(&self.record)
     }
 
-    fn indices(&self) -> Vec<u8> {
-        self.record.nodes.iter().map(|node| node.index).collect()
+    /// SIGKILL for everything of a node at once, pods included.
+    pub(super) fn cut_power(&self, node: Node) -> Result<(), Error> {
+        tracing::info!(node = node.name(), "cutting the power");
+        for part in parts_of(node) {
+            if let Some(process) = self.folder.process(part)? {
+                process.signal(Signal::KILL);
+                self.folder.forget(part)?;
+            }
+        }
+        let group = format!("{}/{}", self.record.name, node.name());
+        let namespace = self.network().node(node.index);
+        end_all(|| {
+            let mut pids = self.cgroups.processes(&group);
+            pids.extend(network::processes(&namespace)?);
+            Ok(pids)
+        })
+    }
+
+    /// Starts what of a node does not run.
+    pub(super) fn start_all_of(&self, node: Node) -> Result<(), Error> {
+        parts_of(node)
+            .into_iter()
+            .rev()
+            .try_for_each(|part| self.start_one(part))
     }
 
     /// Another process may have changed the record since we read it.

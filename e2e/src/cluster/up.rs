@@ -136,7 +136,6 @@ impl Cluster {
         for node in &nodes {
             network.plug_node(*node)?;
         }
-        network.route(&nodes)?;
         self.issue_certificates()?;
         tracing::info!(cluster = name, "control plane");
         self.start(Part::Etcd)?;
@@ -149,7 +148,7 @@ impl Cluster {
         self.kubectl()
             .apply(&COREDNS.replace("CLUSTER_DNS", &block.dns()))?;
         for node in &nodes {
-            self.wait_ready(&format!("n{node}"), Duration::from_secs(120))?;
+            self.wait_ready(&format!("n{node}"), Duration::from_secs(300))?;
         }
         self.wait_dns()?;
         self.folder.save(&Record {
@@ -223,16 +222,10 @@ impl Cluster {
         for part in super::part::CONTROL_PLANE {
             self.start(part)?;
         }
-        for node in self.namespace_nodes() {
-            for part in [
-                Part::Containerd(node),
-                Part::Kubelet(node),
-                Part::Proxy(node),
-            ] {
-                self.start(part)?;
-            }
-        }
-        Ok(())
+        self.record
+            .nodes
+            .iter()
+            .try_for_each(|node| self.start_all_of(*node))
     }
 
     /// Waits until a node says that it is Ready.
@@ -259,9 +252,9 @@ impl Cluster {
                 "status",
                 "deployment/coredns",
                 "--namespace=kube-system",
-                "--timeout=90s",
+                "--timeout=290s",
             ])
-            .deadline(Duration::from_secs(100))
+            .deadline(Duration::from_secs(300))
             .done()
     }
 }

@@ -66,7 +66,8 @@ pub(crate) enum Command {
     Cut { node: String },
     /// Connect it again
     Heal { node: String },
-    /// SIGKILL a part: etcd, apiserver, controllers, scheduler, containerd-n1, kubelet-n1, proxy-n1
+    /// SIGKILL a part: etcd, apiserver, controllers, scheduler, containerd-n1, kubelet-n1, proxy-n1,
+    /// or node-n1: everything of a node at once
     Kill { part: Part },
     /// End a part by SIGTERM
     Stop { part: Part },

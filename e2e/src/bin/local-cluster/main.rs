@@ -12,6 +12,10 @@ use mooncake_e2e::{Cluster, Error, Settings, Spec, images};
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long a command in a guest may take.
+const GUEST_COMMAND: Duration = Duration::from_secs(600);
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
@@ -95,7 +99,14 @@ fn run(args: Args) -> Result<(), Error> {
         Command::Stop { part } => attach()?.stop(part)?,
         Command::Start { part } => attach()?.start(part)?,
         Command::Exec { node, command } => {
-            return Err(become_program(&mut attach()?.exec(&node, &command)?));
+            let cluster = attach()?;
+            match cluster.exec(&node, &command) {
+                Ok(mut command) => return Err(become_program(&mut command)),
+                Err(Error::InGuest { .. }) => {
+                    print!("{}", cluster.run_on(&node, &command, GUEST_COMMAND)?);
+                }
+                Err(error) => return Err(error),
+            }
         }
         Command::Build => {
             let (binaries, _) = prepare(&settings, Needs::cluster(0))?;

@@ -17,6 +17,7 @@ mount --make-rshared /var/lib/kubelet
 bind containerd /var/lib/containerd
 bind mooncake /var/lib/mooncake
 bind cni /etc/cni/net.d
+bind cni-state /var/lib/cni
 bind cdi /etc/cdi
 bind log /var/log
 bind etc /etc/node

@@ -1,0 +1,246 @@
+//! Ending and starting parts. A part that ended by itself (its server was away while it started) is
+//! started again, as an init system would; one that was ended on purpose stays ended.
+
+use super::{Cluster, NodeKind, Part, part};
+use crate::Error;
+use crate::command::tail;
+use crate::process::{Recorded, start_detached};
+use crate::wait::wait_until;
+use rustix::process::Signal;
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// On a machine that is busy with builds everything takes long.
+const START: Duration = Duration::from_secs(300);
+
+/// What [`Cluster::status`] tells of one part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartStatus {
+    pub part: Part,
+    pub pid: i32,
+    pub runs: bool,
+}
+
+/// How one sees that a part serves.
+enum Sign {
+    /// It listens on this TCP port in its own network namespace.
+    Port(u16),
+    /// The API server answers that it is ready.
+    ApiReady,
+    /// containerd answers on its socket.
+    Socket(u8),
+}
+
+fn sign(part: Part) -> Option<Sign> {
+    match part {
+        Part::Etcd => Some(Sign::Port(2379)),
+        Part::ApiServer => Some(Sign::ApiReady),
+        Part::Controllers => Some(Sign::Port(10257)),
+        Part::Scheduler => Some(Sign::Port(10259)),
+        Part::Containerd(node) => Some(Sign::Socket(node)),
+        // Opened after kubelet has found its container runtime.
+        Part::Kubelet(_) => Some(Sign::Port(10250)),
+        Part::Proxy(_) => Some(Sign::Port(10256)),
+        Part::Node(_) => None,
+    }
+}
+
+impl Cluster {
+    /// Every part that was started and not ended on purpose, and whether it runs.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Record`].
+    pub fn status(&self) -> Result<Vec<PartStatus>, Error> {
+        let mut parts: Vec<_> = self
+            .folder
+            .processes()?
+            .into_iter()
+            .map(|(part, process)| PartStatus {
+                part,
+                pid: process.pid,
+                runs: process.alive(),
+            })
+            .collect();
+        parts.sort_by_key(|status| status.part);
+        Ok(parts)
+    }
+
+    /// SIGKILL, and waits until the process is gone. For [`Part::Node`]: everything of the node, pods
+    /// included, as when the power fails.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`].
+    pub fn kill(&self, part: Part) -> Result<(), Error> {
+        if let Part::Node(node) = part {
+            return self.cut_power(self.node_named(&format!("n{node}"))?);
+        }
+        self.end(part, Signal::KILL)
+    }
+
+    /// SIGTERM, and waits until the process has ended by itself.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`]: it still runs.
+    pub fn stop(&self, part: Part) -> Result<(), Error> {
+        self.end(part, Signal::TERM)
+    }
+
+    fn end(&self, part: Part, signal: Signal) -> Result<(), Error> {
+        let Some(process) = self.folder.process(part)? else {
+            return Ok(());
+        };
+        tracing::info!(%part, pid = process.pid, "ending");
+        process.signal(signal);
+        wait_until(
+            &format!("{part} of {} to end", self.record.name),
+            Duration::from_secs(90),
+            || {
+                Ok((!process.alive())
+                    .then_some(())
+                    .ok_or_else(|| format!("pid {} runs", process.pid)))
+            },
+        )?;
+        self.folder.forget(part)
+    }
+
+    /// Starts a part that does not run, and waits until it serves. A part that runs is left alone. For
+    /// [`Part::Node`]: the guest, or the namespaces with everything in them.
+    ///
+    /// # Errors
+    /// [`Error::PartEnded`] with the end of its log, [`Error::Deadline`].
+    pub fn start(&self, part: Part) -> Result<(), Error> {
+        if let Part::Node(node) = part {
+            return self.start_all_of(self.node_named(&format!("n{node}"))?);
+        }
+        self.start_one(part)?;
+        if part == Part::Etcd && self.folder.process(Part::ApiServer)?.is_some() {
+            self.wait_serving(Part::ApiServer)?;
+        }
+        if matches!(part, Part::Etcd | Part::ApiServer | Part::Containerd(_)) {
+            self.revive()?;
+        }
+        Ok(())
+    }
+
+    /// Starts again what ended by itself because a part that it needs was away.
+    fn revive(&self) -> Result<(), Error> {
+        for (part, process) in self.folder.processes()? {
+            if !process.alive() {
+                tracing::info!(%part, "it had ended by itself; starting it again");
+                self.start_one(part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts exactly this part.
+    pub(super) fn start_one(&self, part: Part) -> Result<(), Error> {
+        if self.folder.process(part)?.is_some_and(Recorded::alive) {
+            return Ok(());
+        }
+        if let Part::Node(node) = part {
+            return match self.node_named(&format!("n{node}"))?.kind {
+                NodeKind::Namespace => self.hold_namespaces(node),
+                NodeKind::Machine => self.power_on(node),
+            };
+        }
+        let mut argv = match part.node() {
+            Some(node) => {
+                self.enter(self.namespace_node(&format!("n{node}"), &part.to_string())?)?
+            }
+            None => ["ip", "netns", "exec", &self.network().control_plane()]
+                .map(str::to_owned)
+                .to_vec(),
+        };
+        argv.extend(part::command_line(part, &self.folder, self.block()));
+        let process = start_detached(&argv, &self.binaries.path(), &self.folder.log(part))?;
+        self.folder.save_process(part, process)?;
+        self.wait_serving(part)
+    }
+
+    fn wait_serving(&self, part: Part) -> Result<(), Error> {
+        let Some(sign) = sign(part) else {
+            return Ok(());
+        };
+        self.wait_running(part, "starting to serve", START, || {
+            Ok(match &sign {
+                Sign::Port(port) => self
+                    .folder
+                    .process(part)?
+                    .is_some_and(|process| listens(process, *port))
+                    .then_some(())
+                    .ok_or_else(|| format!("nobody listens on port {port}")),
+                Sign::ApiReady => self
+                    .kubectl()
+                    .run(["get", "--raw", "/readyz"])
+                    .map(drop)
+                    .map_err(|error| error.to_string()),
+                // A socket file may be the one of a containerd that is dead.
+                Sign::Socket(node) => UnixStream::connect(self.containerd_socket(*node)?)
+                    .map(drop)
+                    .map_err(|error| error.to_string()),
+            })
+        })
+    }
+
+    /// As [`wait_until`], but ends at once when the part's process does.
+    pub(super) fn wait_running<T>(
+        &self,
+        part: Part,
+        stage: &'static str,
+        deadline: Duration,
+        mut probe: impl FnMut() -> Result<Result<T, String>, Error>,
+    ) -> Result<T, Error> {
+        wait_until(
+            &format!("{part} of {} {stage}", self.record.name),
+            deadline,
+            || {
+                if let Some(process) = self.folder.process(part)?
+                    && !process.alive()
+                {
+                    let log = self.folder.log(part);
+                    return Err(Error::PartEnded {
+                        part: part.to_string(),
+                        cluster: self.record.name.clone(),
+                        stage,
+                        tail: tail(&fs::read_to_string(&log).unwrap_or_default(), 20),
+                        log,
+                    });
+                }
+                probe()
+            },
+        )
+    }
+}
+
+/// Whether anyone listens on a TCP port in a process's network namespace.
+fn listens(process: Recorded, port: u16) -> bool {
+    ["tcp", "tcp6"]
+        .iter()
+        .filter_map(|table| fs::read_to_string(format!("/proc/{}/net/{table}", process.pid)).ok())
+        .any(|table| has_listener(&table, port))
+}
+
+/// Looks for a port in state LISTEN (0A) in a table of `/proc/net/tcp`.
+fn has_listener(table: &str, port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        fields.next().is_some_and(|local| local.ends_with(&port)) && fields.nth(1) == Some("0A")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_from_a_port_is_no_listener_on_it() {
+        let table = "  sl  local_address rem_address   st
+   0: 0100007F:094B 00000000:0000 0A 00000000:00000000
+   1: 0100007F:280A 0100007F:094B 01 00000000:00000000";
+        assert!(has_listener(table, 2379));
+        assert!(!has_listener(table, 10250));
+    }
+}
