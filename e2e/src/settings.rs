@@ -21,6 +21,8 @@ pub struct Environment {
     pub home: Option<PathBuf>,
     /// The cluster that stories use.
     pub cluster: Option<String>,
+    /// `full` for the soak's counts.
+    pub stories: Option<String>,
 }
 
 impl Environment {
@@ -32,15 +34,15 @@ impl Environment {
                 .filter(|value| !value.is_empty())
                 .map(PathBuf::from)
         };
+        let word = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self {
             cache: path("MOONCAKE_K8S_CACHE"),
             state: path("MOONCAKE_K8S_STATE"),
             xdg_cache: path("XDG_CACHE_HOME"),
             xdg_state: path("XDG_STATE_HOME"),
             home: path("HOME"),
-            cluster: std::env::var("MOONCAKE_K8S_CLUSTER")
-                .ok()
-                .filter(|name| !name.is_empty()),
+            cluster: word("MOONCAKE_K8S_CLUSTER"),
+            stories: word("MOONCAKE_STORIES"),
         }
     }
 }
@@ -55,6 +57,7 @@ impl Settings {
             xdg_state,
             home,
             cluster: _,
+            stories: _,
         } = environment;
         let home = home.unwrap_or_else(|| PathBuf::from("/root"));
         Self {

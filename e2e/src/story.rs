@@ -2,12 +2,24 @@
 //! up and shows its evidence when it fails, stock peers under orders, waits that say what they saw.
 
 mod evidence;
+mod generation;
+mod load;
+pub mod master;
 mod namespace;
+pub mod pool;
+pub mod processes;
+pub mod product;
+mod scale;
 mod stage;
 mod stock;
 mod wait;
 
+pub use generation::{OTHER_VERSION, other_generation};
+pub use load::{Effort, Load, LoadReport};
 pub use namespace::{Namespace, with_namespace};
+pub use pool::Pool;
+pub use product::Product;
+pub use scale::Scale;
 pub use stage::Stage;
 pub use stock::{Report, StockPod, StockWork};
 pub use wait::{Seen, eventually};

@@ -111,6 +111,23 @@ impl Namespace {
         finish(self.command(&arguments).deadline(deadline)).await
     }
 
+    /// As [`Namespace::exec`], with text for the command to read.
+    ///
+    /// # Errors
+    /// When it fails, with what it said.
+    pub async fn exec_with_input(
+        &self,
+        pod: &str,
+        container: &str,
+        command: &[&str],
+        input: &str,
+        deadline: Duration,
+    ) -> anyhow::Result<String> {
+        let mut arguments = vec!["exec", "--stdin", pod, "--container", container, "--"];
+        arguments.extend_from_slice(command);
+        finish(self.command(&arguments).input(input).deadline(deadline)).await
+    }
+
     /// What a pod's container has printed.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const DRIVER: &str = include_str!("../../stock/driver.py");
-const CONTAINER: &str = "main";
+pub(super) const CONTAINER: &str = "main";
 
 /// What a stock pod does. Values follow from their keys, so another pod can verify them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +40,11 @@ pub enum StockWork {
     },
     /// Contributes memory of its own as a stock segment, until deleted.
     Segment { bytes: u64 },
+    /// A Python program of the story's own.
+    Program {
+        text: &'static str,
+        arguments: Vec<String>,
+    },
     /// Nothing; for commands through [`Namespace::exec`].
     Idle,
 }
@@ -47,7 +52,7 @@ pub enum StockWork {
 /// A pod with the stock wheel.
 #[derive(Debug, Clone)]
 pub struct StockPod {
-    name: String,
+    pub name: String,
     work: StockWork,
     node: Option<String>,
     master: Option<String>,
@@ -108,6 +113,12 @@ impl StockPod {
         self
     }
 
+    /// Asks for injection: this pod uses the MooncakeCluster `cluster` of its own namespace.
+    #[must_use]
+    pub fn inject(self, cluster: &str) -> Self {
+        self.label(crds::names::LABEL_INJECT, cluster)
+    }
+
     #[must_use]
     pub fn label(mut self, name: &str, value: &str) -> Self {
         self.labels.insert(name.to_owned(), value.to_owned());
@@ -136,6 +147,9 @@ impl StockPod {
         ];
         if let Some(master) = &self.master {
             environment.push(json!({"name": "MOONCAKE_MASTER", "value": master}));
+            environment.push(json!({"name": "MOONCAKE_LOCAL_HOSTNAME", "value": "$(POD_IP)"}));
+            environment.push(json!({"name": "MOONCAKE_GLOBAL_SEGMENT_SIZE", "value": "0"}));
+            environment.push(json!({"name": "MOONCAKE_LOCAL_BUFFER_SIZE", "value": "67108864"}));
         }
         serde_json::from_value(json!({
             "apiVersion": "v1",
@@ -266,6 +280,11 @@ fn command(work: &StockWork) -> Vec<String> {
                  --host=$POD_IP --port=50052 --logtostderr"
             ),
         ],
+        StockWork::Program { text, arguments } => {
+            let mut words = vec!["python3".to_owned(), "-c".to_owned(), (*text).to_owned()];
+            words.extend_from_slice(arguments);
+            words
+        }
         StockWork::Idle => vec!["sleep".to_owned(), "infinity".to_owned()],
     }
 }

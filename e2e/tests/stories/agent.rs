@@ -1,0 +1,200 @@
+//! The agent dies, is replaced, or is away; the bytes stay.
+
+use anyhow::ensure;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::api::{Patch, PatchParams};
+use mooncake_e2e::Part;
+use mooncake_e2e::story::pool::ip;
+use mooncake_e2e::story::product::AGENT;
+use mooncake_e2e::story::{
+    Effort, Load, LoadReport, Pool, Product, Seen, eventually, master, processes,
+};
+use rustix::process::Signal;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+const BACK: Duration = Duration::from_secs(20);
+const NODES: [&str; 2] = ["n1", "n2"];
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn agents_killed_again_and_again_under_load_lose_no_key_and_no_segment() -> anyhow::Result<()>
+{
+    let product = Arc::new(Product::installed().await?);
+    let kills = product.scale.of("kills of an agent under load", 4_u32, 20);
+    let told = Arc::clone(&product);
+    let story = product.tell("killed", async move |namespace| {
+        let product = told;
+        let pool = Pool::small(&namespace).await?;
+        let before = pool.mounted(2, BACK).await?;
+        let master = pool.master_ip().await?;
+        let loads = [
+            Load::start(&namespace, "n1", "kv", Effort::default()).await?,
+            Load::start(&namespace, "n2", "kv", Effort::default()).await?,
+        ];
+        let agents = [product.agent_on("n1").await?, product.agent_on("n2").await?];
+        let homes = [
+            ip(&pool.pod_on("n1").await?)?,
+            ip(&pool.pod_on("n2").await?)?,
+        ];
+        for round in 0..kills {
+            // The last with the API server away: all that a successor needs lies in the pool pod.
+            if round + 1 == kills {
+                product
+                    .stage
+                    .with(|cluster| cluster.stop(Part::ApiServer))
+                    .await?;
+            }
+            let turn = usize::try_from(round)? % NODES.len();
+            let worker = processes::of_pod(&agents[turn], "worker")?;
+            worker
+                .iter()
+                .for_each(|process| process.recorded.signal(Signal::KILL));
+            eventually(format!("a new agent on {}", NODES[turn]), BACK, || async {
+                let now = processes::of_pod(&agents[turn], "worker")?;
+                let new = now.iter().all(|process| !worker.contains(process));
+                Ok(Seen::when(new.then_some(()), format!("{now:?}")))
+            })
+            .await?;
+            decides(&homes[turn]).await?;
+            let now = master::segments(&master).await?;
+            ensure!(
+                now == before,
+                "kill {round}: the master had {before:?}, now {now:?}"
+            );
+        }
+        product
+            .stage
+            .with(|cluster| cluster.start(Part::ApiServer))
+            .await?;
+        pool.ready(BACK).await?;
+        ensure!(
+            pool.segments().await? == before,
+            "the segments are others now"
+        );
+        for load in &loads {
+            few_failures(&load.finish(&namespace).await?, u64::from(kills))?;
+        }
+        Ok(())
+    });
+    let outcome = story.await;
+    product
+        .stage
+        .with(|cluster| cluster.start(Part::ApiServer))
+        .await?;
+    outcome
+}
+
+/// Waits until an agent decides about connections to a pool pod: ours is refused, which ends it. While
+/// there is no agent the kernel takes the connection and nothing comes.
+async fn decides(ip: &str) -> anyhow::Result<()> {
+    eventually(format!("an agent behind {ip}"), BACK, || async {
+        let mut stream = TcpStream::connect((ip, crds::names::POOL_DATA_PORT)).await?;
+        let read = tokio::time::timeout(Duration::from_secs(2), stream.read(&mut [0; 1])).await;
+        Ok(match read {
+            // A reset is an answer too.
+            Ok(Ok(0) | Err(_)) => Seen::Done(()),
+            Ok(Ok(_)) => anyhow::bail!("a byte for nobody"),
+            Err(_) => Seen::NotYet("connected, and silence".to_owned()),
+        })
+    })
+    .await
+}
+
+/// An end of one node's agent ends the connections to that node; each fails one transfer at most.
+fn few_failures(report: &LoadReport, ends: u64) -> anyhow::Result<()> {
+    report.nothing_lost()?;
+    let to_one_node = report.connections.div_ceil(2).max(1);
+    ensure!(
+        report.failed <= ends * to_one_node,
+        "{ends} ends of an agent, {to_one_node} connections to one node, but more failures: {report:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn agents_rolled_to_a_new_template_under_load_lose_no_key_and_no_segment()
+-> anyhow::Result<()> {
+    let product = Arc::new(Product::installed().await?);
+    let told = Arc::clone(&product);
+    product
+        .tell("rolled", async move |namespace| {
+            let product = told;
+            let pool = Pool::small(&namespace).await?;
+            let before = pool.mounted(2, BACK).await?;
+            let pods = pool.pods().await?;
+            let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
+            let rolled = json!({"spec": {"template": {"metadata": {"annotations": {
+                "mooncake.io/story": namespace.name}}}}});
+            product
+                .in_namespace::<DaemonSet>()
+                .patch(AGENT, &PatchParams::default(), &Patch::Merge(rolled))
+                .await?;
+            product.whole(Duration::from_secs(90)).await?;
+            pool.ready(BACK).await?;
+            ensure!(
+                pool.segments().await? == before,
+                "the segments are others now"
+            );
+            few_failures(&load.finish(&namespace).await?, 2)?;
+            same_lives(&pods, &pool.pods().await?)
+        })
+        .await
+}
+
+/// Nothing was replaced, and no container restarted.
+pub(super) fn same_lives(
+    before: &[k8s_openapi::api::core::v1::Pod],
+    after: &[k8s_openapi::api::core::v1::Pod],
+) -> anyhow::Result<()> {
+    let lives = |pods: &[k8s_openapi::api::core::v1::Pod]| -> Vec<(Option<String>, i32)> {
+        pods.iter()
+            .map(|pod| {
+                let containers = pod
+                    .status
+                    .iter()
+                    .flat_map(|status| status.container_statuses.iter().flatten());
+                (
+                    pod.metadata.uid.clone(),
+                    containers.map(|container| container.restart_count).sum(),
+                )
+            })
+            .collect()
+    };
+    ensure!(
+        lives(before) == lives(after),
+        "{:?} before, {:?} after",
+        lives(before),
+        lives(after)
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_node_whose_agent_is_gone_makes_the_cluster_not_ready_within_a_minute()
+-> anyhow::Result<()> {
+    let product = Arc::new(Product::installed().await?);
+    let told = Arc::clone(&product);
+    product
+        .tell("agentless", async move |namespace| {
+            let product = told;
+            let pool = Pool::small(&namespace).await?;
+            let agents = product.in_namespace::<DaemonSet>();
+            let only_n1 = json!({"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "n1"}}}}});
+            agents.patch(AGENT, &PatchParams::default(), &Patch::Merge(only_n1)).await?;
+            let message = pool.unready(None, Duration::from_secs(60)).await;
+            let everywhere = json!({"spec": {"template": {"spec": {"nodeSelector": null}}}});
+            agents.patch(AGENT, &PatchParams::default(), &Patch::Merge(everywhere)).await?;
+            let message = message?;
+            ensure!(message.contains("n2"), "the node is not named: {message}");
+            ensure!(message.contains("agent"), "its agent is not named: {message}");
+            product.whole(Duration::from_secs(90)).await?;
+            pool.ready(Duration::from_secs(60)).await
+        })
+        .await
+}

@@ -1,0 +1,102 @@
+//! The master is replaced, or is of another generation.
+
+use anyhow::ensure;
+use crds::Reason;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::DeleteParams;
+use kube::{Api, ResourceExt};
+use mooncake_e2e::story::pool::READY;
+use mooncake_e2e::story::{Effort, Load, Pool, Product, Seen, eventually, other_generation};
+use std::time::{Duration, Instant};
+
+const BACK: Duration = Duration::from_secs(5);
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_deleted_master_has_every_segment_again_within_five_seconds_of_its_return()
+-> anyhow::Result<()> {
+    let product = Product::installed().await?;
+    product
+        .tell("master", async |namespace| {
+            let pool = Pool::small(&namespace).await?;
+            let before = pool.mounted(2, READY).await?;
+            let lives = pool.pods().await?;
+            let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
+            let old = pool.master().await?;
+            let pods: Api<Pod> = namespace.api();
+            pods.delete(&old.name_any(), &DeleteParams::default())
+                .await?;
+            eventually("a master that serves", READY, || async {
+                let now = pool.master().await?;
+                let new = now.uid() != old.uid();
+                Ok(Seen::when(
+                    (new && serves(&now)).then_some(()),
+                    "no new Ready pod",
+                ))
+            })
+            .await?;
+            let returned = Instant::now();
+            let after = pool.mounted(2, BACK).await?;
+            println!(
+                "mounted again {:.1} s after its return",
+                returned.elapsed().as_secs_f64()
+            );
+            for segment in &after {
+                let old_place = before.iter().any(|old| {
+                    old.base_address == segment.base_address || old.segment_id == segment.segment_id
+                });
+                ensure!(
+                    !old_place,
+                    "a new data epoch has an old address: {before:?} then {after:?}"
+                );
+            }
+            pool.ready(READY).await?;
+            // The index is lost with the master; what is put now is all there is.
+            load.finish(&namespace).await?;
+            let load = Load::start(&namespace, "n2", "kv", Effort::default()).await?;
+            load.finish(&namespace).await?.undisturbed()?;
+            super::agent::same_lives(&lives, &pool.pods().await?)
+        })
+        .await
+}
+
+fn serves(pod: &Pod) -> bool {
+    pod.status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_master_of_another_generation_is_named_with_both_versions_and_gets_nothing()
+-> anyhow::Result<()> {
+    let product = Product::installed().await?;
+    let other = other_generation(&product.stage, &product.settings).await?;
+    product
+        .tell("skew", async move |namespace| {
+            let pool = Pool::apply(
+                &namespace,
+                "kv",
+                &format!(
+                    "{{pools: [{{name: default, size: 64Mi}}], master: {{image: '{other}'}}}}"
+                ),
+            )
+            .await?;
+            let message = pool.unready(Some(Reason::EngineVersionSkew), READY).await?;
+            for version in ["0.3.11", "0.3.13"] {
+                ensure!(
+                    message.contains(version),
+                    "{version} is not told: {message}"
+                );
+            }
+            ensure!(
+                pool.segments().await?.is_empty(),
+                "half mounted: {:?}",
+                pool.segments().await?
+            );
+            println!("{message}");
+            Ok(())
+        })
+        .await
+}

@@ -1,0 +1,126 @@
+"""A stock client that works until SIGTERM, whatever happens around it, and at the end verifies every kept key.
+
+load.py PREFIX KEYS BYTES OPERATIONS_PER_SECOND
+KEYS keys are put once and kept. Then it gets kept keys at random, and puts, gets and removes others.
+Every value follows from its key. One JSON line for each failure; the last line is the report.
+A wrong byte is never anything but `wrong`; a key that the master no longer knows is `missing`.
+"""
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+
+from mooncake.mooncake_config import MooncakeConfig
+from mooncake.store import MooncakeDistributedStore
+
+PREFIX, KEYS, BYTES, RATE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+ended = []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+
+
+def value(key):
+    return hashlib.shake_128(key.encode()).digest(BYTES)
+
+
+def connections():
+    """Established TCP connections to the data port of pool pods."""
+    found = 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with open(table) as lines:
+            for line in list(lines)[1:]:
+                remote, state = line.split()[2:4]
+                found += state == "01" and int(remote.rsplit(":", 1)[1], 16) == 12002
+    return found
+
+
+class Load:
+    def __init__(self):
+        config = MooncakeConfig.load_from_env()
+        self.store = MooncakeDistributedStore()
+        code = self.store.setup(
+            config.local_hostname,
+            config.metadata_server,
+            config.global_segment_size,
+            config.local_buffer_size,
+            config.protocol,
+            config.device_name or "",
+            config.master_server_address,
+        )
+        if code != 0:
+            sys.exit(f"setup at {config.master_server_address} answered {code}")
+        self.counts = dict.fromkeys(("put", "got", "failed", "missing", "wrong", "bytes"), 0)
+        self.longest = 0.0
+        self.connections = 0
+        self.failures = []
+
+    def fail(self, kind, operation, key, detail):
+        self.counts[kind] += 1
+        line = {"at": round(time.time(), 3), "kind": kind, "operation": operation, "key": key, "detail": detail}
+        self.failures = (self.failures + [line])[-40:]
+        print(json.dumps(line), flush=True)
+
+    def timed(self, call, *arguments):
+        start = time.monotonic()
+        answer = call(*arguments)
+        self.longest = max(self.longest, time.monotonic() - start)
+        return answer
+
+    def put(self, key):
+        code = self.timed(self.store.put, key, value(key))
+        if code != 0:
+            self.fail("failed", "put", key, code)
+            return False
+        self.counts["put"] += 1
+        self.counts["bytes"] += BYTES
+        return True
+
+    def get(self, key):
+        got = self.timed(self.store.get, key)
+        if got == value(key):
+            self.counts["got"] += 1
+            self.counts["bytes"] += BYTES
+            return True
+        if got:
+            self.fail("wrong", "get", key, f"{len(got)} bytes that were never put there")
+            return False
+        known = self.store.is_exist(key)
+        self.fail("missing" if known == 0 else "failed", "get", key, f"exists: {known}")
+        return False
+
+    def report(self, **more):
+        print(json.dumps({**self.counts, "longest": round(self.longest, 3), "connections": self.connections, "failures": self.failures, **more}), flush=True)
+
+
+def main():
+    load = Load()
+    dice = random.Random(PREFIX)
+    kept = [f"{PREFIX}-kept-{number}" for number in range(KEYS)]
+    for key in kept:
+        while not load.put(key) and not ended:
+            time.sleep(0.2)
+    print("loading", flush=True)
+    turn = 0
+    started = time.monotonic()
+    while not ended:
+        key = f"{PREFIX}-{turn}"
+        if turn % 4 == 0 and load.put(key):
+            load.get(key)
+            load.timed(load.store.remove, key, True)
+        else:
+            load.get(dice.choice(kept))
+        if turn % 50 == 0:
+            load.connections = max(load.connections, connections())
+        turn += 1
+        time.sleep(max(0.0, started + turn / RATE - time.monotonic()))
+        # After a long stall the rate starts anew: no burst.
+        started = max(started, time.monotonic() - (turn + 1) / RATE)
+    unread = [key for key in kept if load.timed(load.store.get, key) != value(key)]
+    load.report(kept=len(kept), unread=len(unread), turns=turn)
+    # The stock client's own teardown is not what is tested.
+    os._exit(0)
+
+
+main()

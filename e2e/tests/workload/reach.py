@@ -1,0 +1,56 @@
+"""Somebody who is no peer tries a pool's doors; prints as JSON what came of each.
+
+reach.py KEY ADDRESS HOST...
+KEY is in the pool; ADDRESS is a wire address of a segment, in hexadecimal. Each HOST is a pool pod.
+A raw handshake, a raw read of 4 KiB in both protocol versions, then a stock get and a stock put.
+"""
+import json
+import os
+import socket
+import struct
+import sys
+
+KEY, ADDRESS, HOSTS = sys.argv[1], int(sys.argv[2], 16), sys.argv[3:]
+METADATA = b'{"name":"nobody:1","protocol":"tcp","tcp_data_port":1}'
+DOORS = {
+    "handshake": (12001, struct.pack("<Q", len(METADATA) + 1) + b"\x01" + METADATA),
+    "read v1": (12002, struct.pack("<QQB7x", 4096, ADDRESS, 0)),
+    "read v2": (12002, struct.pack("<QQB7x", 4096, ADDRESS, 0x80)),
+    "write v2": (12002, struct.pack("<QQB7x", 4096, ADDRESS, 0x81) + b"X" * 4096),
+}
+
+
+def knock(host, port, request):
+    """How many bytes came back, and how it ended."""
+    got = 0
+    try:
+        with socket.create_connection((host, port), timeout=5) as door:
+            door.sendall(request)
+            while piece := door.recv(65536):
+                got += len(piece)
+        return got, "closed"
+    except OSError as error:
+        return got, type(error).__name__
+
+
+def stock():
+    from mooncake.store import MooncakeDistributedStore
+
+    store = MooncakeDistributedStore()
+    code = store.setup(os.environ["POD_IP"], "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", os.environ["MOONCAKE_MASTER"])
+    if code != 0:
+        return {"master": f"refused {code}", "read": 0, "written": False}
+    return {"master": "answers (its port is closed by NetworkPolicy where that is enforced)",
+            "read": len(store.get(KEY)), "written": store.put(f"{KEY}-foreign", b"foreign" * 1000) == 0}
+
+
+def main():
+    for host in HOSTS:
+        for name, (port, request) in DOORS.items():
+            got, end = knock(host, port, request)
+            print(json.dumps({"door": name, "host": host, "read": got, "end": end}), flush=True)
+    print(json.dumps({"door": "stock", **stock()}), flush=True)
+    os._exit(0)
+
+
+main()
