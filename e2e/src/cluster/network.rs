@@ -175,12 +175,17 @@ fn belongs_to(namespace: &str, cluster: &str) -> bool {
 /// # Errors
 /// Those of `ip`.
 pub(super) fn remove(cluster: &str) -> Result<(), Error> {
+    let host = host_link(cluster);
+    let there = || Path::new("/sys/class/net").join(&host).exists();
+    // First, while someone else may still take it away: it goes with the namespace of its other end.
+    if there()
+        && let Err(error) = ip(&["link", "del", &host])
+        && there()
+    {
+        return Err(error);
+    }
     for namespace in namespaces(cluster) {
         ip(&["netns", "del", &namespace])?;
-    }
-    let host = host_link(cluster);
-    if Path::new("/sys/class/net").join(&host).exists() {
-        ip(&["link", "del", &host])?;
     }
     Ok(())
 }

@@ -14,6 +14,9 @@ use std::time::Duration;
 /// On a machine that is busy with builds everything takes long.
 const START: Duration = Duration::from_secs(300);
 
+/// Between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(20);
+
 /// What [`Cluster::status`] tells of one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartStatus {
@@ -75,33 +78,45 @@ impl Cluster {
         if let Part::Node(node) = part {
             return self.cut_power(self.node_named(&format!("n{node}"))?);
         }
-        self.end(part, Signal::KILL)
+        self.end(part)
     }
 
-    /// SIGTERM, and waits until the process has ended by itself.
+    /// SIGTERM, and SIGKILL for what has not ended 20 s later, as an init system does it.
     ///
     /// # Errors
-    /// [`Error::Deadline`]: it still runs.
+    /// [`Error::Deadline`].
     pub fn stop(&self, part: Part) -> Result<(), Error> {
-        self.end(part, Signal::TERM)
+        if let Some(process) = self.folder.process(part)? {
+            tracing::info!(%part, pid = process.pid, "stopping");
+            process.signal(Signal::TERM);
+            // The API server waits a minute for requests that are under way.
+            if self.wait_end(part, process, GRACE).is_ok() {
+                return self.folder.forget(part);
+            }
+        }
+        self.end(part)
     }
 
-    fn end(&self, part: Part, signal: Signal) -> Result<(), Error> {
+    fn end(&self, part: Part) -> Result<(), Error> {
         let Some(process) = self.folder.process(part)? else {
             return Ok(());
         };
-        tracing::info!(%part, pid = process.pid, "ending");
-        process.signal(signal);
+        tracing::info!(%part, pid = process.pid, "killing");
+        process.signal(Signal::KILL);
+        self.wait_end(part, process, Duration::from_secs(60))?;
+        self.folder.forget(part)
+    }
+
+    fn wait_end(&self, part: Part, process: Recorded, deadline: Duration) -> Result<(), Error> {
         wait_until(
             &format!("{part} of {} to end", self.record.name),
-            Duration::from_secs(90),
+            deadline,
             || {
                 Ok((!process.alive())
                     .then_some(())
                     .ok_or_else(|| format!("pid {} runs", process.pid)))
             },
-        )?;
-        self.folder.forget(part)
+        )
     }
 
     /// Starts a part that does not run, and waits until it serves. A part that runs is left alone. For

@@ -69,7 +69,7 @@ pub(crate) enum Command {
     /// SIGKILL a part: etcd, apiserver, controllers, scheduler, containerd-n1, kubelet-n1, proxy-n1,
     /// or node-n1: everything of a node at once
     Kill { part: Part },
-    /// End a part by SIGTERM
+    /// End a part by SIGTERM, by SIGKILL after 20 s
     Stop { part: Part },
     /// Start a part that does not run
     Start { part: Part },
