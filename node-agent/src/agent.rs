@@ -12,6 +12,7 @@ mod ledger;
 mod metrics;
 mod numa;
 mod pool;
+mod readers;
 mod report;
 pub mod supervisor;
 pub mod worker;

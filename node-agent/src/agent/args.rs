@@ -46,8 +46,8 @@ pub struct Settings {
     /// The node's procfs, with the process ids that this process sees.
     #[arg(long, env = "HOST_PROC", default_value = "/proc", global = true)]
     pub host_proc: PathBuf,
-    /// Port of /metrics, /healthz and /readyz on the pod's address, plain HTTP. Who may reach it
-    /// is the chart's NetworkPolicy; nothing but counts is told there.
+    /// Port of /metrics, /healthz and /readyz on the pod's address, plain HTTP. Readers of /metrics
+    /// show a token that TokenReview accepts and SubjectAccessReview allows to get `/metrics`.
     #[arg(long, env = "METRICS_PORT", default_value_t = 9464, global = true)]
     pub metrics_port: u16,
     /// Threads that move bytes; 0 means one per 8 cores, at least one.

@@ -1,11 +1,13 @@
-//! The agent's own small web face: /metrics, /healthz and /readyz, plain HTTP.
+//! The agent's own small web face, plain HTTP: /healthz and /readyz for the kubelet, /metrics for
+//! readers whose token the API server accepts.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use crds::reason::Reason;
@@ -13,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::metrics;
+use super::readers::{Readers, Worth};
 use super::report::Board;
 
 /// Whether this agent works on the node.
@@ -23,21 +26,20 @@ pub(crate) enum Standing {
     Working,
 }
 
+/// What the answers are made of.
 #[derive(Clone)]
-struct Shared {
-    standing: watch::Receiver<Standing>,
-    board: Board,
+pub(crate) struct Face {
+    pub(crate) standing: watch::Receiver<Standing>,
+    pub(crate) board: Board,
+    /// Set once this agent works; nobody reads metrics before.
+    pub(crate) readers: Arc<OnceLock<Readers>>,
 }
 
 /// Listens and answers for ever.
 ///
 /// # Errors
 /// If the port cannot be had.
-pub(crate) async fn serve(
-    port: u16,
-    standing: watch::Receiver<Standing>,
-    board: Board,
-) -> anyhow::Result<()> {
+pub(crate) async fn serve(port: u16, face: Face) -> anyhow::Result<()> {
     let any6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let any4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let listener = match TcpListener::bind(any6).await {
@@ -50,13 +52,13 @@ pub(crate) async fn serve(
         .route("/healthz", get(async || "alive\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(scrape))
-        .with_state(Shared { standing, board });
+        .with_state(face);
     axum::serve(listener, router).await?;
     Ok(())
 }
 
-async fn ready(State(shared): State<Shared>) -> impl IntoResponse {
-    let standing = *shared.standing.borrow();
+async fn ready(State(face): State<Face>) -> impl IntoResponse {
+    let standing = *face.standing.borrow();
     match standing {
         Standing::Working => (StatusCode::OK, "working\n".to_owned()),
         Standing::Waiting => (
@@ -70,17 +72,37 @@ async fn ready(State(shared): State<Shared>) -> impl IntoResponse {
     }
 }
 
-async fn scrape(State(shared): State<Shared>) -> impl IntoResponse {
-    match metrics::render(&shared.board.shown()) {
+async fn scrape(State(face): State<Face>, headers: HeaderMap) -> impl IntoResponse {
+    let token = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "));
+    let worth = match face.readers.get() {
+        Some(readers) => readers.judge(token).await,
+        None => Worth::Unheard,
+    };
+    let no = |status| {
+        (
+            status,
+            [(header::CONTENT_TYPE, "text/plain")],
+            String::new(),
+        )
+    };
+    match worth {
+        Worth::Unknown => return no(StatusCode::UNAUTHORIZED),
+        Worth::Forbidden => return no(StatusCode::FORBIDDEN),
+        Worth::Unheard => return no(StatusCode::SERVICE_UNAVAILABLE),
+        Worth::Allowed => {}
+    }
+    match metrics::render(&face.board.shown()) {
         Ok(text) => (
             StatusCode::OK,
             [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)],
             text,
         ),
-        Err(error) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            [(header::CONTENT_TYPE, "text/plain")],
-            error.to_string(),
-        ),
+        Err(error) => {
+            tracing::error!(%error, "the metrics could not be written");
+            no(StatusCode::INTERNAL_SERVER_ERROR)
+        }
     }
 }

@@ -136,7 +136,11 @@ pub(crate) fn render(shown: &[Shown]) -> Result<String, fmt::Error> {
     );
     registry.register_with_unit("mounted", "Memory mounted and served", Unit::Bytes, mounted);
     registry.register("connections", "Data connections served now", connections);
-    registry.register_with_unit("peer", "Bytes that peers moved", Unit::Bytes, bytes);
+    registry.register(
+        "bytes",
+        "Bytes sent to peers (read) and received from them (written)",
+        bytes,
+    );
     registry.register("requests", "Requests of peers carried out", requests);
     registry.register("handshakes", "Handshake requests answered", handshakes);
     registry.register(
@@ -182,7 +186,7 @@ mod tests {
     #[test]
     fn pools_of_one_cluster_are_added_up() {
         let text = render(&[pod(1), pod(1)]).unwrap();
-        let line = "mooncake_agent_peer_bytes_total{namespace=\"ns\",cluster=\"c1\",\
+        let line = "mooncake_agent_bytes_total{namespace=\"ns\",cluster=\"c1\",\
                     transport=\"tcp\",direction=\"read\"} 14";
         assert!(text.contains(line), "{text}");
     }

@@ -1,7 +1,7 @@
 //! The process that does the agent's work: takes the node, then serves its pool pods.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -13,9 +13,10 @@ use tokio::sync::watch;
 
 use super::args::Settings;
 use super::claim::{self, Claim};
-use super::http::{self, Standing};
+use super::http::{self, Face, Standing};
 use super::ledger::Ledger;
 use super::pool::Context;
+use super::readers::Readers;
 use super::report::{self, Board};
 use super::{assignments, fleet};
 
@@ -56,7 +57,13 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     } = settings;
     let board = Board::default();
     let (standing, watched) = watch::channel(Standing::Waiting);
-    let face = tokio::spawn(http::serve(metrics_port, watched, board.clone()));
+    let readers = Arc::new(OnceLock::new());
+    let face = Face {
+        standing: watched,
+        board: board.clone(),
+        readers: Arc::clone(&readers),
+    };
+    let face = tokio::spawn(http::serve(metrics_port, face));
     let claim = take(&state_dir, &node_name).await?;
     let key = claim::key(&state_dir, &claim)?;
     standing.send_replace(Standing::Working);
@@ -76,6 +83,7 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
         Some(_) => None,
         None => Some(client().await),
     };
+    readers.get_or_init(|| Readers::new(kubernetes.clone()));
     let assigned = match (&kubernetes, assignments_file) {
         (Some(client), _) => assignments::of_kubernetes(client.clone(), &node_name),
         (None, Some(path)) => assignments::of_file(path),
