@@ -2,18 +2,22 @@
 //! that change under load.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod api;
 mod rig;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use api::Api;
 use axum::http::StatusCode;
 use crds::MooncakeCluster;
 use jiff::Timestamp;
 use mooncake_operator::admission::{Clusters, LookupError, Wish};
-use mooncake_operator::certificates::{Identity, Schedule, Stored};
+use mooncake_operator::certificates::{Identity, Keeper, Schedule, Stored};
 use rig::{NAME, Server, Trust, eventually};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 /// Recorded from a Kubernetes 1.35 API server: `kubectl run` in namespace team.
 const REVIEW: &str = include_str!("review.json");
@@ -199,4 +203,85 @@ async fn a_retired_authority_is_trusted_no_longer() {
     let trust = Trust::of(&last.bundle());
     assert!(server.post(&trust, REVIEW.to_owned()).await.is_err());
     server.end().await;
+}
+
+/// A replica: what it serves, and a switch that makes it the leader.
+async fn replica(api: &Api, schedule: Schedule) -> (Server, watch::Sender<bool>) {
+    let server = Server::start(Nothing).await;
+    let keeper = Keeper::new(
+        api.client.clone(),
+        api::NAMESPACE,
+        api::SECRET.to_owned(),
+        api::CONFIGURATION.to_owned(),
+        schedule,
+        server.certificate.clone(),
+    );
+    let (lead, leader) = watch::channel(false);
+    tokio::spawn(keeper.run(leader));
+    (server, lead)
+}
+
+/// Calls until the replica serves what API servers are told to trust.
+async fn trusted(api: &Api, server: &Server) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
+    let answered = async {
+        loop {
+            ticks.tick().await;
+            if let Some(bundle) = api.bundle()
+                && server
+                    .post(&Trust::of(&bundle), REVIEW.to_owned())
+                    .await
+                    .is_ok()
+            {
+                return;
+            }
+        }
+    };
+    let answered = tokio::time::timeout(rig::PATIENCE, answered).await;
+    answered.expect("the replica is trusted in the end");
+}
+
+#[tokio::test]
+async fn the_leader_certifies_the_follower_serves_the_same_and_then_nobody_writes() {
+    let api = Api::start("mooncake-webhook").await;
+    let (first, lead) = replica(&api, Schedule::default()).await;
+    let (second, _follow) = replica(&api, Schedule::default()).await;
+    assert!(!first.certificate.loaded() && !second.certificate.loaded());
+    lead.send_replace(true);
+    trusted(&api, &first).await;
+    trusted(&api, &second).await;
+    // One Secret, one bundle for both webhooks.
+    assert_eq!(api.writes(), 2);
+}
+
+#[tokio::test]
+async fn certificates_go_on_rotating_when_the_lead_changes() {
+    let hour = Duration::from_secs(3600);
+    // Due at once, always.
+    let schedule = Schedule {
+        lifetime: hour,
+        renew_before: hour,
+        overlap: Duration::from_millis(100),
+    };
+    let api = Api::start("mooncake-webhook").await;
+    let (first, lead_first) = replica(&api, schedule).await;
+    let (second, lead_second) = replica(&api, schedule).await;
+    lead_first.send_replace(true);
+    trusted(&api, &second).await;
+    let before = api.bundle();
+    eventually(|| api.bundle().is_some_and(|now| !shares(&before, &now))).await;
+    lead_first.send_replace(false);
+    lead_second.send_replace(true);
+    let before = api.bundle();
+    eventually(|| api.bundle().is_some_and(|now| !shares(&before, &now))).await;
+    trusted(&api, &first).await;
+    trusted(&api, &second).await;
+}
+
+/// Whether any authority stands in both bundles.
+fn shares(before: &Option<String>, now: &str) -> bool {
+    let mut old = before
+        .iter()
+        .flat_map(|b| b.split_inclusive("-----END CERTIFICATE-----"));
+    old.any(|authority| !authority.trim().is_empty() && now.contains(authority.trim()))
 }

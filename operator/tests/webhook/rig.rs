@@ -24,7 +24,7 @@ use tokio_rustls::TlsConnector;
 /// The Service's name, by which API servers call.
 pub(crate) const NAME: &str = "mooncake-webhook.mooncake-system.svc";
 /// For anything that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a client trusts.
 #[derive(Clone)]
