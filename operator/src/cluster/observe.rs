@@ -20,8 +20,10 @@ pub struct Observed {
     pub existing: Existing,
     /// Pods labelled as the master's, whatever their state.
     pub master_pods: Vec<Arc<Pod>>,
-    /// Pods labelled as pools', whatever their state.
+    /// Pods that our DaemonSets made, whatever their state.
     pub pool_pods: Vec<Arc<Pod>>,
+    /// Pods that carry a pool's labels but that no DaemonSet of ours owns.
+    pub strangers: Vec<String>,
     /// Pods that ask for this cluster, of every namespace.
     pub labelled: Vec<Arc<Pod>>,
     /// MooncakeNodes by name.
@@ -41,6 +43,7 @@ pub struct Existing {
 
 /// Takes the snapshot.
 pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
+    let daemon_sets = of_cluster(&caches.daemon_sets, cluster);
     let (mut master_pods, mut pool_pods) = (Vec::new(), Vec::new());
     for pod in of_cluster(&caches.pods, cluster) {
         match pod.labels().get(names::LABEL_COMPONENT).map(String::as_str) {
@@ -51,6 +54,12 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     }
     by_name(&mut master_pods);
     by_name(&mut pool_pods);
+    // A pod whose DaemonSet went with its pool is leaving, and no stranger.
+    let strangers = pool_pods
+        .extract_if(.., |pod| !daemon_sets.iter().any(|set| owns(set, pod)))
+        .filter(|pod| pod.meta().deletion_timestamp.is_none())
+        .map(|pod| pod.name_any())
+        .collect();
     let mut labelled = caches
         .labelled
         .state_filter(|pod| wanted_cluster(pod).as_ref() == Some(cluster));
@@ -71,10 +80,11 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
             policies: of_cluster(&caches.policies, cluster),
             slices: of_cluster(&caches.slices, cluster),
             deployments: of_cluster(&caches.deployments, cluster),
-            daemon_sets: of_cluster(&caches.daemon_sets, cluster),
+            daemon_sets,
         },
         master_pods,
         pool_pods,
+        strangers,
         labelled,
         reports,
     }
@@ -117,6 +127,11 @@ pub fn ready_master(pods: &[Arc<Pod>]) -> Option<&Pod> {
         .filter(|pod| owner(pod.meta()).is_some_and(|owner| owner.kind == "ReplicaSet"))
         .max_by_key(|pod| pod.creation_timestamp().map(|time| time.0))
         .map(AsRef::as_ref)
+}
+
+/// True where `set` is the controlling owner of `pod`, by UID.
+fn owns(set: &DaemonSet, pod: &Pod) -> bool {
+    owner(pod.meta()).is_some_and(|owner| Some(&owner.uid) == set.meta().uid.as_ref())
 }
 
 /// The controlling owner.

@@ -52,7 +52,7 @@ pub fn compute(
     let transport = transport(&cluster.transports);
     let parts = [
         master(observed),
-        pools_ready(cluster, pools, verdicts, rollout),
+        pools_ready(facts),
         transports_ready(transport.as_ref()),
     ];
     let mut findings = summary(&parts, rollout, serving.len(), wanted);
@@ -254,12 +254,15 @@ fn transports_ready(transport: Result<&Transport, &String>) -> Finding {
     }
 }
 
-fn pools_ready(
-    cluster: &Valid,
-    pools: &[Option<DaemonSet>],
-    verdicts: &[Verdict],
-    rollout: &rollout::Step,
-) -> Finding {
+fn pools_ready(facts: &Facts<'_>) -> Finding {
+    let Facts {
+        cluster,
+        observed,
+        pools,
+        verdicts,
+        rollout,
+        used: _,
+    } = *facts;
     let kind = ConditionType::PoolsReady;
     for (pool, set) in cluster.pools.iter().zip(pools) {
         let Some(wanted) = set.as_ref().and_then(scheduled) else {
@@ -309,23 +312,31 @@ fn pools_ready(
         )
     });
     let Some((state, reason, _)) = troubles.first().cloned() else {
-        let message = match rollout {
-            rollout::Step::Done => format!("{} pool pods serve", verdicts.len()),
-            step => format!("{} pool pods serve; {step}", verdicts.len()),
-        };
+        let mut message = format!("{} pool pods serve", verdicts.len());
+        if *rollout != rollout::Step::Done {
+            message.push_str(&format!("; {rollout}"));
+        }
+        if !observed.strangers.is_empty() {
+            message.push_str(&format!(
+                "; not served, because no DaemonSet of this cluster made it: {}",
+                listed(&observed.strangers)
+            ));
+        }
         return Finding::new(kind, true, Reason::AsExpected, message);
     };
-    let mut message = troubles
-        .iter()
-        .take(TOLD)
-        .map(|(_, _, words)| words.as_str())
-        .collect::<Vec<_>>()
-        .join("; ");
-    if troubles.len() > TOLD {
-        message.push_str(&format!("; and {} more", troubles.len() - TOLD));
-    }
+    let told: Vec<String> = troubles.into_iter().map(|(_, _, words)| words).collect();
+    let mut message = listed(&told);
     message.push_str(&format!(". Remedy: {}", reason.remedy()));
     Finding::new(kind, state, reason, message)
+}
+
+/// The first few, and how many more there are.
+fn listed(words: &[String]) -> String {
+    let mut told = words[..words.len().min(TOLD)].join("; ");
+    if words.len() > TOLD {
+        told.push_str(&format!("; and {} more", words.len() - TOLD));
+    }
+    told
 }
 
 fn tell(verdict: &Verdict, reason: Reason, message: &str) -> String {

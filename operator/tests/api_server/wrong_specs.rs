@@ -7,8 +7,8 @@ use kube::{Api, Client, Resource};
 
 /// Spec, and a part of the words with which it is refused.
 const WRONG: &[(&str, &str)] = &[
-    ("{poolz: []}", "unknown field"),
-    ("{pools: [{name: a, sice: 1Gi}]}", "unknown field"),
+    ("{poolz: []}", ".spec.poolz: field not declared"),
+    ("{pools: [{name: a, sice: 1Gi}]}", "sice: field not declared"),
     ("{pools: []}", "should have at least 1 items"),
     (
         "{access: {addresses: ['127.0.0.1']}}",
