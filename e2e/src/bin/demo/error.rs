@@ -36,6 +36,9 @@ pub(crate) enum Error {
         words: String,
     },
 
+    #[error("reading the metrics of agent {pod}: {source}")]
+    Metrics { pod: String, source: std::io::Error },
+
     #[error("pod {pod} reported no figures; it printed:\n{words}")]
     NoFigures { pod: &'static str, words: String },
 }

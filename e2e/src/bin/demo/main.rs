@@ -2,6 +2,7 @@
 
 mod args;
 mod error;
+mod forward;
 mod ours;
 mod pods;
 mod progress;

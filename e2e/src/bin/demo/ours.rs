@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// Where the demo's cluster and pods live.
 pub(crate) const NAMESPACE: &str = "mooncake-demo";
+/// Lets the demo read the agents' metrics.
+pub(crate) const READER_BINDING: &str = "mooncake-demo-metrics-reader";
 /// On both namespaces: `up` made them, so `down` may remove them.
 const LABEL: &str = "mooncake.io/made-by=demo";
 /// On the release's namespace: the agents are privileged.
@@ -81,6 +83,7 @@ pub(crate) fn remove(target: &Target, progress: &mut Progress) -> Result<(), Err
     if exists(target, &["namespace", NAMESPACE])? && is_ours(target, NAMESPACE)? {
         progress.say(&format!("removing namespace {NAMESPACE}"));
         delete(target, &["namespace", NAMESPACE])?;
+        delete(target, &["clusterrolebinding", READER_BINDING])?;
     }
     let system = product::NAMESPACE;
     if !exists(target, &["namespace", system])? || !is_ours(target, system)? {

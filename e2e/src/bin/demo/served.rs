@@ -1,12 +1,15 @@
 //! How many bytes each node's agent has moved, from the agents' own metrics.
 
 use crate::error::Error;
-use crate::ours::get;
+use crate::forward::Forward;
+use crate::ours::{NAMESPACE, READER_BINDING, get};
 use crate::target::Target;
 use mooncake_e2e::product;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 const METRIC: &str = "mooncake_agent_bytes_total";
+const READER: &str = "metrics-reader";
 
 /// Bytes since the agent's start, or between two looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -20,17 +23,21 @@ pub(crate) struct Moved {
 /// Each node's agent, by node.
 pub(crate) type Served = BTreeMap<String, Moved>;
 
-/// Asks every agent.
+/// Asks every agent, as one who may read metrics.
 pub(crate) fn look(target: &Target) -> Result<Served, Error> {
-    let namespace = product::NAMESPACE;
+    target.kubectl.apply(&reader().to_string())?;
+    let token = target
+        .kubectl
+        .run(["create", "token", READER, "--namespace", NAMESPACE])?;
     let label = format!(
         "{}={}",
         crds::names::LABEL_COMPONENT,
         crds::names::COMPONENT_AGENT
     );
+    let system = product::NAMESPACE;
     let pods = get(
         target,
-        &["pods", "--namespace", namespace, "--selector", &label],
+        &["pods", "--namespace", system, "--selector", &label],
     )?;
     pods["items"]
         .as_array()
@@ -42,11 +49,37 @@ pub(crate) fn look(target: &Target) -> Result<Served, Error> {
             Some((pod["spec"]["nodeName"].as_str()?, name, port))
         })
         .map(|(node, pod, port)| {
-            let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics");
-            let text = target.kubectl.run(["get", "--raw", &path])?;
+            let text = Forward::to(&target.kubectl, system, pod, port)?
+                .get("/metrics", token.trim())
+                .map_err(|source| Error::Metrics {
+                    pod: pod.to_owned(),
+                    source,
+                })?;
             Ok((node.to_owned(), moved(&text)))
         })
         .collect()
+}
+
+/// A service account that may read metrics.
+fn reader() -> Value {
+    json!({"apiVersion": "v1", "kind": "List", "items": [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": READER, "namespace": NAMESPACE},
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": READER_BINDING},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": format!("{}-metrics-reader", product::RELEASE),
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": READER, "namespace": NAMESPACE}],
+        },
+    ]})
 }
 
 /// What was added between two looks; an agent that restarted counts from nothing.
