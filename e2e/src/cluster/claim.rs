@@ -19,6 +19,13 @@ const SYSCTLS: [&str; 5] = [
     "kernel/keys/root_maxbytes",
 ];
 
+/// What several clusters need more of than a machine has by default. Each containerd, kubelet and shim
+/// watches files; kubelet dies without.
+const LEAST: [(&str, u64); 2] = [
+    ("fs/inotify/max_user_instances", 8192),
+    ("fs/inotify/max_user_watches", 524_288),
+];
+
 /// The folders that nodes mount their own over; they must exist on the machine.
 const MOUNT_POINTS: [&str; 8] = [
     "/var/lib/kubelet",
@@ -142,11 +149,20 @@ fn with_machine<T>(work: impl FnOnce(&mut Machine) -> Result<T, Error>) -> Resul
 
 fn prepare(machine: &mut Machine) -> Result<(), Error> {
     for name in SYSCTLS {
-        let path = Path::new("/proc/sys").join(name);
-        if let Ok(value) = fs::read_to_string(&path) {
+        if let Ok(value) = fs::read_to_string(sysctl(name)) {
             machine
                 .sysctls
                 .insert(name.to_owned(), value.trim().to_owned());
+        }
+    }
+    for (name, least) in LEAST {
+        let path = sysctl(name);
+        let value = fs::read_to_string(&path).map_err(Error::file("reading", &path))?;
+        if value.trim().parse().is_ok_and(|have: u64| have < least) {
+            machine
+                .sysctls
+                .insert(name.to_owned(), value.trim().to_owned());
+            fs::write(&path, least.to_string()).map_err(Error::file("writing", &path))?;
         }
     }
     for point in MOUNT_POINTS {
@@ -166,7 +182,7 @@ fn prepare(machine: &mut Machine) -> Result<(), Error> {
 
 fn restore(machine: &mut Machine) -> Result<(), Error> {
     for (name, value) in std::mem::take(&mut machine.sysctls) {
-        let path = Path::new("/proc/sys").join(name);
+        let path = sysctl(&name);
         fs::write(&path, value).map_err(Error::file("writing", &path))?;
     }
     for folder in std::mem::take(&mut machine.folders).iter().rev() {
@@ -177,6 +193,10 @@ fn restore(machine: &mut Machine) -> Result<(), Error> {
         Cgroups::unmount_hugetlb()?;
     }
     Ok(())
+}
+
+fn sysctl(name: &str) -> PathBuf {
+    Path::new("/proc/sys").join(name)
 }
 
 fn has_namespaces(name: &str) -> bool {

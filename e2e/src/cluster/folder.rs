@@ -84,6 +84,19 @@ impl Folder {
         self.0.join(node)
     }
 
+    /// Moves the logs out of the way of `down`; answers where they are.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(super) fn keep_logs(&self) -> Result<PathBuf, Error> {
+        let kept = self.0.with_extension("failed");
+        if kept.exists() {
+            fs::remove_dir_all(&kept).map_err(Error::file("removing", &kept))?;
+        }
+        fs::rename(self.0.join("log"), &kept).map_err(Error::file("keeping", &kept))?;
+        Ok(kept)
+    }
+
     fn pids(&self) -> PathBuf {
         self.0.join("pid")
     }

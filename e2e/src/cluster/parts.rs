@@ -129,7 +129,8 @@ impl Cluster {
             return self.start_all_of(self.node_named(&format!("n{node}"))?);
         }
         self.start_one(part)?;
-        if part == Part::Etcd && self.folder.process(Part::ApiServer)?.is_some() {
+        let api_server = self.folder.process(Part::ApiServer)?;
+        if part == Part::Etcd && api_server.is_some_and(Recorded::alive) {
             self.wait_serving(Part::ApiServer)?;
         }
         if matches!(part, Part::Etcd | Part::ApiServer | Part::Containerd(_)) {

@@ -115,7 +115,12 @@ impl Cluster {
         match cluster.make() {
             Ok(()) => Self::attach(settings, name),
             Err(error) => {
-                tracing::error!(cluster = name, "it cannot be made; taking it down again");
+                let logs = cluster.folder.keep_logs()?;
+                tracing::error!(
+                    cluster = name,
+                    logs = %logs.display(),
+                    "it cannot be made; taking it down again, its logs stay"
+                );
                 super::down::remove(settings, name)?;
                 Err(error)
             }
