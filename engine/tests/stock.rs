@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use mooncake_engine::{Op, Settings, Transfer, TransferError};
-use rig::{BASE, Rig, bounded, quick, soon};
+use rig::{BASE, Rig, bounded, hasty, quick, soon};
 use serde_json::json;
 use stock::Stock;
 
@@ -103,11 +103,11 @@ async fn many_requests_at_once_of_a_stock_engine_all_arrive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stock_engine_that_rests_longer_than_the_header_deadline_goes_on() {
-    let rig = Rig::new(quick());
+    let rig = Rig::new(hasty());
     let mut stock = Stock::start("127.0.0.1", &[]);
     let local = stock.allocate(4096);
     assert_eq!(stock.transfer("write", &rig.name, local, BASE, 4096), 0);
-    tokio::time::sleep(3 * quick().header_deadline).await;
+    tokio::time::sleep(2 * hasty().header_deadline).await;
     for _ in 0..8 {
         assert_eq!(stock.transfer("write", &rig.name, local, BASE, 4096), 0);
     }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use mooncake_engine::{Admission, Settings};
 use proto::frame::{Op, Status, Version};
-use rig::{BASE, LENGTH, Rig, connect, get, header, is_closed, pattern, put, quick, status, until};
+use rig::{
+    BASE, LENGTH, Rig, connect, get, hasty, header, is_closed, pattern, put, quick, status, until,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn version_two_writes_are_answered_after_the_last_byte_and_read_back() {
@@ -78,7 +80,7 @@ async fn bad_addresses_are_refused_and_the_connection_ends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s16_a_connection_without_a_whole_header_is_closed_in_time_and_others_are_served() {
-    let rig = Rig::new(quick());
+    let rig = Rig::new(hasty());
     let begun = Instant::now();
     let mut silent = rig.connect();
     let mut half = rig.connect();
@@ -86,14 +88,14 @@ async fn s16_a_connection_without_a_whole_header_is_closed_in_time_and_others_ar
     let mut honest = rig.connect();
     assert_eq!(put(&mut honest, BASE, b"x"), Status::Ok);
     assert!(is_closed(&mut silent) && is_closed(&mut half));
-    assert!(begun.elapsed() < Duration::from_secs(3));
+    assert!(begun.elapsed() < Duration::from_secs(5));
     assert_eq!(rig.host.stats().refused.header_deadline, 2);
     // One that has transferred stays, also in the middle of a later header.
     honest
         .write_all(&header(Op::Read, Version::V2, BASE, 1)[..10])
         .unwrap();
     honest
-        .set_read_timeout(Some(Duration::from_millis(700)))
+        .set_read_timeout(Some(Duration::from_millis(1500)))
         .unwrap();
     assert!(!is_closed(&mut honest));
     honest

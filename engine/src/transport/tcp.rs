@@ -27,7 +27,10 @@ use served::Served;
 use timer::Timers;
 
 /// Bytes that one connection may move before the others have their turn.
-const TURN_BYTES: u64 = 1 << 20;
+const TURN_BYTES: u64 = 256 << 10;
+/// Bytes given to the kernel in one call: a peer on the same machine then reads them while they
+/// are still in the cache.
+const SEND_BYTES: u64 = 64 << 10;
 /// Connections looked at per call of the kernel.
 const BATCH: usize = 128;
 

@@ -10,7 +10,7 @@ use rustix::net::RecvFlags;
 use sys::mem::Region;
 
 use super::served::is_wait_error;
-use super::{LinkError, LinkId, RegionId, TURN_BYTES, Turn};
+use super::{LinkError, LinkId, RegionId, SEND_BYTES, TURN_BYTES, Turn};
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -143,7 +143,7 @@ impl Running {
         while self.is_sending() && budget > 0 {
             let head = &self.header[self.header_sent..];
             let payload = match self.op {
-                Op::Write => (self.length - self.moved).min(budget),
+                Op::Write => (self.length - self.moved).min(budget).min(SEND_BYTES),
                 Op::Read => 0,
             };
             let sent =

@@ -11,7 +11,7 @@ use proto::frame::{HEADER_LENGTH, Header, Op, Partial, STATUS_LENGTH, Status, Ve
 use rustix::net::{RecvFlags, SendFlags};
 use sys::mem::Region;
 
-use super::{Bounds, Ended, HostId, HostSide, RegionId, TURN_BYTES, Turn};
+use super::{Bounds, Ended, HostId, HostSide, RegionId, SEND_BYTES, TURN_BYTES, Turn};
 use crate::admission::Ticket;
 
 #[derive(Debug)]
@@ -305,7 +305,7 @@ fn give(
     host: &HostSide,
     moved: &mut u64,
 ) -> Result<Step, Ended> {
-    let wanted = payload.left.min(TURN_BYTES);
+    let wanted = payload.left.min(SEND_BYTES);
     let before = head.left().len();
     let sent = payload
         .region
