@@ -378,3 +378,40 @@ async fn a_node_that_was_removed_comes_back_under_its_name() -> anyhow::Result<(
     }
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: boots a virtual machine"]
+async fn a_virtual_machine_is_a_node_with_a_kernel_and_cgroups_of_its_own() -> anyhow::Result<()> {
+    let (_turn, stage) = stage().await?;
+    let name = stage.cluster.name().to_owned();
+    let attach = move || Cluster::attach(&settings(), &name);
+    let mut cluster = attach()?;
+    let node = tokio::task::spawn_blocking(move || cluster.add_node(NodeKind::Machine)).await??;
+    let (guest, told) = (node.clone(), attach()?);
+    let outcome = with_namespace(&stage, "guest", async move |namespace| {
+        StockPod::new("inside", StockWork::Idle)
+            .node(&guest)
+            .start(&namespace)
+            .await?;
+        namespace.pod_ready("inside", 3 * SOON).await?;
+        // Names, service addresses and the way back to a pod of another node.
+        let lookup = ["getent", "hosts", "kubernetes.default.svc.cluster.local"];
+        namespace.exec("inside", "main", &lookup, SOON).await?;
+        let command = ["sh", "-c", "uname -r; cat /proc/self/cgroup; rdma link"].map(str::to_owned);
+        let (guest, told) = (guest.clone(), told);
+        let words =
+            tokio::task::spawn_blocking(move || told.run_on(&guest, &command, SOON)).await??;
+        let ours = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+        ensure!(
+            !words.starts_with(ours.trim()),
+            "the kernel is this machine's: {words}"
+        );
+        ensure!(words.contains("\n0::/"), "no cgroup v2: {words}");
+        ensure!(words.contains("state ACTIVE"), "no RDMA link: {words}");
+        Ok(())
+    })
+    .await;
+    let mut cluster = attach()?;
+    tokio::task::spawn_blocking(move || cluster.remove_node(&node)).await??;
+    outcome
+}

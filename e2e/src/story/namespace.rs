@@ -40,6 +40,18 @@ where
         stage: stage.clone(),
         name,
     };
+    // Pods are refused until the controllers have made the account that they run as.
+    eventually(
+        "the namespace's default service account",
+        GOODBYE,
+        || async {
+            namespace
+                .kubectl(&["get", "serviceaccount", "default"])
+                .await
+                .map(Seen::Done)
+        },
+    )
+    .await?;
     // A task of its own: its panic is an error here, and cleaning up still happens.
     let told = tokio::spawn(tokio::time::timeout(STORY, story(namespace.clone())));
     let outcome = match told.await {
