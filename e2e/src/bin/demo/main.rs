@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stdout)
         .with_target(false)
         .with_level(false)
+        .with_ansi(false)
         .without_time()
         .with_max_level(tracing::Level::INFO)
         .init();
