@@ -1,0 +1,115 @@
+//! A port of a pod, reached through the API server by `kubectl port-forward`.
+
+use crate::error::Error;
+use mooncake_e2e::kubectl::Kubectl;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Seconds after which the forwarder ends by itself.
+const LIFE: &str = "30";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Lives as long as this does.
+pub(crate) struct Forward {
+    process: Child,
+    port: u16,
+}
+
+impl Forward {
+    pub(crate) fn to(
+        kubectl: &Kubectl,
+        namespace: &str,
+        pod: &str,
+        port: u64,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Metrics {
+            pod: pod.to_owned(),
+            source,
+        };
+        let mut process = Command::new("timeout")
+            .arg(LIFE)
+            .arg(&kubectl.program)
+            .arg("--kubeconfig")
+            .arg(&kubectl.kubeconfig)
+            .args([
+                "port-forward",
+                "--address=127.0.0.1",
+                "--namespace",
+                namespace,
+            ])
+            .args([&format!("pod/{pod}"), &format!(":{port}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        let mut line = String::new();
+        if let Some(output) = process.stdout.take() {
+            // It ends with the process, at the latest.
+            BufReader::new(output)
+                .read_line(&mut line)
+                .map_err(failed)?;
+        }
+        let mut forward = Self { process, port: 0 };
+        forward.port = local_port(&line).ok_or_else(|| {
+            failed(io::Error::other(format!(
+                "kubectl port-forward said `{}`",
+                line.trim()
+            )))
+        })?;
+        Ok(forward)
+    }
+
+    /// The body of the answer.
+    pub(crate) fn get(&self, path: &str, token: &str) -> io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(
+            format!("GET {path} HTTP/1.0\r\nHost: agent\r\nAuthorization: Bearer {token}\r\n\r\n")
+                .as_bytes(),
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        if head.split(' ').nth(1) == Some("200") {
+            Ok(body.to_owned())
+        } else {
+            let status = head.lines().next().unwrap_or_default();
+            Err(io::Error::other(format!("it answered `{status}`")))
+        }
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        // `timeout` passes SIGTERM on to kubectl, which SIGKILL would leave behind.
+        if let Ok(pid) = i32::try_from(self.process.id())
+            && let Some(pid) = rustix::process::Pid::from_raw(pid)
+        {
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+        }
+        self.process.wait().ok();
+    }
+}
+
+/// Of `Forwarding from 127.0.0.1:40123 -> 9464`.
+fn local_port(line: &str) -> Option<u16> {
+    let (_, rest) = line.split_once("127.0.0.1:")?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_is_read_from_kubectls_first_line() {
+        assert_eq!(
+            local_port("Forwarding from 127.0.0.1:40123 -> 9464\n"),
+            Some(40123)
+        );
+        assert_eq!(local_port("error: unable to forward"), None);
+    }
+}
