@@ -4,7 +4,7 @@ use crate::error::Error;
 use mooncake_e2e::kubectl::Kubectl;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 /// Seconds after which the forwarder ends by itself.
@@ -14,6 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Lives as long as this does.
 pub(crate) struct Forward {
     process: Child,
+    /// kubectl says each connection there, and ends when nobody can hear it.
+    output: BufReader<ChildStdout>,
     port: u16,
 }
 
@@ -45,14 +47,18 @@ impl Forward {
             .stderr(Stdio::null())
             .spawn()
             .map_err(failed)?;
+        let output = process
+            .stdout
+            .take()
+            .ok_or_else(|| failed(io::Error::other("kubectl port-forward has no output")))?;
+        let mut forward = Self {
+            process,
+            output: BufReader::new(output),
+            port: 0,
+        };
         let mut line = String::new();
-        if let Some(output) = process.stdout.take() {
-            // It ends with the process, at the latest.
-            BufReader::new(output)
-                .read_line(&mut line)
-                .map_err(failed)?;
-        }
-        let mut forward = Self { process, port: 0 };
+        // It ends with the process, at the latest.
+        forward.output.read_line(&mut line).map_err(failed)?;
         forward.port = local_port(&line).ok_or_else(|| {
             failed(io::Error::other(format!(
                 "kubectl port-forward said `{}`",
