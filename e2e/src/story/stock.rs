@@ -31,7 +31,8 @@ pub enum StockWork {
         bytes: u64,
         prefix: String,
     },
-    /// Puts and verifies in turn until told to end (SIGTERM) or for so many seconds.
+    /// Puts and verifies in turn until told to end (SIGTERM) or for so many seconds, removing the
+    /// oldest: at most `keys` values (two or more) are stored at once.
     Load {
         keys: u32,
         bytes: u64,
