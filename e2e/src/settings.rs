@@ -23,6 +23,8 @@ pub struct Environment {
     pub cluster: Option<String>,
     /// `full` for the soak's counts.
     pub stories: Option<String>,
+    /// `loaded` where the nodes have images of the product under the chart's own names.
+    pub images: Option<String>,
 }
 
 impl Environment {
@@ -43,6 +45,7 @@ impl Environment {
             home: path("HOME"),
             cluster: word("MOONCAKE_K8S_CLUSTER"),
             stories: word("MOONCAKE_STORIES"),
+            images: word("MOONCAKE_IMAGES"),
         }
     }
 }
@@ -58,6 +61,7 @@ impl Settings {
             home,
             cluster: _,
             stories: _,
+            images: _,
         } = environment;
         let home = home.unwrap_or_else(|| PathBuf::from("/root"));
         Self {

@@ -1,6 +1,7 @@
 //! What a story that failed leaves behind for its reader: objects, conditions, events, logs.
 
 use super::namespace::Namespace;
+use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR, LABEL_COMPONENT};
 
 const OBJECTS: &str = "mooncakeclusters,deployments,daemonsets,pods,services";
 
@@ -45,15 +46,33 @@ pub(super) async fn print(namespace: &Namespace) {
         )
         .await;
     }
+    for component in [COMPONENT_OPERATOR, COMPONENT_AGENT] {
+        let selector = format!("--selector={LABEL_COMPONENT}={component}");
+        let arguments = [
+            "logs",
+            "--namespace",
+            crate::product::NAMESPACE,
+            &selector,
+            "--prefix",
+            "--tail=40",
+            "--ignore-errors",
+        ];
+        section(namespace, &format!("log of every {component}"), &arguments).await;
+    }
     say("======== end of evidence ========");
 }
 
 async fn section(namespace: &Namespace, title: &str, arguments: &[&str]) {
     say(&format!("---- {title}"));
     match namespace.kubectl(arguments).await {
-        Ok(text) => say(text.trim_end()),
+        Ok(text) => text.lines().for_each(|line| say(cut(line))),
         Err(error) => say(&format!("not to be had: {error}")),
     }
+}
+
+/// The start of a line: stock masters print their whole metrics in one.
+fn cut(line: &str) -> &str {
+    &line[..line.floor_char_boundary(400)]
 }
 
 #[expect(

@@ -23,9 +23,9 @@ pub struct Effort {
 impl Default for Effort {
     fn default() -> Self {
         Self {
-            keys: 64,
+            keys: 48,
             bytes: 256 << 10,
-            rate: 60,
+            rate: 25,
         }
     }
 }

@@ -14,7 +14,7 @@ use kube::api::{Api, ListParams};
 use std::time::Duration;
 
 /// From `kubectl apply` to Ready, with two cores for everything.
-pub const READY: Duration = Duration::from_secs(90);
+pub const READY: Duration = Duration::from_secs(180);
 
 /// A handle by name.
 #[derive(Clone)]

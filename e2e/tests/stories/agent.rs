@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
-const BACK: Duration = Duration::from_secs(20);
+const BACK: Duration = Duration::from_secs(40);
 const NODES: [&str; 2] = ["n1", "n2"];
 
 #[tokio::test(flavor = "multi_thread")]

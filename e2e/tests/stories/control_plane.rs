@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]

@@ -27,7 +27,7 @@ async fn clients_stopped_inside_a_put_and_a_get_meet_errors_and_no_wrong_byte_in
     let rounds = product.scale.of("rounds of stopped clients", 3, 100);
     product
         .tell("late", async move |namespace| {
-            let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 0}], injection: {localBufferSize: 192Mi}}";
+            let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 0}]}";
             let pool = Pool::apply(&namespace, "kv", spec).await?;
             pool.ready(READY).await?;
             StockPod::new("late", StockWork::Idle)
@@ -37,11 +37,19 @@ async fn clients_stopped_inside_a_put_and_a_get_meet_errors_and_no_wrong_byte_in
                 .await?;
             namespace.pod_ready("late", WAIT).await?;
             for round in 0..rounds {
-                late(&namespace, &["catch", &format!("late-{round}"), &BYTES.to_string()]).await?;
+                late(
+                    &namespace,
+                    &["catch", &format!("late-{round}"), &BYTES.to_string()],
+                )
+                .await?;
                 replace_master(&pool).await?;
                 // The pool is full of a new life's bytes, where the stopped ones were aiming.
                 let refill = refill(round);
-                let put = StockWork::Put { keys: refill.0, bytes: refill.1, prefix: format!("new-{round}-") };
+                let put = StockWork::Put {
+                    keys: refill.0,
+                    bytes: refill.1,
+                    prefix: format!("new-{round}-"),
+                };
                 let written = StockPod::new(&format!("refill-{round}"), put)
                     .node("n2")
                     .inject("kv")
@@ -54,15 +62,28 @@ async fn clients_stopped_inside_a_put_and_a_get_meet_errors_and_no_wrong_byte_in
                     .find_map(|line| serde_json::from_str(line).ok())
                     .with_context(|| format!("no outcome in {text}"))?;
                 println!("round {round}: put {}, get {}", outcome.put, outcome.get);
-                ensure!(outcome.get != "wrong", "round {round}: wrong bytes: {outcome:?}");
-                ensure!(outcome.put.starts_with("refused"), "round {round}: a late write was taken: {outcome:?}");
-                let verify = StockWork::Verify { keys: refill.0, bytes: refill.1, prefix: format!("new-{round}-") };
+                ensure!(
+                    outcome.get != "wrong",
+                    "round {round}: wrong bytes: {outcome:?}"
+                );
+                ensure!(
+                    outcome.put.starts_with("refused"),
+                    "round {round}: a late write was taken: {outcome:?}"
+                );
+                let verify = StockWork::Verify {
+                    keys: refill.0,
+                    bytes: refill.1,
+                    prefix: format!("new-{round}-"),
+                };
                 let read = StockPod::new(&format!("verify-{round}"), verify)
                     .node("n2")
                     .inject("kv")
                     .run(&namespace, WAIT)
                     .await?;
-                ensure!(read.wrong == 0 && read.done == u64::from(refill.0), "round {round}: {read:?}");
+                ensure!(
+                    read.wrong == 0 && read.done == u64::from(refill.0),
+                    "round {round}: {read:?}"
+                );
             }
             Ok(())
         })

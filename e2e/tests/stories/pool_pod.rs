@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Well under the master's client TTL of 120 s, after which it would forget by itself.
-const AT_ONCE: Duration = Duration::from_secs(15);
+const AT_ONCE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
