@@ -1,5 +1,6 @@
 //! Pods in, patches out: each `injection/<case>.yaml` with its `<case>.patch.yaml`, which
 //! `UPDATE=1` rewrites.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

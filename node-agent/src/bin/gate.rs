@@ -16,7 +16,10 @@ fn main() -> anyhow::Result<ExitCode> {
                 .with_max_level(tracing::Level::INFO)
                 .with_ansi(false)
                 .init();
-            Ok(runtime.block_on(hold(settings))?)
+            let end = runtime.block_on(hold(settings));
+            // A name that is still being looked up must not keep the process alive.
+            runtime.shutdown_background();
+            Ok(end?)
         }
         Command::Probe { directory } => {
             let verdict = Verdict::load(&directory)?;

@@ -19,7 +19,7 @@ use rig::{NAME, Server, Trust, eventually};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-/// Recorded from a Kubernetes 1.35 API server: `kubectl run` in namespace team.
+/// In the shape in which a Kubernetes 1.35 API server sends it for `kubectl run`.
 const REVIEW: &str = include_str!("review.json");
 const CLIENTS: usize = 4;
 const ROUNDS: usize = 10;
@@ -66,7 +66,7 @@ fn patch(answer: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_recorded_review_is_answered_with_a_patch_that_applies() {
+async fn a_review_is_answered_with_a_patch_that_applies() {
     let (server, trust) = served(Nothing).await;
     let (status, answer) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
     assert_eq!(status, StatusCode::OK);
