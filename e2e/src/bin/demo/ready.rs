@@ -119,10 +119,17 @@ fn words(cluster: &MooncakeCluster) -> String {
         return "waiting for the operator to look at the MooncakeCluster".to_owned();
     };
     match find(&status.conditions, ConditionType::Ready) {
-        Some(ready) => format!(
-            "MooncakeCluster: Ready={} ({}) {}",
-            ready.status, ready.reason, ready.message
-        ),
+        Some(ready) => {
+            // What to do is to watch this.
+            let (message, _) = ready
+                .message
+                .split_once(" Remedy: ")
+                .unwrap_or((&ready.message, ""));
+            format!(
+                "MooncakeCluster: Ready={} ({}) {message}",
+                ready.status, ready.reason
+            )
+        }
         None => "waiting for the MooncakeCluster's first condition".to_owned(),
     }
 }
