@@ -42,7 +42,9 @@ pub(crate) fn scan(proc: &Path) -> io::Result<Vec<Found>> {
         if comm.trim_end() != COMM {
             continue;
         }
-        if let Ok(Some(pod_uid)) = pod_of(proc, pid) {
+        // One that has ended but was not waited for yet still stands in procfs.
+        let runs = Process::open(proc, pid).is_ok_and(|process| process.runs());
+        if let (true, Ok(Some(pod_uid))) = (runs, pod_of(proc, pid)) {
             found.push(Found { pid, pod_uid });
         }
     }

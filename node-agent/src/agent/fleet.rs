@@ -7,18 +7,22 @@ use std::time::Duration;
 
 use crds::node::{PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
+use futures::future::join_all;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::assignments::Assignments;
 use super::census::{self, Found};
-use super::pool::{self, Context, Wish};
+use super::pool::{self, Context, Peeked, Wish};
 
 /// How often the node is looked through while a listed pod has no process yet.
 const EAGER: Duration = Duration::from_millis(500);
 
 /// How often it is looked through otherwise.
 const CALM: Duration = Duration::from_secs(5);
+
+/// How often a process that gives no answer is looked at, before it counts as foreign.
+const LOOKS: u32 = 10;
 
 struct Member {
     wish: watch::Sender<Wish>,
@@ -28,8 +32,8 @@ struct Member {
 /// Serves the node's pool pods for ever.
 pub(crate) async fn serve(context: Arc<Context>, mut assignments: watch::Receiver<Assignments>) {
     let mut members: BTreeMap<String, Member> = BTreeMap::new();
-    // Pool processes of other nodes' records or none: not ours to look at twice.
-    let mut foreign: BTreeSet<u32> = BTreeSet::new();
+    // How often unlisted pool processes were looked at; `LOOKS` says that one is not ours.
+    let mut looked: BTreeMap<u32, u32> = BTreeMap::new();
     loop {
         let now = assignments.borrow_and_update().clone();
         let found = match census::scan(&context.proc) {
@@ -40,28 +44,43 @@ pub(crate) async fn serve(context: Arc<Context>, mut assignments: watch::Receive
             }
         };
         members.retain(|_, member| !member.task.is_finished());
-        foreign.retain(|pid| found.iter().any(|found| found.pid == *pid));
+        looked.retain(|pid, _| found.iter().any(|found| found.pid == *pid));
         tell(&members, &now);
-        for found in &found {
+        let mut unlisted = Vec::new();
+        for found in found {
             if members.contains_key(&found.pod_uid) {
                 continue;
             }
-            let known = match listed(&now, &found.pod_uid) {
-                Some(assignment) => assignment.clone(),
-                None if foreign.contains(&found.pid) => continue,
-                None => match pool::peek(&context.proc, found, &context.key).await {
-                    Some(record) => record.assignment,
-                    None => {
-                        foreign.insert(found.pid);
-                        continue;
-                    }
-                },
-            };
-            let member = start(&context, found, known, &now);
-            members.insert(found.pod_uid.clone(), member);
+            match listed(&now, &found.pod_uid) {
+                Some(known) => {
+                    let member = start(&context, &found, known.clone(), &now);
+                    members.insert(found.pod_uid, member);
+                }
+                None if looked.get(&found.pid).is_some_and(|looks| *looks >= LOOKS) => {}
+                None => unlisted.push(found),
+            }
+        }
+        let mut unclear = false;
+        let looks = unlisted
+            .iter()
+            .map(|found| pool::peek(&context.proc, found, &context.key));
+        for (found, peeked) in unlisted.iter().zip(join_all(looks).await) {
+            match peeked {
+                Peeked::Ours(record) => {
+                    let member = start(&context, found, record.assignment, &now);
+                    members.insert(found.pod_uid.clone(), member);
+                }
+                Peeked::Foreign => {
+                    looked.insert(found.pid, LOOKS);
+                }
+                Peeked::Unclear => {
+                    *looked.entry(found.pid).or_default() += 1;
+                    unclear = true;
+                }
+            }
         }
         let missing = report_missing(&context, &now, &members);
-        let wait = if missing { EAGER } else { CALM };
+        let wait = if missing || unclear { EAGER } else { CALM };
         tokio::select! {
             changed = assignments.changed() => {
                 if changed.is_err() {

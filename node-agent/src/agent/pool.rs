@@ -11,4 +11,4 @@ mod record;
 mod step;
 
 pub(crate) use driver::{Context, Wish, run};
-pub(crate) use link::peek;
+pub(crate) use link::{Peeked, peek};

@@ -224,12 +224,18 @@ pub(crate) async fn write(
     let api: Api<MooncakeNode> = Api::all(client);
     let mut news = board.news.subscribe();
     let mut written: Option<MooncakeNodeStatus> = None;
+    let mut written_to = None;
     let mut wait = WRITE_PERIOD;
     loop {
         let object = assignments.borrow_and_update().node.clone();
         news.mark_unchanged();
         let mut failed = false;
         if let Some(object) = object {
+            if written_to != object.metadata.uid {
+                // A new object of that name starts without a status.
+                written = None;
+                written_to.clone_from(&object.metadata.uid);
+            }
             let found = object.status.unwrap_or_default();
             let before = written.as_ref().unwrap_or(&found);
             let reports = board.reports();
@@ -244,9 +250,6 @@ pub(crate) async fn write(
                     }
                 }
             }
-        } else {
-            // A new object of that name starts without a status.
-            written = None;
         }
         wait = if failed {
             (wait * 2).min(LONGEST_WAIT)

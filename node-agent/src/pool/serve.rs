@@ -1,6 +1,7 @@
 //! The loop of a pool process: packets, signals and progress in, the state's effects out.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -25,6 +26,12 @@ const CONNECTION_LIMIT: usize = 16;
 
 /// Listen queue of the peers' listeners, for the moments in which no agent accepts.
 const PEER_BACKLOG: i32 = 4096;
+
+/// How long a port may be in use by a predecessor.
+const BIND_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How often it is tried meanwhile.
+const BIND_PERIOD: Duration = Duration::from_millis(50);
 
 /// How long one packet may take to leave.
 const SEND_DEADLINE: Duration = Duration::from_secs(2);
@@ -57,8 +64,10 @@ struct Pool {
 /// # Errors
 /// If the listeners cannot be opened: nothing was made then.
 pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
-    let handshake = peer_listener(args.handshake_port).context("opening the handshake listener")?;
-    let data = peer_listener(args.data_port).context("opening the data listener")?;
+    let handshake = peer_listener(args.handshake_port).await;
+    let handshake = handshake.context("opening the handshake listener")?;
+    let data = peer_listener(args.data_port).await;
+    let data = data.context("opening the data listener")?;
     let socket = seqpacket::listen(ADDRESS, 16).context("opening the hand-over socket")?;
     tracing::info!(
         cluster = args.cluster,
@@ -335,11 +344,24 @@ fn extents(lengths: &[u64], page: PageSize) -> Result<Vec<OwnedFd>, sys::mem::Er
         .collect()
 }
 
-/// Listens on all addresses of this network namespace, IPv6 and IPv4 where both are there.
-fn peer_listener(port: u16) -> std::io::Result<OwnedFd> {
+/// Listens on all addresses of this network namespace, IPv6 and IPv4 where both are there. Where a
+/// predecessor in this pod has just died, the agent holds its listeners for a moment still.
+async fn peer_listener(port: u16) -> std::io::Result<OwnedFd> {
     let any6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let any4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    let listener = TcpListener::bind(any6).or_else(|_| TcpListener::bind(any4))?;
+    let deadline = Instant::now() + BIND_DEADLINE;
+    let listener = loop {
+        let bound = TcpListener::bind(any6).or_else(|error| match error.kind() {
+            ErrorKind::AddrInUse => Err(error),
+            _ => TcpListener::bind(any4),
+        });
+        match bound {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
+                tokio::time::sleep(BIND_PERIOD).await;
+            }
+            bound => break bound?,
+        }
+    };
     listener.set_nonblocking(true)?;
     rustix::net::listen(&listener, PEER_BACKLOG)?;
     Ok(listener.into())

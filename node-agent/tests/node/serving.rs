@@ -164,7 +164,12 @@ async fn a_second_agent_waits_says_so_and_takes_over() {
     node.assign(&[(POD, Some("m1"))]);
     node.ready().await;
     assert_eq!(client.put("k", 4, MIB).await, (4, 0));
-    // It waits for the lock; its port is the first one's until that ends, so ask afterwards.
+    let _second = node.second_agent();
+    let waits = || async {
+        let words = node.second_http("/readyz").await?;
+        words.contains("503 AnotherAgentActive").then_some(())
+    };
+    eventually("the second agent says that it waits", waits).await;
     terminate(&first);
     ended(first).await;
     assert_eq!(
@@ -172,8 +177,13 @@ async fn a_second_agent_waits_says_so_and_takes_over() {
         [SEGMENT],
         "an agent's end unmounts nothing"
     );
-    let _second = node.agent();
-    node_serves(&node).await;
+    let serves = || async {
+        let text = node.second_http("/metrics").await?;
+        text.contains("state=\"Serving\"").then_some(())
+    };
+    eventually("the second agent serves", serves).await;
+    let words = node.second_http("/readyz").await;
+    assert_eq!(words.as_deref().map(str::trim), Some("working"));
     let (right, failed) = client.verify("k", 4, MIB).await;
     assert!(right + failed == 4 && failed <= 1);
     assert_eq!(client.verify("k", 4, MIB).await, (4, 0));

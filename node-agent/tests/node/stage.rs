@@ -195,49 +195,38 @@ impl Node {
         std::fs::remove_file(self.path("assignments")).unwrap();
     }
 
-    fn agent_command(&self, program: &str, arguments: &[&OsStr]) -> Command {
-        let mut command = self.agents.command(program.as_ref());
+    fn agent_in(&self, space: &Space) -> Child {
+        let mut command = space.command(env!("CARGO_BIN_EXE_agent").as_ref());
         command
-            .args(arguments)
+            .args([OsStr::new("worker"), "--assignments-file".as_ref()])
+            .arg(self.path("assignments"))
             .env("NODE_NAME", "n1")
             .env("POD_UID", "agent")
             .env("POD_NAMESPACE", "mooncake-system")
             .env("STATE_DIR", self.path("state"))
             .env("HOST_PROC", self.path("proc"))
             .env("LOG", "info");
-        command
+        command.spawn().unwrap()
     }
 
     /// Starts a worker, without its supervisor.
     pub(crate) fn agent(&self) -> Child {
-        let file = self.path("assignments");
-        let arguments: [&OsStr; 3] = [
-            "worker".as_ref(),
-            "--assignments-file".as_ref(),
-            file.as_ref(),
-        ];
-        self.agent_command(env!("CARGO_BIN_EXE_agent"), &arguments)
-            .spawn()
-            .unwrap()
+        self.agent_in(&self.agents)
+    }
+
+    /// Starts another, whose port is its own.
+    pub(crate) fn second_agent(&self) -> Child {
+        self.agent_in(&self.peers)
     }
 
     /// What the agent's port answers at this path.
     pub(crate) async fn http(&self, path: &str) -> Option<String> {
-        let script = "import sys,urllib.request,urllib.error\n\
-            try: print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())\n\
-            except urllib.error.HTTPError as e: print(e.code, e.read().decode())";
-        let url = format!("http://127.0.0.1:9464{path}");
-        let output = self
-            .agents
-            .command("python3".as_ref())
-            .args(["-c", script, &url])
-            .stderr(Stdio::null())
-            .output();
-        let output = timeout(PATIENCE, output).await.unwrap().unwrap();
-        output
-            .status
-            .success()
-            .then(|| String::from_utf8(output.stdout).unwrap())
+        http(&self.agents, path).await
+    }
+
+    /// What the second agent's port answers at this path.
+    pub(crate) async fn second_http(&self, path: &str) -> Option<String> {
+        http(&self.peers, path).await
     }
 
     /// Whether the metrics show a pod in this state, for this reason.
@@ -278,6 +267,21 @@ impl Node {
         })
         .await;
     }
+}
+
+async fn http(space: &Space, path: &str) -> Option<String> {
+    let script = "import sys,urllib.request,urllib.error\n\
+        try: print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())\n\
+        except urllib.error.HTTPError as e: print(e.code, e.read().decode())";
+    let url = format!("http://127.0.0.1:9464{path}");
+    let output = space
+        .command("python3".as_ref())
+        .args(["-c", script, &url])
+        .stderr(Stdio::null())
+        .output();
+    let output = timeout(PATIENCE, output).await.unwrap().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    output.status.success().then_some(text)
 }
 
 pub(crate) fn pod_name(pod_uid: &str) -> String {

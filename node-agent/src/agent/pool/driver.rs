@@ -27,7 +27,7 @@ use crate::handover::record::Key;
 use crate::handover::{self, Client};
 
 /// How often the agent shows the pool that it lives, and looks whether the process does.
-const HEARTBEAT: Duration = Duration::from_secs(2);
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// What every pool pod's task needs.
 pub(crate) struct Context {
@@ -455,7 +455,7 @@ impl Pod {
     }
 
     /// Shows the pool that its agent lives.
-    async fn beat(&mut self) {
+    pub(super) async fn beat(&mut self) {
         let request = match self.told {
             Some(serving) => Request::SetServing {
                 serving,

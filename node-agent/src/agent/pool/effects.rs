@@ -19,7 +19,7 @@ use sys::mem::{NumaPolicy, PageSize, Region};
 use sys::net::Namespace;
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::driver::{Pod, Served};
+use super::driver::{HEARTBEAT, Pod, Served};
 use super::epoch::{Epoch, Place};
 use super::failure::Failure;
 use super::link;
@@ -547,47 +547,54 @@ impl Pod {
     async fn unmount(&mut self, graceful: bool) {
         self.left = true;
         let session = self.session.take();
-        let Some(record) = &self.record else { return };
-        // A pool that is no longer mapped by us tells the count of its extents.
-        let ids: Vec<Uuid> = record
-            .epoch
-            .places(self.extents.len())
-            .iter()
-            .map(|place| place.segment)
-            .collect();
-        let mut failed = Vec::new();
-        if let Some(session) = session {
-            let grace = if graceful {
-                Duration::from_secs(u64::from(self.assignment.drain_seconds))
-            } else {
-                Duration::ZERO
-            };
-            let unmounts = ids.iter().map(|segment| session.unmount(*segment, grace));
-            let outcomes = join_all(unmounts).await;
-            failed.extend(outcomes.into_iter().filter_map(Result::err).map(|error| {
-                tracing::warn!(uid = self.uid, %error, "the session could not unmount");
-                error.segment
-            }));
-        } else {
-            failed.clone_from(&ids);
-        }
+        let Some(record) = self.record.clone() else {
+            return;
+        };
+        // A pool that is not mapped by us tells the count of its extents.
+        let places = record.epoch.places(self.extents.len());
+        let ids: Vec<Uuid> = places.iter().map(|place| place.segment).collect();
+        let mut failed = match &session {
+            Some(session) if graceful => self.drain(session, &ids).await,
+            Some(session) => unmount_all(session, &ids, Duration::ZERO).await,
+            None => ids.clone(),
+        };
         if let (Some(master), false) = (&record.mounted_in, failed.is_empty()) {
             let network = Arc::clone(&self.network);
-            if let Err(failure) = unmount_outside(master, network, record.client, &failed).await {
-                return tracing::warn!(
+            match unmount_outside(master, network, record.client, &failed).await {
+                Ok(()) => failed.clear(),
+                Err(failure) => tracing::warn!(
                     uid = self.uid,
                     "left to the master's client TTL: {}",
                     failure.message
-                );
+                ),
             }
         }
         tracing::info!(
             pod = self.assignment.pod_name,
             uid = self.uid,
             segments = ids.len(),
+            failed = failed.len(),
             graceful,
             "left the master"
         );
+    }
+
+    /// Unmounts with the grace of the pool, and shows the pool meanwhile that its agent lives. The
+    /// grace ends with the pool process. Returns what may still be mounted.
+    async fn drain(&mut self, session: &Session, ids: &[Uuid]) -> Vec<Uuid> {
+        let grace = Duration::from_secs(u64::from(self.assignment.drain_seconds));
+        let mut unmounting = std::pin::pin!(unmount_all(session, ids, grace));
+        loop {
+            tokio::select! {
+                failed = &mut unmounting => return failed,
+                () = tokio::time::sleep(HEARTBEAT) => {}
+            }
+            self.beat().await;
+            if !self.process.runs() {
+                tracing::warn!(uid = self.uid, "the pool process ended within its drain");
+                return unmount_all(session, ids, Duration::ZERO).await;
+            }
+        }
     }
 
     /// Serves no more, and unmaps once nothing can touch the memory.
@@ -637,6 +644,17 @@ fn address_of(master: &MasterInstance) -> Result<SocketAddr, Failure> {
         let message = format!("{:?} is no IP address with a port", master.address);
         Failure::new(Reason::MasterUnreachable, message)
     })
+}
+
+/// Unmounts by the session; returns what may still be mounted.
+async fn unmount_all(session: &Session, ids: &[Uuid], grace: Duration) -> Vec<Uuid> {
+    let unmounts = ids.iter().map(|segment| session.unmount(*segment, grace));
+    let failed = join_all(unmounts).await.into_iter().filter_map(Result::err);
+    let named = failed.map(|error| {
+        tracing::warn!(%error, "the session could not unmount");
+        error.segment
+    });
+    named.collect()
 }
 
 /// Unmounts without a session: from the pod's network namespace, or from our own where the pod's

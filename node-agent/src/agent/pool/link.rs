@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crds::reason::Reason;
 use sys::net::{Namespace, seqpacket};
@@ -12,6 +13,9 @@ use super::record::{Record, Unusable};
 use crate::agent::census::{Found, Process};
 use crate::handover::record::Key;
 use crate::handover::{ADDRESS, Client, Connection};
+
+/// How long a look may take. Pods that are served wait for it when an agent starts.
+const PEEK_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Connects to the pool process of a pod and checks, by what the kernel says about the listener,
 /// that it is of that pod and in that network namespace.
@@ -59,21 +63,38 @@ pub(super) async fn connect(
     Ok(Client::new(connection))
 }
 
-/// Looks at the record of a pool process without becoming its agent: `None` unless an agent of
-/// this node sealed it.
-pub(crate) async fn peek(proc: &Path, found: &Found, key: &Key) -> Option<Record> {
-    let process = Process::open(proc, found.pid).ok()?;
-    let network = Arc::new(process.network().ok()?);
-    let mut client = connect(proc, &process, &network, &found.pod_uid)
-        .await
-        .ok()?;
-    let sealed = client.record().await.ok()??;
+/// What a look at a pool process tells.
+pub(crate) enum Peeked {
+    /// An agent of this node sealed its record.
+    Ours(Box<Record>),
+    /// Nobody did, or it cannot be used.
+    Foreign,
+    /// It gave no answer in time.
+    Unclear,
+}
+
+/// Looks at the record of a pool process without becoming its agent.
+pub(crate) async fn peek(proc: &Path, found: &Found, key: &Key) -> Peeked {
+    let look = async {
+        let process = Process::open(proc, found.pid).ok()?;
+        let network = Arc::new(process.network().ok()?);
+        let mut client = connect(proc, &process, &network, &found.pod_uid)
+            .await
+            .ok()?;
+        client.record().await.ok()
+    };
+    let Ok(Some(kept)) = tokio::time::timeout(PEEK_DEADLINE, look).await else {
+        return Peeked::Unclear;
+    };
+    let Some(sealed) = kept else {
+        return Peeked::Foreign;
+    };
     match Record::open(key, &found.pod_uid, &sealed) {
-        Ok(record) => Some(record),
-        Err(Unusable::Forged) => None,
+        Ok(record) => Peeked::Ours(Box::new(record)),
+        Err(Unusable::Forged) => Peeked::Foreign,
         Err(error @ Unusable::Unreadable(_)) => {
             tracing::warn!(pod = found.pod_uid, %error, "cannot take a pool pod over");
-            None
+            Peeked::Foreign
         }
     }
 }
