@@ -127,7 +127,9 @@ pub struct MasterInstance {
     /// IP address and RPC port of the master's Service.
     #[schemars(length(min = 3, max = 64))]
     pub address: String,
-    /// UID of the master pod. Memory is mounted in one instance, never in two.
+    /// UID of the master pod and, where this node was lost and its segments were taken out of that
+    /// master, `/` and how often. Memory is mounted in one instance, never in two; another one means
+    /// new addresses.
     #[schemars(length(min = 1, max = 64))]
     pub pod_uid: String,
     /// Generation of the wire schema.
@@ -182,7 +184,7 @@ pub struct PoolReport {
     /// Server name under which peers reach it: address and handshake port.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub endpoint: String,
-    /// UID of the master pod in which it is mounted.
+    /// The master instance in which it is mounted, as the spec names it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub master_pod_uid: String,
     /// How often its segments were mounted under new addresses.

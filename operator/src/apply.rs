@@ -215,6 +215,15 @@ impl Writer {
         Ok(())
     }
 
+    /// Ok where a write may start now; for what is written elsewhere than to the API server.
+    pub fn permit(&self, verb: &'static str, object: &str) -> Result<(), Error> {
+        self.fence.permit().map_err(|source| Error::Deposed {
+            verb,
+            object: object.to_owned(),
+            source,
+        })
+    }
+
     /// Runs one write inside the fence.
     pub async fn bounded<T>(
         &self,
@@ -222,11 +231,7 @@ impl Writer {
         object: &str,
         write: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Error> {
-        self.fence.permit().map_err(|source| Error::Deposed {
-            verb,
-            object: object.to_owned(),
-            source,
-        })?;
+        self.permit(verb, object)?;
         self.metrics.count_write(verb);
         match tokio::time::timeout(WRITE_LIMIT, write).await {
             Ok(Ok(written)) => Ok(written),

@@ -20,9 +20,11 @@ use crate::cache::{Caches, ClusterName};
 use crate::event::Events;
 use crate::metrics::Metrics;
 
+pub mod admin;
 pub mod apply;
 pub mod desired;
 pub mod injected;
+pub mod instance;
 pub mod observe;
 pub mod rollout;
 pub mod status;

@@ -35,16 +35,33 @@ impl Events {
         new: &[Condition],
     ) {
         for event in news(old, new) {
-            let published = writer
-                .bounded(
-                    "event",
-                    &event.reason,
-                    self.recorder.publish(&event, &about),
-                )
-                .await;
-            if let Err(error) = published {
-                tracing::warn!(%error, object = about.name, "event not written");
-            }
+            self.publish(writer, &about, &event).await;
+        }
+    }
+
+    /// Tells of something that was done and that a person should know.
+    pub async fn warn(
+        &self,
+        writer: &Writer,
+        about: ObjectReference,
+        reason: Reason,
+        action: &str,
+        note: String,
+    ) {
+        let event = Event {
+            type_: EventType::Warning,
+            reason: reason.as_str().to_owned(),
+            note: Some(note),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        self.publish(writer, &about, &event).await;
+    }
+
+    async fn publish(&self, writer: &Writer, about: &ObjectReference, event: &Event) {
+        let written = self.recorder.publish(event, about);
+        if let Err(error) = writer.bounded("event", &event.reason, written).await {
+            tracing::warn!(%error, object = about.name, "event not written");
         }
     }
 }

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //! no agent, no pool pod, no object  --> nothing
+//! silent for long, answers nowhere  --> its segments leave the master
 //! object of an earlier Node (UID)   --> deleted, made anew
 //! otherwise                         --> spec, then the condition AgentAlive
 //! ```
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crds::MooncakeNode;
 use crds::condition::merge;
+use crds::{MooncakeNode, Reason};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::controller::Action;
@@ -22,7 +23,10 @@ use crate::cache::Caches;
 use crate::event::Events;
 
 pub mod desired;
+pub mod lost;
 pub mod observe;
+
+use observe::Observed;
 
 /// When the object of an earlier Node was deleted, the next one is made after this.
 const AFTER_DELETE: Duration = Duration::from_millis(500);
@@ -33,6 +37,7 @@ pub struct Context {
     pub caches: Caches,
     pub writer: Arc<Writer>,
     pub events: Events,
+    pub silence: lost::Silence,
 }
 
 /// Why a reconcile ended early.
@@ -62,7 +67,9 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         context.writer.delete(&api, stale).await?;
         return Ok(Action::requeue(AFTER_DELETE));
     }
-    let Some(wanted) = desired::desired(&observed) else {
+    let left = lost(&observed, context).await;
+    let removed: Vec<String> = left.iter().map(|left| left.pod_uid.clone()).collect();
+    let Some(wanted) = desired::desired(&observed, &removed) else {
         return Ok(Action::await_change());
     };
     let applied = context
@@ -72,6 +79,10 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
     let Some(object) = applied.object else {
         return Ok(Action::requeue(AFTER_DELETE));
     };
+
+    for left in &left {
+        remove(left, &object, context).await?;
+    }
 
     let old = object
         .status
@@ -107,5 +118,57 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
             .transitions(&context.writer, object.object_ref(&()), &before, &new)
             .await;
     }
-    Ok(Action::await_change())
+    Ok(if is_silent(&observed) {
+        Action::requeue(lost::LOOK)
+    } else {
+        Action::await_change()
+    })
+}
+
+fn is_silent(observed: &Observed) -> bool {
+    observed.ready.as_ref().is_some_and(|ready| ready.silent)
+}
+
+/// What masters still offer of a node that is lost; nothing where it is not.
+async fn lost(observed: &Observed, context: &Context) -> Vec<lost::Left> {
+    let silent = context
+        .silence
+        .note(&observed.name, is_silent(observed), Instant::now());
+    let most = context.silence.count() * 2 > context.caches.nodes.len();
+    if silent.is_none_or(|span| span < lost::PATIENCE) || most {
+        return Vec::new();
+    }
+    lost::left(observed).await
+}
+
+/// The agent was assigned another instance before, so that it begins anew wherever it is by now.
+async fn remove(
+    left: &lost::Left,
+    report: &MooncakeNode,
+    context: &Context,
+) -> Result<(), WriteError> {
+    context.writer.permit("unmount", &left.pod_name)?;
+    let node = report.name_any();
+    let (pod, master) = (&left.pod_name, left.master);
+    match lost::unmount(left).await {
+        Ok(()) => {
+            tracing::warn!(%node, %pod, %master, segments = left.segments.len(),
+                "node is lost, its segments were taken out of the master");
+            let note = format!(
+                "node {node} is silent and pool pod {pod} does not answer: {} segments were taken \
+                 out of the master",
+                left.segments.len()
+            );
+            let about = report.object_ref(&());
+            let reason = Reason::NodeNotReady;
+            context
+                .events
+                .warn(&context.writer, about, reason, "Unmount", note)
+                .await;
+        }
+        Err(error) => {
+            tracing::warn!(%node, %pod, %error, "segments of a lost node stay in the master for now");
+        }
+    }
+    Ok(())
 }

@@ -265,6 +265,7 @@ impl Controllers {
                 caches: caches.clone(),
                 writer,
                 events: events(),
+                silence: node::lost::Silence::default(),
             }),
             node::reconcile,
         );

@@ -6,38 +6,15 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crds::names;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::Request;
-use hyper::body::Bytes;
-use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use tokio::net::TcpStream;
+
+use crate::cluster::admin;
 
 /// Shortest time between two questions to one master.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Longest time for one answer.
-const LIMIT: Duration = Duration::from_secs(3);
-/// Largest answer that is read, in bytes: a master with thousands of segments stays below.
-const LARGEST: usize = 16 << 20;
 /// Use is told in steps of so many percent.
 const STEP: u64 = 5;
-
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error("connect: {0}")]
-    Connect(std::io::Error),
-    #[error("http: {0}")]
-    Http(hyper::Error),
-    #[error("request: {0}")]
-    Request(hyper::http::Error),
-    #[error("answer {0}")]
-    Status(hyper::StatusCode),
-    #[error("body: {0}")]
-    Body(Box<dyn std::error::Error + Send + Sync>),
-    #[error("no whole answer in {} s", LIMIT.as_secs())]
-    Silent,
-}
 
 #[derive(Clone, Debug)]
 struct Reading {
@@ -65,11 +42,7 @@ impl Meter {
         }
         let address: IpAddr = master.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
         let address = SocketAddr::new(address, names::MASTER_ADMIN_PORT);
-        let asked = match tokio::time::timeout(LIMIT, ask(address)).await {
-            Ok(asked) => asked,
-            Err(_) => Err(Error::Silent),
-        };
-        let percent = match asked {
+        let percent = match admin::get(address, "/metrics").await {
             Ok(text) => percent(&text),
             Err(error) => {
                 tracing::debug!(master = %master.name_any(), %address, %error, "use not read");
@@ -91,37 +64,6 @@ impl Meter {
         self.readings
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
-
-async fn ask(address: SocketAddr) -> Result<String, Error> {
-    let stream = TcpStream::connect(address).await.map_err(Error::Connect)?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(Error::Http)?;
-    let request = Request::get("/metrics")
-        .header("host", address.to_string())
-        .body(Empty::<Bytes>::new())
-        .map_err(Error::Request)?;
-    let exchange = async {
-        let answer = sender.send_request(request).await.map_err(Error::Http)?;
-        if !answer.status().is_success() {
-            return Err(Error::Status(answer.status()));
-        }
-        let body = Limited::new(answer.into_body(), LARGEST)
-            .collect()
-            .await
-            .map_err(Error::Body)?;
-        Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
-    };
-    tokio::pin!(connection);
-    tokio::pin!(exchange);
-    tokio::select! {
-        outcome = &mut exchange => outcome,
-        ended = &mut connection => match ended {
-            Ok(()) => exchange.await,
-            Err(error) => Err(Error::Http(error)),
-        },
     }
 }
 

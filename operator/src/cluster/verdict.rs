@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{Resource, ResourceExt};
 
 use crate::cluster::desired::pool;
+use crate::cluster::instance;
 use crate::cluster::observe::node_of;
 
 /// One pool pod, judged.
@@ -115,7 +116,7 @@ fn told(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> Service {
         };
     };
     match told.state {
-        PoolState::Serving if master.is_none_or(|master| told.master_pod_uid == master) => {
+        PoolState::Serving if is_current(report, &uid, &told.master_pod_uid, master) => {
             Service::Serving {
                 bytes: told.mounted.map_or(0, |mounted| mounted.0),
             }
@@ -137,6 +138,18 @@ fn told(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> Service {
             ),
         },
     }
+}
+
+/// True where the pod is mounted in the instance that it is assigned to, of the master that is one
+/// now. Without a master nothing better can be asked for.
+fn is_current(report: &MooncakeNode, pod: &str, mounted: &str, master: Option<&str>) -> bool {
+    let Some(master) = master else { return true };
+    let assigned = report.spec.pools.iter().find(|entry| entry.pod_uid == pod);
+    assigned
+        .and_then(|entry| entry.master.as_ref())
+        .is_some_and(|assigned| {
+            assigned.pod_uid == mounted && instance::pod_uid(&assigned.pod_uid) == master
+        })
 }
 
 /// What the kubelet says of a pool container that does not run.

@@ -7,11 +7,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
 use kube::{Resource, ResourceExt};
 
 use crate::cluster::desired::pool;
+use crate::cluster::instance;
 use crate::cluster::observe::is_ready;
 use crate::node::observe::{Observed, PoolPod};
 
-/// The object to stand; `None` where nothing of ours is on the node.
-pub fn desired(observed: &Observed) -> Option<MooncakeNode> {
+/// The object to stand; `None` where nothing of ours is on the node. `removed` are the UIDs of pool
+/// pods whose segments are about to be taken out of their master.
+pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> {
     if observed.report.is_none() && observed.agents.is_empty() && observed.pools.is_empty() {
         return None;
     }
@@ -26,7 +28,7 @@ pub fn desired(observed: &Observed) -> Option<MooncakeNode> {
         .filter_map(|pool| {
             let uid = pool.pod.uid()?;
             let before = standing.iter().find(|entry| entry.pod_uid == uid);
-            assignment(pool, before.copied())
+            assignment(pool, before.copied(), removed.contains(&uid))
         })
         .collect();
     pools.sort_by(|a, b| a.pod_uid.cmp(&b.pod_uid));
@@ -51,7 +53,11 @@ pub fn desired(observed: &Observed) -> Option<MooncakeNode> {
 
 /// How one pool pod is to be served. Once it stands, it stands until the pod object is gone, also
 /// where cluster and DaemonSet went before it: the agent drains it by what stands here.
-fn assignment(pool: &PoolPod, before: Option<&PoolAssignment>) -> Option<PoolAssignment> {
+fn assignment(
+    pool: &PoolPod,
+    before: Option<&PoolAssignment>,
+    removed: bool,
+) -> Option<PoolAssignment> {
     let fresh = fresh(pool);
     let mut entry = match (fresh, before) {
         (Some(fresh), _) => fresh,
@@ -68,13 +74,19 @@ fn assignment(pool: &PoolPod, before: Option<&PoolAssignment>) -> Option<PoolAss
         .map_or_else(MooncakeVersion::default, |cluster| {
             cluster.spec.master.version
         });
+    let standing = before.and_then(|before| before.master.as_ref());
+    let of = |uid: &str| standing.filter(|standing| instance::pod_uid(&standing.pod_uid) == uid);
     entry.master = match (&pool.master_address, &pool.master_uid) {
-        (Some(address), Some(uid)) => Some(MasterInstance {
-            address: address.clone(),
-            pod_uid: uid.clone(),
-            version: version.as_str().to_owned(),
-        }),
-        _ => None,
+        (Some(address), Some(uid)) => {
+            let removals = of(uid).map_or(0, |standing| instance::removals(&standing.pod_uid));
+            Some(MasterInstance {
+                address: address.clone(),
+                pod_uid: instance::name(uid, removals + u32::from(removed)),
+                version: version.as_str().to_owned(),
+            })
+        }
+        // A master that is not ready for a moment is still the same one.
+        _ => pool.masters.iter().find_map(|uid| of(uid)).cloned(),
     };
     Some(entry)
 }

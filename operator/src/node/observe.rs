@@ -1,5 +1,6 @@
 //! What is there on one node: plain data, taken from the caches in one go.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crds::cluster::MooncakeCluster;
@@ -32,6 +33,8 @@ pub struct Observed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     pub holds: bool,
+    /// Nobody has heard from the kubelet.
+    pub silent: bool,
     pub message: String,
 }
 
@@ -47,6 +50,10 @@ pub struct PoolPod {
     pub master_address: Option<String>,
     /// UID of the master pod that serves.
     pub master_uid: Option<String>,
+    /// Address of that pod.
+    pub master_ip: Option<IpAddr>,
+    /// UIDs of all master pods that are not leaving.
+    pub masters: Vec<String>,
 }
 
 /// Takes the snapshot; `None` where the Node is not whole.
@@ -88,6 +95,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
             .find(|condition| condition.type_ == "Ready")
             .map(|condition| Ready {
                 holds: condition.status == "True",
+                silent: condition.status == "Unknown",
                 message: condition.message.clone().unwrap_or_default(),
             }),
         report,
@@ -107,6 +115,11 @@ impl Observed {
         let leaving = report.meta().deletion_timestamp.is_some();
         (another && !mine && !leaving).then_some(report)
     }
+}
+
+/// The pod's own address.
+pub fn address(pod: &Pod) -> Option<IpAddr> {
+    pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
 }
 
 fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
@@ -136,16 +149,23 @@ fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
             && labels.get(names::LABEL_CLUSTER) == Some(&named.name)
             && component == Some(names::COMPONENT_MASTER)
     });
+    let ready = ready_master(&masters);
     PoolPod {
         pod,
         cluster,
         made_by,
         master_address: service.and_then(|service| {
             let ip = service.spec.as_ref()?.cluster_ip.clone()?;
-            let ip: std::net::IpAddr = ip.parse().ok()?;
-            Some(std::net::SocketAddr::new(ip, names::MASTER_RPC_PORT).to_string())
+            let ip: IpAddr = ip.parse().ok()?;
+            Some(SocketAddr::new(ip, names::MASTER_RPC_PORT).to_string())
         }),
-        master_uid: ready_master(&masters).and_then(|pod| pod.uid()),
+        master_uid: ready.and_then(|pod| pod.uid()),
+        master_ip: ready.and_then(address),
+        masters: masters
+            .iter()
+            .filter(|pod| pod.meta().deletion_timestamp.is_none())
+            .filter_map(|pod| pod.uid())
+            .collect(),
     }
 }
 

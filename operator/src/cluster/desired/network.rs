@@ -54,10 +54,14 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
             cluster,
             names::pool_service(&cluster.name),
             names::COMPONENT_POOL,
-            vec![rule(
-                &[names::POOL_HANDSHAKE_PORT, names::POOL_DATA_PORT],
-                members.clone(),
-            )],
+            vec![
+                rule(
+                    &[names::POOL_HANDSHAKE_PORT, names::POOL_DATA_PORT],
+                    members.clone(),
+                ),
+                // It tries whether a pool pod of a silent node still answers.
+                rule(&[names::POOL_HANDSHAKE_PORT], vec![operator.clone()]),
+            ],
         ),
         policy(
             cluster,
@@ -65,7 +69,11 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
             names::COMPONENT_MASTER,
             vec![
                 rule(&[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT], members),
-                rule(&[names::MASTER_ADMIN_PORT], vec![operator]),
+                // It reads use, and takes the segments of lost nodes out.
+                rule(
+                    &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],
+                    vec![operator],
+                ),
             ],
         ),
     ]

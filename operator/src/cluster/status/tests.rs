@@ -41,7 +41,12 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
         MooncakeNodeSpec {
             node_uid: "node".to_owned(),
             boot_id: "boot".to_owned(),
-            pools: Vec::new(),
+            pools: serde_yaml_ng::from_str(&format!(
+                "[{{podUid: u-{node}, podName: p, namespace: team, cluster: kv, clusterUid: c1, pool: default, \
+                 size: 1Gi, pageSize: 4Ki, numaPolicy: Any, drainSeconds: 5, \
+                 master: {{address: '10.0.0.1:50051', podUid: m1, version: 0.3.13}}}}]"
+            ))
+            .unwrap(),
         },
     );
     report.status = Some(
@@ -231,6 +236,16 @@ fn memory_in_an_earlier_master_does_not_count() {
     let status = world.fresh();
     assert_eq!(said(&status, ConditionType::PoolsReady).0, "False/Mounting");
     assert_eq!(status.nodes.as_deref(), Some("1/2"));
+}
+
+#[test]
+fn memory_that_was_taken_out_of_the_master_does_not_count() {
+    let mut world = World::whole();
+    if let Some(report) = world.pools[0].1.as_mut() {
+        report.spec.pools[0].master.as_mut().unwrap().pod_uid = "m1/1".to_owned();
+    }
+    let status = world.fresh();
+    assert_eq!(said(&status, ConditionType::PoolsReady).0, "False/Mounting");
 }
 
 #[test]

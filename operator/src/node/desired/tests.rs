@@ -28,6 +28,8 @@ fn pool_pod(genuine: bool) -> PoolPod {
         made_by: genuine.then(|| Arc::new(set)),
         master_address: Some("10.0.0.5:50051".to_owned()),
         master_uid: Some("m1".to_owned()),
+        master_ip: None,
+        masters: vec!["m1".to_owned()],
     }
 }
 
@@ -38,6 +40,7 @@ fn observed(pools: Vec<PoolPod>) -> Observed {
         boot_id: "boot".to_owned(),
         ready: Some(Ready {
             holds: true,
+            silent: false,
             message: String::new(),
         }),
         report: None,
@@ -55,7 +58,7 @@ fn agent(ready: &str) -> Arc<Pod> {
 
 #[test]
 fn a_pool_pod_of_ours_is_assigned_with_what_it_was_made_with() {
-    let node = desired(&observed(vec![pool_pod(true)])).unwrap();
+    let node = desired(&observed(vec![pool_pod(true)]), &[]).unwrap();
     let entry = &node.spec.pools[0];
     assert_eq!(entry.pod_uid, "u1");
     assert_eq!(entry.size, ByteSize(2 << 30));
@@ -75,38 +78,39 @@ fn a_pool_pod_of_ours_is_assigned_with_what_it_was_made_with() {
 
 #[test]
 fn a_pod_with_forged_labels_is_not_assigned() {
-    let node = desired(&observed(vec![pool_pod(false)])).unwrap();
+    let node = desired(&observed(vec![pool_pod(false)]), &[]).unwrap();
     assert!(node.spec.pools.is_empty());
 }
 
 #[test]
 fn an_assignment_stands_until_the_pod_is_gone_also_without_its_cluster() {
     let mut seen = observed(vec![pool_pod(true)]);
-    seen.report = desired(&seen);
+    seen.report = desired(&seen, &[]);
     let mut orphan = pool_pod(false);
     orphan.cluster = None;
     orphan.master_address = None;
     orphan.master_uid = None;
+    orphan.masters.clear();
     seen.pools = vec![orphan];
-    let entry = &desired(&seen).unwrap().spec.pools[0];
+    let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
     assert_eq!((entry.pod_uid.as_str(), entry.drain_seconds), ("u1", 7));
     assert_eq!(entry.master, None);
     seen.pools.clear();
-    assert!(desired(&seen).unwrap().spec.pools.is_empty());
+    assert!(desired(&seen, &[]).unwrap().spec.pools.is_empty());
 }
 
 #[test]
 fn a_node_without_anything_of_ours_has_no_object() {
-    assert!(desired(&observed(Vec::new())).is_none());
+    assert!(desired(&observed(Vec::new()), &[]).is_none());
     let mut with_agent = observed(Vec::new());
     with_agent.agents = vec![agent("True")];
-    assert!(desired(&with_agent).is_some());
+    assert!(desired(&with_agent, &[]).is_some());
 }
 
 #[test]
 fn an_object_of_an_earlier_node_of_that_name_is_told_apart() {
     let mut seen = observed(vec![pool_pod(true)]);
-    seen.report = desired(&seen);
+    seen.report = desired(&seen, &[]);
     assert!(seen.of_an_earlier_node().is_none());
     seen.uid = "another".to_owned();
     assert!(seen.of_an_earlier_node().is_some());
@@ -122,9 +126,38 @@ fn an_agent_is_alive_only_on_a_ready_node_with_a_ready_pod() {
     assert_eq!(agent_alive(&seen).reason, Reason::AsExpected);
     seen.ready = Some(Ready {
         holds: false,
+        silent: true,
         message: "kubelet stopped posting".to_owned(),
     });
     let dead = agent_alive(&seen);
     assert_eq!(dead.reason, Reason::NodeNotReady);
     assert!(dead.message.contains("kubelet stopped posting"));
+}
+
+#[test]
+fn a_lost_node_is_given_another_instance_of_its_master_and_keeps_it() {
+    let instance = |node: &Option<MooncakeNode>| {
+        let pools = &node.as_ref().unwrap().spec.pools;
+        pools[0]
+            .master
+            .as_ref()
+            .map(|master| master.pod_uid.clone())
+    };
+    let mut seen = observed(vec![pool_pod(true)]);
+    seen.report = desired(&seen, &[]);
+    assert_eq!(instance(&seen.report).as_deref(), Some("m1"));
+    seen.report = desired(&seen, &["u1".to_owned()]);
+    assert_eq!(instance(&seen.report).as_deref(), Some("m1/1"));
+    seen.report = desired(&seen, &[]);
+    assert_eq!(instance(&seen.report).as_deref(), Some("m1/1"));
+    seen.pools[0].master_uid = None;
+    seen.report = desired(&seen, &[]);
+    assert_eq!(
+        instance(&seen.report).as_deref(),
+        Some("m1/1"),
+        "not ready for a moment"
+    );
+    seen.pools[0].master_uid = Some("m2".to_owned());
+    seen.pools[0].masters = vec!["m2".to_owned()];
+    assert_eq!(instance(&desired(&seen, &[])).as_deref(), Some("m2"));
 }
