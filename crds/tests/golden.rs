@@ -22,8 +22,9 @@ fn here() -> PathBuf {
 
 fn check(path: &Path, wanted: &str) {
     if std::env::var_os("UPDATE").is_some() {
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, wanted).unwrap();
+        let folder = path.parent().expect("a golden file lies in a folder");
+        fs::create_dir_all(folder).expect("the folder can be made");
+        fs::write(path, wanted).expect("the golden file can be written");
     }
     let found = fs::read_to_string(path).unwrap_or_default();
     assert!(
