@@ -63,9 +63,22 @@ pub async fn master_ready(address: SocketAddr) -> Result<(), NotReady> {
     }
 }
 
-/// Whether the RPC service at `master` (host and port) answers as one of ours.
-pub(super) async fn answers(master: &str) -> Result<(), Verdict> {
-    let connecting = TcpStream::connect(master);
+/// The addresses of `master` (host and port). Looked up anew each time: it may move.
+pub(super) async fn resolve(master: &str) -> Result<Vec<SocketAddr>, Verdict> {
+    let failed = |error: io::Error| {
+        let message = format!("the master's name {master} cannot be resolved: {error}");
+        Verdict::waiting(Reason::MasterUnreachable, message)
+    };
+    match tokio::time::timeout(DEADLINE, tokio::net::lookup_host(master)).await {
+        Ok(Ok(addresses)) => Ok(addresses.collect()),
+        Ok(Err(error)) => Err(failed(error)),
+        Err(_) => Err(failed(io::ErrorKind::TimedOut.into())),
+    }
+}
+
+/// Whether the RPC service of `master`, at these addresses, answers as one of ours.
+pub(super) async fn answers(master: &str, addresses: &[SocketAddr]) -> Result<(), Verdict> {
+    let connecting = TcpStream::connect(addresses);
     let stream = match tokio::time::timeout(DEADLINE, connecting).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return Err(unreachable(master, &error)),
@@ -75,7 +88,7 @@ pub(super) async fn answers(master: &str) -> Result<(), Verdict> {
     let version = service
         .service_ready()
         .await
-        .map_err(|error| Verdict::waiting(Reason::MasterNotReady, format!("{error}")))?;
+        .map_err(|error| Verdict::waiting(Reason::MasterNotReady, error.to_string()))?;
     if version == PROTOCOL_VERSION {
         return Ok(());
     }
@@ -89,13 +102,21 @@ fn unreachable(master: &str, error: &io::Error) -> Verdict {
 }
 
 /// The list of segments, JSON.
-pub(super) async fn segments(master: &str, admin_port: u16) -> Result<Vec<u8>, Verdict> {
+pub(super) async fn segments(
+    master: &str,
+    addresses: &[SocketAddr],
+    admin_port: u16,
+) -> Result<Vec<u8>, Verdict> {
     let host = master.rsplit_once(':').map_or(master, |(host, _)| host);
-    let admin = format!("{host}:{admin_port}");
-    http::get(admin.as_str(), &admin, "/get_segments_detail", DEADLINE)
+    let host = format!("{host}:{admin_port}");
+    let admin: Vec<_> = addresses
+        .iter()
+        .map(|address| SocketAddr::new(address.ip(), admin_port))
+        .collect();
+    http::get(&admin[..], &host, "/get_segments_detail", DEADLINE)
         .await
         .map_err(|cause| {
-            let message = format!("the master's list of segments at {admin}: {cause}");
+            let message = format!("the master's list of segments at {host}: {cause}");
             Verdict::waiting(Reason::MasterUnreachable, message)
         })
 }

@@ -26,8 +26,9 @@ async fn walk(hold: &Hold) -> Result<Plan, Verdict> {
         samples,
         ..
     } = hold;
-    master::answers(master).await?;
-    let body = master::segments(master, *admin_port).await?;
+    let addresses = master::resolve(master).await?;
+    master::answers(master, &addresses).await?;
+    let body = master::segments(master, &addresses, *admin_port).await?;
     let listing: Listing<'_> = serde_json::from_slice(&body).map_err(|error| {
         let message = format!("the master's list of segments does not parse: {error}");
         Verdict::waiting(Reason::EngineVersionSkew, message)
