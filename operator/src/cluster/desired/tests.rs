@@ -1,4 +1,6 @@
-use std::path::Path;
+//! What a MooncakeCluster becomes: golden objects.
+
+//! The objects of sample clusters against golden files; `UPDATE=1` rewrites them.
 
 use serde::Serialize;
 
@@ -30,6 +32,8 @@ fn render(children: &Children) -> String {
     text
 }
 
+mod golden;
+
 mod erased {
     use super::Serialize;
 
@@ -44,34 +48,19 @@ mod erased {
     }
 }
 
-fn check(name: &str, found: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden")
-        .join(format!("{name}.yaml"));
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, found).unwrap();
-    }
-    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        wanted == found,
-        "tests/golden/{name}.yaml differs; look at the difference, then run with UPDATE=1"
-    );
-}
-
-fn golden(name: &str, spec: &str, peers: &[ForeignPeer]) {
+fn is_golden(name: &str, spec: &str, peers: &[ForeignPeer]) {
     let children = desired(&fixture::valid(spec), &fixture::settings(), peers);
-    check(name, &render(&children));
+    golden::check(name, &render(&children));
 }
 
 #[test]
 fn an_empty_spec_gives_one_pool_and_a_master() {
-    golden("empty", "{}", &[]);
+    is_golden("empty", "{}", &[]);
 }
 
 #[test]
 fn pools_of_each_page_size_request_what_they_take() {
-    golden(
+    is_golden(
         "pools",
         "{pools: [
             {name: small, size: 2Gi, drainSeconds: 30, nodeSelector: {tier: cold}},
@@ -91,7 +80,7 @@ fn other_namespaces_hosts_and_addresses_are_let_in_where_allowed() {
         address: address.parse().unwrap(),
         node: "n1".to_owned(),
     };
-    golden(
+    is_golden(
         "access",
         "{access: {allowedNamespaces: [blue, team], allowHostNetwork: true,
           addresses: [192.0.2.7, '2001:db8::7']}}",
@@ -106,7 +95,7 @@ fn other_namespaces_hosts_and_addresses_are_let_in_where_allowed() {
 
 #[test]
 fn a_master_of_ones_own_image_and_resources_is_taken_over() {
-    golden(
+    is_golden(
         "master",
         "{master: {image: 'registry.example/mooncake:mine',
           resources: {requests: {cpu: '2'}, limits: {memory: 8Gi}}}}",

@@ -1,3 +1,7 @@
+//! What a MooncakeCluster says of itself in each situation.
+
+//! Statuses of small worlds, each with one thing wrong.
+
 use std::sync::Arc;
 
 use crds::condition::find;

@@ -1,3 +1,7 @@
+//! What a node is assigned.
+
+//! Assignments and the verdict on an agent, from what was seen on a node.
+
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
