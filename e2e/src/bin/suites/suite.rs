@@ -42,6 +42,14 @@ pub(crate) const SUITES: &[Suite] = &[
         ]),
     },
     Suite {
+        name: "api",
+        about: "what a real API server refuses, what the operator writes there and what it does not",
+        budget: 6,
+        kind: Kind::Cargo(&[
+            "test --quiet --package mooncake-operator --locked --test api_server -- --include-ignored --test-threads=1",
+        ]),
+    },
+    Suite {
         name: "stock",
         about: "stock pods exchange data with each other",
         budget: 2,
