@@ -1,5 +1,3 @@
-//! What a MooncakeCluster becomes: golden objects.
-
 //! The objects of sample clusters against golden files; `UPDATE=1` rewrites them.
 
 use serde::Serialize;

@@ -1,5 +1,3 @@
-//! What a MooncakeCluster says of itself in each situation.
-
 //! Statuses of small worlds, each with one thing wrong.
 
 use std::sync::Arc;

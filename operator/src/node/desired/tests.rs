@@ -1,5 +1,3 @@
-//! What a node is assigned.
-
 //! Assignments and the verdict on an agent, from what was seen on a node.
 
 use std::sync::Arc;
