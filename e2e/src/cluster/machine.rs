@@ -1,12 +1,12 @@
 //! A node that is a machine of its own: a QEMU guest with Debian's kernel, cgroup v2 and Soft-RoCE.
 
-mod base;
+mod boot;
 
 use super::{Cluster, Part};
 use crate::Error;
 use crate::command::{Run, tail};
 use crate::process::start_detached;
-use base::Base;
+use boot::Base;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
