@@ -26,12 +26,13 @@ async fn a_deleted_master_has_every_segment_again_within_five_seconds_of_its_ret
             let pods: Api<Pod> = namespace.api();
             pods.delete(&old.name_any(), &DeleteParams::default())
                 .await?;
-            eventually("a master that serves", READY, || async {
+            eventually("a master that serves and answers", READY, || async {
                 let now = pool.master().await?;
-                let new = now.uid() != old.uid();
+                let new = now.uid() != old.uid() && serves(&now);
+                let answers = new && pool.segments().await.is_ok();
                 Ok(Seen::when(
-                    (new && serves(&now)).then_some(()),
-                    "no new Ready pod",
+                    answers.then_some(()),
+                    "no new Ready pod that answers",
                 ))
             })
             .await?;

@@ -5,7 +5,10 @@ use mooncake_e2e::story::{Namespace, Pool, Product};
 
 /// A spec that is refused, and words of the refusal.
 const WRONG: [(&str, &str); 12] = [
-    ("{pools: [{name: a, sizes: 1Gi}]}", "unknown field"),
+    (
+        "{pools: [{name: a, sizes: 1Gi}]}",
+        "field not declared in schema",
+    ),
     ("{access: {addresses: [127.0.0.1]}}", "must not be loopback"),
     ("{access: {addresses: ['::1']}}", "must not be loopback"),
     (
@@ -33,7 +36,7 @@ const WRONG: [(&str, &str); 12] = [
         "{transports: {tcp: Require, rdma: Require}}",
         "exactly one transport",
     ),
-    ("{transports: {tcp: on}}", "Unsupported value"),
+    ("{transports: {tcp: Never}}", "Unsupported value"),
     ("{pools: [{name: a}, {name: a}]}", "duplicate"),
 ];
 
