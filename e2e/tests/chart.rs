@@ -1,5 +1,6 @@
 //! The chart: helm accepts it, the schema refuses what is wrong, and what it renders is pinned.
 //! `UPDATE=1 cargo test -p mooncake-e2e --test chart` rewrites the pinned files.
+#![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
 use mooncake_e2e::Settings;
 use mooncake_e2e::binaries::Binaries;
