@@ -85,7 +85,7 @@ def catch(operation, key, size):
         # It outlives us, so it must not hold what our caller waits to be closed.
         with open(f"{FOLDER}/{operation}.log", "a") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        wait(f"{operation} to begin", lambda: read(f"{operation}.begun"), 30)
+        wait(f"{operation} to begin", lambda: read(f"{operation}.begun"), 90)
         time.sleep(random.uniform(0.005, 0.06))
         process.send_signal(signal.SIGSTOP)
         if read(f"{operation}.ended") is None:
