@@ -112,7 +112,7 @@ async fn a_killed_pool_process_leaves_the_master_at_once_and_its_replacement_ser
     let since = Instant::now();
     while !client.segments().await.is_empty() {
         assert!(
-            since.elapsed() < Duration::from_secs(2),
+            since.elapsed() < Duration::from_secs(10),
             "segments of a dead pool"
         );
     }
