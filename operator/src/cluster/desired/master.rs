@@ -132,15 +132,9 @@ fn container(cluster: &Valid, settings: &Settings) -> Container {
                 .clone()
                 .unwrap_or_else(|| requests("100m", "256Mi")),
         ),
-        readiness_probe: Some(Probe {
-            exec: Some(ExecAction {
-                command: Some(vec![format!("{TOOLS}/gate"), "master-ready".to_owned()]),
-            }),
-            period_seconds: Some(1),
-            timeout_seconds: Some(2),
-            failure_threshold: Some(3),
-            ..Probe::default()
-        }),
+        // Looked at each second only until the first answer: every look starts a process.
+        startup_probe: Some(ready_probe(1, 300)),
+        readiness_probe: Some(ready_probe(5, 3)),
         // A restart forgets every key, so only a dead listener counts.
         liveness_probe: Some(Probe {
             tcp_socket: Some(TCPSocketAction {
@@ -159,6 +153,19 @@ fn container(cluster: &Valid, settings: &Settings) -> Container {
         ]),
         security_context: Some(container_security()),
         ..Container::default()
+    }
+}
+
+/// The master's own word that it serves; its HTTP status does not tell.
+fn ready_probe(period: i32, failures: i32) -> Probe {
+    Probe {
+        exec: Some(ExecAction {
+            command: Some(vec![format!("{TOOLS}/gate"), "master-ready".to_owned()]),
+        }),
+        period_seconds: Some(period),
+        timeout_seconds: Some(5),
+        failure_threshold: Some(failures),
+        ..Probe::default()
     }
 }
 

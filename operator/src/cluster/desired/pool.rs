@@ -152,8 +152,8 @@ fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {
             port("data", names::POOL_DATA_PORT),
         ]),
         resources: Some(resources(pool)),
-        readiness_probe: Some(probe("ready", 2, 2)),
-        liveness_probe: Some(probe("live", 10, 5)),
+        readiness_probe: Some(probe("ready", 4, 4)),
+        liveness_probe: Some(probe("live", 30, 10)),
         security_context: Some(container_security()),
         ..Container::default()
     }
