@@ -2,7 +2,6 @@
 //! up and shows its evidence when it fails, stock peers under orders, waits that say what they saw.
 
 mod evidence;
-mod generation;
 mod load;
 pub mod master;
 mod namespace;
@@ -14,7 +13,6 @@ mod stage;
 mod stock;
 mod wait;
 
-pub use generation::{OTHER_VERSION, other_generation};
 pub use load::{Effort, Load, LoadReport};
 pub use namespace::{Namespace, with_namespace};
 pub use pool::Pool;

@@ -7,7 +7,6 @@ mod stories {
     mod control_plane;
     mod deletion;
     mod healthy;
-    mod late;
     mod master;
     mod nodes;
     mod pool_pod;

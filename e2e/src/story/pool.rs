@@ -52,7 +52,7 @@ spec: {spec}
         let pool = Self::apply(
             namespace,
             "kv",
-            "{pools: [{name: default, size: 256Mi, drainSeconds: 2}], master: {resources: {requests: {cpu: 100m}}}}",
+            "{pools: [{name: default, size: 256Mi, drainSeconds: 2}]}",
         )
         .await?;
         pool.ready(READY).await?;

@@ -173,28 +173,3 @@ pub(super) fn same_lives(
     );
     Ok(())
 }
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs a local cluster: root and 4 GiB of memory"]
-async fn a_node_whose_agent_is_gone_makes_the_cluster_not_ready_within_a_minute()
--> anyhow::Result<()> {
-    let product = Arc::new(Product::installed().await?);
-    let told = Arc::clone(&product);
-    product
-        .tell("agentless", async move |namespace| {
-            let product = told;
-            let pool = Pool::small(&namespace).await?;
-            let agents = product.in_namespace::<DaemonSet>();
-            let only_n1 = json!({"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "n1"}}}}});
-            agents.patch(AGENT, &PatchParams::default(), &Patch::Merge(only_n1)).await?;
-            let message = pool.unready(None, Duration::from_secs(60)).await;
-            let everywhere = json!({"spec": {"template": {"spec": {"nodeSelector": null}}}});
-            agents.patch(AGENT, &PatchParams::default(), &Patch::Merge(everywhere)).await?;
-            let message = message?;
-            ensure!(message.contains("n2"), "the node is not named: {message}");
-            ensure!(message.contains("agent"), "its agent is not named: {message}");
-            product.whole(Duration::from_secs(90)).await?;
-            pool.ready(Duration::from_secs(60)).await
-        })
-        .await
-}

@@ -1,12 +1,11 @@
-//! The master is replaced, or is of another generation.
+//! The master is replaced.
 
 use anyhow::ensure;
-use crds::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use mooncake_e2e::story::pool::READY;
-use mooncake_e2e::story::{Effort, Load, Pool, Product, Seen, eventually, other_generation};
+use mooncake_e2e::story::{Effort, Load, Pool, Product, Seen, eventually};
 use std::time::{Duration, Instant};
 
 const BACK: Duration = Duration::from_secs(5);
@@ -66,38 +65,4 @@ fn serves(pod: &Pod) -> bool {
         .iter()
         .flat_map(|status| status.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs a local cluster: root and 4 GiB of memory"]
-async fn a_master_of_another_generation_is_named_with_both_versions_and_gets_nothing()
--> anyhow::Result<()> {
-    let product = Product::installed().await?;
-    let other = other_generation(&product.stage, &product.settings).await?;
-    product
-        .tell("skew", async move |namespace| {
-            let pool = Pool::apply(
-                &namespace,
-                "kv",
-                &format!(
-                    "{{pools: [{{name: default, size: 64Mi}}], master: {{image: '{other}'}}}}"
-                ),
-            )
-            .await?;
-            let message = pool.unready(Some(Reason::EngineVersionSkew), READY).await?;
-            for version in ["0.3.11", "0.3.13"] {
-                ensure!(
-                    message.contains(version),
-                    "{version} is not told: {message}"
-                );
-            }
-            ensure!(
-                pool.segments().await?.is_empty(),
-                "half mounted: {:?}",
-                pool.segments().await?
-            );
-            println!("{message}");
-            Ok(())
-        })
-        .await
 }
