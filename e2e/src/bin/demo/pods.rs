@@ -75,7 +75,13 @@ pub(crate) fn run(
         progress.say_if_new(&words);
         Ok(match phase {
             "Succeeded" | "Failed" => Ok(phase.to_owned()),
-            _ => Err(words),
+            _ => {
+                rest(
+                    target,
+                    &["--for=jsonpath={.status.phase}=Succeeded", "pod", pod],
+                );
+                Err(words)
+            }
         })
     })?;
     let words = target.kubectl.run([
@@ -90,6 +96,18 @@ pub(crate) fn run(
         return Err(Error::PodEnded { pod, phase, words });
     }
     figures(&words).ok_or(Error::NoFigures { pod, words })
+}
+
+/// Lets the API server tell of a change for two seconds: asking all the time would cost the pods,
+/// which may share this machine, half a core.
+pub(crate) fn rest(target: &Target, change: &[&str]) {
+    target
+        .kubectl
+        .command(["wait", "--timeout=2s", "--namespace", NAMESPACE])
+        .args(change)
+        .done()
+        // No change within two seconds is what the caller looks at next.
+        .ok();
 }
 
 fn scripts() -> Value {

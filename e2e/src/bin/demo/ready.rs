@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::ours::{self, get};
+use crate::pods::rest;
 use crate::progress::Progress;
 use crate::target::Target;
 use crds::MooncakeCluster;
@@ -97,6 +98,7 @@ pub(crate) fn cluster(
         Ok(if is_ready(&cluster) {
             Ok(cluster)
         } else {
+            rest(target, &["--for=condition=Ready", "mooncakecluster", name]);
             Err(words)
         })
     })?)
