@@ -8,6 +8,9 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Where a pod that contributes a segment listens for its dummy clients.
+const SEGMENT_PORT: u16 = 50052;
+
 const DRIVER: &str = include_str!("../../stock/driver.py");
 pub(super) const CONTAINER: &str = "main";
 
@@ -152,6 +155,9 @@ impl StockPod {
             environment.push(json!({"name": "MOONCAKE_GLOBAL_SEGMENT_SIZE", "value": "0"}));
             environment.push(json!({"name": "MOONCAKE_LOCAL_BUFFER_SIZE", "value": "67108864"}));
         }
+        // A stock client listens once its segment is mounted, not before.
+        let mounted = matches!(self.work, StockWork::Segment { .. })
+            .then(|| json!({"tcpSocket": {"port": SEGMENT_PORT}, "periodSeconds": 1}));
         serde_json::from_value(json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -168,6 +174,7 @@ impl StockPod {
                     "image": crate::images::MOONCAKE_STOCK,
                     "command": command(&self.work),
                     "env": environment,
+                    "readinessProbe": mounted,
                     // Without a request a container gets next to no time on a busy machine.
                     "resources": {"requests": {"cpu": "100m"}},
                 }],
@@ -280,7 +287,7 @@ fn command(work: &StockWork) -> Vec<String> {
             format!(
                 "exec mooncake_client --master_server_address=$MOONCAKE_MASTER \
                  --metadata_server=P2PHANDSHAKE --global_segment_size={bytes}B --protocol=tcp \
-                 --host=$POD_IP --port=50052 --logtostderr"
+                 --host=$POD_IP --port={SEGMENT_PORT} --logtostderr"
             ),
         ],
         StockWork::Program { text, arguments } => {
