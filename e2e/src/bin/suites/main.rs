@@ -13,8 +13,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use suite::{Kind, SUITES, Suite};
 
-/// The local cluster of the stories.
+/// The local cluster that the stories share.
 const CLUSTER: &str = "suites";
+/// The one that `local_cluster` cuts and kills.
+const DISTURBED: &str = "tool";
 /// A suite that hangs is ended after this many budgets.
 const PATIENCE: u32 = 3;
 
@@ -51,12 +53,17 @@ fn run(only: Option<&str>, full: bool) -> Result<bool, Box<dyn std::error::Error
         let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
         return Err(format!("no such suite; there are {}", names.join(", ")).into());
     }
-    let outcomes: Vec<_> = chosen.into_iter().map(|suite| tell(suite, full)).collect();
+    let settings = Settings::from_environment(Environment::read());
+    let mut outcomes = Vec::new();
+    for suite in chosen {
+        outcomes.push(tell(suite, full));
+        // At once: a cluster that nobody needs any more costs the next suite its time.
+        Cluster::down(&settings, DISTURBED)?;
+    }
     if outcomes
         .iter()
         .any(|o| matches!(o.suite.kind, Kind::Stories(_)))
     {
-        let settings = Settings::from_environment(Environment::read());
         Cluster::down(&settings, CLUSTER)?;
     }
     let table = table(&outcomes, full);
