@@ -1,8 +1,6 @@
 # Everything starts here. `make` lists it; CONTRIBUTING.md says what lies where.
 
 TOOL := cargo run --quiet --package mooncake-e2e --bin
-# The unmodified wheel, unpacked.
-STOCK := $(HOME)/.cache/mooncake-k8s/stock-0.3.13.post1
 # YES=1 says yes to what the demo asks.
 DEMO := $(TOOL) demo -- $(if $(CONTEXT),--context $(CONTEXT)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(YES),--yes)
 
@@ -18,17 +16,15 @@ demo-down: ## Removes what `make demo` made. CONTEXT=…: from your cluster
 test: ## Every suite, reduced counts, within the budgets that it prints
 	@$(TOOL) suites -- test
 
-soak: ## Every suite at full counts, for hours; writes docs/soak.md
-	@$(TOOL) suites -- soak
+soak: ## Every suite at full counts, for hours; docs/soak.md keeps the results. ONLY=a,b: some suites
+	@$(TOOL) suites -- soak $(if $(ONLY),--only $(ONLY))
 
 lint: ## Format and lints only
 	@$(TOOL) suites -- test --only lint
 
-bench: $(STOCK) ## Figures: a stock client against our segment, a stock one and a bare socket
-	@cargo run --quiet --release --package mooncake-bench -- --stock $(STOCK)
-
-$(STOCK):
-	@python3 -m pip install --quiet --no-deps --target $@ mooncake-transfer-engine-non-cuda==0.3.13.post1
+bench: ## Figures: ours beside a stock segment, on loopback and on a cluster; what it costs at work and at rest
+	@cargo run --quiet --release --package mooncake-bench
+	@$(TOOL) figures
 
 images: ## The images as OCI archives; prints their paths
 	@$(TOOL) demo -- images

@@ -32,6 +32,7 @@ use crate::ByteSize;
     printcolumn(name = "Transport", type_ = "string", json_path = ".status.transport", description = "What stock pods use"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Since creation"),
     printcolumn(name = "Version", type_ = "string", json_path = ".spec.master.version", priority = 1, description = "Generation of the wire schema"),
+    printcolumn(name = "NVLink", type_ = "string", json_path = ".status.mnnvl.nodes", priority = 1, description = "Nodes that may use NVLink between nodes: members/taking part"),
     printcolumn(name = "Master", type_ = "string", json_path = ".status.masterEndpoint", priority = 1, description = "Address of the master")
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -62,6 +63,11 @@ pub struct MooncakeClusterSpec {
     /// Who may connect to the pool besides injected pods of this namespace. A change restarts nothing.
     #[serde(default)]
     pub access: Access,
+
+    /// Multi-node NVLink: the ComputeDomain whose members may use it. Absent: nobody uses NVLink
+    /// between nodes. The pool does not wait for it. A change restarts nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mnnvl: Option<Mnnvl>,
 }
 
 fn default_pools() -> Vec<Pool> {
@@ -322,6 +328,65 @@ pub enum OnDeadline {
     Fail,
 }
 
+/// Which ComputeDomain the cluster's pods share.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("has(self.reference) != has(self.create)").message("set exactly one: reference names a ComputeDomain that exists, create lets the operator make one")
+)]
+pub struct Mnnvl {
+    /// A ComputeDomain of this namespace that somebody else makes and deletes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<DomainReference>,
+
+    /// The operator makes the ComputeDomain `NAME-mnnvl`, whose ResourceClaimTemplate has the same
+    /// name, and deletes it when it is no longer wanted and no claim uses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub create: Option<DomainCreation>,
+}
+
+/// Names a ComputeDomain.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DomainReference {
+    /// Name of the ComputeDomain.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
+    pub name: String,
+}
+
+/// How a ComputeDomain is made.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DomainCreation {
+    /// Which IMEX channels a pod gets with one claim.
+    #[serde(default)]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("channels is immutable, as a ComputeDomain is: remove spec.mnnvl, wait until the domain is gone, add it anew"))]
+    pub channels: Channels,
+}
+
+/// IMEX channels of one claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Channels {
+    /// Channel 0.
+    #[default]
+    Single,
+    /// Every channel.
+    All,
+}
+
+impl Channels {
+    /// The word in a ComputeDomain's `allocationMode`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Single => "Single",
+            Self::All => "All",
+        }
+    }
+}
+
 /// Who may connect.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -375,6 +440,32 @@ pub struct MooncakeClusterStatus {
     /// Host and port of the master.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master_endpoint: Option<String>,
+    /// The ComputeDomain and who is in it; absent without `spec.mnnvl`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mnnvl: Option<MnnvlStatus>,
+}
+
+/// What is known of the cluster's ComputeDomain.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MnnvlStatus {
+    /// Name of the ComputeDomain.
+    pub domain: String,
+    /// UID of the ComputeDomain that was there last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain_uid: Option<String>,
+    /// Name that pods give as `resourceClaimTemplateName`; absent until that template is there and
+    /// belongs to the domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim_template: Option<String>,
+    /// NVLink clique of the members: one of another clique is not in reach.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clique: Option<String>,
+    /// Nodes that take part: members/all.
+    pub nodes: String,
+    /// UIDs of deleted ComputeDomains whose claims pods still hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former_uids: Vec<String>,
 }
 
 /// A transport of stock peers.

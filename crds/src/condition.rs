@@ -25,6 +25,9 @@ pub enum ConditionType {
     TransportsReady,
     /// MooncakeCluster: every labelled pod was injected.
     PodsInjected,
+    /// MooncakeCluster, only with `spec.mnnvl`: every node that takes part is a member of the
+    /// ComputeDomain. `Ready` does not wait for it.
+    MnnvlReady,
     /// MooncakeNode, written by the operator: the agent pod and the node are there.
     AgentAlive,
     /// MooncakeNode, written by the agent: every listed pool pod is served.
@@ -41,6 +44,7 @@ impl ConditionType {
             Self::PoolsReady => "PoolsReady",
             Self::TransportsReady => "TransportsReady",
             Self::PodsInjected => "PodsInjected",
+            Self::MnnvlReady => "MnnvlReady",
             Self::AgentAlive => "AgentAlive",
             Self::PoolsServing => "PoolsServing",
         }
@@ -135,7 +139,8 @@ pub fn is_true(conditions: &[Condition], kind: ConditionType) -> bool {
     find(conditions, kind).is_some_and(|c| c.status == State::True.as_str())
 }
 
-fn shorten(message: &str) -> String {
+/// At most [`MESSAGE_LIMIT`] bytes of it.
+pub fn shorten(message: &str) -> String {
     if message.len() <= MESSAGE_LIMIT {
         return message.to_owned();
     }

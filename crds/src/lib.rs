@@ -19,6 +19,7 @@
 pub mod byte_size;
 pub mod cluster;
 pub mod condition;
+pub mod inventory;
 pub mod names;
 pub mod node;
 pub mod reason;
@@ -26,5 +27,6 @@ pub mod reason;
 pub use byte_size::ByteSize;
 pub use cluster::{MooncakeCluster, MooncakeClusterSpec, MooncakeClusterStatus};
 pub use condition::{ConditionType, Finding, State};
+pub use inventory::{MooncakeInventory, MooncakeInventorySpec, MooncakeInventoryStatus};
 pub use node::{MooncakeNode, MooncakeNodeSpec, MooncakeNodeStatus};
 pub use reason::{Owner, Reason};

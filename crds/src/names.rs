@@ -22,6 +22,9 @@ pub const ANNOTATION_SKIPPED: &str = "mooncake.io/injection-skipped";
 /// Set by the webhook on what it changed; its presence makes a second call a no-op.
 pub const ANNOTATION_INJECTED: &str = "mooncake.io/injected";
 
+/// Set by the operator on a ComputeDomain that it made: UID of the MooncakeCluster that wanted it.
+pub const ANNOTATION_CLUSTER_UID: &str = "mooncake.io/cluster-uid";
+
 pub const COMPONENT_MASTER: &str = "master";
 pub const COMPONENT_POOL: &str = "pool";
 pub const COMPONENT_AGENT: &str = "agent";
@@ -61,6 +64,11 @@ pub fn clients_service(cluster: &str) -> String {
 /// Headless Service over the injected pods that are in a node's network namespace.
 pub fn host_clients_service(cluster: &str) -> String {
     format!("{cluster}-host-clients")
+}
+
+/// ComputeDomain that the operator makes, and the ResourceClaimTemplate that comes with it.
+pub fn compute_domain(cluster: &str) -> String {
+    format!("{cluster}-mnnvl")
 }
 
 /// Address at which pods of the cluster find the master: host and port.

@@ -1,5 +1,6 @@
 //! MooncakeNode: where operator and agent meet. The spec is what the operator wants of a node, the
-//! status what its agent has done; only `AgentAlive` in the status is the operator's.
+//! status what its agent has done; only `AgentAlive` in the status is the operator's, and the doubt in
+//! what an agent said that is not alive.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
 use crate::cluster::{NumaPolicy, PageSize};
+use crate::inventory::{NoGid, PortState};
 
 /// One node's share in the pools. Named after the node and owned by it, by UID.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,6 +47,13 @@ use crate::cluster::{NumaPolicy, PageSize};
         description = "Memory that is mounted and serves"
     ),
     printcolumn(
+        name = "NVLink",
+        type_ = "string",
+        json_path = ".spec.domains[0].reason",
+        priority = 1,
+        description = "Why the node is or is not a member of a ComputeDomain, where it takes part in one"
+    ),
+    printcolumn(
         name = "Age",
         type_ = "date",
         json_path = ".metadata.creationTimestamp",
@@ -75,6 +84,46 @@ pub struct MooncakeNodeSpec {
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
     pub pools: Vec<PoolAssignment>,
+
+    /// For each MooncakeCluster with a ComputeDomain in which the node takes part: may its pods here
+    /// use NVLink between nodes, and if not, why. What is not listed may not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["namespace".into(), "cluster".into()]))]
+    pub domains: Vec<DomainMembership>,
+}
+
+/// Most entries of `spec.domains`: a node can be a member of one, the others are told why not.
+pub const DOMAINS_LIMIT: usize = 16;
+
+/// The node's place in one cluster's ComputeDomain.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DomainMembership {
+    /// Namespace of the MooncakeCluster and of the ComputeDomain.
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: String,
+    /// Name of the MooncakeCluster.
+    #[schemars(length(min = 1, max = 63))]
+    pub cluster: String,
+    /// Name of the ComputeDomain.
+    #[schemars(length(min = 1, max = 253))]
+    pub domain: String,
+    /// UID of the ComputeDomain; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub domain_uid: Option<String>,
+    /// NVLink clique of the node, where its IMEX daemon has told it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
+    pub clique: Option<String>,
+    /// True where pods that hold a channel here may use NVLink to the other members.
+    pub member: bool,
+    /// Why it is or is not a member.
+    pub reason: crate::reason::Reason,
+    /// The reason in words: who, which stage, what to do.
+    #[schemars(length(max = 1024))]
+    pub message: String,
 }
 
 /// One pool pod and how it is to be served.
@@ -153,14 +202,46 @@ pub struct MooncakeNodeStatus {
     /// Memory that is mounted and serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ByteSize>,
+    /// One line for each port of the node's RDMA devices, at most 16; those that are active and can be
+    /// reached come first. MooncakeInventory has all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub hcas: Vec<HcaLine>,
+    /// Ports that have no line above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hcas_omitted: Option<u32>,
     /// One entry for each listed pool pod, and for a refused one.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
     pub pools: Vec<PoolReport>,
-    /// AgentAlive (the operator's) and PoolsServing (the agent's).
+    /// AgentAlive, the operator's, and PoolsServing, the agent's. PoolsServing is Unknown from when
+    /// AgentAlive is not True until the agent has spoken again.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// One port of an RDMA device, in short.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HcaLine {
+    /// Name of the device.
+    #[schemars(length(max = 64))]
+    pub name: String,
+    /// Number of the port.
+    pub port: u8,
+    /// Logical state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<PortState>,
+    /// Rate in megabits a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_mbps: Option<u64>,
+    /// Index of the GID that peers are to use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u16>,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_gid: Option<NoGid>,
 }
 
 /// What became of one pool pod.

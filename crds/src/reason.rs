@@ -72,6 +72,8 @@ reasons! {
     PoolPodPending, Cluster, "Make room on the named node, or lower the pool's size.";
     /// A pool pod runs but does not serve yet.
     PoolPodNotReady, Node, "See the message of that node's MooncakeNode.";
+    /// The node's kubelet evicted a pool pod; the message has the kubelet's own words.
+    PoolPodEvicted, Node, "Free what the message names on the node, or give the pool a priorityClassName that outranks others.";
     /// No transport that the spec allows is proven on every storing node.
     NoUsableTransport, Fabric, "Allow another transport, or repair the named one.";
     /// A Kubernetes API call failed.
@@ -111,7 +113,7 @@ reasons! {
     Draining, Cluster, "Wait.";
     /// The pool pod ended.
     PoolPodGone, Cluster, "Wait for its replacement.";
-    /// The pool process could not make its memory.
+    /// The node lacks the memory for a pool pod, or the pool process could not make it.
     MemoryUnavailable, Node, "Free memory or hugepages of that size on the node; see the message.";
     /// The kernel gave pages of another size than the spec asks.
     PageSizeMismatch, Node, "Provide hugepages of the asked size on the node.";
@@ -143,6 +145,38 @@ reasons! {
     GateTimedOut, Cluster, "See which peer the message names.";
     /// A segment name is not known to the master.
     SegmentUnknown, Engine, "See the near names in the message: the owner is dead, restarted or never existed.";
+    /// The API server does not serve the NVIDIA driver's ComputeDomains, or not in a version that is understood.
+    ComputeDomainCrdMissing, Cluster, "Install the DRA driver dra-driver-nvidia-gpu with ComputeDomains, or remove spec.mnnvl; nothing else waits for it.";
+    /// The ComputeDomain that spec.mnnvl.reference names does not exist.
+    ComputeDomainMissing, Cluster, "Create it in the cluster's namespace, or let the operator by spec.mnnvl.create.";
+    /// A ComputeDomain of the name that the operator would give is there and belongs to somebody else.
+    ComputeDomainNameTaken, Cluster, "Delete or rename it, or use it by spec.mnnvl.reference.";
+    /// The name of the domain's ResourceClaimTemplate is taken by another object: a pod that uses the name joins another domain, or none.
+    TemplateNameClash, Cluster, "Delete the other template or its domain, or give this domain another template name.";
+    /// No pod holds a channel of the ComputeDomain, whatever its own status says.
+    DomainEmpty, App, "Give a pod a ResourceClaim from the template that status.mnnvl.claimTemplate names.";
+    /// The node's IMEX daemon is not ready in the ComputeDomain.
+    DomainNotReady, Node, "Wait; if it stays, see the daemon pod that the message names and the log of the driver's kubelet plugin on that node.";
+    /// The ComputeDomain was deleted while pods hold channels of it: they keep a device without a domain, or never start.
+    DomainDeletedInUse, Cluster, "Delete the pods that the message names; a new domain of the same name does not help them.";
+    /// The node's IMEX daemon runs but finds no place in its clique's IMEX domain.
+    DomainFull, Fabric, "Use at most 18 nodes of one clique in a ComputeDomain, or as many as the driver's setting allows.";
+    /// The node is in another NVLink clique than the members, so that they cannot reach each other.
+    CliqueMismatch, Fabric, "Keep the pods of one domain in one clique: required affinity on the node label nvidia.com/gpu.clique.";
+    /// The node's GPUs are not in an NVLink fabric: a claim is prepared there, but gives no channel.
+    NodeWithoutFabric, Fabric, "Keep the domain's pods off this node, or see why the fabric manager did not register its GPUs.";
+    /// The node is labelled for another ComputeDomain, and can be in one only.
+    DomainLabelConflict, Node, "Let the other domain's pods leave the node, or remove the label resource.nvidia.com/computeDomain if a hand has set it.";
+    /// The node's one IMEX channel is held by another claim.
+    ChannelBusy, Node, "Let the pod of the other claim end, share its claim, or use another node.";
+    /// No pod that could use NVLink on the node holds a channel: memory cannot be exported (cuMemCreate fails with 800).
+    ChannelNotInPod, App, "Add a resource claim from status.mnnvl.claimTemplate to the pod and to its container.";
+    /// The claim is of another namespace than its ComputeDomain: the driver never prepares it.
+    ChannelNotPermitted, App, "Delete the claim and its pod; make the claim in the ComputeDomain's namespace.";
+    /// The ComputeDomain kubelet plugin does not offer its channel on the node.
+    ComputeDomainPluginMissing, Node, "See the driver's kubelet plugin pod on this node; a plugin whose NVLink fabric is not attached refuses to start.";
+    /// IMEX is managed by the hosts, and nothing in the API proves that it is ready.
+    HostImexUnproven, Node, "See nvidia-imex.service on the node.";
     /// A peer could not be reached.
     PeerUnreachable, Fabric, "Check the named address, port and the NetworkPolicies between.";
 }

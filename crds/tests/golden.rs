@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
-use mooncake_crds::{MooncakeCluster, MooncakeNode, Reason};
+use mooncake_crds::{MooncakeCluster, MooncakeInventory, MooncakeNode, Reason};
 use serde_json::Value;
 
 fn definitions() -> Vec<(&'static str, CustomResourceDefinition)> {
     vec![
         ("mooncakeclusters.yaml", MooncakeCluster::crd()),
         ("mooncakenodes.yaml", MooncakeNode::crd()),
+        ("mooncakeinventories.yaml", MooncakeInventory::crd()),
     ]
 }
 

@@ -137,6 +137,11 @@ impl Cluster {
         self.folder.log(part)
     }
 
+    /// Where the API server notes what pods write, one JSON object a line.
+    pub fn audit_log(&self) -> PathBuf {
+        self.folder.audit()
+    }
+
     /// Imports an OCI archive into all nodes at once. Pods use it under its name with
     /// `imagePullPolicy: IfNotPresent` (the default for any tag but `latest`).
     ///
@@ -269,11 +274,14 @@ impl Cluster {
     }
 }
 
-/// Words for a shell, each as it is.
+/// Words for bash, each as it is, all on one line.
 fn quoted(words: &[String]) -> String {
     words
         .iter()
-        .map(|word| format!("'{}'", word.replace('\'', r"'\''")))
+        .map(|word| {
+            let word = word.replace('\'', r"'\''").replace('\n', r"'$'\n''");
+            format!("'{word}'")
+        })
         .collect::<Vec<_>>()
         .join(" ")
 }
@@ -298,6 +306,15 @@ fn check_name(name: &str) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_script_reaches_bash_as_it_is() {
+        let script = "a='1'\necho \"$a\"";
+        let line = quoted(&["printf".to_owned(), "%s".to_owned(), script.to_owned()]);
+        assert!(!line.contains('\n'), "{line}");
+        let told = Run::new("bash").args(["-c", &line]).output().unwrap();
+        assert_eq!(told, script);
+    }
 
     #[test]
     fn names_that_do_not_fit_an_interface_are_refused() {

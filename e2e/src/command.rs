@@ -94,24 +94,16 @@ impl Run {
             program: command.clone(),
             source,
         };
+        let mut child = self.limited();
         let (stdin, bytes) = match self.input {
             Input::Nothing => (Stdio::null(), None),
             Input::Bytes(bytes) => (Stdio::piped(), Some(bytes)),
             Input::File(file) => (file.into(), None),
         };
-        // `timeout` ends the whole process group, which a wait for one pid here would not.
-        let mut child = Command::new("timeout");
         child
-            .args(["--kill-after=5", &self.deadline.as_secs().to_string()])
-            .arg(&self.program)
-            .args(&self.arguments)
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if let Some(directory) = &self.directory {
-            child.current_dir(directory);
-        }
         let mut child = child.spawn().map_err(failure)?;
         let writer = bytes.and_then(|bytes| {
             let mut pipe = child.stdin.take()?;
@@ -147,16 +139,8 @@ impl Run {
     /// As [`Run::output`]; its words were seen already.
     pub fn shown(self) -> Result<(), Error> {
         let command = self.to_string();
-        let mut child = Command::new("timeout");
-        child
-            .args(["--kill-after=5", &self.deadline.as_secs().to_string()])
-            .arg(&self.program)
-            .args(&self.arguments)
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null());
-        if let Some(directory) = &self.directory {
-            child.current_dir(directory);
-        }
+        let mut child = self.limited();
+        child.stdin(Stdio::null());
         let status = child.status().map_err(|source| Error::Start {
             program: command.clone(),
             source,
@@ -169,6 +153,23 @@ impl Run {
             status: status.to_string(),
             stderr: "its words stand above".to_owned(),
         })
+    }
+
+    /// The program, ended at its deadline and when the thread that runs it is killed: nothing that a
+    /// killed starter began may go on behind its back.
+    fn limited(&self) -> Command {
+        // `timeout` ends the whole process group, which a wait for one pid here would not.
+        let mut child = Command::new("setpriv");
+        child
+            .args(["--pdeathsig", "TERM", "timeout", "--kill-after=5"])
+            .arg(self.deadline.as_secs().to_string())
+            .arg(&self.program)
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if let Some(directory) = &self.directory {
+            child.current_dir(directory);
+        }
+        child
     }
 
     /// Runs for its effect alone.

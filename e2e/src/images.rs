@@ -7,6 +7,7 @@ use crate::needs::packages;
 use crate::{Error, Settings};
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -116,7 +117,9 @@ pub fn build(
     )
 }
 
-/// Pushes an archive's image to a registry, with the credentials that the user's tools have stored.
+/// Pushes an archive's image to a registry, with the credentials that the user's tools have stored. One on
+/// this machine's loopback may do without TLS, as Docker has it; another that does must stand as
+/// `insecure` in containers-registries.conf.
 ///
 /// # Errors
 /// Those of buildah.
@@ -128,9 +131,22 @@ pub fn push(settings: &Settings, archive: &Path, reference: &str) -> Result<(), 
         .arg(format!("oci-archive:{}", archive.display()))
         .output()?;
     buildah(&cache)
-        .args(["push", "--quiet", image.trim()])
+        .args(["push", "--quiet"])
+        .args(on_loopback(reference).then_some("--tls-verify=false"))
+        .arg(image.trim())
         .arg(format!("docker://{reference}"))
         .done()
+}
+
+/// Whether an image's registry is this machine.
+fn on_loopback(reference: &str) -> bool {
+    let host = reference.split('/').next().unwrap_or_default();
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    name == "localhost"
+        || name
+            .trim_matches(['[', ']'])
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 /// A store of our own: the machine's images are nobody's business here.
@@ -233,4 +249,27 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     fs::copy(from, to)
         .map(drop)
         .map_err(Error::file("copying", from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_registry_on_loopback_may_do_without_tls() {
+        for here in [
+            "localhost:5000/a:1",
+            "127.0.0.1:5000/p/a:1",
+            "[::1]:5000/a:1",
+        ] {
+            assert!(on_loopback(here), "{here}");
+        }
+        for there in [
+            "localhost.example/a:1",
+            "registry.example:5000/a:1",
+            "10.0.0.1/a:1",
+        ] {
+            assert!(!on_loopback(there), "{there}");
+        }
+    }
 }

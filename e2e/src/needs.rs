@@ -46,10 +46,8 @@ pub fn check(needs: Needs, cache: &Path, state: &Path) -> Result<(), Error> {
     if !rustix::process::geteuid().is_root() {
         missing.push("root: namespaces, cgroups and mounts are made; run it with sudo".to_owned());
     }
-    if let Some(available) = available_memory(
-        &fs::read_to_string("/proc/meminfo")
-            .map_err(Error::file("reading", Path::new("/proc/meminfo")))?,
-    ) && available < needs.memory
+    if let Some(available) = available_memory()
+        && available < needs.memory
     {
         missing.push(format!(
             "memory: {} MiB available, {} MiB needed",
@@ -78,8 +76,13 @@ pub fn check(needs: Needs, cache: &Path, state: &Path) -> Result<(), Error> {
     }
 }
 
+/// What the kernel says can be had without swapping, in bytes; nothing where it does not say.
+pub fn available_memory() -> Option<u64> {
+    mem_available(&fs::read_to_string("/proc/meminfo").ok()?)
+}
+
 /// `MemAvailable` in bytes.
-fn available_memory(meminfo: &str) -> Option<u64> {
+fn mem_available(meminfo: &str) -> Option<u64> {
     let line = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -123,7 +126,7 @@ mod tests {
     #[test]
     fn available_memory_is_read_in_bytes() {
         assert_eq!(
-            available_memory("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"),
+            mem_available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"),
             Some(2 << 20)
         );
     }

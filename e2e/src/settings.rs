@@ -25,10 +25,13 @@ pub struct Environment {
     pub stories: Option<String>,
     /// `loaded` where the nodes have images of the product under the chart's own names.
     pub images: Option<String>,
+    /// On how many clusters stories may be told at a time.
+    pub stages: usize,
 }
 
 impl Environment {
-    /// `MOONCAKE_K8S_CACHE`, `MOONCAKE_K8S_STATE`, `MOONCAKE_K8S_CLUSTER`, `XDG_CACHE_HOME`,
+    /// `MOONCAKE_K8S_CACHE`, `MOONCAKE_K8S_STATE`, `MOONCAKE_K8S_CLUSTER`, `MOONCAKE_STORIES`,
+    /// `MOONCAKE_IMAGES`, `MOONCAKE_STAGES` (one where it is no number), `XDG_CACHE_HOME`,
     /// `XDG_STATE_HOME`, `HOME`.
     pub fn read() -> Self {
         let path = |name| {
@@ -46,6 +49,9 @@ impl Environment {
             cluster: word("MOONCAKE_K8S_CLUSTER"),
             stories: word("MOONCAKE_STORIES"),
             images: word("MOONCAKE_IMAGES"),
+            stages: word("MOONCAKE_STAGES")
+                .and_then(|count| count.parse().ok())
+                .unwrap_or(1),
         }
     }
 }
@@ -62,6 +68,7 @@ impl Settings {
             cluster: _,
             stories: _,
             images: _,
+            stages: _,
         } = environment;
         let home = home.unwrap_or_else(|| PathBuf::from("/root"));
         Self {

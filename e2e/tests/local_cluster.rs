@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, MutexGuard};
 const TOOL: &str = env!("CARGO_BIN_EXE_local-cluster");
 const SOON: Duration = Duration::from_secs(180);
 
-/// Stories here disturb the cluster: one at a time.
+/// Who disturbs the cluster that they share: one at a time. The others have clusters of their own.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 fn settings() -> Settings {
@@ -22,6 +22,19 @@ fn settings() -> Settings {
 async fn stage() -> anyhow::Result<(MutexGuard<'static, ()>, Stage)> {
     let turn = TURN.lock().await;
     Ok((turn, Stage::named(settings(), "tool".to_owned()).await?))
+}
+
+/// Runs a test with clusters of its own, which are gone afterwards whatever became of it.
+async fn with_own(
+    names: &[&str],
+    test: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let outcome = test.await;
+    let downs = names.iter().map(|name| Cluster::down(&settings(), name));
+    // All of them, also when one stays.
+    let gone: Vec<_> = downs.collect();
+    outcome?;
+    Ok(gone.into_iter().collect::<Result<(), Error>>()?)
 }
 
 /// Everything on the machine that bears a cluster's name.
@@ -66,80 +79,83 @@ fn remains(name: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes clusters"]
 async fn a_starter_that_is_killed_leaves_nothing_that_down_does_not_remove() -> anyhow::Result<()> {
-    let _turn = TURN.lock().await;
     let name = "crash";
-    // Ever later: while the network is made, with a control plane, with nodes.
-    for part in [Part::Etcd, Part::Controllers, Part::Kubelet(1)] {
-        let mut starter = Command::new(TOOL)
-            .args(["up", "--name", name, "--nodes", "1"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let recorded = settings()
-            .state
-            .join(name)
-            .join("pid")
-            .join(part.to_string());
-        let reached = eventually(format!("{part} to be started"), SOON, || async {
-            Ok(Seen::when(recorded.exists().then_some(()), "not yet"))
-        })
-        .await;
-        starter.kill()?;
-        starter.wait()?;
-        reached?;
-        ensure!(
-            !remains(name).is_empty(),
-            "the starter had made nothing yet"
-        );
-        Cluster::down(&settings(), name)?;
-        ensure!(remains(name).is_empty(), "{:#?}", remains(name));
-    }
-    Cluster::down(&settings(), name).context("a second time")?;
-    Ok(())
+    with_own(&[name], async {
+        // Ever later: while the network is made, with a control plane, with nodes.
+        for part in [Part::Etcd, Part::Controllers, Part::Kubelet(1)] {
+            let mut starter = Command::new(TOOL)
+                .args(["up", "--name", name, "--nodes", "1"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()?;
+            let recorded = settings()
+                .state
+                .join(name)
+                .join("pid")
+                .join(part.to_string());
+            let reached = eventually(format!("{part} to be started"), SOON, || async {
+                Ok(Seen::when(recorded.exists().then_some(()), "not yet"))
+            })
+            .await;
+            starter.kill()?;
+            starter.wait()?;
+            reached?;
+            ensure!(
+                !remains(name).is_empty(),
+                "the starter had made nothing yet"
+            );
+            Cluster::down(&settings(), name)?;
+            ensure!(remains(name).is_empty(), "{:#?}", remains(name));
+        }
+        Cluster::down(&settings(), name).context("a second time")?;
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes clusters"]
 async fn what_an_unfinished_start_left_is_made_anew_by_the_next() -> anyhow::Result<()> {
-    let _turn = TURN.lock().await;
     let name = "again";
-    let mut starter = Command::new(TOOL)
-        .args(["up", "--name", name, "--nodes", "1"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let recorded = settings().state.join(name).join("pid/apiserver");
-    eventually("the API server to be started", SOON, || async {
-        Ok(Seen::when(recorded.exists().then_some(()), "not yet"))
+    with_own(&[name], async {
+        let mut starter = Command::new(TOOL)
+            .args(["up", "--name", name, "--nodes", "1"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let recorded = settings().state.join(name).join("pid/apiserver");
+        eventually("the API server to be started", SOON, || async {
+            Ok(Seen::when(recorded.exists().then_some(()), "not yet"))
+        })
+        .await?;
+        starter.kill()?;
+        starter.wait()?;
+        ensure!(
+            matches!(
+                Cluster::attach(&settings(), name),
+                Err(Error::NoCluster { .. })
+            ),
+            "half a cluster must not be found"
+        );
+        let spec = Spec {
+            name: name.to_owned(),
+            index: None,
+            nodes: 1,
+        };
+        let cluster = Cluster::up(&settings(), &spec)?;
+        cluster.kubectl().run(["get", "nodes"])?;
+        Cluster::down(&settings(), name)?;
+        ensure!(remains(name).is_empty(), "{:#?}", remains(name));
+        Ok(())
     })
-    .await?;
-    starter.kill()?;
-    starter.wait()?;
-    ensure!(
-        matches!(
-            Cluster::attach(&settings(), name),
-            Err(Error::NoCluster { .. })
-        ),
-        "half a cluster must not be found"
-    );
-    let spec = Spec {
-        name: name.to_owned(),
-        index: None,
-        nodes: 1,
-    };
-    let cluster = Cluster::up(&settings(), &spec)?;
-    cluster.kubectl().run(["get", "nodes"])?;
-    Cluster::down(&settings(), name)?;
-    ensure!(remains(name).is_empty(), "{:#?}", remains(name));
-    Ok(())
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes clusters"]
 async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() -> anyhow::Result<()>
 {
-    let _turn = TURN.lock().await;
     let up = |name: &str| {
         let spec = Spec {
             name: name.to_owned(),
@@ -148,46 +164,49 @@ async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() ->
         };
         tokio::task::spawn_blocking(move || Cluster::up(&settings(), &spec))
     };
-    let (first, second) = tokio::join!(up("left"), up("right"));
-    let (first, second) = (first??, second??);
-    ensure!(
-        first.block() != second.block(),
-        "both have one address block"
-    );
-    let second = Stage::on(second).await?;
-    with_namespace(&second, "stays", async |namespace| {
-        StockPod::new("idle", StockWork::Idle)
-            .start(&namespace)
-            .await?;
-        namespace.pod_ready("idle", SOON).await?;
-        let first = Stage::on(first).await?;
-        first
-            .kubectl([
-                "create",
-                "deployment",
-                "many",
-                "--replicas=5",
-                "--image",
-                images::MOONCAKE_STOCK,
-                "--",
-                "sleep",
-                "infinity",
-            ])
-            .await?;
-        first
-            .kubectl(["rollout", "status", "deployment/many", "--timeout=55s"])
-            .await?;
-        tokio::task::spawn_blocking(|| Cluster::down(&settings(), "left")).await??;
-        ensure!(remains("left").is_empty(), "{:#?}", remains("left"));
-        // The neighbour does not notice.
-        namespace.exec("idle", "main", &["true"], SOON).await?;
-        namespace.pod_ready("idle", SOON).await?;
+    with_own(&["left", "right"], async {
+        let (first, second) = tokio::join!(up("left"), up("right"));
+        let (first, second) = (first??, second??);
+        ensure!(
+            first.block() != second.block(),
+            "both have one address block"
+        );
+        let second = Stage::on(second).await?;
+        with_namespace(&second, "stays", async |namespace| {
+            StockPod::new("idle", StockWork::Idle)
+                .start(&namespace)
+                .await?;
+            namespace.pod_ready("idle", SOON).await?;
+            let first = Stage::on(first).await?;
+            first
+                .kubectl([
+                    "create",
+                    "deployment",
+                    "many",
+                    "--replicas=5",
+                    "--image",
+                    images::MOONCAKE_STOCK,
+                    "--",
+                    "sleep",
+                    "infinity",
+                ])
+                .await?;
+            first
+                .kubectl(["rollout", "status", "deployment/many", "--timeout=55s"])
+                .await?;
+            tokio::task::spawn_blocking(|| Cluster::down(&settings(), "left")).await??;
+            ensure!(remains("left").is_empty(), "{:#?}", remains("left"));
+            // The neighbour does not notice.
+            namespace.exec("idle", "main", &["true"], SOON).await?;
+            namespace.pod_ready("idle", SOON).await?;
+            Ok(())
+        })
+        .await?;
+        Cluster::down(&settings(), "right")?;
+        ensure!(remains("right").is_empty(), "{:#?}", remains("right"));
         Ok(())
     })
-    .await?;
-    Cluster::down(&settings(), "right")?;
-    ensure!(remains("right").is_empty(), "{:#?}", remains("right"));
-    Ok(())
+    .await
 }
 
 async fn node_ready(stage: &Stage, node: &str, wanted: &str) -> anyhow::Result<()> {
@@ -255,46 +274,51 @@ async fn every_part_that_is_killed_can_be_started_again() -> anyhow::Result<()> 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes a cluster"]
 async fn pods_talk_on_while_the_api_server_is_stopped() -> anyhow::Result<()> {
-    let (_turn, stage) = stage().await?;
-    with_namespace(&stage, "stopped", async |namespace| {
-        let stage = &namespace.stage;
-        namespace
-            .apply(include_str!("../manifests/stock-master.yaml"))
-            .await?;
-        let master = "master:50051";
-        namespace
-            .kubectl(&["rollout", "status", "deployment/master", "--timeout=55s"])
-            .await?;
-        StockPod::new("segment", StockWork::Segment { bytes: 64 << 20 })
-            .node("n1")
-            .master(master)
-            .start(&namespace)
-            .await?;
-        namespace.pod_ready("segment", SOON).await?;
-        let work = StockWork::Load {
-            keys: 8,
-            bytes: 1 << 16,
-            prefix: "k".to_owned(),
-            seconds: 600,
-        };
-        let load = StockPod::new("load", work).node("n2").master(master);
-        load.start(&namespace).await?;
-        namespace.pod_ready("load", SOON).await?;
-        stage.with(|cluster| cluster.stop(Part::ApiServer)).await?;
-        let refused = stage.kubectl(["get", "nodes"]).await;
-        // Time for the load to work without it: what is tested is a while, not a state.
-        tokio::time::sleep(Duration::from_secs(20)).await;
-        stage.with(|cluster| cluster.start(Part::ApiServer)).await?;
-        ensure!(
-            refused.is_err(),
-            "the API server answered although it was stopped"
-        );
-        let report = load.end(&namespace, SOON).await?;
-        ensure!(
-            report.done > 100 && report.failed == 0 && report.wrong == 0,
-            "{report:?}"
-        );
-        Ok(())
+    let name = "silent";
+    with_own(&[name], async {
+        let stage = Stage::named(settings(), name.to_owned()).await?;
+        with_namespace(&stage, "stopped", async |namespace| {
+            let stage = &namespace.stage;
+            namespace
+                .apply(include_str!("../manifests/stock-master.yaml"))
+                .await?;
+            let master = "master:50051";
+            namespace
+                .kubectl(&["rollout", "status", "deployment/master", "--timeout=55s"])
+                .await?;
+            StockPod::new("segment", StockWork::Segment { bytes: 64 << 20 })
+                .node("n1")
+                .master(master)
+                .start(&namespace)
+                .await?;
+            namespace.pod_ready("segment", SOON).await?;
+            let work = StockWork::Load {
+                keys: 8,
+                bytes: 1 << 16,
+                prefix: "k".to_owned(),
+                seconds: 600,
+            };
+            let load = StockPod::new("load", work).node("n2").master(master);
+            load.start(&namespace).await?;
+            namespace.pod_ready("load", SOON).await?;
+            stage.with(|cluster| cluster.stop(Part::ApiServer)).await?;
+            let refused = stage.kubectl(["get", "nodes"]).await;
+            // Time for the load to work without it: what is tested is a while, not a state.
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            stage.with(|cluster| cluster.start(Part::ApiServer)).await?;
+            ensure!(
+                refused.is_err(),
+                "the API server answered although it was stopped"
+            );
+            namespace.kubelets_listen(&["n1", "n2"], SOON).await?;
+            let report = load.end(&namespace, SOON).await?;
+            ensure!(
+                report.done > 100 && report.failed == 0 && report.wrong == 0,
+                "{report:?}"
+            );
+            Ok(())
+        })
+        .await
     })
     .await
 }
@@ -322,7 +346,8 @@ async fn an_image_that_is_built_and_loaded_runs_on_every_node() -> anyhow::Resul
         .await?;
     with_namespace(&stage, "loaded", async |namespace| {
         for node in namespace.stage.cluster.nodes() {
-            let overrides = format!(r#"{{"spec":{{"nodeName":"{node}"}}}}"#);
+            let overrides =
+                format!(r#"{{"spec":{{"nodeName":"{node}","terminationGracePeriodSeconds":1}}}}"#);
             namespace
                 .kubectl(&[
                     "run",

@@ -1,14 +1,25 @@
 //! Everything that must end well, told on a real Kubernetes with the product installed by Helm and
-//! stock pods as witnesses. Each needs root and 4 GiB; they take turns on one cluster.
+//! stock pods as witnesses. Each needs root and 4 GiB. They share one cluster; a story that disturbs
+//! the others has it alone.
 
 mod stories {
     mod access;
     mod agent;
+    mod agent_away;
     mod control_plane;
+    mod cut;
     mod deletion;
+    mod generation;
     mod healthy;
+    mod inventory;
+    mod late;
+    mod loaders;
+    mod machine;
     mod master;
     mod nodes;
+    mod operator_away;
     mod pool_pod;
     mod refusals;
+    mod release;
+    mod rest;
 }

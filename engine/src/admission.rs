@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::peers::Peer;
+
 /// Who may connect to a host's listeners.
 #[derive(Debug, Clone)]
 pub enum Admission {
@@ -50,9 +52,9 @@ impl Gate {
         })
     }
 
-    /// Counts one more connection of an address in, or refuses it.
-    pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Ticket> {
-        let address = address.to_canonical();
+    /// Counts one more connection of a peer in, or refuses it.
+    pub(crate) fn enter(self: &Arc<Self>, peer: &Arc<Peer>) -> Option<Ticket> {
+        let address = peer.address();
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         let count = here.get(&address).copied().unwrap_or(0);
         let taken = self.total.load(Ordering::Relaxed);
@@ -63,7 +65,7 @@ impl Gate {
         self.total.fetch_add(1, Ordering::Relaxed);
         Some(Ticket {
             gate: Arc::clone(self),
-            address,
+            peer: Arc::clone(peer),
         })
     }
 
@@ -81,14 +83,14 @@ impl Gate {
 #[derive(Debug)]
 pub struct Ticket {
     gate: Arc<Gate>,
-    address: IpAddr,
+    peer: Arc<Peer>,
 }
 
 impl Ticket {
-    /// The address that it was given to.
+    /// Who it was given to.
     #[must_use]
-    pub fn address(&self) -> IpAddr {
-        self.address
+    pub fn peer(&self) -> &Peer {
+        &self.peer
     }
 }
 
@@ -99,10 +101,10 @@ impl Drop for Ticket {
             .here
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = here.get_mut(&self.address) {
+        if let Some(count) = here.get_mut(&self.peer.address()) {
             *count -= 1;
             if *count == 0 {
-                here.remove(&self.address);
+                here.remove(&self.peer.address());
             }
         }
         self.gate.total.fetch_sub(1, Ordering::Relaxed);
@@ -112,6 +114,7 @@ impl Drop for Ticket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::Peers;
 
     #[test]
     fn mapped_addresses_are_the_addresses_they_map() {
@@ -123,14 +126,15 @@ mod tests {
     #[test]
     fn bounds_refuse_newcomers_and_places_come_back() {
         let gate = Gate::new(2, 3, Arc::default());
-        let [a, b]: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
-        let first = gate.enter(a).unwrap();
-        let _second = gate.enter(a).unwrap();
-        assert!(gate.enter(a).is_none());
-        let _third = gate.enter(b).unwrap();
-        assert!(gate.enter(b).is_none());
+        let peers = Peers::default();
+        let [a, b] = ["10.0.0.1", "10.0.0.2"].map(|text| peers.of(text.parse().unwrap()));
+        let first = gate.enter(&a).unwrap();
+        let _second = gate.enter(&a).unwrap();
+        assert!(gate.enter(&a).is_none());
+        let _third = gate.enter(&b).unwrap();
+        assert!(gate.enter(&b).is_none());
         drop(first);
-        assert!(gate.enter(b).is_some());
+        assert!(gate.enter(&b).is_some());
         assert_eq!(gate.count(), 2);
     }
 }

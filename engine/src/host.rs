@@ -22,6 +22,7 @@ use crate::control::handshake::{self, Desk};
 use crate::control::identity::Identity;
 use crate::engine::Shared;
 use crate::error::{Error, TransferError};
+use crate::peers::PeerFailures;
 use crate::stats::{Counters, HostStats};
 use crate::transport::{HostId, RegionId};
 
@@ -325,6 +326,12 @@ impl Host {
     #[must_use]
     pub fn stats(&self) -> HostStats {
         self.door.counters.read(self.gate.count())
+    }
+
+    /// The peers whose connections end most, each cause by itself, the worst first.
+    #[must_use]
+    pub fn worst_peers(&self, most: usize) -> Vec<PeerFailures> {
+        self.door.counters.peers.worst(most)
     }
 
     /// Closes listeners and connections; resolves when nothing can touch any region's memory.

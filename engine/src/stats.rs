@@ -1,24 +1,72 @@
 //! Counters of one host. Data threads add, readers look; nobody waits.
 
+use std::ops::Index;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::frame::Op;
 
-use crate::transport::Ended;
+use crate::peers::{Peer, Peers};
 
-/// Why connections were not served, counted since the host began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Refused {
-    /// The address is not admitted.
-    pub not_admitted: u64,
+/// Why a connection was refused or cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ended {
+    /// Its address is not admitted (any more).
+    NotAdmitted,
     /// A bound on connections was reached.
-    pub over_limit: u64,
+    OverLimit,
     /// No whole valid header came in time.
-    pub header_deadline: u64,
+    HeaderDeadline,
     /// A handshake frame that is broken or of the wrong types.
-    pub bad_header: u64,
-    /// A range that is not inside one region.
-    pub bad_address: u64,
+    BadHeader,
+    /// It asked for a range that is not inside one region.
+    BadAddress,
+    /// Its payload did not move.
+    Stalled,
+    /// The peer broke it off within a request.
+    Broken,
+    /// The region under its request went away.
+    Withdrawn,
+}
+
+impl Ended {
+    /// Every cause.
+    pub const ALL: [Self; 8] = [
+        Self::NotAdmitted,
+        Self::OverLimit,
+        Self::HeaderDeadline,
+        Self::BadHeader,
+        Self::BadAddress,
+        Self::Stalled,
+        Self::Broken,
+        Self::Withdrawn,
+    ];
+
+    /// Its name in logs and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotAdmitted => "not_admitted",
+            Self::OverLimit => "over_limit",
+            Self::HeaderDeadline => "header_deadline",
+            Self::BadHeader => "bad_header",
+            Self::BadAddress => "bad_address",
+            Self::Stalled => "stalled",
+            Self::Broken => "broken",
+            Self::Withdrawn => "withdrawn",
+        }
+    }
+}
+
+/// Connections refused or cut, by cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ends([u64; Ended::ALL.len()]);
+
+impl Index<Ended> for Ends {
+    type Output = u64;
+
+    fn index(&self, why: Ended) -> &u64 {
+        &self.0[why as usize]
+    }
 }
 
 /// What a host has done since it began.
@@ -34,14 +82,8 @@ pub struct HostStats {
     pub requests: u64,
     /// Handshake requests answered.
     pub handshakes: u64,
-    /// Connections not served.
-    pub refused: Refused,
-    /// Connections cut because the payload did not move.
-    pub stalled: u64,
-    /// Connections that peers broke off in the middle of a request.
-    pub broken: u64,
-    /// Connections cut because their region or admission was withdrawn.
-    pub withdrawn: u64,
+    /// Connections that were refused or cut.
+    pub ended: Ends,
 }
 
 /// One counter.
@@ -58,21 +100,33 @@ impl Counter {
     }
 }
 
+/// The counters behind [`Ends`].
+#[derive(Debug, Default)]
+pub(crate) struct EndCounters([Counter; Ended::ALL.len()]);
+
+impl EndCounters {
+    pub(crate) fn add(&self, why: Ended) {
+        self.0[why as usize].add(1);
+    }
+
+    pub(crate) fn get(&self, why: Ended) -> u64 {
+        self.0[why as usize].get()
+    }
+
+    fn read(&self) -> Ends {
+        Ends(Ended::ALL.map(|why| self.get(why)))
+    }
+}
+
 /// The counters behind [`HostStats`].
 #[derive(Debug, Default)]
 pub struct Counters {
-    pub(crate) bytes_read: Counter,
-    pub(crate) bytes_written: Counter,
-    pub(crate) requests: Counter,
+    bytes_read: Counter,
+    bytes_written: Counter,
+    requests: Counter,
     pub(crate) handshakes: Counter,
-    pub(crate) not_admitted: Counter,
-    pub(crate) over_limit: Counter,
-    pub(crate) header_deadline: Counter,
-    pub(crate) bad_header: Counter,
-    pub(crate) bad_address: Counter,
-    pub(crate) stalled: Counter,
-    pub(crate) broken: Counter,
-    pub(crate) withdrawn: Counter,
+    ended: EndCounters,
+    pub(crate) peers: Peers,
 }
 
 impl Counters {
@@ -89,17 +143,10 @@ impl Counters {
         self.requests.add(1);
     }
 
-    /// A served connection ended otherwise than by the peer's wish.
-    pub fn ended(&self, why: Ended) {
-        match why {
-            Ended::NotAdmitted => &self.not_admitted,
-            Ended::HeaderDeadline => &self.header_deadline,
-            Ended::BadAddress => &self.bad_address,
-            Ended::Stalled => &self.stalled,
-            Ended::Broken => &self.broken,
-            Ended::Withdrawn => &self.withdrawn,
-        }
-        .add(1);
+    /// A connection of a peer ended otherwise than by its wish.
+    pub fn ended(&self, peer: &Peer, why: Ended) {
+        self.ended.add(why);
+        peer.ended.add(why);
     }
 
     pub(crate) fn read(&self, connections: usize) -> HostStats {
@@ -109,16 +156,7 @@ impl Counters {
             bytes_written: self.bytes_written.get(),
             requests: self.requests.get(),
             handshakes: self.handshakes.get(),
-            refused: Refused {
-                not_admitted: self.not_admitted.get(),
-                over_limit: self.over_limit.get(),
-                header_deadline: self.header_deadline.get(),
-                bad_header: self.bad_header.get(),
-                bad_address: self.bad_address.get(),
-            },
-            stalled: self.stalled.get(),
-            broken: self.broken.get(),
-            withdrawn: self.withdrawn.get(),
+            ended: self.ended.read(),
         }
     }
 }

@@ -4,9 +4,10 @@
 mod initiator;
 
 use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::sync::oneshot;
 
 use crate::command::{Command, Inbox, Lane};
@@ -43,10 +44,11 @@ impl DataThread {
     pub(crate) fn new(
         inbox: Inbox,
         lane: Lane,
-        transport: Box<dyn Transport>,
+        mut transport: Box<dyn Transport>,
         settings: Settings,
-    ) -> Self {
-        Self {
+    ) -> io::Result<Self> {
+        transport.answer_to(inbox.bell().as_fd())?;
+        Ok(Self {
             inbox,
             lane,
             transport,
@@ -54,7 +56,7 @@ impl DataThread {
             hosts: HashMap::new(),
             withdrawing: Vec::new(),
             origin: Instant::now(),
-        }
+        })
     }
 
     /// Runs until it is told to stop.
@@ -90,30 +92,17 @@ impl DataThread {
     }
 
     /// Waits for a command, a socket or the next deadline; says whether the bell rang.
-    fn sleep(&self) -> bool {
+    fn sleep(&mut self) -> bool {
         let timers = self.hosts.values().filter_map(Initiator::next_timeout);
         let due = timers
             .map(|at| self.origin + at)
             .chain(self.transport.next_deadline())
             .min();
         let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
-        // Rounded up, so that what is waited for is due afterwards.
-        let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
-        let bell = self.inbox.bell();
-        let sockets = self.transport.arm();
-        let mut fds = [
-            PollFd::new(&bell, PollFlags::IN),
-            PollFd::new(&sockets, PollFlags::IN),
-        ];
-        match rustix::event::poll(&mut fds, wait.as_ref()) {
-            Ok(_) => fds[0].revents().contains(PollFlags::IN),
-            Err(errno) => {
-                if errno != rustix::io::Errno::INTR {
-                    tracing::error!(error = %errno, "a data thread cannot wait");
-                }
-                true
-            }
-        }
+        self.transport.wait(wait).unwrap_or_else(|error| {
+            tracing::error!(%error, "a data thread cannot wait");
+            true
+        })
     }
 
     fn obey(&mut self, command: Command, now: Instant) {

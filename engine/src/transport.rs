@@ -8,7 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proto::frame::Version;
 use proto::scheduler::{Failure, LinkKey, Slice};
@@ -127,7 +127,7 @@ pub enum Event {
     Withdrawn(HostId, RegionId),
 }
 
-/// One instance per data thread; only that thread calls it, and no call blocks.
+/// One instance per data thread; only that thread calls it.
 pub trait Transport: Debug + Send {
     /// A host begins: who may connect, and where to count.
     fn host(&mut self, host: HostId, admission: Admission, counters: Arc<Counters>);
@@ -148,27 +148,19 @@ pub trait Transport: Debug + Send {
     fn post(&mut self, link: LinkId, slice: &Slice<RegionId>);
     /// Gives a link up; Released is an Event, and nothing else comes of the link.
     fn close(&mut self, link: LinkId);
-    /// Does what can be done on all connections together and reports what happened.
+    /// From now on [`Self::wait`] also ends when this rings.
+    ///
+    /// # Errors
+    /// What the kernel says about watching it.
+    fn answer_to(&mut self, bell: BorrowedFd<'_>) -> io::Result<()>;
+    /// Sleeps until there is work, the bell rings, or for so long; the one call that may block. Says
+    /// whether the bell rang.
+    ///
+    /// # Errors
+    /// If it cannot be waited.
+    fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool>;
+    /// Does what [`Self::wait`] found to be done and reports what happened.
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>);
     /// When [`Self::progress`] has work that no descriptor announces.
     fn next_deadline(&self) -> Option<Instant>;
-    /// Readable when [`Self::progress`] has work.
-    fn arm(&self) -> BorrowedFd<'_>;
-}
-
-/// Why a served connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    /// Its address is not admitted (any more).
-    NotAdmitted,
-    /// No whole valid header came in time.
-    HeaderDeadline,
-    /// It asked for a range that is not inside one region.
-    BadAddress,
-    /// Its payload did not move.
-    Stalled,
-    /// The peer broke it off within a request.
-    Broken,
-    /// The region under its request went away.
-    Withdrawn,
 }

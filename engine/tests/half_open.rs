@@ -8,7 +8,7 @@ mod rig;
 use std::io::Write;
 use std::time::Duration;
 
-use mooncake_engine::Settings;
+use mooncake_engine::{Ended, Settings};
 use proto::frame::Status;
 use rig::{BASE, Rig, connect, put, quick, until};
 
@@ -59,10 +59,10 @@ async fn half_open_connections_beyond_the_bounds_cost_little_and_starve_nobody()
         rig.host.stats().connections == 1
     })
     .await;
-    let refused = rig.host.stats().refused;
+    let ended = rig.host.stats().ended;
     assert!(
-        refused.header_deadline >= 399 && refused.over_limit >= 50,
-        "{refused:?}"
+        ended[Ended::HeaderDeadline] >= 399 && ended[Ended::OverLimit] >= 50,
+        "{ended:?}"
     );
     drop(half);
     assert_eq!(put(&mut honest, BASE, b"at last"), Status::Ok);

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use mooncake_engine::Settings;
+use mooncake_engine::{Ended, Settings};
 use proto::frame::Status;
 use proto::handshake::{self, Kind};
 use rig::{BASE, LENGTH, Rig, connect, get, hasty, is_closed, pattern, put, quick, until};
@@ -98,7 +98,7 @@ async fn an_idle_handshake_blocks_nobody_and_is_closed_in_time() {
         announced.push(stream);
     }
     until("the bound is reached", || {
-        is_closed(&mut connect(rig.handshake)) && rig.host.stats().refused.over_limit > 0
+        is_closed(&mut connect(rig.handshake)) && rig.host.stats().ended[Ended::OverLimit] > 0
     })
     .await;
     for stream in announced {

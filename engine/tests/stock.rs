@@ -9,7 +9,7 @@ mod stock;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use mooncake_engine::{Op, Settings, Transfer, TransferError};
+use mooncake_engine::{Ended, Op, Settings, Transfer, TransferError};
 use rig::{BASE, Rig, bounded, hasty, quick, soon};
 use serde_json::json;
 use stock::Stock;
@@ -66,20 +66,20 @@ fn stock_initiates(rig: &Rig, stock: &mut Stock, base: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s01_a_stock_engine_reads_and_writes_our_region_in_version_two() {
+async fn a_stock_engine_reads_and_writes_our_region_in_version_two() {
     let rig = Rig::new(quick());
     stock_initiates(&rig, &mut Stock::start("127.0.0.1", &[]), BASE);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s01_a_stock_engine_reads_and_writes_our_region_in_version_one() {
+async fn a_stock_engine_reads_and_writes_our_region_in_version_one() {
     let rig = Rig::new(quick());
     let mut stock = Stock::start("127.0.0.1", &[("MC_TCP_PROTO", "1")]);
     stock_initiates(&rig, &mut stock, BASE);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s01_a_stock_engine_reads_and_writes_our_region_over_ipv6() {
+async fn a_stock_engine_reads_and_writes_our_region_over_ipv6() {
     let base = (1 << 61) + (3 << 30);
     let rig = Rig::on(quick(), IpAddr::V6(Ipv6Addr::LOCALHOST), base);
     let mut stock = Stock::start("::1", &[("MC_USE_IPV6", "1")]);
@@ -111,7 +111,7 @@ async fn a_stock_engine_that_rests_longer_than_the_header_deadline_goes_on() {
     for _ in 0..8 {
         assert_eq!(stock.transfer("write", &rig.name, local, BASE, 4096), 0);
     }
-    assert_eq!(rig.host.stats().refused.header_deadline, 0);
+    assert_eq!(rig.host.stats().ended[Ended::HeaderDeadline], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,10 +8,11 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use mooncake_engine::{Admission, Settings};
+use mooncake_engine::{Admission, Ended, PeerFailures, Settings};
 use proto::frame::{Op, Status, Version};
 use rig::{
-    BASE, LENGTH, Rig, connect, get, hasty, header, is_closed, pattern, put, quick, status, until,
+    BASE, LENGTH, Rig, connect, connect_from, get, hasty, header, is_closed, pattern, put, quick,
+    status, until,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,7 +74,7 @@ async fn bad_addresses_are_refused_and_the_connection_ends() {
         }
     }
     assert_eq!(
-        rig.host.stats().refused.bad_address,
+        rig.host.stats().ended[Ended::BadAddress],
         4 * ranges.len() as u64
     );
 }
@@ -89,7 +90,7 @@ async fn s16_a_connection_without_a_whole_header_is_closed_in_time_and_others_ar
     assert_eq!(put(&mut honest, BASE, b"x"), Status::Ok);
     assert!(is_closed(&mut silent) && is_closed(&mut half));
     assert!(begun.elapsed() < Duration::from_secs(5));
-    assert_eq!(rig.host.stats().refused.header_deadline, 2);
+    assert_eq!(rig.host.stats().ended[Ended::HeaderDeadline], 2);
     // One that has transferred stays, also in the middle of a later header.
     honest
         .write_all(&header(Op::Read, Version::V2, BASE, 1)[..10])
@@ -117,7 +118,59 @@ async fn a_payload_that_does_not_move_ends_its_connection() {
         .unwrap();
     stream.write_all(&[1; 50]).unwrap();
     assert!(is_closed(&mut stream));
-    assert_eq!(rig.host.stats().stalled, 1);
+    assert_eq!(rig.host.stats().ended[Ended::Stalled], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payloads_that_come_in_pieces_end_with_their_last_byte_and_the_next_request_is_heard() {
+    let rig = Rig::new(quick());
+    let mut stream = rig.connect();
+    let mut before = 0;
+    for size in [
+        128 << 10,
+        (256 << 10) + 1,
+        (1 << 20) - 1,
+        1 << 20,
+        (1 << 20) + 1,
+    ] {
+        let bytes = pattern(3, size);
+        let head = header(Op::Write, Version::V2, BASE, size as u64);
+        stream.write_all(&head).unwrap();
+        stream.write_all(&bytes[..size - 1]).unwrap();
+        // As much as is sure to be taken before the end is there.
+        let sure = before + (size as u64).saturating_sub(256 << 10);
+        until("the beginning is taken", || {
+            rig.host.stats().bytes_written >= sure
+        })
+        .await;
+        stream.write_all(&bytes[size - 1..]).unwrap();
+        assert_eq!(status(&mut stream), Status::Ok);
+        assert_eq!(put(&mut stream, BASE + (16 << 20), b"x"), Status::Ok);
+        assert!(get(&mut stream, BASE, size) == bytes);
+        before = rig.host.stats().bytes_written;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_comes_byte_by_byte_moves() {
+    let settings = Settings {
+        user_timeout: Duration::from_secs(1),
+        ..quick()
+    };
+    let rig = Rig::new(settings);
+    let mut stream = rig.connect();
+    let size = 512 << 10;
+    let head = header(Op::Write, Version::V2, BASE, size);
+    stream.write_all(&head).unwrap();
+    for taken in 1..=3 {
+        stream.write_all(&[1]).unwrap();
+        until("the byte is taken", || {
+            rig.host.stats().bytes_written == taken
+        })
+        .await;
+    }
+    stream.write_all(&vec![1; 512 << 10][3..]).unwrap();
+    assert_eq!(status(&mut stream), Status::Ok);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,7 +189,7 @@ async fn bounds_refuse_newcomers_and_evict_nobody() {
     for stream in &mut served {
         assert_eq!(put(stream, BASE, b"still in"), Status::Ok);
     }
-    assert_eq!(rig.host.stats().refused.over_limit, 20);
+    assert_eq!(rig.host.stats().ended[Ended::OverLimit], 20);
     drop(served.pop());
     until("the place is free again", || {
         rig.host.stats().connections == 2
@@ -158,11 +211,38 @@ async fn admission_is_decided_by_address_and_withdrawn_at_once() {
     assert!(is_closed(&mut rig.connect()));
     assert!(is_closed(&mut connect(rig.handshake)));
     assert!(begun.elapsed() < Duration::from_secs(1));
-    assert_eq!(rig.host.stats().refused.not_admitted, 3);
+    assert_eq!(rig.host.stats().ended[Ended::NotAdmitted], 3);
     rig.host
         .admit(Admission::only(["127.0.0.1".parse().unwrap()]))
         .unwrap();
     assert_eq!(put(&mut rig.connect(), BASE, b"y"), Status::Ok);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_peers_whose_connections_fail_are_known_by_address_and_cause() {
+    let rig = Rig::new(hasty());
+    let [honest, lost, silent] = [1, 2, 3].map(|last| IpAddr::from([127, 0, 0, last]));
+    assert_eq!(
+        put(&mut connect_from(honest, rig.data), BASE, b"x"),
+        Status::Ok
+    );
+    for _ in 0..3 {
+        let mut stream = connect_from(lost, rig.data);
+        assert_eq!(put(&mut stream, 7, b"x"), Status::AddressRejected);
+    }
+    assert!(is_closed(&mut connect_from(silent, rig.data)));
+    rig.host.admit(Admission::only([honest])).unwrap();
+    for _ in 0..2 {
+        assert!(is_closed(&mut connect_from(silent, rig.handshake)));
+    }
+    let failures = |peer, cause, count| PeerFailures { peer, cause, count };
+    let wanted = [
+        failures(lost, Ended::BadAddress, 3),
+        failures(silent, Ended::NotAdmitted, 2),
+        failures(silent, Ended::HeaderDeadline, 1),
+    ];
+    assert_eq!(rig.host.worst_peers(10), wanted);
+    assert_eq!(rig.host.worst_peers(1), wanted[..1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,7 +280,7 @@ async fn a_removed_region_is_free_and_answers_no_more() {
     region.copy_out(1000, &mut byte).unwrap();
     assert_eq!(byte, [0]);
     assert_eq!(put(&mut idle, BASE, b"x"), Status::AddressRejected);
-    assert_eq!(rig.host.stats().withdrawn, 1);
+    assert_eq!(rig.host.stats().ended[Ended::Withdrawn], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

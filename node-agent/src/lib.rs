@@ -14,4 +14,5 @@
 pub mod agent;
 pub mod gate;
 pub mod handover;
+pub mod host;
 pub mod pool;

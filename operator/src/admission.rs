@@ -10,6 +10,7 @@ mod review;
 mod server;
 mod sidecar;
 mod target;
+mod volume;
 mod wish;
 
 pub use inject::{Decision, Skipped, inject};

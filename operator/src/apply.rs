@@ -116,13 +116,27 @@ impl Writer {
     pub async fn apply<K>(
         &self,
         api: &Api<K>,
-        mut desired: K,
+        desired: K,
         observed: Option<&K>,
     ) -> Result<Applied<K>, Error>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let object = describe(&desired);
+        self.apply_kind(&K::kind(&()), api, desired, observed).await
+    }
+
+    /// The same, for an object that does not know its own kind.
+    pub async fn apply_kind<K>(
+        &self,
+        kind: &str,
+        api: &Api<K>,
+        mut desired: K,
+        observed: Option<&K>,
+    ) -> Result<Applied<K>, Error>
+    where
+        K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let object = describe(kind, &desired);
         let wish = fingerprint(&desired);
         desired
             .annotations_mut()
@@ -192,7 +206,15 @@ impl Writer {
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
-        let object = describe(victim);
+        self.delete_kind(&K::kind(&()), api, victim).await
+    }
+
+    /// The same, for an object that does not know its own kind.
+    pub async fn delete_kind<K>(&self, kind: &str, api: &Api<K>, victim: &K) -> Result<(), Error>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned,
+    {
+        let object = describe(kind, victim);
         let parameters = DeleteParams::background().preconditions(Preconditions {
             uid: victim.uid(),
             resource_version: None,
@@ -245,7 +267,7 @@ impl Writer {
 
     async fn refuse_foreign<K>(&self, api: &Api<K>, desired: &K, object: &str) -> Result<(), Error>
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+        K: Resource + Clone + Debug + DeserializeOwned,
     {
         let name = desired.name_any();
         let found = tokio::time::timeout(WRITE_LIMIT, api.get_metadata_opt(&name))
@@ -318,10 +340,10 @@ fn api_error(verb: &'static str, object: &str, error: kube::Error) -> Error {
     }
 }
 
-fn describe<K: Resource<DynamicType = ()>>(object: &K) -> String {
+fn describe<K: Resource>(kind: &str, object: &K) -> String {
     match object.namespace() {
-        Some(namespace) => format!("{} {namespace}/{}", K::kind(&()), object.name_any()),
-        None => format!("{} {}", K::kind(&()), object.name_any()),
+        Some(namespace) => format!("{kind} {namespace}/{}", object.name_any()),
+        None => format!("{kind} {}", object.name_any()),
     }
 }
 

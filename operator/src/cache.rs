@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crds::{MooncakeCluster, MooncakeNode, names};
 use futures::{StreamExt, TryStreamExt};
@@ -19,9 +20,11 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::broadcast;
 
+use crate::cluster::eviction::Evictions;
+use crate::domain::{Fabric, view};
 use crate::metrics::Metrics;
 
-mod prune;
+pub(crate) mod prune;
 mod trigger;
 
 pub use trigger::{ClusterName, Trigger, wanted_cluster};
@@ -48,6 +51,10 @@ pub struct Caches {
     pub accounts: Store<ServiceAccount>,
     pub policies: Store<NetworkPolicy>,
     pub slices: Store<EndpointSlice>,
+    /// Pool pods that were evicted, also where they are gone by now.
+    pub evictions: Evictions,
+    /// ComputeDomains and what belongs to them, while the API server has them.
+    pub fabric: Fabric,
     triggers: broadcast::Sender<Trigger>,
 }
 
@@ -68,6 +75,8 @@ impl Caches {
         );
         let agents = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_AGENT);
         let ours = || every().labels(names::LABEL_CLUSTER);
+        let evictions = Evictions::default();
+        let noted = evictions.clone();
         Self {
             clusters: watches.start(
                 Api::<DeserializeGuard<MooncakeCluster>>::all(client.clone()),
@@ -90,7 +99,11 @@ impl Caches {
             pods: watches.start(
                 Api::<Pod>::all(client.clone()),
                 every().labels(&components),
-                prune::pod,
+                move |pod| {
+                    prune::pod(pod);
+                    // Here, because it may be gone before anybody is reconciled.
+                    noted.note(pod, Instant::now());
+                },
                 trigger::of_component,
             ),
             agents: watches.start(
@@ -146,6 +159,8 @@ impl Caches {
                 prune::managed_fields,
                 trigger::of_child,
             ),
+            evictions,
+            fabric: Fabric::start(client, triggers.clone(), metrics),
             triggers,
         }
     }
@@ -171,7 +186,7 @@ impl Caches {
         self.slices.wait_until_ready().await
     }
 
-    /// Nodes on which pool pods of `cluster` are.
+    /// Nodes on which pool pods of `cluster` are, and those that take part in its ComputeDomain.
     pub fn nodes_of(&self, cluster: &ClusterName) -> BTreeSet<String> {
         self.pods
             .state()
@@ -181,6 +196,7 @@ impl Caches {
                     && pod.namespace().as_ref() == Some(&cluster.namespace)
             })
             .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
+            .chain(view::nodes_of_cluster(self, cluster))
             .collect()
     }
 }
@@ -195,7 +211,7 @@ impl Watches {
         &self,
         api: Api<K>,
         config: watcher::Config,
-        prune: fn(&mut K),
+        prune: impl Fn(&mut K) + Send + 'static,
         of: fn(&K) -> Vec<Trigger>,
     ) -> Store<K>
     where
@@ -205,7 +221,7 @@ impl Watches {
         let (triggers, metrics) = (self.triggers.clone(), self.metrics.clone());
         let kind = K::kind(&());
         let stream = watcher(api, config)
-            .map_ok(move |event| event.modify(prune))
+            .map_ok(move |event| event.modify(&prune))
             .default_backoff();
         tokio::spawn(async move {
             let mut events = Box::pin(reflect(writer, stream));

@@ -4,7 +4,7 @@
 //! its pool pods drain by themselves. So there is no finalizer.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crds::{MooncakeCluster, MooncakeClusterStatus, Reason};
 use jiff::Timestamp;
@@ -17,14 +17,18 @@ use serde_json::json;
 
 use crate::apply::{Error as WriteError, Writer};
 use crate::cache::{Caches, ClusterName};
+use crate::domain::view;
 use crate::event::Events;
 use crate::metrics::Metrics;
 
 pub mod admin;
 pub mod apply;
 pub mod desired;
+pub mod eviction;
 pub mod injected;
 pub mod instance;
+pub mod mirror;
+pub mod mnnvl;
 pub mod observe;
 pub mod rollout;
 pub mod status;
@@ -169,19 +173,52 @@ impl Session<'_> {
             })
             .collect();
         let step = self.roll(valid, observed, &pools, &verdicts).await?;
+        let mnnvl = mnnvl::look(context, self.cluster, &self.old).await?;
         let used = context.usage.read(&valid.uid, master).await;
+        let told = eviction::explain(
+            &observed.evictions,
+            &observed.pool_pods,
+            &verdicts,
+            Instant::now(),
+        );
         let facts = status::Facts {
             cluster: valid,
             observed,
             pools: &pools,
-            verdicts: &verdicts,
+            verdicts: &told,
             rollout: &step,
             used,
+            mnnvl: mnnvl.as_ref(),
         };
         self.write(status::compute(&facts, &self.old, Timestamp::now()))
             .await?;
-        injected::mirror_gates(&context.client, &context.writer, valid, &observed.labelled).await;
-        Ok(Action::requeue(LOOK))
+        mirror::tell(
+            &context.client,
+            &context.writer,
+            &context.events,
+            valid,
+            &observed.labelled,
+        )
+        .await;
+        let serves = |verdict: &Verdict| matches!(verdict.service, Service::Serving { .. });
+        let asked_in_vain = used.is_none() && verdicts.iter().any(serves);
+        // By the clock alone: nothing moves when a daemon's time is up, or when what was just made is
+        // gone again.
+        let waits = mnnvl.as_ref().is_some_and(|outlook| {
+            let reason = outlook.finding.reason;
+            matches!(
+                reason,
+                Reason::DomainNotReady | Reason::Progressing | Reason::ApiFailed
+            )
+        });
+        let looks = [
+            Some(LOOK),
+            asked_in_vain.then_some(usage::UNKNOWN_PERIOD),
+            waits.then_some(view::LOOK_AGAIN),
+        ];
+        Ok(Action::requeue(
+            looks.into_iter().flatten().min().unwrap_or(LOOK),
+        ))
     }
 
     /// `Ready` goes before the work on a new generation begins, so that nobody takes the old verdict

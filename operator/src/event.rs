@@ -1,5 +1,6 @@
 //! Events: one for each transition of a condition, none for a repetition.
 
+use crds::condition::shorten;
 use crds::{ConditionType, Reason, State};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -89,7 +90,10 @@ fn news(old: &[Condition], new: &[Condition]) -> Vec<Event> {
                 EventType::Warning
             },
             reason: condition.reason.clone(),
-            note: Some(format!("{}: {}", condition.type_, condition.message)),
+            note: Some(shorten(&format!(
+                "{}: {}",
+                condition.type_, condition.message
+            ))),
             action: format!("{}{}", condition.type_, condition.status),
             secondary: None,
         })
@@ -120,6 +124,14 @@ mod tests {
         assert!(news(&not, &words).is_empty());
         let serves = ready(State::True, Reason::AsExpected, "2 of 2 nodes serve");
         assert!(matches!(news(&words, &serves)[0].type_, EventType::Normal));
+    }
+
+    /// The API server refuses a note of more than 1024 characters.
+    #[test]
+    fn the_longest_message_fits_a_note() {
+        let long = ready(State::False, Reason::PoolPodPending, &"n1 ".repeat(999));
+        let note = news(&[], &long)[0].note.clone();
+        assert!(note.unwrap().len() <= 1024);
     }
 
     #[test]

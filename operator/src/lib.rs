@@ -19,6 +19,7 @@ pub mod cache;
 pub mod certificates;
 pub mod cluster;
 pub mod controller;
+pub mod domain;
 pub mod event;
 pub mod health;
 pub mod lease;

@@ -4,24 +4,27 @@
 //! no agent, no pool pod, no object  --> nothing
 //! silent for long, answers nowhere  --> its segments leave the master
 //! object of an earlier Node (UID)   --> deleted, made anew
-//! otherwise                         --> spec, then the condition AgentAlive
+//! otherwise                         --> spec, then whether its agent can be believed
 //! ```
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::condition::merge;
-use crds::{MooncakeNode, Reason};
+use crds::{ConditionType, MooncakeNode, Reason};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
 use crate::apply::{Error as WriteError, Writer};
 use crate::cache::Caches;
+use crate::domain::view;
 use crate::event::Events;
 
+pub mod alive;
 pub mod desired;
 pub mod lost;
 pub mod observe;
@@ -37,7 +40,10 @@ pub struct Context {
     pub caches: Caches,
     pub writer: Arc<Writer>,
     pub events: Events,
+    /// Nodes whose kubelet is silent.
     pub silence: lost::Silence,
+    /// Nodes without a ready agent pod.
+    pub away: lost::Silence,
 }
 
 /// Why a reconcile ended early.
@@ -89,17 +95,15 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         .as_ref()
         .map(|status| status.conditions.as_slice())
         .unwrap_or_default();
-    let alive = desired::agent_alive(&observed);
+    let away = context
+        .away
+        .note(&observed.name, !alive::is_there(&observed), Instant::now());
+    let findings = alive::findings(&observed, old, away);
     let generation = object.meta().generation;
-    let new = merge(
-        old,
-        std::slice::from_ref(&alive),
-        generation,
-        Timestamp::now(),
-    );
+    let new = merge(old, &findings, generation, Timestamp::now());
     let before: Vec<_> = old
         .iter()
-        .filter(|condition| condition.type_ == alive.kind.as_str())
+        .filter(|before| new.iter().any(|new| new.type_ == before.type_))
         .cloned()
         .collect();
     if !desired::same_verdict(&before, &new) {
@@ -115,14 +119,31 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
             .await?;
         context
             .events
-            .transitions(&context.writer, object.object_ref(&()), &before, &new)
+            .transitions(
+                &context.writer,
+                object.object_ref(&()),
+                &only(ConditionType::AgentAlive, before),
+                &only(ConditionType::AgentAlive, new),
+            )
             .await;
     }
-    Ok(if is_silent(&observed) {
-        Action::requeue(lost::LOOK)
-    } else {
-        Action::await_change()
-    })
+    // By the clock alone: nothing moves when the time is up.
+    let silent = is_silent(&observed).then_some(lost::LOOK);
+    let grace = away.and_then(|away| alive::AWAY.checked_sub(away));
+    let domains = observed.domains.as_deref().unwrap_or_default();
+    let place = view::waits(domains).then_some(view::LOOK_AGAIN);
+    Ok(silent
+        .into_iter()
+        .chain(grace)
+        .chain(place)
+        .min()
+        .map_or_else(Action::await_change, Action::requeue))
+}
+
+/// What follows from it is no news of its own.
+fn only(kind: ConditionType, mut conditions: Vec<Condition>) -> Vec<Condition> {
+    conditions.retain(|condition| condition.type_ == kind.as_str());
+    conditions
 }
 
 fn is_silent(observed: &Observed) -> bool {

@@ -1,5 +1,6 @@
 //! The one place that spawns: caches, Lease, controllers while leading, webhook, health, metrics.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +17,12 @@ use crate::args::Args;
 use crate::cache::{Caches, Trigger};
 use crate::certificates::Resolver;
 use crate::cluster::validate::Settings;
+use crate::domain::view;
 use crate::event::Events;
 use crate::health::{self, Health};
 use crate::lease::{self, Fence, Keeper};
 use crate::metrics::{self, Metrics};
-use crate::{admission, cluster, controller, node};
+use crate::{admission, cluster, controller, domain, node};
 
 /// Moves of one object within this are one reconcile.
 const CLUSTER_DEBOUNCE: Duration = Duration::from_millis(100);
@@ -228,11 +230,18 @@ impl Controllers {
             metrics.clone(),
             caches.clusters.clone(),
             caches.subscribe(),
-            |trigger| match trigger {
-                Trigger::Cluster(cluster) => {
-                    vec![ObjectRef::new(&cluster.name).within(&cluster.namespace)]
-                }
-                Trigger::NodesOf(_) | Trigger::Node(_) | Trigger::Everything => Vec::new(),
+            |trigger| {
+                let clusters = match trigger {
+                    Trigger::Cluster(cluster) => vec![cluster.clone()],
+                    Trigger::Node(node) => view::clusters_near(caches, node),
+                    Trigger::Domain(uid) => view::clusters_of(caches, uid),
+                    Trigger::Mnnvl(namespace) => view::clusters_in(caches, namespace),
+                    Trigger::NodesOf(_) | Trigger::Everything => Vec::new(),
+                };
+                clusters
+                    .iter()
+                    .map(|cluster| ObjectRef::new(&cluster.name).within(&cluster.namespace))
+                    .collect()
             },
             CLUSTER_DEBOUNCE,
             Arc::new(cluster::Context {
@@ -250,25 +259,30 @@ impl Controllers {
             metrics.clone(),
             caches.nodes.clone(),
             caches.subscribe(),
-            |trigger| match trigger {
-                Trigger::Node(name) => vec![ObjectRef::new(name)],
-                Trigger::NodesOf(cluster) => caches
-                    .nodes_of(cluster)
-                    .iter()
-                    .map(|name| ObjectRef::new(name))
-                    .collect(),
-                Trigger::Cluster(_) | Trigger::Everything => Vec::new(),
+            |trigger| {
+                let nodes = match trigger {
+                    Trigger::Node(name) => BTreeSet::from([name.clone()]),
+                    Trigger::NodesOf(cluster) => caches.nodes_of(cluster),
+                    Trigger::Domain(uid) => view::nodes_of(caches, uid),
+                    Trigger::Cluster(_) | Trigger::Mnnvl(_) | Trigger::Everything => {
+                        BTreeSet::new()
+                    }
+                };
+                nodes.iter().map(|name| ObjectRef::new(name)).collect()
             },
             NODE_DEBOUNCE,
             Arc::new(node::Context {
                 client: client.clone(),
                 caches: caches.clone(),
-                writer,
+                writer: writer.clone(),
                 events: events(),
                 silence: node::lost::Silence::default(),
+                away: node::lost::Silence::default(),
             }),
             node::reconcile,
         );
-        tokio::join!(clusters, nodes);
+        let domains =
+            domain::retire::run(client.clone(), caches.clone(), writer, caches.subscribe());
+        tokio::join!(clusters, nodes, domains);
     }
 }

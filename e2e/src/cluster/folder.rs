@@ -80,6 +80,15 @@ impl Folder {
         self.0.join("log").join(part.to_string())
     }
 
+    /// What pods have written to the API server.
+    pub(super) fn audit(&self) -> PathBuf {
+        self.0.join("log/audit")
+    }
+
+    pub(super) fn audit_policy(&self) -> PathBuf {
+        self.0.join("audit-policy.yaml")
+    }
+
     pub(super) fn node(&self, node: &str) -> PathBuf {
         self.0.join(node)
     }

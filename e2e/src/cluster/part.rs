@@ -137,6 +137,8 @@ pub(super) fn command_line(part: Part, folder: &Folder, block: Block) -> Vec<Str
             "--kubelet-preferred-address-types=InternalIP".to_owned(),
             // There is no kube-proxy beside it: webhooks are called at their endpoints.
             "--enable-aggregator-routing=true".to_owned(),
+            format!("--audit-policy-file={}", folder.audit_policy().display()),
+            format!("--audit-log-path={}", folder.audit().display()),
             format!("--requestheader-client-ca-file={}", pki("ca.crt")),
             "--requestheader-allowed-names=front-proxy-client".to_owned(),
             "--requestheader-username-headers=X-Remote-User".to_owned(),

@@ -17,6 +17,17 @@ const START: Duration = Duration::from_secs(300);
 /// Between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(20);
 
+/// Of whom the API server keeps a record: every write of a pod that is no part of Kubernetes.
+const AUDIT: &str = "apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - {level: None, verbs: [get, list, watch]}
+  - {level: None, userGroups: ['system:serviceaccounts:kube-system']}
+  - {level: Metadata, userGroups: ['system:serviceaccounts']}
+  - {level: None}
+";
+
 /// What [`Cluster::status`] tells of one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartStatus {
@@ -160,6 +171,10 @@ impl Cluster {
                 NodeKind::Namespace => self.hold_namespaces(node),
                 NodeKind::Machine => self.power_on(node),
             };
+        }
+        if part == Part::ApiServer {
+            let policy = self.folder.audit_policy();
+            fs::write(&policy, AUDIT).map_err(Error::file("writing", &policy))?;
         }
         let mut argv = match part.node() {
             Some(node) => {

@@ -50,8 +50,6 @@ pub struct LoadReport {
     pub bytes: u64,
     /// The slowest operation, in seconds.
     pub longest: f64,
-    /// Most connections to pool pods' data ports at one time.
-    pub connections: u64,
     /// Kept keys, and those of them that could not be verified at the end.
     pub kept: u64,
     pub unread: u64,
@@ -110,6 +108,11 @@ impl Load {
         Ok(Self { pod })
     }
 
+    /// The pod's name.
+    pub fn name(&self) -> &str {
+        &self.pod.name
+    }
+
     /// Lets it verify its kept keys and end.
     ///
     /// # Errors
@@ -165,7 +168,7 @@ impl LoadReport {
     fn say(&self, name: &str) {
         println!(
             "{name}: {} puts, {} gets, {} failed, {} missing, {} wrong; {} of {} kept keys verified; \
-             slowest {:.2} s; {} connections",
+             slowest {:.2} s",
             self.put,
             self.got,
             self.failed,
@@ -173,8 +176,7 @@ impl LoadReport {
             self.wrong,
             self.kept - self.unread,
             self.kept,
-            self.longest,
-            self.connections
+            self.longest
         );
     }
 }

@@ -1,16 +1,19 @@
 //! A story's own namespace: made before, shown when the story fails, gone afterwards.
 
 use super::evidence;
+use super::scale::Scale;
 use super::stage::{Stage, finish};
+use super::stock::{StockPod, StockWork};
 use super::wait::{Seen, eventually};
+use crate::settings::Environment;
 use anyhow::{Context, anyhow};
+use crds::MooncakeCluster;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use std::time::Duration;
+use k8s_openapi::api::core::v1::{Namespace as CoreNamespace, Pod};
+use kube::ResourceExt;
+use kube::api::{Api, ListParams};
+use std::time::{Duration, Instant};
 
-/// How long a story may take in all.
-const STORY: Duration = Duration::from_secs(15 * 60);
 /// How long anything may stay Terminating.
 const GOODBYE: Duration = Duration::from_secs(60);
 
@@ -53,20 +56,36 @@ where
     )
     .await?;
     // A task of its own: its panic is an error here, and cleaning up still happens.
-    let told = tokio::spawn(tokio::time::timeout(STORY, story(namespace.clone())));
-    let outcome = match told.await {
+    let limit = Scale::from_environment(&Environment::read()).story();
+    let started = Instant::now();
+    let telling = tokio::spawn(tokio::time::timeout(limit, story(namespace.clone())));
+    let outcome = match telling.await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(_)) => Err(anyhow!("the story did not end within {STORY:?}")),
+        Ok(Err(_)) => Err(anyhow!("the story did not end within {limit:?}")),
         Err(panic) => Err(anyhow!("the story panicked: {panic}")),
     };
     if outcome.is_err() {
         evidence::print(&namespace).await;
     }
+    let told = started.elapsed();
     let gone = namespace.delete().await;
+    let all = started.elapsed();
+    say(&namespace, told, all);
     if gone.is_err() {
         evidence::print(&namespace).await;
     }
     outcome.and(gone)
+}
+
+#[expect(clippy::print_stdout, reason = "the reader of a test run reads this")]
+fn say(namespace: &Namespace, told: Duration, all: Duration) {
+    println!(
+        "{} on {}: told in {} s, gone {} s later",
+        namespace.name,
+        namespace.stage.cluster.name(),
+        told.as_secs(),
+        all.saturating_sub(told).as_secs()
+    );
 }
 
 impl Namespace {
@@ -193,29 +212,61 @@ impl Namespace {
         ))
     }
 
+    /// Waits until the kubelets of these nodes hear of new pods, and so of deleted ones. After the API
+    /// server was away they come back after a pause of their own, up to half a minute.
+    ///
+    /// # Errors
+    /// When one does not start a pod in time.
+    pub async fn kubelets_listen(&self, nodes: &[&str], deadline: Duration) -> anyhow::Result<()> {
+        let name = |node: &str| format!("listens-{node}");
+        for node in nodes {
+            let pod = StockPod::new(&name(node), StockWork::Idle).node(node);
+            pod.start(self).await?;
+        }
+        for node in nodes {
+            self.pod_ready(&name(node), deadline).await?;
+        }
+        Ok(())
+    }
+
     /// Deletes the namespace and waits until it is gone.
     async fn delete(&self) -> anyhow::Result<()> {
         self.stage
             .kubectl(["delete", "namespace", &self.name, "--wait=false"])
             .await?;
-        eventually(
-            format!("namespace {} to be gone", self.name),
-            GOODBYE,
-            || async {
-                let answer = self
-                    .stage
-                    .kubectl([
-                        "get",
-                        "namespace",
-                        &self.name,
-                        "--ignore-not-found",
-                        "-o",
-                        "jsonpath={.status}",
-                    ])
-                    .await?;
-                Ok(Seen::when(answer.is_empty().then_some(()), answer))
-            },
-        )
+        let what = format!(
+            "the pods and clusters of namespace {} to be gone",
+            self.name
+        );
+        eventually(what, GOODBYE, || async {
+            let every = ListParams::default();
+            let pods = self.api::<Pod>().list(&every).await?;
+            let clusters = match self.api::<MooncakeCluster>().list(&every).await {
+                Ok(clusters) => clusters.items,
+                // Not every stage has the kind.
+                Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
+                Err(error) => return Err(error.into()),
+            };
+            let pods = pods.iter().map(ResourceExt::name_any);
+            let clusters = clusters.iter().map(ResourceExt::name_any);
+            let left: Vec<_> = pods.chain(clusters).collect();
+            Ok(Seen::when(left.is_empty().then_some(()), left.join(", ")))
+        })
+        .await
+        .context("something stayed Terminating")?;
+        // Its own controller looks at what is left in steps that grow to half a minute.
+        let what = format!("namespace {} to be gone", self.name);
+        let namespaces: Api<CoreNamespace> = Api::all(self.stage.client.clone());
+        eventually(what, GOODBYE, || async {
+            let there = namespaces.get_opt(&self.name).await?;
+            let status = there
+                .as_ref()
+                .map(|namespace| format!("{:?}", namespace.status));
+            Ok(Seen::when(
+                there.is_none().then_some(()),
+                status.unwrap_or_default(),
+            ))
+        })
         .await
         .context("something stayed Terminating")
     }

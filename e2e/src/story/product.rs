@@ -1,25 +1,26 @@
-//! The product on the stage: built, loaded and installed once a test process, whole at each story's start.
+//! The product on the stage: built, loaded and installed once a test process, whole at each story's
+//! start.
 
 use super::stage::{Stage, finish};
+use super::turn::Turn;
 use super::wait::{Seen, eventually};
 use super::{Namespace, Scale, with_namespace};
-use crate::Settings;
 use crate::product::{self, Image};
 use crate::settings::Environment;
+use crate::{Cluster, NodeKind, Settings};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::OnceCell;
 
-/// What is installed, once something is. Who holds it has the stage alone: stories disturb each other.
-static STAGE: Mutex<Option<Arc<Vec<Image>>>> = Mutex::const_new(None);
+/// Images of what is installed, once they are built.
+static IMAGES: OnceCell<Arc<Vec<Image>>> = OnceCell::const_new();
 
-const INSTALLED: Duration = Duration::from_secs(180);
-/// Also for what an earlier story disturbed to come back.
-const WHOLE: Duration = Duration::from_secs(120);
+/// After an installation, or after what an earlier story disturbed.
+const WHOLE: Duration = Duration::from_secs(180);
 
 /// The installed product, and the stage for as long as this is held.
 pub struct Product {
@@ -27,59 +28,79 @@ pub struct Product {
     pub settings: Settings,
     pub scale: Scale,
     pub images: Arc<Vec<Image>>,
-    _alone: MutexGuard<'static, Option<Arc<Vec<Image>>>>,
+    _turn: Option<Turn>,
 }
 
 impl Product {
-    /// Waits for its turn, installs where this process has not yet, and waits until nodes, operator
-    /// and agents are whole.
+    /// For a story that disturbs what others stand on (nodes, operator, agents, API server): waits
+    /// until it has a stage alone, then as [`Product::shared`].
+    ///
+    /// # Errors
+    /// As [`Product::shared`].
+    pub async fn alone() -> anyhow::Result<Self> {
+        let environment = Environment::read();
+        let turn = Turn::alone(environment.stages).await;
+        Self::at(turn, environment).await
+    }
+
+    /// For a story that keeps to its own namespace: waits until nobody has the stage alone, installs
+    /// where this process has not yet, and waits until nodes, operator and agents are whole.
     ///
     /// # Errors
     /// Why it cannot be built, installed or become ready.
-    pub async fn installed() -> anyhow::Result<Self> {
-        let mut alone = STAGE.lock().await;
-        let environment = Environment::read();
+    pub async fn shared() -> anyhow::Result<Self> {
+        Self::at(Turn::shared().await, Environment::read()).await
+    }
+
+    async fn at(turn: Turn, environment: Environment) -> anyhow::Result<Self> {
+        let base = environment.cluster.as_deref().unwrap_or("stories");
+        let name = turn.cluster(base);
+        let mut product = Self::loaded_on(name, environment).await?;
+        let installing = || product.first_install();
+        turn.installed().get_or_try_init(installing).await?;
+        product._turn = Some(turn);
+        product.whole(WHOLE).await?;
+        Ok(product)
+    }
+
+    /// As [`Product::alone`], on the cluster of this name, which nobody else uses; the caller takes it
+    /// down.
+    ///
+    /// # Errors
+    /// As [`Product::shared`].
+    pub async fn alone_on(cluster: &str) -> anyhow::Result<Self> {
+        let product = Self::loaded_on(cluster.to_owned(), Environment::read()).await?;
+        product.first_install().await?;
+        product.whole(WHOLE).await?;
+        Ok(product)
+    }
+
+    /// The cluster, and images of what is to be installed there.
+    async fn loaded_on(cluster: String, environment: Environment) -> anyhow::Result<Self> {
         let scale = Scale::from_environment(&environment);
-        let name = environment
-            .cluster
-            .clone()
-            .unwrap_or_else(|| "stories".to_owned());
         let loaded = environment.images.as_deref() == Some("loaded");
         let settings = Settings::from_environment(environment);
-        let stage = Stage::named(settings.clone(), name).await?;
-        let images = match alone.as_ref() {
-            Some(images) => Arc::clone(images),
-            None if loaded => Arc::default(),
-            None => {
-                let wanted = settings.clone();
-                let images = tokio::task::spawn_blocking(move || product::build(&wanted)).await??;
-                let archives = images.clone();
-                stage
-                    .with(move |cluster| {
-                        archives
-                            .iter()
-                            .try_for_each(|image| cluster.load_image(&image.archive))
-                    })
-                    .await?;
-                Arc::new(images)
-            }
-        };
-        let first = alone.is_none();
-        let product = Self {
+        let stage = Stage::named(settings.clone(), cluster).await?;
+        let images = IMAGES.get_or_try_init(|| built(&settings, loaded)).await?;
+        Ok(Self {
             stage,
             settings,
             scale,
-            images: Arc::clone(&images),
-            _alone: {
-                *alone = Some(images);
-                alone
-            },
-        };
-        if first {
-            product.install(&[]).await?;
-        }
-        product.whole(if first { INSTALLED } else { WHOLE }).await?;
-        Ok(product)
+            images: Arc::clone(images),
+            _turn: None,
+        })
+    }
+
+    async fn first_install(&self) -> anyhow::Result<()> {
+        let images = Arc::clone(&self.images);
+        self.stage
+            .with(move |cluster| {
+                images
+                    .iter()
+                    .try_for_each(|image| cluster.load_image(&image.archive))
+            })
+            .await?;
+        self.install(&[]).await
     }
 
     /// Installs or upgrades the release with further `--set` words, and does not wait.
@@ -140,6 +161,42 @@ impl Product {
         .await
     }
 
+    /// Adds a virtual machine as a node, with the product's images; answers its name, and the product on
+    /// the larger cluster. The caller removes the node.
+    ///
+    /// # Errors
+    /// Why it does not boot or take the images; it is removed then.
+    pub async fn with_machine(self) -> anyhow::Result<(String, Self)> {
+        let (settings, images) = (self.settings.clone(), Arc::clone(&self.images));
+        let name = self.stage.cluster.name().to_owned();
+        let (node, cluster) = tokio::task::spawn_blocking(move || {
+            let mut cluster = Cluster::attach(&settings, &name)?;
+            let node = cluster.add_node(NodeKind::Machine)?;
+            let loaded = images
+                .iter()
+                .try_for_each(|image| cluster.load_image(&image.archive));
+            if loaded.is_err() {
+                cluster.remove_node(&node)?;
+            }
+            loaded.map(|()| (node, cluster))
+        })
+        .await??;
+        let stage = Stage::on(cluster).await?;
+        Ok((node, Self { stage, ..self }))
+    }
+
+    /// Removes a node that a story added.
+    ///
+    /// # Errors
+    /// What is left of it.
+    pub async fn remove_node(&self, node: &str) -> anyhow::Result<()> {
+        let (settings, node) = (self.settings.clone(), node.to_owned());
+        let name = self.stage.cluster.name().to_owned();
+        tokio::task::spawn_blocking(move || Cluster::attach(&settings, &name)?.remove_node(&node))
+            .await??;
+        Ok(())
+    }
+
     /// A typed client for objects of the release's namespace.
     pub fn in_namespace<K>(&self) -> Api<K>
     where
@@ -194,6 +251,16 @@ impl Product {
     {
         with_namespace(&self.stage, title, story).await
     }
+}
+
+/// Nothing to build where the nodes have images under the chart's own names.
+async fn built(settings: &Settings, loaded: bool) -> anyhow::Result<Arc<Vec<Image>>> {
+    if loaded {
+        return Ok(Arc::default());
+    }
+    let settings = settings.clone();
+    let images = tokio::task::spawn_blocking(move || product::build(&settings)).await??;
+    Ok(Arc::new(images))
 }
 
 pub const OPERATOR: &str = "mooncake-operator";

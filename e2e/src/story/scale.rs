@@ -1,6 +1,7 @@
 //! How often stories repeat what they repeat: reduced in everyday runs, in full in the soak.
 
 use crate::settings::Environment;
+use std::time::Duration;
 
 /// Read once, from `MOONCAKE_STORIES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,11 @@ impl Scale {
                 .as_ref()
                 .is_some_and(|scale| scale == "full"),
         }
+    }
+
+    /// How long one story may take in all.
+    pub fn story(self) -> Duration {
+        Duration::from_secs(if self.full { 4 * 60 * 60 } else { 15 * 60 })
     }
 
     /// The count for this run, said aloud: "n of N what".

@@ -158,6 +158,8 @@ impl StockPod {
         // A stock client listens once its segment is mounted, not before.
         let mounted = matches!(self.work, StockWork::Segment { .. })
             .then(|| json!({"tcpSocket": {"port": SEGMENT_PORT}, "periodSeconds": 1}));
+        // Who does nothing has nothing to end, and as first process would not hear of it.
+        let grace = if self.work == StockWork::Idle { 1 } else { 10 };
         serde_json::from_value(json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -168,7 +170,7 @@ impl StockPod {
                 "restartPolicy": "Never",
                 "hostNetwork": self.host_network,
                 "dnsPolicy": if self.host_network { "ClusterFirstWithHostNet" } else { "ClusterFirst" },
-                "terminationGracePeriodSeconds": 10,
+                "terminationGracePeriodSeconds": grace,
                 "containers": [{
                     "name": CONTAINER,
                     "image": crate::images::MOONCAKE_STOCK,

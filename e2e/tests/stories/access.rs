@@ -2,7 +2,7 @@
 
 use super::agent::same_lives;
 use anyhow::{Context, ensure};
-use crds::names::{COMPONENT_AGENT, master_endpoint};
+use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR, master_endpoint};
 use mooncake_e2e::story::pool::ip;
 use mooncake_e2e::story::{
     Effort, Load, Namespace, Pool, Product, StockPod, StockWork, processes, with_namespace,
@@ -21,7 +21,7 @@ const AGENT_BYTES: u64 = 96 << 20;
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn unlabelled_foreign_and_host_network_pods_read_and_write_no_byte_through_us()
 -> anyhow::Result<()> {
-    let product = Arc::new(Product::installed().await?);
+    let product = Arc::new(Product::shared().await?);
     let told = Arc::clone(&product);
     product
         .tell("access", async move |namespace| {
@@ -35,6 +35,7 @@ async fn unlabelled_foreign_and_host_network_pods_read_and_write_no_byte_through
             for pod in pool.pods().await? {
                 arguments.push(ip(&pod)?);
             }
+            arguments.extend(metrics(&told).await?);
             let work = StockWork::Program {
                 text: REACH,
                 arguments,
@@ -58,17 +59,50 @@ async fn unlabelled_foreign_and_host_network_pods_read_and_write_no_byte_through
         .await
 }
 
+/// The metrics of every agent and operator.
+async fn metrics(product: &Product) -> anyhow::Result<Vec<String>> {
+    let mut urls = Vec::new();
+    for (component, scheme) in [(COMPONENT_AGENT, "http"), (COMPONENT_OPERATOR, "https")] {
+        for pod in product.pods(component).await? {
+            let ports = pod.spec.iter().flat_map(|spec| &spec.containers);
+            let port = ports
+                .flat_map(|container| container.ports.iter().flatten())
+                .find(|port| port.name.as_deref() == Some("metrics"))
+                .with_context(|| format!("a pod of {component} has no port for metrics"))?
+                .container_port;
+            urls.push(format!("{scheme}://{}:{port}/metrics", ip(&pod)?));
+        }
+    }
+    ensure!(
+        urls.len() == 4,
+        "two agents and two operators, not {urls:?}"
+    );
+    Ok(urls)
+}
+
 /// Runs a stranger: it must have read and written nothing, at any door.
 async fn nothing(namespace: &Namespace, stranger: &StockPod) -> anyhow::Result<()> {
     stranger.start(namespace).await?;
     namespace.pod_succeeded(&stranger.name, WAIT).await?;
     let doors = lines(namespace, &stranger.name, "door").await?;
-    ensure!(doors.len() == 9, "some doors were not tried: {doors:?}");
+    // Four of each pool pod, two of each URL, and the stock client's.
+    ensure!(
+        doors.len() == 2 * 4 + 4 * 2 + 1,
+        "some doors were not tried: {doors:?}"
+    );
     for door in doors {
         ensure!(door["read"] == 0, "{} read bytes: {door}", stranger.name);
         ensure!(
             door["written"] != true,
             "{} wrote bytes: {door}",
+            stranger.name
+        );
+        let asked = door["door"]
+            .as_str()
+            .is_some_and(|door| door.starts_with("metrics"));
+        ensure!(
+            !asked || door["end"] == 401,
+            "{} asked for metrics and heard {door}",
             stranger.name
         );
         if let Some(master) = door["master"].as_str() {
@@ -91,7 +125,7 @@ async fn lines(namespace: &Namespace, pod: &str, field: &str) -> anyhow::Result<
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn hostile_bytes_from_an_admitted_pod_disturb_neither_agent_nor_honest_peers()
 -> anyhow::Result<()> {
-    let product = Arc::new(Product::installed().await?);
+    let product = Arc::new(Product::shared().await?);
     let connections = product.scale.of("connections at a time", 500, 10_000);
     let told = Arc::clone(&product);
     product

@@ -1,19 +1,31 @@
-//! The operator is replaced; who stores and transfers does not notice.
+//! The operator is replaced, or its leader dies; who stores and transfers does not notice.
 
 use super::agent::same_lives;
-use anyhow::ensure;
-use crds::names::COMPONENT_OPERATOR;
+use super::rest::settled;
+use anyhow::{Context, ensure};
+use crds::MooncakeCluster;
+use crds::names::{COMPONENT_OPERATOR, pool_service};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt;
-use mooncake_e2e::story::{Effort, Load, Pool, Product};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use mooncake_e2e::product::NAMESPACE;
+use mooncake_e2e::story::audit::{Audit, Write};
+use mooncake_e2e::story::product::OPERATOR;
+use mooncake_e2e::story::{Effort, Load, Pool, Product, processes};
+use rustix::process::Signal;
+use serde_json::json;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn an_upgrade_of_the_operator_restarts_no_pool_pod() -> anyhow::Result<()> {
-    let product = Arc::new(Product::installed().await?);
+    let product = Arc::new(Product::alone().await?);
     let told = Arc::clone(&product);
     product
         .tell("upgrade", async move |namespace| {
@@ -37,4 +49,150 @@ async fn an_upgrade_of_the_operator_restarts_no_pool_pod() -> anyhow::Result<()>
             same_lives(&[master], &[pool.master().await?])
         })
         .await
+}
+
+/// A Lease that is not given up stands for 15 s, and is looked at every 3 s.
+const TAKEN_OVER: Duration = Duration::from_secs(30);
+const CHANGE_PERIOD: Duration = Duration::from_millis(250);
+/// Changes before the leader dies and after another has taken over.
+const CHANGES: u32 = 12;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_leader_that_dies_in_its_work_is_followed_by_another_and_nothing_is_written_twice()
+-> anyhow::Result<()> {
+    let product = Arc::new(Product::alone().await?);
+    let told = Arc::clone(&product);
+    product
+        .tell("leader", async move |namespace| {
+            let product = told;
+            let pool = Pool::small(&namespace).await?;
+            let lives = pool.pods().await?;
+            settled(&product.stage).await?;
+            let audit = Audit::from_now(&product.stage)?;
+            let mut changes = Changes::new(&pool);
+            for _ in 0..CHANGES {
+                changes.next().await?;
+            }
+            let old = leader(&product).await?;
+            kill(&product, &old).await?;
+            let died = Instant::now();
+            while leader(&product).await? == old {
+                ensure!(died.elapsed() < TAKEN_OVER, "{old} still holds the Lease");
+                changes.next().await?;
+            }
+            println!("another leads {:.1} s later", died.elapsed().as_secs_f64());
+            for _ in 0..CHANGES {
+                changes.next().await?;
+            }
+            pool.ready(SOON).await?;
+            let policies: Api<NetworkPolicy> = namespace.api();
+            let policy = policies.get(&pool_service("kv")).await?;
+            let last = changes.address();
+            ensure!(
+                serde_json::to_string(&policy.spec)?.contains(&format!("\"{last}/32\"")),
+                "{last} is not in {policy:?}"
+            );
+            settled(&product.stage).await?;
+            one_at_a_time(&audit.writes(NAMESPACE)?, &old, changes.made)?;
+            product.whole(SOON).await?;
+            same_lives(&lives, &pool.pods().await?)
+        })
+        .await
+}
+
+/// A spec that changes again and again: two NetworkPolicies and two MooncakeNodes follow it.
+struct Changes {
+    clusters: Api<MooncakeCluster>,
+    name: String,
+    made: u32,
+}
+
+impl Changes {
+    fn new(pool: &Pool) -> Self {
+        Self {
+            clusters: pool.namespace.api(),
+            name: pool.name.clone(),
+            made: 0,
+        }
+    }
+
+    fn address(&self) -> String {
+        format!("192.0.2.{}", self.made)
+    }
+
+    async fn next(&mut self) -> anyhow::Result<()> {
+        self.made += 1;
+        let spec = json!({"spec": {"access": {"addresses": [self.address()]}}});
+        self.clusters
+            .patch(&self.name, &PatchParams::default(), &Patch::Merge(spec))
+            .await?;
+        tokio::time::sleep(CHANGE_PERIOD).await;
+        Ok(())
+    }
+}
+
+/// The operator pod that holds the Lease.
+async fn leader(product: &Product) -> anyhow::Result<String> {
+    let lease: Lease = product.in_namespace().get(OPERATOR).await?;
+    lease
+        .spec
+        .and_then(|spec| spec.holder_identity)
+        .context("nobody holds the Lease")
+}
+
+/// Its process gets no chance to end its work, nor its container to begin anew.
+async fn kill(product: &Product, name: &str) -> anyhow::Result<()> {
+    let pods: Api<Pod> = product.in_namespace();
+    let pod = pods.get(name).await?;
+    let operator = processes::of_pod(&pod, "--log=")?;
+    pods.delete(name, &DeleteParams::default().grace_period(0))
+        .await?;
+    for process in operator {
+        process.recorded.signal(Signal::KILL);
+    }
+    Ok(())
+}
+
+/// The dead leader wrote nothing after its successor's first word, and no object was written more
+/// often than the spec changed.
+fn one_at_a_time(writes: &[Write], old: &str, changes: u32) -> anyhow::Result<()> {
+    let mut writes: Vec<_> = writes
+        .iter()
+        .filter(|write| write.account.ends_with("-operator"))
+        .collect();
+    writes.sort_by(|a, b| a.at.cmp(&b.at));
+    let list = || {
+        let lines: Vec<_> = writes.iter().map(ToString::to_string).collect();
+        lines.join("\n")
+    };
+    let succession = writes.iter().position(|write| write.pod != old);
+    let succession = succession.with_context(|| format!("one leader only:\n{}", list()))?;
+    ensure!(succession > 0, "the leader did nothing:\n{}", list());
+    ensure!(
+        writes[succession..].iter().all(|write| write.pod != old),
+        "{old} wrote after its successor:\n{}",
+        list()
+    );
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    for write in &writes {
+        if matches!(write.resource.as_str(), "networkpolicies" | "mooncakenodes") {
+            *counts
+                .entry(format!("{} {}", write.resource, write.name))
+                .or_default() += 1;
+        } else {
+            // No other object follows the addresses; what is told of the work is no work.
+            ensure!(
+                write.resource.ends_with("/status") || write.resource == "events",
+                "{write} was not asked for"
+            );
+        }
+    }
+    println!("{changes} changes, written: {counts:?}");
+    ensure!(
+        counts.len() == 4 && counts.values().all(|count| *count <= changes),
+        "{changes} changes, but {counts:?}:\n{}",
+        list()
+    );
+    Ok(())
 }

@@ -13,7 +13,7 @@ const GOODBYE: Duration = Duration::from_secs(60);
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn with_a_deleted_cluster_goes_everything_that_was_made_for_it() -> anyhow::Result<()> {
-    let product = Product::installed().await?;
+    let product = Product::shared().await?;
     product
         .tell("delete", async |namespace| {
             Pool::small(&namespace).await?;

@@ -15,7 +15,7 @@ const OPERATIONS: &str = include_str!("../workload/operations.py");
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn a_stock_pod_reads_through_our_agents_what_a_stock_pod_on_another_node_put()
 -> anyhow::Result<()> {
-    let product = Product::installed().await?;
+    let product = Product::shared().await?;
     product
         .tell("healthy", async |namespace| {
             let applied = Instant::now();
@@ -90,7 +90,7 @@ async fn a_stock_pod_reads_through_our_agents_what_a_stock_pod_on_another_node_p
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn every_stock_operation_answers_as_with_stock_segments() -> anyhow::Result<()> {
-    let product = Product::installed().await?;
+    let product = Product::shared().await?;
     product
         .tell("matrix", async |namespace| {
             let stock = operations(&namespace, stock_segments(&namespace).await?).await?;

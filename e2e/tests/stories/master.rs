@@ -14,28 +14,14 @@ const BACK: Duration = Duration::from_secs(5);
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn a_deleted_master_has_every_segment_again_within_five_seconds_of_its_return()
 -> anyhow::Result<()> {
-    let product = Product::installed().await?;
+    let product = Product::shared().await?;
     product
         .tell("master", async |namespace| {
             let pool = Pool::small(&namespace).await?;
             let before = pool.mounted(2, READY).await?;
             let lives = pool.pods().await?;
             let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
-            let old = pool.master().await?;
-            let pods: Api<Pod> = namespace.api();
-            pods.delete(&old.name_any(), &DeleteParams::default())
-                .await?;
-            eventually("a master that serves and answers", READY, || async {
-                let now = pool.master().await?;
-                let new = now.uid() != old.uid() && serves(&now);
-                let answers = new && pool.segments().await.is_ok();
-                Ok(Seen::when(
-                    answers.then_some(()),
-                    "no new Ready pod that answers",
-                ))
-            })
-            .await?;
-            let returned = Instant::now();
+            let returned = replace(&pool).await?;
             let after = pool.mounted(2, BACK).await?;
             println!(
                 "mounted again {:.1} s after its return",
@@ -58,6 +44,25 @@ async fn a_deleted_master_has_every_segment_again_within_five_seconds_of_its_ret
             super::agent::same_lives(&lives, &pool.pods().await?)
         })
         .await
+}
+
+/// Deletes the master's pod; when another served and answered.
+pub(super) async fn replace(pool: &Pool) -> anyhow::Result<Instant> {
+    let old = pool.master().await?;
+    let pods: Api<Pod> = pool.namespace.api();
+    pods.delete(&old.name_any(), &DeleteParams::default())
+        .await?;
+    eventually("a master that serves and answers", READY, || async {
+        let now = pool.master().await?;
+        let new = now.uid() != old.uid() && serves(&now);
+        let answers = new && pool.segments().await.is_ok();
+        Ok(Seen::when(
+            answers.then_some(()),
+            "no new Ready pod that answers",
+        ))
+    })
+    .await?;
+    Ok(Instant::now())
 }
 
 fn serves(pod: &Pod) -> bool {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn a_selector_that_no_node_matches_is_told() -> anyhow::Result<()> {
-    let product = Product::installed().await?;
+    let product = Product::shared().await?;
     product
         .tell("nomatch", async |namespace| {
             let spec = "{pools: [{name: default, nodeSelector: {disk: none-has-this}}]}";
@@ -32,7 +32,7 @@ async fn a_selector_that_no_node_matches_is_told() -> anyhow::Result<()> {
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn on_a_node_without_room_the_pool_pod_is_pending_and_named_and_the_others_serve()
 -> anyhow::Result<()> {
-    let product = Arc::new(Product::installed().await?);
+    let product = Arc::new(Product::alone().await?);
     let told = Arc::clone(&product);
     product
         .tell("noroom", async move |namespace| {

@@ -18,7 +18,7 @@ const AT_ONCE: Duration = Duration::from_secs(30);
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn the_segments_of_a_killed_pool_process_go_at_once_and_its_next_life_serves()
 -> anyhow::Result<()> {
-    let product = Product::installed().await?;
+    let product = Product::shared().await?;
     product
         .tell("poolkill", async |namespace| {
             let pool = Pool::small(&namespace).await?;
@@ -46,7 +46,7 @@ async fn the_segments_of_a_killed_pool_process_go_at_once_and_its_next_life_serv
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn the_segments_of_a_deleted_pool_pod_go_at_once_and_its_replacement_serves()
 -> anyhow::Result<()> {
-    let product = Arc::new(Product::installed().await?);
+    let product = Arc::new(Product::shared().await?);
     product
         .tell("pooldel", async |namespace| {
             let pool = Pool::small(&namespace).await?;

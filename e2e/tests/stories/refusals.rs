@@ -55,7 +55,7 @@ const IMMUTABLE: [(&str, &str); 2] = [
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn a_wrong_spec_is_refused_by_kubectl_with_what_to_do() -> anyhow::Result<()> {
-    let product = Product::installed().await?;
+    let product = Product::shared().await?;
     product
         .tell("refusals", async |namespace| {
             for (spec, words) in WRONG {
@@ -72,7 +72,7 @@ async fn a_wrong_spec_is_refused_by_kubectl_with_what_to_do() -> anyhow::Result<
             for (spec, words) in IMMUTABLE {
                 refused(&namespace, spec, words).await?;
             }
-            Ok(())
+            costly_pages_are_told(&namespace).await
         })
         .await
 }
@@ -90,10 +90,29 @@ async fn refused(namespace: &Namespace, spec: &str, words: &str) -> anyhow::Resu
     Ok(())
 }
 
+/// Not refused, but kubectl shows the cost as a warning, which is made an error here.
+async fn costly_pages_are_told(namespace: &Namespace) -> anyhow::Result<()> {
+    let large = r#"{"spec": {"pools": [{"name": "default", "size": "20Gi"}]}}"#;
+    let mut patch = vec![
+        "patch",
+        "mooncakecluster",
+        "kv",
+        "--type=merge",
+        "--dry-run=server",
+    ];
+    patch.extend(["--patch", large]);
+    namespace.kubectl(&patch).await?;
+    patch.push("--warnings-as-errors");
+    let told = namespace.kubectl(&patch).await.err();
+    let told = told.context("no word about page tables")?.to_string();
+    ensure!(told.contains("2 MiB of page tables per GiB"), "{told}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn a_namespace_admin_reaches_only_what_is_in_the_namespace() -> anyhow::Result<()> {
-    let product = Product::installed().await?;
+    let product = Product::shared().await?;
     product
         .tell("tenant", async |namespace| {
             let name = namespace.name.clone();

@@ -25,17 +25,6 @@ def value(key):
     return hashlib.shake_128(key.encode()).digest(BYTES)
 
 
-def connections():
-    """Established TCP connections to the data port of pool pods."""
-    found = 0
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with open(table) as lines:
-            for line in list(lines)[1:]:
-                remote, state = line.split()[2:4]
-                found += state == "01" and int(remote.rsplit(":", 1)[1], 16) == 12002
-    return found
-
-
 class Load:
     def __init__(self):
         config = MooncakeConfig.load_from_env()
@@ -53,7 +42,6 @@ class Load:
             sys.exit(f"setup at {config.master_server_address} answered {code}")
         self.counts = dict.fromkeys(("put", "got", "failed", "missing", "wrong", "bytes"), 0)
         self.longest = 0.0
-        self.connections = 0
         self.failures = []
 
     def fail(self, kind, operation, key, detail):
@@ -91,7 +79,7 @@ class Load:
         return False
 
     def report(self, **more):
-        print(json.dumps({**self.counts, "longest": round(self.longest, 3), "connections": self.connections, "failures": self.failures, **more}), flush=True)
+        print(json.dumps({**self.counts, "longest": round(self.longest, 3), "failures": self.failures, **more}), flush=True)
 
 
 def main():
@@ -111,8 +99,6 @@ def main():
             load.timed(load.store.remove, key, True)
         else:
             load.get(dice.choice(kept))
-        if turn % 50 == 0:
-            load.connections = max(load.connections, connections())
         turn += 1
         time.sleep(max(0.0, started + turn / RATE - time.monotonic()))
         # After a long stall the rate starts anew: no burst.

@@ -1,16 +1,22 @@
 """Somebody who is no peer tries a pool's doors; prints as JSON what came of each.
 
-reach.py KEY ADDRESS HOST...
+reach.py KEY ADDRESS HOST... [https://HOST:PORT/metrics | http://...]
 KEY is in the pool; ADDRESS is a wire address of a segment, in hexadecimal. Each HOST is a pool pod.
-A raw handshake, a raw read of 4 KiB in both protocol versions, then a stock get and a stock put.
+A raw handshake, a raw read of 4 KiB in both protocol versions, then a stock get and a stock put; each URL
+without a token, and with one that nobody issued.
 """
 import json
 import os
 import socket
+import ssl
 import struct
 import sys
+import urllib.error
+import urllib.request
 
-KEY, ADDRESS, HOSTS = sys.argv[1], int(sys.argv[2], 16), sys.argv[3:]
+KEY, ADDRESS = sys.argv[1], int(sys.argv[2], 16)
+HOSTS = [word for word in sys.argv[3:] if "://" not in word]
+METRICS = [word for word in sys.argv[3:] if "://" in word]
 METADATA = b'{"name":"nobody:1","protocol":"tcp","tcp_data_port":1}'
 DOORS = {
     "handshake": (12001, struct.pack("<Q", len(METADATA) + 1) + b"\x01" + METADATA),
@@ -33,6 +39,18 @@ def knock(host, port, request):
         return got, type(error).__name__
 
 
+def ask(url, headers):
+    """How many bytes of content came, and with which status."""
+    trusting = ssl._create_unverified_context()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10, context=trusting) as answer:
+            return len(answer.read()), answer.status
+    except urllib.error.HTTPError as refusal:
+        return len(refusal.read()), refusal.code
+    except OSError as error:
+        return 0, type(error).__name__
+
+
 def stock():
     from mooncake.store import MooncakeDistributedStore
 
@@ -49,6 +67,10 @@ def main():
         for name, (port, request) in DOORS.items():
             got, end = knock(host, port, request)
             print(json.dumps({"door": name, "host": host, "read": got, "end": end}), flush=True)
+    for url in METRICS:
+        for name, headers in {"none": {}, "invented": {"Authorization": "Bearer e30.e30.e30"}}.items():
+            got, end = ask(url, headers)
+            print(json.dumps({"door": f"metrics, token {name}", "host": url, "read": got, "end": end}), flush=True)
     print(json.dumps({"door": "stock", **stock()}), flush=True)
     os._exit(0)
 

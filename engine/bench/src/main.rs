@@ -6,7 +6,6 @@ mod ours;
 mod raw;
 mod stock;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -17,9 +16,6 @@ use client::{Client, Sample};
 #[derive(Parser)]
 #[command(about = "Throughput of a stock client against our segment and a stock one")]
 struct Args {
-    /// Folder that holds the stock wheel's packages (`pip install --target`).
-    #[arg(long, env = "MOONCAKE_STOCK")]
-    stock: PathBuf,
     /// Value sizes in KiB.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 1024, 4096])]
     sizes: Vec<u64>,
@@ -37,7 +33,6 @@ struct Args {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let Args {
-        stock,
         sizes,
         volume,
         rounds,
@@ -45,7 +40,7 @@ async fn main() -> anyhow::Result<()> {
     } = Args::parse();
     let deadline = Duration::from_secs(deadline);
     let segment_bytes = (volume << 20) * 2;
-    let wheel = stock::Wheel::at(stock)?;
+    let wheel = stock::Wheel::installed()?;
 
     let mut master = wheel
         .master(deadline)
@@ -58,7 +53,6 @@ async fn main() -> anyhow::Result<()> {
     let ours = ours::Segment::mount(&master.address, segment_bytes, deadline)
         .await
         .context("mounting our segment")?;
-    let mut client = Client::start(&wheel, &master.address).context("starting a stock client")?;
 
     println!(
         "{:>8} {:>4}  {:>10} {:>10} {:>10}   {:>10} {:>10}",
@@ -72,16 +66,30 @@ async fn main() -> anyhow::Result<()> {
         };
         let mut samples: [Vec<Sample>; 2] = Default::default();
         let mut socket = Vec::new();
+        let warm = client::Round {
+            volume_bytes: round.value_bytes,
+            ..round
+        };
         for turn in 0..=rounds {
-            for (subject, name) in [ours::NAME, theirs.name.as_str()].into_iter().enumerate() {
+            // A connection keeps its luck (processor, memory) for life, so each round has new ones;
+            // and neither segment is always the first.
+            let mut subjects = [(0, ours::NAME), (1, theirs.name.as_str())];
+            subjects.rotate_left(turn % 2);
+            let mut client =
+                Client::start(&wheel, &master.address).context("starting a stock client")?;
+            for (_, name) in subjects {
+                client.measure(name, warm).context("connecting")?;
+            }
+            for (subject, name) in subjects {
                 let sample = client
                     .measure(name, round)
                     .with_context(|| format!("segment {name}"))?;
-                // The first turn connects and touches memory.
+                // The first turn touches the memory.
                 if turn > 0 {
                     samples[subject].push(sample);
                 }
             }
+            client.stop(deadline)?;
             socket.push(raw::megabytes_per_second(
                 round.value_bytes,
                 round.volume_bytes,
@@ -115,7 +123,6 @@ async fn main() -> anyhow::Result<()> {
         "our segment: {} bytes written, {} read",
         stats.bytes_written, stats.bytes_read
     );
-    client.stop(deadline)?;
     theirs.stop(deadline).await?;
     master.stop(deadline).await
 }

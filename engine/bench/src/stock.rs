@@ -17,13 +17,8 @@ pub(crate) struct Wheel {
 }
 
 impl Wheel {
-    pub(crate) fn at(site: PathBuf) -> anyhow::Result<Self> {
-        let master = site.join("bin/mooncake_master");
-        ensure!(
-            site.join("mooncake").is_dir() && master.exists(),
-            "{} holds no stock Mooncake; run: pip install --target {0} mooncake-transfer-engine-non-cuda==0.3.13.post1",
-            site.display()
-        );
+    pub(crate) fn installed() -> anyhow::Result<Self> {
+        let site = mooncake_stock::MOONCAKE.site()?;
         Ok(Self { site })
     }
 

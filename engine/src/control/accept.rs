@@ -11,7 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 use super::connect::watch_for_death;
 use crate::admission::{Admission, Gate};
 use crate::command::{Command, Lane};
-use crate::stats::Counters;
+use crate::peers::Peer;
+use crate::stats::{Counters, Ended};
 use crate::transport::{HostId, Incoming};
 
 /// Pause after the kernel could not give a connection (descriptors, memory).
@@ -39,17 +40,18 @@ impl Door {
             .unwrap_or_else(PoisonError::into_inner) = admission;
     }
 
-    /// Whether this address may come in; counts if not.
-    pub(crate) fn opens_to(&self, address: IpAddr) -> bool {
+    /// The peer of this address, if it may come in; counts if not.
+    pub(crate) fn meet(&self, address: IpAddr) -> Option<Arc<Peer>> {
+        let peer = self.counters.peers.of(address);
         let allows = self
             .admission
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .allows(address);
         if !allows {
-            self.counters.not_admitted.add(1);
+            self.counters.ended(&peer, Ended::NotAdmitted);
         }
-        allows
+        allows.then_some(peer)
     }
 }
 
@@ -79,11 +81,11 @@ pub(crate) async fn data(
 ) {
     for turn in 0_usize.. {
         let (stream, from) = next(&listener).await;
-        if !door.opens_to(from) {
+        let Some(peer) = door.meet(from) else {
             continue;
-        }
-        let Some(ticket) = gate.enter(from) else {
-            door.counters.over_limit.add(1);
+        };
+        let Some(ticket) = gate.enter(&peer) else {
+            door.counters.ended(&peer, Ended::OverLimit);
             continue;
         };
         let socket = stream.into_std().and_then(|stream| {
@@ -101,7 +103,7 @@ pub(crate) async fn data(
             }))
             .is_err()
         {
-            door.counters.over_limit.add(1);
+            door.counters.ended(&peer, Ended::OverLimit);
         }
     }
 }

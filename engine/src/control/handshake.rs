@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use super::accept::{self, Door};
 use super::identity::Identity;
 use crate::admission::Gate;
+use crate::stats::Ended;
 
 /// Messages that wait to be fetched; more are answered as rejected.
 const NOTIFY_LIMIT: usize = 1024;
@@ -91,11 +92,11 @@ pub(crate) async fn serve(
     loop {
         while running.try_join_next().is_some() {}
         let (stream, from) = accept::next(&listener).await;
-        if !door.opens_to(from) {
+        let Some(peer) = door.meet(from) else {
             continue;
-        }
-        let Some(ticket) = gate.enter(from) else {
-            door.counters.over_limit.add(1);
+        };
+        let Some(ticket) = gate.enter(&peer) else {
+            door.counters.ended(&peer, Ended::OverLimit);
             continue;
         };
         let (desk, door) = (Arc::clone(&desk), Arc::clone(&door));
@@ -105,10 +106,10 @@ pub(crate) async fn serve(
                 Ok(Ok(())) => door.counters.handshakes.add(1),
                 Ok(Err(Unanswered::Frame(error))) => {
                     tracing::debug!(%from, %error, "handshake refused");
-                    door.counters.bad_header.add(1);
+                    door.counters.ended(&peer, Ended::BadHeader);
                 }
-                Ok(Err(Unanswered::Io(_))) => door.counters.broken.add(1),
-                Err(_) => door.counters.header_deadline.add(1),
+                Ok(Err(Unanswered::Io(_))) => door.counters.ended(&peer, Ended::Broken),
+                Err(_) => door.counters.ended(&peer, Ended::HeaderDeadline),
             }
             drop(ticket);
         });

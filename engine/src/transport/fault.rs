@@ -2,6 +2,7 @@
 //! hardware.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -123,6 +124,14 @@ impl<T: Transport> Transport for Faulty<T> {
         self.inner.close(link);
     }
 
+    fn answer_to(&mut self, bell: BorrowedFd<'_>) -> io::Result<()> {
+        self.inner.answer_to(bell)
+    }
+
+    fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool> {
+        self.inner.wait(longest)
+    }
+
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
         let start = events.len();
         self.inner.progress(now, events);
@@ -159,9 +168,5 @@ impl<T: Transport> Transport for Faulty<T> {
             .into_iter()
             .flatten()
             .min()
-    }
-
-    fn arm(&self) -> BorrowedFd<'_> {
-        self.inner.arm()
     }
 }

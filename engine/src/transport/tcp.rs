@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use proto::arena::{Arena, Key};
 use proto::extent::ExtentMap;
 use proto::scheduler::{Effect, Failure, Slice};
-use rustix::event::epoll;
+use rustix::event::{Timespec, epoll};
 use sys::mem::Region;
 
-use super::{Ended, Event, HostId, Incoming, LinkError, LinkId, PeerCard, RegionId, Transport};
+use super::{Event, HostId, Incoming, LinkError, LinkId, PeerCard, RegionId, Transport};
 use crate::admission::Admission;
-use crate::stats::Counters;
+use crate::stats::{Counters, Ended};
 
 use outgoing::Outgoing;
 use served::Served;
@@ -33,6 +33,8 @@ const TURN_BYTES: u64 = 256 << 10;
 const SEND_BYTES: u64 = 64 << 10;
 /// Connections looked at per call of the kernel.
 const BATCH: usize = 128;
+/// Stands for the bell where keys of connections stand; no connection has it.
+const BELL: u64 = u64::MAX;
 
 /// How a transport asks for connections to be made: on the control side, in the network namespace
 /// of the host. The answer comes back as [`Incoming::Connected`].
@@ -61,6 +63,8 @@ pub struct Tcp {
     timers: Timers,
     bounds: Bounds,
     connector: Box<dyn Connector>,
+    /// Connections that the last wait found to have work.
+    ready: Vec<Key<Connection>>,
     events: Vec<Event>,
 }
 
@@ -114,6 +118,7 @@ impl Tcp {
             timers: Timers::default(),
             bounds,
             connector,
+            ready: Vec::with_capacity(BATCH),
             events: Vec::new(),
         })
     }
@@ -157,7 +162,7 @@ impl Tcp {
                         turn
                     }
                     Err(ended) => {
-                        host.counters.ended(ended);
+                        host.counters.ended(served.ticket.peer(), ended);
                         Turn::Over
                     }
                 }
@@ -254,10 +259,13 @@ impl Tcp {
             .map(|(key, _)| key)
             .collect();
         for key in doomed {
-            self.drop_connection(key);
-            if let Some(side) = self.hosts.get(&host) {
-                side.counters.ended(why);
+            if let (Some(side), Some(connection)) =
+                (self.hosts.get(&host), self.connections.get(key))
+                && let Role::Served(served) = &connection.role
+            {
+                side.counters.ended(served.ticket.peer(), why);
             }
+            self.drop_connection(key);
         }
     }
 
@@ -265,6 +273,8 @@ impl Tcp {
     fn expire(&mut self, now: Instant) {
         while let Some(bits) = self.timers.due(now) {
             let key = Key::from_bits(bits);
+            // Bytes that were too few to be woken for have moved as well.
+            self.turn(key, now);
             let Some(Connection {
                 role: Role::Served(served),
                 ..
@@ -277,7 +287,7 @@ impl Tcp {
                 Ok(Some(later)) => self.timers.push(later, bits),
                 Err(ended) => {
                     if let Some(host) = self.hosts.get(&served.host) {
-                        host.counters.ended(ended);
+                        host.counters.ended(served.ticket.peer(), ended);
                     }
                     self.drop_connection(key);
                 }
@@ -318,7 +328,7 @@ impl Transport for Tcp {
 
     fn admit(&mut self, host: HostId, admission: Admission) {
         self.cut_served(host, Ended::NotAdmitted, |served| {
-            !admission.allows(served.ticket.address())
+            !admission.allows(served.ticket.peer().address())
         });
         if let Some(side) = self.hosts.get_mut(&host) {
             side.admission = admission;
@@ -364,8 +374,8 @@ impl Transport for Tcp {
                     return;
                 };
                 // It may have been admitted while the answer was already changing.
-                if !side.admission.allows(ticket.address()) {
-                    side.counters.ended(Ended::NotAdmitted);
+                if !side.admission.allows(ticket.peer().address()) {
+                    side.counters.ended(ticket.peer(), Ended::NotAdmitted);
                     return;
                 }
                 let served = Served::new(host, ticket, now);
@@ -439,21 +449,37 @@ impl Transport for Tcp {
         self.events.push(Event::Released(link));
     }
 
-    fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
-        let none = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+    fn answer_to(&mut self, bell: BorrowedFd<'_>) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(BELL);
+        Ok(epoll::add(&self.epoll, bell, data, epoll::EventFlags::IN)?)
+    }
+
+    // In this very set, and not in one around it: the kernel then knows that who sends wakes who
+    // receives, and lets them take turns on one processor where there is no other.
+    fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool> {
+        let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
         let mut ready = [const { MaybeUninit::uninit() }; BATCH];
-        match epoll::wait(&self.epoll, &mut ready[..], Some(&none)) {
-            Ok((ready, _)) => {
-                for event in ready {
-                    self.turn(Key::from_bits(event.data.u64()), now);
-                }
+        let ready = match epoll::wait(&self.epoll, &mut ready[..], longest.as_ref()) {
+            Ok((ready, _)) => ready,
+            Err(rustix::io::Errno::INTR) => return Ok(false),
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut rung = false;
+        for event in ready {
+            match event.data.u64() {
+                BELL => rung = true,
+                key => self.ready.push(Key::from_bits(key)),
             }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => tracing::error!(error = %errno, "waiting on sockets failed"),
         }
+        Ok(rung)
+    }
+
+    fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
+        let mut ready = std::mem::take(&mut self.ready);
+        for key in ready.drain(..) {
+            self.turn(key, now);
+        }
+        self.ready = ready;
         self.expire(now);
         events.append(&mut self.events);
     }
@@ -465,9 +491,5 @@ impl Transport for Tcp {
         } else {
             Some(Instant::now())
         }
-    }
-
-    fn arm(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
     }
 }

@@ -159,6 +159,14 @@ impl Session {
         self.state.clone()
     }
 
+    /// Waits for a state that an earlier call has not told of. Never returns once the session has
+    /// ended. Nothing is lost when it is dropped before it returns.
+    pub async fn changed(&mut self) {
+        if self.state.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
     /// Answers [`State::EpochLost`]: these segments, with ids and wire bases that were never used
     /// before, take the place of all earlier ones. An answer to an older epoch is ignored.
     pub fn begin_epoch(&self, epoch: u64, segments: Vec<wire::Segment>) {

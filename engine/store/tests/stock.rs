@@ -14,5 +14,3 @@ mod node;
 mod tasks;
 #[path = "stock/unmount.rs"]
 mod unmount;
-#[path = "stock/wheel.rs"]
-mod wheel;

@@ -2,5 +2,6 @@
 
 pub mod namespace;
 pub mod seqpacket;
+pub mod socket;
 
 pub use namespace::Namespace;

@@ -14,6 +14,8 @@ use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use super::patience::Patience;
+
 /// Label by which a slice names its Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 
@@ -31,7 +33,7 @@ impl Admitted {
         let api: Api<EndpointSlice> = Api::namespaced(client, &of.namespace);
         let config = watcher::Config::default().labels(&selector(of));
         let task = tokio::spawn(async move {
-            let mut events = watcher(api, config).default_backoff().boxed();
+            let mut events = watcher(api, config).backoff(Patience::default()).boxed();
             let mut slices = Slices::default();
             while let Some(event) = events.next().await {
                 // Errors are told once by the watch of the MooncakeNode.
@@ -57,11 +59,12 @@ impl Admitted {
         self.known.borrow().clone()
     }
 
-    /// To wait for news with.
-    pub(crate) fn changes(&self) -> watch::Receiver<Option<BTreeSet<IpAddr>>> {
-        let mut changes = self.known.clone();
-        changes.mark_unchanged();
-        changes
+    /// Waits for news that an earlier call has not told of. Nothing is lost when it is dropped before
+    /// it returns.
+    pub(crate) async fn changed(&mut self) {
+        if self.known.changed().await.is_err() {
+            std::future::pending().await
+        }
     }
 }
 

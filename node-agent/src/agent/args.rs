@@ -4,23 +4,66 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use crate::host::round::Node;
+
 /// Command line of the binary `agent`. Without a subcommand it supervises a worker.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "agent", version, about = "Serves the pool pods of one node")]
+#[command(subcommand_negates_reqs = true)]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// Settings of the worker.
+    /// Settings of the worker; other commands take none.
     #[command(flatten)]
-    pub settings: Settings,
+    pub settings: Option<Settings>,
 }
 
 /// What to do.
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// The process that does the work; restarted by its supervisor when it dies.
     Worker,
+    /// Writes what is known of the node as one line of JSON. A part of the worker.
+    Facts {
+        #[command(flatten)]
+        node: NodeArgs,
+        /// RDMA devices that are not to be asked.
+        #[arg(long)]
+        silent: Vec<String>,
+    },
+    /// Records the files that facts are read from into one text, without what names this machine.
+    Record {
+        /// The file to write.
+        file: PathBuf,
+        #[command(flatten)]
+        node: NodeArgs,
+    },
+    /// Shows the inventory of a recorded node, or of this one.
+    Inventory {
+        /// A file that `record` wrote.
+        #[arg(long)]
+        recording: Option<PathBuf>,
+        #[command(flatten)]
+        node: NodeArgs,
+    },
+}
+
+/// Which node is looked at.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NodeArgs {
+    /// Root folder of the node.
+    #[arg(long, default_value = "/")]
+    pub root: PathBuf,
+    /// Network namespace of the node, e.g. /proc/1/ns/net; this process's own if absent.
+    #[arg(long)]
+    pub network: Option<PathBuf>,
+}
+
+impl From<NodeArgs> for Node {
+    fn from(NodeArgs { root, network }: NodeArgs) -> Self {
+        Self { root, network }
+    }
 }
 
 /// Settings of the worker.
@@ -46,6 +89,13 @@ pub struct Settings {
     /// The node's procfs, with the process ids that this process sees.
     #[arg(long, env = "HOST_PROC", default_value = "/proc", global = true)]
     pub host_proc: PathBuf,
+    /// The node's root folder, of which its hardware is read.
+    #[arg(long, env = "HOST_ROOT", default_value = "/", global = true)]
+    pub host_root: PathBuf,
+    /// The node's network namespace; this process's own if absent. Told by the supervisor: who started
+    /// it runs there.
+    #[arg(long, global = true)]
+    pub host_network: Option<PathBuf>,
     /// Port of /metrics, /healthz and /readyz on the pod's address, plain HTTP. Readers of /metrics
     /// show a token that TokenReview accepts and SubjectAccessReview allows to get `/metrics`.
     #[arg(long, env = "METRICS_PORT", default_value_t = 9464, global = true)]

@@ -11,6 +11,8 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::watcher};
 use tokio::sync::watch;
 
+use super::patience::Patience;
+
 /// How often a file is looked at.
 const FILE_PERIOD: Duration = Duration::from_millis(100);
 
@@ -28,14 +30,17 @@ pub(crate) fn of_kubernetes(client: kube::Client, node_name: &str) -> watch::Rec
     let api: Api<MooncakeNode> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
     tokio::spawn(async move {
-        let mut events = watcher(api, config).default_backoff().boxed();
+        let mut events = watcher(api, config).backoff(Patience::default()).boxed();
         let mut listed = None;
         let mut away = false;
         while let Some(event) = events.next().await {
             if let (Err(error), false) = (&event, away) {
                 tracing::warn!(%error, "the Kubernetes API does not answer: going on with what is known");
             }
-            away = event.is_err();
+            // Each try begins with an `Init`, which says nothing of how it ends.
+            if !matches!(event, Ok(Event::Init)) {
+                away = event.is_err();
+            }
             match event {
                 Ok(Event::Init) => listed = None,
                 Ok(Event::InitApply(node)) => listed = Some(node),

@@ -1,9 +1,10 @@
 //! Metrics of the node: per cluster, transport and cause. Their number follows the pools on the
-//! node, never the peers.
+//! node, never the peers, of which only the worst are shown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use engine::{Ended, PeerFailures};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -19,7 +20,16 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 /// Most clusters that have series of their own; the others are added up under one name.
 const CLUSTERS: usize = 12;
 
-/// Stands for the clusters beyond.
+/// Most sets of state and reason that have a series of their own.
+const STATES: usize = 48;
+
+/// Most peers of a cluster that have a series of their own, each cause counted by itself.
+pub(crate) const PEERS: usize = 10;
+
+/// Most peers of all clusters together.
+const PEERS_OF_ALL: usize = 48;
+
+/// Stands for the clusters, states and reasons beyond.
 const OTHERS: &str = "(others)";
 
 /// What carries the bytes today.
@@ -49,6 +59,15 @@ struct ByCause {
 }
 
 #[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByPeer {
+    namespace: String,
+    cluster: String,
+    transport: &'static str,
+    peer: String,
+    cause: &'static str,
+}
+
+#[derive(Debug, Clone, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
 struct ByReason {
     namespace: String,
     cluster: String,
@@ -68,13 +87,15 @@ pub(crate) fn render(shown: &[Shown]) -> Result<String, fmt::Error> {
     let requests = Family::<OfCluster, Counter>::default();
     let handshakes = Family::<OfCluster, Counter>::default();
     let ended = Family::<ByCause, Counter>::default();
-    let mut names: BTreeMap<(String, String), ()> = BTreeMap::new();
+    let mut names: BTreeSet<(String, String)> = BTreeSet::new();
+    let mut states = BTreeSet::new();
+    let mut worst: BTreeMap<(String, String), Vec<PeerFailures>> = BTreeMap::new();
     for pod in shown {
         let own = (pod.namespace.clone(), pod.cluster.clone());
         if names.len() < CLUSTERS {
-            names.insert(own.clone(), ());
+            names.insert(own.clone());
         }
-        let (namespace, cluster) = if names.contains_key(&own) {
+        let (namespace, cluster) = if names.contains(&own) {
             own
         } else {
             (OTHERS.to_owned(), OTHERS.to_owned())
@@ -84,13 +105,18 @@ pub(crate) fn render(shown: &[Shown]) -> Result<String, fmt::Error> {
             cluster: cluster.clone(),
             transport: TRANSPORT,
         };
-        pods.get_or_create(&ByReason {
+        let mut labels = ByReason {
             namespace: namespace.clone(),
             cluster: cluster.clone(),
             state: format!("{:?}", pod.state),
             reason: pod.reason.to_string(),
-        })
-        .inc();
+        };
+        if states.len() < STATES {
+            states.insert(labels.clone());
+        } else if !states.contains(&labels) {
+            labels = ByReason::beyond();
+        }
+        pods.get_or_create(&labels).inc();
         mounted
             .get_or_create(&of)
             .inc_by(i64::try_from(pod.mounted).unwrap_or(i64::MAX));
@@ -109,25 +135,19 @@ pub(crate) fn render(shown: &[Shown]) -> Result<String, fmt::Error> {
             };
             bytes.get_or_create(&labels).inc_by(count);
         }
-        for (cause, count) in [
-            ("not_admitted", stats.refused.not_admitted),
-            ("over_limit", stats.refused.over_limit),
-            ("header_deadline", stats.refused.header_deadline),
-            ("bad_header", stats.refused.bad_header),
-            ("bad_address", stats.refused.bad_address),
-            ("stalled", stats.stalled),
-            ("broken", stats.broken),
-            ("withdrawn", stats.withdrawn),
-        ] {
+        for cause in Ended::ALL {
             let labels = ByCause {
                 namespace: namespace.clone(),
                 cluster: cluster.clone(),
                 transport: TRANSPORT,
-                cause,
+                cause: cause.name(),
             };
-            ended.get_or_create(&labels).inc_by(count);
+            ended.get_or_create(&labels).inc_by(stats.ended[cause]);
         }
+        let of = worst.entry((namespace, cluster)).or_default();
+        of.extend(pod.worst.iter().copied());
     }
+    let by_peer = by_peer(worst);
     let mut registry = Registry::with_prefix("mooncake_agent");
     registry.register(
         "pool_pods",
@@ -148,13 +168,59 @@ pub(crate) fn render(shown: &[Shown]) -> Result<String, fmt::Error> {
         "Connections refused or cut, by cause",
         ended,
     );
+    registry.register(
+        "peer_connections_ended",
+        "Connections refused or cut, by cause, of the peers with the most of them",
+        by_peer,
+    );
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
 }
 
+impl ByReason {
+    /// For the states and reasons beyond [`STATES`].
+    fn beyond() -> Self {
+        let [namespace, cluster, state, reason] = [OTHERS; 4].map(str::to_owned);
+        Self {
+            namespace,
+            cluster,
+            state,
+            reason,
+        }
+    }
+}
+
+/// The worst peers of each cluster; fewer of each where there are many clusters. What the pools of
+/// one cluster say about a peer is added up.
+fn by_peer(worst: BTreeMap<(String, String), Vec<PeerFailures>>) -> Family<ByPeer, Counter> {
+    let family = Family::<ByPeer, Counter>::default();
+    let most = PEERS.min(PEERS_OF_ALL / worst.len().max(1));
+    for ((namespace, cluster), said) in worst {
+        let mut sums = BTreeMap::<_, u64>::new();
+        for PeerFailures { peer, cause, count } in said {
+            *sums.entry((peer, cause)).or_default() += count;
+        }
+        let sums = sums.into_iter();
+        let sums = sums.map(|((peer, cause), count)| PeerFailures { peer, cause, count });
+        for PeerFailures { peer, cause, count } in PeerFailures::worst(sums.collect(), most) {
+            let labels = ByPeer {
+                namespace: namespace.clone(),
+                cluster: cluster.clone(),
+                transport: TRANSPORT,
+                peer: peer.to_string(),
+                cause: cause.name(),
+            };
+            family.get_or_create(&labels).inc_by(count);
+        }
+    }
+    family
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
     use crds::node::PoolState;
     use crds::reason::Reason;
@@ -171,16 +237,70 @@ mod tests {
                 bytes_read: 7,
                 ..HostStats::default()
             }),
+            worst: Vec::new(),
+        }
+    }
+
+    fn address(n: u32) -> IpAddr {
+        IpAddr::from((0x0a00_0000 + n).to_be_bytes())
+    }
+
+    /// Every one of 2,000 peers has failed by every cause.
+    fn failures() -> Vec<PeerFailures> {
+        let peers = (0..2_000).flat_map(|n| {
+            Ended::ALL.map(|cause| PeerFailures {
+                peer: address(n),
+                cause,
+                count: u64::from(n) + 1,
+            })
+        });
+        peers.collect()
+    }
+
+    fn series(text: &str) -> usize {
+        text.lines().filter(|line| !line.starts_with('#')).count()
+    }
+
+    #[test]
+    fn a_node_has_at_most_300_series_however_many_clusters_states_and_peers() {
+        let states = [
+            PoolState::Waiting,
+            PoolState::Preparing,
+            PoolState::Mounting,
+            PoolState::Serving,
+            PoolState::Draining,
+        ];
+        for clusters in [1, 4, 5, 12, 64] {
+            let shown = (0..64 * states.len()).map(|n| Shown {
+                state: states[n % states.len()],
+                worst: if n < clusters { failures() } else { Vec::new() },
+                ..pod(n % clusters)
+            });
+            let text = render(&shown.collect::<Vec<_>>()).unwrap();
+            let series = series(&text);
+            assert!(series <= 300, "{clusters} clusters: {series}");
+            assert!(clusters <= CLUSTERS || text.contains(OTHERS), "{text}");
         }
     }
 
     #[test]
-    fn a_node_has_at_most_300_series() {
-        let shown: Vec<_> = (0..64).map(pod).collect();
-        let text = render(&shown).unwrap();
-        let series = text.lines().filter(|line| !line.starts_with('#')).count();
-        assert!(series <= 300, "{series}");
-        assert!(text.contains("(others)"));
+    fn the_worst_of_2000_peers_are_shown_and_no_others() {
+        let one = Shown {
+            worst: failures(),
+            ..pod(1)
+        };
+        let text = render(&[one.clone(), one]).unwrap();
+        let shown: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("mooncake_agent_peer_connections_ended_total{"))
+            .collect();
+        assert_eq!(shown.len(), PEERS);
+        for line in shown {
+            let worst = [address(1_999), address(1_998)].map(|peer| format!("peer=\"{peer}\""));
+            assert!(worst.iter().any(|peer| line.contains(peer)), "{line}");
+        }
+        let worst = "cluster=\"c1\",transport=\"tcp\",peer=\"10.0.7.207\",cause=\"stalled\"} 4000";
+        assert!(text.contains(worst), "{text}");
     }
 
     #[test]

@@ -45,17 +45,8 @@ fn shares(whole: u64, count: u64) -> impl Iterator<Item = u64> {
 /// NUMA nodes with memory, from sysfs; none where the kernel has no NUMA.
 pub(crate) fn nodes_with_memory(sysfs: &Path) -> Vec<u32> {
     std::fs::read_to_string(sysfs.join("devices/system/node/has_memory"))
-        .map(|text| parse_list(&text))
+        .map(|text| engine::parse_list(&text))
         .unwrap_or_default()
-}
-
-/// The kernel's list format: `0-1,4`.
-fn parse_list(text: &str) -> Vec<u32> {
-    let ranges = text.trim().split(',').filter_map(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
-    });
-    ranges.flatten().collect()
 }
 
 #[cfg(test)]
@@ -99,11 +90,5 @@ mod tests {
     fn a_pool_of_fewer_pages_than_numa_nodes_leaves_some_out() {
         let extents = plan(1 << 30, PageSize::Gib1, NumaPolicy::Spread, &[0, 1]);
         assert_eq!(extents.len(), 1);
-    }
-
-    #[test]
-    fn the_kernels_lists_are_read() {
-        assert_eq!(parse_list("0-2,5\n"), [0, 1, 2, 5]);
-        assert!(parse_list("\n").is_empty());
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use crds::condition::{self, ConditionType, Finding};
-use crds::node::{MooncakeNodeStatus, PoolAssignment, PoolReport, PoolState};
+use crds::node::{HcaLine, MooncakeNodeStatus, PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
-use crds::{ByteSize, MooncakeNode, MooncakeNodeSpec};
-use engine::{Host, HostStats};
+use crds::{ByteSize, MooncakeNode, MooncakeNodeSpec, State};
+use engine::{Host, HostStats, PeerFailures};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
@@ -17,18 +17,16 @@ use kube::api::{Patch, PatchParams};
 use tokio::sync::watch;
 
 use super::assignments::Assignments;
+use super::{metrics, patience};
 
 /// Whose fields these are.
-const FIELD_MANAGER: &str = "mooncake-agent";
+pub(crate) const FIELD_MANAGER: &str = "mooncake-agent";
 
 /// Most bytes of a status.
 const STATUS_LIMIT: usize = 8 << 10;
 
 /// Least time between two writes.
 const WRITE_PERIOD: Duration = Duration::from_millis(500);
-
-/// Longest wait after a failed write.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone)]
 struct Posted {
@@ -37,10 +35,14 @@ struct Posted {
     host: Weak<Host>,
 }
 
-/// What each pool pod's task says about it.
+/// The ports of the node's RDMA devices, as many as have a line, and how many have none.
+pub(crate) type HcaLines = (Vec<HcaLine>, Option<u32>);
+
+/// What each pool pod's task says about it, and what is known of the node's RDMA devices.
 #[derive(Debug, Clone)]
 pub(crate) struct Board {
     posted: Arc<Mutex<BTreeMap<String, Posted>>>,
+    hcas: Arc<Mutex<HcaLines>>,
     news: Arc<watch::Sender<()>>,
 }
 
@@ -53,12 +55,15 @@ pub(crate) struct Shown {
     pub(crate) reason: Reason,
     pub(crate) mounted: u64,
     pub(crate) stats: Option<HostStats>,
+    /// The worst of its peers, as many as the metrics may show.
+    pub(crate) worst: Vec<PeerFailures>,
 }
 
 impl Default for Board {
     fn default() -> Self {
         Self {
             posted: Arc::default(),
+            hcas: Arc::default(),
             news: Arc::new(watch::channel(()).0),
         }
     }
@@ -87,6 +92,22 @@ impl Board {
         if news {
             self.news.send_replace(());
         }
+    }
+
+    /// Says what RDMA devices the node has.
+    pub(crate) fn set_hcas(&self, lines: HcaLines) {
+        let mut hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = *hcas != lines;
+        *hcas = lines;
+        drop(hcas);
+        if news {
+            self.news.send_replace(());
+        }
+    }
+
+    fn hcas(&self) -> HcaLines {
+        let hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
+        hcas.clone()
     }
 
     /// Nothing more is to be said about a pod.
@@ -118,13 +139,17 @@ impl Board {
     /// Everything for the metrics.
     pub(crate) fn shown(&self) -> Vec<Shown> {
         let posted = self.lock();
-        let shown = posted.values().map(|posted| Shown {
-            namespace: posted.report.namespace.clone(),
-            cluster: posted.cluster.clone(),
-            state: posted.report.state,
-            reason: posted.report.reason,
-            mounted: posted.report.mounted.map_or(0, |bytes| bytes.0),
-            stats: posted.host.upgrade().map(|host| host.stats()),
+        let shown = posted.values().map(|posted| {
+            let host = posted.host.upgrade();
+            Shown {
+                namespace: posted.report.namespace.clone(),
+                cluster: posted.cluster.clone(),
+                state: posted.report.state,
+                reason: posted.report.reason,
+                mounted: posted.report.mounted.map_or(0, |bytes| bytes.0),
+                stats: host.as_ref().map(|host| host.stats()),
+                worst: host.map_or_else(Vec::new, |host| host.worst_peers(metrics::PEERS)),
+            }
         });
         shown.collect()
     }
@@ -134,13 +159,38 @@ impl Board {
     }
 }
 
+/// The operator's doubt, where it stands: it does not believe this agent now, so that the agent's own
+/// verdict is not repeated until it does.
+fn doubt(stands: &[Condition]) -> Option<&Condition> {
+    let alive = condition::find(stands, ConditionType::AgentAlive)?;
+    let serving = condition::find(stands, ConditionType::PoolsServing)?;
+    (alive.status != State::True.as_str() && serving.status == State::Unknown.as_str())
+        .then_some(serving)
+}
+
+/// True where the agent's verdict stands as it was written.
+fn holds(written: &MooncakeNodeStatus, stands: &[Condition]) -> bool {
+    written.conditions.iter().all(|said| {
+        stands.iter().any(|stands| {
+            (
+                &stands.type_,
+                &stands.status,
+                &stands.reason,
+                &stands.message,
+            ) == (&said.type_, &said.status, &said.reason, &said.message)
+        })
+    })
+}
+
 /// The status that follows from what is known. Equal reports over an equal status give an equal
 /// status.
 fn compose(
     spec: &MooncakeNodeSpec,
     boot_id: &str,
+    (hcas, hcas_omitted): HcaLines,
     reports: &[PoolReport],
     before: &[Condition],
+    doubt: Option<&Condition>,
     now: Timestamp,
 ) -> MooncakeNodeStatus {
     let mounted: u64 = reports
@@ -154,8 +204,13 @@ fn compose(
         boot_id: boot_id.to_owned(),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         capacity: Some(ByteSize(mounted)),
+        hcas,
+        hcas_omitted,
         pools: reports.to_vec(),
-        conditions: condition::merge(before, &findings, None, now),
+        conditions: doubt.map_or_else(
+            || condition::merge(before, &findings, None, now),
+            |doubt| vec![doubt.clone()],
+        ),
     };
     for report in &mut status.pools {
         cut(&mut report.message, 512);
@@ -168,12 +223,20 @@ fn compose(
         |report| report.message.clear(),
     ];
     for shorten in shorten {
-        if serde_json::to_vec(&status).map_or(0, |bytes| bytes.len()) <= STATUS_LIMIT {
+        if fits(&status) {
             break;
         }
         status.pools.iter_mut().for_each(shorten);
     }
+    // All ports stand in the inventory.
+    while !fits(&status) && status.hcas.pop().is_some() {
+        *status.hcas_omitted.get_or_insert(0) += 1;
+    }
     status
+}
+
+fn fits(status: &MooncakeNodeStatus) -> bool {
+    serde_json::to_vec(status).map_or(0, |bytes| bytes.len()) <= STATUS_LIMIT
 }
 
 fn cut(text: &mut String, most: usize) {
@@ -240,8 +303,17 @@ pub(crate) async fn write(
             let before = written.as_ref().unwrap_or(&found);
             let reports = board.reports();
             let now = Timestamp::now();
-            let status = compose(&object.spec, &boot_id, &reports, &before.conditions, now);
-            if written.as_ref() != Some(&status) {
+            let doubt = doubt(&found.conditions);
+            let status = compose(
+                &object.spec,
+                &boot_id,
+                board.hcas(),
+                &reports,
+                &before.conditions,
+                doubt,
+                now,
+            );
+            if written.as_ref() != Some(&status) || !holds(&status, &found.conditions) {
                 match apply(&api, &node_name, &status).await {
                     Ok(()) => written = Some(status),
                     Err(error) => {
@@ -252,7 +324,7 @@ pub(crate) async fn write(
             }
         }
         wait = if failed {
-            (wait * 2).min(LONGEST_WAIT)
+            (wait * 2).min(patience::LONGEST)
         } else {
             WRITE_PERIOD
         };

@@ -39,11 +39,14 @@ pub async fn supervise(arguments: Vec<OsString>) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // The container's shim, which runs in the node's own network namespace and may end before us.
+    let starter = std::os::unix::process::parent_id();
     let mut wait = Duration::ZERO;
     loop {
         let started = Instant::now();
         let mut worker = Command::new(&program)
             .args(&arguments)
+            .arg(format!("--host-network=/proc/{starter}/ns/net"))
             .arg("worker")
             .kill_on_drop(true)
             .spawn()

@@ -15,10 +15,12 @@ use super::args::Settings;
 use super::claim::{self, Claim};
 use super::http::{self, Face, Standing};
 use super::ledger::Ledger;
+use super::orphans::Orphans;
 use super::pool::Context;
 use super::readers::Readers;
 use super::report::{self, Board};
-use super::{assignments, fleet};
+use super::{assignments, fleet, hardware, inventory, inventory_object};
+use crate::host::round::Node;
 
 /// How often a waiting agent tries to take the node.
 const CLAIM_PERIOD: Duration = Duration::from_millis(100);
@@ -50,6 +52,8 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
         pod_namespace,
         state_dir,
         host_proc,
+        host_root,
+        host_network,
         metrics_port,
         data_threads,
         log: _,
@@ -66,6 +70,8 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     let face = tokio::spawn(http::serve(metrics_port, face));
     let claim = take(&state_dir, &node_name).await?;
     let key = claim::key(&state_dir, &claim)?;
+    let orphans = Orphans::open(&state_dir).context("reading what was mounted")?;
+    let orphans = Arc::new(orphans);
     standing.send_replace(Standing::Working);
     tracing::info!(
         node = node_name,
@@ -91,6 +97,17 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     };
     if let Some(client) = kubernetes.clone() {
         let boot_id = boot_id(&host_proc)?;
+        let known = hardware::watch(Node {
+            root: host_root,
+            network: host_network,
+        });
+        tokio::spawn(show(known.clone(), board.clone()));
+        tokio::spawn(inventory_object::keep(
+            client.clone(),
+            node_name.clone(),
+            assigned.clone(),
+            known,
+        ));
         let (board, assigned) = (board.clone(), assigned.clone());
         tokio::spawn(report::write(
             client,
@@ -100,18 +117,31 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
             assigned,
         ));
     }
+    let left_behind = (Arc::clone(&orphans), host_proc.clone());
+    tokio::spawn(async move { left_behind.0.watch(&left_behind.1).await });
     let context = Context {
         node_name,
         proc: host_proc,
         key,
         engine,
         ledger: Ledger::default(),
+        orphans,
         board,
         kubernetes,
     };
     tokio::select! {
         () = fleet::serve(Arc::new(context), assigned) => anyhow::bail!("the watch has ended"),
         ended = face => ended?,
+    }
+}
+
+/// Passes on what is known of the node's RDMA devices.
+async fn show(mut known: hardware::Known, board: Board) {
+    while known.changed().await.is_ok() {
+        let facts = known.borrow_and_update().clone();
+        if let Some(facts) = facts {
+            board.set_hcas(inventory::lines(&facts));
+        }
     }
 }
 

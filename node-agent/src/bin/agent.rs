@@ -1,24 +1,40 @@
 //! The agent of a node; see `mooncake_node_agent::agent`.
 
+use anyhow::Context;
 use clap::Parser;
 use mooncake_node_agent::agent::args::{Args, Command};
-use mooncake_node_agent::agent::{supervisor, worker};
+use mooncake_node_agent::agent::{describe, supervisor, worker};
 
 fn main() -> anyhow::Result<()> {
     let Args { command, settings } = Args::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::try_new(&settings.log)?)
-        .with_ansi(false)
-        .init();
+    let settings = || {
+        let settings = settings.context("--node-name, --pod-uid and --pod-namespace are needed")?;
+        tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::try_new(&settings.log)?)
+            .with_ansi(false)
+            .init();
+        anyhow::Ok(settings)
+    };
     match command {
-        None => tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?
-            .block_on(supervisor::supervise(std::env::args_os().skip(1).collect())),
-        Some(Command::Worker) => tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()?
-            .block_on(worker::work(settings)),
+        None => {
+            settings()?;
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?
+                .block_on(supervisor::supervise(std::env::args_os().skip(1).collect()))
+        }
+        Some(Command::Worker) => {
+            let settings = settings()?;
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()?
+                .block_on(worker::work(settings))
+        }
+        Some(Command::Facts { node, silent }) => describe::facts(&node.into(), silent),
+        Some(Command::Record { file, node }) => describe::record(&node.into(), &file),
+        Some(Command::Inventory { recording, node }) => {
+            describe::inventory(&node.into(), recording.as_deref())
+        }
     }
 }

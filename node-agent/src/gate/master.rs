@@ -5,9 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crds::Reason;
-use proto::store::PROTOCOL_VERSION;
 use serde::Deserialize;
-use store::Master;
+use store::{Master, ProbeError};
 use tokio::net::TcpStream;
 
 use super::http::{self, GetError};
@@ -76,7 +75,7 @@ pub(super) async fn resolve(master: &str) -> Result<Vec<SocketAddr>, Verdict> {
     }
 }
 
-/// Whether the RPC service of `master`, at these addresses, answers as one of ours.
+/// Whether the RPC service of `master`, at these addresses, is of our generation.
 pub(super) async fn answers(master: &str, addresses: &[SocketAddr]) -> Result<(), Verdict> {
     let connecting = TcpStream::connect(addresses);
     let stream = match tokio::time::timeout(DEADLINE, connecting).await {
@@ -85,15 +84,16 @@ pub(super) async fn answers(master: &str, addresses: &[SocketAddr]) -> Result<()
         Err(_) => return Err(unreachable(master, &io::ErrorKind::TimedOut.into())),
     };
     let service = Master::connect(stream, master.to_owned()).with_call_timeout(DEADLINE);
-    let version = service
-        .service_ready()
-        .await
-        .map_err(|error| Verdict::waiting(Reason::MasterNotReady, error.to_string()))?;
-    if version == PROTOCOL_VERSION {
-        return Ok(());
+    match service.probe_generation().await {
+        Ok(_) => Ok(()),
+        Err(ProbeError::Skew(skew)) => Err(Verdict::waiting(
+            Reason::EngineVersionSkew,
+            skew.to_string(),
+        )),
+        Err(ProbeError::Unasked(error)) => {
+            Err(Verdict::waiting(Reason::MasterNotReady, error.to_string()))
+        }
     }
-    let message = format!("the master {master} speaks `{version}`, not `{PROTOCOL_VERSION}`");
-    Err(Verdict::waiting(Reason::EngineVersionSkew, message))
 }
 
 fn unreachable(master: &str, error: &io::Error) -> Verdict {

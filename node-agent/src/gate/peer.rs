@@ -37,7 +37,7 @@ pub(super) struct PeerError {
 
 #[derive(Debug, thiserror::Error)]
 enum Cause {
-    #[error("{0}")]
+    #[error("{0}{owner}", owner = owner(.0))]
     Io(#[from] io::Error),
     #[error("{0}")]
     Frame(#[from] FrameError),
@@ -45,10 +45,19 @@ enum Cause {
     Descriptor(#[from] DescriptorError),
     #[error("{0}")]
     Status(#[from] StatusError),
-    #[error("address {0:#x} is not served there (any more)")]
+    #[error("address {0:#x} is not served there: its owner restarted since the master listed it")]
     Rejected(u64),
     #[error("no answer in {} s", DEADLINE.as_secs())]
     Deadline,
+}
+
+/// What a failure to connect tells of who owns the segment.
+fn owner(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => ": its owner is dead, nobody listens there",
+        io::ErrorKind::HostUnreachable => ": its owner's pod or node is gone",
+        _ => "",
+    }
 }
 
 impl PeerError {

@@ -25,6 +25,32 @@ struct Segment<'a> {
     status: Cow<'a, str>,
 }
 
+/// Of names less alike than this nobody thinks that they were meant; 1 is the same.
+const LIKENESS: f64 = 0.85;
+/// As many as a line can hold.
+const NEAR_MOST: usize = 3;
+
+impl Listing<'_> {
+    /// Names like those of the cluster's segments on this node, each with the master's word for its
+    /// status, the most alike first.
+    pub(super) fn near(&self, cluster: &str, node: &str) -> Vec<String> {
+        let meant = crds::names::segment(cluster, DEFAULT_POOL, node, 0);
+        let mut near: Vec<_> = self
+            .segments
+            .iter()
+            .map(|segment| (strsim::jaro_winkler(&segment.segment_name, &meant), segment))
+            .filter(|(likeness, _)| *likeness >= LIKENESS)
+            .collect();
+        near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        near.truncate(NEAR_MOST);
+        near.into_iter()
+            .map(|(_, segment)| format!("{} ({})", segment.segment_name, segment.status))
+            .collect()
+    }
+}
+
+/// The pool of a cluster that names none.
+const DEFAULT_POOL: &str = "default";
 /// The word of the master for a segment that is in use.
 const IN_USE: &str = "OK";
 
@@ -145,6 +171,22 @@ mod tests {
         ]);
         let listing: Listing<'_> = serde_json::from_str(&text).unwrap();
         assert_eq!(plan(&listing, "kv", "node-1", 3, |_| 0), Plan::default());
+    }
+
+    #[test]
+    fn near_names_are_those_that_may_have_been_meant() {
+        let text = listing(&[
+            ("10.0.0.9:13750", "10.0.0.9:15000", "OK"),
+            ("kv2.default.node-1.0", "10.0.0.1:12001", "OK"),
+            ("kv.default.node-1.0", "10.0.0.1:12001", "DRAINING"),
+            ("training.large.gpu-7.3", "10.0.0.3:12001", "OK"),
+        ]);
+        let listing: Listing<'_> = serde_json::from_str(&text).unwrap();
+        let wanted = [
+            "kv.default.node-1.0 (DRAINING)",
+            "kv2.default.node-1.0 (OK)",
+        ];
+        assert_eq!(listing.near("kv", "node-1"), wanted);
     }
 
     #[test]

@@ -34,11 +34,17 @@ async fn walk(hold: &Hold) -> Result<Plan, Verdict> {
         Verdict::waiting(Reason::EngineVersionSkew, message)
     })?;
     let plan = plan(&listing, cluster, node, *samples, random_below);
-    if plan == Plan::default() {
-        let message = format!("the master {master} knows no segment of cluster {cluster} yet");
-        return Err(Verdict::waiting(Reason::PoolPodNotReady, message));
+    if plan != Plan::default() {
+        return Ok(plan);
     }
-    Ok(plan)
+    let message = format!("the master {master} knows no segment of cluster {cluster} in use");
+    let near = listing.near(cluster, node);
+    Err(if near.is_empty() {
+        Verdict::waiting(Reason::PoolPodNotReady, message)
+    } else {
+        let message = format!("{message}, but {}", near.join(", "));
+        Verdict::waiting(Reason::SegmentUnknown, message)
+    })
 }
 
 /// The own node's pool must answer; where the node has none, one of the others must.

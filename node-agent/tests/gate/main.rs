@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use mooncake_stock::MOONCAKE_BEFORE;
 use rustix::process::{Pid, Signal, kill_process};
 use stock::{PATIENCE, Place, RPC};
 use tempfile::TempDir;
@@ -113,7 +114,7 @@ async fn a_pod_starts_when_master_and_pool_really_answer_and_is_told_what_is_mis
     let master = pod.place.master().await;
     pod.says(
         false,
-        "GateWaiting: PoolPodNotReady: the master 127.0.0.1:50051 knows no segment of cluster kv",
+        "GateWaiting: PoolPodNotReady: the master 127.0.0.1:50051 knows no segment of cluster kv in use",
     )
     .await;
 
@@ -161,6 +162,45 @@ async fn the_own_nodes_pool_must_answer_and_a_third_party_only_warns() {
     other
         .says(true, "AsExpected: the pool answers, but not node-")
         .await;
+}
+
+#[tokio::test]
+async fn s16_a_segment_that_is_missed_is_told_with_near_names_and_what_became_of_its_owner() {
+    let pod = Pod::new().await;
+    let master = pod.place.master().await;
+    master.list("kw.default.node-1.0", NOBODY, 1 << 58).await;
+    let gate = pod.hold(&["--deadline-seconds=600"]);
+    pod.says(
+        false,
+        "SegmentUnknown: the master 127.0.0.1:50051 knows no segment of cluster kv in use, \
+         but kw.default.node-1.0 (OK)",
+    )
+    .await;
+    drop(gate);
+
+    master.list("kv.default.node-1.0", NOBODY, 1 << 59).await;
+    let dead = pod.hold(&["--deadline-seconds=600"]);
+    pod.says(false, "its owner is dead, nobody listens there")
+        .await;
+    drop(dead);
+
+    let engine = pod.place.engine().await;
+    master
+        .list("kv.default.node-1.1", &engine.endpoint, 1 << 60)
+        .await;
+    let _gate = pod.hold(&["--deadline-seconds=600"]);
+    pod.says(false, "its owner restarted since the master listed it")
+        .await;
+}
+
+#[tokio::test]
+async fn a_master_of_another_generation_is_told_with_both_versions() {
+    let pod = Pod::new().await;
+    let _master = pod.place.master_of(MOONCAKE_BEFORE).await;
+    let _gate = pod.hold(&["--deadline-seconds=600"]);
+    pod.says(false, "GateWaiting: EngineVersionSkew: ").await;
+    pod.says(false, "0.3.11 or older").await;
+    pod.says(false, "speaks 0.3.13").await;
 }
 
 #[tokio::test]

@@ -1,11 +1,11 @@
 //! Stock processes in a network namespace of their own, where the gate runs too.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_stock::{MOONCAKE, Space, Wheel};
 use store::wire::Segment;
 use store::{Master, Uuid, random_id};
 use sys::net::Namespace;
@@ -14,68 +14,40 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::{interval, timeout};
 
-const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
-const FOLDER: &str = ".cache/mooncake-k8s/stock-0.3.13.post1";
 pub(crate) const RPC: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
 /// For anything that a test waits for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the unpacked wheel is; fetches it with pip the first time.
-async fn wheel() -> PathBuf {
-    let folder = std::env::home_dir().unwrap().join(FOLDER);
-    if !folder.join("mooncake").is_dir() {
-        let fresh = folder.with_extension(format!("{}.partial", std::process::id()));
-        let pip = Command::new("python3")
-            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
-            .arg(&fresh)
-            .arg(WHEEL)
-            .status();
-        let status = timeout(PATIENCE * 5, pip).await.unwrap().unwrap();
-        assert!(status.success(), "pip could not install {WHEEL}");
-        // Another test may have been faster.
-        let _was_there = std::fs::rename(&fresh, &folder);
-    }
-    folder
-}
-
-/// A place where ports never collide. Its processes end with it.
+/// A network namespace, and a way for the test itself to connect in it.
 pub(crate) struct Place {
-    holder: Child,
+    space: Space,
     namespace: Arc<Namespace>,
 }
 
 impl Place {
     pub(crate) async fn new() -> Self {
-        let mut holder = Command::new("unshare")
-            .args(["--net", "sh", "-c"])
-            .arg("ip link set lo up && echo up && exec sleep 600")
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("unshare starts (this test needs root)");
-        let line = next_line(&mut lines(&mut holder)).await;
-        assert_eq!(line, "up", "no network namespace (this test needs root)");
-        let namespace = Arc::new(Namespace::of_process(holder.id().unwrap()).unwrap());
-        Self { holder, namespace }
+        let space = Space::new().await.unwrap();
+        let namespace = Arc::new(Namespace::of_process(space.pid()).unwrap());
+        Self { space, namespace }
     }
 
     /// A command that runs in this place.
-    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--net=/proc/{}/ns/net", self.holder.id().unwrap()))
-            .arg(program)
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
-        command
+    pub(crate) fn command(&self, program: &str) -> Command {
+        self.space.command(program)
     }
 
-    /// A stock master that serves.
+    /// A stock master of our generation that serves.
     pub(crate) async fn master(&self) -> StockMaster {
+        self.master_of(MOONCAKE).await
+    }
+
+    /// A stock master of this wheel that serves.
+    pub(crate) async fn master_of(&self, wheel: Wheel) -> StockMaster {
         let process = self
-            .command(wheel().await.join("mooncake/mooncake_master"))
-            .args(["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"])
+            .space
+            .command(wheel.site().unwrap().join("mooncake/mooncake_master"))
+            .arg("--rpc_address=127.0.0.1")
             .args(["--port=50051", "--metrics_port=9003"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -117,7 +89,7 @@ impl Place {
         let mut process = self
             .command("python3")
             .arg(script)
-            .env("PYTHONPATH", wheel().await)
+            .env("PYTHONPATH", MOONCAKE.site().unwrap())
             .env("MC_FORCE_TCP", "1")
             .env("MC_LOG_LEVEL", "ERROR")
             .stdin(Stdio::piped())

@@ -6,13 +6,15 @@ use std::path::Path;
 use mooncake_node_agent::handover::message::{Attached, Call, FromPool, Reply, Request};
 use mooncake_node_agent::handover::{ADDRESS, Connection};
 use rustix::fs::{MemfdFlags, SealFlags};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sys::mem::{PageSize, memfd};
 use sys::net::{Namespace, seqpacket};
 use tokio::net::UnixListener;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
-use crate::stage::{Node, POOL_BYTES, POOL_IP, eventually};
+use crate::stage::{Node, PATIENCE, POOL_BYTES, POOL_IP, eventually};
 
 const POD: &str = "cccc0000-0000-4000-8000-000000000003";
 
@@ -28,13 +30,16 @@ enum Manner {
 }
 
 /// Answers as a pool would, in the manner asked for. Runs in this test's process.
-async fn imitate(listener: UnixListener, manner: Manner) {
+async fn imitate(listener: UnixListener, manner: Manner, attached: watch::Sender<u32>) {
     loop {
         let (socket, _) = listener.accept().await.unwrap();
         let connection = Connection::from(socket);
         while let Ok((call, _)) = connection.receive::<Call>().await {
             if matches!(manner, Manner::Silent) {
                 continue;
+            }
+            if matches!(call.request, Request::Attach { .. }) {
+                attached.send_modify(|count| *count += 1);
             }
             let (reply, descriptor) = reply(&call.request, manner);
             let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
@@ -89,6 +94,15 @@ fn extent(manner: Manner) -> OwnedFd {
 }
 
 fn impostor(node: &Node, manner: Manner, pod_uid: &str) -> JoinHandle<()> {
+    counted_impostor(node, manner, pod_uid).0
+}
+
+/// With the count of agents that attached.
+fn counted_impostor(
+    node: &Node,
+    manner: Manner,
+    pod_uid: &str,
+) -> (JoinHandle<()>, watch::Receiver<u32>) {
     let path = format!("/proc/{}/ns/net", node.pod.pid());
     let inside = Namespace::open(Path::new(&path)).unwrap();
     let listener = inside.run(|| seqpacket::listen(ADDRESS, 4)).unwrap();
@@ -99,7 +113,8 @@ fn impostor(node: &Node, manner: Manner, pod_uid: &str) -> JoinHandle<()> {
     if own != node.pod.pid() {
         node.show_only_cgroup(own, pod_uid, node.pod.pid());
     }
-    tokio::spawn(imitate(listener, manner))
+    let (count, attached) = watch::channel(0);
+    (tokio::spawn(imitate(listener, manner, count)), attached)
 }
 
 async fn is_refused(manner: Manner, reason: &str) {
@@ -139,6 +154,25 @@ async fn s01_an_address_that_is_not_the_pods_own_is_refused() {
 #[tokio::test]
 async fn answers_that_make_no_sense_are_refused_as_a_failed_hand_over() {
     is_refused(Manner::Nonsense, "HandoverFailed").await;
+}
+
+#[tokio::test]
+async fn a_pool_that_answers_nonsense_is_asked_less_and_less_often() {
+    let node = Node::new().await;
+    let (impostor, mut attached) = counted_impostor(&node, Manner::Nonsense, POD);
+    node.assign(&[(POD, None)]);
+    let _agent = node.agent();
+    let first = timeout(PATIENCE, attached.wait_for(|count| *count >= 1)).await;
+    first.unwrap().unwrap();
+    let begun = Instant::now();
+    let fourth = timeout(PATIENCE, attached.wait_for(|count| *count >= 4)).await;
+    fourth.unwrap().unwrap();
+    assert!(
+        begun.elapsed() >= Duration::from_secs(1),
+        "{:?}",
+        begun.elapsed()
+    );
+    impostor.abort();
 }
 
 #[tokio::test]

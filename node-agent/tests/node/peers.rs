@@ -1,42 +1,15 @@
 //! The stock side: a master and a client of the pinned wheel, in a network namespace.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
+use mooncake_stock::{MOONCAKE, Space};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
-use crate::stage::{PATIENCE, PEERS_IP, Space};
-
-const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
-
-/// Where the stock wheel is unpacked: in the folder that `MOONCAKE_STOCK` names, else in the cache
-/// outside the tree, where it is installed once.
-async fn wheel() -> PathBuf {
-    if let Some(given) = std::env::var_os("MOONCAKE_STOCK") {
-        return given.into();
-    }
-    let home = std::env::var_os("HOME").expect("HOME is set");
-    let cache = PathBuf::from(home).join(".cache/mooncake-k8s");
-    let site = cache.join("stock-0.3.13.post1");
-    if site.exists() {
-        return site;
-    }
-    std::fs::create_dir_all(&cache).unwrap();
-    let fresh = tempfile::tempdir_in(&cache).unwrap();
-    let installed = Command::new("python3")
-        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
-        .args([fresh.path().as_os_str(), WHEEL.as_ref()])
-        .status();
-    let installed = timeout(PATIENCE * 10, installed).await.unwrap().unwrap();
-    assert!(installed.success(), "pip install of {WHEEL}");
-    if std::fs::rename(fresh.path(), &site).is_ok() {
-        let _kept = fresh.keep();
-    }
-    site
-}
+use crate::stage::{PATIENCE, PEERS_IP};
 
 /// A running stock master.
 pub(crate) struct Master {
@@ -45,9 +18,9 @@ pub(crate) struct Master {
 
 impl Master {
     pub(crate) async fn start(space: &Space) -> Self {
-        let site = wheel().await;
+        let site = MOONCAKE.site().unwrap();
         let child = space
-            .command(&site.join("mooncake/mooncake_master"))
+            .command(site.join("mooncake/mooncake_master"))
             .arg(format!("--rpc_address={PEERS_IP}"))
             .args([
                 "--rpc_port=50051",
@@ -87,10 +60,10 @@ impl Client {
 
     async fn try_start(space: &Space, script: &Path) -> Option<Self> {
         let mut child = space
-            .command("python3".as_ref())
+            .command("python3")
             .arg(script)
             .args([PEERS_IP, "10.77.0.1:50051", "10.77.0.1:9003"])
-            .env("PYTHONPATH", wheel().await)
+            .env("PYTHONPATH", MOONCAKE.site().unwrap())
             .env("MC_FORCE_TCP", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -7,7 +7,7 @@ use tokio::process::Child;
 use tokio::time::timeout;
 
 use crate::peers::{Client, Master};
-use crate::stage::{Node, PATIENCE, eventually, kill};
+use crate::stage::{Node, PATIENCE, POOL_BYTES, eventually, kill};
 
 const POD: &str = "aaaa0000-0000-4000-8000-000000000001";
 const NEXT_POD: &str = "bbbb0000-0000-4000-8000-000000000002";
@@ -54,6 +54,50 @@ async fn a_pool_pod_is_granted_served_and_drained() {
     terminate(&pool);
     ended(pool).await;
     assert!(client.segments().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_pool_pod_waits_for_memory_and_is_granted_when_it_is_there() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let _pool = node.pool(POD);
+    let _agent = node.agent();
+    node.available(POOL_BYTES + 127 * MIB);
+    node.assign(&[(POD, Some("m1"))]);
+    eventually("the pod waits for memory", || {
+        node.shows("Waiting", "MemoryUnavailable")
+    })
+    .await;
+    assert!(client.segments().await.is_empty());
+    node.available(POOL_BYTES + 128 * MIB);
+    node.ready().await;
+    assert_eq!(client.segments().await, [SEGMENT]);
+    assert_eq!(client.put("k", 4, MIB).await, (4, 0));
+}
+
+/// Processor time that a process has used, in clock ticks of 10 ms.
+fn ticks(process: &Child) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id().unwrap())).unwrap();
+    let (_, after_name) = stat.rsplit_once(") ").unwrap();
+    let fields: Vec<_> = after_name.split(' ').collect();
+    // utime and stime, the 14th and 15th field of proc_pid_stat(5).
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[tokio::test]
+async fn an_agent_that_serves_a_pool_of_which_there_is_no_news_rests() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let _pool = node.pool(POD);
+    let agent = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    let before = ticks(&agent);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let used = ticks(&agent) - before;
+    println!("{used} ticks in 5 s");
+    assert!(used < 25, "{used} ticks of processor time in 5 s of rest");
 }
 
 #[tokio::test]
@@ -124,6 +168,35 @@ async fn a_killed_pool_process_leaves_the_master_at_once_and_its_replacement_ser
     client.put("again", 2, MIB).await;
     assert_eq!(client.put("new", 4, MIB).await, (4, 0));
     assert_eq!(client.verify("new", 4, MIB).await, (4, 0));
+}
+
+#[tokio::test]
+async fn what_agent_and_pool_leave_that_were_killed_together_goes_when_an_agent_comes() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let pool = node.pool(POD);
+    let agent = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    assert_eq!(client.segments().await, [SEGMENT]);
+
+    kill(agent).await;
+    kill(pool).await;
+    assert_eq!(
+        client.segments().await,
+        [SEGMENT],
+        "nobody has unmounted it"
+    );
+    node.unassign();
+    let _agent = node.agent();
+    let since = Instant::now();
+    while !client.segments().await.is_empty() {
+        assert!(
+            since.elapsed() < Duration::from_secs(10),
+            "segments of a pool that died with its agent"
+        );
+    }
 }
 
 #[tokio::test]

@@ -3,13 +3,13 @@
 
 use std::ffi::OsStr;
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use mooncake_stock::Space;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::time::{Instant, interval, timeout};
 
 /// For anything that a test waits for.
@@ -37,65 +37,19 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// A network namespace; it ends with the process that holds it.
-pub(crate) struct Space {
-    holder: Child,
+async fn ip(space: &Space, words: &str) {
+    let status = space.command("ip").args(words.split(' ')).status();
+    assert!(status.await.unwrap().success(), "ip {words}");
 }
 
-impl Space {
-    pub(crate) async fn new() -> Self {
-        let mut holder = Command::new("unshare")
-            .args(["--net", "sh", "-c"])
-            .arg("ip link set lo up && echo up && exec sleep 600")
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("unshare starts (this test needs root)");
-        let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
-        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap();
-        assert_eq!(
-            line.as_deref(),
-            Some("up"),
-            "no namespace (this test needs root)"
-        );
-        Self { holder }
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.holder.id().unwrap()
-    }
-
-    /// A command to be run inside.
-    pub(crate) fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--net=/proc/{}/ns/net", self.pid()))
-            .arg(program)
-            .kill_on_drop(true);
-        command
-    }
-
-    async fn ip(&self, words: &str) {
-        let status = self
-            .command("ip".as_ref())
-            .args(words.split(' '))
-            .status()
-            .await
-            .unwrap();
-        assert!(status.success(), "ip {words}");
-    }
-
-    /// Joins two namespaces by a cable.
-    async fn join(&self, address: &str, other: &Self, other_address: &str) {
-        let peer = other.pid();
-        self.ip(&format!(
-            "link add eth0 type veth peer name eth0 netns {peer}"
-        ))
-        .await;
-        for (space, address) in [(self, address), (other, other_address)] {
-            space.ip(&format!("addr add {address}/24 dev eth0")).await;
-            space.ip("link set eth0 up").await;
-        }
+/// Joins two namespaces by a cable.
+async fn join(name: &str, one: &Space, address: &str, other: &Space, other_address: &str) {
+    let peer = other.pid();
+    let cable = format!("link add {name} type veth peer name {name} netns {peer}");
+    ip(one, &cable).await;
+    for (space, address) in [(one, address), (other, other_address)] {
+        ip(space, &format!("addr add {address}/24 dev {name}")).await;
+        ip(space, &format!("link set {name} up")).await;
     }
 }
 
@@ -109,18 +63,31 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) async fn new() -> Self {
-        let (peers, pod, agents) = (Space::new().await, Space::new().await, Space::new().await);
-        peers.join(PEERS_IP, &pod, POOL_IP).await;
+        let peers = Space::new().await.unwrap();
+        let pod = Space::new().await.unwrap();
+        let agents = Space::new().await.unwrap();
+        join("eth0", &peers, PEERS_IP, &pod, POOL_IP).await;
+        join("eth1", &agents, "10.78.0.2", &peers, "10.78.0.1").await;
+        ip(&agents, &format!("route add {PEERS_IP} via 10.78.0.1")).await;
         let folder = tempfile::tempdir().unwrap();
         for part in ["proc", "state"] {
             std::fs::create_dir(folder.path().join(part)).unwrap();
         }
-        Self {
+        let node = Self {
             peers,
             pod,
             agents,
             folder,
-        }
+        };
+        node.available(1 << 40);
+        node
+    }
+
+    /// Lets the node's kernel say that so many bytes of memory are available.
+    pub(crate) fn available(&self, bytes: u64) {
+        let fresh = self.path("meminfo");
+        std::fs::write(&fresh, format!("MemAvailable: {} kB\n", bytes >> 10)).unwrap();
+        std::fs::rename(fresh, self.path("proc").join("meminfo")).unwrap();
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -159,7 +126,7 @@ impl Node {
     pub(crate) fn pool(&self, pod_uid: &str) -> Child {
         let child = self
             .pod
-            .command(env!("CARGO_BIN_EXE_pool").as_ref())
+            .command(env!("CARGO_BIN_EXE_pool"))
             .args(["serve", "--cluster", "c", "--pool", "default"])
             .arg(format!("--bytes={POOL_BYTES}"))
             .env("POD_UID", pod_uid)
@@ -196,7 +163,7 @@ impl Node {
     }
 
     fn agent_in(&self, space: &Space) -> Child {
-        let mut command = space.command(env!("CARGO_BIN_EXE_agent").as_ref());
+        let mut command = space.command(env!("CARGO_BIN_EXE_agent"));
         command
             .args([OsStr::new("worker"), "--assignments-file".as_ref()])
             .arg(self.path("assignments"))
@@ -249,7 +216,7 @@ impl Node {
     pub(crate) async fn probe(&self, what: &str) -> Result<String, String> {
         let output = self
             .pod
-            .command(env!("CARGO_BIN_EXE_pool").as_ref())
+            .command(env!("CARGO_BIN_EXE_pool"))
             .args(["probe", what])
             .output();
         let output = timeout(PATIENCE, output).await.unwrap().unwrap();
@@ -275,7 +242,7 @@ async fn http(space: &Space, path: &str) -> Option<String> {
         except urllib.error.HTTPError as e: print(e.code, e.read().decode())";
     let url = format!("http://127.0.0.1:9464{path}");
     let output = space
-        .command("python3".as_ref())
+        .command("python3")
         .args(["-c", script, &url])
         .stderr(Stdio::null())
         .output();

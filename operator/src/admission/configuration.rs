@@ -9,9 +9,8 @@ use super::environment::{
     P2P, PROTOCOL, own,
 };
 use super::target::Target;
+use super::volume;
 
-/// Where the gate's files are mounted, in the gate and in the user's containers.
-pub(super) const DIRECTORY: &str = "/run/mooncake-gate";
 /// File of all containers that say nothing themselves.
 const SHARED_FILE: &str = "config.json";
 /// The kubelet puts the pod's address here when it starts the gate.
@@ -52,7 +51,7 @@ pub(super) struct File {
 impl File {
     /// Path at which the container finds it.
     pub(super) fn path(&self) -> String {
-        format!("{DIRECTORY}/{}", self.name)
+        format!("{}/{}", volume::DIRECTORY, self.name)
     }
 }
 
@@ -62,10 +61,11 @@ pub(super) fn file(container: &Container, target: &Target) -> Option<File> {
     let configured = OWN_CONFIGURATION
         .iter()
         .any(|name| own(container, name).is_some_and(|var| !is_ours(var.value.as_deref())));
-    let taken =
-        container.volume_mounts.iter().flatten().any(|mount| {
-            mount.mount_path == DIRECTORY && mount.name != super::sidecar::FILES_VOLUME
-        });
+    let taken = container
+        .volume_mounts
+        .iter()
+        .flatten()
+        .any(|mount| mount.mount_path == volume::DIRECTORY && mount.name != volume::NAME);
     if configured || taken {
         return None;
     }
@@ -110,7 +110,7 @@ fn defaults(target: &Target) -> Map<String, Value> {
 /// A second call sees the path that the first one gave.
 fn is_ours(value: Option<&str>) -> bool {
     value
-        .and_then(|path| path.strip_prefix(DIRECTORY))
+        .and_then(|path| path.strip_prefix(volume::DIRECTORY))
         .is_some_and(|rest| rest.starts_with("/config"))
 }
 

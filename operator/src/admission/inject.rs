@@ -11,7 +11,7 @@ use super::configuration::{self, File};
 use super::patch::{Builder, Table};
 use super::target::Target;
 use super::wish::{Unreadable, Wish, annotation};
-use super::{environment, sidecar};
+use super::{environment, sidecar, volume};
 
 /// What becomes of a pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -178,7 +178,7 @@ fn configure(
         &missing,
     );
     let mounts = container.volume_mounts.iter().flatten();
-    if file.is_some() && !mounts.into_iter().any(|m| m.name == sidecar::FILES_VOLUME) {
+    if file.is_some() && !mounts.into_iter().any(|m| m.name == volume::NAME) {
         patch.append(
             &["spec", list, &index, "volumeMounts"],
             container.volume_mounts.is_some(),

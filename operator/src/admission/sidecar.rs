@@ -10,14 +10,13 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::configuration::{DIRECTORY, File};
+use super::configuration::File;
 use super::environment::from_field;
 use super::target::Target;
+use super::volume;
 
 /// The gate's container; the name is reserved in labelled pods.
 pub const NAME: &str = "mooncake-gate";
-/// Holds the rendered files and the gate's verdict.
-pub(super) const FILES_VOLUME: &str = "mooncake-gate";
 /// Lies where a token would be mounted: the gate asks the API server nothing.
 const NO_TOKEN_VOLUME: &str = "mooncake-gate-no-token";
 const TOKEN_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -54,7 +53,7 @@ pub(super) fn container(target: &Target, image: &str, files: &BTreeSet<File>) ->
         startup_probe: Some(startup_probe(target)),
         termination_message_policy: Some("File".to_owned()),
         volume_mounts: Some(vec![
-            mount(FILES_VOLUME, DIRECTORY, false),
+            mount(volume::NAME, volume::DIRECTORY, false),
             mount(NO_TOKEN_VOLUME, TOKEN_DIRECTORY, true),
         ]),
         ..Container::default()
@@ -82,7 +81,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         format!("--master={master}"),
         format!("--admin-port={}", names::MASTER_ADMIN_PORT),
         "--node=$(NODE_NAME)".to_owned(),
-        format!("--directory={DIRECTORY}"),
+        format!("--directory={}", volume::DIRECTORY),
         format!("--deadline-seconds={deadline_seconds}"),
         format!("--on-deadline={on_deadline}"),
         format!("--samples={SAMPLES}"),
@@ -97,7 +96,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
 
 /// The volumes that the gate's mounts name.
 pub(super) fn volumes() -> [Volume; 2] {
-    [FILES_VOLUME, NO_TOKEN_VOLUME].map(|name| Volume {
+    [volume::NAME, NO_TOKEN_VOLUME].map(|name| Volume {
         name: name.to_owned(),
         empty_dir: Some(EmptyDirVolumeSource {
             size_limit: Some(Quantity("1Mi".to_owned())),
@@ -109,12 +108,12 @@ pub(super) fn volumes() -> [Volume; 2] {
 
 /// The mount by which a user's container reads its file.
 pub(super) fn files_mount() -> VolumeMount {
-    mount(FILES_VOLUME, DIRECTORY, true)
+    mount(volume::NAME, volume::DIRECTORY, true)
 }
 
-fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
+fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
     VolumeMount {
-        name: volume.to_owned(),
+        name: name.to_owned(),
         mount_path: path.to_owned(),
         read_only: read_only.then_some(true),
         ..VolumeMount::default()
@@ -161,7 +160,7 @@ fn startup_probe(target: &Target) -> Probe {
             command: Some(vec![
                 "/gate".to_owned(),
                 "probe".to_owned(),
-                format!("--directory={DIRECTORY}"),
+                format!("--directory={}", volume::DIRECTORY),
             ]),
         }),
         failure_threshold: Some(looks / PROBE_PERIOD + PROBE_SLACK),

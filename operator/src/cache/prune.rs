@@ -6,8 +6,9 @@ use kube::ResourceExt;
 use kube::core::DeserializeGuard;
 
 use crate::cluster::desired::pool;
+use crate::domain::objects::LABEL_DOMAIN;
 
-pub(super) fn managed_fields<K: ResourceExt>(object: &mut K) {
+pub(crate) fn managed_fields<K: ResourceExt>(object: &mut K) {
     object.managed_fields_mut().clear();
 }
 
@@ -23,7 +24,7 @@ pub(super) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
 pub(super) fn node(node: &mut Node) {
     managed_fields(node);
     node.annotations_mut().clear();
-    node.labels_mut().clear();
+    node.labels_mut().retain(|key, _| key == LABEL_DOMAIN);
     node.spec = Some(NodeSpec::default());
     node.status = node.status.take().map(|status| NodeStatus {
         conditions: status

@@ -19,6 +19,10 @@ pub enum Trigger {
     /// The nodes on which the cluster has pool pods.
     NodesOf(ClusterName),
     Node(String),
+    /// The clusters and nodes that have to do with the ComputeDomain of that UID.
+    Domain(String),
+    /// The clusters of that namespace that want a ComputeDomain.
+    Mnnvl(String),
     Everything,
 }
 

@@ -22,7 +22,7 @@ pub mod service;
 pub use network::ForeignPeer;
 
 /// Names who made an object, for people.
-const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+pub(crate) const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`LABEL_MANAGED_BY`] and of an EndpointSlice's own label of that meaning.
 pub const MANAGED_BY: &str = "mooncake-operator";
 

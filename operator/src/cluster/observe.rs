@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crds::{MooncakeNode, names};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
@@ -13,6 +14,7 @@ use kube::{Resource, ResourceExt};
 
 use crate::cache::{Caches, ClusterName, of_cluster, wanted_cluster};
 use crate::cluster::desired::ForeignPeer;
+use crate::cluster::eviction::Eviction;
 
 /// One cluster as the caches show it.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +26,8 @@ pub struct Observed {
     pub pool_pods: Vec<Arc<Pod>>,
     /// Pods that carry a pool's labels but that no DaemonSet of ours owns.
     pub strangers: Vec<String>,
+    /// Pods of our DaemonSets that were evicted, and for which no other is Ready yet.
+    pub evictions: Vec<Eviction>,
     /// Pods that ask for this cluster, of every namespace.
     pub labelled: Vec<Arc<Pod>>,
     /// MooncakeNodes by name.
@@ -64,6 +68,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
         .labelled
         .state_filter(|pod| wanted_cluster(pod).as_ref() == Some(cluster));
     by_name(&mut labelled);
+    let sets: Vec<String> = daemon_sets.iter().filter_map(|set| set.uid()).collect();
     let nodes: Vec<String> = pool_pods.iter().filter_map(|pod| node_of(pod)).collect();
     let reports = caches
         .reports
@@ -85,6 +90,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
         master_pods,
         pool_pods,
         strangers,
+        evictions: caches.evictions.of(&sets, Instant::now()),
         labelled,
         reports,
     }

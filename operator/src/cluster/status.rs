@@ -15,6 +15,7 @@ use crate::cluster::observe::Observed;
 use crate::cluster::rollout;
 use crate::cluster::validate::{Valid, transport};
 use crate::cluster::verdict::{Service, Verdict, not_running};
+use crate::domain::outlook::Outlook;
 
 /// Troubles that a message tells of at most.
 const TOLD: usize = 4;
@@ -31,6 +32,8 @@ pub struct Facts<'a> {
     pub rollout: &'a rollout::Step,
     /// Percent of the capacity that holds objects.
     pub used: Option<u8>,
+    /// `None`: the cluster wants no ComputeDomain.
+    pub mnnvl: Option<&'a Outlook>,
 }
 
 /// The status to stand in the object.
@@ -46,6 +49,7 @@ pub fn compute(
         verdicts,
         rollout,
         used,
+        mnnvl,
     } = *facts;
     let serving = serving(verdicts);
     let wanted = wanted(pools, verdicts);
@@ -58,6 +62,7 @@ pub fn compute(
     let mut findings = summary(&parts, rollout, serving.len(), wanted);
     findings.extend(parts);
     findings.push(injected::finding(cluster, &observed.labelled));
+    findings.extend(mnnvl.map(|outlook| outlook.finding.clone()));
     let bytes: u64 = verdicts
         .iter()
         .map(|verdict| match verdict.service {
@@ -73,6 +78,7 @@ pub fn compute(
         used: used.map(|percent| format!("{percent}%")),
         transport: transport.ok(),
         master_endpoint: Some(names::master_endpoint(&cluster.name, &cluster.namespace)),
+        mnnvl: mnnvl.map(|outlook| outlook.status.clone()),
     }
 }
 
@@ -109,6 +115,8 @@ pub fn failed(
             )),
         }
     }
+    let mnnvl = crds::condition::find(&old.conditions, ConditionType::MnnvlReady);
+    conditions.extend(mnnvl.cloned());
     conditions.extend(merge(&old.conditions, &findings, Some(generation), now));
     conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
     MooncakeClusterStatus {
@@ -262,6 +270,7 @@ fn pools_ready(facts: &Facts<'_>) -> Finding {
         verdicts,
         rollout,
         used: _,
+        mnnvl: _,
     } = *facts;
     let kind = ConditionType::PoolsReady;
     for (pool, set) in cluster.pools.iter().zip(pools) {
@@ -308,6 +317,7 @@ fn pools_ready(facts: &Facts<'_>) -> Finding {
         (
             *state != State::False,
             !needs_a_person(*reason),
+            *reason != Reason::PoolPodEvicted,
             *reason == Reason::Draining,
         )
     });
@@ -325,8 +335,13 @@ fn pools_ready(facts: &Facts<'_>) -> Finding {
         return Finding::new(kind, true, Reason::AsExpected, message);
     };
     let told: Vec<String> = troubles.into_iter().map(|(_, _, words)| words).collect();
-    let mut message = listed(&told);
-    message.push_str(&format!(". Remedy: {}", reason.remedy()));
+    // The words of others may end with a full stop already.
+    let told = listed(&told);
+    let message = format!(
+        "{}. Remedy: {}",
+        told.trim_end_matches('.'),
+        reason.remedy()
+    );
     Finding::new(kind, state, reason, message)
 }
 

@@ -13,6 +13,8 @@ use crate::cluster::admin;
 
 /// Shortest time between two questions to one master.
 const PERIOD: Duration = Duration::from_secs(60);
+/// The same while it has not said anything yet: it is young, or too busy.
+pub(super) const UNKNOWN_PERIOD: Duration = Duration::from_secs(5);
 /// Use is told in steps of so many percent.
 const STEP: u64 = 5;
 
@@ -21,6 +23,12 @@ struct Reading {
     master: String,
     at: Instant,
     percent: Option<u8>,
+}
+
+impl Reading {
+    fn fresh(&self, age: Duration) -> bool {
+        age < self.percent.map_or(UNKNOWN_PERIOD, |_| PERIOD)
+    }
 }
 
 /// Remembers what each cluster's master said last.
@@ -35,8 +43,9 @@ impl Meter {
         let master = master?;
         let uid = master.uid()?;
         let known = self.lock().get(cluster).cloned();
-        if let Some(known) = known.filter(|known| known.master == uid)
-            && known.at.elapsed() < PERIOD
+        let known = known.filter(|known| known.master == uid);
+        if let Some(known) = known.as_ref()
+            && known.fresh(known.at.elapsed())
         {
             return known.percent;
         }
@@ -46,7 +55,8 @@ impl Meter {
             Ok(text) => percent(&text),
             Err(error) => {
                 tracing::debug!(master = %master.name_any(), %address, %error, "use not read");
-                None
+                // What it said last is nearer to the truth than nothing, and no news.
+                known.and_then(|known| known.percent)
             }
         };
         self.lock().insert(
@@ -104,6 +114,18 @@ mod tests {
         for (allocated, told) in [(0, 0), (24, 0), (26, 5), (500, 50), (999, 100), (1200, 100)] {
             assert_eq!(percent(&text(allocated, 1000)), Some(told), "{allocated}");
         }
+    }
+
+    #[test]
+    fn a_master_that_has_said_nothing_is_asked_again_soon() {
+        let reading = |percent| Reading {
+            master: String::new(),
+            at: Instant::now(),
+            percent,
+        };
+        assert!(reading(Some(0)).fresh(UNKNOWN_PERIOD));
+        assert!(!reading(Some(0)).fresh(PERIOD));
+        assert!(!reading(None).fresh(UNKNOWN_PERIOD));
     }
 
     #[test]

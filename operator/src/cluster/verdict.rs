@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{Resource, ResourceExt};
 
 use crate::cluster::desired::pool;
-use crate::cluster::instance;
-use crate::cluster::observe::node_of;
+use crate::cluster::observe::{is_over, node_of};
+use crate::cluster::{eviction, instance};
 
 /// One pool pod, judged.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +49,14 @@ pub fn judge(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> 
 
 fn service(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> Service {
     let not = |reason, message: String| Service::Not { reason, message };
+    if let Some(words) = eviction::words(pod) {
+        return not(Reason::PoolPodEvicted, eviction::in_words(&words));
+    }
     if pod.meta().deletion_timestamp.is_some() {
         return not(Reason::Draining, "the pod was told to end".to_owned());
+    }
+    if is_over(pod) {
+        return not(Reason::PoolPodGone, over(pod));
     }
     if pod
         .spec
@@ -63,6 +69,18 @@ fn service(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> Se
         Ok(report) => told(pod, report, master),
         Err((reason, message)) => Service::Unknown { reason, message },
     }
+}
+
+/// Why a pod is over, in the words of whoever ended it.
+fn over(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let said = status.map(|status| [&status.phase, &status.reason, &status.message]);
+    let words: Vec<&str> = said
+        .iter()
+        .flatten()
+        .filter_map(|said| said.as_deref())
+        .collect();
+    format!("the pod is over: {}", words.join(": "))
 }
 
 /// The scheduler's own words.
@@ -182,7 +200,7 @@ pub fn not_running(container: &ContainerStatus) -> Option<String> {
 }
 
 /// A reason read back from a condition that we wrote.
-fn reason(word: &str) -> Reason {
+pub fn reason(word: &str) -> Reason {
     Reason::ALL
         .iter()
         .copied()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -72,14 +72,14 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respon
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.strip_prefix("Bearer "));
+    // A stranger gets a status and not a byte of content.
+    let unknown = || (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")]).into_response();
     let Some(token) = token else {
-        return (StatusCode::UNAUTHORIZED, "a bearer token is needed\n").into_response();
+        return unknown();
     };
     match shared.access.check(token).await {
         Verdict::Allowed => {}
-        Verdict::Unknown => {
-            return (StatusCode::UNAUTHORIZED, "the token is not valid\n").into_response();
-        }
+        Verdict::Unknown => return unknown(),
         Verdict::Forbidden => {
             let words = "the token's user may not get the non-resource URL /metrics\n";
             return (StatusCode::FORBIDDEN, words).into_response();

@@ -1,14 +1,14 @@
-//! The MooncakeNode of a node, and whether its agent is alive. Pure.
+//! The MooncakeNode of a node. Pure.
 
 use crds::cluster::MooncakeVersion;
-use crds::node::{MasterInstance, PoolAssignment};
-use crds::{ByteSize, ConditionType, Finding, MooncakeNode, MooncakeNodeSpec, Reason, names};
+use crds::node::{DomainMembership, MasterInstance, PoolAssignment};
+use crds::{ByteSize, MooncakeNode, MooncakeNodeSpec, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
-use kube::{Resource, ResourceExt};
+use kube::ResourceExt;
 
 use crate::cluster::desired::pool;
 use crate::cluster::instance;
-use crate::cluster::observe::is_ready;
+use crate::cluster::observe::is_over;
 use crate::node::observe::{Observed, PoolPod};
 
 /// The object to stand; `None` where nothing of ours is on the node. `removed` are the UIDs of pool
@@ -25,6 +25,8 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
     let mut pools: Vec<PoolAssignment> = observed
         .pools
         .iter()
+        // Its processes have ended and do not come again, however long its object stays.
+        .filter(|pool| !is_over(&pool.pod))
         .filter_map(|pool| {
             let uid = pool.pod.uid()?;
             let before = standing.iter().find(|entry| entry.pod_uid == uid);
@@ -38,6 +40,7 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
             node_uid: observed.uid.clone(),
             boot_id: observed.boot_id.clone(),
             pools,
+            domains: domains(observed),
         },
     );
     node.metadata.owner_references = Some(vec![OwnerReference {
@@ -51,7 +54,17 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
     Some(node)
 }
 
-/// How one pool pod is to be served. Once it stands, it stands until the pod object is gone, also
+/// Who may use NVLink here; what stands, while nobody knows better.
+fn domains(observed: &Observed) -> Vec<DomainMembership> {
+    observed.domains.clone().unwrap_or_else(|| {
+        let report = observed.report.as_ref();
+        report
+            .map(|report| report.spec.domains.clone())
+            .unwrap_or_default()
+    })
+}
+
+/// How one pool pod is to be served. Once it stands, it stands until the pod is over or gone, also
 /// where cluster and DaemonSet went before it: the agent drains it by what stands here.
 fn assignment(
     pool: &PoolPod,
@@ -113,44 +126,6 @@ fn fresh(pool: &PoolPod) -> Option<PoolAssignment> {
         allow_host_network: cluster.spec.access.allow_host_network,
         addresses,
     })
-}
-
-/// Whether the node's agent can be believed: the node is Ready and an agent pod on it is.
-pub fn agent_alive(observed: &Observed) -> Finding {
-    let kind = ConditionType::AgentAlive;
-    let node = &observed.name;
-    match &observed.ready {
-        Some(ready) if ready.holds => {}
-        Some(ready) => {
-            let message = format!("node {node} is not Ready: {}", ready.message);
-            return Finding::new(kind, false, Reason::NodeNotReady, message);
-        }
-        None => {
-            let message = format!("node {node} has not reported yet");
-            return Finding::new(kind, false, Reason::NodeNotReady, message);
-        }
-    }
-    let alive = |pod: &k8s_openapi::api::core::v1::Pod| {
-        is_ready(pod) && pod.meta().deletion_timestamp.is_none()
-    };
-    if let Some(pod) = observed.agents.iter().find(|pod| alive(pod)) {
-        let message = format!("agent pod {} is ready", pod.name_any());
-        return Finding::new(kind, true, Reason::AsExpected, message);
-    }
-    match observed.agents.first() {
-        None => Finding::new(
-            kind,
-            false,
-            Reason::AgentMissing,
-            format!("node {node} has no agent pod"),
-        ),
-        Some(pod) => Finding::new(
-            kind,
-            false,
-            Reason::AgentNotReady,
-            format!("agent pod {} on node {node} is not ready", pod.name_any()),
-        ),
-    }
 }
 
 /// True where nothing but the generation differs, which is no reason to write.

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crds::cluster::MooncakeCluster;
+use crds::node::DomainMembership;
 use crds::{MooncakeNode, names};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -13,6 +14,7 @@ use kube::{Resource, ResourceExt};
 
 use crate::cache::{Caches, ClusterName};
 use crate::cluster::observe::{owner, ready_master};
+use crate::domain::view;
 
 /// One node as the caches show it.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +29,8 @@ pub struct Observed {
     pub agents: Vec<Arc<Pod>>,
     /// Pods labelled as a pool's and bound to the node.
     pub pools: Vec<PoolPod>,
+    /// The ComputeDomains in which the node takes part; `None`: nobody knows yet.
+    pub domains: Option<Vec<DomainMembership>>,
 }
 
 /// The Node's condition `Ready`.
@@ -101,6 +105,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         report,
         agents: caches.agents.state_filter(|pod| here(pod)),
         pools,
+        domains: view::of_node(caches, node),
         name,
     })
 }

@@ -1,6 +1,7 @@
 //! The operator against a real API server: what that refuses, what becomes of a cluster, and that
 //! nothing is written when nothing changed. Nodes, controllers and agents are played by the test.
 
+mod domains;
 mod server;
 mod world;
 mod wrong_specs;
@@ -21,7 +22,16 @@ use world::{TEAM, World, eventually};
 async fn wrong_specs_are_refused_with_what_to_do() -> anyhow::Result<()> {
     let server = Server::start().await?;
     world::install_crds(&server.client).await?;
-    wrong_specs::are_refused(&server.client).await
+    wrong_specs::are_refused(&server.client, wrong_specs::WRONG).await?;
+    wrong_specs::changes_are_refused(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn s01_an_address_at_which_no_other_machine_answers_is_refused() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    world::install_crds(&server.client).await?;
+    wrong_specs::are_refused(&server.client, wrong_specs::ADDRESSES).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -142,8 +152,9 @@ async fn pool_pods_are_replaced_one_at_a_time_and_only_for_the_user() -> anyhow:
         .change_spec(serde_json::json!({"pools": [{"name": "default", "size": "128Mi"}]}))
         .await?;
     for (gone, stays) in [("n1", "n2"), ("n2", "n1")] {
-        world.play_daemon_sets().await?;
+        // Its controller looks at each change, also at those that the operator is yet to make.
         eventually(&format!("the pod on {gone} to be deleted"), || async {
+            world.play_daemon_sets().await?;
             Ok(world
                 .pool_pod_on(gone)
                 .await?
@@ -160,11 +171,53 @@ async fn pool_pods_are_replaced_one_at_a_time_and_only_for_the_user() -> anyhow:
         world.make_pool_pod(gone).await?;
         world.serve(gone).await?;
     }
-    world.play_daemon_sets().await?;
     eventually("the rollout to be over", || async {
+        world.play_daemon_sets().await?;
         Ok(world.condition("Reconciling").await?.starts_with("False "))
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn an_eviction_is_told_until_the_replacement_serves_though_the_pod_is_gone()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    world
+        .evict("n2", "The node was low on resource: memory. ")
+        .await?;
+    let told = async |also: &str| {
+        eventually(
+            &format!("the eviction to be told with {also:?}"),
+            || async {
+                let ready = world.condition("Ready").await?;
+                let words = ["n2: pool pod kv-pool-default-n2", "low on resource: memory"];
+                Ok(ready.starts_with("False PoolPodEvicted")
+                    && words.iter().all(|words| ready.contains(words))
+                    && ready.contains(also))
+            },
+        )
+        .await
+    };
+    told("its replacement is not there yet").await?;
+    eventually("its assignment to go", || async {
+        Ok(world.report("n2").await?.spec.pools.is_empty())
+    })
+    .await?;
+    world.make_pool_pod("n2").await?;
+    told("the node's agent has not yet met the pod").await?;
+    world.serve("n2").await?;
+    world.ready().await?;
+    let events = world.api::<Event>().list(&ListParams::default()).await?;
+    let told = events
+        .iter()
+        .filter(|event| event.reason.as_deref() == Some("PoolPodEvicted"))
+        .filter(|event| event.note.iter().any(|note| note.starts_with("Ready:")))
+        .count();
+    ensure!(told == 1, "one event for one transition, not {told}");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -176,13 +229,19 @@ async fn nodes_come_and_go_and_no_old_verdict_survives() -> anyhow::Result<()> {
 
     // A pod that only claims to be a pool's.
     world.make_forged_pod("n1").await?;
-    // The agent of n2 dies.
+    // The agent of n2 dies; a while that a restart would take is not told.
     world.agent_ready("n2", false).await?;
     eventually("Ready to name n2", || async {
         let ready = world.condition("Ready").await?;
         Ok(ready.starts_with("Unknown AgentNotReady") && ready.contains("n2"))
     })
     .await?;
+    let said = world.report("n2").await?.status.unwrap_or_default();
+    let serving = said.conditions.iter().find(|c| c.type_ == "PoolsServing");
+    ensure!(
+        serving.is_some_and(|serving| serving.status == "Unknown"),
+        "its last word still stands: {serving:?}"
+    );
     let node = world.report("n1").await?;
     ensure!(
         node.spec.pools.len() == 1,
@@ -245,4 +304,26 @@ async fn nodes_come_and_go_and_no_old_verdict_survives() -> anyhow::Result<()> {
         "{TEAM}"
     );
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn every_recorded_life_of_a_domain_is_told_as_it_is_in_time_and_in_order()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    domains::replay_all(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn without_the_drivers_crds_all_is_calm_and_they_may_come_later() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    domains::appear_later(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn a_domain_of_ours_is_made_once_and_goes_when_nobody_uses_it() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    domains::made_and_retired(&server.client).await
 }

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 pub(crate) const TEAM: &str = "team";
-const SYSTEM: &str = "mooncake-system";
+pub(crate) const SYSTEM: &str = "mooncake-system";
 const SET: &str = "kv-pool-default";
 const LIMIT: Duration = Duration::from_secs(30);
 const NODES: [&str; 2] = ["n1", "n2"];
@@ -44,23 +44,53 @@ impl Drop for World {
 }
 
 pub(crate) async fn install_crds(client: &Client) -> anyhow::Result<()> {
-    let api = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in [MooncakeCluster::crd(), MooncakeNode::crd()] {
-        let name = crd.name_any();
-        api.patch(
-            &name,
-            &PatchParams::apply("test").force(),
-            &Patch::Apply(crd),
-        )
-        .await?;
-        tokio::time::timeout(
-            LIMIT,
-            await_condition(api.clone(), &name, is_crd_established()),
-        )
-        .await
-        .with_context(|| format!("{name} is not established"))??;
+        install_crd(client, crd).await?;
     }
     Ok(())
+}
+
+/// Makes or changes the definition, and waits until it is served.
+pub(crate) async fn install_crd(
+    client: &Client,
+    crd: CustomResourceDefinition,
+) -> anyhow::Result<()> {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    let name = crd.name_any();
+    let ours = PatchParams::apply("test").force();
+    api.patch(&name, &ours, &Patch::Apply(crd)).await?;
+    tokio::time::timeout(
+        LIMIT,
+        await_condition(api.clone(), &name, is_crd_established()),
+    )
+    .await
+    .with_context(|| format!("{name} is not established"))??;
+    Ok(())
+}
+
+pub(crate) async fn make_namespace(client: &Client, name: &str) -> anyhow::Result<()> {
+    let namespace = json!({"metadata": {"name": name}});
+    Api::<Namespace>::all(client.clone())
+        .create(&PostParams::default(), &serde_json::from_value(namespace)?)
+        .await?;
+    Ok(())
+}
+
+/// Writes so far, once they have stood still for a second.
+pub(crate) async fn quiet(metrics: &Metrics) -> anyhow::Result<u64> {
+    let mut last = (metrics.writes(), Instant::now());
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    let started = Instant::now();
+    while last.1.elapsed() < Duration::from_secs(1) {
+        ticks.tick().await;
+        if metrics.writes() != last.0 {
+            last = (metrics.writes(), Instant::now());
+        }
+        if started.elapsed() > LIMIT {
+            bail!("it writes and writes: {}", last.0);
+        }
+    }
+    Ok(last.0)
 }
 
 /// Looks again and again until it holds.
@@ -90,13 +120,7 @@ impl World {
     pub(crate) async fn new(client: &Client) -> anyhow::Result<Self> {
         install_crds(client).await?;
         let metrics = Metrics::new();
-        let settings = Settings {
-            operator_namespace: SYSTEM.to_owned(),
-            pool_image: "localhost/mooncake-pool:dev".to_owned(),
-            gate_image: "localhost/mooncake-gate:dev".to_owned(),
-            master_image: "localhost/mooncake-stock:0.3.13".to_owned(),
-            pool_priority_class: None,
-        };
+        let settings = settings();
         let operator = start(client, &settings, &metrics).await?;
         let world = Self {
             settings,
@@ -105,11 +129,7 @@ impl World {
             operator: std::sync::Mutex::new(operator),
         };
         for name in [TEAM, SYSTEM] {
-            let namespace = json!({"metadata": {"name": name}});
-            world
-                .cluster_wide::<Namespace>()
-                .create(&PostParams::default(), &serde_json::from_value(namespace)?)
-                .await?;
+            make_namespace(client, name).await?;
         }
         for node in NODES {
             world.make_node(node).await?;
@@ -180,21 +200,8 @@ impl World {
         .await
     }
 
-    /// Writes so far, once they have stood still for a second.
     pub(crate) async fn quiet(&self) -> anyhow::Result<u64> {
-        let mut last = (self.metrics.writes(), Instant::now());
-        let mut ticks = tokio::time::interval(Duration::from_millis(100));
-        let started = Instant::now();
-        while last.1.elapsed() < Duration::from_secs(1) {
-            ticks.tick().await;
-            if self.metrics.writes() != last.0 {
-                last = (self.metrics.writes(), Instant::now());
-            }
-            if started.elapsed() > LIMIT {
-                bail!("it writes and writes: {}", last.0);
-            }
-        }
-        Ok(last.0)
+        quiet(&self.metrics).await
     }
 
     /// Changes what nobody reads on every object that the operator watches.
@@ -408,6 +415,20 @@ impl World {
         Ok(())
     }
 
+    /// The kubelet evicts the pod of `node`, and its DaemonSet deletes it as soon as it sees that.
+    pub(crate) async fn evict(&self, node: &str, words: &str) -> anyhow::Result<()> {
+        let status = json!({"status": {
+            "phase": "Failed", "reason": "Evicted", "message": words,
+            "conditions": [{"type": "Ready", "status": "False"}],
+        }});
+        let (api, name) = (self.api::<Pod>(), pool_name(node));
+        api.patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
+            .await?;
+        let now = DeleteParams::default().grace_period(0);
+        api.delete(&name, &now).await?;
+        Ok(())
+    }
+
     /// The kubelet has ended the pod of `node`, and its object goes.
     pub(crate) async fn bury(&self, node: &str) -> anyhow::Result<()> {
         let now = DeleteParams::default().grace_period(0);
@@ -468,6 +489,11 @@ impl World {
                     "masterPodUid": master.map(|master| &master.pod_uid),
                     "mounted": "64Mi",
                 }],
+                "conditions": [{
+                    "type": "PoolsServing", "status": "True", "reason": "AsExpected",
+                    "message": "1 of 1 pool pods served",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }],
             },
         });
         self.cluster_wide::<MooncakeNode>()
@@ -485,7 +511,19 @@ fn pool_name(node: &str) -> String {
     format!("{SET}-{node}")
 }
 
-async fn start(
+/// The operator's settings in every test.
+pub(crate) fn settings() -> Settings {
+    Settings {
+        operator_namespace: SYSTEM.to_owned(),
+        pool_image: "localhost/mooncake-pool:dev".to_owned(),
+        gate_image: "localhost/mooncake-gate:dev".to_owned(),
+        master_image: "localhost/mooncake-stock:0.3.13".to_owned(),
+        pool_priority_class: None,
+    }
+}
+
+/// An operator that leads, with its caches synced.
+pub(crate) async fn start(
     client: &Client,
     settings: &Settings,
     metrics: &Metrics,

@@ -2,16 +2,15 @@
 //! injection gives a pod, and arrive at the same `setup()`.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-mod wheels;
-
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use json_patch::Patch;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use mooncake_operator::admission::{Decision, inject};
+use mooncake_stock::{LMCACHE, MOONCAKE, SGLANG, VLLM};
 use serde_json::{Value, json};
 
 const ADDRESS: &str = "10.0.0.7";
@@ -56,6 +55,18 @@ fn start(gate: &Container, server: &Container, directory: &Path) -> BTreeMap<Str
     .collect()
 }
 
+/// The file (or, for Mooncake's own wheel, the folder) that holds a stack's modules.
+fn modules(stack: &str) -> PathBuf {
+    let wheel = match stack {
+        "wheel" => return MOONCAKE.site().unwrap(),
+        "lmcache" => LMCACHE,
+        "sglang" => SGLANG,
+        "vllm" => VLLM,
+        other => panic!("no stack is called {other}"),
+    };
+    wheel.file().unwrap()
+}
+
 /// The arguments of `setup()` at which a stack arrives in a pod with these variables of its own.
 fn setup(stack: &str, own: &Value) -> Value {
     let (gate, server) = injected(own);
@@ -64,7 +75,7 @@ fn setup(stack: &str, own: &Value) -> Value {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/loaders/load.py");
     let output = Command::new("python3")
         .args([script, stack])
-        .arg(wheels::of(stack))
+        .arg(modules(stack))
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap())
         .env("POD_IP", ADDRESS)

@@ -9,7 +9,7 @@ pub(crate) struct Args {
     #[arg(long, global = true)]
     pub(crate) context: Option<String>,
     /// Where images for that cluster are pushed: host and path [default: its nodes have them already]
-    #[arg(long, global = true, requires = "context")]
+    #[arg(long, global = true, requires = "context", value_parser = registry)]
     pub(crate) registry: Option<String>,
     /// Ask nothing
     #[arg(long, global = true)]
@@ -32,4 +32,26 @@ pub(crate) enum Command {
     Down,
     /// Build the images and print where their archives are
     Images,
+}
+
+/// Images are named after it: no scheme before it, no slash after it.
+fn registry(text: &str) -> Result<String, String> {
+    if text.contains("://") {
+        return Err("without a scheme, as in registry.example/path".to_owned());
+    }
+    Ok(text.trim_end_matches('/').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registry_is_host_and_path() {
+        assert_eq!(
+            registry("r.example:5000/a/"),
+            Ok("r.example:5000/a".to_owned())
+        );
+        assert!(registry("https://r.example").is_err());
+    }
 }

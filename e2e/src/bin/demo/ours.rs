@@ -18,7 +18,11 @@ const LABEL: &str = "mooncake.io/made-by=demo";
 const PRIVILEGED: &str = "pod-security.kubernetes.io/enforce=privileged";
 /// On the release's namespace: the CRDs were not there before, so `down` removes them too.
 const CRDS_ARE_OURS: &str = "mooncake.io/demo-brought-crds";
-const CRDS: [&str; 2] = ["mooncakeclusters.mooncake.io", "mooncakenodes.mooncake.io"];
+const CRDS: [&str; 3] = [
+    "mooncakeclusters.mooncake.io",
+    "mooncakenodes.mooncake.io",
+    "mooncakeinventories.mooncake.io",
+];
 
 /// Says what will be made in a user's cluster, and asks.
 #[expect(clippy::print_stdout, reason = "a question to the user")]
@@ -28,7 +32,7 @@ pub(crate) fn ask(target: &Target, images: &[Image], registry: Option<&str>) -> 
         "In {}, this will make:
   namespace {system}: Helm release {release}
     2 operator pods, one privileged agent pod on every node, a webhook for labelled pods,
-    2 CRDs, 2 ValidatingAdmissionPolicies, a PriorityClass, ClusterRoles
+    3 CRDs, 2 ValidatingAdmissionPolicies, a PriorityClass, ClusterRoles
   namespace {NAMESPACE}: a MooncakeCluster with 1Gi on every schedulable node, and two pods",
         target.name
     );

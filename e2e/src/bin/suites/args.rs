@@ -13,14 +13,14 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Reduced counts; what continuous integration runs
     Test {
-        /// This suite alone
-        #[arg(long)]
-        only: Option<String>,
+        /// These suites alone
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
     },
-    /// Full counts, without a time budget; the result goes to docs/soak.md
+    /// Full counts, without a time budget; docs/soak.md keeps the last result of each suite
     Soak {
-        /// This suite alone
-        #[arg(long)]
-        only: Option<String>,
+        /// These suites alone
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
     },
 }

@@ -1,13 +1,15 @@
 //! `suites`: runs the tests, suite by suite, and prints the table of time budgets.
 
 mod args;
+mod page;
 mod suite;
 
 use args::{Args, Command};
 use clap::Parser;
 use mooncake_e2e::command::Run;
 use mooncake_e2e::settings::Environment;
-use mooncake_e2e::{Cluster, Settings, product};
+use mooncake_e2e::story::stages;
+use mooncake_e2e::{Cluster, Settings, needs, product};
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,6 +19,8 @@ use suite::{Kind, SUITES, Suite};
 const CLUSTER: &str = "suites";
 /// The one that `local_cluster` cuts and kills.
 const DISTURBED: &str = "tool";
+/// What a stage takes at the height of a story.
+const STAGE_MEMORY: u64 = 4 << 30;
 /// A suite that hangs is ended after this many budgets.
 const PATIENCE: u32 = 3;
 
@@ -32,7 +36,7 @@ fn main() -> ExitCode {
         Command::Test { only } => (only, false),
         Command::Soak { only } => (only, true),
     };
-    match run(only.as_deref(), full) {
+    match run(&only, full) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -44,15 +48,17 @@ fn main() -> ExitCode {
 
 /// Whether all passed. A failed suite does not keep the next from running.
 #[expect(clippy::print_stdout, reason = "the table is the answer")]
-fn run(only: Option<&str>, full: bool) -> Result<bool, Box<dyn std::error::Error>> {
-    let chosen: Vec<_> = SUITES
+fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> {
+    if let Some(unknown) = only
         .iter()
-        .filter(|suite| only.is_none_or(|only| only == suite.name))
-        .collect();
-    if chosen.is_empty() {
+        .find(|only| SUITES.iter().all(|suite| suite.name != **only))
+    {
         let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
-        return Err(format!("no such suite; there are {}", names.join(", ")).into());
+        return Err(format!("no suite {unknown}; there are {}", names.join(", ")).into());
     }
+    let chosen = SUITES
+        .iter()
+        .filter(|suite| only.is_empty() || only.iter().any(|only| only == suite.name));
     let settings = Settings::from_environment(Environment::read());
     let mut outcomes = Vec::new();
     for suite in chosen {
@@ -62,15 +68,15 @@ fn run(only: Option<&str>, full: bool) -> Result<bool, Box<dyn std::error::Error
     }
     if outcomes
         .iter()
-        .any(|o| matches!(o.suite.kind, Kind::Stories(_)))
+        .any(|o| matches!(o.suite.kind, Kind::Stories(..)))
     {
-        Cluster::down(&settings, CLUSTER)?;
+        for name in stages(CLUSTER) {
+            Cluster::down(&settings, &name)?;
+        }
     }
-    let table = table(&outcomes, full);
-    println!("\n{table}");
-    if full && only.is_none() {
-        let page = product::source().join("docs/soak.md");
-        std::fs::write(page, soak(&table)?)?;
+    println!("\n{}", table(&outcomes, full));
+    if full {
+        keep(&outcomes)?;
     }
     Ok(outcomes.iter().all(|outcome| outcome.failed.is_none()))
 }
@@ -96,15 +102,10 @@ fn tell(suite: &'static Suite, full: bool) -> Outcome {
 fn lines(suite: &Suite) -> Vec<String> {
     match suite.kind {
         Kind::Cargo(lines) => lines.iter().map(|line| (*line).to_owned()).collect(),
-        Kind::Stories(targets) => targets
-            .iter()
-            .map(|target| {
-                format!(
-                    "test --quiet --package mooncake-e2e --locked --test {target} \
-                     -- --include-ignored --nocapture --test-threads=1"
-                )
-            })
-            .collect(),
+        Kind::Stories(target, threads) => vec![format!(
+            "test --quiet --package mooncake-e2e --locked --test {target} \
+             -- --include-ignored --nocapture --test-threads={threads}"
+        )],
     }
 }
 
@@ -117,6 +118,7 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), String> {
     let mut run = Run::new("cargo")
         .args(line.split_whitespace())
         .env("MOONCAKE_K8S_CLUSTER", CLUSTER)
+        .env("MOONCAKE_STAGES", stages_at_a_time().to_string())
         .directory(product::source())
         .deadline(Duration::from_secs(u64::from(minutes) * 60));
     if full {
@@ -125,6 +127,11 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), String> {
             .env("PROPTEST_CASES", "100000");
     }
     run.shown().map_err(|error| error.to_string())
+}
+
+/// As many as there is memory for; the stories that have one alone mostly wait, so cores do not matter.
+fn stages_at_a_time() -> u64 {
+    needs::available_memory().map_or(1, |bytes| (bytes / STAGE_MEMORY).clamp(1, 3))
 }
 
 fn table(outcomes: &[Outcome], full: bool) -> String {
@@ -159,14 +166,33 @@ fn table(outcomes: &[Outcome], full: bool) -> String {
     table
 }
 
-/// The page that keeps the last result of `make soak`.
-fn soak(table: &str) -> Result<String, mooncake_e2e::Error> {
-    let commit = Run::new("git")
-        .args(["log", "-1", "--format=%h of %cs"])
-        .directory(product::source())
-        .output()?;
-    Ok(format!(
-        "# Soak\n\nThe last run of `make soak`, every suite at full counts, at commit {}.\n\n{table}",
-        commit.trim()
-    ))
+/// Writes the results into the page that keeps the last one of each suite.
+fn keep(outcomes: &[Outcome]) -> Result<(), Box<dyn std::error::Error>> {
+    let git = |words: &[&str]| {
+        Run::new("git")
+            .args(words)
+            .directory(product::source())
+            .output()
+    };
+    let commit = git(&["log", "-1", "--format=%h of %cs"])?;
+    let changed = !git(&["status", "--porcelain"])?.is_empty();
+    let state = if changed { ", with changes" } else { "" };
+    let ran = outcomes.iter().map(|outcome| {
+        let minutes = outcome.took.as_secs_f64() / 60.0;
+        let result = if outcome.failed.is_some() {
+            "FAILED"
+        } else {
+            "passed"
+        };
+        let row = format!("{result} | {minutes:.1} | {}{state}", commit.trim());
+        (outcome.suite.name, row)
+    });
+    let path = product::source().join("docs/soak.md");
+    let before = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(error.into()),
+    };
+    std::fs::write(path, page::page(&before, &ran.collect()))?;
+    Ok(())
 }

@@ -13,7 +13,6 @@ mount --rbind "$folder/cgroup" /sys/fs/cgroup
 umount -l "$folder/cgroup"
 bind() { mount --bind "$folder/$1" "$2"; }
 bind kubelet /var/lib/kubelet
-mount --make-rshared /var/lib/kubelet
 bind containerd /var/lib/containerd
 bind mooncake /var/lib/mooncake
 bind cni /etc/cni/net.d
@@ -24,5 +23,7 @@ bind etc /etc/node
 mount --bind "$plugins" /opt/cni/bin
 mount -t tmpfs tmpfs /run
 mkdir -p /run/netns
+# As on any node whose mounts pods are told of.
+mount --make-rshared /
 touch /run/ready
 exec sleep infinity

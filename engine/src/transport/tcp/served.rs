@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,9 +11,16 @@ use std::time::{Duration, Instant};
 use proto::frame::{HEADER_LENGTH, Header, Op, Partial, STATUS_LENGTH, Status, Version};
 use rustix::net::{RecvFlags, SendFlags};
 use sys::mem::Region;
+use sys::net::socket::set_receive_low_water;
 
-use super::{Bounds, Ended, HostId, HostSide, RegionId, SEND_BYTES, TURN_BYTES, Turn};
+use super::{Bounds, HostId, HostSide, RegionId, SEND_BYTES, TURN_BYTES, Turn};
 use crate::admission::Ticket;
+use crate::stats::Ended;
+
+/// Payloads of this size are not read piece by piece as they come, but by a turn's worth at once. A
+/// stock peer sends pieces of 64 KiB; to be woken for each costs it its processor where those are
+/// few. Smaller payloads come whole; the sender of a larger one would wait for room in the buffers.
+const AT_ONCE: RangeInclusive<u64> = 128 << 10..=1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Served {
@@ -25,6 +33,8 @@ pub(super) struct Served {
     since: Instant,
     /// An entry for it is among the timers.
     timed: bool,
+    /// From how many bytes on the kernel calls the socket readable.
+    low_water: u32,
 }
 
 #[derive(Debug)]
@@ -46,6 +56,20 @@ struct Payload {
     id: RegionId,
     offset: u64,
     left: u64,
+    at_once: bool,
+}
+
+impl Payload {
+    /// Missing bytes that it is worth to be woken for. Never more than are missing: what the peer
+    /// does not owe does not come.
+    fn worth_waking_for(&self) -> u32 {
+        let least = if self.at_once {
+            self.left.min(TURN_BYTES)
+        } else {
+            1
+        };
+        u32::try_from(least).unwrap_or(1)
+    }
 }
 
 /// What is left of a status frame.
@@ -96,6 +120,7 @@ impl Served {
             proven: false,
             since: now,
             timed: true,
+            low_water: 1,
         }
     }
 
@@ -125,6 +150,8 @@ impl Served {
             match step {
                 Step::On(phase) => {
                     let between = matches!(phase, Phase::Header(_));
+                    // Its peer waits for it, and it is nothing to make others wait for.
+                    let answers = matches!(phase, Phase::Answering { .. });
                     if matches!(phase, Phase::Taking { .. } | Phase::Giving { .. })
                         && moved == before
                     {
@@ -132,13 +159,13 @@ impl Served {
                     }
                     self.phase = phase;
                     // Level-triggered: what is left in the socket comes back after the others.
-                    if moved >= TURN_BYTES || between {
-                        return Ok(self.wants());
+                    if between || moved >= TURN_BYTES && !answers {
+                        return self.wants(socket);
                     }
                 }
                 Step::Stuck(phase) => {
                     self.phase = phase;
-                    return Ok(self.wants());
+                    return self.wants(socket);
                 }
                 Step::Finished => return Ok(Turn::Over),
             }
@@ -192,11 +219,18 @@ impl Served {
         !matches!(self.phase, Phase::Header(_))
     }
 
-    fn wants(&self) -> Turn {
-        match self.phase {
-            Phase::Header(_) | Phase::Taking { .. } => Turn::Readable,
-            Phase::Giving { .. } | Phase::Answering { .. } => Turn::Writable,
+    /// What the kernel is to wake us for.
+    fn wants(&mut self, socket: BorrowedFd<'_>) -> Result<Turn, Ended> {
+        let (turn, least) = match &self.phase {
+            Phase::Header(_) => (Turn::Readable, 1),
+            Phase::Taking { payload, .. } => (Turn::Readable, payload.worth_waking_for()),
+            Phase::Giving { .. } | Phase::Answering { .. } => (Turn::Writable, 1),
+        };
+        if least != self.low_water {
+            set_receive_low_water(socket, least).map_err(|_| Ended::Broken)?;
+            self.low_water = least;
         }
+        Ok(turn)
     }
 
     /// Reads a header and finds what it means.
@@ -226,13 +260,13 @@ impl Served {
             .and_then(|(id, offset)| Some((id, offset, Arc::clone(regions.get(&id)?))));
         let Some((id, offset, region)) = found else {
             tracing::debug!(
-                peer = %self.ticket.address(), address = header.address, size = header.size,
+                peer = %self.ticket.peer().address(), address = header.address, size = header.size,
                 "address refused"
             );
             return match header.version {
                 Version::V1 => Err(Ended::BadAddress),
                 Version::V2 => {
-                    host.counters.ended(Ended::BadAddress);
+                    host.counters.ended(self.ticket.peer(), Ended::BadAddress);
                     let head = Head::new(Status::AddressRejected);
                     Ok(Step::On(Phase::Answering { head, last: true }))
                 }
@@ -244,6 +278,7 @@ impl Served {
             id,
             offset,
             left: header.size,
+            at_once: AT_ONCE.contains(&header.size),
         };
         Ok(Step::On(match (header.op, header.version) {
             (Op::Write, version) => Phase::Taking { payload, version },

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mooncake_stock::MOONCAKE;
 use mooncake_store::wire::SegmentStatus;
 use mooncake_store::{ErrorCode, Origin, State, random_id};
 use rustix::process::Signal;
@@ -11,11 +12,10 @@ use crate::node::{
     FIRST_BASE, SEGMENT_BYTES, fresh, put, reach, reach_loss, reach_mounted, replicas, segment,
     start,
 };
-use crate::wheel::Release;
 
 #[tokio::test]
 async fn a_segment_far_beyond_any_mapping_mounts_and_objects_are_placed_in_it() {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+    let stock = StockMaster::start(MOONCAKE, 10).await;
     let mine = [segment("a.0", 3), segment("a.1", 5)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
     reach_mounted(&session, &mine).await;
@@ -33,7 +33,7 @@ async fn a_segment_far_beyond_any_mapping_mounts_and_objects_are_placed_in_it() 
 
 #[tokio::test]
 async fn a_session_without_segments_waits_and_mounts_what_is_added() {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+    let stock = StockMaster::start(MOONCAKE, 10).await;
     let session = start(&stock, random_id().unwrap(), fresh(Vec::new()));
     reach(&session, |state| {
         matches!(state, State::Ready).then_some(())
@@ -51,7 +51,7 @@ async fn a_session_without_segments_waits_and_mounts_what_is_added() {
 
 #[tokio::test]
 async fn a_segment_that_the_master_refuses_is_named_and_the_others_mount() {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+    let stock = StockMaster::start(MOONCAKE, 10).await;
     let good = [segment("good.0", 0), segment("good.1", 1)];
     let session = start(&stock, random_id().unwrap(), fresh(good[..1].to_vec()));
     reach_mounted(&session, &good[..1]).await;
@@ -73,7 +73,7 @@ async fn a_segment_that_the_master_refuses_is_named_and_the_others_mount() {
 
 #[tokio::test]
 async fn a_master_that_lost_us_gets_new_ids_and_addresses_only() {
-    let mut stock = StockMaster::start(Release::Ours, 10).await;
+    let mut stock = StockMaster::start(MOONCAKE, 10).await;
     let old = segment("e.0", 0);
     let session = start(&stock, random_id().unwrap(), fresh(vec![old.clone()]));
     reach_mounted(&session, std::slice::from_ref(&old)).await;
@@ -103,7 +103,7 @@ async fn a_master_that_lost_us_gets_new_ids_and_addresses_only() {
 
 #[tokio::test]
 async fn a_successor_pings_first_and_every_key_stays() {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+    let stock = StockMaster::start(MOONCAKE, 10).await;
     let client = random_id().unwrap();
     let mine = [segment("t.0", 0), segment("t.1", 1)];
     let first = start(&stock, client, fresh(mine.to_vec()));
@@ -129,7 +129,7 @@ async fn a_successor_pings_first_and_every_key_stays() {
 
 #[tokio::test]
 async fn a_successor_of_a_client_that_the_master_gave_up_mounts_nothing_old() {
-    let stock = StockMaster::start(Release::Ours, 1).await;
+    let stock = StockMaster::start(MOONCAKE, 1).await;
     let client = random_id().unwrap();
     let old = segment("x.0", 0);
     let first = start(&stock, client, fresh(vec![old.clone()]));
@@ -158,7 +158,7 @@ async fn a_successor_of_a_client_that_the_master_gave_up_mounts_nothing_old() {
 
 #[tokio::test]
 async fn a_fresh_session_of_a_known_client_replaces_its_former_segments() {
-    let stock = StockMaster::start(Release::Ours, 60).await;
+    let stock = StockMaster::start(MOONCAKE, 60).await;
     let client = random_id().unwrap();
     let old = segment("f.0", 0);
     let first = start(&stock, client, fresh(vec![old.clone()]));
@@ -183,7 +183,7 @@ async fn a_fresh_session_of_a_known_client_replaces_its_former_segments() {
 
 #[tokio::test]
 async fn a_master_that_only_slept_keeps_the_epoch() {
-    let stock = StockMaster::start(Release::Ours, 60).await;
+    let stock = StockMaster::start(MOONCAKE, 60).await;
     let mine = [segment("s.0", 0)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
     reach_mounted(&session, &mine).await;

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use mooncake_stock::{MOONCAKE, MOONCAKE_BEFORE};
 use mooncake_store::{Cause, Generation, LooksLike, ProbeError, SchemaMismatch, State, random_id};
 use proto::store::Rpc;
 
 use crate::master::StockMaster;
 use crate::node::{fresh, reach, segment, start};
-use crate::wheel::Release;
 
 #[tokio::test]
 async fn a_master_of_our_generation_is_proven() {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+    let stock = StockMaster::start(MOONCAKE, 10).await;
     let master = stock.client().await;
     assert_eq!(
         master.probe_generation().await.unwrap(),
@@ -26,7 +26,7 @@ async fn a_master_of_our_generation_is_proven() {
 
 #[tokio::test]
 async fn no_segment_is_offered_to_a_master_of_another_generation() {
-    let stock = StockMaster::start(Release::Older, 10).await;
+    let stock = StockMaster::start(MOONCAKE_BEFORE, 10).await;
     let mine = segment("skewed", 0);
     let session = start(&stock, random_id().unwrap(), fresh(vec![mine.clone()]));
     let skew = reach(&session, |state| match state {
@@ -95,7 +95,7 @@ impl Rpc for OtherReady {
 
 #[tokio::test]
 async fn a_schema_that_the_master_does_not_share_is_named_with_its_hash() {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+    let stock = StockMaster::start(MOONCAKE, 10).await;
     let master = stock.client().await;
 
     let unknown = master.call::<CalcCacheStats>(&()).await.unwrap_err();

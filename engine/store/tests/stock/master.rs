@@ -8,15 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use mooncake_stock::{Space, Wheel};
 use mooncake_store::Master;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::net::Namespace;
-use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::time::{interval, timeout};
-
-use crate::wheel::Release;
 
 pub(crate) const RPC: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
@@ -27,44 +25,26 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct StockMaster {
     executable: PathBuf,
     namespace: Arc<Namespace>,
-    /// Keeps the namespace; ends by itself should the test be killed.
-    holder: Child,
+    space: Space,
     master: Option<Child>,
     /// Beyond addresses and ports.
     flags: Vec<String>,
 }
 
 impl StockMaster {
-    pub(crate) async fn start(release: Release, client_ttl: u32) -> Self {
-        Self::start_with(release, &[&format!("--client_ttl={client_ttl}")]).await
+    pub(crate) async fn start(wheel: Wheel, client_ttl: u32) -> Self {
+        Self::start_with(wheel, &[&format!("--client_ttl={client_ttl}")]).await
     }
 
-    pub(crate) async fn start_with(release: Release, flags: &[&str]) -> Self {
-        let executable = release.master().await;
-        let mut holder = Command::new("unshare")
-            .args([
-                "--net",
-                "sh",
-                "-c",
-                "ip link set lo up && echo up && exec sleep 600",
-            ])
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("unshare starts (this test needs root)");
-        let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
-        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap();
-        assert_eq!(
-            line.as_deref(),
-            Some("up"),
-            "no network namespace (this test needs root)"
-        );
-        let namespace = Arc::new(Namespace::of_process(holder.id().unwrap()).unwrap());
+    pub(crate) async fn start_with(wheel: Wheel, flags: &[&str]) -> Self {
+        let executable = wheel.site().unwrap().join("mooncake/mooncake_master");
+        let space = Space::new().await.unwrap();
+        let namespace = Arc::new(Namespace::of_process(space.pid()).unwrap());
         let flags = flags.iter().map(ToString::to_string).collect();
         let mut stock = Self {
             executable,
             namespace,
-            holder,
+            space,
             master: None,
             flags,
         };
@@ -74,17 +54,15 @@ impl StockMaster {
 
     /// Starts a master with an empty index at the same address, and waits until it serves.
     pub(crate) async fn restart(&mut self) {
-        let child = Command::new("nsenter")
-            .arg(format!("--net=/proc/{}/ns/net", self.holder.id().unwrap()))
-            .arg(&self.executable)
+        let child = self
+            .space
+            .command(&self.executable)
             .arg("--rpc_address=127.0.0.1")
             .arg(format!("--port={}", RPC.port()))
             .args(&self.flags)
             .args(["--default_kv_lease_ttl=100"])
-            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .kill_on_drop(true)
             .spawn()
             .expect("nsenter starts");
         self.master = Some(child);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mooncake_stock::MOONCAKE;
 use mooncake_store::wire::{
     CopyStart, CopyStartResponse, CreateCopyTask, CreateMoveTask, QueryTask, QueryTaskResponse,
     Segment, TaskStatus,
@@ -14,7 +15,6 @@ use crate::master::{PATIENCE, StockMaster};
 use crate::node::{
     FakeMover, Outcome, fresh, put, reach_mounted, replicas, segment, start, start_with,
 };
-use crate::wheel::Release;
 
 struct TwoNodes {
     _stock: StockMaster,
@@ -27,7 +27,7 @@ struct TwoNodes {
 
 /// The object `k` of 1000 bytes lies on the first node, whose mover is looked at.
 async fn two_nodes(flags: &[&str], mover: FakeMover) -> TwoNodes {
-    let stock = StockMaster::start_with(Release::Ours, flags).await;
+    let stock = StockMaster::start_with(MOONCAKE, flags).await;
     let mover = Arc::new(mover);
     let segments = [segment("node1.0", 0), segment("node2.0", 1)];
     let [one, two] = &segments;

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
+use mooncake_stock::MOONCAKE;
 use mooncake_store::wire::SegmentStatus;
 use mooncake_store::{ErrorCode, random_id};
 use tokio::time::Instant;
 
 use crate::master::{PATIENCE, StockMaster};
 use crate::node::{fresh, put, reach_mounted, replicas, segment, start};
-use crate::wheel::Release;
 
 #[tokio::test]
 async fn a_graceful_unmount_keeps_keys_readable_for_its_time_and_ends_in_bounded_time() {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+    let stock = StockMaster::start(MOONCAKE, 10).await;
     let mine = [segment("g.0", 0), segment("g.1", 1)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
     reach_mounted(&session, &mine).await;
@@ -46,7 +46,7 @@ async fn a_graceful_unmount_keeps_keys_readable_for_its_time_and_ends_in_bounded
 
 #[tokio::test]
 async fn an_unmount_without_grace_is_done_at_once() {
-    let stock = StockMaster::start(Release::Ours, 10).await;
+    let stock = StockMaster::start(MOONCAKE, 10).await;
     let mine = [segment("n.0", 0)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
     reach_mounted(&session, &mine).await;
@@ -67,7 +67,7 @@ async fn an_unmount_without_grace_is_done_at_once() {
 
 #[tokio::test]
 async fn an_unmount_ends_with_an_error_when_the_master_is_gone() {
-    let mut stock = StockMaster::start(Release::Ours, 10).await;
+    let mut stock = StockMaster::start(MOONCAKE, 10).await;
     let mine = [segment("d.0", 0)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
     reach_mounted(&session, &mine).await;
@@ -91,7 +91,7 @@ async fn an_unmount_ends_with_an_error_when_the_master_is_gone() {
 
 #[tokio::test]
 async fn dropping_a_session_unmounts_nothing() {
-    let stock = StockMaster::start(Release::Ours, 60).await;
+    let stock = StockMaster::start(MOONCAKE, 60).await;
     let mine = [segment("r.0", 0)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
     reach_mounted(&session, &mine).await;

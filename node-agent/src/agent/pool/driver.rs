@@ -13,6 +13,7 @@ use sys::mem::Region;
 use sys::net::Namespace;
 use tokio::sync::watch;
 
+use super::effects::to_touch;
 use super::failure::{Backoff, Failure};
 use super::mover::Extents;
 use super::record::Record;
@@ -20,6 +21,7 @@ use super::step::{self, Action, Facts, Listed, MasterFact, RecordFact, SessionFa
 use crate::agent::admission::Admitted;
 use crate::agent::census::{Found, Process};
 use crate::agent::ledger::{Ledger, PoolId};
+use crate::agent::orphans::Orphans;
 use crate::agent::report::Board;
 use crate::handover::client::Event;
 use crate::handover::message::{Attached, ExtentState, Request};
@@ -36,6 +38,7 @@ pub(crate) struct Context {
     pub(crate) key: Key,
     pub(crate) engine: Engine,
     pub(crate) ledger: Ledger,
+    pub(crate) orphans: Arc<Orphans>,
     pub(crate) board: Board,
     /// Absent when there is no Kubernetes.
     pub(crate) kubernetes: Option<kube::Client>,
@@ -113,7 +116,8 @@ pub(crate) async fn run(
         cluster: known.cluster.clone(),
         pool: known.pool.clone(),
     };
-    context.ledger.enter(&uid, pool, &known.pod_name);
+    let untouched = to_touch(&known, known.size.0);
+    context.ledger.enter(&uid, pool, &known.pod_name, untouched);
     tracing::info!(
         pod = known.pod_name,
         namespace = known.namespace,
@@ -152,6 +156,9 @@ pub(crate) async fn run(
         heartbeat: Instant::now(),
     };
     while pod.turn(&mut wish).await {}
+    if let Some(record) = &pod.record {
+        context.orphans.let_go(record.client);
+    }
     context.ledger.ended(&uid);
     context.board.remove(&uid);
     tracing::info!(pod = pod.assignment.pod_name, uid, "pool pod ended");
@@ -174,11 +181,11 @@ impl Pod {
         if action == Action::Finish {
             return false;
         }
-        if self
-            .failure
-            .as_ref()
-            .is_some_and(|(failed, _)| *failed != action)
-        {
+        // To be attached again says nothing about what had failed on the connection before: a pool
+        // that answers nonsense would be asked without a pause.
+        let failed = self.failure.as_ref().map(|(failed, _)| *failed);
+        let again = action == Action::Attach && failed != Some(Action::Attach);
+        if !again && failed.is_some_and(|failed| failed != action) {
             self.failure = None;
             self.backoff.succeed();
         }
@@ -189,8 +196,10 @@ impl Pod {
         match self.act(action, &step).await {
             Ok(()) => {
                 tracing::debug!(pod = self.assignment.pod_name, ?action, "done");
-                self.failure = None;
-                self.backoff.succeed();
+                if !again {
+                    self.failure = None;
+                    self.backoff.succeed();
+                }
             }
             Err(failure) => {
                 let news = self
@@ -202,6 +211,10 @@ impl Pod {
                         pod = self.assignment.pod_name, uid = self.uid, ?action,
                         reason = %failure.reason, "{}", failure.message
                     );
+                }
+                if failure.is_refusal() {
+                    // It is not asked to touch anything.
+                    self.context.ledger.untouched(&self.uid, 0);
                 }
                 self.failure = Some((action, failure));
                 self.backoff.fail(Instant::now());
@@ -396,8 +409,6 @@ impl Pod {
         let now = Instant::now();
         let due = self.heartbeat.saturating_duration_since(now);
         let wait = self.backoff.left(now).map_or(due, |left| left.min(due));
-        let mut session = self.session.as_ref().map(Session::state);
-        let mut admission = self.admission.as_ref().map(Admitted::changes);
         let event = tokio::select! {
             event = next(&mut self.client) => Some(event),
             changed = wish.changed() => {
@@ -407,8 +418,8 @@ impl Pod {
                 }
                 None
             }
-            () = changed(&mut session) => None,
-            () = changed(&mut admission) => None,
+            () = told_or_never(self.session.as_mut().map(Session::changed)) => None,
+            () = told_or_never(self.admission.as_mut().map(Admitted::changed)) => None,
             () = tokio::time::sleep(wait) => None,
         };
         match event {
@@ -444,6 +455,7 @@ impl Pod {
                 if failure.is_some() || extent.touched == extent.length {
                     self.touching = None;
                 }
+                self.count_untouched();
                 if let Some(message) = failure {
                     let reason = crds::reason::Reason::MemoryUnavailable;
                     let failure = Failure::new(reason, message);
@@ -504,12 +516,10 @@ async fn next(client: &mut Option<Client>) -> Result<Event, handover::Error> {
     }
 }
 
-/// A change of a watched value, or never.
-async fn changed<T>(watched: &mut Option<watch::Receiver<T>>) {
-    if let Some(watched) = watched
-        && watched.changed().await.is_ok()
-    {
-        return;
+/// News, or never where there is nobody to bring any.
+async fn told_or_never(news: Option<impl Future<Output = ()>>) {
+    match news {
+        Some(news) => news.await,
+        None => std::future::pending().await,
     }
-    std::future::pending().await
 }

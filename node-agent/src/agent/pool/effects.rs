@@ -5,6 +5,8 @@ mod memory;
 mod mounting;
 mod serving;
 
+pub(super) use memory::to_touch;
+
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
@@ -16,6 +18,7 @@ use super::failure::Failure;
 use super::link;
 use super::record::Record;
 use super::step::{Action, Step};
+use crate::agent::orphans::Note;
 use crate::handover::message::{ExtentState, Request};
 use crate::handover::{self, Client};
 
@@ -108,6 +111,7 @@ impl Pod {
         } else {
             self.learn_touched(&attached.extents);
         }
+        self.count_untouched();
         self.ending |= attached.ending;
         self.attached = Some(attached);
         self.client = Some(client);
@@ -136,6 +140,7 @@ impl Pod {
             if self.assignment.master.is_none() {
                 self.assignment.master.clone_from(&record.mounted_in);
             }
+            self.context.orphans.hold(record.client);
             self.record = Some(record);
         }
         self.record_read = true;
@@ -193,8 +198,30 @@ impl Pod {
     async fn write(&mut self, record: Record) -> Result<(), Failure> {
         let sealed = record.seal(&self.context.key);
         self.ask(Request::PutRecord { record: sealed }).await?;
+        let note = self.note(&record);
         self.record = Some(record);
+        if let Some(note) = note {
+            self.context.orphans.keep(note).await;
+        }
         Ok(())
+    }
+
+    /// What the master of this record has, or may have, of the pool; nothing once it was left.
+    fn note(&self, record: &Record) -> Option<Note> {
+        if self.left {
+            return None;
+        }
+        let epochs = [Some(&record.epoch), record.former.as_ref()];
+        let places = epochs.into_iter().flatten();
+        let places = places.flat_map(|epoch| epoch.places(self.extents.len()));
+        Some(Note {
+            pod_uid: self.uid.clone(),
+            pod_name: self.assignment.pod_name.clone(),
+            pid: self.process.pid,
+            client: record.client,
+            segments: places.map(|place| place.segment).collect(),
+            master: record.mounted_in.clone()?,
+        })
     }
 
     fn recorded(&self) -> Result<Record, Failure> {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crds::cluster::{NumaPolicy, PageSize};
+use crds::inventory::{NoGid, PortState};
 
 fn assignment(index: usize) -> PoolAssignment {
     PoolAssignment {
@@ -40,6 +41,7 @@ fn report(index: usize, state: PoolState, reason: Reason) -> PoolReport {
 
 fn spec(count: usize) -> MooncakeNodeSpec {
     MooncakeNodeSpec {
+        domains: Vec::new(),
         node_uid: "node".to_owned(),
         boot_id: "boot".to_owned(),
         pools: (0..count).map(assignment).collect(),
@@ -56,17 +58,37 @@ fn a_status_keeps_its_bound_with_as_many_pods_as_a_spec_may_list() {
     let reports: Vec<_> = (0..20)
         .map(|i| report(i, PoolState::Serving, Reason::AsExpected))
         .collect();
-    let status = compose(&spec, "boot", &reports, &[], at(1));
+    let line = HcaLine {
+        name: "mlx5_bond_10".to_owned(),
+        port: 1,
+        state: Some(PortState::Initializing),
+        rate_mbps: Some(400_000),
+        gid: None,
+        no_gid: Some(NoGid::OtherLinkLayer),
+    };
+    let hcas = (vec![line; 16], Some(112));
+    let status = compose(&spec, "boot", hcas, &reports, &[], None, at(1));
     assert!(serde_json::to_vec(&status).unwrap().len() <= STATUS_LIMIT);
     assert_eq!(status.pools.len(), 20);
     assert_eq!(status.capacity, Some(ByteSize(20 << 30)));
+    // Every port has a line or is counted.
+    let omitted = status.hcas_omitted.unwrap();
+    assert_eq!(status.hcas.len() as u64 + u64::from(omitted), 128);
 }
 
 #[test]
 fn nothing_changed_gives_an_equal_status_whatever_the_time() {
     let reports = [report(0, PoolState::Serving, Reason::AsExpected)];
-    let first = compose(&spec(1), "boot", &reports, &[], at(1));
-    let again = compose(&spec(1), "boot", &reports, &first.conditions, at(99));
+    let first = compose(&spec(1), "boot", <_>::default(), &reports, &[], None, at(1));
+    let again = compose(
+        &spec(1),
+        "boot",
+        <_>::default(),
+        &reports,
+        &first.conditions,
+        None,
+        at(99),
+    );
     assert_eq!(first, again);
 }
 
@@ -76,7 +98,7 @@ fn the_condition_names_the_pod_that_is_not_served() {
         report(0, PoolState::Serving, Reason::AsExpected),
         report(1, PoolState::Refused, Reason::DescriptorNotSealed),
     ];
-    let status = compose(&spec(2), "boot", &reports, &[], at(1));
+    let status = compose(&spec(2), "boot", <_>::default(), &reports, &[], None, at(1));
     let serving = condition::find(&status.conditions, ConditionType::PoolsServing).unwrap();
     assert_eq!(serving.status, "False");
     assert_eq!(serving.reason, "DescriptorNotSealed");
@@ -85,14 +107,50 @@ fn the_condition_names_the_pod_that_is_not_served() {
 
 #[test]
 fn a_listed_pod_without_a_report_is_not_served() {
-    let status = compose(&spec(1), "boot", &[], &[], at(1));
+    let status = compose(&spec(1), "boot", <_>::default(), &[], &[], None, at(1));
     assert!(!condition::is_true(
         &status.conditions,
         ConditionType::PoolsServing
     ));
-    let none = compose(&spec(0), "boot", &[], &[], at(1));
+    let none = compose(&spec(0), "boot", <_>::default(), &[], &[], None, at(1));
     assert!(condition::is_true(
         &none.conditions,
         ConditionType::PoolsServing
     ));
+}
+
+fn stands(alive: &str, serving: &str) -> Vec<Condition> {
+    let findings = [ConditionType::AgentAlive, ConditionType::PoolsServing]
+        .map(|kind| Finding::new(kind, true, Reason::AgentMissing, "no agent pod"));
+    let mut stands = condition::merge(&[], &findings, Some(1), at(1));
+    for condition in &mut stands {
+        let alone = condition.type_ == ConditionType::AgentAlive.as_str();
+        condition.status = if alone { alive } else { serving }.to_owned();
+    }
+    stands
+}
+
+#[test]
+fn an_agent_that_is_not_believed_leaves_the_doubt_and_speaks_again_when_it_is() {
+    let reports = [report(0, PoolState::Serving, Reason::AsExpected)];
+    let say = |stands: &[Condition]| {
+        let status = compose(
+            &spec(1),
+            "boot",
+            <_>::default(),
+            &reports,
+            stands,
+            doubt(stands),
+            at(9),
+        );
+        let said = holds(&status, stands);
+        (status.conditions[0].status.clone(), said)
+    };
+    assert_eq!(
+        say(&stands("False", "Unknown")),
+        ("Unknown".to_owned(), true)
+    );
+    assert_eq!(say(&stands("True", "Unknown")), ("True".to_owned(), false));
+    let status = compose(&spec(1), "boot", <_>::default(), &reports, &[], None, at(1));
+    assert_eq!(say(&status.conditions), ("True".to_owned(), true));
 }

@@ -40,14 +40,15 @@ pub struct ForeignPeer {
 pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
     let clients = clients(cluster);
     let pools = in_own_namespace(component(cluster, names::COMPONENT_POOL));
-    let operator = NetworkPolicyPeer {
+    let of_release = |component: &str| NetworkPolicyPeer {
         namespace_selector: Some(namespace(&settings.operator_namespace)),
         pod_selector: Some(select(BTreeMap::from([(
             names::LABEL_COMPONENT.to_owned(),
-            names::COMPONENT_OPERATOR.to_owned(),
+            component.to_owned(),
         )]))),
         ip_block: None,
     };
+    let operator = of_release(names::COMPONENT_OPERATOR);
     let members: Vec<_> = clients.iter().cloned().chain([pools]).collect();
     vec![
         policy(
@@ -73,6 +74,11 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
                 rule(
                     &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],
                     vec![operator],
+                ),
+                // They take out what a pool pod left that ended while its node had no agent.
+                rule(
+                    &[names::MASTER_RPC_PORT],
+                    vec![of_release(names::COMPONENT_AGENT)],
                 ),
             ],
         ),

@@ -43,6 +43,7 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
         MooncakeNodeSpec {
             node_uid: "node".to_owned(),
             boot_id: "boot".to_owned(),
+            domains: Vec::new(),
             pools: serde_yaml_ng::from_str(&format!(
                 "[{{podUid: u-{node}, podName: p, namespace: team, cluster: kv, clusterUid: c1, pool: default, \
                  size: 1Gi, pageSize: 4Ki, numaPolicy: Any, drainSeconds: 5, \
@@ -112,6 +113,7 @@ impl World {
             verdicts: &verdicts,
             rollout: &self.rollout,
             used: self.used,
+            mnnvl: None,
         };
         compute(&facts, old, Timestamp::from_second(second).unwrap())
     }
@@ -182,6 +184,45 @@ fn a_node_without_room_is_named_with_the_schedulers_words_and_others_count() {
     assert!(message.contains("1 Insufficient memory"), "{message}");
     assert!(message.contains("Remedy: "), "{message}");
     assert_eq!(status.nodes.as_deref(), Some("1/2"));
+}
+
+#[test]
+fn an_evicted_pod_is_told_with_node_pod_and_the_kubelets_words_before_lesser_troubles() {
+    let mut world = World::whole();
+    let waits = "state: Waiting, reason: WaitingForGrant, message: 'wait'";
+    world.pools[0].1 = Some(report("n1", ALIVE, waits));
+    world.pools[1].0 = pod(
+        "{metadata: {name: kv-pool-default-x, uid: u-n2}, spec: {nodeName: n2, containers: []}, \
+          status: {phase: Failed, reason: Evicted, message: 'The node was low on resource: memory. '}}",
+    );
+    let (state, message) = said(&world.fresh(), ConditionType::Ready);
+    assert_eq!(state, "False/PoolPodEvicted");
+    assert!(
+        message.starts_with(
+            "n2: pool pod kv-pool-default-x: PoolPodEvicted: the kubelet evicted it: The node was \
+             low on resource: memory; n1: "
+        ),
+        "{message}"
+    );
+    assert_eq!(
+        said(&world.fresh(), ConditionType::Stalled).0,
+        "False/AsExpected"
+    );
+}
+
+#[test]
+fn a_pod_that_is_over_is_told_as_gone_whatever_its_agent_said_last() {
+    let mut world = World::whole();
+    world.pools[1].0 = pod(
+        "{metadata: {name: kv-pool-default-x, uid: u-n2}, spec: {nodeName: n2, containers: []}, \
+          status: {phase: Failed, reason: OutOfmemory, message: 'Node has no room'}}",
+    );
+    let (state, message) = said(&world.fresh(), ConditionType::PoolsReady);
+    assert_eq!(state, "False/PoolPodGone");
+    assert!(
+        message.contains("Failed: OutOfmemory: Node has no room"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Assignments and the verdict on an agent, from what was seen on a node.
+//! Assignments, from what was seen on a node.
 
 use std::sync::Arc;
 
@@ -48,6 +48,7 @@ fn observed(pools: Vec<PoolPod>) -> Observed {
         report: None,
         agents: Vec::new(),
         pools,
+        domains: None,
     }
 }
 
@@ -102,6 +103,18 @@ fn an_assignment_stands_until_the_pod_is_gone_also_without_its_cluster() {
 }
 
 #[test]
+fn an_assignment_ends_with_the_pods_processes_also_where_its_object_stays() {
+    let mut seen = observed(vec![pool_pod(true)]);
+    seen.report = desired(&seen, &[]);
+    let mut evicted = pool_pod(true);
+    let mut pod = evicted.pod.as_ref().clone();
+    pod.status = Some(serde_yaml_ng::from_str("{phase: Failed, reason: Evicted}").unwrap());
+    evicted.pod = Arc::new(pod);
+    seen.pools = vec![evicted];
+    assert!(desired(&seen, &[]).unwrap().spec.pools.is_empty());
+}
+
+#[test]
 fn a_node_without_anything_of_ours_has_no_object() {
     assert!(desired(&observed(Vec::new()), &[]).is_none());
     let mut with_agent = observed(Vec::new());
@@ -116,24 +129,6 @@ fn an_object_of_an_earlier_node_of_that_name_is_told_apart() {
     assert!(seen.of_an_earlier_node().is_none());
     seen.uid = "another".to_owned();
     assert!(seen.of_an_earlier_node().is_some());
-}
-
-#[test]
-fn an_agent_is_alive_only_on_a_ready_node_with_a_ready_pod() {
-    let mut seen = observed(Vec::new());
-    assert_eq!(agent_alive(&seen).reason, Reason::AgentMissing);
-    seen.agents = vec![agent("False")];
-    assert_eq!(agent_alive(&seen).reason, Reason::AgentNotReady);
-    seen.agents.push(agent("True"));
-    assert_eq!(agent_alive(&seen).reason, Reason::AsExpected);
-    seen.ready = Some(Ready {
-        holds: false,
-        silent: true,
-        message: "kubelet stopped posting".to_owned(),
-    });
-    let dead = agent_alive(&seen);
-    assert_eq!(dead.reason, Reason::NodeNotReady);
-    assert!(dead.message.contains("kubelet stopped posting"));
 }
 
 #[test]
@@ -162,4 +157,26 @@ fn a_lost_node_is_given_another_instance_of_its_master_and_keeps_it() {
     seen.pools[0].master_uid = Some("m2".to_owned());
     seen.pools[0].masters = vec!["m2".to_owned()];
     assert_eq!(instance(&desired(&seen, &[])).as_deref(), Some("m2"));
+}
+
+#[test]
+fn memberships_stand_while_nobody_knows_and_go_when_it_is_known() {
+    let membership = DomainMembership {
+        namespace: "team".to_owned(),
+        cluster: "kv".to_owned(),
+        domain: "job".to_owned(),
+        domain_uid: Some("d1".to_owned()),
+        clique: None,
+        member: true,
+        reason: crds::Reason::AsExpected,
+        message: String::new(),
+    };
+    let mut here = observed(vec![pool_pod(true)]);
+    here.domains = Some(vec![membership.clone()]);
+    here.report = desired(&here, &[]);
+    here.domains = None;
+    let unknown = desired(&here, &[]).unwrap();
+    assert_eq!(unknown.spec.domains, [membership]);
+    here.domains = Some(Vec::new());
+    assert!(desired(&here, &[]).unwrap().spec.domains.is_empty());
 }

@@ -4,17 +4,35 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crds::cluster;
+use crds::node::PoolAssignment;
 use crds::reason::Reason;
 use sys::mem::{NumaPolicy, PageSize, Region};
 
-use crate::agent::numa;
+use crate::agent::ledger::Refusal;
 use crate::agent::pool::driver::Pod;
 use crate::agent::pool::failure::Failure;
 use crate::agent::pool::step::Step;
+use crate::agent::{numa, room};
 use crate::handover::EXTENT_LIMIT;
 use crate::handover::message::{ExtentState, Request};
 
+/// How much of so many bytes is touched page by page: huge pages were set aside for pools before.
+pub(in crate::agent::pool) fn to_touch(assignment: &PoolAssignment, bytes: u64) -> u64 {
+    match assignment.page_size {
+        cluster::PageSize::Base => bytes,
+        cluster::PageSize::Huge2Mi | cluster::PageSize::Huge1Gi => 0,
+    }
+}
+
 impl Pod {
+    /// Tells the ledger how much of the memory that it has is still to be touched.
+    pub(in crate::agent::pool) fn count_untouched(&self) {
+        let left = |extent: &ExtentState| extent.length.saturating_sub(extent.touched);
+        let left = self.extents.iter().map(left).sum();
+        let left = to_touch(&self.assignment, left);
+        self.context.ledger.untouched(&self.uid, left);
+    }
+
     fn page_size(&self) -> PageSize {
         match self.assignment.page_size {
             cluster::PageSize::Base => PageSize::Base,
@@ -30,15 +48,16 @@ impl Pod {
     }
 
     pub(super) async fn grant(&mut self, step: &Step) -> Result<(), Failure> {
-        if let Err(holder) = self.context.ledger.grant(&self.uid) {
+        let context = Arc::clone(&self.context);
+        let touch = to_touch(&self.assignment, self.assignment.size.0);
+        let available = || room::available(&context.proc);
+        let granted = context.ledger.grant(&self.uid, touch, available);
+        if let Err(refusal @ Refusal::Held(_)) = &granted {
             self.predecessor.get_or_insert_with(std::time::Instant::now);
-            let message = format!(
-                "pod {holder} of the same pool still holds memory on this node; \
-                 it is given back when its process has ended and nothing of it is mapped"
-            );
-            return Err(Failure::new(step.reason, message));
+            return Err(Failure::new(step.reason, refusal));
         }
         self.predecessor = None;
+        granted.map_err(|refusal| Failure::new(Reason::MemoryUnavailable, refusal))?;
         let lengths: Vec<u64> = self.plan().iter().map(|extent| extent.length).collect();
         let page_bytes = self.page_size().bytes();
         let extents = lengths.clone();

@@ -15,6 +15,7 @@ use sys::mem::Region;
 use sys::net::Namespace;
 use tokio::net::{TcpSocket, TcpStream};
 
+use crate::agent::orphans;
 use crate::agent::pool::driver::{HEARTBEAT, Pod};
 use crate::agent::pool::epoch::{Epoch, Place};
 use crate::agent::pool::failure::Failure;
@@ -182,6 +183,9 @@ impl Pod {
                 ),
             }
         }
+        if failed.is_empty() {
+            self.context.orphans.forget(record.client).await;
+        }
         tracing::info!(
             pod = self.assignment.pod_name,
             uid = self.uid,
@@ -251,12 +255,8 @@ async fn unmount_outside(
             outside.map_err(|error| failed(&error))?
         }
     };
-    let master = store::Master::connect(stream, address.to_string());
-    for segment in segments {
-        let unmounted = master.unmount(client, *segment).await;
-        unmounted.map_err(|error| failed(&error))?;
-    }
-    Ok(())
+    let unmounted = orphans::unmount(stream, &master.address, client, segments).await;
+    unmounted.map_err(|error| failed(&error))
 }
 
 /// A connection whose socket lives in the pod's network namespace. The caller bounds it.

@@ -1,0 +1,194 @@
+//! What the product costs a node and the API server: memory with a pool that was used, and everything at rest.
+
+use crate::setting::{STORING, Setting};
+use crate::table::{Table, mebibytes, number};
+use crate::throughput;
+use anyhow::Context;
+use crds::names::COMPONENT_OPERATOR;
+use k8s_openapi::api::core::v1::Pod;
+use mooncake_e2e::product::NAMESPACE;
+use mooncake_e2e::story::audit::{Audit, Write};
+use mooncake_e2e::story::{Charges, Pool, Seen, eventually};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The operator asks the master for its use once a minute.
+const SETTLED: Duration = Duration::from_secs(150);
+const SMALL: &str = "figures";
+const HUGE: &str = "huge";
+/// The smallest pool that there may be.
+const LEAST: u64 = 16 << 20;
+
+/// A pool of 4 KiB pages: how soon it is Ready, how fast it is, what it costs once all of it was used.
+pub(crate) async fn of_small_pages(setting: &Setting, table: &mut Table) -> anyhow::Result<Pool> {
+    let bytes = setting.args.pool << 20;
+    let before = setting.agent().await?;
+    let applied = Instant::now();
+    let pool = setting.pool(SMALL, bytes, "4Ki").await?;
+    let ready = applied.elapsed().as_secs_f64();
+    throughput::measure(setting, &pool, bytes, table).await?;
+    table.title(
+        "kubectl apply of a MooncakeCluster to Ready",
+        &[&format!("{ready:.1} s")],
+    );
+    let after = setting.agent().await?;
+    table.title(
+        format!("memory, a pool of {} MiB on {STORING}", setting.args.pool),
+        &[],
+    );
+    table.row(
+        "  agent before there was a pool, RssAnon + RssFile",
+        [mebibytes(number(before.private))],
+    );
+    table.row(
+        "  agent, RssAnon + RssFile",
+        [mebibytes(number(after.private))],
+    );
+    for pod in setting.product.pods(COMPONENT_OPERATOR).await? {
+        let charges = setting.charges(&pod).await?;
+        table.row("  operator, RSS", [mebibytes(number(charges.resident))]);
+    }
+    per_gibibyte(
+        "4 KiB",
+        bytes,
+        (before, after),
+        setting.charges(&pool.pod_on(STORING).await?).await?,
+        table,
+    );
+    Ok(pool)
+}
+
+/// The same pool of 2 MiB pages, as far as the node has them.
+pub(crate) async fn of_huge_pages(setting: &Setting, table: &mut Table) -> anyhow::Result<()> {
+    let offered = setting.huge_pages().await?;
+    if offered < LEAST {
+        table.row(
+            "  cgroup bytes per GiB of pool, 2 MiB pages",
+            [format!(
+                "not here: {STORING} offers {} MiB of them (vm.nr_hugepages)",
+                offered >> 20
+            )],
+        );
+        return Ok(());
+    }
+    let bytes = offered.min(setting.args.pool << 20);
+    let before = setting.agent().await?;
+    let pool = setting.pool(HUGE, bytes, "2Mi").await?;
+    let own = crds::names::segment(HUGE, "default", STORING, 0);
+    let plan = crate::setting::Plan {
+        fill: bytes / 8 * 7,
+        values: &[],
+        segments: &[&own],
+    };
+    setting.client(STORING, HUGE, plan).await?;
+    let after = setting.agent().await?;
+    let charges = setting.charges(&pool.pod_on(STORING).await?).await?;
+    per_gibibyte("2 MiB", bytes, (before, after), charges, table);
+    Ok(())
+}
+
+fn per_gibibyte(
+    pages: &str,
+    pool: u64,
+    (before, after): (Charges, Charges),
+    pod: Charges,
+    table: &mut Table,
+) {
+    let share = number(pool) / f64::from(1 << 30);
+    let added = number(after.memory) - number(before.memory);
+    table.row(
+        format!("  agent's cgroup per GiB of pool, {pages} pages"),
+        [mebibytes(added / share)],
+    );
+    table.row(
+        format!("  pool pod's cgroup per GiB of pool, {pages} pages"),
+        [mebibytes(number(pod.memory) / share)],
+    );
+    if pod.huge > 0 {
+        table.row("    and of hugetlb", [mebibytes(number(pod.huge) / share)]);
+    }
+}
+
+/// With the pool there and nobody using it.
+pub(crate) async fn at_rest(
+    setting: &Setting,
+    pool: &Pool,
+    table: &mut Table,
+) -> anyhow::Result<()> {
+    eventually(
+        "the status to tell that nothing is stored",
+        SETTLED,
+        || async {
+            let used = pool.object().await?.status.and_then(|status| status.used);
+            let empty = used.as_deref() == Some("0%");
+            Ok(Seen::when(empty.then_some(()), format!("{used:?} used")))
+        },
+    )
+    .await?;
+    let watched = watched(setting, pool).await?;
+    let seconds = setting.args.rest;
+    tracing::info!(seconds, "everything rests");
+    let audit = Audit::from_now(&setting.product.stage)?;
+    let started = Instant::now();
+    let before = look(setting, &watched).await?;
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+    let after = look(setting, &watched).await?;
+    let rested = started.elapsed().as_secs_f64();
+    let written = audit.writes(NAMESPACE)?;
+    table.title(format!("at rest, over {rested:.0} s"), &[]);
+    for ((what, _), (before, after)) in watched.iter().zip(before.iter().zip(&after)) {
+        let busy = after.processor.saturating_sub(before.processor);
+        table.row(
+            format!("  processor: {what}"),
+            [format!("{:.2} %", 100.0 * busy.as_secs_f64() / rested)],
+        );
+    }
+    let minutely = |count: usize| {
+        let count = f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+        format!("{:.1}/min", count * 60.0 / rested)
+    };
+    table.row(
+        "  writes to the API server beyond Leases",
+        [minutely(written.len())],
+    );
+    for (write, count) in counted(&written) {
+        table.row(format!("    {write}"), [minutely(count)]);
+    }
+    Ok(())
+}
+
+/// Pods by what they are called in the table.
+async fn watched(setting: &Setting, pool: &Pool) -> anyhow::Result<Vec<(String, Pod)>> {
+    let mut watched = vec![
+        (
+            format!("agent of {STORING}"),
+            setting.product.agent_on(STORING).await?,
+        ),
+        ("pool pod".to_owned(), pool.pod_on(STORING).await?),
+    ];
+    for pod in setting.product.pods(COMPONENT_OPERATOR).await? {
+        watched.push(("operator".to_owned(), pod));
+    }
+    Ok(watched)
+}
+
+async fn look(setting: &Setting, watched: &[(String, Pod)]) -> anyhow::Result<Vec<Charges>> {
+    let mut books = Vec::new();
+    for (what, pod) in watched {
+        books.push(setting.charges(pod).await.with_context(|| what.clone())?);
+    }
+    Ok(books)
+}
+
+/// Each kind of write, and how often it was seen.
+fn counted(writes: &[Write]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for write in writes {
+        let kind = format!(
+            "{}: {} {} {}",
+            write.pod, write.verb, write.resource, write.name
+        );
+        *counts.entry(kind).or_default() += 1;
+    }
+    counts
+}

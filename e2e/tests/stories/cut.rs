@@ -1,0 +1,103 @@
+//! A node is cut off from everyone, and comes back.
+
+use super::agent::same_lives;
+use anyhow::{Context, ensure};
+use crds::ConditionType;
+use mooncake_e2e::story::master::Segment;
+use mooncake_e2e::story::pool::READY;
+use mooncake_e2e::story::{Effort, Load, Namespace, Pool, Product, Seen, Stage, eventually};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const NODES: [&str; 2] = ["n1", "n2"];
+/// From the cut to the end of the node's segments.
+const OUT: Duration = Duration::from_secs(70);
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_node_that_is_cut_off_is_named_leaves_the_pool_and_comes_back_clean() -> anyhow::Result<()>
+{
+    let product = Arc::new(Product::alone().await?);
+    let stage = product.stage.clone();
+    let outcome = product
+        .tell("cutoff", async move |namespace| {
+            cut_off(&stage, namespace).await
+        })
+        .await;
+    for node in NODES {
+        product
+            .stage
+            .with(move |cluster| cluster.heal(node))
+            .await?;
+    }
+    outcome
+}
+
+async fn cut_off(stage: &Stage, namespace: Namespace) -> anyhow::Result<()> {
+    let pool = Pool::small(&namespace).await?;
+    let before = pool.mounted(2, READY).await?;
+    let lives = pool.pods().await?;
+    let master = pool.master().await?;
+    let home = master
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .context("the master is on no node")?;
+    let node = NODES
+        .into_iter()
+        .find(|node| *node != home)
+        .context("there is no other node")?;
+    let load = Load::start(&namespace, home, "kv", Effort::default()).await?;
+    let cut = Instant::now();
+    stage.with(move |cluster| cluster.cut(node)).await?;
+    eventually(
+        format!("the segments of {node} to leave the pool"),
+        OUT,
+        || async {
+            let now = pool.segments().await?;
+            let gone = now.iter().all(|segment| !is_on(node, segment));
+            Ok(Seen::when(gone.then_some(()), format!("{now:?}")))
+        },
+    )
+    .await?;
+    println!(
+        "{node}: out of the pool {:.1} s after it was cut off",
+        cut.elapsed().as_secs_f64()
+    );
+    let named = pool
+        .condition(ConditionType::Ready, &format!("names {node}"), READY, |c| {
+            c.status != "True" && c.message.contains(node)
+        })
+        .await?;
+    println!("{}: {}", named.reason, named.message);
+    stage.with(move |cluster| cluster.heal(node)).await?;
+    let healed = Instant::now();
+    let after = pool.mounted(2, READY).await?;
+    pool.ready(READY).await?;
+    println!(
+        "whole again {:.1} s after it was connected",
+        healed.elapsed().as_secs_f64()
+    );
+    let place = |segments: &[Segment]| {
+        let found = segments.iter().find(|segment| is_on(node, segment));
+        found.map(|segment| (segment.segment_id.clone(), segment.base_address.clone()))
+    };
+    let (old, new) = (
+        place(&before).context("no segment before")?,
+        place(&after).context("no segment after")?,
+    );
+    ensure!(
+        old.0 != new.0 && old.1 != new.1,
+        "addresses that the master had given up are answered again: {old:?}, {new:?}"
+    );
+    // What lay there alone is lost with it; wrong bytes are refused inside.
+    load.finish(&namespace).await?;
+    let load = Load::start(&namespace, node, "kv", Effort::default()).await?;
+    load.finish(&namespace).await?.undisturbed()?;
+    same_lives(&lives, &pool.pods().await?)?;
+    same_lives(&[master], &[pool.master().await?])
+}
+
+fn is_on(node: &str, segment: &Segment) -> bool {
+    segment.name.contains(&format!(".{node}."))
+}

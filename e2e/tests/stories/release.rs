@@ -1,0 +1,122 @@
+//! The Helm release is upgraded, uninstalled and installed again.
+
+use super::agent::same_lives;
+use anyhow::ensure;
+use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR};
+use kube::ResourceExt;
+use mooncake_e2e::product::{NAMESPACE, RELEASE};
+use mooncake_e2e::story::{Pool, Product, Seen, StockPod, StockWork, eventually};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(90);
+const GOODBYE: Duration = Duration::from_secs(60);
+/// What Kubernetes itself puts into every namespace.
+const OF_EVERY_NAMESPACE: [&str; 2] = ["serviceaccount/default", "configmap/kube-root-ca.crt"];
+const KEYS: u32 = 48;
+const BYTES: u64 = 1 << 20;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_release_is_upgraded_uninstalled_and_installed_again_over_pools_that_run_on()
+-> anyhow::Result<()> {
+    let product = Arc::new(Product::alone().await?);
+    let told = Arc::clone(&product);
+    let outcome = product
+        .tell("release", async move |namespace| {
+            let product = told;
+            let pool = Pool::small(&namespace).await?;
+            let written = StockPod::new("writer", put())
+                .inject("kv")
+                .run(&namespace, SOON)
+                .await?;
+            ensure!(written.done == u64::from(KEYS), "{written:?}");
+            let mut lives = pool.pods().await?;
+            lives.push(pool.master().await?);
+
+            // Another story may have left the log at debug.
+            let old = pods(&product).await?;
+            product
+                .install(&["operator.log=warn", "agent.log=warn"].map(str::to_owned))
+                .await?;
+            product.whole(SOON).await?;
+            let new = pods(&product).await?;
+            ensure!(
+                old.iter().all(|old| !new.contains(old)),
+                "not all were replaced: {old:?}, {new:?}"
+            );
+
+            uninstall(&product).await?;
+            product.install(&[]).await?;
+            product.whole(SOON).await?;
+            pool.ready(SOON).await?;
+            let verify = StockWork::Verify {
+                keys: KEYS,
+                bytes: BYTES,
+                prefix: "k".to_owned(),
+            };
+            let read = StockPod::new("reader", verify)
+                .inject("kv")
+                .run(&namespace, SOON)
+                .await?;
+            ensure!(read.done == u64::from(KEYS) && read.wrong == 0, "{read:?}");
+            let mut now = pool.pods().await?;
+            now.push(pool.master().await?);
+            same_lives(&lives, &now)?;
+            // The namespace goes next, with nobody of ours there.
+            uninstall(&product).await
+        })
+        .await;
+    product.install(&[]).await?;
+    outcome
+}
+
+fn put() -> StockWork {
+    StockWork::Put {
+        keys: KEYS,
+        bytes: BYTES,
+        prefix: "k".to_owned(),
+    }
+}
+
+/// UIDs of operators and agents.
+async fn pods(product: &Product) -> anyhow::Result<Vec<Option<String>>> {
+    let mut pods = product.pods(COMPONENT_OPERATOR).await?;
+    pods.extend(product.pods(COMPONENT_AGENT).await?);
+    Ok(pods.iter().map(ResourceExt::uid).collect())
+}
+
+/// Uninstalls, and waits until nothing of the release is left but the CRDs.
+async fn uninstall(product: &Product) -> anyhow::Result<()> {
+    product.helm(&["uninstall", RELEASE]).await?;
+    let stage = &product.stage;
+    let kinds = async |namespaced: &str| -> anyhow::Result<String> {
+        let scope = format!("--namespaced={namespaced}");
+        let words = ["api-resources", "--verbs=list,delete", &scope, "-o", "name"];
+        let names = stage.kubectl(words).await?;
+        // Events tell of what was.
+        let names = names.lines().filter(|name| !name.starts_with("events"));
+        Ok(names.collect::<Vec<_>>().join(","))
+    };
+    let (inside, outside) = (kinds("true").await?, kinds("false").await?);
+    let label = format!("--selector=app.kubernetes.io/instance={RELEASE}");
+    eventually("nothing of the release to be left", GOODBYE, || async {
+        let mut left = stage
+            .kubectl(["get", &inside, "--namespace", NAMESPACE, "-o", "name"])
+            .await?;
+        left += &stage
+            .kubectl(["get", &outside, &label, "-o", "name"])
+            .await?;
+        let left: Vec<_> = left
+            .lines()
+            .filter(|name| !OF_EVERY_NAMESPACE.contains(name))
+            .collect();
+        Ok(Seen::when(left.is_empty().then_some(()), left.join(", ")))
+    })
+    .await?;
+    let crds = stage.kubectl(["get", "crds", "-o", "name"]).await?;
+    for kept in ["mooncakeclusters", "mooncakenodes", "mooncakeinventories"] {
+        ensure!(crds.contains(kept), "{kept} went: {crds}");
+    }
+    Ok(())
+}

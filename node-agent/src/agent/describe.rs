@@ -1,0 +1,72 @@
+//! The commands that tell what a node is: `facts`, `record` and `inventory`.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Context;
+
+use super::hardware::PATIENCE;
+use super::inventory::inventory as of;
+use crate::host::Host;
+use crate::host::recording::Recording;
+use crate::host::round::{self, Node};
+use crate::host::scrub::Scrub;
+
+/// Writes the facts of the node as one line, and ends without waiting for devices that
+/// hold a thread.
+///
+/// # Errors
+/// If the root cannot be opened, or nobody reads the line.
+pub fn facts(node: &Node, silent: Vec<String>) -> anyhow::Result<()> {
+    let facts = round::look(node, &silent.into_iter().collect(), PATIENCE)
+        .with_context(|| format!("looking at {}", node.root.display()))?;
+    let mut line = serde_json::to_vec(&facts)?;
+    line.push(b'\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(&line)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Writes a recording of the node.
+///
+/// # Errors
+/// If the root cannot be read or the file not be written.
+pub fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
+    let (facts, recording) =
+        round::record(node).with_context(|| format!("reading {}", node.root.display()))?;
+    let scrubbed = Scrub::default().recording(&recording);
+    let by = concat!("# from `agent record`, version ", env!("CARGO_PKG_VERSION"));
+    std::fs::write(file, scrubbed.render(by))
+        .with_context(|| format!("writing {}", file.display()))?;
+    println!(
+        "{}: {} files, {} RDMA devices, {} GPUs, {} unreadable; GUIDs, addresses and UUIDs are \
+         replaced, read it before you pass it on",
+        file.display(),
+        scrubbed.entries().count(),
+        facts.hcas.len(),
+        facts.gpus.len(),
+        facts.faults.len(),
+    );
+    Ok(())
+}
+
+/// Shows the inventory as the agent would write it.
+///
+/// # Errors
+/// If root or recording cannot be read.
+pub fn inventory(node: &Node, recording: Option<&Path>) -> anyhow::Result<()> {
+    let facts = match recording {
+        None => round::look(node, &<_>::default(), PATIENCE)
+            .with_context(|| format!("looking at {}", node.root.display()))?,
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("reading {}", file.display()))?;
+            let recording =
+                Recording::parse(&text).with_context(|| format!("reading {}", file.display()))?;
+            Host::recorded(recording).facts()
+        }
+    };
+    println!("{}", serde_json::to_string_pretty(&of(&facts, ""))?);
+    Ok(())
+}

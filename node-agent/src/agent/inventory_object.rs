@@ -1,0 +1,211 @@
+//! The node's own MooncakeInventory: made, kept and written by server-side apply, when it differs from
+//! what stands there and at no other time.
+
+use std::time::Duration;
+
+use crds::{MooncakeInventory, MooncakeInventorySpec, MooncakeInventoryStatus};
+use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::assignments::Assignments;
+use super::hardware::Known;
+use super::inventory::inventory;
+use super::report::FIELD_MANAGER;
+
+/// Least time between two writes: a port that flaps is told by events and metrics.
+const WRITE_PERIOD: Duration = Duration::from_secs(60);
+
+/// Wait after the first failed write, doubled after each further one, and before an object is made anew.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+
+/// Longest wait after a failed write.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The object as last read.
+#[derive(Debug, Clone, Default)]
+enum Found {
+    #[default]
+    NotYet,
+    Absent,
+    There(Box<MooncakeInventory>),
+}
+
+/// Keeps the object in step with the facts.
+pub(crate) async fn keep(
+    client: kube::Client,
+    node_name: String,
+    mut assignments: watch::Receiver<Assignments>,
+    mut known: Known,
+) {
+    let api: Api<MooncakeInventory> = Api::all(client);
+    let mut found = watch_own(api.clone(), &node_name);
+    let mut wait = FIRST_WAIT;
+    let mut written: Option<Instant> = None;
+    let mut failed_until = Instant::now();
+    loop {
+        let facts = known.borrow_and_update().clone();
+        let standing = found.borrow_and_update().clone();
+        let uid = assignments
+            .borrow_and_update()
+            .node
+            .as_ref()
+            .map(|node| node.spec.node_uid.clone());
+        let wanted = facts
+            .zip(uid.filter(|uid| !uid.is_empty()))
+            .map(|(facts, uid)| wanted(&node_name, &uid, inventory(&facts, &uid)));
+        let mut again = None;
+        if let Some(wanted) = wanted.filter(|wanted| differs(&standing, wanted)) {
+            let now = Instant::now();
+            let next = written.map_or(now, |written| written + least_time(&standing));
+            let next = next.max(failed_until);
+            if now < next {
+                again = Some(next);
+            } else if let Err(error) = apply(&api, &node_name, &standing, &wanted).await {
+                tracing::warn!(%error, "the inventory could not be written");
+                failed_until = now + wait;
+                again = Some(failed_until);
+                wait = (wait * 2).min(LONGEST_WAIT);
+            } else {
+                written = Some(now);
+                wait = FIRST_WAIT;
+            }
+        }
+        let due = async {
+            match again {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = due => {}
+            changed = found.changed() => if changed.is_err() { return },
+            changed = known.changed() => if changed.is_err() { return },
+            changed = assignments.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Between two writes; an object that somebody took away comes back soon.
+fn least_time(standing: &Found) -> Duration {
+    match standing {
+        Found::Absent => FIRST_WAIT,
+        Found::NotYet | Found::There(_) => WRITE_PERIOD,
+    }
+}
+
+/// The object to stand.
+fn wanted(name: &str, node_uid: &str, status: MooncakeInventoryStatus) -> MooncakeInventory {
+    let spec = MooncakeInventorySpec {
+        node_uid: node_uid.to_owned(),
+    };
+    let mut object = MooncakeInventory::new(name, spec);
+    object.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: name.to_owned(),
+        uid: node_uid.to_owned(),
+        controller: None,
+        block_owner_deletion: None,
+    }]);
+    object.status = Some(status);
+    object
+}
+
+fn same_object(standing: &Found, wanted: &MooncakeInventory) -> bool {
+    matches!(standing, Found::There(object) if object.spec == wanted.spec
+        && object.metadata.owner_references == wanted.metadata.owner_references)
+}
+
+fn differs(standing: &Found, wanted: &MooncakeInventory) -> bool {
+    match standing {
+        Found::NotYet => false,
+        Found::Absent => true,
+        Found::There(object) => !same_object(standing, wanted) || object.status != wanted.status,
+    }
+}
+
+async fn apply(
+    api: &Api<MooncakeInventory>,
+    name: &str,
+    standing: &Found,
+    wanted: &MooncakeInventory,
+) -> kube::Result<()> {
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    if !same_object(standing, wanted) {
+        let mut object = wanted.clone();
+        object.status = None;
+        api.patch(name, &params, &Patch::Apply(&object)).await?;
+    }
+    let status = serde_json::json!({
+        "apiVersion": MooncakeInventory::api_version(&()),
+        "kind": MooncakeInventory::kind(&()),
+        "metadata": {"name": name},
+        "status": wanted.status,
+    });
+    api.patch_status(name, &params, &Patch::Apply(&status))
+        .await?;
+    Ok(())
+}
+
+/// Follows the node's own object and no other.
+fn watch_own(api: Api<MooncakeInventory>, name: &str) -> watch::Receiver<Found> {
+    let (tell, found) = watch::channel(Found::NotYet);
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    tokio::spawn(async move {
+        let mut events = watcher(api, config).default_backoff().boxed();
+        let mut listed = Found::Absent;
+        let mut away = false;
+        while let Some(event) = events.next().await {
+            if let (Err(error), false) = (&event, away) {
+                tracing::debug!(%error, "the node's inventory cannot be watched");
+            }
+            away = event.is_err();
+            match event {
+                Ok(Event::Init) => listed = Found::Absent,
+                Ok(Event::InitApply(object)) => listed = Found::There(Box::new(object)),
+                Ok(Event::InitDone) => {
+                    tell.send_replace(std::mem::replace(&mut listed, Found::Absent));
+                }
+                Ok(Event::Apply(object)) => {
+                    tell.send_replace(Found::There(Box::new(object)));
+                }
+                Ok(Event::Delete(_)) => {
+                    tell.send_replace(Found::Absent);
+                }
+                Err(_) => {}
+            }
+        }
+    });
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_written_when_it_is_absent_of_another_node_or_says_something_else() {
+        let status = MooncakeInventoryStatus::default();
+        let ours = wanted("n1", "uid", status.clone());
+        let there = |object: &MooncakeInventory| Found::There(Box::new(object.clone()));
+        assert!(!differs(&Found::NotYet, &ours));
+        assert!(differs(&Found::Absent, &ours));
+        assert!(!differs(&there(&ours), &ours));
+        assert!(differs(
+            &there(&wanted("n1", "before", status.clone())),
+            &ours
+        ));
+        let mut other = status;
+        other.counts.hcas = 1;
+        assert!(differs(&there(&wanted("n1", "uid", other)), &ours));
+        let mut orphan = ours.clone();
+        orphan.metadata.owner_references = None;
+        assert!(differs(&there(&orphan), &ours));
+    }
+}

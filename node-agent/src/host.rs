@@ -1,0 +1,136 @@
+//! What a node is: facts read from sysfs, procfs and /dev below one root, live or recorded.
+//!
+//! ```text
+//! root folder ─┐
+//!              ├─ Tree ── readers ── Facts ── inventory, checks, metrics
+//! recording  ──┘
+//! ```
+
+use std::io;
+use std::path::Path;
+
+use crds::inventory::{Distance, GpuDriver};
+use serde::{Deserialize, Serialize};
+
+pub mod fault;
+mod folder;
+pub mod gid;
+pub mod gpu;
+pub mod hca;
+pub mod interface;
+pub mod kernel;
+pub mod memory;
+pub mod pci;
+pub mod recording;
+pub mod round;
+pub mod scrub;
+pub mod tree;
+
+use fault::{Fault, Problem};
+use gpu::{Gpu, Imex};
+use hca::Hca;
+use interface::Sockets;
+use kernel::Kernel;
+use memory::{Hugepages, NumaNode};
+use recording::Recording;
+use tree::{Node, Tree};
+
+/// Everything that is known of a node. What is absent could not be read, or is not there: `faults`
+/// tells the first, by path and cause.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    pub kernel: Kernel,
+    pub hcas: Vec<Hca>,
+    /// Programs can make connections through the RDMA connection manager.
+    pub rdma_cm: bool,
+    pub gpu_driver: Option<GpuDriver>,
+    pub gpus: Vec<Gpu>,
+    pub imex: Imex,
+    pub numa_nodes: Vec<NumaNode>,
+    pub hugepages: Vec<Hugepages>,
+    pub sockets: Option<Sockets>,
+    pub faults: Vec<Fault>,
+}
+
+impl Facts {
+    /// How far a GPU is from a device.
+    pub fn distance(hca: &Hca, gpu: &Gpu) -> Distance {
+        hca.pci
+            .as_ref()
+            .map_or(Distance::Unknown, |device| pci::distance(device, &gpu.pci))
+    }
+}
+
+/// A node to be read.
+#[derive(Debug)]
+pub struct Host(Tree);
+
+impl Host {
+    /// The node with this root folder.
+    ///
+    /// # Errors
+    /// If there is no such folder.
+    pub fn at(root: &Path) -> io::Result<Self> {
+        Tree::folder(root).map(Self)
+    }
+
+    /// A node that was recorded.
+    pub fn recorded(recording: Recording) -> Self {
+        Self(Tree::recording(recording))
+    }
+
+    /// The same node without what its network namespace tells, as that cannot be entered.
+    #[must_use]
+    pub fn without_network(self, why: Problem) -> Self {
+        Self(self.0.hiding(&interface::OF_READER, why))
+    }
+
+    /// Names of the RDMA devices.
+    pub fn hcas(&self) -> Vec<String> {
+        hca::names(&self.0)
+    }
+
+    /// One RDMA device, and what could not be read of it. A sick device may not answer for long.
+    pub fn hca(self, name: &str) -> (Hca, Vec<Fault>) {
+        (hca::read(&self.0, name), self.0.faults())
+    }
+
+    /// All facts, the RDMA devices one after the other.
+    pub fn facts(&self) -> Facts {
+        let hcas = self.hcas();
+        let hcas = hcas.iter().map(|name| hca::read(&self.0, name)).collect();
+        self.facts_with(hcas, Vec::new())
+    }
+
+    /// All facts, where the RDMA devices were read already.
+    pub fn facts_with(&self, hcas: Vec<Hca>, mut faults: Vec<Fault>) -> Facts {
+        let tree = &self.0;
+        let mut facts = Facts {
+            kernel: kernel::read(tree),
+            hcas,
+            rdma_cm: matches!(
+                tree.node("dev/infiniband/rdma_cm"),
+                Some(Node::Device { .. })
+            ),
+            gpu_driver: gpu::driver(tree),
+            gpus: gpu::read(tree),
+            imex: gpu::imex(tree),
+            numa_nodes: memory::numa_nodes(tree),
+            hugepages: memory::all_hugepages(tree),
+            sockets: interface::sockets(tree),
+            faults: Vec::new(),
+        };
+        faults.extend(tree.faults());
+        faults.sort_unstable();
+        faults.dedup();
+        facts.faults = faults;
+        facts
+    }
+
+    /// All facts, and every file that they were read from.
+    pub fn record(self) -> (Facts, Recording) {
+        let host = Self(self.0.keeping());
+        let facts = host.facts();
+        (facts, host.0.kept().unwrap_or_default())
+    }
+}

@@ -1,0 +1,103 @@
+//! A folder that is taken for the root of a machine: nothing outside it is ever read, nothing in it
+//! can make a reader wait or fill its memory.
+
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::fault::Problem;
+use super::tree::Node;
+
+/// Longest file that is read.
+const LONGEST: usize = 1 << 20;
+
+/// Most entries of a folder that are listed.
+const MOST: usize = 16 << 10;
+
+/// The folder, held open.
+#[derive(Debug)]
+pub(super) struct Folder(OwnedFd);
+
+impl Folder {
+    pub(super) fn open(root: &Path) -> Result<Self, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(root, flags, Mode::empty())?))
+    }
+
+    /// As below a changed root: absolute links and `..` stay inside.
+    fn at(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let flags = flags | OFlags::CLOEXEC;
+        let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let path = if path.is_empty() { "." } else { path };
+        rustix::fs::openat2(&self.0, path, flags, Mode::empty(), inside)
+    }
+
+    pub(super) fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
+        // Nothing in here is opened that a reader does not name: no device, and a pipe does not wait.
+        let file = self.at(path, OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK)?;
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        if kind != FileType::RegularFile {
+            return Err(Problem::NotAFile);
+        }
+        let file = std::fs::File::from(file);
+        let mut bytes = Vec::new();
+        let read = file.take(LONGEST as u64 + 1).read_to_end(&mut bytes);
+        read.map_err(|error| {
+            Problem::Errno(
+                error
+                    .raw_os_error()
+                    .unwrap_or_else(|| Errno::IO.raw_os_error()),
+            )
+        })?;
+        if bytes.len() > LONGEST {
+            return Err(Problem::TooLarge);
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn list(&self, path: &str) -> Result<Vec<String>, Problem> {
+        let folder = self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut names = Vec::new();
+        for entry in Dir::read_from(folder)? {
+            let entry = entry?;
+            // A name that is no text names nothing of ours.
+            let Ok(name) = entry.file_name().to_str() else {
+                continue;
+            };
+            if name != "." && name != ".." {
+                names.push(name.to_owned());
+            }
+            if names.len() > MOST {
+                return Err(Problem::TooLarge);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    pub(super) fn link(&self, path: &str) -> Result<String, Problem> {
+        let link = self.at(path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        let metadata = rustix::fs::fstat(&link)?;
+        if FileType::from_raw_mode(metadata.st_mode) != FileType::Symlink {
+            return Err(Errno::INVAL.into());
+        }
+        let target = rustix::fs::readlinkat(link.as_fd(), "", Vec::new())?;
+        target.into_string().map_err(|_| Problem::NotText)
+    }
+
+    pub(super) fn node(&self, path: &str) -> Result<Node, Problem> {
+        let metadata = rustix::fs::fstat(self.at(path, OFlags::PATH)?)?;
+        Ok(match FileType::from_raw_mode(metadata.st_mode) {
+            FileType::RegularFile => Node::File,
+            FileType::Directory => Node::Folder,
+            FileType::CharacterDevice => Node::Device {
+                major: rustix::fs::major(metadata.st_rdev),
+                minor: rustix::fs::minor(metadata.st_rdev),
+            },
+            _ => Node::Other,
+        })
+    }
+}

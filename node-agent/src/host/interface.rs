@@ -1,0 +1,116 @@
+//! Network interfaces that RDMA ports stand on, and the sockets of the node's network namespace.
+
+use serde::{Deserialize, Serialize};
+
+use super::tree::Tree;
+
+/// A network interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    pub name: String,
+    pub mtu: Option<u32>,
+    /// In the kernel's word.
+    pub state: Option<String>,
+    /// The bond or bridge that it belongs to.
+    pub master: Option<String>,
+    /// The node's default route leaves through it or through its master.
+    pub default_route: bool,
+    /// It is not the device's own: it stands on one that is, or names its address.
+    pub stacked: bool,
+}
+
+/// Files of the network namespace of who reads them.
+pub(super) const OF_READER: [&str; 2] = ["proc/thread-self/net", "proc/sys/net"];
+
+/// The interface with this name; none if this network namespace has it not.
+pub(super) fn read(tree: &Tree, name: &str, stacked: bool) -> Option<Interface> {
+    let at = format!("sys/class/net/{name}");
+    tree.node(&at)?;
+    let master = tree.link_name(&format!("{at}/master"));
+    let routes = default_routes(tree);
+    Some(Interface {
+        mtu: tree.value(&format!("{at}/mtu")),
+        state: tree.text(&format!("{at}/operstate")),
+        default_route: routes
+            .iter()
+            .any(|route| *route == name || Some(route) == master.as_ref()),
+        master,
+        stacked,
+        name: name.to_owned(),
+    })
+}
+
+/// Interfaces through which default routes leave; IPv4, and IPv6 where there is that.
+fn default_routes(tree: &Tree) -> Vec<String> {
+    let v4 = tree.text("proc/thread-self/net/route").unwrap_or_default();
+    let v6 = tree
+        .text("proc/thread-self/net/ipv6_route")
+        .unwrap_or_default();
+    let v4 = v4.lines().skip(1).filter_map(|line| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        (words.get(1) == Some(&"00000000") && words.get(7) == Some(&"00000000"))
+            .then(|| words[0].to_owned())
+    });
+    let v6 = v6.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let any = words
+            .first()
+            .is_some_and(|word| word.bytes().all(|b| b == b'0'));
+        let interface = words.get(9).filter(|name| **name != "lo")?;
+        (any && words.get(1) == Some(&"00")).then(|| (*interface).to_owned())
+    });
+    v4.chain(v6).collect()
+}
+
+/// TCP sockets of the node's network namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sockets {
+    pub in_use: u64,
+    /// Ended ones that keep their ports for a while.
+    pub time_wait: u64,
+}
+
+pub(super) fn sockets(tree: &Tree) -> Option<Sockets> {
+    let path = "proc/thread-self/net/sockstat";
+    tree.parsed(path, tree.need(path)?, |text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("TCP: "))?;
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let of = |word: &str| {
+            let at = words.iter().position(|known| *known == word)?;
+            words.get(at + 1)?.parse().ok()
+        };
+        Some(Sockets {
+            in_use: of("inuse")?,
+            time_wait: of("tw")?,
+        })
+    })
+}
+
+/// Largest payload of a RoCE packet that an interface's MTU leaves room for: a power of 2 from 256 to
+/// 4096, and room for every header, as the kernel's `iboe_get_mtu` reckons.
+pub fn path_mtu(mtu: u32) -> Option<u32> {
+    const HEADERS: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+    let room = mtu.checked_sub(HEADERS)?;
+    [4096, 2048, 1024, 512, 256]
+        .into_iter()
+        .find(|payload| *payload <= room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_payload_follows_the_mtu() {
+        for (mtu, payload) in [
+            (9000, Some(4096)),
+            (4200, Some(4096)),
+            (4191, Some(2048)),
+            (1500, Some(1024)),
+            (351, None),
+            (0, None),
+        ] {
+            assert_eq!(path_mtu(mtu), payload, "{mtu}");
+        }
+    }
+}

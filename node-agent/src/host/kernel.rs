@@ -1,0 +1,121 @@
+//! The kernel, its modules and settings, and what a process may lock.
+
+use crds::inventory::{Limit, Module};
+use serde::{Deserialize, Serialize};
+
+use super::tree::Tree;
+
+/// Modules that matter to RDMA and GPUs.
+const MODULES: [&str; 20] = [
+    "bonding",
+    "bnxt_re",
+    "efa",
+    "erdma",
+    "gdrdrv",
+    "ib_core",
+    "ib_umad",
+    "ib_uverbs",
+    "irdma",
+    "iw_cm",
+    "mlx5_core",
+    "mlx5_ib",
+    "nv_peer_mem",
+    "nvidia",
+    "nvidia_fs",
+    "nvidia_peermem",
+    "nvidia_uvm",
+    "rdma_cm",
+    "rdma_rxe",
+    "rdma_ucm",
+];
+
+/// What the kernel is and was told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    pub release: Option<String>,
+    pub distribution: Option<String>,
+    pub cgroup_version: Option<u8>,
+    pub modules: Vec<Module>,
+    pub max_map_count: Option<u64>,
+    /// First and last ephemeral port of the node's network namespace.
+    pub local_ports: Option<(u16, u16)>,
+    /// Of the node's network namespace.
+    pub time_wait_reuse: Option<u8>,
+    /// What the node's first process may lock.
+    pub memlock: Option<Limit>,
+}
+
+pub(super) fn read(tree: &Tree) -> Kernel {
+    let ports = "proc/sys/net/ipv4/ip_local_port_range";
+    Kernel {
+        release: tree.need("proc/sys/kernel/osrelease"),
+        distribution: distribution(tree),
+        cgroup_version: cgroup_version(tree),
+        modules: modules(tree),
+        max_map_count: tree.value("proc/sys/vm/max_map_count"),
+        local_ports: tree.text(ports).and_then(|text| {
+            tree.parsed(ports, text, |text| {
+                let mut words = text.split_ascii_whitespace();
+                let range = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+                words.next().is_none().then_some(range)
+            })
+        }),
+        time_wait_reuse: tree.value("proc/sys/net/ipv4/tcp_tw_reuse"),
+        memlock: memlock(tree, 1),
+    }
+}
+
+/// What a process may lock.
+pub(super) fn memlock(tree: &Tree, pid: u32) -> Option<Limit> {
+    let path = format!("proc/{pid}/limits");
+    tree.parsed(&path, tree.text(&path)?, |text| {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Max locked memory"))?;
+        let mut words = line.split_ascii_whitespace().map(|word| {
+            let known = word == "unlimited" || word.parse::<u64>().is_ok();
+            known.then(|| word.to_owned())
+        });
+        Some(Limit {
+            soft: words.next()??,
+            hard: words.next()??,
+        })
+    })
+}
+
+fn modules(tree: &Tree) -> Vec<Module> {
+    let present = MODULES.iter().filter(|name| {
+        // A module that failed to start, or is not yet done, is not there.
+        let state = tree.text(&format!("sys/module/{name}/initstate"));
+        let built_in = || tree.node(&format!("sys/module/{name}")).is_some();
+        state.map_or_else(built_in, |state| state == "live")
+    });
+    present
+        .map(|name| Module {
+            name: (*name).to_owned(),
+            version: tree
+                .text(&format!("sys/module/{name}/version"))
+                .filter(|version| !version.is_empty()),
+        })
+        .collect()
+}
+
+fn distribution(tree: &Tree) -> Option<String> {
+    let text = ["etc/os-release", "usr/lib/os-release"]
+        .iter()
+        .find_map(|path| tree.text(path))?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("PRETTY_NAME="))
+        .map(|name| name.trim_matches('"').to_owned())
+}
+
+/// 2 where the unified hierarchy has the controllers.
+fn cgroup_version(tree: &Tree) -> Option<u8> {
+    if tree.node("sys/fs/cgroup/cgroup.controllers").is_some() {
+        Some(2)
+    } else if tree.node("sys/fs/cgroup/memory").is_some() {
+        Some(1)
+    } else {
+        None
+    }
+}

@@ -1,0 +1,332 @@
+//! What all readers read through: a folder or a recording, as texts, lists, links and nodes below
+//! one root. What cannot be read is noted; what was read can be kept as a recording.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::str::FromStr;
+
+use rustix::io::Errno;
+
+use super::fault::{Fault, Problem};
+use super::folder::Folder;
+use super::recording::{Entry, Recording};
+
+/// Most faults that are noted; a device that answers nothing gives hundreds.
+const FAULTS: usize = 256;
+
+/// Most links that one path leads through.
+const LINKS: usize = 40;
+
+/// What the names of devices, files and modules are made of.
+const NAME: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:,@+-";
+
+/// What stands at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Node {
+    File,
+    Folder,
+    /// A character device.
+    Device {
+        major: u32,
+        minor: u32,
+    },
+    Other,
+}
+
+#[derive(Debug)]
+enum Source {
+    Folder(Folder),
+    Recording(Recording),
+}
+
+/// A machine as its files tell it.
+#[derive(Debug)]
+pub struct Tree {
+    source: Source,
+    /// What lies below these paths is refused, and why.
+    hidden: Option<(&'static [&'static str], Problem)>,
+    faults: RefCell<BTreeSet<Fault>>,
+    kept: Option<RefCell<Recording>>,
+}
+
+impl Tree {
+    /// A machine whose root is this folder.
+    ///
+    /// # Errors
+    /// If there is no such folder.
+    pub fn folder(root: &Path) -> io::Result<Self> {
+        Ok(Self::of(Source::Folder(Folder::open(root)?)))
+    }
+
+    /// A machine that was recorded.
+    pub fn recording(recording: Recording) -> Self {
+        Self::of(Source::Recording(recording))
+    }
+
+    fn of(source: Source) -> Self {
+        Self {
+            source,
+            hidden: None,
+            faults: RefCell::default(),
+            kept: None,
+        }
+    }
+
+    /// From now on keeps everything that is read.
+    #[must_use]
+    pub fn keeping(mut self) -> Self {
+        self.kept = Some(RefCell::default());
+        self
+    }
+
+    /// From now on refuses what lies below these paths.
+    #[must_use]
+    pub fn hiding(mut self, paths: &'static [&'static str], why: Problem) -> Self {
+        self.hidden = Some((paths, why));
+        self
+    }
+
+    /// Everything that was read, if it was to be kept.
+    pub fn kept(&self) -> Option<Recording> {
+        self.kept.as_ref().map(|kept| kept.borrow().clone())
+    }
+
+    /// What could not be read so far.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.faults.borrow().iter().cloned().collect()
+    }
+
+    /// Notes that something could not be read or understood.
+    pub fn note(&self, path: &str, problem: Problem) {
+        let mut faults = self.faults.borrow_mut();
+        if faults.len() < FAULTS {
+            let path = path.to_owned();
+            faults.insert(Fault { path, problem });
+        }
+    }
+
+    /// A text that may be absent; without the white space around it.
+    pub fn text(&self, path: &str) -> Option<String> {
+        self.seen(path, self.try_text(path))
+    }
+
+    /// A text that must be there.
+    pub fn need(&self, path: &str) -> Option<String> {
+        self.needed(path, self.try_text(path))
+    }
+
+    /// A text or why it cannot be read, which is noted nowhere.
+    pub fn try_text(&self, path: &str) -> Result<String, Problem> {
+        let read = match (self.refused(path), &self.source) {
+            (Some(why), _) => Err(why),
+            (None, Source::Folder(folder)) => folder
+                .read(path)
+                .and_then(|bytes| String::from_utf8(bytes).map_err(|_| Problem::NotText)),
+            (None, Source::Recording(recording)) => recording.read(path),
+        };
+        let read = read.map(|text| text.trim().to_owned());
+        self.keep(path, || match &read {
+            Ok(text) => Entry::Text(text.clone()),
+            Err(problem) => Entry::Fault(problem.clone()),
+        });
+        read
+    }
+
+    /// A number or any other value, which may be absent.
+    pub fn value<T: FromStr>(&self, path: &str) -> Option<T> {
+        self.parsed(path, self.text(path)?, |text| text.parse().ok())
+    }
+
+    /// What `parse` makes of a text; a text that it refuses is noted as malformed.
+    pub fn parsed<T>(
+        &self,
+        path: &str,
+        text: impl AsRef<str>,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        let text = text.as_ref();
+        let parsed = parse(text);
+        if parsed.is_none() {
+            self.note(path, Problem::malformed(text));
+        }
+        parsed
+    }
+
+    /// Names in a folder, sorted; none where it is absent.
+    pub fn list(&self, path: &str) -> Vec<String> {
+        let listed = match &self.source {
+            Source::Folder(folder) => folder.list(path),
+            Source::Recording(recording) => recording.list(path),
+        };
+        self.keep(path, || match &listed {
+            Ok(_) => Entry::Folder,
+            Err(problem) => Entry::Fault(problem.clone()),
+        });
+        let mut names = self.seen(path, listed).unwrap_or_default();
+        // Nothing that we know of is called otherwise.
+        names.retain(|name| name.bytes().all(|byte| NAME.contains(&byte)));
+        for name in &names {
+            self.keep_name(path, name);
+        }
+        names
+    }
+
+    /// What a link says, not followed; none where there is none.
+    pub fn link(&self, path: &str) -> Option<String> {
+        self.seen(path, self.try_link(path))
+    }
+
+    fn try_link(&self, path: &str) -> Result<String, Problem> {
+        let target = match &self.source {
+            Source::Folder(folder) => folder.link(path),
+            Source::Recording(recording) => recording.link(path),
+        };
+        if let (Ok(target), Some((folder, name))) = (&target, path.rsplit_once('/')) {
+            self.keep_at(folder, name, Entry::Link(target.clone()));
+        }
+        target
+    }
+
+    /// The last part of a link, by which sysfs names a driver or a device.
+    pub fn link_name(&self, path: &str) -> Option<String> {
+        let target = self.link(path)?;
+        target.rsplit('/').next().map(str::to_owned)
+    }
+
+    /// What stands there, links followed; none where there is nothing.
+    pub fn node(&self, path: &str) -> Option<Node> {
+        let node = match &self.source {
+            Source::Folder(folder) => folder.node(path),
+            Source::Recording(recording) => recording.node(path),
+        };
+        self.keep(path, || match &node {
+            Ok(Node::Device { major, minor }) => Entry::Device {
+                major: *major,
+                minor: *minor,
+            },
+            Ok(Node::Folder) => Entry::Folder,
+            Ok(Node::File | Node::Other) => Entry::There,
+            Err(problem) => Entry::Fault(problem.clone()),
+        });
+        self.seen(path, node)
+    }
+
+    fn refused(&self, path: &str) -> Option<Problem> {
+        let (paths, why) = self.hidden.as_ref()?;
+        let below = |hidden: &&str| {
+            path.strip_prefix(hidden)
+                .is_some_and(|p| p.starts_with('/'))
+        };
+        paths.iter().any(below).then(|| why.clone())
+    }
+
+    fn seen<T>(&self, path: &str, read: Result<T, Problem>) -> Option<T> {
+        match read {
+            Ok(value) => Some(value),
+            Err(Problem::ABSENT) => None,
+            Err(problem) => {
+                self.note(path, problem);
+                None
+            }
+        }
+    }
+
+    fn needed<T>(&self, path: &str, read: Result<T, Problem>) -> Option<T> {
+        read.map_err(|problem| self.note(path, problem)).ok()
+    }
+
+    fn keep(&self, path: &str, entry: impl FnOnce() -> Entry) {
+        if self.kept.is_some()
+            && let Some((folder, name)) = self.resolve(path)
+        {
+            self.keep_at(&folder, &name, entry());
+        }
+    }
+
+    fn keep_name(&self, folder: &str, name: &str) {
+        if self.kept.is_some()
+            && let Some((above, folder)) = self.resolve(folder)
+        {
+            let path = join(&above, &folder);
+            match self.source_link(&join(&path, name)) {
+                Some(target) => self.keep_at(&path, name, Entry::Link(target)),
+                None => self.keep_at(&path, name, Entry::There),
+            }
+        }
+    }
+
+    fn keep_at(&self, folder: &str, name: &str, entry: Entry) {
+        let Some(kept) = &self.kept else { return };
+        let folder = self
+            .resolve(folder)
+            .map_or_else(|| folder.to_owned(), |(above, name)| join(&above, &name));
+        kept.borrow_mut().insert(&join(&folder, name), entry);
+    }
+
+    fn source_link(&self, path: &str) -> Option<String> {
+        match &self.source {
+            Source::Folder(folder) => folder.link(path).ok(),
+            Source::Recording(recording) => recording.link(path).ok(),
+        }
+    }
+
+    /// Where a path leads when its links are followed, as folder and name; the links are kept.
+    fn resolve(&self, path: &str) -> Option<(String, String)> {
+        let kept = self.kept.as_ref()?;
+        let end = follow(path, |here| {
+            let target = self.source_link(here)?;
+            kept.borrow_mut().insert(here, Entry::Link(target.clone()));
+            Some(target)
+        });
+        let end = end.ok()?;
+        let (folder, name) = end.rsplit_once('/').unwrap_or(("", &end));
+        (!name.is_empty()).then(|| (folder.to_owned(), name.to_owned()))
+    }
+}
+
+/// Where a path leads when its links are followed as below a changed root.
+pub(super) fn follow(
+    path: &str,
+    mut link: impl FnMut(&str) -> Option<String>,
+) -> Result<String, Problem> {
+    let mut links = 0;
+    let mut rest: Vec<String> = parts(path).rev().map(str::to_owned).collect();
+    let mut done: Vec<String> = Vec::new();
+    while let Some(part) = rest.pop() {
+        if part == ".." {
+            done.pop();
+            continue;
+        }
+        done.push(part);
+        let Some(target) = link(&done.join("/")) else {
+            continue;
+        };
+        links += 1;
+        if links > LINKS {
+            return Err(Errno::LOOP.into());
+        }
+        if target.starts_with('/') {
+            done.clear();
+        } else {
+            done.pop();
+        }
+        rest.extend(parts(&target).rev().map(str::to_owned));
+    }
+    Ok(done.join("/"))
+}
+
+/// The parts of a path that lead anywhere.
+fn parts(path: &str) -> impl DoubleEndedIterator<Item = &str> {
+    path.split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
+}
+
+pub(super) fn join(folder: &str, name: &str) -> String {
+    if folder.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{folder}/{name}")
+    }
+}

@@ -1,0 +1,12 @@
+//! Recorded machines: what is read of each, that a recording tells the same as the machine, and that
+//! nothing that a file may hold makes a reader stumble or tell what is not so.
+#![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
+
+#[path = "machines/golden.rs"]
+mod golden;
+#[path = "machines/hostile.rs"]
+mod hostile;
+#[path = "machines/live.rs"]
+mod live;
+#[path = "machines/recorded.rs"]
+mod recorded;

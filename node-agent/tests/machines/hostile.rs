@@ -1,0 +1,264 @@
+//! Files that are missing, garbage, endless or unreadable.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use crds::MooncakeInventory;
+use kube::CustomResourceExt;
+use mooncake_node_agent::agent::inventory::{inventory, lines};
+use mooncake_node_agent::host::fault::Problem;
+use mooncake_node_agent::host::recording::Entry;
+use mooncake_node_agent::host::round::{self, Node};
+use mooncake_node_agent::host::{Facts, Host};
+use proptest::prelude::*;
+use rustix::fs::{CWD, FileType, Mode};
+use serde_json::Value;
+
+use super::recorded::{Machine, facts, machine, machines, unpack};
+
+const EIO: Problem = Problem::Errno(5);
+
+static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(machines);
+
+#[test]
+fn whatever_cannot_be_read_is_named_by_path_and_errno() {
+    for machine in machines() {
+        let all = machine.facts().faults.len();
+        let (_, read) = Host::recorded(machine.recording.clone()).record();
+        let texts = read.entries().filter_map(|(path, entry)| {
+            // One file of each kind: ten devices have the same.
+            let kind = path.replace(|sign: char| sign.is_ascii_hexdigit(), "");
+            matches!(entry, Entry::Text(_)).then(|| (kind, path.to_owned()))
+        });
+        for path in texts.collect::<BTreeMap<_, _>>().into_values() {
+            let mut broken = machine.recording.clone();
+            broken.replace(&path, Entry::Fault(EIO));
+            let faults = facts(&broken).faults;
+            // By the path that was read, which may lead over links.
+            let name = path.rsplit('/').next().unwrap();
+            let named = faults
+                .iter()
+                .any(|fault| fault.problem == EIO && fault.path.ends_with(&format!("/{name}")));
+            assert!(
+                named && faults.len() > all,
+                "{}: {path}: {faults:?}",
+                machine.name
+            );
+        }
+    }
+}
+
+/// Something wrong in the place of one entry.
+fn wrong() -> impl Strategy<Value = Option<Entry>> {
+    prop_oneof![
+        Just(None),
+        Just(Some(Entry::Folder)),
+        Just(Some(Entry::There)),
+        Just(Some(Entry::Fault(EIO))),
+        Just(Some(Entry::Device { major: 1, minor: 1 })),
+        Just(Some(Entry::Link("..".to_owned()))),
+        Just(Some(Entry::Link("/".to_owned()))),
+        Just(Some(Entry::Link("no/where".to_owned()))),
+        Just(Some(Entry::Text(String::new()))),
+        Just(Some(Entry::Text("9".repeat(4000)))),
+        Just(Some(Entry::Text("\u{1F4A5} : - \u{0}\r\n|".repeat(300)))),
+        "[ -~]{0,40}".prop_map(|text| Some(Entry::Text(text))),
+        "-?[0-9]{1,25}".prop_map(|text| Some(Entry::Text(text))),
+        "[0-9]{1,3}: ?[A-Z]{0,5}".prop_map(|text| Some(Entry::Text(text))),
+        "([0-9a-f]{4}:){7}[0-9a-f]{4}".prop_map(|text| Some(Entry::Text(text))),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(256)
+    })]
+
+    #[test]
+    fn nothing_that_stands_in_the_files_breaks_the_reader_or_the_schema(
+        which in 0_usize..8,
+        spoiled in prop::collection::vec((any::<prop::sample::Index>(), wrong()), 1..20),
+    ) {
+        let machine = &MACHINES[which];
+        let mut recording = machine.recording.clone();
+        for (index, entry) in spoiled {
+            let paths: Vec<String> = recording.entries().map(|(path, _)| path.to_owned()).collect();
+            let path = index.get(&paths);
+            match entry {
+                None => recording.remove(path),
+                Some(entry) => recording.replace(path, entry),
+            }
+            if recording.entries().next().is_none() {
+                break;
+            }
+        }
+        let facts = facts(&recording);
+        let (lines, _) = lines(&facts);
+        prop_assert!(lines.len() <= 16);
+        let inventory = serde_json::to_value(inventory(&facts, "uid")).unwrap();
+        prop_assert_eq!(beyond(&schema(), &inventory, "status"), Vec::<String>::new());
+        // As it comes over the pipe from the child that reads.
+        let line = serde_json::to_string(&facts).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Facts>(&line).unwrap(), facts);
+    }
+}
+
+fn schema() -> Value {
+    let crd = MooncakeInventory::crd();
+    let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+    schema["openAPIV3Schema"]["properties"]["status"].clone()
+}
+
+/// What the schema's bounds do not allow.
+fn beyond(schema: &Value, value: &Value, path: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let most = |name: &str| schema[name].as_u64().unwrap_or(u64::MAX);
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = format!("{path}.{name}");
+                wrong.extend(beyond(&schema["properties"][name], value, &path));
+            }
+        }
+        Value::Array(items) => {
+            if items.len() as u64 > most("maxItems") {
+                wrong.push(format!("{path}: {} items", items.len()));
+            }
+            let keys = schema["x-kubernetes-list-map-keys"].as_array();
+            let key = keys.and_then(|keys| keys[0].as_str());
+            let mut seen = BTreeSet::new();
+            for item in items {
+                if let Some(key) = key
+                    && !seen.insert(item[key].to_string())
+                {
+                    wrong.push(format!("{path}: twice {}", item[key]));
+                }
+                wrong.extend(beyond(&schema["items"], item, path));
+            }
+        }
+        Value::String(text) => {
+            let length = text.chars().count() as u64;
+            if length > most("maxLength") || length < schema["minLength"].as_u64().unwrap_or(0) {
+                wrong.push(format!("{path}: {length} characters"));
+            }
+            let allowed = schema["enum"].as_array();
+            if allowed.is_some_and(|allowed| !allowed.contains(value)) {
+                wrong.push(format!("{path}: {text}"));
+            }
+        }
+        _ => {}
+    }
+    wrong
+}
+
+#[test]
+fn a_folder_of_traps_is_read_without_waiting_or_leaving_it() {
+    let root = tempfile::tempdir().unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("osrelease"), "outside\n").unwrap();
+    unpack(&machine("roce-bond").recording, root.path());
+    let at = |path: &str| root.path().join(path);
+    let replaced = |path: &str| {
+        let path = at(path);
+        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+        path
+    };
+    // A link that leads out stays inside, where there is nothing.
+    symlink(
+        outside.path().join("osrelease"),
+        replaced("proc/sys/kernel/osrelease"),
+    )
+    .unwrap();
+    // Nobody ever writes into this.
+    let fifo = replaced("proc/sys/vm/max_map_count");
+    rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    // 1 GiB of nothing, and bytes that are no text.
+    let endless = fs::File::create(replaced("proc/thread-self/net/sockstat")).unwrap();
+    endless.set_len(1 << 30).unwrap();
+    fs::write(replaced("proc/1/limits"), b"Max locked memory \xff\xfe").unwrap();
+    // A circle.
+    symlink("has_memory", replaced("sys/devices/system/node/has_memory")).unwrap();
+    fs::create_dir(replaced("sys/module/bonding/initstate")).unwrap();
+
+    let facts = Host::at(root.path()).unwrap().facts();
+    let of = |path: &str| {
+        let fault = facts.faults.iter().find(|fault| fault.path == path);
+        fault
+            .map(|fault| fault.problem.to_string())
+            .unwrap_or_default()
+    };
+    assert_eq!(of("proc/sys/kernel/osrelease"), "ENOENT");
+    assert_eq!(of("proc/sys/vm/max_map_count"), "NotAFile");
+    assert_eq!(of("proc/thread-self/net/sockstat"), "TooLarge");
+    assert_eq!(of("proc/1/limits"), "NotText");
+    assert_eq!(of("sys/devices/system/node/has_memory"), "ELOOP");
+    assert_eq!(of("sys/module/bonding/initstate"), "NotAFile");
+    assert_eq!(facts.kernel.release, None);
+    assert_eq!(facts.kernel.max_map_count, None);
+    assert_eq!(facts.sockets, None);
+    assert_eq!(facts.kernel.memlock, None);
+    assert_eq!(facts.hcas.len(), 4);
+}
+
+#[test]
+fn an_empty_root_tells_nothing_and_says_what_is_missing() {
+    let root = tempfile::tempdir().unwrap();
+    let facts = Host::at(root.path()).unwrap().facts();
+    let missing: Vec<_> = facts
+        .faults
+        .iter()
+        .map(|fault| fault.path.as_str())
+        .collect();
+    assert_eq!(
+        missing,
+        ["proc/sys/kernel/osrelease", "proc/thread-self/net/sockstat"]
+    );
+    assert!(Host::at(&root.path().join("none")).is_err());
+}
+
+#[test]
+fn a_device_that_is_not_asked_is_told_by_name_and_the_others_in_full() {
+    let root = tempfile::tempdir().unwrap();
+    unpack(&machine("roce-bond").recording, root.path());
+    let node = Node {
+        root: root.path().to_owned(),
+        network: None,
+    };
+    let silent = BTreeSet::from(["mlx5_bond_1".to_owned()]);
+    let facts = round::look(&node, &silent, Duration::from_secs(60)).unwrap();
+    let names: Vec<_> = facts.hcas.iter().map(|hca| hca.name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["mlx5_3", "mlx5_bond_0", "mlx5_bond_1", "mlx5_bond_2"]
+    );
+    for hca in &facts.hcas {
+        assert_eq!(hca.ports.is_empty(), hca.name == "mlx5_bond_1");
+    }
+    let hung = facts
+        .faults
+        .iter()
+        .find(|fault| fault.problem == Problem::Hung);
+    assert_eq!(hung.unwrap().path, "sys/class/infiniband/mlx5_bond_1");
+}
+
+#[test]
+fn a_network_namespace_that_cannot_be_entered_leaves_its_settings_untold() {
+    let node = Node {
+        root: "/".into(),
+        network: Some("/proc/0/ns/net".into()),
+    };
+    let facts = round::look(&node, &BTreeSet::new(), Duration::from_secs(60)).unwrap();
+    assert_eq!(facts.kernel.local_ports, None);
+    assert_eq!(facts.sockets, None);
+    let told = |path: &str| facts.faults.iter().any(|fault| fault.path == path);
+    assert!(
+        told("proc/sys/net/ipv4/ip_local_port_range"),
+        "{:?}",
+        facts.faults
+    );
+    assert!(facts.kernel.release.is_some());
+}

@@ -1,0 +1,240 @@
+//! What a labelled pod is told of itself, as conditions of the pod: was it injected, is its gate open.
+
+use std::sync::Arc;
+
+use crds::Reason;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+
+use crate::admission::GATE_CONTAINER;
+use crate::apply::Writer;
+use crate::cluster::injected;
+use crate::cluster::observe::is_over;
+use crate::cluster::validate::Valid;
+use crate::event::Events;
+
+/// Pod condition that repeats what the pod's gate found.
+pub const GATE: &str = "mooncake.io/GateReady";
+/// Pod condition that says why the pod does not take part, and later that it may.
+pub const INJECTED: &str = "mooncake.io/Injected";
+
+/// One condition before it is known whether it is news.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Word {
+    kind: &'static str,
+    holds: bool,
+    reason: String,
+    message: String,
+}
+
+/// Writes the conditions of each pod that the cluster admits. A pod whose conditions cannot be
+/// written is logged: the next look tries again.
+pub async fn tell(
+    client: &Client,
+    writer: &Writer,
+    events: &Events,
+    cluster: &Valid,
+    labelled: &[Arc<Pod>],
+) {
+    for pod in labelled {
+        let namespace = pod.namespace().unwrap_or_default();
+        let leaving = pod.meta().deletion_timestamp.is_some();
+        if !cluster.admits(&namespace) || is_over(pod) || leaving {
+            continue;
+        }
+        let words = words(cluster, pod);
+        if words.iter().all(|word| stands(pod, word)) {
+            continue;
+        }
+        let api = Api::<Pod>::namespaced(client.clone(), &namespace);
+        let name = pod.name_any();
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": name, "uid": pod.uid() },
+            "status": { "conditions": conditions(pod, &words, Timestamp::now()) },
+        });
+        if let Err(error) = writer.apply_status(&api, &name, &body).await {
+            tracing::warn!(pod = %name, %error, "the pod was not told how it stands");
+            continue;
+        }
+        if let Some((reason, words)) = left_out(cluster, pod) {
+            let note = format!("{words}. Remedy: {}", reason.remedy());
+            let about = pod.object_ref(&());
+            events.warn(writer, about, reason, "Inject", note).await;
+        }
+    }
+}
+
+/// Everything of ours that is to stand in the pod: what one apply leaves out, it takes away.
+fn words(cluster: &Valid, pod: &Pod) -> Vec<Word> {
+    [injection(cluster, pod), gate(pod)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Nothing where the pod was always as it should be.
+fn injection(cluster: &Valid, pod: &Pod) -> Option<Word> {
+    let trouble = injected::trouble(cluster, pod);
+    if trouble.is_none() && condition(pod, INJECTED).is_none() {
+        return None;
+    }
+    let holds = trouble.is_none();
+    let (reason, message) = trouble.unwrap_or_else(|| {
+        let words = format!("it takes part in MooncakeCluster {}", cluster.name);
+        (Reason::AsExpected, words)
+    });
+    Some(Word {
+        kind: INJECTED,
+        holds,
+        reason: reason.as_str().to_owned(),
+        message,
+    })
+}
+
+/// Why the pod does not take part, where its condition does not say so yet.
+fn left_out(cluster: &Valid, pod: &Pod) -> Option<(Reason, String)> {
+    let (reason, words) = injected::trouble(cluster, pod)?;
+    let said = condition(pod, INJECTED).is_some_and(|said| {
+        said.status == "False" && said.reason.as_deref() == Some(reason.as_str())
+    });
+    (!said).then_some((reason, words))
+}
+
+/// Reads the gate's container; `None` where the pod has none, or it was not yet started.
+fn gate(pod: &Pod) -> Option<Word> {
+    let container = pod
+        .status
+        .as_ref()?
+        .init_container_statuses
+        .iter()
+        .flatten()
+        .find(|container| container.name == GATE_CONTAINER)?;
+    let open = container.started == Some(true);
+    // Written by the gate when its deadline passed: "<Reason>: words".
+    let ended = container.last_state.iter().chain(&container.state);
+    let verdict = ended
+        .filter_map(|state| state.terminated.as_ref()?.message.clone())
+        .find_map(|said| {
+            let (reason, words) = said.split_once(": ")?;
+            let known = Reason::ALL.iter().any(|known| known.as_str() == reason);
+            known.then(|| (reason.to_owned(), words.trim().to_owned()))
+        });
+    let word = |holds, reason, message| Word {
+        kind: GATE,
+        holds,
+        reason,
+        message,
+    };
+    let own = |reason: Reason| reason.as_str().to_owned();
+    Some(match (verdict, open) {
+        (Some((reason, words)), true) => {
+            let message = format!("the pod was let go without an answer: {words}");
+            word(false, reason, message)
+        }
+        (Some((reason, words)), false) => word(false, reason, words),
+        (None, true) => {
+            let message = "master and pools answered from inside the pod".to_owned();
+            word(true, own(Reason::AsExpected), message)
+        }
+        (None, false) => {
+            let message = "the gate waits; the pod's events of the startup probe say for what";
+            word(false, own(Reason::GateWaiting), message.to_owned())
+        }
+    })
+}
+
+fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    pod.status
+        .as_ref()?
+        .conditions
+        .iter()
+        .flatten()
+        .find(|condition| condition.type_ == kind)
+}
+
+fn stands(pod: &Pod, word: &Word) -> bool {
+    condition(pod, word.kind).is_some_and(|standing| {
+        (standing.status == "True") == word.holds
+            && standing.reason.as_ref() == Some(&word.reason)
+            && standing.message.as_ref() == Some(&word.message)
+    })
+}
+
+/// A transition time moves only with the state.
+fn conditions(pod: &Pod, words: &[Word], now: Timestamp) -> Vec<PodCondition> {
+    let condition = |word: &Word| {
+        let since = condition(pod, word.kind)
+            .filter(|standing| (standing.status == "True") == word.holds)
+            .and_then(|standing| standing.last_transition_time.clone());
+        PodCondition {
+            type_: word.kind.to_owned(),
+            status: if word.holds { "True" } else { "False" }.to_owned(),
+            reason: Some(word.reason.clone()),
+            message: Some(word.message.clone()),
+            last_transition_time: Some(since.unwrap_or(Time(now))),
+            ..PodCondition::default()
+        }
+    };
+    words.iter().map(condition).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::names;
+
+    use super::*;
+    use crate::fixture;
+
+    fn labelled(rest: &str) -> Pod {
+        serde_yaml_ng::from_str(&format!(
+            "{{metadata: {{name: a, namespace: team, labels: {{mooncake.io/inject: kv}}}}, {rest}}}"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_gates_last_words_are_the_pods_condition() {
+        let status = |state: &str| {
+            labelled(&format!(
+                "status: {{initContainerStatuses: [{{name: {GATE_CONTAINER}, image: x, imageID: x, \
+                 ready: false, restartCount: 1, {state}}}]}}"
+            ))
+        };
+        let waiting = gate(&status("started: false")).unwrap();
+        assert_eq!(
+            (waiting.holds, waiting.reason.as_str()),
+            (false, "GateWaiting")
+        );
+        assert!(gate(&status("started: true")).unwrap().holds);
+        let late = gate(&status(
+            "started: true, lastState: {terminated: {exitCode: 0, message: 'GateTimedOut: no pool'}}",
+        ))
+        .unwrap();
+        assert_eq!((late.holds, late.reason.as_str()), (false, "GateTimedOut"));
+        assert!(late.message.ends_with("no pool"));
+    }
+
+    #[test]
+    fn a_pod_that_was_left_out_is_told_once_and_one_that_takes_part_is_told_nothing() {
+        let cluster = fixture::valid("{}");
+        let mut pod = labelled("status: {}");
+        let said = words(&cluster, &pod);
+        assert_eq!((said[0].kind, said[0].holds), (INJECTED, false));
+        assert!(left_out(&cluster, &pod).is_some());
+        let now = Timestamp::UNIX_EPOCH;
+        pod.status.as_mut().unwrap().conditions = Some(conditions(&pod, &said, now));
+        assert!(words(&cluster, &pod).iter().all(|word| stands(&pod, word)));
+        assert_eq!(left_out(&cluster, &pod), None);
+
+        pod.labels_mut()
+            .insert(names::LABEL_ACCESS.to_owned(), "kv".to_owned());
+        assert!(words(&cluster, &pod)[0].holds, "what stood is taken back");
+        pod.status = None;
+        assert_eq!(words(&cluster, &pod), []);
+    }
+}
