@@ -18,7 +18,7 @@ pub use address::Block;
 pub use folder::NodeKind;
 pub use part::Part;
 pub use parts::PartStatus;
-pub use up::prepare;
+pub use up::{equip, prepare};
 
 use crate::binaries::Binaries;
 use crate::cache::lock;

@@ -2,9 +2,10 @@
 
 use crate::Error;
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// What a program reads.
@@ -133,18 +134,56 @@ impl Run {
         })
     }
 
-    /// Runs to the end; its output goes where ours goes.
+    /// Runs to the end; what it says, on either output, goes to our standard output line by line, and
+    /// to `hear`.
     ///
     /// # Errors
     /// As [`Run::output`]; its words were seen already.
-    pub fn shown(self) -> Result<(), Error> {
+    #[expect(clippy::print_stdout, reason = "what it says is for who called us")]
+    pub fn shown(self, mut hear: impl FnMut(&str)) -> Result<(), Error> {
         let command = self.to_string();
-        let mut child = self.limited();
-        child.stdin(Stdio::null());
-        let status = child.status().map_err(|source| Error::Start {
+        let failure = |source| Error::Start {
             program: command.clone(),
             source,
-        })?;
+        };
+        let mut run = self.limited();
+        let (reader, writer) = std::io::pipe().map_err(failure)?;
+        run.stdin(Stdio::null())
+            .stdout(writer.try_clone().map_err(failure)?)
+            .stderr(writer);
+        let mut child = run.spawn().map_err(failure)?;
+        // It holds the pipe's other end, which then would have no end.
+        drop(run);
+        let (said, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(reader);
+            let mut line = Vec::new();
+            while reader
+                .read_until(b'\n', &mut line)
+                .is_ok_and(|read| read > 0)
+            {
+                let text = String::from_utf8_lossy(&line);
+                if said.send(text.trim_end_matches('\n').to_owned()).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        });
+        let mut ended = None;
+        let status = loop {
+            match lines.recv_timeout(Duration::from_millis(100)) {
+                Ok(line) => {
+                    println!("{line}");
+                    hear(&line);
+                }
+                Err(RecvTimeoutError::Disconnected) => break child.wait().map_err(failure)?,
+                Err(RecvTimeoutError::Timeout) => match ended {
+                    // What it has left running may hold the pipe for ever.
+                    Some(status) => break status,
+                    None => ended = child.try_wait().map_err(failure)?,
+                },
+            }
+        };
         if status.success() {
             return Ok(());
         }
@@ -220,6 +259,17 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("deadline of 1 s"), "{error}");
+    }
+
+    #[test]
+    fn what_a_program_says_is_heard_line_by_line_although_a_child_of_it_lives_on() {
+        let mut heard = Vec::new();
+        let error = Run::new("sh")
+            .args(["-c", "echo one; echo two >&2; setsid sleep 5 & exit 3"])
+            .shown(|line| heard.push(line.to_owned()))
+            .unwrap_err();
+        assert_eq!(heard, ["one", "two"]);
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
     }
 
     #[test]

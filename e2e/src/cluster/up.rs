@@ -14,11 +14,11 @@ use std::time::Duration;
 
 const COREDNS: &str = include_str!("../../manifests/coredns.yaml");
 
-/// Binaries and images, made first where the cache lacks them.
+/// Sees to it that this machine can hold such a cluster, and installs the packages that it lacks.
 ///
 /// # Errors
-/// [`Error::Needs`] before anything is changed; those of the builds.
-pub fn prepare(settings: &Settings, cluster: Needs) -> Result<(Binaries, Images), Error> {
+/// [`Error::Needs`] with everything that is missing, before anything is changed; those of apt-get.
+pub fn equip(settings: &Settings, cluster: Needs) -> Result<(), Error> {
     let cached = Binaries::cached(settings) && Images::cached(settings);
     let build = Needs::build(cached);
     needs::check(
@@ -34,6 +34,15 @@ pub fn prepare(settings: &Settings, cluster: Needs) -> Result<(Binaries, Images)
     if !cached {
         packages::install(packages::BUILD)?;
     }
+    Ok(())
+}
+
+/// Binaries and images, made first where the cache lacks them.
+///
+/// # Errors
+/// Those of [`equip`] and of the builds.
+pub fn prepare(settings: &Settings, cluster: Needs) -> Result<(Binaries, Images), Error> {
+    equip(settings, cluster)?;
     let binaries = Binaries::get(settings)?;
     let images = Images::get(settings, &binaries)?;
     Ok((binaries, images))

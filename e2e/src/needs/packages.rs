@@ -30,6 +30,14 @@ pub const BUILD: &[Wanted] = &[
     ("git", "git"),
 ];
 
+/// What the stock wheel needs of the machine where it runs outside a pod.
+pub const STOCK: &[Wanted] = &[
+    ("python3", "python3"),
+    ("pip3", "python3-pip"),
+    // Brings libibverbs.so.1, which the wheel's libraries are linked to.
+    ("ibv_devices", "ibverbs-utils"),
+];
+
 /// What a virtual machine as a node calls besides.
 pub const MACHINE: &[Wanted] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),

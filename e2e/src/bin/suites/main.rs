@@ -3,13 +3,15 @@
 mod args;
 mod page;
 mod suite;
+mod words;
 
 use args::{Args, Command};
 use clap::Parser;
 use mooncake_e2e::command::Run;
+use mooncake_e2e::needs::{self, Needs, packages};
 use mooncake_e2e::settings::Environment;
 use mooncake_e2e::story::stages;
-use mooncake_e2e::{Cluster, Settings, needs, product};
+use mooncake_e2e::{Cluster, Settings, cluster, product};
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,6 +21,8 @@ use suite::{Kind, SUITES, Suite};
 const CLUSTER: &str = "suites";
 /// The one that `local_cluster` cuts and kills.
 const DISTURBED: &str = "tool";
+/// Nodes of a stage.
+const NODES: u8 = 2;
 /// What a stage takes at the height of a story.
 const STAGE_MEMORY: u64 = 4 << 30;
 /// A suite that hangs is ended after this many budgets.
@@ -28,7 +32,13 @@ const PATIENCE: u32 = 3;
 struct Outcome {
     suite: &'static Suite,
     took: Duration,
-    failed: Option<String>,
+    failed: Option<Failure>,
+}
+
+/// A suite's failing command, and what its tests said of why.
+struct Failure {
+    command: String,
+    words: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -56,10 +66,16 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
         let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
         return Err(format!("no suite {unknown}; there are {}", names.join(", ")).into());
     }
-    let chosen = SUITES
+    let chosen: Vec<_> = SUITES
         .iter()
-        .filter(|suite| only.is_empty() || only.iter().any(|only| only == suite.name));
+        .filter(|suite| only.is_empty() || only.iter().any(|only| only == suite.name))
+        .collect();
     let settings = Settings::from_environment(Environment::read());
+    if chosen.iter().any(|suite| suite.machine) {
+        // Now, not after ten minutes of other suites.
+        cluster::equip(&settings, Needs::cluster(NODES))?;
+        packages::install(packages::STOCK)?;
+    }
     let mut outcomes = Vec::new();
     for suite in chosen {
         outcomes.push(tell(suite, full));
@@ -109,7 +125,7 @@ fn lines(suite: &Suite) -> Vec<String> {
     }
 }
 
-fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), String> {
+fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
     let minutes = if full {
         24 * 60
     } else {
@@ -126,7 +142,11 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), String> {
             .env("MOONCAKE_STORIES", "full")
             .env("PROPTEST_CASES", "100000");
     }
-    run.shown().map_err(|error| error.to_string())
+    let mut heard = words::Listener::default();
+    run.shown(|line| heard.hear(line)).map_err(|error| Failure {
+        command: error.to_string(),
+        words: heard.heard(),
+    })
 }
 
 /// As many as there is memory for; the stories that have one alone mostly wait, so cores do not matter.
@@ -157,11 +177,14 @@ fn table(outcomes: &[Outcome], full: bool) -> String {
             suite.name, suite.about, suite.budget
         );
     }
-    for failed in outcomes
+    for Failure { command, words } in outcomes
         .iter()
-        .filter_map(|outcome| outcome.failed.as_deref())
+        .filter_map(|outcome| outcome.failed.as_ref())
     {
-        let _ = writeln!(table, "\n{failed}");
+        let _ = writeln!(table, "\n{command}");
+        for words in words {
+            let _ = writeln!(table, "\n{words}");
+        }
     }
     table
 }

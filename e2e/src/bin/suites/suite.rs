@@ -7,6 +7,8 @@ pub(crate) struct Suite {
     pub(crate) about: &'static str,
     /// Minutes on 2 cores with reduced counts, compiling from nothing included.
     pub(crate) budget: u32,
+    /// It needs root, room and Debian packages, not cargo alone.
+    pub(crate) machine: bool,
     pub(crate) kind: Kind,
 }
 
@@ -22,6 +24,7 @@ pub(crate) const SUITES: &[Suite] = &[
         name: "lint",
         about: "format, clippy without warnings",
         budget: 6,
+        machine: false,
         kind: Kind::Cargo(&[
             "fmt --all --check",
             "clippy --quiet --workspace --all-targets --locked -- -D warnings",
@@ -31,12 +34,14 @@ pub(crate) const SUITES: &[Suite] = &[
         name: "unit",
         about: "every crate by itself: units, properties, golden files",
         budget: 10,
+        machine: true,
         kind: Kind::Cargo(&["test --quiet --workspace --locked --exclude mooncake-e2e"]),
     },
     Suite {
         name: "house",
         about: "house rules, the tools, the chart by helm lint and template",
         budget: 14,
+        machine: true,
         kind: Kind::Cargo(&[
             "test --quiet --package mooncake-e2e --locked --lib --bins --test tidy --test chart",
         ]),
@@ -45,6 +50,7 @@ pub(crate) const SUITES: &[Suite] = &[
         name: "api",
         about: "what a real API server refuses, what the operator writes there and what it does not",
         budget: 6,
+        machine: true,
         kind: Kind::Cargo(&[
             "test --quiet --workspace --exclude mooncake-e2e --locked --test api_server -- --include-ignored --test-threads=1",
         ]),
@@ -53,18 +59,21 @@ pub(crate) const SUITES: &[Suite] = &[
         name: "stock",
         about: "stock pods exchange data with each other",
         budget: 2,
+        machine: true,
         kind: Kind::Stories("stock_pods", 1),
     },
     Suite {
         name: "cluster",
         about: "the local Kubernetes survives crashes, cuts and neighbours, and goes without a trace",
         budget: 7,
+        machine: true,
         kind: Kind::Stories("local_cluster", 4),
     },
     Suite {
         name: "stories",
         about: "everything that must end well, with stock pods as witnesses",
         budget: 37,
+        machine: true,
         // All of them: each waits for its turn on a stage.
         kind: Kind::Stories("stories", 64),
     },
