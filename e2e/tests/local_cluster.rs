@@ -252,6 +252,7 @@ async fn every_part_that_is_killed_can_be_started_again() -> anyhow::Result<()> 
             stage.with(move |cluster| cluster.start(part)).await?;
         }
         node_ready(stage, "n1", "True").await?;
+        namespace.everyone_listens(&["n1", "n2"], SOON).await?;
         // Everyone is needed for a new pod, and the old one has not noticed.
         StockPod::new("after", StockWork::Idle)
             .node("n1")
@@ -310,7 +311,7 @@ async fn pods_talk_on_while_the_api_server_is_stopped() -> anyhow::Result<()> {
                 refused.is_err(),
                 "the API server answered although it was stopped"
             );
-            namespace.kubelets_listen(&["n1", "n2"], SOON).await?;
+            namespace.everyone_listens(&["n1", "n2"], SOON).await?;
             let report = load.end(&namespace, SOON).await?;
             ensure!(
                 report.done > 100 && report.failed == 0 && report.wrong == 0,

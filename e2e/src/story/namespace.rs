@@ -212,21 +212,43 @@ impl Namespace {
         ))
     }
 
-    /// Waits until the kubelets of these nodes hear of new pods, and so of deleted ones. After the API
-    /// server was away they come back after a pause of their own, up to half a minute.
+    /// Waits until the kubelets of these nodes hear of new pods, and so of deleted ones, and the
+    /// controllers of deleted namespaces. After the API server was away each comes back after a pause
+    /// of its own, which client-go lets grow to a minute.
     ///
     /// # Errors
-    /// When one does not start a pod in time.
-    pub async fn kubelets_listen(&self, nodes: &[&str], deadline: Duration) -> anyhow::Result<()> {
+    /// When one does not start a pod in time, or a namespace stays.
+    pub async fn everyone_listens(&self, nodes: &[&str], deadline: Duration) -> anyhow::Result<()> {
         let name = |node: &str| format!("listens-{node}");
         for node in nodes {
             let pod = StockPod::new(&name(node), StockWork::Idle).node(node);
             pod.start(self).await?;
         }
+        let empty = format!("{}-listens", self.name);
+        self.stage.kubectl(["create", "namespace", &empty]).await?;
+        self.stage
+            .kubectl(["delete", "namespace", &empty, "--wait=false"])
+            .await?;
         for node in nodes {
             self.pod_ready(&name(node), deadline).await?;
         }
-        Ok(())
+        self.gone(&empty, deadline).await
+    }
+
+    async fn gone(&self, namespace: &str, deadline: Duration) -> anyhow::Result<()> {
+        let namespaces: Api<CoreNamespace> = Api::all(self.stage.client.clone());
+        let what = format!("namespace {namespace} to be gone");
+        eventually(what, deadline, || async {
+            let there = namespaces.get_opt(namespace).await?;
+            let status = there
+                .as_ref()
+                .map(|namespace| format!("{:?}", namespace.status));
+            Ok(Seen::when(
+                there.is_none().then_some(()),
+                status.unwrap_or_default(),
+            ))
+        })
+        .await
     }
 
     /// Deletes the namespace and waits until it is gone.
@@ -255,20 +277,9 @@ impl Namespace {
         .await
         .context("something stayed Terminating")?;
         // Its own controller looks at what is left in steps that grow to half a minute.
-        let what = format!("namespace {} to be gone", self.name);
-        let namespaces: Api<CoreNamespace> = Api::all(self.stage.client.clone());
-        eventually(what, GOODBYE, || async {
-            let there = namespaces.get_opt(&self.name).await?;
-            let status = there
-                .as_ref()
-                .map(|namespace| format!("{:?}", namespace.status));
-            Ok(Seen::when(
-                there.is_none().then_some(()),
-                status.unwrap_or_default(),
-            ))
-        })
-        .await
-        .context("something stayed Terminating")
+        self.gone(&self.name, GOODBYE)
+            .await
+            .context("something stayed Terminating")
     }
 }
 

@@ -73,7 +73,7 @@ async fn agents_killed_again_and_again_under_load_lose_no_key_and_no_segment() -
             .stage
             .with(|cluster| cluster.start(Part::ApiServer))
             .await?;
-        namespace.kubelets_listen(&NODES, BACK).await?;
+        namespace.everyone_listens(&NODES, BACK).await?;
         pool.ready(BACK).await?;
         ensure!(
             pool.segments().await? == before,

@@ -127,7 +127,7 @@ async fn without_api_server(product: &Product, pool: &Pool, away: Duration) -> a
         .with(|cluster| cluster.start(Part::ApiServer))
         .await?;
     product.whole(SOON).await?;
-    pool.namespace.kubelets_listen(&["n1", "n2"], SOON).await?;
+    pool.namespace.everyone_listens(&["n1", "n2"], SOON).await?;
     // Whoever leads the operator works as before.
     let spec = json!({"spec": {"access": {"addresses": ["192.0.2.1"]}}});
     pool.namespace
