@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::assignments::Assignments;
 use super::hardware::Known;
 use super::inventory::inventory;
+use super::patience::Patience;
 use super::report::FIELD_MANAGER;
 
 /// Least time between two writes: a port that flaps is told by events and metrics.
@@ -158,14 +159,17 @@ fn watch_own(api: Api<MooncakeInventory>, name: &str) -> watch::Receiver<Found> 
     let (tell, found) = watch::channel(Found::NotYet);
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     tokio::spawn(async move {
-        let mut events = watcher(api, config).default_backoff().boxed();
+        let mut events = watcher(api, config).backoff(Patience::default()).boxed();
         let mut listed = Found::Absent;
         let mut away = false;
         while let Some(event) = events.next().await {
             if let (Err(error), false) = (&event, away) {
                 tracing::debug!(%error, "the node's inventory cannot be watched");
             }
-            away = event.is_err();
+            // A list that is begun is not one that was answered.
+            if !matches!(event, Ok(Event::Init)) {
+                away = event.is_err();
+            }
             match event {
                 Ok(Event::Init) => listed = Found::Absent,
                 Ok(Event::InitApply(object)) => listed = Found::There(Box::new(object)),
