@@ -38,6 +38,12 @@ pub const MASTER_ADMIN_PORT: u16 = 9003;
 pub const POOL_HANDSHAKE_PORT: u16 = 12001;
 /// Port of a pool pod on which bytes move, TCP.
 pub const POOL_DATA_PORT: u16 = 12002;
+/// Name of the agent's port on which other agents, proving their way to it, ask for its descriptor.
+pub const AGENT_PROBE_PORT: &str = "probe";
+/// Wire address of the memory that proofs write and read back: one slot after the other.
+pub const PROBE_BASE: u64 = 1 << 59;
+/// Bytes of a slot.
+pub const PROBE_SLOT: u64 = 16 << 10;
 /// Seconds after the last ping at which a master forgets a storing node.
 pub const MASTER_CLIENT_TTL_SECONDS: u32 = 120;
 

@@ -67,7 +67,8 @@ use crate::inventory::{NoGid, PortState};
         description = "The reason in words"
     )
 )]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+// Not strict: while a release is rolled out, agents of the old one read what a new operator writes.
+#[serde(rename_all = "camelCase")]
 pub struct MooncakeNodeSpec {
     /// UID of the Node that is meant. A status that names another is void.
     #[serde(default)]
@@ -91,6 +92,50 @@ pub struct MooncakeNodeSpec {
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["namespace".into(), "cluster".into()]))]
     pub domains: Vec<DomainMembership>,
+
+    /// The agents to which this node's agent proves the way, again and again: the next ones on a ring
+    /// of all nodes, the nearest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
+    pub probes: Vec<Probe>,
+
+    /// The agents that prove their way to this one; it admits no other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
+    pub probers: Vec<Prober>,
+}
+
+/// So many agents each agent proves its way to, and is proved by; `probes` and `probers` have as many
+/// entries at most.
+pub const PROBES_LIMIT: usize = 4;
+
+/// An agent to prove the way to.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Probe {
+    /// Name of its node.
+    #[schemars(length(min = 1, max = 253))]
+    pub node: String,
+    /// Address and port on which it is asked for its descriptor.
+    #[schemars(length(min = 3, max = 64))]
+    pub address: String,
+    /// The part of its memory for proofs that this node writes and reads back: nobody else does.
+    #[schemars(range(max = 3))]
+    pub slot: u8,
+}
+
+/// An agent that proves its way here.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Prober {
+    /// Name of its node.
+    #[schemars(length(min = 1, max = 253))]
+    pub node: String,
+    /// Address that it connects from.
+    #[schemars(length(min = 2, max = 45))]
+    pub address: String,
 }
 
 /// Most entries of `spec.domains`: a node can be a member of one, the others are told why not.
@@ -98,7 +143,7 @@ pub const DOMAINS_LIMIT: usize = 16;
 
 /// The node's place in one cluster's ComputeDomain.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct DomainMembership {
     /// Namespace of the MooncakeCluster and of the ComputeDomain.
     #[schemars(length(min = 1, max = 63))]
@@ -128,7 +173,7 @@ pub struct DomainMembership {
 
 /// One pool pod and how it is to be served.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct PoolAssignment {
     /// UID of the pool pod.
     #[schemars(length(min = 1, max = 64))]
@@ -171,7 +216,7 @@ pub struct PoolAssignment {
 
 /// One life of a master.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct MasterInstance {
     /// IP address and RPC port of the master's Service.
     #[schemars(length(min = 3, max = 64))]

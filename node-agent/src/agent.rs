@@ -18,6 +18,7 @@ mod numa;
 mod orphans;
 mod patience;
 mod pool;
+mod proof;
 mod readers;
 mod report;
 mod room;

@@ -28,6 +28,7 @@ pub mod alive;
 pub mod desired;
 pub mod lost;
 pub mod observe;
+pub mod ring;
 
 use observe::Observed;
 

@@ -22,6 +22,7 @@ use crate::event::Events;
 use crate::health::{self, Health};
 use crate::lease::{self, Fence, Keeper};
 use crate::metrics::{self, Metrics};
+use crate::node::{observe, ring};
 use crate::{admission, cluster, controller, domain, node};
 
 /// Moves of one object within this are one reconcile.
@@ -233,7 +234,7 @@ impl Controllers {
             |trigger| {
                 let clusters = match trigger {
                     Trigger::Cluster(cluster) => vec![cluster.clone()],
-                    Trigger::Node(node) => view::clusters_near(caches, node),
+                    Trigger::Node(node) | Trigger::Ring(node) => view::clusters_near(caches, node),
                     Trigger::Domain(uid) => view::clusters_of(caches, uid),
                     Trigger::Mnnvl(namespace) => view::clusters_in(caches, namespace),
                     Trigger::NodesOf(_) | Trigger::Everything => Vec::new(),
@@ -262,6 +263,9 @@ impl Controllers {
             |trigger| {
                 let nodes = match trigger {
                     Trigger::Node(name) => BTreeSet::from([name.clone()]),
+                    Trigger::Ring(name) => ring::concerned(name, &observe::ring(caches, None))
+                        .into_iter()
+                        .collect(),
                     Trigger::NodesOf(cluster) => caches.nodes_of(cluster),
                     Trigger::Domain(uid) => view::nodes_of(caches, uid),
                     Trigger::Cluster(_) | Trigger::Mnnvl(_) | Trigger::Everything => {

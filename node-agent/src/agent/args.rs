@@ -1,5 +1,6 @@
 //! Settings of the agent.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -100,6 +101,13 @@ pub struct Settings {
     /// show a token that TokenReview accepts and SubjectAccessReview allows to get `/metrics`.
     #[arg(long, env = "METRICS_PORT", default_value_t = 9464, global = true)]
     pub metrics_port: u16,
+    /// Address of the agent's pod, on which other agents prove their way to it. Without one nothing is
+    /// proved.
+    #[arg(long, env = "POD_IP", global = true)]
+    pub pod_ip: Option<IpAddr>,
+    /// Port on which agents of other nodes ask for a descriptor; bytes move on the port after it.
+    #[arg(long, env = "PROBE_PORT", default_value_t = 9465, global = true)]
+    pub probe_port: u16,
     /// Threads that move bytes; 0 means one per 8 cores, at least one.
     #[arg(long, env = "DATA_THREADS", default_value_t = 0, global = true)]
     pub data_threads: usize,

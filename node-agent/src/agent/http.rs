@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::metrics;
+use super::proof::Ways;
 use super::readers::{Readers, Worth};
 use super::report::Board;
 
@@ -31,6 +32,7 @@ pub(crate) enum Standing {
 pub(crate) struct Face {
     pub(crate) standing: watch::Receiver<Standing>,
     pub(crate) board: Board,
+    pub(crate) ways: watch::Receiver<Ways>,
     /// Set once this agent works; nobody reads metrics before.
     pub(crate) readers: Arc<OnceLock<Readers>>,
 }
@@ -94,7 +96,8 @@ async fn scrape(State(face): State<Face>, headers: HeaderMap) -> impl IntoRespon
         Worth::Unheard => return no(StatusCode::SERVICE_UNAVAILABLE),
         Worth::Allowed => {}
     }
-    match metrics::render(&face.board.shown()) {
+    let text = metrics::render(&face.board.shown(), &face.ways.borrow());
+    match text {
         Ok(text) => (
             StatusCode::OK,
             [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)],

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 
 use engine::{Ended, PeerFailures};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -12,6 +13,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::proof::Ways;
 use super::report::Shown;
 
 /// What a scraper is told that it gets.
@@ -67,6 +69,17 @@ struct ByPeer {
     cause: &'static str,
 }
 
+#[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByNode {
+    node: String,
+}
+
+#[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByOutcome {
+    node: String,
+    outcome: &'static str,
+}
+
 #[derive(Debug, Clone, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
 struct ByReason {
     namespace: String,
@@ -79,7 +92,7 @@ struct ByReason {
 ///
 /// # Errors
 /// Only if a label cannot be written.
-pub(crate) fn render(shown: &[Shown]) -> Result<String, fmt::Error> {
+pub(crate) fn render(shown: &[Shown], ways: &Ways) -> Result<String, fmt::Error> {
     let pods = Family::<ByReason, Gauge>::default();
     let mounted = Family::<OfCluster, Gauge>::default();
     let connections = Family::<OfCluster, Gauge>::default();
@@ -173,9 +186,40 @@ pub(crate) fn render(shown: &[Shown]) -> Result<String, fmt::Error> {
         "Connections refused or cut, by cause, of the peers with the most of them",
         by_peer,
     );
+    of_ways(&mut registry, ways);
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
+}
+
+/// What was measured on the ways to other agents.
+fn of_ways(registry: &mut Registry, ways: &Ways) {
+    let proofs = Family::<ByOutcome, Counter>::default();
+    let took = Family::<ByNode, Gauge<f64, AtomicU64>>::default();
+    for (node, way) in ways {
+        for (outcome, count) in [("proved", way.succeeded), ("failed", way.failed)] {
+            let labels = ByOutcome {
+                node: node.clone(),
+                outcome,
+            };
+            proofs.get_or_create(&labels).inc_by(count);
+        }
+        if let Some(last) = way.took {
+            let labels = ByNode { node: node.clone() };
+            took.get_or_create(&labels).set(last.as_secs_f64());
+        }
+    }
+    registry.register(
+        "proofs",
+        "Proofs of the way to the agent of another node, by outcome",
+        proofs,
+    );
+    registry.register_with_unit(
+        "proof_duration",
+        "Time of the last proof that succeeded: write, read back, compare",
+        Unit::Seconds,
+        took,
+    );
 }
 
 impl ByReason {
@@ -222,7 +266,8 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crds::node::PoolState;
+    use crate::agent::proof::way::Way;
+    use crds::node::{PoolState, Probe};
     use crds::reason::Reason;
     use engine::HostStats;
 
@@ -239,6 +284,21 @@ mod tests {
             }),
             worst: Vec::new(),
         }
+    }
+
+    /// As many ways as there can be.
+    fn ways() -> Ways {
+        let ways = (0..4).map(|slot| {
+            let node = format!("n{slot}");
+            let mut way = Way::new(Probe {
+                node: node.clone(),
+                address: "192.0.2.1:9465".to_owned(),
+                slot,
+            });
+            way.note(Ok(std::time::Duration::from_millis(2)));
+            (node, way)
+        });
+        ways.collect()
     }
 
     fn address(n: u32) -> IpAddr {
@@ -276,7 +336,7 @@ mod tests {
                 worst: if n < clusters { failures() } else { Vec::new() },
                 ..pod(n % clusters)
             });
-            let text = render(&shown.collect::<Vec<_>>()).unwrap();
+            let text = render(&shown.collect::<Vec<_>>(), &ways()).unwrap();
             let series = series(&text);
             assert!(series <= 300, "{clusters} clusters: {series}");
             assert!(clusters <= CLUSTERS || text.contains(OTHERS), "{text}");
@@ -289,7 +349,7 @@ mod tests {
             worst: failures(),
             ..pod(1)
         };
-        let text = render(&[one.clone(), one]).unwrap();
+        let text = render(&[one.clone(), one], &ways()).unwrap();
         let shown: Vec<_> = text
             .lines()
             .filter(|line| line.starts_with("mooncake_agent_peer_connections_ended_total{"))
@@ -305,9 +365,20 @@ mod tests {
 
     #[test]
     fn pools_of_one_cluster_are_added_up() {
-        let text = render(&[pod(1), pod(1)]).unwrap();
+        let text = render(&[pod(1), pod(1)], &ways()).unwrap();
         let line = "mooncake_agent_bytes_total{namespace=\"ns\",cluster=\"c1\",\
                     transport=\"tcp\",direction=\"read\"} 14";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn proofs_are_counted_by_node_and_timed() {
+        let text = render(&[], &ways()).unwrap();
+        for line in [
+            "mooncake_agent_proofs_total{node=\"n3\",outcome=\"proved\"} 1",
+            "mooncake_agent_proof_duration_seconds{node=\"n0\"} 0.002",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The process that does the agent's work: takes the node, then serves its pool pods.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use super::http::{self, Face, Standing};
 use super::ledger::Ledger;
 use super::orphans::Orphans;
 use super::pool::Context;
+use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
 use super::{assignments, fleet, hardware, inventory, inventory_object};
@@ -55,6 +57,8 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
         host_root,
         host_network,
         metrics_port,
+        pod_ip,
+        probe_port,
         data_threads,
         log: _,
         assignments_file,
@@ -62,9 +66,11 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     let board = Board::default();
     let (standing, watched) = watch::channel(Standing::Waiting);
     let readers = Arc::new(OnceLock::new());
+    let (tell, ways) = watch::channel(Ways::new());
     let face = Face {
         standing: watched,
         board: board.clone(),
+        ways,
         readers: Arc::clone(&readers),
     };
     let face = tokio::spawn(http::serve(metrics_port, face));
@@ -116,6 +122,11 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
             board,
             assigned,
         ));
+    }
+    if let Some(ip) = pod_ip {
+        let address = SocketAddr::new(ip, probe_port);
+        let (engine, assigned) = (engine.clone(), assigned.clone());
+        tokio::spawn(proof::keep(engine, address, assigned, Arc::new(tell)));
     }
     let left_behind = (Arc::clone(&orphans), host_proc.clone());
     tokio::spawn(async move { left_behind.0.watch(&left_behind.1).await });

@@ -35,6 +35,19 @@ pub(super) fn node(node: &mut Node) {
     });
 }
 
+/// What a pool pod was made with, and where an agent is proved to be.
+fn container(container: Container) -> Option<Container> {
+    let pool = container.name == pool::CONTAINER;
+    let mut ports = container.ports.unwrap_or_default();
+    ports.retain(|port| port.name.as_deref() == Some(names::AGENT_PROBE_PORT));
+    (pool || !ports.is_empty()).then(|| Container {
+        name: container.name,
+        args: container.args.filter(|_| pool),
+        ports: (!ports.is_empty()).then_some(ports),
+        ..Container::default()
+    })
+}
+
 pub(super) fn pod(pod: &mut Pod) {
     managed_fields(pod);
     let kept = |key: &str| key.starts_with(names::GROUP);
@@ -45,16 +58,7 @@ pub(super) fn pod(pod: &mut Pod) {
         host_network: spec.host_network,
         termination_grace_period_seconds: spec.termination_grace_period_seconds,
         affinity: spec.affinity,
-        containers: spec
-            .containers
-            .into_iter()
-            .filter(|container| container.name == pool::CONTAINER)
-            .map(|container| Container {
-                name: container.name,
-                args: container.args,
-                ..Container::default()
-            })
-            .collect(),
+        containers: spec.containers.into_iter().filter_map(container).collect(),
         ..PodSpec::default()
     });
     pod.status = pod.status.take().map(|status| PodStatus {

@@ -19,6 +19,8 @@ pub enum Trigger {
     /// The nodes on which the cluster has pool pods.
     NodesOf(ClusterName),
     Node(String),
+    /// The node whose agent came, went or moved, and its neighbours on the ring.
+    Ring(String),
     /// The clusters and nodes that have to do with the ComputeDomain of that UID.
     Domain(String),
     /// The clusters of that namespace that want a ComputeDomain.
@@ -62,7 +64,7 @@ pub(super) fn of_agent(pod: &Pod) -> Vec<Trigger> {
     pod.spec
         .iter()
         .filter_map(|spec| spec.node_name.clone())
-        .map(Trigger::Node)
+        .map(Trigger::Ring)
         .collect()
 }
 

@@ -13,8 +13,9 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
 use crate::cache::{Caches, ClusterName};
-use crate::cluster::observe::{owner, ready_master};
+use crate::cluster::observe::{is_over, owner, ready_master};
 use crate::domain::view;
+use crate::node::ring;
 
 /// One node as the caches show it.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +32,8 @@ pub struct Observed {
     pub pools: Vec<PoolPod>,
     /// The ComputeDomains in which the node takes part; `None`: nobody knows yet.
     pub domains: Option<Vec<DomainMembership>>,
+    /// Every node's agent that can be proved to be reachable.
+    pub ring: ring::Members,
 }
 
 /// The Node's condition `Ready`.
@@ -87,6 +90,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         .map(|pod| pool_pod(caches, pod))
         .collect();
     pools.sort_by_key(|pool| pool.pod.uid());
+    let ring = ring(caches, report.as_ref());
     Some(Observed {
         uid: node.uid()?,
         boot_id: status
@@ -106,6 +110,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         agents: caches.agents.state_filter(|pod| here(pod)),
         pools,
         domains: view::of_node(caches, node),
+        ring,
         name,
     })
 }
@@ -120,6 +125,36 @@ impl Observed {
         let leaving = report.meta().deletion_timestamp.is_some();
         (another && !mine && !leaving).then_some(report)
     }
+}
+
+/// The agents on the ring. One whose pod is being replaced stays where it stood: otherwise its neighbours
+/// would be told twice of every restart.
+pub fn ring(caches: &Caches, report: Option<&MooncakeNode>) -> ring::Members {
+    let standing = report
+        .iter()
+        .flat_map(|report| &report.spec.probes)
+        .filter(|probe| caches.nodes.get(&ObjectRef::new(&probe.node)).is_some())
+        .filter_map(|probe| Some((probe.node.clone(), probe.address.parse().ok()?)));
+    let mut members: ring::Members = standing.collect();
+    members.extend(caches.agents.state().iter().filter_map(|pod| {
+        let node = pod.spec.as_ref()?.node_name.clone()?;
+        Some((node, probed_at(pod)?))
+    }));
+    members
+}
+
+/// Where an agent is asked for its descriptor, by one that proves its way to it.
+fn probed_at(pod: &Pod) -> Option<SocketAddr> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let port = containers
+        .flat_map(|container| container.ports.iter().flatten())
+        .find(|port| port.name.as_deref() == Some(names::AGENT_PROBE_PORT))?;
+    let over = pod.meta().deletion_timestamp.is_some() || is_over(pod);
+    let address = address(pod).filter(|_| !over)?;
+    Some(SocketAddr::new(
+        address,
+        u16::try_from(port.container_port).ok()?,
+    ))
 }
 
 /// The pod's own address.

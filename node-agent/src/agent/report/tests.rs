@@ -42,6 +42,8 @@ fn report(index: usize, state: PoolState, reason: Reason) -> PoolReport {
 fn spec(count: usize) -> MooncakeNodeSpec {
     MooncakeNodeSpec {
         domains: Vec::new(),
+        probes: Vec::new(),
+        probers: Vec::new(),
         node_uid: "node".to_owned(),
         boot_id: "boot".to_owned(),
         pools: (0..count).map(assignment).collect(),

@@ -44,6 +44,8 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
             node_uid: "node".to_owned(),
             boot_id: "boot".to_owned(),
             domains: Vec::new(),
+            probes: Vec::new(),
+            probers: Vec::new(),
             pools: serde_yaml_ng::from_str(&format!(
                 "[{{podUid: u-{node}, podName: p, namespace: team, cluster: kv, clusterUid: c1, pool: default, \
                  size: 1Gi, pageSize: 4Ki, numaPolicy: Any, drainSeconds: 5, \

@@ -49,6 +49,7 @@ fn observed(pools: Vec<PoolPod>) -> Observed {
         agents: Vec::new(),
         pools,
         domains: None,
+        ring: ring::Members::new(),
     }
 }
 
