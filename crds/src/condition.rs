@@ -32,6 +32,9 @@ pub enum ConditionType {
     AgentAlive,
     /// MooncakeNode, written by the agent: every listed pool pod is served.
     PoolsServing,
+    /// MooncakeNode, written by the agent: no check of the node fails. The reason is that of the worst
+    /// finding, also where that is a warning.
+    NodeHealthy,
 }
 
 impl ConditionType {
@@ -47,6 +50,7 @@ impl ConditionType {
             Self::MnnvlReady => "MnnvlReady",
             Self::AgentAlive => "AgentAlive",
             Self::PoolsServing => "PoolsServing",
+            Self::NodeHealthy => "NodeHealthy",
         }
     }
 }

@@ -17,6 +17,7 @@
 )]
 
 pub mod byte_size;
+pub mod check;
 pub mod cluster;
 pub mod condition;
 pub mod inventory;
@@ -25,6 +26,7 @@ pub mod node;
 pub mod reason;
 
 pub use byte_size::ByteSize;
+pub use check::{CheckCounts, CheckFinding, CheckId, Verdict};
 pub use cluster::{MooncakeCluster, MooncakeClusterSpec, MooncakeClusterStatus};
 pub use condition::{ConditionType, Finding, State};
 pub use inventory::{MooncakeInventory, MooncakeInventorySpec, MooncakeInventoryStatus};

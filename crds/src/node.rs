@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
+use crate::check::{CheckCounts, CheckFinding};
 use crate::cluster::{NumaPolicy, PageSize};
 use crate::inventory::{NoGid, PortState};
 
@@ -47,6 +48,18 @@ use crate::inventory::{NoGid, PortState};
         description = "Memory that is mounted and serves"
     ),
     printcolumn(
+        name = "Healthy",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='NodeHealthy')].status",
+        description = "No check of the node fails"
+    ),
+    printcolumn(
+        name = "Finding",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='NodeHealthy')].reason",
+        description = "The worst that the checks have found"
+    ),
+    printcolumn(
         name = "NVLink",
         type_ = "string",
         json_path = ".spec.domains[0].reason",
@@ -65,6 +78,13 @@ use crate::inventory::{NoGid, PortState};
         json_path = ".status.conditions[?(@.type=='PoolsServing')].message",
         priority = 1,
         description = "The reason in words"
+    ),
+    printcolumn(
+        name = "Finding in words",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='NodeHealthy')].message",
+        priority = 1,
+        description = "The worst that the checks have found, in words"
     )
 )]
 // Not strict: while a release is rolled out, agents of the old one read what a new operator writes.
@@ -255,12 +275,19 @@ pub struct MooncakeNodeStatus {
     /// Ports that have no line above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hcas_omitted: Option<u32>,
+    /// How many checks of the node ended how; absent before the first look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checks: Option<CheckCounts>,
+    /// What the checks have found, worst first, at most 24; what passes is not listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 24))]
+    pub findings: Vec<CheckFinding>,
     /// One entry for each listed pool pod, and for a refused one.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
     pub pools: Vec<PoolReport>,
-    /// AgentAlive, the operator's, and PoolsServing, the agent's. PoolsServing is Unknown from when
-    /// AgentAlive is not True until the agent has spoken again.
+    /// AgentAlive, the operator's, and PoolsServing and NodeHealthy, the agent's. Those of the agent are
+    /// Unknown from when AgentAlive is not True until the agent has spoken again.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

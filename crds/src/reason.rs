@@ -177,6 +177,53 @@ reasons! {
     ComputeDomainPluginMissing, Node, "See the driver's kubelet plugin pod on this node; a plugin whose NVLink fabric is not attached refuses to start.";
     /// IMEX is managed by the hosts, and nothing in the API proves that it is ready.
     HostImexUnproven, Node, "See nvidia-imex.service on the node.";
+
+    /// A port of an RDMA device is not ACTIVE.
+    PortNotActive, Fabric, "Look at cable, switch port and, on InfiniBand, the subnet manager; set the interface up where it is switched off.";
+    /// A port of an RDMA device has no GID that peers can reach.
+    NoRoutableGid, Node, "Give the interface of the port an IPv4 or global IPv6 address, and let the driver speak RoCE version 2.";
+    /// The interface of a RoCE port is too small for any RDMA packet.
+    MtuTooLow, Node, "Set the interface's MTU to 4200 or 9000, and that of the switch too.";
+    /// RoCE ports of one node carry packets of different sizes.
+    MtuMismatch, Node, "Give the interfaces of all rails one MTU, on every node.";
+    /// An InfiniBand port is in no partition as a full member: limited members do not reach each other.
+    PartitionLimited, Fabric, "Make the port a full member in the subnet manager's partitions.";
+    /// The kernel does not answer when it is asked about an RDMA device.
+    DeviceHung, Node, "Take the device out of use; reload its driver or reboot the node.";
+    /// The kernel refuses to tell what an RDMA device is like.
+    DeviceFault, Node, "See the kernel's log for the device; reload its driver or reboot the node if it stays.";
+    /// No device file leads to an RDMA device, so that no program can open it.
+    DeviceFileMissing, Node, "Load the module ib_uverbs; see /dev/infiniband on the node.";
+    /// Something that the agent reads of the node cannot be read.
+    HostUnreadable, Node, "See the path in the message: what hangs on it is not known.";
+    /// A module is not loaded without which a device that is there cannot be used.
+    ModuleMissing, Node, "Load it with modprobe, and name it in /etc/modules-load.d.";
+    /// Programs cannot use the RDMA connection manager.
+    RdmaCmMissing, Node, "Load the module rdma_ucm; see /dev/infiniband/rdma_cm.";
+    /// The PCI Express link of an RDMA device is slower than that of its like on the node.
+    PciLinkDegraded, Node, "Seat the card anew, or see the BIOS setting of its slot.";
+    /// A container may lock less memory than RDMA needs: registration fails with ENOMEM.
+    MemlockTooLow, Node, "Set LimitMEMLOCK=infinity for the container runtime, and restart it.";
+    /// A process may have too few mappings for registering much memory.
+    MapCountTooLow, Node, "Run sysctl -w vm.max_map_count=16777216, and write it to /etc/sysctl.d.";
+    /// Fewer hugepages are set aside than the pools of the node take.
+    HugepagesShort, Node, "Set aside as many as the message says (vm.nr_hugepages), restart the kubelet, or make the pool smaller.";
+    /// A NUMA node has fewer hugepages than its share of the pools.
+    HugepagesUneven, Node, "Set them aside per NUMA node: /sys/devices/system/node/node*/hugepages.";
+    /// The range of ephemeral ports is small.
+    EphemeralPortsLow, Node, "Run sysctl -w net.ipv4.ip_local_port_range='1024 65535', leaving out what services listen on.";
+    /// Ended connections hold most of the ephemeral ports.
+    EphemeralPortsBusy, Node, "Find who opens so many connections; sysctl -w net.ipv4.tcp_tw_reuse=1 helps who connects.";
+    /// RDMA devices cannot reach the memory of the node's GPUs.
+    GpuDirectUnavailable, Node, "Load nvidia_peermem, or install the open kernel modules of the GPU driver.";
+    /// The RDMA device nearest to a GPU cannot be used.
+    GpuRailLost, Node, "Repair the device that the message names; until then traffic of the GPU takes a longer way.";
+    /// The GPU driver has no IMEX channels, so that memory cannot be shared with other nodes.
+    ImexUnsupported, Node, "Install a GPU driver with IMEX, or keep ComputeDomains off the node.";
+    /// The host runs an IMEX service of its own, which excludes that of a ComputeDomain.
+    HostImexConfigured, Node, "Stop and disable nvidia-imex.service, and remove /etc/nvidia-imex/nodes_config.cfg.";
+    /// A check of the agent broke off: a fault of the agent's, not of the node's.
+    CheckBroken, Engine, "Report it with the message and a recording (agent record).";
     /// A peer could not be reached.
     PeerUnreachable, Fabric, "Check the named address, port and the NetworkPolicies between.";
 }

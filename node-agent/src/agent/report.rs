@@ -206,6 +206,8 @@ fn compose(
         capacity: Some(ByteSize(mounted)),
         hcas,
         hcas_omitted,
+        checks: None,
+        findings: Vec::new(),
         pools: reports.to_vec(),
         conditions: doubt.map_or_else(
             || condition::merge(before, &findings, None, now),
