@@ -8,8 +8,6 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::reason::Reason;
-
 macro_rules! checks {
     ($($(#[doc = $doc:literal])+ $name:ident, [$($row:literal),*];)+) => {
         /// What is looked at on a node. Closed: a new check is a new line in this list, which is
@@ -148,7 +146,7 @@ pub struct CheckFinding {
     /// How bad it is.
     pub verdict: Verdict,
     /// Why.
-    pub reason: Reason,
+    pub reason: crate::reason::Reason,
     /// What on the node it is about, e.g. `mlx5_3 port 1`.
     #[schemars(length(min = 1, max = 128))]
     pub subject: String,
