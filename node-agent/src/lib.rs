@@ -12,6 +12,7 @@
 //! 5. The Kubernetes API being away changes nothing that serves.
 
 pub mod agent;
+pub mod checks;
 pub mod gate;
 pub mod handover;
 pub mod host;

@@ -10,3 +10,5 @@ mod hostile;
 mod live;
 #[path = "machines/recorded.rs"]
 mod recorded;
+#[path = "machines/verdicts.rs"]
+mod verdicts;

@@ -40,6 +40,18 @@ pub enum Command {
         #[command(flatten)]
         node: NodeArgs,
     },
+    /// Judges a recorded node, or this one, by every check; of what the cluster wants of it nothing is
+    /// known here. Ends with 1 where something fails.
+    Checks {
+        /// A file that `record` wrote.
+        #[arg(long)]
+        recording: Option<PathBuf>,
+        /// Write JSON.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        node: NodeArgs,
+    },
     /// Shows the inventory of a recorded node, or of this one.
     Inventory {
         /// A file that `record` wrote.

@@ -1,16 +1,18 @@
-//! The commands that tell what a node is: `facts`, `record` and `inventory`.
+//! The commands that tell what a node is: `facts`, `record`, `inventory` and `checks`.
 
 use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
+use crds::Verdict;
 
 use super::hardware::PATIENCE;
 use super::inventory::inventory as of;
-use crate::host::Host;
+use crate::checks::{CATALOG, Judged, World, judge, table};
 use crate::host::recording::Recording;
 use crate::host::round::{self, Node};
 use crate::host::scrub::Scrub;
+use crate::host::{Facts, Host};
 
 /// Writes the facts of the node as one line, and ends without waiting for devices that
 /// hold a thread.
@@ -56,17 +58,36 @@ pub fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// If root or recording cannot be read.
 pub fn inventory(node: &Node, recording: Option<&Path>) -> anyhow::Result<()> {
-    let facts = match recording {
-        None => round::look(node, &<_>::default(), PATIENCE)
-            .with_context(|| format!("looking at {}", node.root.display()))?,
-        Some(file) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("reading {}", file.display()))?;
-            let recording =
-                Recording::parse(&text).with_context(|| format!("reading {}", file.display()))?;
-            Host::recorded(recording).facts()
-        }
-    };
+    let facts = facts_of(node, recording)?;
     println!("{}", serde_json::to_string_pretty(&of(&facts, ""))?);
     Ok(())
+}
+
+/// Shows what the checks say of one look. False where one fails.
+///
+/// # Errors
+/// If root or recording cannot be read.
+pub fn checks(node: &Node, recording: Option<&Path>, json: bool) -> anyhow::Result<bool> {
+    let facts = facts_of(node, recording)?;
+    let round = judge(CATALOG, &World::idle(&facts));
+    if json {
+        let lines = table::lines(&round);
+        println!("{}", serde_json::to_string_pretty(&lines)?);
+    } else {
+        print!("{}", table::text(&round));
+    }
+    let fails = |judged: &Judged| judged.worst() == Some(Verdict::Fail);
+    Ok(!round.iter().any(fails))
+}
+
+fn facts_of(node: &Node, recording: Option<&Path>) -> anyhow::Result<Facts> {
+    let Some(file) = recording else {
+        return round::look(node, &<_>::default(), PATIENCE)
+            .with_context(|| format!("looking at {}", node.root.display()));
+    };
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    let recording =
+        Recording::parse(&text).with_context(|| format!("reading {}", file.display()))?;
+    Ok(Host::recorded(recording).facts())
 }

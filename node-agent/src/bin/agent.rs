@@ -33,6 +33,16 @@ fn main() -> anyhow::Result<()> {
         }
         Some(Command::Facts { node, silent }) => describe::facts(&node.into(), silent),
         Some(Command::Record { file, node }) => describe::record(&node.into(), &file),
+        Some(Command::Checks {
+            recording,
+            json,
+            node,
+        }) => {
+            if !describe::checks(&node.into(), recording.as_deref(), json)? {
+                std::process::exit(1);
+            }
+            Ok(())
+        }
         Some(Command::Inventory { recording, node }) => {
             describe::inventory(&node.into(), recording.as_deref())
         }

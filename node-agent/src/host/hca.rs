@@ -12,7 +12,7 @@ use super::interface::{self, Interface};
 use super::pci::{self, PciDevice};
 use super::tree::{Node, Tree};
 
-pub(super) const CLASS: &str = "sys/class/infiniband";
+pub(crate) const CLASS: &str = "sys/class/infiniband";
 
 /// Ports that one device has at most; a number past it is none.
 const PORTS: u8 = 8;

@@ -43,6 +43,8 @@ pub struct Kernel {
     pub time_wait_reuse: Option<u8>,
     /// What the node's first process may lock.
     pub memlock: Option<Limit>,
+    /// What the reader may lock, and so what its container runtime gives to containers.
+    pub own_memlock: Option<Limit>,
 }
 
 pub(super) fn read(tree: &Tree) -> Kernel {
@@ -61,13 +63,14 @@ pub(super) fn read(tree: &Tree) -> Kernel {
             })
         }),
         time_wait_reuse: tree.value("proc/sys/net/ipv4/tcp_tw_reuse"),
-        memlock: memlock(tree, 1),
+        memlock: memlock(tree, "1"),
+        own_memlock: memlock(tree, "thread-self"),
     }
 }
 
 /// What a process may lock.
-pub(super) fn memlock(tree: &Tree, pid: u32) -> Option<Limit> {
-    let path = format!("proc/{pid}/limits");
+pub(super) fn memlock(tree: &Tree, process: &str) -> Option<Limit> {
+    let path = format!("proc/{process}/limits");
     tree.parsed(&path, tree.text(&path)?, |text| {
         let line = text
             .lines()

@@ -93,9 +93,14 @@ impl Recording {
 
     /// Puts a file in the place of whatever stands there.
     pub fn replace(&mut self, path: &str, entry: Entry) {
-        let path = self.resolve(path).unwrap_or_else(|_| path.to_owned());
+        let path = self.resolved(path);
         self.remove(&path);
         self.0.insert(path, entry);
+    }
+
+    /// Where a path leads when its links are followed.
+    pub fn resolved(&self, path: &str) -> String {
+        self.resolve(path).unwrap_or_else(|_| path.to_owned())
     }
 
     /// Every path with what was found there.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crds::MooncakeInventory;
 use kube::CustomResourceExt;
 use mooncake_node_agent::agent::inventory::{inventory, lines};
+use mooncake_node_agent::checks::{CATALOG, World, judge};
 use mooncake_node_agent::host::fault::Problem;
 use mooncake_node_agent::host::recording::Entry;
 use mooncake_node_agent::host::round::{self, Node};
@@ -101,6 +102,9 @@ proptest! {
         prop_assert!(lines.len() <= 16);
         let inventory = serde_json::to_value(inventory(&facts, "uid")).unwrap();
         prop_assert_eq!(beyond(&schema(), &inventory, "status"), Vec::<String>::new());
+        // No check breaks off, whatever it is given.
+        let round = judge(CATALOG, &World::idle(&facts));
+        prop_assert!(round.iter().all(|judged| !judged.broken), "{:?}", round);
         // As it comes over the pipe from the child that reads.
         let line = serde_json::to_string(&facts).unwrap();
         prop_assert_eq!(serde_json::from_str::<Facts>(&line).unwrap(), facts);

@@ -1,0 +1,231 @@
+//! What a node is judged by: the catalogue of checks. Pure: facts in, verdicts out.
+//!
+//! ```text
+//! facts, pools, domains ── each check of CATALOG ── Round ── steady ── status, condition, metrics
+//! ```
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crds::node::{DomainMembership, PoolAssignment};
+use crds::{CheckId, Reason, Verdict};
+
+use crate::host::Facts;
+
+mod device_answers;
+mod device_file;
+mod device_readable;
+mod ephemeral_ports;
+mod gpu_direct;
+mod gpu_rail;
+mod host_readable;
+mod hugepages;
+mod hugepages_per_numa;
+mod imex;
+mod map_count;
+mod memlock;
+mod modules;
+pub mod page;
+mod partition_key;
+mod pci_link;
+mod port_active;
+mod port_gid;
+mod port_mtu;
+mod rails;
+mod rdma_cm;
+pub mod steady;
+pub mod table;
+mod time_wait;
+
+use steady::Patience;
+
+/// Every check, in the order of [`CheckId`].
+pub const CATALOG: &[Check] = &[
+    device_answers::CHECK,
+    device_file::CHECK,
+    device_readable::CHECK,
+    ephemeral_ports::CHECK,
+    gpu_direct::CHECK,
+    gpu_rail::CHECK,
+    host_readable::CHECK,
+    hugepages::CHECK,
+    hugepages_per_numa::CHECK,
+    imex::CHECK,
+    map_count::CHECK,
+    memlock::CHECK,
+    modules::CHECK,
+    partition_key::CHECK,
+    pci_link::CHECK,
+    port_active::CHECK,
+    port_gid::CHECK,
+    port_mtu::CHECK,
+    rdma_cm::CHECK,
+    time_wait::CHECK,
+];
+
+/// What is said of a thing that is the node itself.
+const NODE: &str = "node";
+
+/// What a check may look at.
+#[derive(Debug, Clone, Copy)]
+pub struct World<'a> {
+    pub facts: &'a Facts,
+    /// What the operator wants of this node.
+    pub pools: &'a [PoolAssignment],
+    pub domains: &'a [DomainMembership],
+}
+
+impl<'a> World<'a> {
+    /// A node of which nothing is wanted.
+    pub fn idle(facts: &'a Facts) -> Self {
+        Self {
+            facts,
+            pools: &[],
+            domains: &[],
+        }
+    }
+}
+
+/// One check.
+#[derive(Debug, Clone, Copy)]
+pub struct Check {
+    pub id: CheckId,
+    /// Every cause that it can name.
+    pub reasons: &'static [Reason],
+    /// How long what it says must hold.
+    pub patience: Patience,
+    /// One word for each thing that it looks at; none where the node has no such thing. The words do
+    /// not move while nothing happens: no count that rises by itself stands in them.
+    pub look: fn(&World<'_>) -> Vec<Said>,
+}
+
+/// What a check says of one thing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said {
+    /// E.g. `mlx5_3 port 1`.
+    pub subject: String,
+    /// None where it is as it should be.
+    pub trouble: Option<Trouble>,
+}
+
+/// What is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    pub verdict: Verdict,
+    pub reason: Reason,
+    /// What there is, and what should be.
+    pub words: String,
+}
+
+impl Said {
+    fn pass(subject: impl Into<String>) -> Self {
+        Self {
+            subject: subject.into(),
+            trouble: None,
+        }
+    }
+
+    fn fail(subject: impl Into<String>, reason: Reason, words: impl Into<String>) -> Self {
+        Self::of(subject, Verdict::Fail, reason, words)
+    }
+
+    fn warn(subject: impl Into<String>, reason: Reason, words: impl Into<String>) -> Self {
+        Self::of(subject, Verdict::Warn, reason, words)
+    }
+
+    fn unknown(subject: impl Into<String>, reason: Reason, words: impl Into<String>) -> Self {
+        Self::of(subject, Verdict::Unknown, reason, words)
+    }
+
+    fn of(
+        subject: impl Into<String>,
+        verdict: Verdict,
+        reason: Reason,
+        words: impl Into<String>,
+    ) -> Self {
+        Self {
+            subject: subject.into(),
+            trouble: Some(Trouble {
+                verdict,
+                reason,
+                words: words.into(),
+            }),
+        }
+    }
+}
+
+/// What one check said in one round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Judged {
+    pub check: CheckId,
+    pub patience: Patience,
+    pub said: Vec<Said>,
+    /// It broke off: of what it does not speak of nothing is known.
+    pub broken: bool,
+}
+
+impl Judged {
+    /// The worst that it found.
+    pub fn worst(&self) -> Option<Verdict> {
+        let verdicts = self.said.iter().filter_map(|said| said.trouble.as_ref());
+        verdicts.map(|trouble| trouble.verdict).min()
+    }
+}
+
+/// Asks every check of a catalogue.
+pub fn judge(catalog: &[Check], world: &World<'_>) -> Vec<Judged> {
+    catalog.iter().map(|check| ask(check, world)).collect()
+}
+
+/// A check that breaks off is asked again in the next round, and the others are asked in this one.
+/// It only reads what it is given and keeps nothing, so that it leaves nothing half done.
+fn ask(check: &Check, world: &World<'_>) -> Judged {
+    let asked = catch_unwind(AssertUnwindSafe(|| (check.look)(world)));
+    let broken = asked.is_err();
+    let said = asked.unwrap_or_else(|panic| {
+        let words = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no words");
+        vec![Said::unknown(
+            "the check itself",
+            Reason::CheckBroken,
+            format!("{} broke off: {words}", check.id),
+        )]
+    });
+    Judged {
+        check: check.id,
+        patience: check.patience,
+        said,
+        broken,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Host;
+    use crate::host::recording::Recording;
+
+    #[test]
+    fn the_catalogue_has_each_check_of_the_api_once_and_in_its_order() {
+        let ids: Vec<CheckId> = CATALOG.iter().map(|check| check.id).collect();
+        assert_eq!(ids, CheckId::ALL);
+    }
+
+    #[test]
+    fn a_check_that_breaks_off_is_told_and_keeps_no_other_from_being_asked() {
+        let broken = Check {
+            look: |_| panic!("ports of {}", "nothing"),
+            ..map_count::CHECK
+        };
+        let facts = Host::recorded(Recording::parse("[proc/sys/vm]\nmax_map_count = 7").unwrap());
+        let facts = facts.facts();
+        let round = judge(&[broken, map_count::CHECK], &World::idle(&facts));
+        let trouble = round[0].said[0].trouble.as_ref().unwrap();
+        assert!(round[0].broken);
+        assert_eq!(trouble.reason, Reason::CheckBroken);
+        assert!(trouble.words.ends_with("ports of nothing"), "{trouble:?}");
+        assert_eq!(round[1].worst(), Some(Verdict::Warn));
+    }
+}

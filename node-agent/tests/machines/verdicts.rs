@@ -1,0 +1,491 @@
+//! What the checks say of each recorded machine, pinned, and that each check fails where one file is
+//! changed. `UPDATE=1` rewrites the pinned files and the page of checks.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use crds::cluster::{NumaPolicy, PageSize};
+use crds::node::{DomainMembership, PoolAssignment};
+use crds::{ByteSize, CheckId, Reason, Verdict};
+use mooncake_node_agent::checks::table::lines;
+use mooncake_node_agent::checks::{CATALOG, Judged, World, judge, page};
+use mooncake_node_agent::host::recording::{Entry, Recording};
+
+use super::recorded::{facts, folder, machine, machines};
+
+/// What the operator wants of the node.
+#[derive(Default)]
+struct Wanted {
+    pools: Vec<PoolAssignment>,
+    domains: Vec<DomainMembership>,
+}
+
+fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
+    let facts = facts(recording);
+    let world = World {
+        facts: &facts,
+        pools: &wanted.pools,
+        domains: &wanted.domains,
+    };
+    judge(CATALOG, &world)
+}
+
+fn pinned(path: &Path, wanted: &str) {
+    if std::env::var_os("UPDATE").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, wanted).unwrap();
+    }
+    let found = fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        found == wanted,
+        "{} differs; run with UPDATE=1 and read the diff",
+        path.display()
+    );
+}
+
+#[test]
+fn every_machine_is_judged_as_pinned() {
+    for machine in machines() {
+        let round = round(&machine.recording, &Wanted::default());
+        let wanted = serde_yaml_ng::to_string(&lines(&round)).unwrap();
+        pinned(
+            &folder().join(format!("verdicts/{}.yaml", machine.name)),
+            &wanted,
+        );
+    }
+}
+
+#[test]
+fn the_page_of_checks_is_that_of_the_catalogue() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/checks.md");
+    pinned(&docs, &page::page());
+}
+
+#[test]
+fn a_machine_with_nothing_is_judged_calmly() {
+    for name in ["vm-without-devices", "vm-soft-roce"] {
+        let failed: Vec<_> = round(&machine(name).recording, &Wanted::default())
+            .into_iter()
+            .filter(|judged| judged.worst() == Some(Fail))
+            .collect();
+        assert!(failed.is_empty(), "{name}: {failed:?}");
+    }
+    let nothing = round(&machine("vm-without-devices").recording, &Wanted::default());
+    let found: Vec<_> = nothing
+        .iter()
+        .filter(|judged| judged.worst().is_some())
+        .collect();
+    assert!(found.is_empty(), "{found:?}");
+}
+
+/// One machine, one file changed, and what is found then.
+struct Case {
+    check: CheckId,
+    machine: &'static str,
+    wanted: fn() -> Wanted,
+    path: &'static str,
+    becomes: Becomes,
+    verdict: Verdict,
+    reason: Reason,
+    subject: &'static str,
+}
+
+enum Becomes {
+    Text(&'static str),
+    /// The kernel's error, or ours, as a recording has it.
+    Problem(&'static str),
+    Gone,
+}
+
+fn nothing() -> Wanted {
+    Wanted::default()
+}
+
+fn pool(size: u64, page_size: PageSize) -> Wanted {
+    Wanted {
+        pools: vec![PoolAssignment {
+            pod_uid: "uid".to_owned(),
+            pod_name: "c-pool-default-0".to_owned(),
+            namespace: "ns".to_owned(),
+            cluster: "c".to_owned(),
+            cluster_uid: "cu".to_owned(),
+            pool: "default".to_owned(),
+            size: ByteSize(size),
+            page_size,
+            numa_policy: NumaPolicy::Spread,
+            drain_seconds: 5,
+            master: None,
+            allow_host_network: false,
+            addresses: Vec::new(),
+        }],
+        ..Wanted::default()
+    }
+}
+
+fn pool_of_15_gib() -> Wanted {
+    pool(15 << 30, PageSize::Huge2Mi)
+}
+
+fn domain() -> Wanted {
+    Wanted {
+        domains: vec![DomainMembership {
+            namespace: "ns".to_owned(),
+            cluster: "c".to_owned(),
+            domain: "c-mnnvl".to_owned(),
+            domain_uid: None,
+            clique: None,
+            member: true,
+            reason: Reason::AsExpected,
+            message: String::new(),
+        }],
+        ..Wanted::default()
+    }
+}
+
+use Becomes::{Gone, Problem, Text};
+use Verdict::{Fail, Unknown, Warn};
+
+/// At least one for each cause that a check can name.
+const CASES: &[Case] = &[
+    Case {
+        check: CheckId::DeviceAnswers,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_3/node_guid",
+        becomes: Problem("Hung"),
+        verdict: Fail,
+        reason: Reason::DeviceHung,
+        subject: "mlx5_3",
+    },
+    Case {
+        check: CheckId::DeviceFile,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "dev/infiniband/uverbs3",
+        becomes: Gone,
+        verdict: Fail,
+        reason: Reason::DeviceFileMissing,
+        subject: "mlx5_3",
+    },
+    Case {
+        check: CheckId::DeviceReadable,
+        machine: "roce-bond",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_bond_0/ports/1/rate",
+        becomes: Problem("EIO"),
+        verdict: Warn,
+        reason: Reason::DeviceFault,
+        subject: "mlx5_bond_0",
+    },
+    Case {
+        check: CheckId::DeviceReadable,
+        machine: "roce-bond",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_bond_0/ports/1/rate",
+        becomes: Text("fast"),
+        verdict: Unknown,
+        reason: Reason::HostUnreadable,
+        subject: "mlx5_bond_0",
+    },
+    Case {
+        check: CheckId::EphemeralPorts,
+        machine: "vm-without-devices",
+        wanted: nothing,
+        path: "proc/sys/net/ipv4/ip_local_port_range",
+        becomes: Text("60000\t60099"),
+        verdict: Fail,
+        reason: Reason::EphemeralPortsLow,
+        subject: "node",
+    },
+    Case {
+        check: CheckId::GpuDirect,
+        machine: "alibaba-erdma",
+        wanted: nothing,
+        path: "proc/driver/nvidia/version",
+        becomes: Text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.58.03"),
+        verdict: Warn,
+        reason: Reason::GpuDirectUnavailable,
+        subject: "GPU driver",
+    },
+    Case {
+        check: CheckId::GpuRail,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_3/ports/1/state",
+        becomes: Text("1: DOWN"),
+        verdict: Warn,
+        reason: Reason::GpuRailLost,
+        subject: "GPU 0000:3e:00.0",
+    },
+    Case {
+        check: CheckId::HostReadable,
+        machine: "vm-without-devices",
+        wanted: nothing,
+        path: "proc/sys/vm/max_map_count",
+        becomes: Problem("EACCES"),
+        verdict: Unknown,
+        reason: Reason::HostUnreadable,
+        subject: "/proc/sys/vm",
+    },
+    Case {
+        check: CheckId::Hugepages,
+        machine: "gb200",
+        wanted: pool_of_15_gib,
+        path: "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+        becomes: Text("7000"),
+        verdict: Fail,
+        reason: Reason::HugepagesShort,
+        subject: "hugepages of 2Mi",
+    },
+    Case {
+        check: CheckId::HugepagesPerNuma,
+        machine: "gb200",
+        wanted: pool_of_15_gib,
+        path: "sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages",
+        becomes: Text("3000"),
+        verdict: Warn,
+        reason: Reason::HugepagesUneven,
+        subject: "hugepages of 2Mi on NUMA node 1",
+    },
+    Case {
+        check: CheckId::Imex,
+        machine: "gb200",
+        wanted: domain,
+        path: "proc/devices",
+        becomes: Text("Character devices:\n195 nvidia"),
+        verdict: Fail,
+        reason: Reason::ImexUnsupported,
+        subject: "IMEX",
+    },
+    Case {
+        check: CheckId::Imex,
+        machine: "gb200",
+        wanted: domain,
+        path: "etc/nvidia-imex/nodes_config.cfg",
+        becomes: Text("198.18.0.1"),
+        verdict: Warn,
+        reason: Reason::HostImexConfigured,
+        subject: "IMEX",
+    },
+    Case {
+        check: CheckId::MapCount,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "proc/sys/vm/max_map_count",
+        becomes: Text("8192"),
+        verdict: Fail,
+        reason: Reason::MapCountTooLow,
+        subject: "node",
+    },
+    Case {
+        check: CheckId::Memlock,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "proc/thread-self/limits",
+        becomes: Text("Max locked memory         8388608              8388608              bytes"),
+        verdict: Warn,
+        reason: Reason::MemlockTooLow,
+        subject: "containers",
+    },
+    Case {
+        check: CheckId::Modules,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "sys/module/nvidia_uvm",
+        becomes: Gone,
+        verdict: Warn,
+        reason: Reason::ModuleMissing,
+        subject: "nvidia_uvm",
+    },
+    Case {
+        check: CheckId::PartitionKey,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_3/ports/1/pkeys/0",
+        becomes: Text("0x7fff"),
+        verdict: Warn,
+        reason: Reason::PartitionLimited,
+        subject: "mlx5_3 port 1",
+    },
+    Case {
+        check: CheckId::PciLink,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "sys/bus/pci/devices/0000:3c:00.0/current_link_width",
+        becomes: Text("8"),
+        verdict: Warn,
+        reason: Reason::PciLinkDegraded,
+        subject: "mlx5_3",
+    },
+    Case {
+        check: CheckId::PortActive,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_3/ports/1/state",
+        becomes: Text("2: INIT"),
+        verdict: Fail,
+        reason: Reason::PortNotActive,
+        subject: "mlx5_3 port 1",
+    },
+    Case {
+        check: CheckId::PortActive,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_3/ports/1/state",
+        becomes: Problem("EINVAL"),
+        verdict: Unknown,
+        reason: Reason::HostUnreadable,
+        subject: "mlx5_3 port 1",
+    },
+    Case {
+        check: CheckId::PortGid,
+        machine: "roce-bond",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_bond_0/ports/1/gids",
+        becomes: Gone,
+        verdict: Fail,
+        reason: Reason::NoRoutableGid,
+        subject: "mlx5_bond_0 port 1",
+    },
+    Case {
+        check: CheckId::PortGid,
+        machine: "roce-bond",
+        wanted: nothing,
+        path: "sys/class/infiniband/mlx5_bond_0/ports/1/gids/3",
+        becomes: Problem("EIO"),
+        verdict: Unknown,
+        reason: Reason::HostUnreadable,
+        subject: "mlx5_bond_0 port 1",
+    },
+    Case {
+        check: CheckId::PortMtu,
+        machine: "roce-bond",
+        wanted: nothing,
+        path: "sys/class/net/bond0/mtu",
+        becomes: Text("1500"),
+        verdict: Warn,
+        reason: Reason::MtuMismatch,
+        subject: "mlx5_bond_0 port 1",
+    },
+    Case {
+        check: CheckId::PortMtu,
+        machine: "vm-soft-roce",
+        wanted: nothing,
+        path: "sys/class/net/d0/mtu",
+        becomes: Text("300"),
+        verdict: Fail,
+        reason: Reason::MtuTooLow,
+        subject: "rxe0 port 1",
+    },
+    Case {
+        check: CheckId::RdmaCm,
+        machine: "vm-soft-roce",
+        wanted: nothing,
+        path: "dev/infiniband/rdma_cm",
+        becomes: Gone,
+        verdict: Warn,
+        reason: Reason::RdmaCmMissing,
+        subject: "/dev/infiniband/rdma_cm",
+    },
+    Case {
+        check: CheckId::TimeWait,
+        machine: "vm-without-devices",
+        wanted: nothing,
+        path: "proc/thread-self/net/sockstat",
+        becomes: Text("TCP: inuse 1 orphan 0 tw 20000 alloc 893 mem 204"),
+        verdict: Warn,
+        reason: Reason::EphemeralPortsBusy,
+        subject: "node",
+    },
+];
+
+impl Case {
+    /// What the check says of the subject of this machine, and of the changed one.
+    fn told(&self) -> [Vec<(Verdict, Reason)>; 2] {
+        let before = machine(self.machine).recording;
+        let mut changed = before.clone();
+        match self.becomes {
+            Text(text) => changed.replace(self.path, Entry::Text(text.to_owned())),
+            Problem(problem) => {
+                changed.replace(self.path, Entry::Fault(problem.parse().unwrap()));
+            }
+            Gone => changed.remove(&changed.resolved(self.path)),
+        }
+        [before, changed].map(|recording| {
+            let round = round(&recording, &(self.wanted)());
+            let judged = round
+                .iter()
+                .find(|judged| judged.check == self.check)
+                .unwrap();
+            let of = judged
+                .said
+                .iter()
+                .filter(|said| said.subject == self.subject);
+            let troubles = of.filter_map(|said| said.trouble.as_ref());
+            troubles
+                .map(|trouble| (trouble.verdict, trouble.reason))
+                .collect()
+        })
+    }
+}
+
+#[test]
+fn one_changed_file_makes_each_check_find_what_it_is_for() {
+    let wrong = CASES.iter().filter_map(|case| {
+        let [before, changed] = case.told();
+        let told = (case.verdict, case.reason);
+        let right = !before.contains(&told) && changed == [told];
+        let Case {
+            check,
+            machine,
+            path,
+            ..
+        } = case;
+        (!right).then(|| format!("{check} on {machine}, {path}: {before:?}, then {changed:?}"))
+    });
+    let wrong: Vec<_> = wrong.collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
+    let told: BTreeSet<_> = CASES.iter().map(|case| (case.check, case.reason)).collect();
+    let named = CATALOG
+        .iter()
+        .flat_map(|check| check.reasons.iter().map(|reason| (check.id, *reason)));
+    assert_eq!(told, named.collect());
+}
+
+#[test]
+fn what_is_counted_on_a_busy_machine_does_not_move_a_word() {
+    for machine in machines() {
+        let counted = |path: &str| {
+            let counts = [
+                "link_downed",
+                "symbol_error",
+                "free_hugepages",
+                "resv_hugepages",
+            ];
+            counts.iter().any(|name| path.ends_with(name))
+        };
+        let busy = machine.recording.map_texts(|path, text| {
+            let risen = text
+                .parse::<u64>()
+                .map_or(0, |count| count + u64::from(count > 0));
+            match counted(path) {
+                true => risen.to_string(),
+                false => text
+                    .replace("tw 120", "tw 121")
+                    .replace("tw 27914", "tw 27913"),
+            }
+        });
+        let wanted = Wanted::default();
+        assert_eq!(
+            round(&busy, &wanted),
+            round(&machine.recording, &wanted),
+            "{}",
+            machine.name
+        );
+    }
+}
