@@ -9,6 +9,7 @@ mod claim;
 pub mod describe;
 mod fleet;
 pub mod hardware;
+mod health;
 mod http;
 pub mod inventory;
 mod inventory_object;

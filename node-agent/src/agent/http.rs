@@ -96,7 +96,8 @@ async fn scrape(State(face): State<Face>, headers: HeaderMap) -> impl IntoRespon
         Worth::Unheard => return no(StatusCode::SERVICE_UNAVAILABLE),
         Worth::Allowed => {}
     }
-    let text = metrics::render(&face.board.shown(), &face.ways.borrow());
+    let health = face.board.health();
+    let text = metrics::render(&face.board.shown(), &face.ways.borrow(), health.as_ref());
     match text {
         Ok(text) => (
             StatusCode::OK,

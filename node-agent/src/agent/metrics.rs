@@ -1,5 +1,6 @@
-//! Metrics of the node: per cluster, transport and cause. Their number follows the pools on the
-//! node, never the peers, of which only the worst are shown.
+//! Metrics of the node: per cluster, transport and cause, and how the node was judged. Their number
+//! follows the pools on the node and what is wrong there, never the peers, of which only the worst are
+//! shown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,6 +16,9 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::proof::Ways;
 use super::report::Shown;
+use crate::checks::steady::Health;
+
+mod judged;
 
 /// What a scraper is told that it gets.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -92,7 +96,11 @@ struct ByReason {
 ///
 /// # Errors
 /// Only if a label cannot be written.
-pub(crate) fn render(shown: &[Shown], ways: &Ways) -> Result<String, fmt::Error> {
+pub(crate) fn render(
+    shown: &[Shown],
+    ways: &Ways,
+    health: Option<&Health>,
+) -> Result<String, fmt::Error> {
     let pods = Family::<ByReason, Gauge>::default();
     let mounted = Family::<OfCluster, Gauge>::default();
     let connections = Family::<OfCluster, Gauge>::default();
@@ -187,6 +195,7 @@ pub(crate) fn render(shown: &[Shown], ways: &Ways) -> Result<String, fmt::Error>
         by_peer,
     );
     of_ways(&mut registry, ways);
+    judged::register(&mut registry, health);
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -336,7 +345,7 @@ mod tests {
                 worst: if n < clusters { failures() } else { Vec::new() },
                 ..pod(n % clusters)
             });
-            let text = render(&shown.collect::<Vec<_>>(), &ways()).unwrap();
+            let text = render(&shown.collect::<Vec<_>>(), &ways(), None).unwrap();
             let series = series(&text);
             assert!(series <= 300, "{clusters} clusters: {series}");
             assert!(clusters <= CLUSTERS || text.contains(OTHERS), "{text}");
@@ -349,7 +358,7 @@ mod tests {
             worst: failures(),
             ..pod(1)
         };
-        let text = render(&[one.clone(), one], &ways()).unwrap();
+        let text = render(&[one.clone(), one], &ways(), None).unwrap();
         let shown: Vec<_> = text
             .lines()
             .filter(|line| line.starts_with("mooncake_agent_peer_connections_ended_total{"))
@@ -365,7 +374,7 @@ mod tests {
 
     #[test]
     fn pools_of_one_cluster_are_added_up() {
-        let text = render(&[pod(1), pod(1)], &ways()).unwrap();
+        let text = render(&[pod(1), pod(1)], &ways(), None).unwrap();
         let line = "mooncake_agent_bytes_total{namespace=\"ns\",cluster=\"c1\",\
                     transport=\"tcp\",direction=\"read\"} 14";
         assert!(text.contains(line), "{text}");
@@ -373,7 +382,7 @@ mod tests {
 
     #[test]
     fn proofs_are_counted_by_node_and_timed() {
-        let text = render(&[], &ways()).unwrap();
+        let text = render(&[], &ways(), None).unwrap();
         for line in [
             "mooncake_agent_proofs_total{node=\"n3\",outcome=\"proved\"} 1",
             "mooncake_agent_proof_duration_seconds{node=\"n0\"} 0.002",

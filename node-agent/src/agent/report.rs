@@ -5,25 +5,25 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use crds::condition::{self, ConditionType, Finding};
+use crds::MooncakeNode;
 use crds::node::{HcaLine, MooncakeNodeStatus, PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
-use crds::{ByteSize, MooncakeNode, MooncakeNodeSpec, State};
 use engine::{Host, HostStats, PeerFailures};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use tokio::sync::watch;
 
 use super::assignments::Assignments;
 use super::{metrics, patience};
+use crate::checks::steady::Health;
+
+mod status;
+
+use status::{Noted, compose, doubt, holds};
 
 /// Whose fields these are.
 pub(crate) const FIELD_MANAGER: &str = "mooncake-agent";
-
-/// Most bytes of a status.
-const STATUS_LIMIT: usize = 8 << 10;
 
 /// Least time between two writes.
 const WRITE_PERIOD: Duration = Duration::from_millis(500);
@@ -38,11 +38,13 @@ struct Posted {
 /// The ports of the node's RDMA devices, as many as have a line, and how many have none.
 pub(crate) type HcaLines = (Vec<HcaLine>, Option<u32>);
 
-/// What each pool pod's task says about it, and what is known of the node's RDMA devices.
+/// What each pool pod's task says about it, what is known of the node's RDMA devices, and how the node
+/// was judged.
 #[derive(Debug, Clone)]
 pub(crate) struct Board {
     posted: Arc<Mutex<BTreeMap<String, Posted>>>,
     hcas: Arc<Mutex<HcaLines>>,
+    health: Arc<Mutex<Option<Health>>>,
     news: Arc<watch::Sender<()>>,
 }
 
@@ -64,6 +66,7 @@ impl Default for Board {
         Self {
             posted: Arc::default(),
             hcas: Arc::default(),
+            health: Arc::default(),
             news: Arc::new(watch::channel(()).0),
         }
     }
@@ -108,6 +111,23 @@ impl Board {
     fn hcas(&self) -> HcaLines {
         let hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
         hcas.clone()
+    }
+
+    /// Says how the node was judged.
+    pub(crate) fn set_health(&self, judged: Health) {
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = health.as_ref() != Some(&judged);
+        *health = Some(judged);
+        drop(health);
+        if news {
+            self.news.send_replace(());
+        }
+    }
+
+    /// How the node was judged; absent before the first look.
+    pub(crate) fn health(&self) -> Option<Health> {
+        let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        health.clone()
     }
 
     /// Nothing more is to be said about a pod.
@@ -159,125 +179,6 @@ impl Board {
     }
 }
 
-/// The operator's doubt, where it stands: it does not believe this agent now, so that the agent's own
-/// verdict is not repeated until it does.
-fn doubt(stands: &[Condition]) -> Option<&Condition> {
-    let alive = condition::find(stands, ConditionType::AgentAlive)?;
-    let serving = condition::find(stands, ConditionType::PoolsServing)?;
-    (alive.status != State::True.as_str() && serving.status == State::Unknown.as_str())
-        .then_some(serving)
-}
-
-/// True where the agent's verdict stands as it was written.
-fn holds(written: &MooncakeNodeStatus, stands: &[Condition]) -> bool {
-    written.conditions.iter().all(|said| {
-        stands.iter().any(|stands| {
-            (
-                &stands.type_,
-                &stands.status,
-                &stands.reason,
-                &stands.message,
-            ) == (&said.type_, &said.status, &said.reason, &said.message)
-        })
-    })
-}
-
-/// The status that follows from what is known. Equal reports over an equal status give an equal
-/// status.
-fn compose(
-    spec: &MooncakeNodeSpec,
-    boot_id: &str,
-    (hcas, hcas_omitted): HcaLines,
-    reports: &[PoolReport],
-    before: &[Condition],
-    doubt: Option<&Condition>,
-    now: Timestamp,
-) -> MooncakeNodeStatus {
-    let mounted: u64 = reports
-        .iter()
-        .filter_map(|report| report.mounted)
-        .map(|b| b.0)
-        .sum();
-    let findings = [finding(spec, reports)];
-    let mut status = MooncakeNodeStatus {
-        node_uid: spec.node_uid.clone(),
-        boot_id: boot_id.to_owned(),
-        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-        capacity: Some(ByteSize(mounted)),
-        hcas,
-        hcas_omitted,
-        checks: None,
-        findings: Vec::new(),
-        pools: reports.to_vec(),
-        conditions: doubt.map_or_else(
-            || condition::merge(before, &findings, None, now),
-            |doubt| vec![doubt.clone()],
-        ),
-    };
-    for report in &mut status.pools {
-        cut(&mut report.message, 512);
-    }
-    // What is dear to a reader goes last.
-    let shorten: [fn(&mut PoolReport); 4] = [
-        |report| report.segments.truncate(4),
-        |report| report.segments.clear(),
-        |report| cut(&mut report.message, 80),
-        |report| report.message.clear(),
-    ];
-    for shorten in shorten {
-        if fits(&status) {
-            break;
-        }
-        status.pools.iter_mut().for_each(shorten);
-    }
-    // All ports stand in the inventory.
-    while !fits(&status) && status.hcas.pop().is_some() {
-        *status.hcas_omitted.get_or_insert(0) += 1;
-    }
-    status
-}
-
-fn fits(status: &MooncakeNodeStatus) -> bool {
-    serde_json::to_vec(status).map_or(0, |bytes| bytes.len()) <= STATUS_LIMIT
-}
-
-fn cut(text: &mut String, most: usize) {
-    let most = most.min(text.len());
-    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
-    text.truncate(end.unwrap_or(0));
-}
-
-/// Whether every listed pod is served, and if not, which is not.
-fn finding(spec: &MooncakeNodeSpec, reports: &[PoolReport]) -> Finding {
-    let kind = ConditionType::PoolsServing;
-    let not = spec.pools.iter().find_map(|pool| {
-        let report = reports.iter().find(|report| report.pod_uid == pool.pod_uid);
-        match report {
-            Some(report) if report.state == PoolState::Serving => None,
-            Some(report) => Some((report.reason, report.message.as_str(), pool)),
-            None => Some((Reason::PoolPodNotReady, "not looked at yet", pool)),
-        }
-    });
-    match not {
-        None => Finding::new(
-            kind,
-            true,
-            Reason::AsExpected,
-            format!(
-                "{} of {} pool pods served",
-                spec.pools.len(),
-                spec.pools.len()
-            ),
-        ),
-        Some((reason, message, pool)) => Finding::new(
-            kind,
-            false,
-            reason,
-            format!("{}/{}: {message}", pool.namespace, pool.pod_name),
-        ),
-    }
-}
-
 /// Writes the status whenever it differs from what was written last.
 pub(crate) async fn write(
     client: kube::Client,
@@ -303,18 +204,14 @@ pub(crate) async fn write(
             }
             let found = object.status.unwrap_or_default();
             let before = written.as_ref().unwrap_or(&found);
-            let reports = board.reports();
-            let now = Timestamp::now();
+            let noted = Noted {
+                hcas: board.hcas(),
+                health: board.health(),
+                reports: board.reports(),
+            };
             let doubt = doubt(&found.conditions);
-            let status = compose(
-                &object.spec,
-                &boot_id,
-                board.hcas(),
-                &reports,
-                &before.conditions,
-                doubt,
-                now,
-            );
+            let now = Timestamp::now();
+            let status = compose(&object.spec, &boot_id, noted, before, &doubt, now);
             if written.as_ref() != Some(&status) || !holds(&status, &found.conditions) {
                 match apply(&api, &node_name, &status).await {
                     Ok(()) => written = Some(status),
@@ -357,6 +254,3 @@ async fn apply(
         .await?;
     Ok(())
 }
-
-#[cfg(test)]
-mod tests;

@@ -21,7 +21,7 @@ use super::pool::Context;
 use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
-use super::{assignments, fleet, hardware, inventory, inventory_object};
+use super::{assignments, fleet, hardware, health, inventory, inventory_object};
 use crate::host::round::Node;
 
 /// How often a waiting agent tries to take the node.
@@ -108,6 +108,7 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
             network: host_network,
         });
         tokio::spawn(show(known.clone(), board.clone()));
+        tokio::spawn(health::keep(known.clone(), assigned.clone(), board.clone()));
         tokio::spawn(inventory_object::keep(
             client.clone(),
             node_name.clone(),

@@ -1,8 +1,12 @@
 //! The status that follows from reports.
 
 use super::*;
+use crate::checks::Trouble;
+use crate::checks::steady::Told;
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::inventory::{NoGid, PortState};
+use crds::node::{HcaLine, PoolAssignment};
+use crds::{CheckCounts, CheckId, Verdict};
 
 fn assignment(index: usize) -> PoolAssignment {
     PoolAssignment {
@@ -54,6 +58,47 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
+/// What stood there before, with these conditions.
+fn stood(conditions: &[Condition]) -> MooncakeNodeStatus {
+    MooncakeNodeStatus {
+        conditions: conditions.to_vec(),
+        ..MooncakeNodeStatus::default()
+    }
+}
+
+fn noted(reports: &[PoolReport]) -> Noted {
+    Noted {
+        reports: reports.to_vec(),
+        ..Noted::default()
+    }
+}
+
+/// So many ports that are down since a second.
+fn sick(ports: usize, since: i64) -> Noted {
+    let told = (0..ports).map(|port| Told {
+        check: CheckId::PortActive,
+        subject: format!("mlx5_bond_{port} port 1"),
+        trouble: Trouble {
+            verdict: Verdict::Fail,
+            reason: Reason::PortNotActive,
+            words: "w".repeat(400),
+        },
+        since: at(since),
+        flaps: false,
+    });
+    Noted {
+        health: Some(Health {
+            counts: CheckCounts {
+                failed: u32::from(ports > 0),
+                passed: 11,
+                ..CheckCounts::default()
+            },
+            told: told.collect(),
+        }),
+        ..Noted::default()
+    }
+}
+
 #[test]
 fn a_status_keeps_its_bound_with_as_many_pods_as_a_spec_may_list() {
     let spec = spec(20);
@@ -68,10 +113,15 @@ fn a_status_keeps_its_bound_with_as_many_pods_as_a_spec_may_list() {
         gid: None,
         no_gid: Some(NoGid::OtherLinkLayer),
     };
-    let hcas = (vec![line; 16], Some(112));
-    let status = compose(&spec, "boot", hcas, &reports, &[], None, at(1));
+    let noted = Noted {
+        hcas: (vec![line; 16], Some(112)),
+        reports,
+        ..sick(40, 1)
+    };
+    let status = compose(&spec, "boot", noted, &stood(&[]), &[], at(1));
     assert!(serde_json::to_vec(&status).unwrap().len() <= STATUS_LIMIT);
     assert_eq!(status.pools.len(), 20);
+    assert_eq!(status.findings.len(), 8, "the worst are left");
     assert_eq!(status.capacity, Some(ByteSize(20 << 30)));
     // Every port has a line or is counted.
     let omitted = status.hcas_omitted.unwrap();
@@ -81,17 +131,17 @@ fn a_status_keeps_its_bound_with_as_many_pods_as_a_spec_may_list() {
 #[test]
 fn nothing_changed_gives_an_equal_status_whatever_the_time() {
     let reports = [report(0, PoolState::Serving, Reason::AsExpected)];
-    let first = compose(&spec(1), "boot", <_>::default(), &reports, &[], None, at(1));
-    let again = compose(
-        &spec(1),
-        "boot",
-        <_>::default(),
-        &reports,
-        &first.conditions,
-        None,
-        at(99),
-    );
+    let noted = |since| Noted {
+        reports: reports.to_vec(),
+        ..sick(2, since)
+    };
+    let first = compose(&spec(1), "boot", noted(1), &stood(&[]), &[], at(1));
+    // Another agent sees it for the first time later.
+    let again = compose(&spec(1), "boot", noted(90), &first, &[], at(99));
     assert_eq!(first, again);
+    assert_eq!(first.findings[0].since.0, at(1));
+    let rebooted = compose(&spec(1), "next", noted(90), &first, &[], at(99));
+    assert_eq!(rebooted.findings[0].since.0, at(90));
 }
 
 #[test]
@@ -100,7 +150,7 @@ fn the_condition_names_the_pod_that_is_not_served() {
         report(0, PoolState::Serving, Reason::AsExpected),
         report(1, PoolState::Refused, Reason::DescriptorNotSealed),
     ];
-    let status = compose(&spec(2), "boot", <_>::default(), &reports, &[], None, at(1));
+    let status = compose(&spec(2), "boot", noted(&reports), &stood(&[]), &[], at(1));
     let serving = condition::find(&status.conditions, ConditionType::PoolsServing).unwrap();
     assert_eq!(serving.status, "False");
     assert_eq!(serving.reason, "DescriptorNotSealed");
@@ -109,12 +159,12 @@ fn the_condition_names_the_pod_that_is_not_served() {
 
 #[test]
 fn a_listed_pod_without_a_report_is_not_served() {
-    let status = compose(&spec(1), "boot", <_>::default(), &[], &[], None, at(1));
+    let status = compose(&spec(1), "boot", noted(&[]), &stood(&[]), &[], at(1));
     assert!(!condition::is_true(
         &status.conditions,
         ConditionType::PoolsServing
     ));
-    let none = compose(&spec(0), "boot", <_>::default(), &[], &[], None, at(1));
+    let none = compose(&spec(0), "boot", noted(&[]), &stood(&[]), &[], at(1));
     assert!(condition::is_true(
         &none.conditions,
         ConditionType::PoolsServing
@@ -136,13 +186,13 @@ fn stands(alive: &str, serving: &str) -> Vec<Condition> {
 fn an_agent_that_is_not_believed_leaves_the_doubt_and_speaks_again_when_it_is() {
     let reports = [report(0, PoolState::Serving, Reason::AsExpected)];
     let say = |stands: &[Condition]| {
+        let noted = noted(&reports);
         let status = compose(
             &spec(1),
             "boot",
-            <_>::default(),
-            &reports,
-            stands,
-            doubt(stands),
+            noted,
+            &stood(stands),
+            &doubt(stands),
             at(9),
         );
         let said = holds(&status, stands);
@@ -153,6 +203,73 @@ fn an_agent_that_is_not_believed_leaves_the_doubt_and_speaks_again_when_it_is() 
         ("Unknown".to_owned(), true)
     );
     assert_eq!(say(&stands("True", "Unknown")), ("True".to_owned(), false));
-    let status = compose(&spec(1), "boot", <_>::default(), &reports, &[], None, at(1));
+    let status = compose(&spec(1), "boot", noted(&reports), &stood(&[]), &[], at(1));
     assert_eq!(say(&status.conditions), ("True".to_owned(), true));
+}
+
+#[test]
+fn the_condition_is_of_the_worst_finding_and_only_a_failure_makes_it_false() {
+    let healthy = |noted: Noted| {
+        let status = compose(&spec(0), "boot", noted, &stood(&[]), &[], at(1));
+        let said = condition::find(&status.conditions, ConditionType::NodeHealthy).cloned();
+        said.map(|said| (said.status, said.reason, said.message))
+    };
+    assert_eq!(healthy(Noted::default()), None, "before the first look");
+    let (status, reason, message) = healthy(sick(0, 1)).unwrap();
+    assert_eq!(
+        (&*status, &*reason, &*message),
+        ("True", "AsExpected", "11 checks passed")
+    );
+    let (status, reason, message) = healthy(sick(2, 1)).unwrap();
+    assert_eq!((&*status, &*reason), ("False", "PortNotActive"));
+    assert!(message.starts_with("mlx5_bond_0 port 1: www"), "{message}");
+    assert!(message.ends_with("; of 12 checks 1 fail"), "{message}");
+    let mut warned = sick(1, 1);
+    let told = &mut warned.health.as_mut().unwrap().told[0];
+    told.trouble.verdict = Verdict::Warn;
+    let (status, reason, _) = healthy(warned).unwrap();
+    assert_eq!((&*status, &*reason), ("True", "PortNotActive"));
+}
+
+#[test]
+fn a_doubt_about_one_verdict_leaves_the_other() {
+    let mut stands = stands("False", "Unknown");
+    let findings = [Finding::new(
+        ConditionType::NodeHealthy,
+        true,
+        Reason::AsExpected,
+        "11",
+    )];
+    stands.extend(condition::merge(&[], &findings, None, at(1)));
+    let of = |stands: &[Condition]| {
+        let status = compose(
+            &spec(0),
+            "boot",
+            sick(1, 1),
+            &stood(stands),
+            &doubt(stands),
+            at(9),
+        );
+        let said = status
+            .conditions
+            .iter()
+            .map(|said| (said.type_.clone(), said.status.clone()));
+        said.collect::<Vec<_>>()
+    };
+    let [healthy, serving] = OWN.map(|kind| kind.as_str().to_owned());
+    let unknown = "Unknown".to_owned();
+    let expected = [
+        (healthy.clone(), "False".to_owned()),
+        (serving.clone(), unknown.clone()),
+    ];
+    assert_eq!(of(&stands), expected);
+    for said in &mut stands {
+        if said.type_ == healthy {
+            said.status.clone_from(&unknown);
+        }
+    }
+    assert_eq!(
+        of(&stands),
+        [(healthy, unknown.clone()), (serving, unknown)]
+    );
 }

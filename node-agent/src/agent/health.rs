@@ -1,0 +1,122 @@
+//! Judges the node whenever it is looked at or something else is wanted of it, and says on the board
+//! what came of it.
+
+use std::time::Instant;
+
+use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT};
+use crds::condition::{ConditionType, Finding};
+use crds::reason::Reason;
+use crds::{MooncakeNodeSpec, Verdict};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::sync::watch;
+
+use super::assignments::Assignments;
+use super::hardware;
+use super::report::Board;
+use crate::checks::steady::{Health, Moment, Steady, Told};
+use crate::checks::{CATALOG, World, judge};
+
+/// Longest message of a finding and name of its subject; the schema has the same.
+const MESSAGE: usize = 512;
+const SUBJECT: usize = 128;
+
+/// Judges for as long as anybody looks.
+pub(crate) async fn keep(
+    mut known: hardware::Known,
+    mut assigned: watch::Receiver<Assignments>,
+    board: Board,
+) {
+    let began = Instant::now();
+    let mut steady = Steady::default();
+    loop {
+        let facts = known.borrow_and_update().clone();
+        let node = assigned.borrow_and_update().node.clone();
+        if let Some(facts) = facts {
+            let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
+            let world = World {
+                facts: &facts,
+                pools: &spec.pools,
+                domains: &spec.domains,
+            };
+            let now = Moment {
+                up: began.elapsed(),
+                wall: Timestamp::now(),
+            };
+            board.set_health(steady.note(&judge(CATALOG, &world), now));
+        }
+        // What is to be told later is told by a later look, of which there is one every few seconds.
+        tokio::select! {
+            changed = known.changed() => if changed.is_err() { return },
+            changed = assigned.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// What was told, as the API has it. A finding that stood there before keeps its time.
+pub(crate) fn findings(health: &Health, before: &[CheckFinding]) -> Vec<CheckFinding> {
+    let told = health.told.iter().take(FINDINGS_LIMIT);
+    let findings = told.map(|told| {
+        let mut finding = CheckFinding {
+            check: told.check,
+            verdict: told.trouble.verdict,
+            reason: told.trouble.reason,
+            subject: short(&told.subject, SUBJECT),
+            message: short(&message(told), MESSAGE),
+            since: Time(told.since),
+        };
+        let same = |before: &&CheckFinding| {
+            (before.check, before.reason, &before.subject)
+                == (finding.check, finding.reason, &finding.subject)
+        };
+        if let Some(before) = before.iter().find(same) {
+            finding.since.0 = finding.since.0.min(before.since.0);
+        }
+        finding
+    });
+    findings.collect()
+}
+
+fn message(told: &Told) -> String {
+    let flaps = if told.flaps { " (comes and goes)" } else { "" };
+    let remedy = told.trouble.reason.remedy();
+    format!("{}{flaps}. {remedy}", told.trouble.words)
+}
+
+/// Whether the node is healthy: nothing fails. A warning is named and no failure.
+pub(crate) fn condition(health: &Health) -> Finding {
+    let kind = ConditionType::NodeHealthy;
+    let counts = summary(&health.counts);
+    match health.told.first() {
+        None => Finding::new(kind, true, Reason::AsExpected, counts),
+        Some(worst) => Finding::new(
+            kind,
+            worst.trouble.verdict != Verdict::Fail,
+            worst.trouble.reason,
+            format!("{}: {}; {counts}", worst.subject, message(worst)),
+        ),
+    }
+}
+
+fn summary(counts: &CheckCounts) -> String {
+    let told = [
+        (counts.failed, "fail"),
+        (counts.unknown, "unknown"),
+        (counts.warned, "warn"),
+    ];
+    let told = told.iter().filter(|(count, _)| *count > 0);
+    let told: Vec<String> = told
+        .map(|(count, word)| format!("{count} {word}"))
+        .collect();
+    let looked = counts.passed + counts.failed + counts.unknown + counts.warned;
+    if told.is_empty() {
+        format!("{looked} checks passed")
+    } else {
+        format!("of {looked} checks {}", told.join(", "))
+    }
+}
+
+/// At most so many characters, which is what the schema counts.
+fn short(text: &str, most: usize) -> String {
+    text.chars().take(most).collect()
+}
