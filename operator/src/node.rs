@@ -27,6 +27,7 @@ use crate::event::Events;
 pub mod alive;
 pub mod desired;
 pub mod lost;
+pub mod news;
 pub mod observe;
 pub mod ring;
 
@@ -45,6 +46,8 @@ pub struct Context {
     pub silence: lost::Silence,
     /// Nodes without a ready agent pod.
     pub away: lost::Silence,
+    /// What agents said of their nodes.
+    pub words: news::LastWords,
 }
 
 /// Why a reconcile ended early.
@@ -102,11 +105,12 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
     let findings = alive::findings(&observed, old, away);
     let generation = object.meta().generation;
     let new = merge(old, &findings, generation, Timestamp::now());
-    let before: Vec<_> = old
+    let mut before: Vec<_> = old
         .iter()
         .filter(|before| new.iter().any(|new| new.type_ == before.type_))
         .cloned()
         .collect();
+    before.sort_by(|one, other| one.type_.cmp(&other.type_));
     if !desired::same_verdict(&before, &new) {
         let body = json!({
             "apiVersion": MooncakeNode::api_version(&()),
@@ -128,6 +132,7 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
             )
             .await;
     }
+    tell_health(&object, old, context).await;
     // By the clock alone: nothing moves when the time is up.
     let silent = is_silent(&observed).then_some(lost::LOOK);
     let grace = away.and_then(|away| alive::AWAY.checked_sub(away));
@@ -139,6 +144,19 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         .chain(place)
         .min()
         .map_or_else(Action::await_change, Action::requeue))
+}
+
+/// One Event for each change of what the agent says of its node.
+async fn tell_health(object: &MooncakeNode, stands: &[Condition], context: &Context) {
+    let nodes = context.caches.nodes.len();
+    let Some((before, now)) = context.words.note(&object.name_any(), stands, nodes) else {
+        return;
+    };
+    let about = object.object_ref(&());
+    let events = &context.events;
+    events
+        .transitions(&context.writer, about, &before, &now)
+        .await;
 }
 
 /// What follows from it is no news of its own.

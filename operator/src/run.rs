@@ -282,6 +282,7 @@ impl Controllers {
                 events: events(),
                 silence: node::lost::Silence::default(),
                 away: node::lost::Silence::default(),
+                words: node::news::LastWords::default(),
             }),
             node::reconcile,
         );

@@ -17,8 +17,14 @@ pub(super) fn cluster(object: &mut DeserializeGuard<MooncakeCluster>) {
     object.annotations_mut().clear();
 }
 
+/// What a node has and what its checks found is most of its status, and for people.
 pub(super) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
     managed_fields(object);
+    let status = object.0.as_mut().ok().and_then(|node| node.status.as_mut());
+    if let Some(status) = status {
+        status.hcas = Vec::new();
+        status.findings = Vec::new();
+    }
 }
 
 pub(super) fn node(node: &mut Node) {

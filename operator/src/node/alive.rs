@@ -23,6 +23,9 @@ use crate::node::observe::Observed;
 /// and all of it stays below the minute in which an agent that is gone is to be told.
 pub const AWAY: Duration = Duration::from_secs(20);
 
+/// Conditions that the agent writes while it is believed.
+const OF_AGENT: [ConditionType; 2] = [ConditionType::NodeHealthy, ConditionType::PoolsServing];
+
 /// True where an agent pod of the node is ready.
 pub fn is_there(observed: &Observed) -> bool {
     ready_pod(observed).is_some()
@@ -37,14 +40,14 @@ pub fn findings(observed: &Observed, stands: &[Condition], away: Option<Duration
     let alive = find(stands, ConditionType::AgentAlive)
         .filter(|before| forgiven && before.status == State::True.as_str())
         .map_or(now, |before| again(ConditionType::AgentAlive, before));
-    let serving = serving(&alive, stands);
-    [Some(alive), serving].into_iter().flatten().collect()
+    let own = OF_AGENT.map(|kind| doubted(kind, &alive, stands));
+    let alive = [Some(alive)];
+    alive.into_iter().chain(own).flatten().collect()
 }
 
-/// The agent's own verdict is in doubt while nobody can believe the agent. It stays in doubt until
+/// An agent's own verdict is in doubt while nobody can believe the agent. It stays in doubt until
 /// the agent has spoken again: only the operator says Unknown.
-fn serving(alive: &Finding, stands: &[Condition]) -> Option<Finding> {
-    let kind = ConditionType::PoolsServing;
+fn doubted(kind: ConditionType, alive: &Finding, stands: &[Condition]) -> Option<Finding> {
     let said = find(stands, kind)?;
     if said.status == State::Unknown.as_str() && alive.state == State::True {
         return Some(again(kind, said));

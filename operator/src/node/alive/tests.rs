@@ -127,3 +127,26 @@ fn doubt_stays_until_the_agent_has_spoken_itself() {
     spoke[1].status = "True".to_owned();
     assert_eq!(findings(&node(&["True"]), &spoke, None).len(), 1);
 }
+
+#[test]
+fn what_an_agent_that_is_gone_said_of_its_node_is_in_doubt_as_well() {
+    let mut old = good();
+    let healthy = Finding::new(
+        ConditionType::NodeHealthy,
+        false,
+        Reason::PortNotActive,
+        "down",
+    );
+    old.extend(stand(&[], &[healthy]));
+    let gone = findings(&node(&[]), &old, Some(AWAY));
+    let expected = [
+        ("AgentAlive", State::False, Reason::AgentMissing),
+        ("NodeHealthy", State::Unknown, Reason::AgentMissing),
+        ("PoolsServing", State::Unknown, Reason::AgentMissing),
+    ];
+    assert_eq!(told(&gone), expected);
+    let stands = stand(&old, &gone);
+    let again = findings(&node(&[]), &stands, Some(AWAY));
+    assert_eq!(told(&again), expected, "nothing is written twice");
+    assert_eq!(findings(&node(&["True"]), &old, None).len(), 1);
+}
