@@ -61,6 +61,8 @@ checks! {
     HugepagesPerNuma, ["S20", "S26"];
     /// Where the node takes part in a ComputeDomain, its GPU driver knows IMEX channels, and the host runs no IMEX of its own.
     Imex, ["S29", "S30"];
+    /// The kernel's log says nothing bad of RDMA devices and GPUs.
+    KernelLog, ["S11", "S12"];
     /// A process may have as many mappings as registering much memory takes.
     MapCount, ["S12"];
     /// A container may lock as much memory as it registers.

@@ -192,6 +192,14 @@ reasons! {
     DeviceHung, Node, "Take the device out of use; reload its driver or reboot the node.";
     /// The kernel refuses to tell what an RDMA device is like.
     DeviceFault, Node, "See the kernel's log for the device; reload its driver or reboot the node if it stays.";
+    /// The card has no memory keys left: killed programs leak them in its firmware, and registration fails with EAGAIN.
+    MkeyExhausted, Node, "Move pods off the node, then reload the driver (mlx5_ib, mlx5_core) or reboot.";
+    /// A program registered more memory in one piece than the device takes: registration fails with EIO.
+    MrTooLarge, App, "Let the program register smaller pieces, see max_mr_size in ibv_devinfo -v.";
+    /// The firmware of an RDMA device does not answer its driver.
+    FirmwareStuck, Node, "Take the device out of use; reset it (mlxfwreset) or reboot the node.";
+    /// A GPU has fallen off the bus.
+    GpuLost, Node, "Drain the node and reboot it; if it happens again, have power, heat and the card looked at.";
     /// No device file leads to an RDMA device, so that no program can open it.
     DeviceFileMissing, Node, "Load the module ib_uverbs; see /dev/infiniband on the node.";
     /// Something that the agent reads of the node cannot be read.

@@ -21,6 +21,7 @@ mod host_readable;
 mod hugepages;
 mod hugepages_per_numa;
 mod imex;
+mod kernel_log;
 mod map_count;
 mod memlock;
 mod modules;
@@ -50,6 +51,7 @@ pub const CATALOG: &[Check] = &[
     hugepages::CHECK,
     hugepages_per_numa::CHECK,
     imex::CHECK,
+    kernel_log::CHECK,
     map_count::CHECK,
     memlock::CHECK,
     modules::CHECK,

@@ -19,6 +19,7 @@ pub mod gpu;
 pub mod hca;
 pub mod interface;
 pub mod kernel;
+pub mod log;
 pub mod memory;
 pub mod pci;
 pub mod recording;
@@ -31,6 +32,7 @@ use gpu::{Gpu, Imex};
 use hca::Hca;
 use interface::Sockets;
 use kernel::Kernel;
+use log::Log;
 use memory::{Hugepages, NumaNode};
 use recording::Recording;
 use tree::{Node, Tree};
@@ -49,6 +51,8 @@ pub struct Facts {
     pub numa_nodes: Vec<NumaNode>,
     pub hugepages: Vec<Hugepages>,
     pub sockets: Option<Sockets>,
+    /// None where the kernel's log cannot be read.
+    pub log: Option<Log>,
     pub faults: Vec<Fault>,
 }
 
@@ -118,6 +122,7 @@ impl Host {
             numa_nodes: memory::numa_nodes(tree),
             hugepages: memory::all_hugepages(tree),
             sockets: interface::sockets(tree),
+            log: log::read(tree),
             faults: Vec::new(),
         };
         faults.extend(tree.faults());

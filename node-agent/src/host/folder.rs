@@ -14,6 +14,19 @@ use super::tree::Node;
 /// Longest file that is read.
 const LONGEST: usize = 1 << 20;
 
+/// What stands at /dev/kmsg.
+const KERNEL_LOG: Node = Node::Device {
+    major: 1,
+    minor: 11,
+};
+
+/// Longest record of the kernel's log; it says so itself.
+const RECORD: usize = 8 << 10;
+
+/// Most records that are read, and most that are kept: the last ones.
+const RECORDS: usize = 256 << 10;
+const KEPT: usize = 1024;
+
 /// Most entries of a folder that are listed.
 const MOST: usize = 16 << 10;
 
@@ -56,6 +69,41 @@ impl Folder {
             return Err(Problem::TooLarge);
         }
         Ok(bytes)
+    }
+
+    /// Lines of a text file, or records of the kernel's log, which are read up to the last.
+    pub(super) fn lines(
+        &self,
+        path: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<String, Problem> {
+        if self.node(path)? != KERNEL_LOG {
+            let bytes = self.read(path)?;
+            let text = String::from_utf8(bytes).map_err(|_| Problem::NotText)?;
+            let lines: Vec<&str> = text.lines().filter(|line| wanted(line)).collect();
+            return Ok(lines.join("\n"));
+        }
+        let log = self.at(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let mut lines: Vec<String> = Vec::new();
+        let mut record = vec![0; RECORD];
+        for _ in 0..RECORDS {
+            let length = match rustix::io::read(&log, &mut record) {
+                Ok(0) | Err(Errno::AGAIN) => break,
+                Ok(length) => length,
+                // Overwritten before we came to it, or longer than any of ours.
+                Err(Errno::PIPE | Errno::INVAL | Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            let text = String::from_utf8_lossy(&record[..length]);
+            // What follows in further lines are names and values.
+            if let Some(line) = text.lines().next().filter(|line| wanted(line)) {
+                if lines.len() == KEPT {
+                    lines.remove(0);
+                }
+                lines.push(line.to_owned());
+            }
+        }
+        Ok(lines.join("\n"))
     }
 
     pub(super) fn list(&self, path: &str) -> Result<Vec<String>, Problem> {

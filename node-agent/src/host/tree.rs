@@ -134,6 +134,24 @@ impl Tree {
         read
     }
 
+    /// Those lines of a log that are wanted; the others are not kept either. None where there is no
+    /// such log, or where we may not read it: a log is for those whom the kernel trusts.
+    pub fn lines(&self, path: &str, wanted: impl Fn(&str) -> bool) -> Option<String> {
+        let read = match &self.source {
+            Source::Folder(folder) => folder.lines(path, wanted),
+            Source::Recording(recording) => recording.read(path),
+        };
+        self.keep(path, || match &read {
+            Ok(text) => Entry::Text(text.clone()),
+            Err(problem) => Entry::Fault(problem.clone()),
+        });
+        let refused = [Errno::PERM, Errno::ACCESS].map(Problem::from);
+        match read {
+            Err(problem) if refused.contains(&problem) => None,
+            read => self.seen(path, read),
+        }
+    }
+
     /// A number or any other value, which may be absent.
     pub fn value<T: FromStr>(&self, path: &str) -> Option<T> {
         self.parsed(path, self.text(path)?, |text| text.parse().ok())

@@ -269,6 +269,54 @@ const CASES: &[Case] = &[
         subject: "IMEX",
     },
     Case {
+        check: CheckId::KernelLog,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "dev/kmsg",
+        becomes: Text(
+            "3,2001,61000123,-;mlx5_core 0000:3c:00.0: mlx5_cmd_out_err:829:(pid 39): CREATE_MKEY(0x200) op_mod(0x0) failed, status no resources(0xf), syndrome (0x2aac7c), err(-11)",
+        ),
+        verdict: Fail,
+        reason: Reason::MkeyExhausted,
+        subject: "mlx5_3",
+    },
+    Case {
+        check: CheckId::KernelLog,
+        machine: "alibaba-erdma",
+        wanted: nothing,
+        path: "dev/kmsg",
+        becomes: Text(
+            "3,2001,61000123,-;infiniband erdma_0: ERROR: Out of mr size: 0, max 68719476736",
+        ),
+        verdict: Warn,
+        reason: Reason::MrTooLarge,
+        subject: "erdma_0",
+    },
+    Case {
+        check: CheckId::KernelLog,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "dev/kmsg",
+        becomes: Text(
+            "3,2001,61000123,-;mlx5_core 0000:3c:00.0: device's health compromised - reached miss count",
+        ),
+        verdict: Fail,
+        reason: Reason::FirmwareStuck,
+        subject: "mlx5_3",
+    },
+    Case {
+        check: CheckId::KernelLog,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "dev/kmsg",
+        becomes: Text(
+            "3,2001,61000123,-;NVRM: Xid (PCI:0000:3e:00): 79, GPU has fallen off the bus.",
+        ),
+        verdict: Fail,
+        reason: Reason::GpuLost,
+        subject: "GPU 0000:3e:00.0",
+    },
+    Case {
         check: CheckId::MapCount,
         machine: "dgx-h100",
         wanted: nothing,
@@ -455,6 +503,24 @@ fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
         .iter()
         .flat_map(|check| check.reasons.iter().map(|reason| (check.id, *reason)));
     assert_eq!(told, named.collect());
+}
+
+#[test]
+fn a_line_of_the_kernels_log_counts_for_half_an_hour() {
+    let told = |uptime: &str| {
+        let mut recording = machine("dgx-h100").recording;
+        let line = "3,1,60000000,-;mlx5_core 0000:3c:00.0: device's health compromised";
+        recording.replace("dev/kmsg", Entry::Text(line.to_owned()));
+        recording.replace("proc/uptime", Entry::Text(uptime.to_owned()));
+        let round = round(&recording, &Wanted::default());
+        let judged = round
+            .iter()
+            .find(|judged| judged.check == CheckId::KernelLog);
+        judged.and_then(Judged::worst)
+    };
+    assert_eq!(told("61.20 4.00"), Some(Fail));
+    assert_eq!(told("1859.99 4.00"), Some(Fail));
+    assert_eq!(told("1860.00 4.00"), None);
 }
 
 #[test]
