@@ -7,7 +7,7 @@ mod world;
 mod wrong_specs;
 
 use anyhow::ensure;
-use crds::{MooncakeCluster, MooncakeNode};
+use crds::{MooncakeCluster, MooncakeNode, Reason};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
@@ -217,6 +217,84 @@ async fn an_eviction_is_told_until_the_replacement_serves_though_the_pod_is_gone
         .filter(|event| event.note.iter().any(|note| note.starts_with("Ready:")))
         .count();
     ensure!(told == 1, "one event for one transition, not {told}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn a_change_of_a_nodes_health_is_told_in_one_event_and_doubted_with_its_agent()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    let told = async |reason: Reason| {
+        let events = world.cluster_wide::<Event>();
+        let events = events.list(&ListParams::default()).await?;
+        let told = events.iter().filter(|event| {
+            let about = event
+                .regarding
+                .as_ref()
+                .and_then(|about| about.name.as_deref());
+            let note = event.note.as_deref().unwrap_or_default();
+            about == Some("n1")
+                && note.starts_with("NodeHealthy:")
+                && event.reason.as_deref() == Some(reason.as_str())
+        });
+        anyhow::Ok(told.map(|event| event.type_.clone()).collect::<Vec<_>>())
+    };
+    let (normal, warning) = (Some("Normal".to_owned()), Some("Warning".to_owned()));
+    world
+        .judge("n1", Reason::AsExpected, "11 checks passed")
+        .await?;
+    eventually("the first word to be told", || async {
+        Ok(told(Reason::AsExpected).await? == [normal.clone()])
+    })
+    .await?;
+    world
+        .judge("n1", Reason::PortNotActive, "mlx5_0 port 1: lost")
+        .await?;
+    eventually("the port to be told", || async {
+        Ok(told(Reason::PortNotActive).await? == [warning.clone()])
+    })
+    .await?;
+    // Other words are no transition, and doubt is not the agent's word.
+    world
+        .judge("n1", Reason::PortNotActive, "mlx5_0 port 1: lost again")
+        .await?;
+    world.agent_ready("n1", false).await?;
+    let stands = async |kind: &str| {
+        let said = world.report("n1").await?.status.unwrap_or_default();
+        ensure!(
+            said.findings.len() == 1,
+            "what was found stands: {:?}",
+            said.findings
+        );
+        let said = said.conditions.into_iter().find(|said| said.type_ == kind);
+        anyhow::Ok(said.map(|said| format!("{} {}", said.status, said.reason)))
+    };
+    eventually("its health to be doubted", || async {
+        Ok(stands("NodeHealthy").await?.as_deref() == Some("Unknown AgentNotReady"))
+    })
+    .await?;
+    world.agent_ready("n1", true).await?;
+    eventually("the agent to be believed", || async {
+        Ok(stands("AgentAlive").await?.as_deref() == Some("True AsExpected"))
+    })
+    .await?;
+    world
+        .judge("n1", Reason::PortNotActive, "mlx5_0 port 1: lost")
+        .await?;
+    world.ready().await?;
+    let stands = stands("NodeHealthy").await?;
+    ensure!(
+        stands.as_deref() == Some("False PortNotActive"),
+        "{stands:?}"
+    );
+    ensure!(told(Reason::PortNotActive).await? == [warning], "told once");
+    ensure!(
+        told(Reason::AgentNotReady).await?.is_empty(),
+        "doubt is no news of its own"
+    );
     Ok(())
 }
 
