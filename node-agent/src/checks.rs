@@ -28,6 +28,7 @@ mod modules;
 pub mod page;
 mod partition_key;
 mod pci_link;
+mod peer_reachable;
 mod port_active;
 mod port_gid;
 mod port_mtu;
@@ -57,6 +58,7 @@ pub const CATALOG: &[Check] = &[
     modules::CHECK,
     partition_key::CHECK,
     pci_link::CHECK,
+    peer_reachable::CHECK,
     port_active::CHECK,
     port_gid::CHECK,
     port_mtu::CHECK,
@@ -74,6 +76,16 @@ pub struct World<'a> {
     /// What the operator wants of this node.
     pub pools: &'a [PoolAssignment],
     pub domains: &'a [DomainMembership],
+    /// The ways to other nodes that were tried.
+    pub ways: &'a [Way],
+}
+
+/// How the way to the agent of another node stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    pub node: String,
+    /// Why bytes do not get there and back: address, stage and cause.
+    pub broken: Option<String>,
 }
 
 impl<'a> World<'a> {
@@ -83,6 +95,7 @@ impl<'a> World<'a> {
             facts,
             pools: &[],
             domains: &[],
+            ways: &[],
         }
     }
 }

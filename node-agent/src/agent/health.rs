@@ -13,9 +13,10 @@ use tokio::sync::watch;
 
 use super::assignments::Assignments;
 use super::hardware;
+use super::proof::{Ways, way};
 use super::report::Board;
 use crate::checks::steady::{Health, Moment, Steady, Told};
-use crate::checks::{CATALOG, World, judge};
+use crate::checks::{CATALOG, Way, World, judge};
 
 /// Longest message of a finding and name of its subject; the schema has the same.
 const MESSAGE: usize = 512;
@@ -25,6 +26,7 @@ const SUBJECT: usize = 128;
 pub(crate) async fn keep(
     mut known: hardware::Known,
     mut assigned: watch::Receiver<Assignments>,
+    mut ways: watch::Receiver<Ways>,
     board: Board,
 ) {
     let began = Instant::now();
@@ -32,12 +34,14 @@ pub(crate) async fn keep(
     loop {
         let facts = known.borrow_and_update().clone();
         let node = assigned.borrow_and_update().node.clone();
+        let tried = tried(&ways.borrow_and_update());
         if let Some(facts) = facts {
             let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
             let world = World {
                 facts: &facts,
                 pools: &spec.pools,
                 domains: &spec.domains,
+                ways: &tried,
             };
             let now = Moment {
                 up: began.elapsed(),
@@ -49,8 +53,23 @@ pub(crate) async fn keep(
         tokio::select! {
             changed = known.changed() => if changed.is_err() { return },
             changed = assigned.changed() => if changed.is_err() { return },
+            changed = ways.changed() => if changed.is_err() { return },
         }
     }
+}
+
+fn tried(ways: &Ways) -> Vec<Way> {
+    let ways = ways.iter();
+    ways.filter_map(|(node, way)| {
+        let broken = match &way.verdict {
+            way::Verdict::Unproven => return None,
+            way::Verdict::Proven => None,
+            way::Verdict::Broken(why) => Some(why.clone()),
+        };
+        let node = node.clone();
+        Some(Way { node, broken })
+    })
+    .collect()
 }
 
 /// What was told, as the API has it. A finding that stood there before keeps its time.

@@ -67,10 +67,11 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     let (standing, watched) = watch::channel(Standing::Waiting);
     let readers = Arc::new(OnceLock::new());
     let (tell, ways) = watch::channel(Ways::new());
+    let tell = Arc::new(tell);
     let face = Face {
         standing: watched,
         board: board.clone(),
-        ways,
+        ways: ways.clone(),
         readers: Arc::clone(&readers),
     };
     let face = tokio::spawn(http::serve(metrics_port, face));
@@ -108,7 +109,12 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
             network: host_network,
         });
         tokio::spawn(show(known.clone(), board.clone()));
-        tokio::spawn(health::keep(known.clone(), assigned.clone(), board.clone()));
+        tokio::spawn(health::keep(
+            known.clone(),
+            assigned.clone(),
+            ways.clone(),
+            board.clone(),
+        ));
         tokio::spawn(inventory_object::keep(
             client.clone(),
             node_name.clone(),
@@ -127,7 +133,7 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     if let Some(ip) = pod_ip {
         let address = SocketAddr::new(ip, probe_port);
         let (engine, assigned) = (engine.clone(), assigned.clone());
-        tokio::spawn(proof::keep(engine, address, assigned, Arc::new(tell)));
+        tokio::spawn(proof::keep(engine, address, assigned, Arc::clone(&tell)));
     }
     let left_behind = (Arc::clone(&orphans), host_proc.clone());
     tokio::spawn(async move { left_behind.0.watch(&left_behind.1).await });

@@ -9,7 +9,7 @@ use crds::cluster::{NumaPolicy, PageSize};
 use crds::node::{DomainMembership, PoolAssignment};
 use crds::{ByteSize, CheckId, Reason, Verdict};
 use mooncake_node_agent::checks::table::lines;
-use mooncake_node_agent::checks::{CATALOG, Judged, World, judge, page};
+use mooncake_node_agent::checks::{CATALOG, Judged, Way, World, judge, page};
 use mooncake_node_agent::host::recording::{Entry, Recording};
 
 use super::recorded::{facts, folder, machine, machines};
@@ -19,6 +19,7 @@ use super::recorded::{facts, folder, machine, machines};
 struct Wanted {
     pools: Vec<PoolAssignment>,
     domains: Vec<DomainMembership>,
+    ways: Vec<Way>,
 }
 
 fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
@@ -27,6 +28,7 @@ fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
         facts: &facts,
         pools: &wanted.pools,
         domains: &wanted.domains,
+        ways: &wanted.ways,
     };
     judge(CATALOG, &world)
 }
@@ -498,11 +500,39 @@ fn one_changed_file_makes_each_check_find_what_it_is_for() {
 
 #[test]
 fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
-    let told: BTreeSet<_> = CASES.iter().map(|case| (case.check, case.reason)).collect();
+    let mut told: BTreeSet<_> = CASES.iter().map(|case| (case.check, case.reason)).collect();
+    // Tried, not read: the test of broken ways has it.
+    told.insert((CheckId::PeerReachable, Reason::PeerUnreachable));
     let named = CATALOG
         .iter()
         .flat_map(|check| check.reasons.iter().map(|reason| (check.id, *reason)));
     assert_eq!(told, named.collect());
+}
+
+#[test]
+fn a_broken_way_is_a_warning_and_a_failure_where_none_works() {
+    let told = |broken: &[bool]| -> Vec<Option<(Verdict, Reason)>> {
+        let ways = broken.iter().zip(1..);
+        let wanted = Wanted {
+            ways: ways
+                .map(|(broken, n)| Way {
+                    node: format!("n{n}"),
+                    broken: broken.then(|| "connecting: refused".to_owned()),
+                })
+                .collect(),
+            ..Wanted::default()
+        };
+        let round = round(&machine("vm-without-devices").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::PeerReachable);
+        let said = of.unwrap().said.iter().map(|said| said.trouble.as_ref());
+        said.map(|trouble| trouble.map(|trouble| (trouble.verdict, trouble.reason)))
+            .collect()
+    };
+    let [warns, fails] = [Warn, Fail].map(|verdict| Some((verdict, Reason::PeerUnreachable)));
+    assert_eq!(told(&[]), []);
+    assert_eq!(told(&[true]), [warns], "one peer alone may itself be away");
+    assert_eq!(told(&[false, true]), [None, warns]);
+    assert_eq!(told(&[true, true]), [fails, fails]);
 }
 
 #[test]
