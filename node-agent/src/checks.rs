@@ -17,7 +17,7 @@ mod device_readable;
 mod ephemeral_ports;
 mod gpu_direct;
 mod gpu_rail;
-mod host_readable;
+pub(crate) mod host_readable;
 mod hugepages;
 mod hugepages_per_numa;
 mod imex;

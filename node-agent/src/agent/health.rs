@@ -1,7 +1,7 @@
 //! Judges the node whenever it is looked at or something else is wanted of it, and says on the board
 //! what came of it.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT};
 use crds::condition::{ConditionType, Finding};
@@ -10,17 +10,23 @@ use crds::{MooncakeNodeSpec, Verdict};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::assignments::Assignments;
 use super::hardware;
 use super::proof::{Ways, way};
 use super::report::Board;
 use crate::checks::steady::{Health, Moment, Steady, Told};
-use crate::checks::{CATALOG, Way, World, judge};
+use crate::checks::{CATALOG, Judged, Way, World, host_readable, judge};
+use crate::host::Facts;
 
 /// Longest message of a finding and name of its subject; the schema has the same.
 const MESSAGE: usize = 512;
 const SUBJECT: usize = 128;
+
+/// A node that nobody could look at for so long is not known to be healthy; on a machine where a look
+/// is slow they are 40 seconds apart.
+const UNSEEN: Duration = Duration::from_secs(90);
 
 /// Judges for as long as anybody looks.
 pub(crate) async fn keep(
@@ -30,30 +36,31 @@ pub(crate) async fn keep(
     board: Board,
 ) {
     let began = Instant::now();
+    let mut seen = began;
     let mut steady = Steady::default();
     loop {
         let facts = known.borrow_and_update().clone();
         let node = assigned.borrow_and_update().node.clone();
         let tried = tried(&ways.borrow_and_update());
-        if let Some(facts) = facts {
-            let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
-            let world = World {
-                facts: &facts,
-                pools: &spec.pools,
-                domains: &spec.domains,
-                ways: &tried,
-            };
+        let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
+        let unseen = seen.elapsed() >= UNSEEN;
+        if facts.is_some() || unseen {
             let now = Moment {
                 up: began.elapsed(),
                 wall: Timestamp::now(),
             };
-            board.set_health(steady.note(&judge(CATALOG, &world), now));
+            let round = round(facts.as_deref(), &spec, &tried, unseen);
+            board.set_health(steady.note(&round, now));
         }
         // What is to be told later is told by a later look, of which there is one every few seconds.
         tokio::select! {
-            changed = known.changed() => if changed.is_err() { return },
+            changed = known.changed() => match changed {
+                Ok(()) => seen = Instant::now(),
+                Err(_) => return,
+            },
             changed = assigned.changed() => if changed.is_err() { return },
             changed = ways.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep_until(seen + UNSEEN), if !unseen => {}
         }
     }
 }
@@ -70,6 +77,28 @@ fn tried(ways: &Ways) -> Vec<Way> {
         Some(Way { node, broken })
     })
     .collect()
+}
+
+/// What the checks say; where nobody has seen the node of late, that first of all.
+fn round(
+    facts: Option<&Facts>,
+    spec: &MooncakeNodeSpec,
+    ways: &[Way],
+    unseen: bool,
+) -> Vec<Judged> {
+    let world = facts.map(|facts| World {
+        facts,
+        pools: &spec.pools,
+        domains: &spec.domains,
+        ways,
+    });
+    let mut round = world.map_or_else(Vec::new, |world| judge(CATALOG, &world));
+    if unseen {
+        let word = host_readable::unseen(UNSEEN.as_secs());
+        round.retain(|judged| judged.check != word.check);
+        round.push(word);
+    }
+    round
 }
 
 /// What was told, as the API has it. A finding that stood there before keeps its time.
@@ -138,4 +167,35 @@ fn summary(counts: &CheckCounts) -> String {
 /// At most so many characters, which is what the schema counts.
 fn short(text: &str, most: usize) -> String {
     text.chars().take(most).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::State;
+
+    use super::*;
+    use crate::host::Host;
+    use crate::host::recording::Recording;
+
+    #[test]
+    fn a_node_that_nobody_has_seen_of_late_is_not_healthy_and_is_when_it_is_seen() {
+        let text = "[proc/sys/vm]\nmax_map_count = 65530";
+        let facts = Host::recorded(Recording::parse(text).unwrap()).facts();
+        let spec = MooncakeNodeSpec::default();
+        let mut steady = Steady::default();
+        let mut told = |facts: Option<&Facts>, unseen: bool, second: u64| {
+            let now = Moment {
+                up: Duration::from_secs(second),
+                wall: Timestamp::UNIX_EPOCH,
+            };
+            let health = steady.note(&round(facts, &spec, &[], unseen), now);
+            let said = condition(&health);
+            (said.state, said.reason)
+        };
+        let lost = (State::False, Reason::HostUnreadable);
+        assert_eq!(told(None, true, 90), lost, "not even once");
+        assert_eq!(told(Some(&facts), false, 95), lost);
+        assert_eq!(told(Some(&facts), false, 110).0, State::True);
+        assert_eq!(told(Some(&facts), true, 300), lost);
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crds::{CheckId, Reason};
 
 use super::steady::Patience;
-use super::{Check, NODE, Said, World};
+use super::{Check, Judged, NODE, Said, World};
 use crate::host::fault::Fault;
 use crate::host::hca::CLASS;
 
@@ -43,4 +43,16 @@ fn look(world: &World<'_>) -> Vec<Said> {
         Said::unknown(format!("/{folder}"), Reason::HostUnreadable, words)
     };
     folders.into_iter().map(say).collect()
+}
+
+/// What is said where nobody has seen the node for that many seconds: neither health nor trouble that
+/// was seen before is proved any more.
+pub(crate) fn unseen(seconds: u64) -> Judged {
+    let words = format!("it could not be looked at for {seconds} s: the kernel keeps who tries");
+    Judged {
+        check: CHECK.id,
+        patience: CHECK.patience,
+        said: vec![Said::fail(NODE, Reason::HostUnreadable, words)],
+        broken: false,
+    }
 }
