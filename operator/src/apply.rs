@@ -100,6 +100,8 @@ pub struct Writer {
     fence: Fence,
     metrics: Metrics,
     writes: Mutex<HashMap<String, Write>>,
+    /// Resource version and time of our latest write of each object's status.
+    statuses: Mutex<HashMap<String, (u64, Instant)>>,
 }
 
 impl Writer {
@@ -108,6 +110,7 @@ impl Writer {
             fence,
             metrics,
             writes: Mutex::default(),
+            statuses: Mutex::default(),
         }
     }
 
@@ -194,11 +197,27 @@ impl Writer {
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
         let object = format!("{} {name} (status)", K::kind(&()));
-        self.bounded("apply", &object, async {
-            api.patch_status(name, &ours(), &Patch::Apply(body)).await
-        })
-        .await?;
+        let written: K = self
+            .bounded("apply", &object, async {
+                api.patch_status(name, &ours(), &Patch::Apply(body)).await
+            })
+            .await?;
+        if let Some(version) = version(&written) {
+            let now = Instant::now();
+            let mut statuses = self.statuses();
+            statuses.retain(|_, (_, at)| now.duration_since(*at) < CACHE_LAG);
+            statuses.insert(object_of(&written), (version, now));
+        }
         Ok(())
+    }
+
+    /// True where `observed`, from the cache, is older than our last write of its status: what follows
+    /// from it was written, and told, already. The watch shows our write in a moment, which is a reason
+    /// to look again.
+    pub fn status_lags<K: Resource<DynamicType = ()>>(&self, observed: &K) -> bool {
+        let statuses = self.statuses();
+        let written = statuses.get(&object_of(observed));
+        written.is_some_and(|written| lags(*written, version(observed), Instant::now()))
     }
 
     /// Deletes exactly this object, not a namesake. Gone already is fine.
@@ -288,6 +307,12 @@ impl Writer {
         })
     }
 
+    fn statuses(&self) -> std::sync::MutexGuard<'_, HashMap<String, (u64, Instant)>> {
+        self.statuses
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Write>> {
         self.writes
             .lock()
@@ -345,6 +370,15 @@ fn describe<K: Resource>(kind: &str, object: &K) -> String {
         Some(namespace) => format!("{kind} {namespace}/{}", object.name_any()),
         None => format!("{kind} {}", object.name_any()),
     }
+}
+
+/// Whether a version that is seen is older than the one that we wrote, which is not for ever believed.
+fn lags((written, at): (u64, Instant), seen: Option<u64>, now: Instant) -> bool {
+    now.duration_since(at) < CACHE_LAG && seen.is_some_and(|seen| seen < written)
+}
+
+fn object_of<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    describe(&K::kind(&()), object)
 }
 
 /// Resource versions are compared as numbers, which Kubernetes allows within one resource.
@@ -431,6 +465,15 @@ mod tests {
             Step::Write
         );
         assert_eq!(step("w", &wished(80), None, None, now), Step::Write);
+    }
+
+    #[test]
+    fn a_status_older_than_our_write_is_no_ground_for_another_for_a_while() {
+        let now = Instant::now();
+        assert!(lags((6, now), Some(5), now));
+        assert!(!lags((6, now), Some(6), now));
+        assert!(!lags((6, now), Some(5), now + CACHE_LAG));
+        assert!(!lags((6, now), None, now));
     }
 
     #[test]

@@ -88,6 +88,7 @@ pub async fn reconcile(
         context: &context,
         cluster,
         old: cluster.status.clone().unwrap_or_default(),
+        lags: context.writer.status_lags(cluster),
         name,
     };
     session.reconcile().await.map_err(|source| Error::Apply {
@@ -100,6 +101,8 @@ struct Session<'a> {
     context: &'a Context,
     cluster: &'a MooncakeCluster,
     old: MooncakeClusterStatus,
+    /// `old` is not what was written last.
+    lags: bool,
     name: ClusterName,
 }
 
@@ -284,7 +287,7 @@ impl Session<'_> {
 
     /// Writes the status if it is news, and one Event for each transition in it.
     async fn write(&mut self, new: MooncakeClusterStatus) -> Result<(), WriteError> {
-        if new == self.old {
+        if self.lags || new == self.old {
             return Ok(());
         }
         let ClusterName { namespace, name } = &self.name;

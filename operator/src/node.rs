@@ -111,7 +111,8 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         .cloned()
         .collect();
     before.sort_by(|one, other| one.type_.cmp(&other.type_));
-    if !desired::same_verdict(&before, &new) {
+    let lags = context.writer.status_lags(&object);
+    if !lags && !desired::same_verdict(&before, &new) {
         let body = json!({
             "apiVersion": MooncakeNode::api_version(&()),
             "kind": MooncakeNode::kind(&()),
