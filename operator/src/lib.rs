@@ -26,6 +26,7 @@ pub mod lease;
 pub mod metrics;
 pub mod node;
 pub mod run;
+pub mod sizing;
 
 #[cfg(test)]
 mod fixture;
