@@ -133,6 +133,17 @@ reasons! {
     /// The pool spoke another hand-over protocol, or nonsense.
     HandoverFailed, Node, "Use pool and agent images of one release; see the message.";
 
+    /// No operator runs, so that nothing that is asked for is carried out.
+    OperatorMissing, Cluster, "Install the chart, or see why its Deployment is gone.";
+    /// The operator's Deployment has fewer ready pods than it wants.
+    OperatorNotReady, Cluster, "See the pods that the message names, their events and log.";
+    /// The API server does not call the webhook, so that labelled pods start as they are.
+    WebhookMissing, Cluster, "Install the chart with its MutatingWebhookConfiguration; its caBundle is the operator's to write.";
+    /// Operator, agents or this program are of different releases.
+    ReleaseSkew, Cluster, "Let the upgrade end, or use images and kubectl-mooncake of one release.";
+    /// A pod names a MooncakeCluster that does not exist.
+    ClusterMissing, App, "Create the MooncakeCluster, or write the name of one that exists in the pod's label.";
+
     /// A labelled pod was not injected.
     NotInjected, Cluster, "Recreate the pod; see its annotation mooncake.io/injection-skipped or the webhook.";
     /// The pod's namespace is not in the cluster's allowedNamespaces.
