@@ -13,6 +13,7 @@ mod target;
 mod volume;
 mod wish;
 
+pub use environment::{FORCE_TCP, PROTOCOL};
 pub use inject::{Decision, Skipped, inject};
 pub use lookup::{ApiServer, Clusters, LookupError};
 pub use review::router;

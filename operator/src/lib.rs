@@ -1,5 +1,6 @@
 //! The operator: turns MooncakeClusters into Kubernetes objects and MooncakeNodes, says how they
-//! are, and injects pods.
+//! are, and injects pods. `cli` is `kubectl mooncake`, which reads what the operator and agents wrote
+//! and judges it by the same functions.
 //!
 //! `run` is the one place that spawns. Each kind has a pipeline of files: observe (caches), validate,
 //! desired (pure), apply, status (pure, then one write). Invariants, each with a test of its name:
@@ -17,6 +18,7 @@ pub mod apply;
 pub mod args;
 pub mod cache;
 pub mod certificates;
+pub mod cli;
 pub mod cluster;
 pub mod controller;
 pub mod domain;

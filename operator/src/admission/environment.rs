@@ -8,12 +8,14 @@ use super::target::{StockTransport, Target};
 pub(super) const MASTER: &str = "MOONCAKE_MASTER";
 pub(super) const METADATA_SERVER: &str = "MOONCAKE_TE_META_DATA_SERVER";
 pub(super) const LOCAL_HOSTNAME: &str = "MOONCAKE_LOCAL_HOSTNAME";
-pub(super) const PROTOCOL: &str = "MOONCAKE_PROTOCOL";
+/// Tells a stock stack which transport to use.
+pub const PROTOCOL: &str = "MOONCAKE_PROTOCOL";
 pub(super) const GLOBAL_SEGMENT_SIZE: &str = "MOONCAKE_GLOBAL_SEGMENT_SIZE";
 pub(super) const LOCAL_BUFFER_SIZE: &str = "MOONCAKE_LOCAL_BUFFER_SIZE";
 pub(super) const CONFIG_PATH: &str = "MOONCAKE_CONFIG_PATH";
 const HASH_SEED: &str = "PYTHONHASHSEED";
-const FORCE_TCP: &str = "MC_FORCE_TCP";
+/// Its presence keeps a stock engine on TCP.
+pub const FORCE_TCP: &str = "MC_FORCE_TCP";
 
 /// The word by which stock engines know that peers ask each other for descriptors.
 pub(super) const P2P: &str = "P2PHANDSHAKE";

@@ -23,11 +23,11 @@ pub const INJECTED: &str = "mooncake.io/Injected";
 
 /// One condition before it is known whether it is news.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Word {
-    kind: &'static str,
-    holds: bool,
-    reason: String,
-    message: String,
+pub struct Word {
+    pub kind: &'static str,
+    pub holds: bool,
+    pub reason: String,
+    pub message: String,
 }
 
 /// Writes the conditions of each pod that the cluster admits. A pod whose conditions cannot be
@@ -106,7 +106,7 @@ fn left_out(cluster: &Valid, pod: &Pod) -> Option<(Reason, String)> {
 }
 
 /// Reads the gate's container; `None` where the pod has none, or it was not yet started.
-fn gate(pod: &Pod) -> Option<Word> {
+pub fn gate(pod: &Pod) -> Option<Word> {
     let container = pod
         .status
         .as_ref()?
@@ -148,7 +148,8 @@ fn gate(pod: &Pod) -> Option<Word> {
     })
 }
 
-fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+/// A condition of the pod.
+pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
     pod.status
         .as_ref()?
         .conditions
