@@ -1,6 +1,7 @@
 //! The operator against a real API server: what that refuses, what becomes of a cluster, and that
 //! nothing is written when nothing changed. Nodes, controllers and agents are played by the test.
 
+mod cli;
 mod domains;
 mod server;
 mod world;
@@ -404,4 +405,18 @@ async fn without_the_drivers_crds_all_is_calm_and_they_may_come_later() -> anyho
 async fn a_domain_of_ours_is_made_once_and_goes_when_nobody_uses_it() -> anyhow::Result<()> {
     let server = Server::start().await?;
     domains::made_and_retired(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn cli_tells_a_healthy_installation_from_a_broken_one_and_what_it_may_not_see()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    cli::without_mooncake(&server).await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    cli::complete(&server.client).await?;
+    cli::healthy(&server).await?;
+    cli::tenant(&server).await?;
+    cli::broken(&server, &world).await
 }

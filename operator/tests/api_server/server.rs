@@ -16,11 +16,16 @@ use mooncake_e2e::settings::Environment;
 use tempfile::TempDir;
 
 const TOKEN: &str = "of-this-test-alone";
+/// Of a user who may do nothing but what a test allows.
+const TENANT_TOKEN: &str = "of-a-tenant-of-this-test";
+/// Name of that user.
+pub(crate) const TENANT: &str = "tenant";
 const START: Duration = Duration::from_secs(120);
 
 /// Both processes; they end with it.
 pub(crate) struct Server {
     pub(crate) client: Client,
+    port: u16,
     parts: Vec<Child>,
     folder: TempDir,
 }
@@ -43,6 +48,7 @@ impl Server {
         let [etcd, peer, api] = free_ports()?;
         let mut server = Self {
             client: client(api)?,
+            port: api,
             parts: Vec::new(),
             folder,
         };
@@ -63,7 +69,7 @@ impl Server {
         fs::write(server.file("sa.pub"), key.public_key_pem())?;
         fs::write(
             server.file("tokens"),
-            format!("{TOKEN},admin,admin,\"system:masters\"\n"),
+            format!("{TOKEN},admin,admin,\"system:masters\"\n{TENANT_TOKEN},{TENANT},{TENANT}\n"),
         )?;
         server.part(
             &binaries.kubernetes.join("kube-apiserver"),
@@ -88,6 +94,27 @@ impl Server {
         )?;
         server.answers().await?;
         Ok(server)
+    }
+
+    /// Path of a kubeconfig: the administrator's, or the tenant's.
+    pub(crate) fn kubeconfig(&self, tenant: bool) -> anyhow::Result<String> {
+        let (name, token) = if tenant {
+            ("tenant", TENANT_TOKEN)
+        } else {
+            ("admin", TOKEN)
+        };
+        let config = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": name,
+            "clusters": [{"name": "c", "cluster": {
+                "server": format!("https://127.0.0.1:{}", self.port),
+                "insecure-skip-tls-verify": true,
+            }}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": name, "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+        });
+        let path = self.file(&format!("{name}.kubeconfig"));
+        fs::write(&path, config.to_string())?;
+        Ok(path)
     }
 
     fn file(&self, name: &str) -> String {
