@@ -66,6 +66,14 @@ pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
         .collect()
 }
 
+/// `kubectl-mooncake` of this source tree.
+///
+/// # Errors
+/// Those of cargo.
+pub fn cli() -> Result<PathBuf, Error> {
+    find(&binaries()?, "kubectl-mooncake").map(Path::to_owned)
+}
+
 fn image(
     settings: &Settings,
     cache: &Cache,

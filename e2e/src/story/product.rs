@@ -5,6 +5,7 @@ use super::stage::{Stage, finish};
 use super::turn::Turn;
 use super::wait::{Seen, eventually};
 use super::{Namespace, Scale, with_namespace};
+use crate::command::Run;
 use crate::product::{self, Image};
 use crate::settings::Environment;
 use crate::{Cluster, NodeKind, Settings};
@@ -114,6 +115,23 @@ impl Product {
         })
         .await??;
         Ok(())
+    }
+
+    /// `kubectl-mooncake` with these words; what it prints.
+    ///
+    /// # Errors
+    /// When it ends with another status than 0, with its words.
+    pub async fn cli(&self, words: &[&str]) -> anyhow::Result<String> {
+        let kubeconfig = self.stage.cluster.kubeconfig();
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        let run = move || {
+            Run::new(product::cli()?)
+                .args(words)
+                .arg("--kubeconfig")
+                .arg(kubeconfig)
+                .output()
+        };
+        Ok(tokio::task::spawn_blocking(run).await??)
     }
 
     /// Helm with these arguments, in the release's namespace.

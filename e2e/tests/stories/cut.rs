@@ -2,7 +2,9 @@
 
 use super::agent::same_lives;
 use anyhow::{Context, ensure};
-use crds::ConditionType;
+use crds::check::CheckFinding;
+use crds::{CheckId, ConditionType, MooncakeNode};
+use kube::Api;
 use mooncake_e2e::story::master::Segment;
 use mooncake_e2e::story::pool::READY;
 use mooncake_e2e::story::{Effort, Load, Namespace, Pool, Product, Seen, Stage, eventually};
@@ -70,6 +72,8 @@ async fn cut_off(stage: &Stage, namespace: Namespace) -> anyhow::Result<()> {
         })
         .await?;
     println!("{}: {}", named.reason, named.message);
+    let told = way(stage, home, node, READY, |told| told.is_some()).await?;
+    println!("{home}: {told:?}");
     stage.with(move |cluster| cluster.heal(node)).await?;
     let healed = Instant::now();
     let after = pool.mounted(2, READY).await?;
@@ -78,6 +82,9 @@ async fn cut_off(stage: &Stage, namespace: Namespace) -> anyhow::Result<()> {
         "whole again {:.1} s after it was connected",
         healed.elapsed().as_secs_f64()
     );
+    for (from, to) in [(home, node), (node, home)] {
+        way(stage, from, to, READY, |told| told.is_none()).await?;
+    }
     let place = |segments: &[Segment]| {
         let found = segments.iter().find(|segment| is_on(node, segment));
         found.map(|segment| (segment.segment_id.clone(), segment.base_address.clone()))
@@ -96,6 +103,35 @@ async fn cut_off(stage: &Stage, namespace: Namespace) -> anyhow::Result<()> {
     load.finish(&namespace).await?.undisturbed()?;
     same_lives(&lives, &pool.pods().await?)?;
     same_lives(&[master], &[pool.master().await?])
+}
+
+/// What the agent of one node says of the way to another, once it is as wanted.
+async fn way(
+    stage: &Stage,
+    from: &str,
+    to: &str,
+    deadline: Duration,
+    wanted: impl Fn(Option<&CheckFinding>) -> bool,
+) -> anyhow::Result<Option<CheckFinding>> {
+    let nodes: Api<MooncakeNode> = Api::all(stage.client.clone());
+    eventually(format!("{from} to say so of {to}"), deadline, || async {
+        let node = nodes.get(from).await?;
+        ensure!(
+            node.spec.probes.iter().any(|probe| probe.node == to),
+            "{from} is not told to prove its way to {to}"
+        );
+        let findings = node
+            .status
+            .map(|status| status.findings)
+            .unwrap_or_default();
+        let of = |finding: &&CheckFinding| {
+            finding.check == CheckId::PeerReachable && finding.subject == to
+        };
+        let told = findings.iter().find(of);
+        let seen = format!("{told:?}");
+        Ok(Seen::when(wanted(told).then(|| told.cloned()), seen))
+    })
+    .await
 }
 
 fn is_on(node: &str, segment: &Segment) -> bool {

@@ -4,6 +4,7 @@ use anyhow::ensure;
 use crds::names::{POOL_HANDSHAKE_PORT, segment};
 use mooncake_e2e::story::{Namespace, Pool, Product, StockPod, StockWork, master};
 use serde_json::Value;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -15,9 +16,10 @@ const OPERATIONS: &str = include_str!("../workload/operations.py");
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn a_stock_pod_reads_through_our_agents_what_a_stock_pod_on_another_node_put()
 -> anyhow::Result<()> {
-    let product = Product::shared().await?;
+    let product = Arc::new(Product::shared().await?);
+    let told = Arc::clone(&product);
     product
-        .tell("healthy", async |namespace| {
+        .tell("healthy", async move |namespace| {
             let applied = Instant::now();
             let pool = Pool::small(&namespace).await?;
             println!(
@@ -77,6 +79,12 @@ async fn a_stock_pod_reads_through_our_agents_what_a_stock_pod_on_another_node_p
                     "{node} holds nothing: {used:?}"
                 );
             }
+            let there = ["--namespace", &namespace.name];
+            let doctor = [&["doctor"][..], &there].concat();
+            println!("{}", told.cli(&doctor).await?);
+            let why = [&["why", "reader"][..], &there].concat();
+            let why = told.cli(&why).await?;
+            ensure!(why.contains("was injected"), "{why}");
             println!(
                 "put {:.0} MB/s, get {:.0} MB/s",
                 written.megabytes_per_second(),
