@@ -22,7 +22,7 @@ use crate::event::Events;
 use crate::health::{self, Health};
 use crate::lease::{self, Fence, Keeper};
 use crate::metrics::{self, Metrics};
-use crate::node::{observe, ring};
+use crate::node::observe;
 use crate::{admission, cluster, controller, domain, node};
 
 /// Moves of one object within this are one reconcile.
@@ -263,9 +263,11 @@ impl Controllers {
             |trigger| {
                 let nodes = match trigger {
                     Trigger::Node(name) => BTreeSet::from([name.clone()]),
-                    Trigger::Ring(name) => ring::concerned(name, &observe::ring(caches, None))
-                        .into_iter()
-                        .collect(),
+                    Trigger::Ring(name) => {
+                        let around = observe::neighbours(caches, name, None);
+                        let around = around.concerned().map(str::to_owned);
+                        around.chain([name.clone()]).collect()
+                    }
                     Trigger::NodesOf(cluster) => caches.nodes_of(cluster),
                     Trigger::Domain(uid) => view::nodes_of(caches, uid),
                     Trigger::Cluster(_) | Trigger::Mnnvl(_) | Trigger::Everything => {

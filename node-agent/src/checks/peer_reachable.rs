@@ -1,6 +1,8 @@
 //! `PeerReachable`: the agent proves the ways to a few other nodes. One that is broken says little of this
 //! node; where none works it is this node that is cut off.
 
+use std::time::Duration;
+
 use crds::{CheckId, Reason, Verdict};
 
 use super::steady::Patience;
@@ -9,7 +11,11 @@ use super::{Check, Said, World};
 pub(super) const CHECK: Check = Check {
     id: CheckId::PeerReachable,
     reasons: &[Reason::PeerUnreachable],
-    patience: Patience::SHORT,
+    // An agent that is replaced is away for as long: a rollout is no news of every node.
+    patience: Patience {
+        grace: Duration::from_secs(15),
+        hold: Duration::from_secs(15),
+    },
     look,
 };
 

@@ -10,7 +10,6 @@ use crate::cluster::desired::pool;
 use crate::cluster::instance;
 use crate::cluster::observe::is_over;
 use crate::node::observe::{Observed, PoolPod};
-use crate::node::ring;
 
 /// The object to stand; `None` where nothing of ours is on the node. `removed` are the UIDs of pool
 /// pods whose segments are about to be taken out of their master.
@@ -42,8 +41,8 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
             boot_id: observed.boot_id.clone(),
             pools,
             domains: domains(observed),
-            probes: ring::probes(&observed.name, &observed.ring),
-            probers: ring::probers(&observed.name, &observed.ring),
+            probes: observed.neighbours.probes(),
+            probers: observed.neighbours.probers(),
         },
     );
     node.metadata.owner_references = Some(vec![OwnerReference {

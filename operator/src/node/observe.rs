@@ -15,7 +15,7 @@ use kube::{Resource, ResourceExt};
 use crate::cache::{Caches, ClusterName};
 use crate::cluster::observe::{is_over, owner, ready_master};
 use crate::domain::view;
-use crate::node::ring;
+use crate::node::ring::Neighbours;
 
 /// One node as the caches show it.
 #[derive(Clone, Debug, Default)]
@@ -32,8 +32,8 @@ pub struct Observed {
     pub pools: Vec<PoolPod>,
     /// The ComputeDomains in which the node takes part; `None`: nobody knows yet.
     pub domains: Option<Vec<DomainMembership>>,
-    /// Every node's agent that can be proved to be reachable.
-    pub ring: ring::Members,
+    /// The agents that prove the way to this node's, and that it proves the way to.
+    pub neighbours: Neighbours,
 }
 
 /// The Node's condition `Ready`.
@@ -90,7 +90,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         .map(|pod| pool_pod(caches, pod))
         .collect();
     pools.sort_by_key(|pool| pool.pod.uid());
-    let ring = ring(caches, report.as_ref());
+    let neighbours = neighbours(caches, &name, report.as_ref());
     Some(Observed {
         uid: node.uid()?,
         boot_id: status
@@ -110,7 +110,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         agents: caches.agents.state_filter(|pod| here(pod)),
         pools,
         domains: view::of_node(caches, node),
-        ring,
+        neighbours,
         name,
     })
 }
@@ -127,20 +127,20 @@ impl Observed {
     }
 }
 
-/// The agents on the ring. One whose pod is being replaced stays where it stood: otherwise its neighbours
-/// would be told twice of every restart.
-pub fn ring(caches: &Caches, report: Option<&MooncakeNode>) -> ring::Members {
+/// A node's neighbours. An agent whose pod is being replaced stays where it stood: otherwise its
+/// neighbours would be told twice of every restart.
+pub fn neighbours(caches: &Caches, name: &str, report: Option<&MooncakeNode>) -> Neighbours {
+    let agents = caches.agents.state();
+    let there = agents.iter().filter_map(|pod| {
+        let node = pod.spec.as_ref()?.node_name.as_deref()?;
+        Some((node, probed_at(pod)?))
+    });
     let standing = report
-        .iter()
+        .into_iter()
         .flat_map(|report| &report.spec.probes)
         .filter(|probe| caches.nodes.get(&ObjectRef::new(&probe.node)).is_some())
-        .filter_map(|probe| Some((probe.node.clone(), probe.address.parse().ok()?)));
-    let mut members: ring::Members = standing.collect();
-    members.extend(caches.agents.state().iter().filter_map(|pod| {
-        let node = pod.spec.as_ref()?.node_name.clone()?;
-        Some((node, probed_at(pod)?))
-    }));
-    members
+        .filter_map(|probe| Some((probe.node.as_str(), probe.address.parse().ok()?)));
+    Neighbours::of(name, there.chain(standing))
 }
 
 /// Where an agent is asked for its descriptor, by one that proves its way to it.

@@ -1,13 +1,24 @@
 //! Who proves the way to whom: all nodes lie on a ring, and each looks at the next ones. Where a node
 //! comes or goes only its neighbours change. Pure.
 
-use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use crds::node::{PROBES_LIMIT, Probe, Prober};
 use sha2::{Digest, Sha256};
 
-/// The agents on the ring: by the name of the node, where each is asked for its descriptor.
-pub type Members = BTreeMap<String, std::net::SocketAddr>;
+/// An agent on the ring: its node, and where it is asked for its descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub node: String,
+    pub address: SocketAddr,
+}
+
+/// The agents around one node, in both directions, the nearest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Neighbours {
+    next: Vec<Member>,
+    previous: Vec<Member>,
+}
 
 /// Where a node lies: always there, whoever computes it, and far from nodes of similar names.
 fn place(node: &str) -> u64 {
@@ -18,70 +29,73 @@ fn place(node: &str) -> u64 {
         .fold(0, |place, byte| place << 8 | u64::from(*byte))
 }
 
-/// The nearest others in one direction, the nearest first.
-fn nearest<'a>(
-    others: impl Iterator<Item = &'a String>,
-    distance: impl Fn(&str) -> u64,
-) -> Vec<&'a String> {
-    let mut near: Vec<(u64, &String)> = Vec::with_capacity(PROBES_LIMIT + 1);
-    for other in others {
-        near.push((distance(other), other));
-        near.sort_unstable();
-        near.truncate(PROBES_LIMIT);
+/// Takes a member among the nearest; where one node is named twice, the first counts.
+fn offer(near: &mut Vec<(u64, Member)>, distance: u64, node: &str, address: SocketAddr) {
+    let full = near.len() == PROBES_LIMIT;
+    let too_far = full && near.last().is_some_and(|(last, _)| *last <= distance);
+    if too_far || near.iter().any(|(_, member)| member.node == node) {
+        return;
     }
-    near.into_iter().map(|(_, other)| other).collect()
+    let at = near.partition_point(|(before, _)| *before < distance);
+    let node = node.to_owned();
+    near.insert(at, (distance, Member { node, address }));
+    near.truncate(PROBES_LIMIT);
 }
 
-fn next<'a>(node: &str, members: &'a Members) -> Vec<&'a String> {
-    let here = place(node);
-    let others = members.keys().filter(|other| *other != node);
-    nearest(others, |other| place(other).wrapping_sub(here))
-}
+impl Neighbours {
+    /// Looks once at every member: there may be thousands, and every node has neighbours.
+    pub fn of<'a>(node: &str, members: impl IntoIterator<Item = (&'a str, SocketAddr)>) -> Self {
+        let here = place(node);
+        let (mut next, mut previous) = (Vec::new(), Vec::new());
+        for (other, address) in members {
+            if other != node {
+                let there = place(other);
+                offer(&mut next, there.wrapping_sub(here), other, address);
+                offer(&mut previous, here.wrapping_sub(there), other, address);
+            }
+        }
+        let [next, previous] =
+            [next, previous].map(|near| near.into_iter().map(|(_, member)| member).collect());
+        Self { next, previous }
+    }
 
-fn previous<'a>(node: &str, members: &'a Members) -> Vec<&'a String> {
-    let here = place(node);
-    let others = members.keys().filter(|other| *other != node);
-    nearest(others, |other| here.wrapping_sub(place(other)))
-}
-
-/// The agents that the one on `node` proves its way to. Each has a slot of its own for it, because on a
-/// ring this node is as far before the other as the other is behind this one.
-pub fn probes(node: &str, members: &Members) -> Vec<Probe> {
-    let next = next(node, members).into_iter().zip(0..);
-    next.map(|(other, slot)| Probe {
-        node: other.clone(),
-        address: members[other].to_string(),
-        slot,
-    })
-    .collect()
-}
-
-/// The agents that prove their way to the one on `node`.
-pub fn probers(node: &str, members: &Members) -> Vec<Prober> {
-    let previous = previous(node, members).into_iter();
-    previous
-        .map(|other| Prober {
-            node: other.clone(),
-            address: members[other].ip().to_string(),
+    /// The agents that the one here proves its way to. Each has a slot of its own for it, because on a
+    /// ring this node is as far before the other as the other is behind this one.
+    pub fn probes(&self) -> Vec<Probe> {
+        let next = self.next.iter().zip(0..);
+        next.map(|(other, slot)| Probe {
+            node: other.node.clone(),
+            address: other.address.to_string(),
+            slot,
         })
         .collect()
-}
+    }
 
-/// Every node for which something changes when `node` comes, goes or moves: itself and its neighbours.
-pub fn concerned(node: &str, members: &Members) -> Vec<String> {
-    let all = next(node, members)
-        .into_iter()
-        .chain(previous(node, members));
-    let mut all: Vec<String> = all.cloned().collect();
-    all.push(node.to_owned());
-    all.sort_unstable();
-    all.dedup();
-    all
+    /// The agents that prove their way to the one here.
+    pub fn probers(&self) -> Vec<Prober> {
+        let previous = self.previous.iter();
+        previous
+            .map(|other| Prober {
+                node: other.node.clone(),
+                address: other.address.ip().to_string(),
+            })
+            .collect()
+    }
+
+    /// Names of the nodes for which something changes when this one comes, goes or moves.
+    pub fn concerned(&self) -> impl Iterator<Item = &str> {
+        let all = self.next.iter().chain(&self.previous);
+        all.map(|member| member.node.as_str())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
+
+    type Members = BTreeMap<String, SocketAddr>;
 
     fn members(count: u16) -> Members {
         (0..count)
@@ -92,16 +106,24 @@ mod tests {
             .collect()
     }
 
+    fn of(node: &str, members: &Members) -> Neighbours {
+        let members = members.iter();
+        Neighbours::of(
+            node,
+            members.map(|(node, address)| (node.as_str(), *address)),
+        )
+    }
+
     #[test]
     fn whom_one_proves_its_way_to_is_proved_by_that_one_in_the_same_slot() {
         for count in [1, 2, 3, 5, 40] {
             let members = members(count);
             let mut taken = BTreeMap::new();
             for node in members.keys() {
-                let probes = probes(node, &members);
+                let probes = of(node, &members).probes();
                 assert_eq!(probes.len(), PROBES_LIMIT.min(usize::from(count) - 1));
                 for probe in probes {
-                    let there = probers(&probe.node, &members);
+                    let there = of(&probe.node, &members).probers();
                     assert_eq!(there[usize::from(probe.slot)].node, *node);
                     let before = taken.insert((probe.node, probe.slot), node.clone());
                     assert_eq!(before, None, "one slot for two");
@@ -115,17 +137,27 @@ mod tests {
         let all = members(200);
         let mut fewer = all.clone();
         fewer.remove("node-77");
-        let concerned = concerned("node-77", &all);
-        assert_eq!(concerned.len(), 2 * PROBES_LIMIT + 1);
-        for node in fewer.keys().filter(|node| !concerned.contains(node)) {
-            assert_eq!(probes(node, &all), probes(node, &fewer));
-            assert_eq!(probers(node, &all), probers(node, &fewer));
+        let here = of("node-77", &all);
+        let concerned: BTreeSet<&str> = here.concerned().collect();
+        assert_eq!(concerned.len(), 2 * PROBES_LIMIT);
+        for node in fewer.keys() {
+            let same = of(node, &all) == of(node, &fewer);
+            assert_ne!(same, concerned.contains(node.as_str()), "{node}");
         }
     }
 
     #[test]
+    fn of_two_words_about_one_node_the_first_counts() {
+        let [first, second] = [1, 2].map(|host| ([192, 0, 2, host], 9465).into());
+        let members = [("n2", first), ("n3", second), ("n2", second)];
+        let probes = Neighbours::of("n1", members).probes();
+        assert_eq!(probes.len(), 2);
+        let n2 = probes.iter().find(|probe| probe.node == "n2").unwrap();
+        assert_eq!(n2.address, "192.0.2.1:9465");
+    }
+
+    #[test]
     fn a_node_alone_proves_nothing() {
-        assert!(probes("node-0", &members(1)).is_empty());
-        assert!(probers("node-0", &members(1)).is_empty());
+        assert_eq!(of("node-0", &members(1)), Neighbours::default());
     }
 }

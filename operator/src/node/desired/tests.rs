@@ -9,6 +9,7 @@ use super::*;
 use crate::cluster::desired::pool;
 use crate::fixture;
 use crate::node::observe::Ready;
+use crate::node::ring::Neighbours;
 
 const SPEC: &str = "{pools: [{name: a, size: 2Gi, drainSeconds: 7}], access: {addresses: ['192.0.2.9', '192.0.2.1']}}";
 
@@ -49,7 +50,7 @@ fn observed(pools: Vec<PoolPod>) -> Observed {
         agents: Vec::new(),
         pools,
         domains: None,
-        ring: ring::Members::new(),
+        neighbours: Neighbours::default(),
     }
 }
 
