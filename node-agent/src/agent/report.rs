@@ -43,7 +43,7 @@ pub(crate) type HcaLines = (Vec<HcaLine>, Option<u32>);
 #[derive(Debug, Clone)]
 pub(crate) struct Board {
     posted: Arc<Mutex<BTreeMap<String, Posted>>>,
-    hcas: Arc<Mutex<HcaLines>>,
+    hcas: Arc<Mutex<Option<HcaLines>>>,
     health: Arc<Mutex<Option<Health>>>,
     news: Arc<watch::Sender<()>>,
 }
@@ -100,15 +100,15 @@ impl Board {
     /// Says what RDMA devices the node has.
     pub(crate) fn set_hcas(&self, lines: HcaLines) {
         let mut hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
-        let news = *hcas != lines;
-        *hcas = lines;
+        let news = hcas.as_ref() != Some(&lines);
+        *hcas = Some(lines);
         drop(hcas);
         if news {
             self.news.send_replace(());
         }
     }
 
-    fn hcas(&self) -> HcaLines {
+    fn hcas(&self) -> Option<HcaLines> {
         let hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
         hcas.clone()
     }

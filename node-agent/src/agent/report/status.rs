@@ -1,6 +1,5 @@
 //! The status that follows from what is known of a node, within its bound. Pure.
 
-use crds::check::CheckFinding;
 use crds::condition::{self, ConditionType, Finding};
 use crds::node::{MooncakeNodeStatus, PoolReport, PoolState};
 use crds::reason::Reason;
@@ -45,10 +44,10 @@ pub(super) fn holds(written: &MooncakeNodeStatus, stands: &[Condition]) -> bool 
     })
 }
 
-/// Everything that is known of the node.
+/// Everything that is known of the node. What is absent was not looked at yet by this process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Noted {
-    pub(super) hcas: HcaLines,
+    pub(super) hcas: Option<HcaLines>,
     pub(super) health: Option<Health>,
     pub(super) reports: Vec<PoolReport>,
 }
@@ -64,10 +63,17 @@ pub(super) fn compose(
     now: Timestamp,
 ) -> MooncakeNodeStatus {
     let Noted {
-        hcas: (hcas, hcas_omitted),
+        hcas,
         health,
         reports,
     } = noted;
+    // Until an agent that has just started has looked for itself, the word of the one before it stands;
+    // not that of an earlier life of the node.
+    let stood = (before.boot_id == boot_id).then_some(before);
+    let (hcas, hcas_omitted) = hcas.unwrap_or_else(|| {
+        let stood = stood.map(|stood| (stood.hcas.clone(), stood.hcas_omitted));
+        stood.unwrap_or_default()
+    });
     let mounted: u64 = reports
         .iter()
         .filter_map(|report| report.mounted)
@@ -77,12 +83,20 @@ pub(super) fn compose(
     verdicts.extend(health.as_ref().map(health::condition));
     verdicts.retain(|verdict| condition::find(doubt, verdict.kind).is_none());
     let mut conditions = condition::merge(&before.conditions, &verdicts, None, now);
-    conditions.extend_from_slice(doubt);
+    if health.is_none()
+        && let Some(said) = stood.and_then(|stood| said(&stood.conditions))
+    {
+        conditions.push(said.clone());
+    }
+    for doubted in doubt {
+        conditions.retain(|said| said.type_ != doubted.type_);
+        conditions.push(doubted.clone());
+    }
     conditions.sort_by(|one, other| one.type_.cmp(&other.type_));
-    // What an earlier life of the node had is over.
-    let stood: &[CheckFinding] = match before.boot_id == boot_id {
-        true => &before.findings,
-        false => &[],
+    let found = stood.map_or(&[][..], |stood| &stood.findings);
+    let (checks, findings) = match &health {
+        Some(health) => (Some(health.counts), health::findings(health, found)),
+        None => (stood.and_then(|stood| stood.checks), found.to_vec()),
     };
     let mut status = MooncakeNodeStatus {
         node_uid: spec.node_uid.clone(),
@@ -91,8 +105,8 @@ pub(super) fn compose(
         capacity: Some(ByteSize(mounted)),
         hcas,
         hcas_omitted,
-        checks: health.as_ref().map(|health| health.counts),
-        findings: health.map_or_else(Vec::new, |health| health::findings(&health, stood)),
+        checks,
+        findings,
         pools: reports,
         conditions,
     };
@@ -101,6 +115,12 @@ pub(super) fn compose(
     }
     shorten(&mut status);
     status
+}
+
+/// What an agent said of its node's health; doubt is the operator's.
+fn said(stands: &[Condition]) -> Option<&Condition> {
+    condition::find(stands, ConditionType::NodeHealthy)
+        .filter(|said| said.status != State::Unknown.as_str())
 }
 
 /// What is dear to a reader goes last.

@@ -114,7 +114,7 @@ fn a_status_keeps_its_bound_with_as_many_pods_as_a_spec_may_list() {
         no_gid: Some(NoGid::OtherLinkLayer),
     };
     let noted = Noted {
-        hcas: (vec![line; 16], Some(112)),
+        hcas: Some((vec![line; 16], Some(112))),
         reports,
         ..sick(40, 1)
     };
@@ -142,6 +142,32 @@ fn nothing_changed_gives_an_equal_status_whatever_the_time() {
     assert_eq!(first.findings[0].since.0, at(1));
     let rebooted = compose(&spec(1), "next", noted(90), &first, &[], at(99));
     assert_eq!(rebooted.findings[0].since.0, at(90));
+}
+
+#[test]
+fn an_agent_that_has_just_started_lets_stand_what_stood_until_it_has_looked() {
+    let line = HcaLine {
+        name: "mlx5_0".to_owned(),
+        port: 1,
+        state: Some(PortState::Active),
+        rate_mbps: Some(400_000),
+        gid: Some(3),
+        no_gid: None,
+    };
+    let looked = Noted {
+        hcas: Some((vec![line], None)),
+        ..sick(2, 1)
+    };
+    let first = compose(&spec(0), "boot", looked, &stood(&[]), &[], at(1));
+    let started = |boot: &str| {
+        let nothing = Noted::default();
+        compose(&spec(0), boot, nothing, &first, &[], at(9))
+    };
+    assert_eq!(started("boot"), first);
+    let rebooted = started("next");
+    assert!(rebooted.findings.is_empty() && rebooted.hcas.is_empty());
+    let healthy = condition::find(&rebooted.conditions, ConditionType::NodeHealthy);
+    assert_eq!((healthy, rebooted.checks), (None, None));
 }
 
 #[test]
