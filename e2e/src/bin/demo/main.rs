@@ -117,10 +117,13 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
     println!("\n{}", table::table(&rows, &served));
     println!("every byte that was read is the one that was written");
     if context.is_none() {
+        let kubeconfig = target.kubectl.kubeconfig.display();
         println!(
-            "look around: {} --kubeconfig {} get mooncake --all-namespaces\nremove all: make demo-down",
+            "look around: {} --kubeconfig {kubeconfig} get mooncake --all-namespaces\n\
+             what is wrong, if anything: {} doctor --all-namespaces --kubeconfig {kubeconfig}\n\
+             remove all: make demo-down",
             target.kubectl.program.display(),
-            target.kubectl.kubeconfig.display()
+            product::cli()?.display()
         );
     }
     Ok(())
