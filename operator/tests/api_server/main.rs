@@ -3,6 +3,7 @@
 
 mod cli;
 mod domains;
+mod scale;
 mod server;
 mod world;
 mod wrong_specs;

@@ -78,6 +78,11 @@ pub(crate) async fn make_namespace(client: &Client, name: &str) -> anyhow::Resul
 
 /// Writes so far, once they have stood still for a second.
 pub(crate) async fn quiet(metrics: &Metrics) -> anyhow::Result<u64> {
+    quiet_within(metrics, LIMIT).await
+}
+
+/// The same, for those who have more to write.
+pub(crate) async fn quiet_within(metrics: &Metrics, limit: Duration) -> anyhow::Result<u64> {
     let mut last = (metrics.writes(), Instant::now());
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     let started = Instant::now();
@@ -86,7 +91,7 @@ pub(crate) async fn quiet(metrics: &Metrics) -> anyhow::Result<u64> {
         if metrics.writes() != last.0 {
             last = (metrics.writes(), Instant::now());
         }
-        if started.elapsed() > LIMIT {
+        if started.elapsed() > limit {
             bail!("it writes and writes: {}", last.0);
         }
     }
