@@ -242,7 +242,7 @@ async fn another_node(product: &Product, pool: &Pool) -> anyhow::Result<()> {
             && owned
             && report.spec.node_uid == new
             && status.node_uid == new
-            && status.conditions.len() == 2
+            && status.conditions.len() == 3
             && fresh
             && known;
         Ok(Seen::when(done.then_some(()), seen))
