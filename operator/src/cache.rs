@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use crds::{MooncakeCluster, MooncakeNode, names};
@@ -23,10 +24,14 @@ use tokio::sync::broadcast;
 use crate::cluster::eviction::Evictions;
 use crate::domain::{Fabric, view};
 use crate::metrics::Metrics;
+use crate::node::observe::probed_at;
+use crate::node::ring::{Neighbours, Ring};
 
+mod index;
 pub(crate) mod prune;
 mod trigger;
 
+pub use index::Index;
 pub use trigger::{ClusterName, Trigger, wanted_cluster};
 
 /// Moves of which a controller may be behind before it reconciles everything instead.
@@ -41,10 +46,19 @@ pub struct Caches {
     pub nodes: Store<Node>,
     /// Pods of masters and pools.
     pub pods: Store<Pod>,
-    /// Pods of the agent.
-    pub agents: Store<Pod>,
+    /// Of those the pods on a node.
+    pub pods_on: Index<Pod, String>,
+    /// Of those the masters of a cluster.
+    pub masters_of: Index<Pod, ClusterName>,
+    /// Pods of the agent on a node.
+    pub agents_on: Index<Pod, String>,
+    agents: Store<Pod>,
+    /// All agents that are proved to be there by others.
+    ring: Arc<RwLock<Ring>>,
     /// Pods that ask for injection.
     pub labelled: Store<Pod>,
+    /// Of those the pods on a node.
+    pub labelled_on: Index<Pod, String>,
     pub deployments: Store<Deployment>,
     pub daemon_sets: Store<DaemonSet>,
     pub services: Store<Service>,
@@ -73,10 +87,62 @@ impl Caches {
             names::COMPONENT_MASTER,
             names::COMPONENT_POOL
         );
-        let agents = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_AGENT);
+        let agents_wanted = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_AGENT);
         let ours = || every().labels(names::LABEL_CLUSTER);
         let evictions = Evictions::default();
         let noted = evictions.clone();
+        let (pods, pods_writer) = reflector::store();
+        let pods_on = Index::new(pods.clone(), index::node);
+        let masters_of = Index::new(pods.clone(), index::mastered);
+        let (agents, agents_writer) = reflector::store();
+        let agents_on = Index::new(agents.clone(), index::node);
+        let ring = Arc::default();
+        let (labelled, labelled_writer) = reflector::store();
+        let labelled_on = Index::new(labelled.clone(), index::node);
+        watches.follow(
+            pods_writer,
+            Api::<Pod>::all(client.clone()),
+            every().labels(&components),
+            move |pod| {
+                prune::pod(pod);
+                // Here, because it may be gone before anybody is reconciled.
+                noted.note(pod, Instant::now());
+            },
+            trigger::of_component,
+            {
+                let (pods_on, masters_of) = (pods_on.clone(), masters_of.clone());
+                move |event| {
+                    pods_on.note(event);
+                    masters_of.note(event);
+                }
+            },
+        );
+        watches.follow(
+            agents_writer,
+            Api::<Pod>::namespaced(client.clone(), namespace),
+            every().labels(&agents_wanted),
+            prune::pod,
+            trigger::of_agent,
+            {
+                let (agents, agents_on, ring) =
+                    (agents.clone(), agents_on.clone(), Arc::clone(&ring));
+                move |event| {
+                    agents_on.note(event);
+                    note_ring(&ring, &agents, &agents_on, event);
+                }
+            },
+        );
+        watches.follow(
+            labelled_writer,
+            Api::<Pod>::all(client.clone()),
+            every().labels(names::LABEL_INJECT),
+            prune::pod,
+            trigger::of_labelled,
+            {
+                let labelled_on = labelled_on.clone();
+                move |event| labelled_on.note(event)
+            },
+        );
         Self {
             clusters: watches.start(
                 Api::<DeserializeGuard<MooncakeCluster>>::all(client.clone()),
@@ -96,28 +162,14 @@ impl Caches {
                 prune::node,
                 |node| vec![Trigger::Node(node.name_any())],
             ),
-            pods: watches.start(
-                Api::<Pod>::all(client.clone()),
-                every().labels(&components),
-                move |pod| {
-                    prune::pod(pod);
-                    // Here, because it may be gone before anybody is reconciled.
-                    noted.note(pod, Instant::now());
-                },
-                trigger::of_component,
-            ),
-            agents: watches.start(
-                Api::<Pod>::namespaced(client.clone(), namespace),
-                every().labels(&agents),
-                prune::pod,
-                trigger::of_agent,
-            ),
-            labelled: watches.start(
-                Api::<Pod>::all(client.clone()),
-                every().labels(names::LABEL_INJECT),
-                prune::pod,
-                trigger::of_labelled,
-            ),
+            pods,
+            pods_on,
+            masters_of,
+            agents,
+            agents_on,
+            ring,
+            labelled,
+            labelled_on,
             deployments: watches.start(
                 Api::<Deployment>::all(client.clone()),
                 ours(),
@@ -186,6 +238,17 @@ impl Caches {
         self.slices.wait_until_ready().await
     }
 
+    /// The agents around a node on the ring. Beside those that are there now, `standing` are where they
+    /// are said to stand.
+    pub fn neighbours<'a>(
+        &self,
+        node: &str,
+        standing: impl IntoIterator<Item = (&'a str, SocketAddr)>,
+    ) -> Neighbours {
+        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
+        ring.around(node, standing)
+    }
+
     /// Nodes on which pool pods of `cluster` are, and those that take part in its ComputeDomain.
     pub fn nodes_of(&self, cluster: &ClusterName) -> BTreeSet<String> {
         self.pods
@@ -198,6 +261,33 @@ impl Caches {
             .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
             .chain(view::nodes_of_cluster(self, cluster))
             .collect()
+    }
+}
+
+/// Keeps the ring in step with the agents' pods.
+fn note_ring(
+    ring: &RwLock<Ring>,
+    agents: &Store<Pod>,
+    agents_on: &Index<Pod, String>,
+    event: &watcher::Event<Pod>,
+) {
+    let mut ring = ring.write().unwrap_or_else(PoisonError::into_inner);
+    match event {
+        watcher::Event::Apply(pod) | watcher::Event::Delete(pod) => {
+            if let Some(node) = index::node(pod) {
+                let there = agents_on.of(&node);
+                ring.place(&node, there.iter().find_map(|pod| probed_at(pod)));
+            }
+        }
+        watcher::Event::InitDone => {
+            *ring = Ring::default();
+            for pod in agents.state() {
+                if let (Some(node), Some(address)) = (index::node(&pod), probed_at(&pod)) {
+                    ring.place(&node, Some(address));
+                }
+            }
+        }
+        watcher::Event::Init | watcher::Event::InitApply(_) => {}
     }
 }
 
@@ -218,6 +308,22 @@ impl Watches {
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     {
         let (store, writer) = reflector::store::<K>();
+        self.follow(writer, api, config, prune, of, |_| ());
+        store
+    }
+
+    /// `note` sees each event after the store has taken it in, and before anybody is told.
+    fn follow<K>(
+        &self,
+        writer: reflector::store::Writer<K>,
+        api: Api<K>,
+        config: watcher::Config,
+        prune: impl Fn(&mut K) + Send + 'static,
+        of: fn(&K) -> Vec<Trigger>,
+        note: impl Fn(&watcher::Event<K>) + Send + 'static,
+    ) where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    {
         let (triggers, metrics) = (self.triggers.clone(), self.metrics.clone());
         let kind = K::kind(&());
         let stream = watcher(api, config)
@@ -226,6 +332,9 @@ impl Watches {
         tokio::spawn(async move {
             let mut events = Box::pin(reflect(writer, stream));
             while let Some(event) = events.next().await {
+                if let Ok(event) = &event {
+                    note(event);
+                }
                 match event {
                     Ok(watcher::Event::Apply(object) | watcher::Event::Delete(object)) => {
                         for trigger in of(&object) {
@@ -245,7 +354,6 @@ impl Watches {
                 }
             }
         });
-        store
     }
 }
 

@@ -67,8 +67,9 @@ impl Events {
     }
 }
 
-/// One Event for each condition whose state or reason is another now. What merely starts, and the
-/// two that repeat the others for tools, are no news.
+/// One Event for each condition whose state or reason is another now. What merely starts, what is as
+/// expected from the first (a first install would tell it of each of thousands of nodes), and the two
+/// that repeat the others for tools, are no news.
 fn news(old: &[Condition], new: &[Condition]) -> Vec<Event> {
     let repeats = [ConditionType::Reconciling, ConditionType::Stalled].map(ConditionType::as_str);
     new.iter()
@@ -79,7 +80,10 @@ fn news(old: &[Condition], new: &[Condition]) -> Vec<Event> {
                 Some(before) => {
                     (&before.status, &before.reason) != (&condition.status, &condition.reason)
                 }
-                None => condition.status != State::Unknown.as_str(),
+                None => {
+                    condition.status != State::Unknown.as_str()
+                        && condition.reason != Reason::AsExpected.as_str()
+                }
             }
         })
         .filter(|condition| condition.reason != Reason::Progressing.as_str())
@@ -138,5 +142,6 @@ mod tests {
     fn what_merely_starts_is_no_news() {
         assert!(news(&[], &ready(State::Unknown, Reason::ApiFailed, "")).is_empty());
         assert!(news(&[], &ready(State::False, Reason::Progressing, "")).is_empty());
+        assert!(news(&[], &ready(State::True, Reason::AsExpected, "")).is_empty());
     }
 }

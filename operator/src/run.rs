@@ -22,7 +22,6 @@ use crate::event::Events;
 use crate::health::{self, Health};
 use crate::lease::{self, Fence, Keeper};
 use crate::metrics::{self, Metrics};
-use crate::node::observe;
 use crate::{admission, cluster, controller, domain, node};
 
 /// Moves of one object within this are one reconcile.
@@ -264,7 +263,7 @@ impl Controllers {
                 let nodes = match trigger {
                     Trigger::Node(name) => BTreeSet::from([name.clone()]),
                     Trigger::Ring(name) => {
-                        let around = observe::neighbours(caches, name, None);
+                        let around = caches.neighbours(name, []);
                         let around = around.concerned().map(str::to_owned);
                         around.chain([name.clone()]).collect()
                     }

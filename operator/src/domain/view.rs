@@ -71,8 +71,7 @@ pub fn of_node(caches: &Caches, node: &Node) -> Option<Vec<DomainMembership>> {
     if wishes.is_empty() {
         return Some(Vec::new());
     }
-    let here = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.node_name.as_ref()) == Some(&name);
-    let pods = caches.labelled.state_filter(here);
+    let pods = caches.labelled_on.of(&name);
     let mut memberships: Vec<DomainMembership> = wishes
         .iter()
         .filter_map(|wanted| {

@@ -78,15 +78,14 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
             return None;
         }
     };
-    let here =
-        |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&name);
     let mut pools: Vec<PoolPod> = caches
-        .pods
-        .state_filter(|pod| {
-            let component = pod.labels().get(names::LABEL_COMPONENT);
-            here(pod) && component.map(String::as_str) == Some(names::COMPONENT_POOL)
-        })
+        .pods_on
+        .of(&name)
         .into_iter()
+        .filter(|pod| {
+            let component = pod.labels().get(names::LABEL_COMPONENT);
+            component.map(String::as_str) == Some(names::COMPONENT_POOL)
+        })
         .map(|pod| pool_pod(caches, pod))
         .collect();
     pools.sort_by_key(|pool| pool.pod.uid());
@@ -107,7 +106,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
                 message: condition.message.clone().unwrap_or_default(),
             }),
         report,
-        agents: caches.agents.state_filter(|pod| here(pod)),
+        agents: caches.agents_on.of(&name),
         pools,
         domains: view::of_node(caches, node),
         neighbours,
@@ -129,22 +128,17 @@ impl Observed {
 
 /// A node's neighbours. An agent whose pod is being replaced stays where it stood: otherwise its
 /// neighbours would be told twice of every restart.
-pub fn neighbours(caches: &Caches, name: &str, report: Option<&MooncakeNode>) -> Neighbours {
-    let agents = caches.agents.state();
-    let there = agents.iter().filter_map(|pod| {
-        let node = pod.spec.as_ref()?.node_name.as_deref()?;
-        Some((node, probed_at(pod)?))
-    });
+fn neighbours(caches: &Caches, name: &str, report: Option<&MooncakeNode>) -> Neighbours {
     let standing = report
         .into_iter()
         .flat_map(|report| &report.spec.probes)
         .filter(|probe| caches.nodes.get(&ObjectRef::new(&probe.node)).is_some())
         .filter_map(|probe| Some((probe.node.as_str(), probe.address.parse().ok()?)));
-    Neighbours::of(name, there.chain(standing))
+    caches.neighbours(name, standing)
 }
 
 /// Where an agent is asked for its descriptor, by one that proves its way to it.
-fn probed_at(pod: &Pod) -> Option<SocketAddr> {
+pub fn probed_at(pod: &Pod) -> Option<SocketAddr> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let port = containers
         .flat_map(|container| container.ports.iter().flatten())
@@ -182,13 +176,7 @@ fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
     let service = caches
         .services
         .get(&ObjectRef::<Service>::new(&service).within(&named.namespace));
-    let masters = caches.pods.state_filter(|pod| {
-        let labels = pod.labels();
-        let component = labels.get(names::LABEL_COMPONENT).map(String::as_str);
-        pod.namespace().as_ref() == Some(&named.namespace)
-            && labels.get(names::LABEL_CLUSTER) == Some(&named.name)
-            && component == Some(names::COMPONENT_MASTER)
-    });
+    let masters = caches.masters_of.of(&named);
     let ready = ready_master(&masters);
     PoolPod {
         pod,

@@ -1,6 +1,7 @@
 //! Who proves the way to whom: all nodes lie on a ring, and each looks at the next ones. Where a node
 //! comes or goes only its neighbours change. Pure.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crds::node::{PROBES_LIMIT, Probe, Prober};
@@ -42,9 +43,48 @@ fn offer(near: &mut Vec<(u64, Member)>, distance: u64, node: &str, address: Sock
     near.truncate(PROBES_LIMIT);
 }
 
+/// All agents, in the order in which they lie.
+#[derive(Clone, Debug, Default)]
+pub struct Ring {
+    members: BTreeMap<(u64, String), SocketAddr>,
+}
+
+impl Ring {
+    /// Puts a node's agent where it lies, or takes it away.
+    pub fn place(&mut self, node: &str, address: Option<SocketAddr>) {
+        let key = (place(node), node.to_owned());
+        match address {
+            Some(address) => self.members.insert(key, address),
+            None => self.members.remove(&key),
+        };
+    }
+
+    /// A node's neighbours, whether it is on the ring or not. Of two words about one node those of the
+    /// ring count, and then the first.
+    pub fn around<'a>(
+        &self,
+        node: &str,
+        also: impl IntoIterator<Item = (&'a str, SocketAddr)>,
+    ) -> Neighbours {
+        let here = (place(node), node.to_owned());
+        let before = self.members.range(..&here);
+        let after = self.members.range(&here..);
+        let other = |(key, _): &(&(u64, String), &SocketAddr)| key.1 != node;
+        let next = after.clone().chain(before.clone()).filter(other);
+        let previous = before.rev().chain(after.rev()).filter(other);
+        let near = next.take(PROBES_LIMIT).chain(previous.take(PROBES_LIMIT));
+        let mut near: Vec<(&str, SocketAddr)> = near
+            .map(|((_, other), address)| (other.as_str(), *address))
+            .collect();
+        for member in also {
+            near.push(member);
+        }
+        Neighbours::of(node, near)
+    }
+}
+
 impl Neighbours {
-    /// Looks once at every member: there may be thousands, and every node has neighbours.
-    pub fn of<'a>(node: &str, members: impl IntoIterator<Item = (&'a str, SocketAddr)>) -> Self {
+    fn of<'a>(node: &str, members: impl IntoIterator<Item = (&'a str, SocketAddr)>) -> Self {
         let here = place(node);
         let (mut next, mut previous) = (Vec::new(), Vec::new());
         for (other, address) in members {
@@ -91,7 +131,7 @@ impl Neighbours {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
 
     use super::*;
 
@@ -107,11 +147,33 @@ mod tests {
     }
 
     fn of(node: &str, members: &Members) -> Neighbours {
-        let members = members.iter();
-        Neighbours::of(
-            node,
-            members.map(|(node, address)| (node.as_str(), *address)),
-        )
+        let mut ring = Ring::default();
+        for (node, address) in members {
+            ring.place(node, Some(*address));
+        }
+        ring.around(node, [])
+    }
+
+    #[test]
+    fn around_a_node_lie_the_nearest_of_all() {
+        for count in [0, 1, 3, 4, 8, 9, 60] {
+            let members = members(count);
+            for node in ["node-0", "node-7", "elsewhere"] {
+                let all = members
+                    .iter()
+                    .map(|(node, address)| (node.as_str(), *address));
+                assert_eq!(of(node, &members), Neighbours::of(node, all));
+            }
+        }
+    }
+
+    #[test]
+    fn an_agent_that_is_taken_away_is_nobodys_neighbour() {
+        let mut ring = Ring::default();
+        ring.place("n2", Some(([192, 0, 2, 1], 9465).into()));
+        assert_eq!(ring.around("n1", []).probes().len(), 1);
+        ring.place("n2", None);
+        assert_eq!(ring.around("n1", []), Neighbours::default());
     }
 
     #[test]
@@ -149,8 +211,10 @@ mod tests {
     #[test]
     fn of_two_words_about_one_node_the_first_counts() {
         let [first, second] = [1, 2].map(|host| ([192, 0, 2, host], 9465).into());
-        let members = [("n2", first), ("n3", second), ("n2", second)];
-        let probes = Neighbours::of("n1", members).probes();
+        let mut ring = Ring::default();
+        ring.place("n2", Some(first));
+        let also = [("n3", second), ("n2", second), ("n3", first)];
+        let probes = ring.around("n1", also).probes();
         assert_eq!(probes.len(), 2);
         let n2 = probes.iter().find(|probe| probe.node == "n2").unwrap();
         assert_eq!(n2.address, "192.0.2.1:9465");
