@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::command::Run;
+use crate::process::OWNER;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,10 +19,14 @@ impl Kubectl {
         &self,
         arguments: impl IntoIterator<Item = S>,
     ) -> Run {
-        Run::new(&self.program)
+        let run = Run::new(&self.program)
             .arg("--kubeconfig")
             .arg(&self.kubeconfig)
-            .args(arguments)
+            .args(arguments);
+        match self.kubeconfig.parent() {
+            Some(folder) => run.env(OWNER, folder),
+            None => run,
+        }
     }
 
     /// Runs and answers standard output; a minute at most.

@@ -3,7 +3,9 @@
 use crate::Error;
 use rustix::process::{Pid, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -60,11 +62,41 @@ fn state_and_start(stat: &str) -> Option<(char, u64)> {
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 
+/// The variable that says whose a process is: the folder of its cluster. Whatever it starts inherits it,
+/// so that it is found also where nobody came to record it and before it has entered its namespaces.
+pub const OWNER: &str = "MOONCAKE_K8S_OWNER";
+
+/// Every process that bears this owner's name.
+pub fn owned_by(owner: &Path) -> BTreeSet<i32> {
+    let mut wanted = format!("{OWNER}=").into_bytes();
+    wanted.extend(owner.as_os_str().as_bytes());
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return BTreeSet::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        // One that ends while it is read is nobody's.
+        .filter(|pid: &i32| {
+            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
+                environment
+                    .split(|byte| *byte == 0)
+                    .any(|variable| variable == wanted)
+            })
+        })
+        .collect()
+}
+
 /// Starts `argv` in a session of its own, so that it outlives us, its output appended to `log`.
 ///
 /// # Errors
 /// [`Error::Start`], or [`Error::File`] for the log.
-pub fn start_detached(argv: &[String], path: &str, log: &Path) -> Result<Recorded, Error> {
+pub fn start_detached(
+    argv: &[String],
+    path: &str,
+    log: &Path,
+    owner: &Path,
+) -> Result<Recorded, Error> {
     let out = File::options()
         .create(true)
         .append(true)
@@ -77,6 +109,7 @@ pub fn start_detached(argv: &[String], path: &str, log: &Path) -> Result<Recorde
         .env_clear()
         .env("PATH", path)
         .env("HOME", "/root")
+        .env(OWNER, owner)
         .stdin(Stdio::null())
         .stdout(out)
         .stderr(err)
@@ -105,6 +138,19 @@ mod tests {
     fn a_name_with_brackets_does_not_shift_the_fields() {
         let stat = "42 (a) b) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 777 9 9";
         assert_eq!(state_and_start(stat), Some(('S', 777)));
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_owner_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let argv = ["sleep".to_owned(), "60".to_owned()];
+        let log = folder.path().join("log");
+        let sleeper = start_detached(&argv, "/usr/bin:/bin", &log, folder.path()).unwrap();
+        let found = owned_by(folder.path());
+        let others = owned_by(&folder.path().join("other"));
+        sleeper.signal(Signal::KILL);
+        assert_eq!(found, BTreeSet::from([sleeper.pid]));
+        assert_eq!(others, BTreeSet::new());
     }
 
     #[test]

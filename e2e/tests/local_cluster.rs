@@ -76,6 +76,35 @@ fn remains(name: &str) -> Vec<String> {
     found
 }
 
+/// Starts the tool's `up` in a process of its own and kills it as soon as a part is recorded.
+async fn start_and_kill(name: &str, part: Part) -> anyhow::Result<()> {
+    let words = tempfile::NamedTempFile::new()?;
+    let mut starter = Command::new(TOOL)
+        .args(["up", "--name", name, "--nodes", "1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(words.reopen()?)
+        .spawn()?;
+    let recorded = settings()
+        .state
+        .join(name)
+        .join("pid")
+        .join(part.to_string());
+    let mut ended = None;
+    let reached = eventually(format!("{part} to be started"), SOON, || {
+        ended = starter.try_wait().ok().flatten();
+        let there = recorded.exists() || ended.is_some();
+        async move { Ok(Seen::when(there.then_some(()), "not yet")) }
+    })
+    .await;
+    starter.kill()?;
+    starter.wait()?;
+    let words = std::fs::read_to_string(words.path())?;
+    reached.with_context(|| words.clone())?;
+    ensure!(ended.is_none(), "the starter ended by itself: {words}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes clusters"]
 async fn a_starter_that_is_killed_leaves_nothing_that_down_does_not_remove() -> anyhow::Result<()> {
@@ -83,30 +112,14 @@ async fn a_starter_that_is_killed_leaves_nothing_that_down_does_not_remove() -> 
     with_own(&[name], async {
         // Ever later: while the network is made, with a control plane, with nodes.
         for part in [Part::Etcd, Part::Controllers, Part::Kubelet(1)] {
-            let mut starter = Command::new(TOOL)
-                .args(["up", "--name", name, "--nodes", "1"])
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()?;
-            let recorded = settings()
-                .state
-                .join(name)
-                .join("pid")
-                .join(part.to_string());
-            let reached = eventually(format!("{part} to be started"), SOON, || async {
-                Ok(Seen::when(recorded.exists().then_some(()), "not yet"))
-            })
-            .await;
-            starter.kill()?;
-            starter.wait()?;
-            reached?;
+            start_and_kill(name, part).await?;
             ensure!(
                 !remains(name).is_empty(),
                 "the starter had made nothing yet"
             );
-            Cluster::down(&settings(), name)?;
-            ensure!(remains(name).is_empty(), "{:#?}", remains(name));
+            Cluster::down(&settings(), name).with_context(|| format!("killed at {part}"))?;
+            let left = remains(name);
+            ensure!(left.is_empty(), "killed at {part}, left: {left:#?}");
         }
         Cluster::down(&settings(), name).context("a second time")?;
         Ok(())
@@ -119,18 +132,7 @@ async fn a_starter_that_is_killed_leaves_nothing_that_down_does_not_remove() -> 
 async fn what_an_unfinished_start_left_is_made_anew_by_the_next() -> anyhow::Result<()> {
     let name = "again";
     with_own(&[name], async {
-        let mut starter = Command::new(TOOL)
-            .args(["up", "--name", name, "--nodes", "1"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let recorded = settings().state.join(name).join("pid/apiserver");
-        eventually("the API server to be started", SOON, || async {
-            Ok(Seen::when(recorded.exists().then_some(()), "not yet"))
-        })
-        .await?;
-        starter.kill()?;
-        starter.wait()?;
+        start_and_kill(name, Part::ApiServer).await?;
         ensure!(
             matches!(
                 Cluster::attach(&settings(), name),
@@ -146,7 +148,8 @@ async fn what_an_unfinished_start_left_is_made_anew_by_the_next() -> anyhow::Res
         let cluster = Cluster::up(&settings(), &spec)?;
         cluster.kubectl().run(["get", "nodes"])?;
         Cluster::down(&settings(), name)?;
-        ensure!(remains(name).is_empty(), "{:#?}", remains(name));
+        let left = remains(name);
+        ensure!(left.is_empty(), "{left:#?}");
         Ok(())
     })
     .await
@@ -195,7 +198,8 @@ async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() ->
                 .kubectl(["rollout", "status", "deployment/many", "--timeout=55s"])
                 .await?;
             tokio::task::spawn_blocking(|| Cluster::down(&settings(), "left")).await??;
-            ensure!(remains("left").is_empty(), "{:#?}", remains("left"));
+            let left = remains("left");
+            ensure!(left.is_empty(), "{left:#?}");
             // The neighbour does not notice.
             namespace.exec("idle", "main", &["true"], SOON).await?;
             namespace.pod_ready("idle", SOON).await?;
@@ -203,7 +207,8 @@ async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() ->
         })
         .await?;
         Cluster::down(&settings(), "right")?;
-        ensure!(remains("right").is_empty(), "{:#?}", remains("right"));
+        let left = remains("right");
+        ensure!(left.is_empty(), "{left:#?}");
         Ok(())
     })
     .await

@@ -4,7 +4,7 @@ use super::cgroup::Cgroups;
 use super::claim;
 use super::folder::Folder;
 use super::{Cluster, check_name, network};
-use crate::process::kill_now;
+use crate::process::{kill_now, owned_by};
 use crate::wait::wait_until;
 use crate::{Error, Settings};
 use rustix::process::Signal;
@@ -35,6 +35,8 @@ pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
     }
     end_all(|| {
         let mut pids = cgroups.processes(name);
+        // What a starter that was killed had started a moment before.
+        pids.extend(owned_by(folder.path()));
         for namespace in network::namespaces(name) {
             pids.extend(network::processes(&namespace)?);
         }
@@ -49,7 +51,7 @@ pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
     network::remove(name)?;
     wait_until(
         "the cluster's cgroups to go",
-        Duration::from_secs(10),
+        Duration::from_secs(60),
         || {
             let left = cgroups.remove(name);
             Ok(if left.is_empty() {
@@ -67,13 +69,16 @@ pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Kills until a look finds nobody: what is killed may just have started another.
+/// Kills until two looks in a row find nobody: what is killed may just have started another.
 pub(super) fn end_all(mut look: impl FnMut() -> Result<BTreeSet<i32>, Error>) -> Result<(), Error> {
-    wait_until("its processes to end", Duration::from_secs(20), || {
+    let mut nobody_before = false;
+    wait_until("its processes to end", Duration::from_secs(60), || {
         let pids = look()?;
-        if pids.is_empty() {
+        let nobody = pids.is_empty();
+        if nobody && nobody_before {
             return Ok(Ok(()));
         }
+        nobody_before = nobody;
         kill_now(pids.iter().copied());
         Ok(Err(format!("pids {pids:?}")))
     })

@@ -5,7 +5,6 @@ mod boot;
 use super::{Cluster, Part};
 use crate::Error;
 use crate::command::{Run, tail};
-use crate::process::start_detached;
 use boot::Base;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -70,7 +69,7 @@ impl Cluster {
             .to_vec();
         argv.extend(qemu(&folder, &base, self.record.index, node));
         tracing::info!(node, "booting a virtual machine: half a minute and more");
-        let process = start_detached(&argv, &self.binaries.path(), &self.folder.log(part))?;
+        let process = self.start_detached(part, &argv)?;
         self.folder.save_process(part, process)
     }
 

@@ -8,7 +8,7 @@ use super::part::Part;
 use super::pki::{Authority, Identity};
 use crate::Error;
 use crate::command::Run;
-use crate::process::{Recorded, start_detached};
+use crate::process::Recorded;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -105,7 +105,7 @@ impl Cluster {
             self.binaries.cni().display().to_string(),
         ];
         let part = Part::Node(node);
-        let holder = start_detached(&argv, &self.binaries.path(), &self.folder.log(part))?;
+        let holder = self.start_detached(part, &argv)?;
         self.folder.save_process(part, holder)?;
         self.wait_running(
             part,

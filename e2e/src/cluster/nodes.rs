@@ -80,7 +80,7 @@ impl Cluster {
         let group = format!("{}/{name}", self.record.name);
         self.cut_power(node)?;
         self.network().unplug(node.index)?;
-        wait_until("the node's cgroups to go", Duration::from_secs(10), || {
+        wait_until("the node's cgroups to go", Duration::from_secs(60), || {
             let left = self.cgroups.remove(&group);
             Ok(if left.is_empty() {
                 Ok(())

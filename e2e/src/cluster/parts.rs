@@ -189,9 +189,18 @@ impl Cluster {
                 .to_vec(),
         };
         argv.extend(part::command_line(part, &self.folder, self.block()));
-        let process = start_detached(&argv, &self.binaries.path(), &self.folder.log(part))?;
+        let process = self.start_detached(part, &argv)?;
         self.folder.save_process(part, process)?;
         self.wait_serving(part)
+    }
+
+    /// Starts a process that serves as this part, in a session of its own.
+    ///
+    /// # Errors
+    /// [`Error::Start`], [`Error::File`].
+    pub(super) fn start_detached(&self, part: Part, argv: &[String]) -> Result<Recorded, Error> {
+        let log = self.folder.log(part);
+        start_detached(argv, &self.binaries.path(), &log, self.folder.path())
     }
 
     fn wait_serving(&self, part: Part) -> Result<(), Error> {

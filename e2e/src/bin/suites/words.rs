@@ -35,8 +35,19 @@ fn ends(line: &str) -> bool {
     .any(|other| line.starts_with(other))
 }
 
+/// A line without the signs of tests that ended before it: quiet tests put them on one line, and whatever
+/// is said next follows them there.
+fn without_signs(line: &str) -> &str {
+    line.trim_start_matches(['.', 'i', 'F'])
+}
+
 impl Listener {
     pub(crate) fn hear(&mut self, line: &str) {
+        let line = if begins(without_signs(line)) {
+            without_signs(line)
+        } else {
+            line
+        };
         if begins(line) {
             self.listens = self.pieces.len() < PIECES;
             if self.listens {
@@ -81,6 +92,18 @@ mod tests {
         );
         assert_eq!(words.len(), 1);
         assert!(words[0].starts_with("Error: pod a to end\n\nCaused by:\n    pod a failed"));
+    }
+
+    #[test]
+    fn an_error_is_heard_behind_the_signs_of_tests_that_passed() {
+        assert_eq!(
+            heard("..i.Error: it is shut\n.."),
+            ["Error: it is shut\n.."]
+        );
+        assert_eq!(
+            heard("..thread 'a_door' (42) panicked at e2e/x.rs:1:2:\nshut"),
+            ["thread 'a_door' (42) panicked at e2e/x.rs:1:2:\nshut"]
+        );
     }
 
     #[test]

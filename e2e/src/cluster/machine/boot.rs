@@ -208,6 +208,7 @@ fn unpack_images(
         ],
         &binaries.path(),
         &state.join("log"),
+        folder,
     )?;
     let imported = wait_until(
         "a containerd to unpack images with",
