@@ -1,9 +1,10 @@
 //! A node that is a machine of its own, with its own memory, cgroups of version 2 and 2 MiB pages: who
-//! is charged for a pool. Told in the soak alone: its processor is emulated.
+//! is charged for a pool, and what becomes of one when the memory runs out. Told in the soak alone: its
+//! processor is emulated.
 
 use anyhow::{Context, ensure};
-use crds::MooncakeNode;
 use crds::names::LABEL_POOL;
+use crds::{MooncakeNode, Reason};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
@@ -14,6 +15,9 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 /// Everything takes 10 to 20 times as long in there.
 const SLOW: Duration = Duration::from_secs(420);
+
+/// What others take of the machine's memory leaves so much: less than its kubelet wants to see free.
+const LEFT: u64 = 70 * MIB;
 
 /// The machine, for as long as its story is told.
 struct Machine {
@@ -153,4 +157,48 @@ async fn obtained(machine: &Machine) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster and a virtual machine: root and 8 GiB of memory"]
+async fn a_pool_that_its_node_evicts_is_named_and_comes_back_when_there_is_room()
+-> anyhow::Result<()> {
+    with_a_machine("evicted", async |machine: Machine| {
+        let pool = Pool::apply(
+            &machine.namespace,
+            "kv",
+            "{pools: [{name: default, size: 256Mi, drainSeconds: 2}]}",
+        )
+        .await?;
+        pool.ready(SLOW).await?;
+        let whole = pool.segments().await?.len();
+        let load = Load::start(&machine.namespace, "n1", "kv", Effort::default()).await?;
+
+        // Somebody whom no kubelet can evict takes the memory: a file in memory.
+        let available = machine.meminfo("MemAvailable").await? << 10;
+        let taken = available.saturating_sub(LEFT);
+        machine
+            .run(&format!(
+                "mkdir -p /run/taken && mount -t tmpfs -o size={available} taken /run/taken && \
+                 head -c {taken} /dev/zero > /run/taken/bytes"
+            ))
+            .await?;
+        let words = pool.unready(Some(Reason::PoolPodEvicted), SLOW).await?;
+        println!("{words}");
+        ensure!(
+            words.contains(&machine.node) && words.contains("low on resource: memory"),
+            "neither the node nor its kubelet's words: {words}"
+        );
+        pool.mounted(whole - 1, SLOW).await?;
+
+        // What is given back is taken for the pool again.
+        machine.run("umount /run/taken").await?;
+        pool.ready(SLOW).await?;
+        pool.mounted(whole, SLOW).await?;
+        // Keys that lay there are gone, as with any cache; the others, and all new ones, are right.
+        let report = load.finish(&machine.namespace).await?;
+        ensure!(report.got > 0, "{report:?}");
+        Ok(())
+    })
+    .await
 }
