@@ -194,9 +194,7 @@ async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() ->
                     "infinity",
                 ])
                 .await?;
-            first
-                .kubectl(["rollout", "status", "deployment/many", "--timeout=55s"])
-                .await?;
+            first.rolled_out("default", "many").await?;
             tokio::task::spawn_blocking(|| Cluster::down(&settings(), "left")).await??;
             let left = remains("left");
             ensure!(left.is_empty(), "{left:#?}");
@@ -290,7 +288,8 @@ async fn pods_talk_on_while_the_api_server_is_stopped() -> anyhow::Result<()> {
                 .await?;
             let master = "master:50051";
             namespace
-                .kubectl(&["rollout", "status", "deployment/master", "--timeout=55s"])
+                .stage
+                .rolled_out(&namespace.name, "master")
                 .await?;
             StockPod::new("segment", StockWork::Segment { bytes: 64 << 20 })
                 .node("n1")

@@ -16,7 +16,8 @@ async fn a_stock_pod_on_one_node_reads_what_a_stock_pod_on_the_other_wrote() -> 
         let master = "master:50051";
         let wait = Duration::from_secs(90);
         namespace
-            .kubectl(&["rollout", "status", "deployment/master", "--timeout=50s"])
+            .stage
+            .rolled_out(&namespace.name, "master")
             .await?;
         StockPod::new("segment", StockWork::Segment { bytes: 256 * MIB })
             .node("n1")

@@ -6,6 +6,10 @@ use crate::{Cluster, Settings, Spec};
 use anyhow::Context;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// A little more than kubectl's own patience, so that its words are heard.
+const ROLLED_OUT: Duration = Duration::from_secs(190);
 
 /// A running cluster with a client to it. Cheap to clone.
 #[derive(Clone)]
@@ -78,6 +82,18 @@ impl Stage {
         arguments: impl IntoIterator<Item = S>,
     ) -> anyhow::Result<String> {
         finish(self.cluster.kubectl().command(arguments)).await
+    }
+
+    /// Waits until all pods of a Deployment are there.
+    ///
+    /// # Errors
+    /// With kubectl's words, when they are not in three minutes.
+    pub async fn rolled_out(&self, namespace: &str, deployment: &str) -> anyhow::Result<()> {
+        let kubectl = self.cluster.kubectl();
+        let (object, patience) = (format!("deployment/{deployment}"), "--timeout=180s");
+        let wait = ["rollout", "status", "-n", namespace, &object, patience];
+        finish(kubectl.command(wait).deadline(ROLLED_OUT)).await?;
+        Ok(())
     }
 }
 

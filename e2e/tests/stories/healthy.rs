@@ -127,7 +127,8 @@ async fn every_stock_operation_answers_as_with_stock_segments() -> anyhow::Resul
 async fn stock_segments(namespace: &Namespace) -> anyhow::Result<StockPod> {
     namespace.apply(STOCK_MASTER).await?;
     namespace
-        .kubectl(&["rollout", "status", "deployment/master", "--timeout=50s"])
+        .stage
+        .rolled_out(&namespace.name, "master")
         .await?;
     for node in ["n1", "n2"] {
         let name = format!("segment-{node}");
