@@ -180,7 +180,7 @@ async fn a_pool_that_its_node_evicts_is_named_and_comes_back_when_there_is_room(
         machine
             .run(&format!(
                 "mkdir -p /run/taken && mount -t tmpfs -o size={available} taken /run/taken && \
-                 head -c {taken} /dev/zero > /run/taken/bytes"
+                 fallocate -l {taken} /run/taken/bytes"
             ))
             .await?;
         let words = pool.unready(Some(Reason::PoolPodEvicted), SLOW).await?;
