@@ -2,7 +2,7 @@
 
 mod boot;
 
-use super::{Cluster, Part};
+use super::{Cluster, NodeKind, Part};
 use crate::Error;
 use crate::command::{Run, tail};
 use boot::Base;
@@ -23,7 +23,7 @@ impl Cluster {
     /// Makes a guest's disks and starts it, up to a Ready node.
     pub(super) fn start_machine_node(&self, node: u8) -> Result<(), Error> {
         let name = format!("n{node}");
-        self.write_node_files(node, "/node")?;
+        self.write_node_files(node, NodeKind::Machine, "/node")?;
         let folder = self.folder.node(&name);
         let etc = folder.join("etc");
         let (block, network) = (self.block(), self.network());

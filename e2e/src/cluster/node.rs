@@ -30,7 +30,12 @@ const SOCKET: &str = "run/containerd/containerd.sock";
 
 impl Cluster {
     /// The node's configuration, in `etc` of its folder.
-    pub(super) fn write_node_files(&self, node: u8, cgroup_root: &str) -> Result<(), Error> {
+    pub(super) fn write_node_files(
+        &self,
+        node: u8,
+        kind: NodeKind,
+        cgroup_root: &str,
+    ) -> Result<(), Error> {
         let name = format!("n{node}");
         let (folder, block) = (&self.folder, self.record.block());
         let etc = folder.node(&name).join("etc");
@@ -46,7 +51,7 @@ impl Cluster {
                 names: vec![block.node(node), name.clone()],
             },
         )?;
-        for (file, text) in files::files(block, node, cgroup_root) {
+        for (file, text) in files::files(block, node, kind, cgroup_root) {
             let file = etc.join(file);
             fs::write(&file, text).map_err(Error::file("writing", &file))?;
         }
@@ -70,7 +75,8 @@ impl Cluster {
             let part = folder.join(part);
             fs::create_dir_all(&part).map_err(Error::file("making", &part))?;
         }
-        self.write_node_files(node, &format!("/{}/{name}", self.record.name))?;
+        let group = format!("/{}/{name}", self.record.name);
+        self.write_node_files(node, NodeKind::Namespace, &group)?;
         let (from, to) = (
             folder.join("etc/cni.conflist"),
             folder.join("cni/pods.conflist"),

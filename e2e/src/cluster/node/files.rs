@@ -1,14 +1,31 @@
 //! A node's configuration, from the node's own point of view: text, and nothing done with it.
 
+use crate::cluster::NodeKind;
 use crate::cluster::address::Block;
 use crate::images;
 
+/// Below so much free memory a kubelet evicts, unless it is told otherwise.
+const EVICTION: &str = "100Mi";
+
+/// As [`EVICTION`], on a machine of its own: neither the pages of 2 MiB that are set aside there nor the
+/// kernel's own memory are in a kubelet's count, so that below 100Mi the kernel would kill first.
+const EVICTION_OF_MACHINE: &str = "600Mi";
+
 /// Name and content of each file, for `/etc/node`.
-pub(crate) fn files(block: Block, node: u8, cgroup_root: &str) -> [(&'static str, String); 4] {
+pub(crate) fn files(
+    block: Block,
+    node: u8,
+    kind: NodeKind,
+    cgroup_root: &str,
+) -> [(&'static str, String); 4] {
+    let eviction = match kind {
+        NodeKind::Namespace => EVICTION,
+        NodeKind::Machine => EVICTION_OF_MACHINE,
+    };
     [
         ("cni.conflist", cni(block, node)),
         ("containerd.toml", containerd()),
-        ("kubelet.yaml", kubelet(block, cgroup_root)),
+        ("kubelet.yaml", kubelet(block, cgroup_root, eviction)),
         ("proxy.yaml", proxy(block, node)),
     ]
 }
@@ -41,7 +58,7 @@ fn containerd() -> String {
     )
 }
 
-fn kubelet(block: Block, cgroup_root: &str) -> String {
+fn kubelet(block: Block, cgroup_root: &str, eviction: &str) -> String {
     let dns = block.dns();
     format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1
@@ -63,7 +80,7 @@ tlsPrivateKeyFile: /etc/node/kubelet.key
 # Images come from archives, not from a registry: what is collected is gone.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-evictionHard: {{memory.available: 100Mi, nodefs.available: 1%, nodefs.inodesFree: 1%, imagefs.available: 1%}}
+evictionHard: {{memory.available: {eviction}, nodefs.available: 1%, nodefs.inodesFree: 1%, imagefs.available: 1%}}
 nodeStatusUpdateFrequency: 4s
 "
     )
