@@ -136,6 +136,9 @@ pub struct CheckCounts {
     pub unknown: u32,
     /// The node has nothing that they look at.
     pub not_applicable: u32,
+    /// The node's policy ignores them, whatever they found.
+    #[serde(default)]
+    pub ignored: u32,
 }
 
 /// Most findings in a status.

@@ -32,6 +32,8 @@ pub enum ConditionType {
     AgentAlive,
     /// MooncakeNode, written by the agent: every listed pool pod is served.
     PoolsServing,
+    /// MooncakeNodePolicy: no other of the same priority asks something else of a node that it selects.
+    Accepted,
     /// MooncakeNode, written by the agent: no check of the node fails. The reason is that of the worst
     /// finding, also where that is a warning.
     NodeHealthy,
@@ -51,6 +53,7 @@ impl ConditionType {
             Self::AgentAlive => "AgentAlive",
             Self::PoolsServing => "PoolsServing",
             Self::NodeHealthy => "NodeHealthy",
+            Self::Accepted => "Accepted",
         }
     }
 }

@@ -23,6 +23,7 @@ pub mod condition;
 pub mod inventory;
 pub mod names;
 pub mod node;
+pub mod policy;
 pub mod reason;
 
 pub use byte_size::ByteSize;
@@ -31,4 +32,5 @@ pub use cluster::{MooncakeCluster, MooncakeClusterSpec, MooncakeClusterStatus};
 pub use condition::{ConditionType, Finding, State};
 pub use inventory::{MooncakeInventory, MooncakeInventorySpec, MooncakeInventoryStatus};
 pub use node::{MooncakeNode, MooncakeNodeSpec, MooncakeNodeStatus};
+pub use policy::{MooncakeNodePolicy, MooncakeNodePolicySpec, MooncakeNodePolicyStatus};
 pub use reason::{Owner, Reason};

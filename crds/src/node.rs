@@ -11,6 +11,7 @@ use crate::ByteSize;
 use crate::check::{CheckCounts, CheckFinding};
 use crate::cluster::{NumaPolicy, PageSize};
 use crate::inventory::{NoGid, PortState};
+use crate::policy::PolicyInForce;
 
 /// One node's share in the pools. Named after the node and owned by it, by UID.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -67,6 +68,13 @@ use crate::inventory::{NoGid, PortState};
         description = "Why the node is or is not a member of a ComputeDomain, where it takes part in one"
     ),
     printcolumn(
+        name = "Policy",
+        type_ = "string",
+        json_path = ".spec.policy.name",
+        priority = 1,
+        description = "The MooncakeNodePolicy that holds on the node"
+    ),
+    printcolumn(
         name = "Age",
         type_ = "date",
         json_path = ".metadata.creationTimestamp",
@@ -112,6 +120,10 @@ pub struct MooncakeNodeSpec {
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["namespace".into(), "cluster".into()]))]
     pub domains: Vec<DomainMembership>,
+
+    /// The MooncakeNodePolicy that holds on this node; absent where none selects it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyInForce>,
 
     /// The agents to which this node's agent proves the way, again and again: the next ones on a ring
     /// of all nodes, the nearest first.

@@ -66,6 +66,8 @@ reasons! {
 
     /// The spec contradicts itself in a way that the API server cannot see.
     InvalidSpec, Cluster, "Change the spec as the message says.";
+    /// Another MooncakeNodePolicy of the same priority asks something else of the same node; the oldest of them holds there.
+    PolicyConflict, Cluster, "Give one of the policies another priority, or keep their node selectors apart.";
     /// No node matches a pool's node selector and tolerations.
     NoNodeMatches, Cluster, "Label a node as the pool's nodeSelector asks, or change the selector.";
     /// A pool pod cannot be scheduled; the message has the scheduler's own words.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
-use mooncake_crds::{MooncakeCluster, MooncakeInventory, MooncakeNode, Reason};
+use mooncake_crds::{MooncakeCluster, MooncakeInventory, MooncakeNode, MooncakeNodePolicy, Reason};
 use serde_json::Value;
 
 fn definitions() -> Vec<(&'static str, CustomResourceDefinition)> {
@@ -14,6 +14,7 @@ fn definitions() -> Vec<(&'static str, CustomResourceDefinition)> {
         ("mooncakeclusters.yaml", MooncakeCluster::crd()),
         ("mooncakenodes.yaml", MooncakeNode::crd()),
         ("mooncakeinventories.yaml", MooncakeInventory::crd()),
+        ("mooncakenodepolicies.yaml", MooncakeNodePolicy::crd()),
     ]
 }
 

@@ -29,6 +29,7 @@ pub mod page;
 mod partition_key;
 mod pci_link;
 mod peer_reachable;
+pub mod policy;
 mod port_active;
 mod port_gid;
 mod port_mtu;

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use crds::{MooncakeCluster, MooncakeNode, names};
+use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
@@ -43,6 +43,7 @@ pub struct Caches {
     pub clusters: Store<DeserializeGuard<MooncakeCluster>>,
     /// The MooncakeNodes.
     pub reports: Store<DeserializeGuard<MooncakeNode>>,
+    pub node_policies: Store<DeserializeGuard<MooncakeNodePolicy>>,
     pub nodes: Store<Node>,
     /// Pods of masters and pools.
     pub pods: Store<Pod>,
@@ -156,6 +157,12 @@ impl Caches {
                 prune::report,
                 trigger::of_report,
             ),
+            node_policies: watches.start(
+                Api::<DeserializeGuard<MooncakeNodePolicy>>::all(client.clone()),
+                every(),
+                prune::node_policy,
+                |_| vec![Trigger::Policies],
+            ),
             nodes: watches.start(
                 Api::<Node>::all(client.clone()),
                 every(),
@@ -226,6 +233,7 @@ impl Caches {
     pub async fn synced(&self) -> Result<(), reflector::store::WriterDropped> {
         self.clusters.wait_until_ready().await?;
         self.reports.wait_until_ready().await?;
+        self.node_policies.wait_until_ready().await?;
         self.nodes.wait_until_ready().await?;
         self.pods.wait_until_ready().await?;
         self.agents.wait_until_ready().await?;

@@ -27,6 +27,7 @@ pub mod health;
 pub mod lease;
 pub mod metrics;
 pub mod node;
+pub mod policy;
 pub mod run;
 pub mod sizing;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use kube::Client;
 use kube::runtime::reflector::ObjectRef;
+use kube::{Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,7 +22,7 @@ use crate::event::Events;
 use crate::health::{self, Health};
 use crate::lease::{self, Fence, Keeper};
 use crate::metrics::{self, Metrics};
-use crate::{admission, cluster, controller, domain, node};
+use crate::{admission, cluster, controller, domain, node, policy};
 
 /// Moves of one object within this are one reconcile.
 const CLUSTER_DEBOUNCE: Duration = Duration::from_millis(100);
@@ -236,7 +236,7 @@ impl Controllers {
                     Trigger::Node(node) | Trigger::Ring(node) => view::clusters_near(caches, node),
                     Trigger::Domain(uid) => view::clusters_of(caches, uid),
                     Trigger::Mnnvl(namespace) => view::clusters_in(caches, namespace),
-                    Trigger::NodesOf(_) | Trigger::Everything => Vec::new(),
+                    Trigger::NodesOf(_) | Trigger::Policies | Trigger::Everything => Vec::new(),
                 };
                 clusters
                     .iter()
@@ -269,6 +269,10 @@ impl Controllers {
                     }
                     Trigger::NodesOf(cluster) => caches.nodes_of(cluster),
                     Trigger::Domain(uid) => view::nodes_of(caches, uid),
+                    Trigger::Policies => {
+                        let nodes = caches.nodes.state();
+                        nodes.iter().map(|node| node.name_any()).collect()
+                    }
                     Trigger::Cluster(_) | Trigger::Mnnvl(_) | Trigger::Everything => {
                         BTreeSet::new()
                     }
@@ -287,8 +291,15 @@ impl Controllers {
             }),
             node::reconcile,
         );
+        let policies = policy::run(
+            client.clone(),
+            caches.clone(),
+            writer.clone(),
+            events(),
+            caches.subscribe(),
+        );
         let domains =
             domain::retire::run(client.clone(), caches.clone(), writer, caches.subscribe());
-        tokio::join!(clusters, nodes, domains);
+        tokio::join!(clusters, nodes, policies, domains);
     }
 }

@@ -115,7 +115,12 @@ async fn uninstall(product: &Product) -> anyhow::Result<()> {
     })
     .await?;
     let crds = stage.kubectl(["get", "crds", "-o", "name"]).await?;
-    for kept in ["mooncakeclusters", "mooncakenodes", "mooncakeinventories"] {
+    for kept in [
+        "mooncakeclusters",
+        "mooncakenodes",
+        "mooncakeinventories",
+        "mooncakenodepolicies",
+    ] {
         ensure!(crds.contains(kept), "{kept} went: {crds}");
     }
     Ok(())

@@ -16,6 +16,7 @@ use super::assignments::Assignments;
 use super::hardware;
 use super::proof::{Ways, way};
 use super::report::Board;
+use crate::checks::policy::govern;
 use crate::checks::steady::{Health, Moment, Steady, Told};
 use crate::checks::{CATALOG, Judged, Way, World, host_readable, judge};
 use crate::host::Facts;
@@ -50,7 +51,8 @@ pub(crate) async fn keep(
                 wall: Timestamp::now(),
             };
             let round = round(facts.as_deref(), &spec, &tried, unseen);
-            board.set_health(steady.note(&round, now));
+            let health = steady.note(&round, now);
+            board.set_health(govern(health, &round, spec.policy.as_ref()));
         }
         // What is to be told later is told by a later look, of which there is one every few seconds.
         tokio::select! {
@@ -157,10 +159,14 @@ fn summary(counts: &CheckCounts) -> String {
         .map(|(count, word)| format!("{count} {word}"))
         .collect();
     let looked = counts.passed + counts.failed + counts.unknown + counts.warned;
+    let ignored = match counts.ignored {
+        0 => String::new(),
+        ignored => format!(", {ignored} ignored by policy"),
+    };
     if told.is_empty() {
-        format!("{looked} checks passed")
+        format!("{looked} checks passed{ignored}")
     } else {
-        format!("of {looked} checks {}", told.join(", "))
+        format!("of {looked} checks {}{ignored}", told.join(", "))
     }
 }
 
@@ -171,11 +177,45 @@ fn short(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crds::State;
+    use crds::{CheckId, State};
 
     use super::*;
     use crate::host::Host;
     use crate::host::recording::Recording;
+
+    #[test]
+    fn a_policy_decides_whether_a_finding_makes_the_node_unhealthy_and_nothing_stays_of_it() {
+        use crds::policy::{CheckAction, CheckRule, PolicyInForce};
+        let text = "[proc/sys/net/ipv4]\nip_local_port_range = 60000\t60099";
+        let facts = Host::recorded(Recording::parse(text).unwrap()).facts();
+        let spec = MooncakeNodeSpec::default();
+        let mut steady = Steady::default();
+        let mut told = |action: Option<CheckAction>, second: u64| {
+            let policy = action.map(|action| PolicyInForce {
+                name: "p".to_owned(),
+                checks: vec![CheckRule {
+                    id: CheckId::EphemeralPorts,
+                    action,
+                }],
+            });
+            let now = Moment {
+                up: Duration::from_secs(second),
+                wall: Timestamp::UNIX_EPOCH,
+            };
+            let round = round(Some(&facts), &spec, &[], false);
+            let health = steady.note(&round, now);
+            let health = govern(health, &round, policy.as_ref());
+            let said = condition(&health);
+            (said.state, said.reason, said.message.contains("1 ignored"))
+        };
+        let low = Reason::EphemeralPortsLow;
+        assert_eq!(told(None, 0), (State::False, low, false));
+        assert_eq!(told(Some(CheckAction::Warn), 1), (State::True, low, false));
+        let (state, reason, ignored) = told(Some(CheckAction::Ignore), 2);
+        assert_eq!((state, ignored), (State::True, true));
+        assert_ne!(reason, low);
+        assert_eq!(told(None, 3), (State::False, low, false));
+    }
 
     #[test]
     fn a_node_that_nobody_has_seen_of_late_is_not_healthy_and_is_when_it_is_seen() {

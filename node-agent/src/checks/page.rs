@@ -14,7 +14,8 @@ pub fn page() -> String {
          the first time below, its end when it has held for the second; what begins three times in ten \
          minutes must be away for five. \
          `Fail`: something that the node has cannot be used. `Warn`: it works, and is slower or nearer to \
-         its end than it should be. `Unknown`: it could not be told for half a minute.\n\n\
+         its end than it should be. `Unknown`: it could not be told for half a minute. A \
+         [MooncakeNodePolicy](policy.md) has a check warn at most, or be ignored.\n\n\
          This page is written from `crds/src/check.rs` and `node-agent/src/checks.rs`.\n\n\
          | Check | what holds where it passes | what it can find | told after, gone after | seed rows |\n\
          |---|---|---|---|---|\n",

@@ -141,14 +141,11 @@ impl Steady {
     }
 
     fn health(&self, round: &[Judged]) -> Health {
-        let mut worst: BTreeMap<CheckId, Verdict> = BTreeMap::new();
         let mut told = Vec::new();
         for ((check, subject), entry) in &self.0 {
             let Some((trouble, since)) = &entry.told else {
                 continue;
             };
-            let known = worst.entry(*check).or_insert(trouble.verdict);
-            *known = (*known).min(trouble.verdict);
             told.push(Told {
                 check: *check,
                 subject: subject.clone(),
@@ -157,7 +154,23 @@ impl Steady {
                 flaps: entry.turns.len() >= FLAP_TURNS,
             });
         }
-        told.sort_by_key(|told| told.trouble.verdict);
+        Health::of(round, told)
+    }
+}
+
+impl Health {
+    /// What is told, in order, and how each check of the round counts by it.
+    pub(super) fn of(round: &[Judged], mut told: Vec<Told>) -> Self {
+        told.sort_by(|one, other| {
+            let place = |told: &Told| (told.trouble.verdict, told.check);
+            let order = place(one).cmp(&place(other));
+            order.then_with(|| one.subject.cmp(&other.subject))
+        });
+        let mut worst: BTreeMap<CheckId, Verdict> = BTreeMap::new();
+        for told in &told {
+            let known = worst.entry(told.check).or_insert(told.trouble.verdict);
+            *known = (*known).min(told.trouble.verdict);
+        }
         let mut counts = CheckCounts::default();
         for judged in round {
             let count = match worst.get(&judged.check) {
@@ -169,7 +182,7 @@ impl Steady {
             };
             *count += 1;
         }
-        Health { counts, told }
+        Self { counts, told }
     }
 }
 

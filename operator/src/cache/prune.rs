@@ -1,12 +1,11 @@
 //! What is dropped from objects before they are kept: everything that nobody reads.
 
-use crds::{MooncakeCluster, MooncakeNode, names};
+use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
 use k8s_openapi::api::core::v1::{Container, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
 use kube::ResourceExt;
 use kube::core::DeserializeGuard;
 
 use crate::cluster::desired::pool;
-use crate::domain::objects::LABEL_DOMAIN;
 
 pub(crate) fn managed_fields<K: ResourceExt>(object: &mut K) {
     object.managed_fields_mut().clear();
@@ -27,10 +26,15 @@ pub(super) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
     }
 }
 
+pub(super) fn node_policy(object: &mut DeserializeGuard<MooncakeNodePolicy>) {
+    managed_fields(object);
+    object.annotations_mut().clear();
+}
+
+/// Its labels stay: policies select by any of them.
 pub(super) fn node(node: &mut Node) {
     managed_fields(node);
     node.annotations_mut().clear();
-    node.labels_mut().retain(|key, _| key == LABEL_DOMAIN);
     node.spec = Some(NodeSpec::default());
     node.status = node.status.take().map(|status| NodeStatus {
         conditions: status

@@ -25,6 +25,8 @@ pub enum Trigger {
     Domain(String),
     /// The clusters of that namespace that want a ComputeDomain.
     Mnnvl(String),
+    /// A policy moved, which may concern every node.
+    Policies,
     Everything,
 }
 

@@ -26,6 +26,9 @@ pub struct Node {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     pub conditions: Vec<Condition>,
+    /// The MooncakeNodePolicy that holds there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
     /// How many checks ended how.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckCounts>,
@@ -86,6 +89,9 @@ pub fn node(
         domains: node
             .map(|node| node.spec.domains.clone())
             .unwrap_or_default(),
+        policy: node
+            .and_then(|node| node.spec.policy.as_ref())
+            .map(|policy| policy.name.clone()),
         conditions: status.conditions,
         checks: status.checks,
         findings,
@@ -153,6 +159,9 @@ impl Node {
         if let Some(agent) = &self.agent {
             head.push(format!("agent {agent}"));
         }
+        if let Some(policy) = &self.policy {
+            head.push(format!("policy {policy}"));
+        }
         if let Some(inventory) = &self.inventory {
             let kernel = &inventory.kernel;
             head.extend(kernel.distribution.clone());
@@ -201,8 +210,12 @@ impl Node {
             &rows,
         );
         let Some(counts) = self.checks else { return };
+        let ignored = match (counts.ignored, &self.policy) {
+            (0, _) | (_, None) => String::new(),
+            (ignored, Some(policy)) => format!(", {ignored} are ignored by policy {policy}"),
+        };
         page.line([format!(
-            "Checks: {} passed, {} failed, {} warn, {} could not tell, {} have nothing to look at",
+            "Checks: {} passed, {} failed, {} warn, {} could not tell, {} have nothing to look at{ignored}",
             counts.passed, counts.failed, counts.warned, counts.unknown, counts.not_applicable
         )
         .into()]);

@@ -37,7 +37,9 @@ pub async fn run(
         tokio::time::sleep(pause).await;
         loop {
             match triggers.recv().await {
-                Ok(Trigger::Node(_) | Trigger::Ring(_) | Trigger::NodesOf(_)) => {}
+                Ok(
+                    Trigger::Node(_) | Trigger::Ring(_) | Trigger::NodesOf(_) | Trigger::Policies,
+                ) => {}
                 Ok(_) | Err(RecvError::Lagged(_)) => break,
                 Err(RecvError::Closed) => return,
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crds::cluster::MooncakeCluster;
 use crds::node::DomainMembership;
+use crds::policy::PolicyInForce;
 use crds::{MooncakeNode, names};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -16,6 +17,7 @@ use crate::cache::{Caches, ClusterName};
 use crate::cluster::observe::{is_over, owner, ready_master};
 use crate::domain::view;
 use crate::node::ring::Neighbours;
+use crate::policy;
 
 /// One node as the caches show it.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +34,8 @@ pub struct Observed {
     pub pools: Vec<PoolPod>,
     /// The ComputeDomains in which the node takes part; `None`: nobody knows yet.
     pub domains: Option<Vec<DomainMembership>>,
+    /// The policy that is to hold on the node.
+    pub policy: Option<PolicyInForce>,
     /// The agents that prove the way to this node's, and that it proves the way to.
     pub neighbours: Neighbours,
 }
@@ -90,6 +94,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         .collect();
     pools.sort_by_key(|pool| pool.pod.uid());
     let neighbours = neighbours(caches, &name, report.as_ref());
+    let policy = policy::of_node(caches, node, report.as_ref());
     Some(Observed {
         uid: node.uid()?,
         boot_id: status
@@ -109,6 +114,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         agents: caches.agents_on.of(&name),
         pools,
         domains: view::of_node(caches, node),
+        policy,
         neighbours,
         name,
     })

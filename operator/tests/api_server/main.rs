@@ -3,6 +3,7 @@
 
 mod cli;
 mod domains;
+mod policies;
 mod scale;
 mod server;
 mod world;
@@ -427,4 +428,22 @@ async fn cli_tells_a_healthy_installation_from_a_broken_one_and_what_it_may_not_
     cli::healthy(&server).await?;
     cli::tenant(&server).await?;
     cli::broken(&server, &world).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn a_policy_holds_where_it_selects_and_conflicts_are_told_by_both() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    policies::wrong_ones_are_refused(&server.client).await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    policies::hold_and_conflict(&world).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn no_role_of_a_tenants_reaches_a_policy() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    world::install_crds(&server.client).await?;
+    policies::are_beyond_tenants(&server).await
 }

@@ -47,7 +47,7 @@ impl Server {
         let folder = tempfile::tempdir()?;
         let [etcd, peer, api] = free_ports()?;
         let mut server = Self {
-            client: client(api)?,
+            client: client(api, TOKEN)?,
             port: api,
             parts: Vec::new(),
             folder,
@@ -94,6 +94,11 @@ impl Server {
         )?;
         server.answers().await?;
         Ok(server)
+    }
+
+    /// As the tenant.
+    pub(crate) fn tenant(&self) -> anyhow::Result<Client> {
+        client(self.port, TENANT_TOKEN)
     }
 
     /// Path of a kubeconfig: the administrator's, or the tenant's.
@@ -165,12 +170,12 @@ impl Server {
     }
 }
 
-fn client(port: u16) -> anyhow::Result<Client> {
+fn client(port: u16, token: &str) -> anyhow::Result<Client> {
     let mut config = Config::new(format!("https://127.0.0.1:{port}").parse()?);
     // Its certificate is of its own making, in a folder that nobody else reads.
     config.accept_invalid_certs = true;
     config.auth_info = AuthInfo {
-        token: Some(TOKEN.to_owned().into()),
+        token: Some(token.to_owned().into()),
         ..AuthInfo::default()
     };
     Ok(Client::try_from(config)?)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use crds::{MooncakeCluster, MooncakeNode, Reason};
+use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, Reason};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
@@ -44,7 +44,11 @@ impl Drop for World {
 }
 
 pub(crate) async fn install_crds(client: &Client) -> anyhow::Result<()> {
-    for crd in [MooncakeCluster::crd(), MooncakeNode::crd()] {
+    for crd in [
+        MooncakeCluster::crd(),
+        MooncakeNode::crd(),
+        MooncakeNodePolicy::crd(),
+    ] {
         install_crd(client, crd).await?;
     }
     Ok(())
@@ -228,6 +232,10 @@ impl World {
             self.api::<Pod>()
                 .patch(&pool_name(node), &merge, &patch)
                 .await?;
+        }
+        let policies = self.cluster_wide::<MooncakeNodePolicy>();
+        for policy in policies.list_metadata(&ListParams::default()).await? {
+            policies.patch(&policy.name_any(), &merge, &patch).await?;
         }
         Ok(())
     }

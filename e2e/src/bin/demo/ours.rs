@@ -18,10 +18,11 @@ const LABEL: &str = "mooncake.io/made-by=demo";
 const PRIVILEGED: &str = "pod-security.kubernetes.io/enforce=privileged";
 /// On the release's namespace: the CRDs were not there before, so `down` removes them too.
 const CRDS_ARE_OURS: &str = "mooncake.io/demo-brought-crds";
-const CRDS: [&str; 3] = [
+const CRDS: [&str; 4] = [
     "mooncakeclusters.mooncake.io",
     "mooncakenodes.mooncake.io",
     "mooncakeinventories.mooncake.io",
+    "mooncakenodepolicies.mooncake.io",
 ];
 
 /// Says what will be made in a user's cluster, and asks.
@@ -32,9 +33,10 @@ pub(crate) fn ask(target: &Target, images: &[Image], registry: Option<&str>) -> 
         "In {}, this will make:
   namespace {system}: Helm release {release}
     2 operator pods, one privileged agent pod on every node, a webhook for labelled pods,
-    3 CRDs, 2 ValidatingAdmissionPolicies, a PriorityClass, ClusterRoles
+    {} CRDs, 2 ValidatingAdmissionPolicies, a PriorityClass, ClusterRoles
   namespace {NAMESPACE}: a MooncakeCluster with 1Gi on every schedulable node, and two pods",
-        target.name
+        target.name,
+        CRDS.len(),
     );
     for image in images {
         match registry {

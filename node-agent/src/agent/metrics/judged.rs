@@ -31,6 +31,7 @@ pub(super) fn register(registry: &mut Registry, health: Option<&Health>) {
             ("Fail", counts.failed),
             ("Unknown", counts.unknown),
             ("NotApplicable", counts.not_applicable),
+            ("Ignored", counts.ignored),
         ] {
             checks
                 .get_or_create(&ByVerdict { verdict })

@@ -44,6 +44,7 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
             node_uid: "node".to_owned(),
             boot_id: "boot".to_owned(),
             domains: Vec::new(),
+            policy: None,
             probes: Vec::new(),
             probers: Vec::new(),
             pools: serde_yaml_ng::from_str(&format!(

@@ -48,6 +48,7 @@ fn spec(count: usize) -> MooncakeNodeSpec {
         domains: Vec::new(),
         probes: Vec::new(),
         probers: Vec::new(),
+        policy: None,
         node_uid: "node".to_owned(),
         boot_id: "boot".to_owned(),
         pools: (0..count).map(assignment).collect(),

@@ -1,0 +1,189 @@
+//! MooncakeNodePolicy: how nodes are judged, as an administrator wants it. Node-wide power stands
+//! nowhere else: no tenant's role reaches it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::check::CheckId;
+
+/// Cluster-scoped, an administrator's object.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "mooncake.io",
+    version = "v1alpha1",
+    kind = "MooncakeNodePolicy",
+    plural = "mooncakenodepolicies",
+    status = "MooncakeNodePolicyStatus",
+    derive = "PartialEq",
+    shortname = "mnp",
+    category = "mooncake",
+    doc = "How nodes are judged. Of all policies that select a node the one of the highest priority holds there, and no other.",
+    printcolumn(
+        name = "Priority",
+        type_ = "integer",
+        json_path = ".spec.priority",
+        description = "The highest holds"
+    ),
+    printcolumn(
+        name = "Selected",
+        type_ = "integer",
+        json_path = ".status.selected",
+        description = "Nodes that it selects"
+    ),
+    printcolumn(
+        name = "Holds",
+        type_ = "integer",
+        json_path = ".status.holds",
+        description = "Nodes on which it holds"
+    ),
+    printcolumn(
+        name = "Accepted",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Accepted')].status",
+        description = "No policy of the same priority asks something else of the same node"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Accepted')].reason",
+        description = "Why it is or is not Accepted"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "Since creation"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Accepted')].message",
+        priority = 1,
+        description = "The reason in words"
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MooncakeNodePolicySpec {
+    /// Labels of the nodes that it selects. Empty: every node.
+    #[serde(default)]
+    #[schemars(extend("maxProperties" = 16))]
+    #[x_kube(
+        validation = Rule::new("self.all(key, size(key) > 0 && size(key) <= 317 && size(self[key]) <= 63)").message("nodeSelector must have label keys of at most 317 and values of at most 63 characters: no node can carry others")
+    )]
+    pub node_selector: BTreeMap<String, String>,
+
+    /// Of the policies that select a node the one of the highest priority holds, as a whole. Of several
+    /// with the same priority that ask different things the oldest holds, and all of them say so.
+    #[serde(default)]
+    #[schemars(range(min = -1000, max = 1000))]
+    pub priority: i32,
+
+    /// What becomes of the findings of checks; what is not listed is enforced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    pub checks: Vec<CheckRule>,
+}
+
+/// What becomes of one check's findings.
+#[derive(
+    KubeSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CheckRule {
+    /// The check; docs/checks.md tells what each looks at.
+    pub id: CheckId,
+    /// What becomes of what it finds.
+    pub action: CheckAction,
+}
+
+/// What becomes of a finding.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum CheckAction {
+    /// It counts as the check says: where it fails the node is not healthy.
+    Enforce,
+    /// It is told, but never as worse than a warning: the node stays healthy.
+    Warn,
+    /// It is neither told nor counted; the check counts as ignored.
+    Ignore,
+}
+
+/// What follows from the policy for the nodes.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MooncakeNodePolicyStatus {
+    /// Generation of the spec that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Nodes that it selects.
+    #[serde(default)]
+    pub selected: u32,
+    /// Nodes on which it holds; on the others one of a higher priority does, or an older one of the same.
+    #[serde(default)]
+    pub holds: u32,
+    /// Accepted.
+    #[serde(default)]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// The policy that holds on a node, as its MooncakeNode has it.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyInForce {
+    /// Name of the MooncakeNodePolicy.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// What becomes of the findings of checks; what is not listed is enforced.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "understood"
+    )]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    pub checks: Vec<CheckRule>,
+}
+
+impl PolicyInForce {
+    /// What becomes of what that check finds.
+    pub fn action(&self, check: CheckId) -> CheckAction {
+        let rule = self.checks.iter().find(|rule| rule.id == check);
+        rule.map_or(CheckAction::Enforce, |rule| rule.action)
+    }
+}
+
+/// While a release is rolled out, an operator of the new one names what agents of the old one do not
+/// know: they do without, and read the rest.
+fn understood<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Vec<T>, D::Error> {
+    let entries = Vec::<serde_json::Value>::deserialize(from)?;
+    let known = entries
+        .into_iter()
+        .filter_map(|entry| serde_json::from_value(entry).ok());
+    Ok(known.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_later_release_names_is_left_out_and_the_rest_is_read() {
+        let text = r#"{"name": "p", "checks": [
+            {"id": "OfTheNextRelease", "action": "Warn"},
+            {"id": "MapCount", "action": "Warn"},
+            {"id": "RdmaCm", "action": "Praise"}
+        ]}"#;
+        let read: PolicyInForce = serde_json::from_str(text).unwrap();
+        assert_eq!(read.checks.len(), 1);
+        assert_eq!(read.action(CheckId::MapCount), CheckAction::Warn);
+        assert_eq!(read.action(CheckId::RdmaCm), CheckAction::Enforce);
+    }
+}
