@@ -49,6 +49,8 @@ checks! {
     DeviceReadable, ["S03"];
     /// A process has ports enough to connect from.
     EphemeralPorts, ["S17"];
+    /// What a policy lets the agent set right could be set right, and stays so.
+    Fixes, [];
     /// Where a GPU and an RDMA device are, the device can reach the GPU's memory.
     GpuDirect, ["S27", "S28"];
     /// The RDMA device nearest to each GPU can be used.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::ByteSize;
 use crate::check::{CheckCounts, CheckFinding};
 use crate::cluster::{NumaPolicy, PageSize};
+use crate::fix::FixReport;
 use crate::inventory::{NoGid, PortState};
 use crate::policy::PolicyInForce;
 
@@ -294,6 +295,12 @@ pub struct MooncakeNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 24))]
     pub findings: Vec<CheckFinding>,
+    /// What the agent has set right, would set right or cannot, as the policy asks; what is in order has
+    /// no entry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    pub fixes: Vec<FixReport>,
     /// One entry for each listed pool pod, and for a refused one.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]

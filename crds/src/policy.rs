@@ -1,4 +1,4 @@
-//! MooncakeNodePolicy: how nodes are judged, as an administrator wants it. Node-wide power stands
+//! MooncakeNodePolicy: how nodes are judged and what may be set right on them, as an administrator wants it. Node-wide power stands
 //! nowhere else: no tenant's role reaches it.
 
 use std::collections::BTreeMap;
@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::check::CheckId;
+use crate::fix::{FixId, FixMode};
 
 /// Cluster-scoped, an administrator's object.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,7 +23,7 @@ use crate::check::CheckId;
     derive = "PartialEq",
     shortname = "mnp",
     category = "mooncake",
-    doc = "How nodes are judged. Of all policies that select a node the one of the highest priority holds there, and no other.",
+    doc = "How nodes are judged, and what may be set right on them. Of all policies that select a node the one of the highest priority holds there, and no other.",
     printcolumn(
         name = "Priority",
         type_ = "integer",
@@ -88,6 +89,24 @@ pub struct MooncakeNodePolicySpec {
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub checks: Vec<CheckRule>,
+
+    /// What agents may set right on the nodes; what is not listed is left as it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    pub fixes: Vec<FixRule>,
+}
+
+/// One thing that may be set right.
+#[derive(
+    KubeSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FixRule {
+    /// The fix; docs/policy.md tells what each does.
+    pub id: FixId,
+    /// How far the agent may go.
+    pub mode: FixMode,
 }
 
 /// What becomes of one check's findings.
@@ -150,9 +169,24 @@ pub struct PolicyInForce {
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub checks: Vec<CheckRule>,
+    /// What the agent may set right; what is not listed is left as it is.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "understood"
+    )]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    pub fixes: Vec<FixRule>,
 }
 
 impl PolicyInForce {
+    /// How far the agent may go with that fix.
+    pub fn mode(&self, fix: FixId) -> Option<FixMode> {
+        let rule = self.fixes.iter().find(|rule| rule.id == fix);
+        rule.map(|rule| rule.mode)
+    }
+
     /// What becomes of what that check finds.
     pub fn action(&self, check: CheckId) -> CheckAction {
         let rule = self.checks.iter().find(|rule| rule.id == check);

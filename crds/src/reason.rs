@@ -245,6 +245,16 @@ reasons! {
     HostImexConfigured, Node, "Stop and disable nvidia-imex.service, and remove /etc/nvidia-imex/nodes_config.cfg.";
     /// A check of the agent broke off: a fault of the agent's, not of the node's.
     CheckBroken, Engine, "Report it with the message and a recording (agent record).";
+    /// The agent would set something right on the node, and the policy has it shown only.
+    FixProposed, Cluster, "Set the fix's mode to Apply in the MooncakeNodePolicy, or do it by hand.";
+    /// The agent has set something right on the node, as the policy asks.
+    FixApplied, Cluster, "Nothing to do; it is undone when the policy no longer asks for it.";
+    /// A fix is no more: the policy no longer asks for it, or the node is in order without it.
+    FixEnded, Cluster, "Nothing to do.";
+    /// The node refuses a fix that the policy asks for.
+    FixRefused, Node, "See the error in the message: do it by hand on the node, or remove the fix from the MooncakeNodePolicy.";
+    /// What the agent has set right was set back by somebody else; it is set right again once a minute.
+    FixSetBack, Node, "Find who sets it back (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.";
     /// A peer could not be reached.
     PeerUnreachable, Fabric, "Check the named address, port and the NetworkPolicies between.";
 }

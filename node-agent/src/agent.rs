@@ -7,6 +7,7 @@ mod assignments;
 mod census;
 mod claim;
 pub mod describe;
+mod fixing;
 mod fleet;
 pub mod hardware;
 mod health;

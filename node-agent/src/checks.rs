@@ -7,14 +7,15 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crds::node::{DomainMembership, PoolAssignment};
-use crds::{CheckId, Reason, Verdict};
+use crds::{CheckId, FixReport, Reason, Verdict};
 
 use crate::host::Facts;
 
 mod device_answers;
 mod device_file;
 mod device_readable;
-mod ephemeral_ports;
+pub(crate) mod ephemeral_ports;
+mod fixes;
 mod gpu_direct;
 mod gpu_rail;
 pub(crate) mod host_readable;
@@ -22,7 +23,7 @@ mod hugepages;
 mod hugepages_per_numa;
 mod imex;
 mod kernel_log;
-mod map_count;
+pub(crate) mod map_count;
 mod memlock;
 mod modules;
 pub mod page;
@@ -47,6 +48,7 @@ pub const CATALOG: &[Check] = &[
     device_file::CHECK,
     device_readable::CHECK,
     ephemeral_ports::CHECK,
+    fixes::CHECK,
     gpu_direct::CHECK,
     gpu_rail::CHECK,
     host_readable::CHECK,
@@ -79,6 +81,8 @@ pub struct World<'a> {
     pub domains: &'a [DomainMembership],
     /// The ways to other nodes that were tried.
     pub ways: &'a [Way],
+    /// What is said of what the agent was to set right.
+    pub fixes: &'a [FixReport],
 }
 
 /// How the way to the agent of another node stands.
@@ -97,6 +101,7 @@ impl<'a> World<'a> {
             pools: &[],
             domains: &[],
             ways: &[],
+            fixes: &[],
         }
     }
 }
@@ -190,6 +195,16 @@ impl Judged {
 /// Asks every check of a catalogue.
 pub fn judge(catalog: &[Check], world: &World<'_>) -> Vec<Judged> {
     catalog.iter().map(|check| ask(check, world)).collect()
+}
+
+/// True where a check finds that cause on a node of which nothing is wanted.
+pub(crate) fn finds(reason: Reason, facts: &Facts) -> bool {
+    let world = World::idle(facts);
+    let mut asked = CATALOG
+        .iter()
+        .filter(|check| check.reasons.contains(&reason))
+        .flat_map(|check| ask(check, &world).said);
+    asked.any(|said| said.trouble.is_some_and(|trouble| trouble.reason == reason))
 }
 
 /// A check that breaks off is asked again in the next round, and the others are asked in this one.

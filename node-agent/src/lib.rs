@@ -13,6 +13,7 @@
 
 pub mod agent;
 pub mod checks;
+pub mod fixes;
 pub mod gate;
 pub mod handover;
 pub mod host;

@@ -59,6 +59,25 @@ impl Events {
         self.publish(writer, &about, &event).await;
     }
 
+    /// Tells of something that was done as somebody asked.
+    pub async fn note(
+        &self,
+        writer: &Writer,
+        about: ObjectReference,
+        reason: Reason,
+        action: &str,
+        note: String,
+    ) {
+        let event = Event {
+            type_: EventType::Normal,
+            reason: reason.as_str().to_owned(),
+            note: Some(note),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        self.publish(writer, &about, &event).await;
+    }
+
     async fn publish(&self, writer: &Writer, about: &ObjectReference, event: &Event) {
         let written = self.recorder.publish(event, about);
         if let Err(error) = writer.bounded("event", &event.reason, written).await {

@@ -48,6 +48,8 @@ pub struct Context {
     pub away: lost::Silence,
     /// What agents said of their nodes.
     pub words: news::LastWords,
+    /// What agents said of what they set right.
+    pub fixes: news::LastFixes,
 }
 
 /// Why a reconcile ended early.
@@ -134,6 +136,7 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
             .await;
     }
     tell_health(&object, old, context).await;
+    tell_fixes(&object, context).await;
     // By the clock alone: nothing moves when the time is up.
     let silent = is_silent(&observed).then_some(lost::LOOK);
     let grace = away.and_then(|away| alive::AWAY.checked_sub(away));
@@ -158,6 +161,22 @@ async fn tell_health(object: &MooncakeNode, stands: &[Condition], context: &Cont
     events
         .transitions(&context.writer, about, &before, &now)
         .await;
+}
+
+/// One Event for each change of what the agent sets right.
+async fn tell_fixes(object: &MooncakeNode, context: &Context) {
+    let nodes = context.caches.nodes.len();
+    let said = object.status.as_ref().map_or(&[][..], |said| &said.fixes);
+    for (reason, note) in context.fixes.note(&object.name_any(), said, nodes) {
+        let about = object.object_ref(&());
+        let (events, writer) = (&context.events, &context.writer);
+        match reason {
+            Reason::FixRefused | Reason::FixSetBack => {
+                events.warn(writer, about, reason, "Fix", note).await;
+            }
+            _ => events.note(writer, about, reason, "Fix", note).await,
+        }
+    }
 }
 
 /// What follows from it is no news of its own.

@@ -288,6 +288,7 @@ impl Controllers {
                 silence: node::lost::Silence::default(),
                 away: node::lost::Silence::default(),
                 words: node::news::LastWords::default(),
+                fixes: node::news::LastFixes::default(),
             }),
             node::reconcile,
         );

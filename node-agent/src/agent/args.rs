@@ -33,6 +33,13 @@ pub enum Command {
         #[arg(long)]
         silent: Vec<String>,
     },
+    /// Changes settings of the node, or loads modules, and tells what came of each. A part of the worker.
+    Fix {
+        /// The changes, as JSON.
+        changes: String,
+        #[command(flatten)]
+        node: NodeArgs,
+    },
     /// Records the files that facts are read from into one text, without what names this machine.
     Record {
         /// The file to write.
@@ -91,7 +98,8 @@ pub struct Settings {
     /// Namespace of the agent's pod.
     #[arg(long, env = "POD_NAMESPACE")]
     pub pod_namespace: String,
-    /// Folder of the node that outlives agents: the lock, and the key that seals records.
+    /// Folder of the node that outlives agents: the lock, the key that seals records, and what stood
+    /// before fixes.
     #[arg(
         long,
         env = "STATE_DIR",

@@ -1,4 +1,5 @@
-//! The commands that tell what a node is: `facts`, `record`, `inventory` and `checks`.
+//! The commands that tell what a node is: `facts`, `record`, `inventory` and `checks`; and `fix`, which
+//! changes it.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,6 +10,8 @@ use crds::Verdict;
 use super::hardware::PATIENCE;
 use super::inventory::inventory as of;
 use crate::checks::{CATALOG, Judged, World, judge, table};
+use crate::fixes::hand;
+use crate::fixes::plan::Change;
 use crate::host::recording::Recording;
 use crate::host::round::{self, Node};
 use crate::host::scrub::Scrub;
@@ -27,6 +30,17 @@ pub fn facts(node: &Node, silent: Vec<String>) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(&line)?;
     out.flush()?;
+    Ok(())
+}
+
+/// Carries out the changes, and writes what came of each as one line.
+///
+/// # Errors
+/// If the changes are none, or nobody reads the line.
+pub fn fix(node: &Node, changes: &str) -> anyhow::Result<()> {
+    let changes: Vec<Change> = serde_json::from_str(changes).context("reading the changes")?;
+    let outcomes = hand::carry_out(node, &changes);
+    println!("{}", serde_json::to_string(&outcomes)?);
     Ok(())
 }
 

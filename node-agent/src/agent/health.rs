@@ -6,16 +6,16 @@ use std::time::Duration;
 use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT};
 use crds::condition::{ConditionType, Finding};
 use crds::reason::Reason;
-use crds::{MooncakeNodeSpec, Verdict};
+use crds::{FixReport, MooncakeNodeSpec, Verdict};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::assignments::Assignments;
-use super::hardware;
 use super::proof::{Ways, way};
 use super::report::Board;
+use super::{fixing, hardware};
 use crate::checks::policy::govern;
 use crate::checks::steady::{Health, Moment, Steady, Told};
 use crate::checks::{CATALOG, Judged, Way, World, host_readable, judge};
@@ -34,6 +34,7 @@ pub(crate) async fn keep(
     mut known: hardware::Known,
     mut assigned: watch::Receiver<Assignments>,
     mut ways: watch::Receiver<Ways>,
+    mut fixes: fixing::Said,
     board: Board,
 ) {
     let began = Instant::now();
@@ -43,6 +44,7 @@ pub(crate) async fn keep(
         let facts = known.borrow_and_update().clone();
         let node = assigned.borrow_and_update().node.clone();
         let tried = tried(&ways.borrow_and_update());
+        let fixes_said = fixes.borrow_and_update().clone();
         let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
         let unseen = seen.elapsed() >= UNSEEN;
         if facts.is_some() || unseen {
@@ -50,7 +52,7 @@ pub(crate) async fn keep(
                 up: began.elapsed(),
                 wall: Timestamp::now(),
             };
-            let round = round(facts.as_deref(), &spec, &tried, unseen);
+            let round = round(facts.as_deref(), &spec, (&tried, &fixes_said), unseen);
             let health = steady.note(&round, now);
             board.set_health(govern(health, &round, spec.policy.as_ref()));
         }
@@ -62,6 +64,7 @@ pub(crate) async fn keep(
             },
             changed = assigned.changed() => if changed.is_err() { return },
             changed = ways.changed() => if changed.is_err() { return },
+            changed = fixes.changed() => if changed.is_err() { return },
             () = tokio::time::sleep_until(seen + UNSEEN), if !unseen => {}
         }
     }
@@ -85,7 +88,7 @@ fn tried(ways: &Ways) -> Vec<Way> {
 fn round(
     facts: Option<&Facts>,
     spec: &MooncakeNodeSpec,
-    ways: &[Way],
+    (ways, fixes): (&[Way], &[FixReport]),
     unseen: bool,
 ) -> Vec<Judged> {
     let world = facts.map(|facts| World {
@@ -93,6 +96,7 @@ fn round(
         pools: &spec.pools,
         domains: &spec.domains,
         ways,
+        fixes,
     });
     let mut round = world.map_or_else(Vec::new, |world| judge(CATALOG, &world));
     if unseen {
@@ -197,12 +201,13 @@ mod tests {
                     id: CheckId::EphemeralPorts,
                     action,
                 }],
+                ..PolicyInForce::default()
             });
             let now = Moment {
                 up: Duration::from_secs(second),
                 wall: Timestamp::UNIX_EPOCH,
             };
-            let round = round(Some(&facts), &spec, &[], false);
+            let round = round(Some(&facts), &spec, (&[], &[]), false);
             let health = steady.note(&round, now);
             let health = govern(health, &round, policy.as_ref());
             let said = condition(&health);
@@ -228,7 +233,7 @@ mod tests {
                 up: Duration::from_secs(second),
                 wall: Timestamp::UNIX_EPOCH,
             };
-            let health = steady.note(&round(facts, &spec, &[], unseen), now);
+            let health = steady.note(&round(facts, &spec, (&[], &[]), unseen), now);
             let said = condition(&health);
             (said.state, said.reason)
         };

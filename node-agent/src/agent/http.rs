@@ -97,7 +97,12 @@ async fn scrape(State(face): State<Face>, headers: HeaderMap) -> impl IntoRespon
         Worth::Allowed => {}
     }
     let health = face.board.health();
-    let text = metrics::render(&face.board.shown(), &face.ways.borrow(), health.as_ref());
+    let fixes = face.board.fixes().unwrap_or_default();
+    let word = metrics::Word {
+        health: health.as_ref(),
+        fixes: &fixes,
+    };
+    let text = metrics::render(&face.board.shown(), &face.ways.borrow(), &word);
     match text {
         Ok(text) => (
             StatusCode::OK,

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
+use crds::FixReport;
 use engine::{Ended, PeerFailures};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -18,6 +19,7 @@ use super::proof::Ways;
 use super::report::Shown;
 use crate::checks::steady::Health;
 
+mod fixed;
 mod judged;
 
 /// What a scraper is told that it gets.
@@ -92,15 +94,19 @@ struct ByReason {
     reason: String,
 }
 
+/// What the agent says of its node.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Word<'a> {
+    /// Absent before the first look.
+    pub(crate) health: Option<&'a Health>,
+    pub(crate) fixes: &'a [FixReport],
+}
+
 /// The text that a scraper gets.
 ///
 /// # Errors
 /// Only if a label cannot be written.
-pub(crate) fn render(
-    shown: &[Shown],
-    ways: &Ways,
-    health: Option<&Health>,
-) -> Result<String, fmt::Error> {
+pub(crate) fn render(shown: &[Shown], ways: &Ways, word: &Word<'_>) -> Result<String, fmt::Error> {
     let pods = Family::<ByReason, Gauge>::default();
     let mounted = Family::<OfCluster, Gauge>::default();
     let connections = Family::<OfCluster, Gauge>::default();
@@ -195,7 +201,8 @@ pub(crate) fn render(
         by_peer,
     );
     of_ways(&mut registry, ways);
-    judged::register(&mut registry, health);
+    judged::register(&mut registry, word.health);
+    fixed::register(&mut registry, word.fixes);
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -345,7 +352,7 @@ mod tests {
                 worst: if n < clusters { failures() } else { Vec::new() },
                 ..pod(n % clusters)
             });
-            let text = render(&shown.collect::<Vec<_>>(), &ways(), None).unwrap();
+            let text = render(&shown.collect::<Vec<_>>(), &ways(), &Word::default()).unwrap();
             let series = series(&text);
             assert!(series <= 300, "{clusters} clusters: {series}");
             assert!(clusters <= CLUSTERS || text.contains(OTHERS), "{text}");
@@ -358,7 +365,7 @@ mod tests {
             worst: failures(),
             ..pod(1)
         };
-        let text = render(&[one.clone(), one], &ways(), None).unwrap();
+        let text = render(&[one.clone(), one], &ways(), &Word::default()).unwrap();
         let shown: Vec<_> = text
             .lines()
             .filter(|line| line.starts_with("mooncake_agent_peer_connections_ended_total{"))
@@ -374,7 +381,7 @@ mod tests {
 
     #[test]
     fn pools_of_one_cluster_are_added_up() {
-        let text = render(&[pod(1), pod(1)], &ways(), None).unwrap();
+        let text = render(&[pod(1), pod(1)], &ways(), &Word::default()).unwrap();
         let line = "mooncake_agent_bytes_total{namespace=\"ns\",cluster=\"c1\",\
                     transport=\"tcp\",direction=\"read\"} 14";
         assert!(text.contains(line), "{text}");
@@ -382,7 +389,7 @@ mod tests {
 
     #[test]
     fn proofs_are_counted_by_node_and_timed() {
-        let text = render(&[], &ways(), None).unwrap();
+        let text = render(&[], &ways(), &Word::default()).unwrap();
         for line in [
             "mooncake_agent_proofs_total{node=\"n3\",outcome=\"proved\"} 1",
             "mooncake_agent_proof_duration_seconds{node=\"n0\"} 0.002",

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use crds::MooncakeNode;
 use crds::node::{HcaLine, MooncakeNodeStatus, PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
+use crds::{FixReport, MooncakeNode};
 use engine::{Host, HostStats, PeerFailures};
 use jiff::Timestamp;
 use kube::Api;
@@ -45,6 +45,7 @@ pub(crate) struct Board {
     posted: Arc<Mutex<BTreeMap<String, Posted>>>,
     hcas: Arc<Mutex<Option<HcaLines>>>,
     health: Arc<Mutex<Option<Health>>>,
+    fixes: Arc<Mutex<Option<Vec<FixReport>>>>,
     news: Arc<watch::Sender<()>>,
 }
 
@@ -67,6 +68,7 @@ impl Default for Board {
             posted: Arc::default(),
             hcas: Arc::default(),
             health: Arc::default(),
+            fixes: Arc::default(),
             news: Arc::new(watch::channel(()).0),
         }
     }
@@ -128,6 +130,23 @@ impl Board {
     pub(crate) fn health(&self) -> Option<Health> {
         let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         health.clone()
+    }
+
+    /// Says what was, would be or cannot be set right.
+    pub(crate) fn set_fixes(&self, reports: Vec<FixReport>) {
+        let mut fixes = self.fixes.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = fixes.as_ref() != Some(&reports);
+        *fixes = Some(reports);
+        drop(fixes);
+        if news {
+            self.news.send_replace(());
+        }
+    }
+
+    /// What is said of the fixes; absent before the first look.
+    pub(crate) fn fixes(&self) -> Option<Vec<FixReport>> {
+        let fixes = self.fixes.lock().unwrap_or_else(PoisonError::into_inner);
+        fixes.clone()
     }
 
     /// Nothing more is to be said about a pod.
@@ -207,6 +226,7 @@ pub(crate) async fn write(
             let noted = Noted {
                 hcas: board.hcas(),
                 health: board.health(),
+                fixes: board.fixes(),
                 reports: board.reports(),
             };
             let doubt = doubt(&found.conditions);

@@ -21,7 +21,7 @@ use super::pool::Context;
 use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
-use super::{assignments, fleet, hardware, health, inventory, inventory_object};
+use super::{assignments, fixing, fleet, hardware, health, inventory, inventory_object};
 use crate::host::round::Node;
 
 /// How often a waiting agent tries to take the node.
@@ -104,15 +104,24 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     };
     if let Some(client) = kubernetes.clone() {
         let boot_id = boot_id(&host_proc)?;
-        let known = hardware::watch(Node {
+        let node = Node {
             root: host_root,
             network: host_network,
-        });
+        };
+        let known = hardware::watch(node.clone());
+        let fixes = fixing::start(
+            node,
+            (&state_dir, &boot_id),
+            known.clone(),
+            assigned.clone(),
+            board.clone(),
+        );
         tokio::spawn(show(known.clone(), board.clone()));
         tokio::spawn(health::keep(
             known.clone(),
             assigned.clone(),
             ways.clone(),
+            fixes,
             board.clone(),
         ));
         tokio::spawn(inventory_object::keep(

@@ -6,7 +6,7 @@ use super::steady::Patience;
 use super::{Check, NODE, Said, World};
 
 /// What IANA sets aside for this; less is somebody's choice.
-const ENOUGH: u32 = 16_384;
+pub(crate) const ENOUGH: u32 = 16_384;
 
 /// Below this a few peers are enough to use them up.
 const FEW: u32 = 1_000;
@@ -19,7 +19,7 @@ pub(super) const CHECK: Check = Check {
 };
 
 /// How many ports the node's network namespace has to connect from.
-pub(super) fn count((first, last): (u16, u16)) -> u32 {
+pub(crate) fn count((first, last): (u16, u16)) -> u32 {
     (u32::from(last) + 1).saturating_sub(u32::from(first))
 }
 

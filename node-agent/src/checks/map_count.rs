@@ -6,6 +6,7 @@ use crds::{CheckId, Reason};
 use super::rails;
 use super::steady::Patience;
 use super::{Check, NODE, Said, World};
+use crate::host::Facts;
 
 /// What kernels are shipped with.
 const SHIPPED: u64 = 65_530;
@@ -20,17 +21,22 @@ pub(super) const CHECK: Check = Check {
     look,
 };
 
+/// How many mappings a process on this node should be allowed.
+pub(crate) fn need(facts: &Facts) -> u64 {
+    let rdma = rails::devices(facts).next().is_some();
+    if rdma { ENOUGH } else { SHIPPED }
+}
+
 fn look(world: &World<'_>) -> Vec<Said> {
     let Some(have) = world.facts.kernel.max_map_count else {
         return Vec::new();
     };
-    let rdma = rails::devices(world.facts).next().is_some();
-    let need = if rdma { ENOUGH } else { SHIPPED };
+    let need = need(world.facts);
     let words = format!("vm.max_map_count is {have}, and should be {need} or more");
     let reason = Reason::MapCountTooLow;
     vec![if have >= need {
         Said::pass(NODE)
-    } else if rdma && have < SHIPPED {
+    } else if need > SHIPPED && have < SHIPPED {
         Said::fail(NODE, reason, words)
     } else {
         Said::warn(NODE, reason, words)

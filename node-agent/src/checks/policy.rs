@@ -76,6 +76,7 @@ mod tests {
                     action: *action,
                 })
                 .collect(),
+            ..PolicyInForce::default()
         };
         govern(health, &round(), Some(&policy))
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::node::{DomainMembership, PoolAssignment};
-use crds::{ByteSize, CheckId, Reason, Verdict};
+use crds::{ByteSize, CheckId, FixId, FixReport, Reason, Verdict};
 use mooncake_node_agent::checks::table::lines;
 use mooncake_node_agent::checks::{CATALOG, Judged, Way, World, judge, page};
 use mooncake_node_agent::host::recording::{Entry, Recording};
@@ -20,6 +20,7 @@ struct Wanted {
     pools: Vec<PoolAssignment>,
     domains: Vec<DomainMembership>,
     ways: Vec<Way>,
+    fixes: Vec<FixReport>,
 }
 
 fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
@@ -29,6 +30,7 @@ fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
         pools: &wanted.pools,
         domains: &wanted.domains,
         ways: &wanted.ways,
+        fixes: &wanted.fixes,
     };
     judge(CATALOG, &world)
 }
@@ -503,6 +505,10 @@ fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
     let mut told: BTreeSet<_> = CASES.iter().map(|case| (case.check, case.reason)).collect();
     // Tried, not read: the test of broken ways has it.
     told.insert((CheckId::PeerReachable, Reason::PeerUnreachable));
+    // Done, not read: the test of fixes has them.
+    for reason in [Reason::FixRefused, Reason::FixSetBack] {
+        told.insert((CheckId::Fixes, reason));
+    }
     let named = CATALOG
         .iter()
         .flat_map(|check| check.reasons.iter().map(|reason| (check.id, *reason)));
@@ -533,6 +539,32 @@ fn a_broken_way_is_a_warning_and_a_failure_where_none_works() {
     assert_eq!(told(&[true]), [warns], "one peer alone may itself be away");
     assert_eq!(told(&[false, true]), [None, warns]);
     assert_eq!(told(&[true, true]), [fails, fails]);
+}
+
+#[test]
+fn a_fix_that_the_node_refuses_or_somebody_sets_back_is_a_warning() {
+    let told = |reason: Reason| {
+        let wanted = Wanted {
+            fixes: vec![FixReport {
+                id: FixId::MaxMapCount,
+                reason,
+                before: "1000".to_owned(),
+                after: "65530".to_owned(),
+                message: "vm.max_map_count: EROFS".to_owned(),
+            }],
+            ..Wanted::default()
+        };
+        let round = round(&machine("vm-without-devices").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::Fixes);
+        let said = of.unwrap().said[0].trouble.as_ref();
+        said.map(|trouble| (trouble.verdict, trouble.reason))
+    };
+    for fine in [Reason::FixApplied, Reason::FixProposed] {
+        assert_eq!(told(fine), None);
+    }
+    for bad in [Reason::FixRefused, Reason::FixSetBack] {
+        assert_eq!(told(bad), Some((Warn, bad)));
+    }
 }
 
 #[test]

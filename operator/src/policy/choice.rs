@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crds::MooncakeNodePolicy;
-use crds::policy::{CheckRule, PolicyInForce};
+use crds::policy::{CheckRule, FixRule, PolicyInForce};
 use kube::ResourceExt;
 
 /// The policies that come into question for a node: all of the highest priority that is there, the one
@@ -67,17 +67,21 @@ pub fn selects(policy: &MooncakeNodePolicy, labels: &BTreeMap<String, String>) -
 
 /// As a node is told of it.
 pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
+    let (checks, fixes) = asked(policy);
     PolicyInForce {
         name: policy.name_any(),
-        checks: asked(policy),
+        checks,
+        fixes,
     }
 }
 
 /// What it asks, in an order that means nothing.
-fn asked(policy: &MooncakeNodePolicy) -> Vec<CheckRule> {
-    let mut checks = policy.spec.checks.clone();
+fn asked(policy: &MooncakeNodePolicy) -> (Vec<CheckRule>, Vec<FixRule>) {
+    let spec = &policy.spec;
+    let (mut checks, mut fixes) = (spec.checks.clone(), spec.fixes.clone());
     checks.sort_unstable();
-    checks
+    fixes.sort_unstable();
+    (checks, fixes)
 }
 
 #[cfg(test)]
@@ -136,6 +140,7 @@ pub(super) mod tests {
             policy("a", 9, same),
             policy("z", 2, "{checks: [{id: MapCount, action: Ignore}]}"),
             policy("low", 1, "{priority: -1}"),
+            policy("fix", 3, "{fixes: [{id: MaxMapCount, mode: DryRun}]}"),
         ];
         let all: Vec<_> = policies.iter().collect();
         let choice = of(&all, &BTreeMap::new()).unwrap();
@@ -144,8 +149,8 @@ pub(super) mod tests {
             let rivals = choice.rivals(&policies[of]);
             rivals.iter().map(|policy| policy.name_any()).collect()
         };
-        assert_eq!(rivals(0), ["z"], "a asks the same");
-        assert_eq!(rivals(2), ["a", "b"]);
+        assert_eq!(rivals(0), ["z", "fix"], "a asks the same");
+        assert_eq!(rivals(2), ["fix", "a", "b"], "the oldest first");
         assert_eq!(
             rivals(3),
             <[&str; 0]>::default(),

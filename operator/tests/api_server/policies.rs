@@ -29,6 +29,15 @@ const WRONG: &[Wrong] = &[
         "Unsupported value",
     ),
     ("{checks: [{id: MapCount}]}", "action: Required value"),
+    (
+        "{fixes: [{id: RebootTheNode, mode: Apply}]}",
+        "Unsupported value",
+    ),
+    ("{fixes: [{id: MaxMapCount}]}", "mode: Required value"),
+    (
+        "{fixes: [{id: MaxMapCount, mode: Apply, value: 7}]}",
+        "value: field not declared",
+    ),
     ("{priority: 1001}", "less than or equal to 1000"),
     ("{nodeSelector: {'': a}}", "no node can carry others"),
 ];
@@ -115,7 +124,7 @@ pub(crate) async fn hold_and_conflict(world: &World) -> anyhow::Result<()> {
     let gpu = |priority: u8| {
         format!(
             "{{nodeSelector: {{gpu: h100}}, priority: {priority}, \
-             checks: [{{id: MapCount, action: Warn}}]}}"
+             checks: [{{id: MapCount, action: Warn}}], fixes: [{{id: MaxMapCount, mode: DryRun}}]}}"
         )
     };
     apply("gpu", &gpu(0)).await?;
@@ -152,10 +161,12 @@ pub(crate) async fn hold_and_conflict(world: &World) -> anyhow::Result<()> {
     .await?;
     let report = world.report("n1").await?;
     let told = serde_json::to_value(&report.spec.policy)?;
-    ensure!(
-        told == json!({"name": "gpu", "checks": [{"id": "MapCount", "action": "Warn"}]}),
-        "{told}"
-    );
+    let wanted = json!({
+        "name": "gpu",
+        "checks": [{"id": "MapCount", "action": "Warn"}],
+        "fixes": [{"id": "MaxMapCount", "mode": "DryRun"}],
+    });
+    ensure!(told == wanted, "{told}");
     told_once(world).await?;
 
     // Nothing more is written, also by an operator that begins anew.

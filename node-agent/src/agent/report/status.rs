@@ -3,7 +3,7 @@
 use crds::condition::{self, ConditionType, Finding};
 use crds::node::{MooncakeNodeStatus, PoolReport, PoolState};
 use crds::reason::Reason;
-use crds::{ByteSize, MooncakeNodeSpec, State};
+use crds::{ByteSize, FixReport, MooncakeNodeSpec, State};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -49,6 +49,7 @@ pub(super) fn holds(written: &MooncakeNodeStatus, stands: &[Condition]) -> bool 
 pub(super) struct Noted {
     pub(super) hcas: Option<HcaLines>,
     pub(super) health: Option<Health>,
+    pub(super) fixes: Option<Vec<FixReport>>,
     pub(super) reports: Vec<PoolReport>,
 }
 
@@ -65,6 +66,7 @@ pub(super) fn compose(
     let Noted {
         hcas,
         health,
+        fixes,
         reports,
     } = noted;
     // Until an agent that has just started has looked for itself, the word of the one before it stands;
@@ -98,6 +100,7 @@ pub(super) fn compose(
         Some(health) => (Some(health.counts), health::findings(health, found)),
         None => (stood.and_then(|stood| stood.checks), found.to_vec()),
     };
+    let fixes = fixes.unwrap_or_else(|| stood.map_or_else(Vec::new, |stood| stood.fixes.clone()));
     let mut status = MooncakeNodeStatus {
         node_uid: spec.node_uid.clone(),
         boot_id: boot_id.to_owned(),
@@ -107,6 +110,7 @@ pub(super) fn compose(
         hcas_omitted,
         checks,
         findings,
+        fixes,
         pools: reports,
         conditions,
     };

@@ -3,7 +3,7 @@
 
 use crds::condition::find;
 use crds::node::PoolState;
-use crds::{ConditionType, MooncakeNode, Reason, State, Verdict};
+use crds::{ConditionType, FixId, FixMode, MooncakeNode, Reason, State, Verdict};
 use kube::ResourceExt;
 
 use super::object;
@@ -14,6 +14,21 @@ use crate::cluster::verdict::is_void;
 
 pub(super) fn troubles(picture: &Picture) -> Vec<Trouble> {
     picture.nodes.iter().flat_map(of_one).collect()
+}
+
+/// The field by which the agent would set it right; none where it may already, or nothing can.
+fn by_policy(node: &MooncakeNode, reason: Reason) -> Option<String> {
+    let fix = FixId::of(reason)?;
+    let policy = node.spec.policy.as_ref();
+    let mode = policy.and_then(|policy| policy.mode(fix));
+    let whose = match (policy, mode) {
+        (_, Some(FixMode::Apply)) => return None,
+        (Some(policy), _) => format!("MooncakeNodePolicy {}", policy.name),
+        (None, _) => "a MooncakeNodePolicy".to_owned(),
+    };
+    Some(format!(
+        "set spec.fixes of {whose}: {{id: {fix}, mode: Apply}}"
+    ))
 }
 
 /// Everything that one node says is wrong with it.
@@ -46,6 +61,7 @@ pub(crate) fn of_one(node: &MooncakeNode) -> Vec<Trouble> {
         };
         trouble(severity, finding.reason, &finding.message)
             .about(finding.subject.clone())
+            .fix(by_policy(node, finding.reason))
             .since(Some(finding.since.0))
     });
     let assigned = |uid: &str| node.spec.pools.iter().any(|entry| entry.pod_uid == uid);

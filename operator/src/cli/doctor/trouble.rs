@@ -60,6 +60,9 @@ pub struct Trouble {
     pub subject: Option<String>,
     pub message: String,
     pub remedy: &'static str,
+    /// The field of a MooncakeNodePolicy by which the agent would do it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
     pub docs: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
@@ -84,6 +87,7 @@ impl Trouble {
             subject: None,
             message: status::words(message.as_ref()),
             remedy: reason.remedy(),
+            fix: None,
             docs: reason.docs_anchor(),
             since: None,
             echoes: false,
@@ -106,6 +110,12 @@ impl Trouble {
     /// About that part.
     pub fn about(mut self, subject: impl Into<String>) -> Self {
         self.subject = Some(subject.into());
+        self
+    }
+
+    /// What a policy could have the agent do about it.
+    pub fn fix(mut self, fix: Option<String>) -> Self {
+        self.fix = fix;
         self
     }
 
@@ -160,6 +170,10 @@ impl Trouble {
         ]);
         page.indented(2, [self.message.clone().into()]);
         status::remedy(page, 2, self.remedy, &self.docs);
+        if let Some(fix) = &self.fix {
+            let words = format!("{fix} (docs/policy.md)");
+            page.indented(2, [Cell::from("Or:"), words.into()]);
+        }
     }
 }
 
