@@ -18,6 +18,7 @@ mod stories {
     mod master;
     mod nodes;
     mod operator_away;
+    mod policy;
     mod pool_pod;
     mod refusals;
     mod release;
