@@ -29,13 +29,13 @@ pub mod tree;
 
 use fault::{Fault, Problem};
 use gpu::{Gpu, Imex};
-use hca::Hca;
+use hca::{DeviceFile, Hca};
 use interface::Sockets;
 use kernel::Kernel;
 use log::Log;
 use memory::{Hugepages, NumaNode};
 use recording::Recording;
-use tree::{Node, Tree};
+use tree::Tree;
 
 /// Everything that is known of a node. What is absent could not be read, or is not there: `faults`
 /// tells the first, by path and cause.
@@ -43,8 +43,8 @@ use tree::{Node, Tree};
 pub struct Facts {
     pub kernel: Kernel,
     pub hcas: Vec<Hca>,
-    /// Programs can make connections through the RDMA connection manager.
-    pub rdma_cm: bool,
+    /// By which programs make connections through the RDMA connection manager.
+    pub rdma_cm: Option<DeviceFile>,
     pub gpu_driver: Option<GpuDriver>,
     pub gpus: Vec<Gpu>,
     pub imex: Imex,
@@ -112,10 +112,7 @@ impl Host {
         let mut facts = Facts {
             kernel: kernel::read(tree),
             hcas,
-            rdma_cm: matches!(
-                tree.node("dev/infiniband/rdma_cm"),
-                Some(Node::Device { .. })
-            ),
+            rdma_cm: hca::at_hand(tree, "rdma_cm"),
             gpu_driver: gpu::driver(tree),
             gpus: gpu::read(tree),
             imex: gpu::imex(tree),

@@ -132,7 +132,7 @@ fn device(hca: &hca::Hca, gpus: &[gpu::Gpu]) -> Hca {
         firmware: hca.firmware.as_ref().map(|text| short(text, 64)),
         board: hca.board.as_ref().map(|text| short(text, 64)),
         node_guid: hca.node_guid.as_ref().map(|text| short(text, 24)),
-        device_file: hca.device_file.as_ref().map(|text| short(text, 64)),
+        device_file: hca.device_file.as_ref().map(|file| short(&file.name, 64)),
         ports: hca.ports.iter().take(FEW).map(port).collect(),
         distances: distances.collect(),
     }

@@ -18,7 +18,7 @@ fn look(world: &World<'_>) -> Vec<Said> {
     if rails::devices(world.facts).next().is_none() {
         return Vec::new();
     }
-    if world.facts.rdma_cm {
+    if world.facts.rdma_cm.is_some() {
         return vec![Said::pass(SUBJECT)];
     }
     let modules = &world.facts.kernel.modules;

@@ -53,8 +53,16 @@ pub struct Hca {
     pub board: Option<String>,
     pub node_guid: Option<String>,
     /// The device file that programs open, where there is one that is the device's.
-    pub device_file: Option<String>,
+    pub device_file: Option<DeviceFile>,
     pub ports: Vec<Port>,
+}
+
+/// A character device in /dev/infiniband.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceFile {
+    pub name: String,
+    pub major: u32,
+    pub minor: u32,
 }
 
 /// One port.
@@ -153,7 +161,7 @@ pub(super) fn read(tree: &Tree, name: &str) -> Hca {
 }
 
 /// The device file by which programs reach a device, if it stands in /dev with the device's numbers.
-fn device_file(tree: &Tree, name: &str) -> Option<String> {
+fn device_file(tree: &Tree, name: &str) -> Option<DeviceFile> {
     let class = "sys/class/infiniband_verbs";
     let file = tree.list(class).into_iter().find(|file| {
         file.starts_with("uverbs")
@@ -167,8 +175,25 @@ fn device_file(tree: &Tree, name: &str) -> Option<String> {
             minor: minor.parse().ok()?,
         })
     })?;
-    let there = tree.node(&format!("dev/infiniband/{file}"));
-    (there == Some(numbers)).then_some(file)
+    at_hand(tree, &file).filter(|file| {
+        numbers
+            == Node::Device {
+                major: file.major,
+                minor: file.minor,
+            }
+    })
+}
+
+/// The file of this name, if it is a device.
+pub(super) fn at_hand(tree: &Tree, name: &str) -> Option<DeviceFile> {
+    match tree.node(&format!("dev/infiniband/{name}"))? {
+        Node::Device { major, minor } => Some(DeviceFile {
+            name: name.to_owned(),
+            major,
+            minor,
+        }),
+        _ => None,
+    }
 }
 
 fn port(tree: &Tree, at: &str, number: u8, own: &[String]) -> Port {

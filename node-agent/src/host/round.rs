@@ -18,7 +18,7 @@ use super::{Facts, Host};
 /// Which node is looked at.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Its root folder.
+    /// Its root folder, or a recording of it.
     pub root: PathBuf,
     /// Its network namespace; our own if absent.
     pub network: Option<PathBuf>,
@@ -36,7 +36,7 @@ struct Way {
 /// are left behind with their threads: both are told as [`Problem::Hung`].
 ///
 /// # Errors
-/// If there is no such folder.
+/// If there is no such folder, or the recording is none.
 pub fn look(node: &Node, silent: &BTreeSet<String>, patience: Duration) -> io::Result<Facts> {
     inside(node, |way| {
         let names = way.open()?.hcas();
@@ -48,7 +48,7 @@ pub fn look(node: &Node, silent: &BTreeSet<String>, patience: Duration) -> io::R
 /// Everything about a node, and every file that it was read from.
 ///
 /// # Errors
-/// If there is no such folder.
+/// If there is no such folder, or the recording is none.
 pub fn record(node: &Node) -> io::Result<(Facts, Recording)> {
     inside(node, |way| Ok(way.open()?.record()))
 }
@@ -81,7 +81,12 @@ fn inside<T: Send>(
 
 impl Way {
     fn open(&self) -> io::Result<Host> {
-        let host = Host::at(&self.root)?;
+        let host = if self.root.is_file() {
+            let text = std::fs::read_to_string(&self.root)?;
+            Host::recorded(Recording::parse(&text).map_err(io::Error::other)?)
+        } else {
+            Host::at(&self.root)?
+        };
         Ok(match &self.barred {
             Some(why) => host.without_network(why.clone()),
             None => host,

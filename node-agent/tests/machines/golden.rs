@@ -43,7 +43,7 @@ fn told(facts: &Facts) -> Told {
         omitted,
         inventory: inventory(facts, "node-uid"),
         facts: Rest {
-            rdma_cm: facts.rdma_cm,
+            rdma_cm: facts.rdma_cm.is_some(),
             time_wait: facts.sockets.as_ref().map(|sockets| sockets.time_wait),
             imex_major: facts.imex.major,
             free_hugepages: facts

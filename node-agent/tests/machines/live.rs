@@ -48,6 +48,24 @@ fn a_recording_of_this_machine_tells_what_the_machine_told() {
 }
 
 #[test]
+fn a_recording_may_stand_for_the_node_s_root() {
+    for machine in machines() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("machine.txt");
+        std::fs::write(&file, machine.recording.render("# a test")).unwrap();
+        let node = Node {
+            root: file.clone(),
+            network: None,
+        };
+        let patience = Duration::from_secs(60);
+        let told = round::look(&node, &BTreeSet::new(), patience).unwrap();
+        assert_eq!(told, facts(&machine.recording));
+        std::fs::write(&file, "no recording").unwrap();
+        assert!(round::look(&node, &BTreeSet::new(), patience).is_err());
+    }
+}
+
+#[test]
 fn a_scrubbed_recording_tells_the_same_with_other_names() {
     let (_, here) = round::record(&here()).unwrap();
     let recordings = machines().into_iter().map(|machine| machine.recording);
