@@ -243,6 +243,18 @@ reasons! {
     ImexUnsupported, Node, "Install a GPU driver with IMEX, or keep ComputeDomains off the node.";
     /// The host runs an IMEX service of its own, which excludes that of a ComputeDomain.
     HostImexConfigured, Node, "Stop and disable nvidia-imex.service, and remove /etc/nvidia-imex/nodes_config.cfg.";
+    /// The API server does not serve resource.k8s.io/v1, so that no RDMA device can be claimed.
+    DeviceApiMissing, Cluster, "Use Kubernetes 1.34 or later, or set agent.devices.enabled to false.";
+    /// The kubelet does not take the agent's offer of RDMA devices.
+    KubeletRefused, Node, "See the kubelet's words in the agent's log, and agent.devices.kubeletDir.";
+    /// A ResourceClaim asks for what the agent does not give, or is not the one that the kubelet named.
+    ClaimInvalid, App, "Change the claim as the message says, and make the pod anew.";
+    /// An RDMA device that was allocated to a claim is not on the node, or cannot be opened there.
+    DeviceMissing, Node, "See the node's MooncakeInventory; delete the pod, so that another device is allocated.";
+    /// An RDMA device that was allocated to a claim is still held by another that has not been let go.
+    DeviceBusy, Node, "See why the pod of the other claim does not end on the node.";
+    /// The agent cannot write down which devices it gave, or where the container runtime looks for them.
+    DeviceRecordFailed, Node, "See the path in the message: the disk is full, read-only or broken.";
     /// A check of the agent broke off: a fault of the agent's, not of the node's.
     CheckBroken, Engine, "Report it with the message and a recording (agent record).";
     /// The agent would set something right on the node, and the policy has it shown only.

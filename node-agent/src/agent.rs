@@ -3,7 +3,7 @@
 
 mod admission;
 pub mod args;
-mod assignments;
+pub(crate) mod assignments;
 mod census;
 mod claim;
 pub mod describe;
@@ -18,7 +18,7 @@ mod ledger;
 mod metrics;
 mod numa;
 mod orphans;
-mod patience;
+pub(crate) mod patience;
 mod pool;
 mod proof;
 mod readers;

@@ -13,6 +13,7 @@
 
 pub mod agent;
 pub mod checks;
+mod devices;
 pub mod fixes;
 pub mod gate;
 pub mod handover;

@@ -72,7 +72,7 @@ pub enum Command {
 /// Which node is looked at.
 #[derive(Debug, Clone, clap::Args)]
 pub struct NodeArgs {
-    /// Root folder of the node.
+    /// Root folder of the node, or a file that `record` wrote.
     #[arg(long, default_value = "/")]
     pub root: PathBuf,
     /// Network namespace of the node, e.g. /proc/1/ns/net; this process's own if absent.
@@ -110,7 +110,7 @@ pub struct Settings {
     /// The node's procfs, with the process ids that this process sees.
     #[arg(long, env = "HOST_PROC", default_value = "/proc", global = true)]
     pub host_proc: PathBuf,
-    /// The node's root folder, of which its hardware is read.
+    /// The node's root folder, of which its hardware is read, or a file that `record` wrote.
     #[arg(long, env = "HOST_ROOT", default_value = "/", global = true)]
     pub host_root: PathBuf,
     /// The node's network namespace; this process's own if absent. Told by the supervisor: who started
@@ -131,6 +131,16 @@ pub struct Settings {
     /// Threads that move bytes; 0 means one per 8 cores, at least one.
     #[arg(long, env = "DATA_THREADS", default_value_t = 0, global = true)]
     pub data_threads: usize,
+    /// The kubelet's folder. With it the node's RDMA devices are offered to pods that claim them.
+    #[arg(long, env = "KUBELET_DIR", global = true)]
+    pub kubelet_dir: Option<PathBuf>,
+    /// Folder in which the container runtime looks for devices (CDI).
+    #[arg(long, env = "CDI_DIR", default_value = "/var/run/cdi", global = true)]
+    pub cdi_dir: PathBuf,
+    /// How many claims may share one RDMA device.
+    #[arg(long, env = "SLOTS_PER_HCA", default_value_t = 8, global = true,
+        value_parser = clap::value_parser!(u8).range(1..=128))]
+    pub slots_per_hca: u8,
     /// Which log lines to write, e.g. `info` or `mooncake_node_agent=debug`.
     #[arg(long, env = "LOG", default_value = "info", global = true)]
     pub log: String,

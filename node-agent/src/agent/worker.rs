@@ -22,10 +22,14 @@ use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
 use super::{assignments, fixing, fleet, hardware, health, inventory, inventory_object};
+use crate::devices;
 use crate::host::round::Node;
 
 /// How often a waiting agent tries to take the node.
 const CLAIM_PERIOD: Duration = Duration::from_millis(100);
+
+/// How long the driver of devices may take to leave; the supervisor waits for 5 seconds.
+const FAREWELL: Duration = Duration::from_secs(4);
 
 /// How long the worker waits before it looks for Kubernetes again.
 const KUBERNETES_PERIOD: Duration = Duration::from_secs(5);
@@ -38,16 +42,20 @@ pub async fn work(settings: Settings) -> anyhow::Result<()> {
     // The supervisor's end is ours, also when it was killed.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let (leave, left) = watch::channel(false);
     tokio::select! {
-        done = run(settings) => done,
+        done = run(settings, left) => done,
         _ = terminate.recv() => {
             tracing::info!("told to end: nothing is unmounted, a successor takes over");
+            leave.send_replace(true);
+            // The kubelet is told by the driver of devices, which lets go of this as its last act.
+            let _ = tokio::time::timeout(FAREWELL, leave.closed()).await;
             Ok(())
         }
     }
 }
 
-async fn run(settings: Settings) -> anyhow::Result<()> {
+async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<()> {
     let Settings {
         node_name,
         pod_uid,
@@ -60,6 +68,9 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
         pod_ip,
         probe_port,
         data_threads,
+        kubelet_dir,
+        cdi_dir,
+        slots_per_hca,
         log: _,
         assignments_file,
     } = settings;
@@ -124,6 +135,24 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
             fixes,
             board.clone(),
         ));
+        if let Some(kubelet) = kubelet_dir {
+            let settings = devices::Settings {
+                node_name: node_name.clone(),
+                pod_uid: pod_uid.clone(),
+                kubelet,
+                cdi: cdi_dir,
+                state: state_dir.clone(),
+                boot_id: boot_id.clone(),
+                slots_per_hca,
+            };
+            tokio::spawn(devices::keep(
+                settings,
+                client.clone(),
+                known.clone(),
+                assigned.clone(),
+                left,
+            ));
+        }
         tokio::spawn(inventory_object::keep(
             client.clone(),
             node_name.clone(),

@@ -1,0 +1,85 @@
+//! Messages between kubelet and driver: `pluginregistration` and `dra.v1`, whose v1beta1 has the same
+//! form.
+
+use std::collections::BTreeMap;
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Empty {}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct PluginInfo {
+    #[prost(string, tag = "1")]
+    pub(crate) kind: String,
+    #[prost(string, tag = "2")]
+    pub(crate) name: String,
+    /// Path of the socket that claims are prepared by.
+    #[prost(string, tag = "3")]
+    pub(crate) endpoint: String,
+    #[prost(string, repeated, tag = "4")]
+    pub(crate) supported_versions: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RegistrationStatus {
+    #[prost(bool, tag = "1")]
+    pub(crate) plugin_registered: bool,
+    #[prost(string, tag = "2")]
+    pub(crate) error: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Claim {
+    #[prost(string, tag = "1")]
+    pub(crate) namespace: String,
+    #[prost(string, tag = "2")]
+    pub(crate) uid: String,
+    #[prost(string, tag = "3")]
+    pub(crate) name: String,
+}
+
+/// A request to prepare, or to unprepare.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Claims {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) claims: Vec<Claim>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct PrepareResponse {
+    /// By UID.
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub(crate) claims: BTreeMap<String, PreparedClaim>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct PreparedClaim {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) devices: Vec<Device>,
+    #[prost(string, tag = "2")]
+    pub(crate) error: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Device {
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) request_names: Vec<String>,
+    #[prost(string, tag = "2")]
+    pub(crate) pool_name: String,
+    #[prost(string, tag = "3")]
+    pub(crate) device_name: String,
+    #[prost(string, repeated, tag = "4")]
+    pub(crate) cdi_device_ids: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct UnprepareResponse {
+    /// By UID.
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub(crate) claims: BTreeMap<String, UnpreparedClaim>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct UnpreparedClaim {
+    #[prost(string, tag = "1")]
+    pub(crate) error: String,
+}

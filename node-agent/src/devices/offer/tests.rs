@@ -1,0 +1,197 @@
+//! What recorded machines offer, and when that is written.
+
+use super::*;
+use crate::host::Host;
+use crate::host::recording::Recording;
+
+fn facts(text: &str) -> Facts {
+    Host::recorded(Recording::parse(text).unwrap()).facts()
+}
+
+fn dgx() -> Facts {
+    facts(include_str!("../../../tests/machines/dgx-h100.txt"))
+}
+
+fn attribute(device: &Device, name: &str) -> Option<DeviceAttribute> {
+    device.attributes.as_ref()?.get(name).cloned()
+}
+
+#[test]
+fn claims_are_spread_over_all_devices_before_one_is_shared() {
+    let facts = dgx();
+    let openable = facts.hcas.iter().filter(|hca| hca.device_file.is_some());
+    let count = openable.count();
+    assert!(count > 1, "{count}");
+    let slots = slots(&facts, 2);
+    assert_eq!(slots.len(), 2 * count);
+    let first: Vec<&str> = slots[..count]
+        .iter()
+        .map(|slot| slot.hca.name.as_str())
+        .collect();
+    let second: Vec<&str> = slots[count..]
+        .iter()
+        .map(|slot| slot.hca.name.as_str())
+        .collect();
+    assert_eq!(first, second);
+    assert_eq!(slots[0].name, "mlx5-0-slot-0");
+    assert_eq!(slots[count].name, "mlx5-0-slot-1");
+}
+
+#[test]
+fn every_recorded_machine_offers_what_the_api_server_takes() {
+    for text in [
+        include_str!("../../../tests/machines/alibaba-erdma.txt"),
+        include_str!("../../../tests/machines/aws-p5.txt"),
+        include_str!("../../../tests/machines/dgx-h100.txt"),
+        include_str!("../../../tests/machines/gb200.txt"),
+        include_str!("../../../tests/machines/roce-bond.txt"),
+        include_str!("../../../tests/machines/sriov-vm.txt"),
+        include_str!("../../../tests/machines/vm-soft-roce.txt"),
+    ] {
+        let spec = spec("n1", &facts(text), 32);
+        let devices = spec.devices.unwrap();
+        assert!(devices.len() <= DEVICES);
+        let names: std::collections::BTreeSet<_> = devices.iter().map(|one| &one.name).collect();
+        assert_eq!(names.len(), devices.len(), "a name is given twice");
+        for device in &devices {
+            let label =
+                |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+            assert!(
+                device.name.len() <= 63 && device.name.bytes().all(label),
+                "{device:?}"
+            );
+            assert!(!device.name.starts_with('-'), "{device:?}");
+            let attributes = device.attributes.as_ref().unwrap();
+            assert!(attributes.len() < 32);
+            for (name, value) in attributes {
+                let own = name.strip_prefix("resource.kubernetes.io/").unwrap_or(name);
+                assert!(own.len() <= 32 && own.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+                let values = [
+                    value.bool.is_some(),
+                    value.int.is_some(),
+                    value.string.is_some(),
+                    value.version.is_some(),
+                ];
+                assert_eq!(values.iter().filter(|there| **there).count(), 1, "{name}");
+                assert!(value.string.as_ref().is_none_or(|text| text.len() <= TEXT));
+            }
+            for always in ["rdmaDevice", "usable", "portState", "linkLayer", "rateGbps"] {
+                assert!(attributes.contains_key(always), "{always} in {device:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_tells_what_a_claim_may_ask_for() {
+    let spec = spec("n1", &dgx(), 4);
+    let devices = spec.devices.unwrap();
+    let device = &devices[0];
+    let string = |name: &str| attribute(device, name).and_then(|value| value.string);
+    assert_eq!(string("rdmaDevice").as_deref(), Some("mlx5_0"));
+    assert_eq!(string("linkLayer").as_deref(), Some("infiniband"));
+    assert_eq!(string("portState").as_deref(), Some("active"));
+    assert_eq!(attribute(device, "rateGbps").unwrap().int, Some(400));
+    assert_eq!(attribute(device, "usable").unwrap().bool, Some(true));
+    assert!(
+        string("resource.kubernetes.io/pcieRoot").is_some_and(|root| root.starts_with("pci0000:")),
+        "{device:?}"
+    );
+    let share = &device.capacity.as_ref().unwrap()["bandwidth"];
+    assert_eq!(share.value.0, "100G");
+}
+
+#[test]
+fn a_version_is_one_only_where_it_has_three_plain_numbers() {
+    assert_eq!(version("28.41.1000").version.as_deref(), Some("28.41.1000"));
+    for other in [
+        "28.43.01014",
+        "28.41",
+        "1.2.3.4",
+        "20.31.1014 (x)",
+        "a.b.c",
+        "1.+2.3",
+    ] {
+        assert_eq!(version(other).string.as_deref(), Some(other), "{other}");
+    }
+}
+
+#[test]
+fn a_bandwidth_is_written_as_the_api_server_writes_it() {
+    for (thousands, expected) in [
+        (400_000_000, "400G"),
+        (625_000, "625M"),
+        (1_333, "1333k"),
+        (12_500_000, "12500M"),
+        (0, "0"),
+    ] {
+        assert_eq!(bits(thousands).0, expected);
+    }
+}
+
+#[test]
+fn a_name_is_a_label_and_one_device_s_alone() {
+    assert_eq!(label("mlx5_0"), "mlx5-0");
+    let labels = ["mlx5_0", "mlx5-0", "MLX5_0", "_mlx5_0", "mlx5_0_", "", "é"].map(label);
+    let distinct: std::collections::BTreeSet<_> = labels.iter().collect();
+    assert_eq!(distinct.len(), labels.len(), "{labels:?}");
+    assert!(label(&"x".repeat(64)).len() + "-slot-127".len() <= 63);
+}
+
+#[test]
+fn a_slice_is_written_when_it_is_absent_of_another_node_or_says_something_else() {
+    let wanted = spec("n1", &dgx(), 2);
+    let Some(Write::Create(mut stands)) = due(None, &wanted, "uid", None) else {
+        panic!("not made");
+    };
+    assert_eq!(stands.metadata.name.as_deref(), Some("n1-hca.mooncake.io"));
+    stands.metadata.resource_version = Some("7".to_owned());
+    assert_eq!(due(Some(&stands), &wanted, "uid", None), None, "at rest");
+
+    let Some(Write::Replace(anew)) = due(Some(&stands), &wanted, "another", None) else {
+        panic!("the slice of an earlier node stays");
+    };
+    assert_eq!(anew.metadata.resource_version.as_deref(), Some("7"));
+
+    let other = spec("n1", &dgx(), 3);
+    let Some(Write::Replace(anew)) = due(Some(&stands), &other, "uid", None) else {
+        panic!("a change is not told");
+    };
+    assert_eq!(anew.spec.pool.generation, 2);
+}
+
+#[test]
+fn a_field_that_the_api_server_drops_is_not_sent_for_ever() {
+    let wanted = spec("n1", &dgx(), 2);
+    let Some(Write::Create(sent)) = due(None, &wanted, "uid", None) else {
+        panic!("not made");
+    };
+    let mut stands = (*sent).clone();
+    for device in stands.spec.devices.iter_mut().flatten() {
+        device.capacity = None;
+    }
+    let accepted = Accepted {
+        sent: sent.spec.clone(),
+        stands: stands.spec.clone(),
+    };
+    assert!(due(Some(&stands), &wanted, "uid", None).is_some());
+    assert_eq!(due(Some(&stands), &wanted, "uid", Some(&accepted)), None);
+    stands.spec.devices = None;
+    assert!(due(Some(&stands), &wanted, "uid", Some(&accepted)).is_some());
+}
+
+#[test]
+fn a_node_without_devices_writes_nothing_and_one_that_has_lost_them_says_so() {
+    let nothing = facts(include_str!(
+        "../../../tests/machines/vm-without-devices.txt"
+    ));
+    let none = spec("n1", &nothing, 8);
+    assert_eq!(due(None, &none, "uid", None), None);
+    let Some(Write::Create(stands)) = due(None, &spec("n1", &dgx(), 2), "uid", None) else {
+        panic!("not made");
+    };
+    let Some(Write::Replace(empty)) = due(Some(&stands), &none, "uid", None) else {
+        panic!("devices that are gone are still offered");
+    };
+    assert_eq!(empty.spec.devices.as_ref().map(Vec::len), Some(0));
+}

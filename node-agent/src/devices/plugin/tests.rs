@@ -1,0 +1,436 @@
+//! The driver between a kubelet and an API server, both played by the test.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Mutex;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use crds::{MooncakeNode, MooncakeNodeSpec};
+use futures::StreamExt as _;
+use futures::channel::mpsc;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper::client::conn::http2::{SendRequest, handshake};
+use hyper::http::uri::PathAndQuery;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tonic::client::Grpc;
+use tonic_prost::ProstCodec;
+use tower_service::Service;
+
+use super::*;
+use crate::devices::message::{Claim, Claims, PrepareResponse, UnprepareResponse};
+use crate::host::Host;
+use crate::host::recording::Recording;
+
+const SOON: Duration = Duration::from_secs(20);
+
+type Answer = http_body_util::combinators::BoxBody<Bytes, Infallible>;
+
+/// An API server with ResourceSlices and ResourceClaims, by name.
+#[derive(Clone, Default)]
+struct Server(Arc<Mutex<World>>);
+
+#[derive(Default)]
+struct World {
+    slices: BTreeMap<String, Value>,
+    claims: BTreeMap<String, Value>,
+    watchers: Vec<mpsc::UnboundedSender<Bytes>>,
+    writes: u64,
+    without_devices: bool,
+}
+
+impl World {
+    fn tell(&mut self, kind: &str, object: &Value) {
+        let line = Bytes::from(format!("{}\n", json!({"type": kind, "object": object})));
+        self.watchers
+            .retain(|watcher| watcher.unbounded_send(line.clone()).is_ok());
+    }
+
+    fn answer(&mut self, method: &str, path: &str, query: &str, body: &[u8]) -> (u16, Answer) {
+        let whole = |value: &Value| {
+            let bytes = Bytes::from(value.to_string());
+            http_body_util::Full::new(bytes).boxed()
+        };
+        let missing = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                             "reason": "NotFound", "code": 404, "message": "not found"});
+        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+        if self.without_devices {
+            return (404, whole(&missing));
+        }
+        if path.contains("/resourceclaims/") {
+            return match self.claims.get(&name) {
+                Some(claim) => (200, whole(claim)),
+                None => (404, whole(&missing)),
+            };
+        }
+        match method {
+            "GET" if query.contains("watch=true") => {
+                let (tell, lines) = mpsc::unbounded();
+                self.watchers.push(tell);
+                let frames = lines.map(|line| Ok(Frame::data(line)));
+                (200, BodyExt::boxed(StreamBody::new(frames)))
+            }
+            "GET" => {
+                let items: Vec<&Value> = self.slices.values().collect();
+                let list = json!({"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1",
+                                  "metadata": {"resourceVersion": "1"}, "items": items});
+                (200, whole(&list))
+            }
+            _ => {
+                self.writes += 1;
+                let mut slice: Value = serde_json::from_slice(body).unwrap();
+                slice["metadata"]["resourceVersion"] = json!((self.writes + 1).to_string());
+                let name = slice["metadata"]["name"].as_str().unwrap().to_owned();
+                let before = self.slices.insert(name, slice.clone());
+                let kind = if before.is_some() {
+                    "MODIFIED"
+                } else {
+                    "ADDED"
+                };
+                self.tell(kind, &slice);
+                (201, whole(&slice))
+            }
+        }
+    }
+}
+
+impl Service<Request<kube::client::Body>> for Server {
+    type Response = Response<Answer>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
+        let world = Arc::clone(&self.0);
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.map(|body| body.to_bytes());
+            let (path, query) = (parts.uri.path(), parts.uri.query().unwrap_or_default());
+            let (status, answer) = world.lock().unwrap().answer(
+                parts.method.as_str(),
+                path,
+                query,
+                &body.unwrap_or_default(),
+            );
+            Ok(Response::builder().status(status).body(answer).unwrap())
+        }
+        .boxed()
+    }
+}
+
+impl Server {
+    fn claim(&self, name: &str, uid: &str, device: &str) {
+        let claim = json!({
+            "metadata": {"name": name, "namespace": "default", "uid": uid},
+            "spec": {},
+            "status": {"allocation": {"devices": {"results": [
+                {"request": "hca", "driver": DRIVER, "pool": "n1", "device": device},
+            ]}}},
+        });
+        self.0.lock().unwrap().claims.insert(name.to_owned(), claim);
+    }
+
+    fn slice(&self) -> Option<Value> {
+        self.0.lock().unwrap().slices.values().next().cloned()
+    }
+
+    fn writes(&self) -> u64 {
+        self.0.lock().unwrap().writes
+    }
+
+    /// As a kubelet that starts.
+    fn delete_slices(&self) {
+        let mut world = self.0.lock().unwrap();
+        let slices = std::mem::take(&mut world.slices);
+        for slice in slices.values() {
+            world.tell("DELETED", slice);
+        }
+    }
+}
+
+/// A node with two devices, and the driver on it.
+struct Stage {
+    folder: tempfile::TempDir,
+    server: Server,
+    end: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+    // What is known of the node stays known while they are there.
+    _sources: (
+        watch::Sender<Option<Arc<crate::host::Facts>>>,
+        watch::Sender<Assignments>,
+    ),
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self::on(tempfile::tempdir().unwrap(), Server::default())
+    }
+
+    fn on(folder: tempfile::TempDir, server: Server) -> Self {
+        let text = include_str!("../../../tests/machines/vm-soft-roce.txt");
+        let facts = Host::recorded(Recording::parse(text).unwrap()).facts();
+        let (seen, known) = watch::channel(Some(Arc::new(facts)));
+        let spec = MooncakeNodeSpec {
+            node_uid: "node-uid".to_owned(),
+            ..MooncakeNodeSpec::default()
+        };
+        let (assign, assigned) = watch::channel(Assignments {
+            node: Some(MooncakeNode::new("n1", spec)),
+            read: true,
+        });
+        let settings = Settings {
+            node_name: "n1".to_owned(),
+            pod_uid: "pod".to_owned(),
+            kubelet: folder.path().join("kubelet"),
+            cdi: folder.path().join("cdi"),
+            state: folder.path().to_owned(),
+            boot_id: "boot".to_owned(),
+            slots_per_hca: 2,
+        };
+        let client = kube::Client::new(server.clone(), "default");
+        let (end, ended) = watch::channel(false);
+        Self {
+            folder,
+            server,
+            end,
+            task: tokio::spawn(keep(settings, client, known, assigned, ended)),
+            _sources: (seen, assign),
+        }
+    }
+
+    fn registration(&self) -> PathBuf {
+        registry(&self.folder.path().join("kubelet")).join("hca.mooncake.io-pod-reg.sock")
+    }
+
+    /// The driver's socket, as it told it.
+    async fn registered(&self) -> PathBuf {
+        let path = self.registration();
+        until("the registration socket", || path.exists().then_some(())).await;
+        let info: PluginInfo =
+            call(&path, "/pluginregistration.Registration/GetInfo", Empty {}).await;
+        assert_eq!(
+            (info.kind.as_str(), info.name.as_str()),
+            ("DRAPlugin", DRIVER)
+        );
+        assert_eq!(info.supported_versions, VERSIONS);
+        self.notify(true).await;
+        PathBuf::from(info.endpoint)
+    }
+
+    async fn notify(&self, plugin_registered: bool) {
+        let status = RegistrationStatus {
+            plugin_registered,
+            error: String::new(),
+        };
+        let path = "/pluginregistration.Registration/NotifyRegistrationStatus";
+        let _: Empty = call(&self.registration(), path, status).await;
+    }
+
+    async fn leave(self) -> (tempfile::TempDir, Server) {
+        self.end.send_replace(true);
+        tokio::time::timeout(SOON, self.task)
+            .await
+            .unwrap()
+            .unwrap();
+        (self.folder, self.server)
+    }
+}
+
+async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = tokio::time::Instant::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(
+            tokio::time::Instant::now() < end,
+            "{what}: not within {SOON:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A connection as a kubelet's.
+struct Caller(SendRequest<Body>);
+
+impl Service<Request<Body>> for Caller {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let path = request.uri().path().to_owned();
+        *request.uri_mut() = format!("http://localhost{path}").parse().unwrap();
+        self.0.send_request(request).boxed()
+    }
+}
+
+async fn call<Q, R>(socket: &Path, path: &'static str, message: Q) -> R
+where
+    Q: Message + Default + 'static,
+    R: Message + Default + 'static,
+{
+    let stream = UnixStream::connect(socket).await.unwrap();
+    let io = TokioIo::new(stream);
+    let (sender, connection) = handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    let mut grpc = Grpc::new(Caller(sender));
+    grpc.ready().await.unwrap();
+    let request = tonic::Request::new(message);
+    let path = PathAndQuery::from_static(path);
+    let answer = grpc.unary(request, path, ProstCodec::<Q, R>::default());
+    answer.await.unwrap().into_inner()
+}
+
+fn claims(name: &str, uid: &str) -> Claims {
+    Claims {
+        claims: vec![Claim {
+            namespace: "default".to_owned(),
+            uid: uid.to_owned(),
+            name: name.to_owned(),
+        }],
+    }
+}
+
+const PREPARE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources";
+const PREPARE_BEFORE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources";
+const UNPREPARE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources";
+
+#[tokio::test]
+async fn devices_are_offered_once_the_kubelet_has_taken_the_driver_and_again_when_it_starts_anew() {
+    let stage = Stage::new();
+    until("the socket", || stage.registration().exists().then_some(())).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(stage.server.writes(), 0, "offered before the kubelet came");
+    stage.registered().await;
+    let slice = until("the slice", || stage.server.slice()).await;
+    assert_eq!(slice["spec"]["devices"].as_array().map(Vec::len), Some(4));
+    assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "node-uid");
+    stage.server.delete_slices();
+    stage.notify(true).await;
+    until("the slice after the kubelet's start", || {
+        stage.server.slice()
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(stage.server.writes(), 2, "written at rest");
+    let (_, server) = stage.leave().await;
+    assert!(server.slice().is_some(), "a successor takes it over");
+}
+
+#[tokio::test]
+async fn a_claim_is_prepared_once_however_often_it_is_asked_for_and_let_go_without_its_object() {
+    let stage = Stage::new();
+    let driver = stage.registered().await;
+    stage.server.claim("one", "uid-1", "rxe1-slot-0");
+    let first: PrepareResponse = call(&driver, PREPARE, claims("one", "uid-1")).await;
+    let device = &first.claims["uid-1"].devices[0];
+    assert_eq!(device.request_names, ["hca"]);
+    assert_eq!(
+        (device.pool_name.as_str(), device.device_name.as_str()),
+        ("n1", "rxe1-slot-0")
+    );
+    assert_eq!(device.cdi_device_ids, ["mooncake.io/hca=uid-1-rxe1-slot-0"]);
+    let file = stage.folder.path().join("cdi/mooncake.io-hca-uid-1.json");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(
+        text.contains("uverbs1") && !text.contains("uverbs0"),
+        "{text}"
+    );
+    // The claim and the agent are gone: what was given is still known.
+    stage.server.0.lock().unwrap().claims.clear();
+    let (folder, server) = stage.leave().await;
+    fs::remove_file(&file).unwrap();
+    let stage = Stage::on(folder, server);
+    let driver = stage.registered().await;
+    until("the lost file", || file.exists().then_some(())).await;
+    let again: PrepareResponse = call(&driver, PREPARE_BEFORE, claims("one", "uid-1")).await;
+    assert_eq!(again, first);
+    for _ in 0..2 {
+        let done: UnprepareResponse = call(&driver, UNPREPARE, claims("one", "uid-1")).await;
+        assert_eq!(done.claims["uid-1"].error, "");
+    }
+    assert!(!file.exists());
+}
+
+#[tokio::test]
+async fn a_device_that_is_held_is_waited_for() {
+    let stage = Stage::new();
+    let driver = stage.registered().await;
+    stage.server.claim("one", "uid-1", "rxe0-slot-1");
+    stage.server.claim("two", "uid-2", "rxe0-slot-1");
+    let one: PrepareResponse = call(&driver, PREPARE, claims("one", "uid-1")).await;
+    assert_eq!(one.claims["uid-1"].error, "");
+    let waits = {
+        let driver = driver.clone();
+        tokio::spawn(async move {
+            call::<_, PrepareResponse>(&driver, PREPARE, claims("two", "uid-2")).await
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waits.is_finished(), "given twice, or refused at once");
+    let _: UnprepareResponse = call(&driver, UNPREPARE, claims("one", "uid-1")).await;
+    let two = tokio::time::timeout(SOON, waits).await.unwrap().unwrap();
+    assert_eq!(two.claims["uid-2"].error, "");
+    assert_eq!(two.claims["uid-2"].devices.len(), 1);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_not_there_is_refused_by_name() {
+    let stage = Stage::new();
+    let driver = stage.registered().await;
+    let refused: PrepareResponse = call(&driver, PREPARE, claims("none", "uid-9")).await;
+    let error = &refused.claims["uid-9"].error;
+    assert!(
+        error.starts_with("ClaimInvalid: ") && error.contains("default/none"),
+        "{error}"
+    );
+    stage.server.claim("none", "uid-10", "rxe0-slot-0");
+    let another: PrepareResponse = call(&driver, PREPARE, claims("none", "uid-9")).await;
+    assert!(
+        another.claims["uid-9"].error.contains("uid-10"),
+        "{another:?}"
+    );
+}
+
+#[tokio::test]
+async fn sockets_of_the_dead_are_taken_away_and_its_own_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = registry(&folder.path().join("kubelet"));
+    fs::create_dir_all(&registry).unwrap();
+    for name in ["hca.mooncake.io-before-reg.sock", "other.example-reg.sock"] {
+        fs::write(registry.join(name), "").unwrap();
+    }
+    let stage = Stage::on(folder, Server::default());
+    let driver = stage.registered().await;
+    assert!(!registry.join("hca.mooncake.io-before-reg.sock").exists());
+    assert!(
+        registry.join("other.example-reg.sock").exists(),
+        "it is another driver's"
+    );
+    let own = stage.registration();
+    assert!(own.exists() && driver.exists());
+    let _folder = stage.leave().await;
+    assert!(!own.exists() && !driver.exists());
+}
+
+#[tokio::test]
+async fn nothing_is_offered_where_the_api_server_has_no_devices() {
+    let server = Server::default();
+    server.0.lock().unwrap().without_devices = true;
+    let stage = Stage::on(tempfile::tempdir().unwrap(), server);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!stage.registration().exists());
+    stage.leave().await;
+}
