@@ -9,6 +9,7 @@ mod stories {
     mod control_plane;
     mod cut;
     mod deletion;
+    mod devices;
     mod generation;
     mod healthy;
     mod inventory;

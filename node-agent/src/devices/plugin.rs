@@ -47,11 +47,12 @@ struct Sockets {
 
 impl Sockets {
     /// A kubelet that was refused at a path does not come back to it for long, so that each agent's pod
-    /// has paths of its own.
+    /// has paths of its own. It names the registration socket's whole path as the authority of its calls,
+    /// slashes written as %2F, which is one only where an `@` follows: hyper refuses others unheard.
     fn of(settings: &Settings) -> Self {
         let uid = &settings.pod_uid;
         Self {
-            registration: registry(&settings.kubelet).join(format!("{DRIVER}-{uid}-reg.sock")),
+            registration: registry(&settings.kubelet).join(format!("{DRIVER}@{uid}-reg.sock")),
             service: folder(&settings.kubelet).join(format!("dra-{uid}.sock")),
         }
     }

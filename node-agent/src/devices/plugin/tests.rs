@@ -206,7 +206,7 @@ impl Stage {
     }
 
     fn registration(&self) -> PathBuf {
-        registry(&self.folder.path().join("kubelet")).join("hca.mooncake.io-pod-reg.sock")
+        registry(&self.folder.path().join("kubelet")).join("hca.mooncake.io@pod-reg.sock")
     }
 
     /// The driver's socket, as it told it.
@@ -257,8 +257,8 @@ async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A connection as a kubelet's.
-struct Caller(SendRequest<Body>);
+/// A connection as a kubelet's, with the authority that grpc-go gives its calls.
+struct Caller(SendRequest<Body>, String);
 
 impl Service<Request<Body>> for Caller {
     type Response = Response<Incoming>;
@@ -271,7 +271,7 @@ impl Service<Request<Body>> for Caller {
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let path = request.uri().path().to_owned();
-        *request.uri_mut() = format!("http://localhost{path}").parse().unwrap();
+        *request.uri_mut() = format!("http://{}{path}", self.1).parse().unwrap();
         self.0.send_request(request).boxed()
     }
 }
@@ -285,7 +285,13 @@ where
     let io = TokioIo::new(stream);
     let (sender, connection) = handshake(TokioExecutor::new(), io).await.unwrap();
     tokio::spawn(connection);
-    let mut grpc = Grpc::new(Caller(sender));
+    // The registration socket by its path, the driver's as `unix:` and its path.
+    let authority = if socket.to_string_lossy().ends_with("-reg.sock") {
+        socket.to_string_lossy().replace('/', "%2F")
+    } else {
+        "localhost".to_owned()
+    };
+    let mut grpc = Grpc::new(Caller(sender, authority));
     grpc.ready().await.unwrap();
     let request = tonic::Request::new(message);
     let path = PathAndQuery::from_static(path);
