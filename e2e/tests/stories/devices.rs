@@ -1,0 +1,379 @@
+//! Pods that claim RDMA devices, through the ends of everything that gives them. The nodes have none:
+//! their agents read a recorded machine, and of a device without a driver the kernel says ENXIO where
+//! a container may open it, and EPERM where it may not.
+
+use anyhow::{Context, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams};
+use mooncake_e2e::Part;
+use mooncake_e2e::story::{Namespace, Product, Seen, eventually, processes};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(180);
+/// A preparation that failed is tried again after 70 to 90 seconds.
+const PREPARED: Duration = Duration::from_secs(240);
+const COMMAND: Duration = Duration::from_secs(30);
+
+/// Two devices on one node and none on the other.
+const MACHINES: [(&str, &str); 2] = [
+    (
+        "n1",
+        include_str!("../../../node-agent/tests/machines/vm-soft-roce.txt"),
+    ),
+    (
+        "n2",
+        include_str!("../../../node-agent/tests/machines/vm-without-devices.txt"),
+    ),
+];
+/// Where the agents find it; the folder is the one that outlives them.
+const MACHINE: &str = "/var/lib/mooncake/machine.txt";
+
+const SLICE: &str = "n1-hca.mooncake.io";
+/// 8 slots of each device.
+const SLOTS: usize = 16;
+
+/// Two pods share a device: each claim is given a slot of it.
+const CLAIMS: &str = r#"
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: rxe1}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: hca
+        exactly:
+          deviceClassName: hca.mooncake.io
+          selectors:
+          - cel: {expression: 'device.attributes["hca.mooncake.io"].rdmaDevice == "rxe1"'}
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_pod_gets_the_device_that_it_claims_and_keeps_it_whatever_dies() -> anyhow::Result<()> {
+    let product = Arc::new(Product::alone().await?);
+    let told = Arc::clone(&product);
+    let story = async {
+        for (node, machine) in MACHINES {
+            let write = format!("cat > {MACHINE} <<'END'\n{machine}\nEND\n");
+            on_node(&product, node, &write).await?;
+        }
+        let words = [
+            format!("agent.recording={MACHINE}"),
+            "agent.maxUnavailable=100%".to_owned(),
+        ];
+        install(&product, &words).await?;
+        product
+            .tell("devices", async move |namespace| {
+                tale(&told, &namespace).await
+            })
+            .await
+    };
+    let outcome = story.await;
+    product
+        .stage
+        .with(|cluster| cluster.start(Part::Kubelet(1)))
+        .await?;
+    install(&product, &[]).await?;
+    outcome
+}
+
+async fn tale(product: &Product, namespace: &Namespace) -> anyhow::Result<()> {
+    let slices: Api<ResourceSlice> = Api::all(product.stage.client.clone());
+    let offered = offer(&slices, None).await?;
+    ensure!(
+        slices.get_opt("n2-hca.mooncake.io").await?.is_none(),
+        "a node without devices has a slice"
+    );
+    own_slices_only(product).await?;
+
+    namespace.apply(CLAIMS).await?;
+    for pod in ["one", "two"] {
+        namespace.apply(&pod_that_claims(pod).to_string()).await?;
+    }
+    for pod in ["one", "two"] {
+        namespace.pod_ready(pod, PREPARED).await?;
+        unprivileged(namespace, pod).await?;
+        no_neighbour(namespace, pod).await?;
+    }
+    println!("two pods share rxe1");
+
+    lost_file(product, namespace).await?;
+    println!("a lost CDI file was put back, and the container started again");
+
+    let kubelet = Part::Kubelet(1);
+    product
+        .stage
+        .with(move |cluster| cluster.stop(kubelet).and_then(|()| cluster.start(kubelet)))
+        .await?;
+    offer(&slices, Some(&offered)).await?;
+    println!("the kubelet started anew, and the devices are offered again");
+
+    deleted_while_the_agent_is_away(product, namespace).await?;
+    println!("a pod went that was deleted while the agent was away");
+    // What the kubelet deleted at its start the others hold still.
+    unprivileged(namespace, "two").await?;
+    namespace
+        .api::<Pod>()
+        .delete("two", &DeleteParams::default())
+        .await?;
+    gone(product, namespace, "two").await
+}
+
+/// The slice of the node with devices; another than `before`.
+async fn offer(
+    slices: &Api<ResourceSlice>,
+    before: Option<&ResourceSlice>,
+) -> anyhow::Result<ResourceSlice> {
+    eventually("the devices to be offered", SOON, || async {
+        let Some(slice) = slices.get_opt(SLICE).await? else {
+            return Ok(Seen::NotYet("no slice".to_owned()));
+        };
+        let count = slice.spec.devices.as_ref().map_or(0, Vec::len);
+        let anew = before.is_none_or(|before| before.uid() != slice.uid());
+        let words = format!("{count} slots, anew: {anew}");
+        Ok(Seen::when((anew && count == SLOTS).then_some(slice), words))
+    })
+    .await
+}
+
+/// `user` is what a user's container is; `root` could make any device node that the device cgroup lets
+/// it open; `bystander` claims nothing.
+fn pod_that_claims(name: &str) -> Value {
+    let wait = "until [ -e /tmp/end ]; do sleep 0.2; done";
+    let container = |name: &str, claims: Value, security: Value| {
+        json!({
+            "name": name, "image": mooncake_e2e::images::DEBIAN,
+            "command": ["sh", "-c", wait], "securityContext": security,
+            "resources": {"claims": claims},
+        })
+    };
+    let claim = json!([{"name": "hca"}]);
+    let restricted = json!({
+        "runAsUser": 1000, "runAsNonRoot": true, "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+    });
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+            "resourceClaims": [{"name": "hca", "resourceClaimTemplateName": "rxe1"}],
+            "containers": [
+                container("user", claim.clone(), restricted.clone()),
+                container("root", claim, json!({})),
+                container("bystander", json!([]), restricted),
+            ],
+        },
+    })
+}
+
+/// Opens a device file, and says which error that gave.
+const OPEN: &str = r#"
+import errno, os, sys
+try:
+    os.close(os.open(sys.argv[1], os.O_RDWR))
+    print("opened")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"#;
+
+async fn opened(
+    namespace: &Namespace,
+    pod: &str,
+    container: &str,
+    path: &str,
+) -> anyhow::Result<String> {
+    let command = ["python3", "-c", OPEN, path];
+    let said = namespace.exec(pod, container, &command, COMMAND).await?;
+    Ok(said.trim().to_owned())
+}
+
+/// Where the machine that runs this has such a device by itself, it opens.
+fn is_allowed(said: &str) -> bool {
+    ["ENXIO", "ENODEV", "opened"].contains(&said)
+}
+
+async fn unprivileged(namespace: &Namespace, pod: &str) -> anyhow::Result<()> {
+    let tell = "id -u; ls -x /dev/infiniband; echo $MOONCAKE_HCA_DEVICES";
+    let said = namespace
+        .exec(pod, "user", &["sh", "-c", tell], COMMAND)
+        .await?;
+    let words: Vec<&str> = said.split_whitespace().collect();
+    ensure!(
+        words == ["1000", "rdma_cm", "uverbs1", "rxe1"],
+        "{pod}: {said}"
+    );
+    let said = opened(namespace, pod, "user", "/dev/infiniband/uverbs1").await?;
+    ensure!(is_allowed(&said), "{pod}: {said}");
+    let tell = "ls /dev/infiniband 2>/dev/null; echo \"<$MOONCAKE_HCA_DEVICES>\"";
+    let said = namespace
+        .exec(pod, "bystander", &["sh", "-c", tell], COMMAND)
+        .await?;
+    ensure!(
+        said.trim() == "<>",
+        "a container that claims nothing has {said}"
+    );
+    Ok(())
+}
+
+/// The device that the claim does not hold cannot be opened, whoever makes a file for it.
+async fn no_neighbour(namespace: &Namespace, pod: &str) -> anyhow::Result<()> {
+    let make = "mknod /tmp/own c 231 193 && mknod /tmp/neighbour c 231 192";
+    namespace
+        .exec(pod, "root", &["sh", "-c", make], COMMAND)
+        .await?;
+    let own = opened(namespace, pod, "root", "/tmp/own").await?;
+    let neighbour = opened(namespace, pod, "root", "/tmp/neighbour").await?;
+    ensure!(
+        is_allowed(&own) && neighbour == "EPERM",
+        "{pod}: its own {own}, the neighbour {neighbour}"
+    );
+    Ok(())
+}
+
+/// The agent dies and the files go, as at a crash in the midst of it all.
+async fn lost_file(product: &Product, namespace: &Namespace) -> anyhow::Result<()> {
+    let files = files(product).await?;
+    ensure!(files.len() == 2, "{files:?}");
+    on_node(product, "n1", "rm /var/run/cdi/mooncake.io-hca-*").await?;
+    let agent = product.agent_on("n1").await?;
+    for worker in processes::of_pod(&agent, "worker")? {
+        worker.recorded.signal(Signal::KILL);
+    }
+    let what = "the lost files to be put back";
+    eventually(what, SOON, || async {
+        let now = self::files(product).await?;
+        Ok(Seen::when((now == files).then_some(()), format!("{now:?}")))
+    })
+    .await?;
+    namespace
+        .exec("one", "user", &["touch", "/tmp/end"], COMMAND)
+        .await?;
+    let pods: Api<Pod> = namespace.api();
+    eventually("the container to start again", SOON, || async {
+        let pod = pods.get("one").await?;
+        let statuses = pod.status.and_then(|status| status.container_statuses);
+        let again = statuses
+            .iter()
+            .flatten()
+            .any(|status| status.name == "user" && status.restart_count > 0 && status.ready);
+        Ok(Seen::when(again.then_some(()), format!("{statuses:?}")))
+    })
+    .await?;
+    unprivileged(namespace, "one").await
+}
+
+async fn deleted_while_the_agent_is_away(
+    product: &Product,
+    namespace: &Namespace,
+) -> anyhow::Result<()> {
+    let agent = product.agent_on("n1").await?;
+    let all = processes::of_pod(&agent, "--state-dir")?;
+    let (workers, supervisors): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|process| process.command.contains("worker"));
+    ensure!(!workers.is_empty() && !supervisors.is_empty(), "no agent");
+    // Stopped, it starts no other worker.
+    let to_supervisors = |signal| {
+        for supervisor in &supervisors {
+            supervisor.recorded.signal(signal);
+        }
+    };
+    to_supervisors(Signal::STOP);
+    for worker in &workers {
+        worker.recorded.signal(Signal::KILL);
+    }
+    let pods: Api<Pod> = namespace.api();
+    pods.delete("one", &DeleteParams::default()).await?;
+    // Nothing can be awaited here: what is tested is that it does not end.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let held = pods.get_opt("one").await?;
+    to_supervisors(Signal::CONT);
+    ensure!(
+        held.is_some(),
+        "the pod went before its device was taken back"
+    );
+    gone(product, namespace, "one").await
+}
+
+/// Waits until a pod is gone, and with it what it was given.
+async fn gone(product: &Product, namespace: &Namespace, pod: &str) -> anyhow::Result<()> {
+    let left = usize::from(pod == "one");
+    let pods: Api<Pod> = namespace.api();
+    eventually(format!("{pod} to go"), SOON, || async {
+        let there = pods.get_opt(pod).await?.is_some();
+        let files = files(product).await?;
+        let words = format!("there: {there}, CDI files: {files:?}");
+        Ok(Seen::when(
+            (!there && files.len() == left).then_some(()),
+            words,
+        ))
+    })
+    .await
+}
+
+/// Names of the files by which the container runtime gives devices.
+async fn files(product: &Product) -> anyhow::Result<Vec<String>> {
+    let found = on_node(product, "n1", "ls /var/run/cdi").await?;
+    let ours = found
+        .lines()
+        .filter(|name| name.starts_with("mooncake.io-hca-"));
+    Ok(ours.map(str::to_owned).collect())
+}
+
+/// As an agent of a node, with a token that names the node.
+async fn own_slices_only(product: &Product) -> anyhow::Result<()> {
+    let write = |agent: &'static str, of: &'static str, driver: &'static str| {
+        let slice = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+            "metadata": {"name": "story"},
+            "spec": {
+                "driver": driver, "nodeName": of, "devices": [],
+                "pool": {"name": "story", "generation": 1, "resourceSliceCount": 1},
+            },
+        });
+        async move {
+            let node = format!("--as-user-extra=authentication.kubernetes.io/node-name={agent}");
+            let account = "--as=system:serviceaccount:mooncake-system:mooncake-agent";
+            let create = move |cluster: &mooncake_e2e::Cluster| {
+                let words = ["create", "--dry-run=server", "-f", "-", account, &node];
+                cluster
+                    .kubectl()
+                    .command(words)
+                    .input(slice.to_string())
+                    .output()
+            };
+            product.stage.with(create).await
+        }
+    };
+    write("n2", "n2", "hca.mooncake.io").await?;
+    for (agent, of, driver, words) in [
+        ("n2", "n1", "hca.mooncake.io", "its own node (n2)"),
+        ("n2", "n2", "gpu.example.org", "not of gpu.example.org"),
+    ] {
+        let refused = write(agent, of, driver).await.err();
+        let refused = refused.context("a foreign slice was taken")?.to_string();
+        ensure!(refused.contains(words), "{refused}");
+    }
+    Ok(())
+}
+
+async fn on_node(product: &Product, node: &'static str, script: &str) -> anyhow::Result<String> {
+    let command = ["sh", "-c", script].map(str::to_owned);
+    product
+        .stage
+        .with(move |cluster| cluster.run_on(node, &command, COMMAND))
+        .await
+}
+
+/// Installs with further settings, and waits until all agents have them.
+async fn install(product: &Product, words: &[String]) -> anyhow::Result<()> {
+    product.install(words).await?;
+    product.whole(SOON).await
+}
