@@ -39,6 +39,8 @@ pub struct User {
 #[derive(Clone, Debug)]
 pub struct Site<'a> {
     pub node: &'a str,
+    /// The cluster's, whose people read what is said.
+    pub namespace: &'a str,
     /// `None`: there is no such Node.
     pub machine: Option<&'a Machine>,
     pub offer: Option<&'a Offer>,
@@ -74,7 +76,7 @@ impl<'a> Site<'a> {
     /// `None` where the node has nothing to do with the cluster's domain.
     pub fn of(
         world: &'a World,
-        wanted: &Wanted,
+        wanted: &'a Wanted,
         node: &'a str,
         machine: Option<&'a Machine>,
         users: &'a [User],
@@ -109,6 +111,7 @@ impl<'a> Site<'a> {
         let clique = daemon.and_then(|daemon| daemon.clique.as_deref());
         Some(Self {
             node,
+            namespace: &wanted.namespace,
             machine,
             offer: world.offer(node),
             daemon,
@@ -193,7 +196,7 @@ fn trouble(
     if let Some(claim) = site.former.first() {
         let message = format!(
             "{} holds a channel of a domain that is deleted",
-            claim.told()
+            claim.told(site.namespace)
         );
         return is(Reason::DomainDeletedInUse, message);
     }
@@ -211,7 +214,7 @@ fn trouble(
                 Reason::DomainDeletedInUse,
                 format!(
                     "the domain is being deleted while {} holds a channel",
-                    claim.told()
+                    claim.told(site.namespace)
                 ),
             ),
             None => is(Reason::Deleting, "the domain is being deleted".to_owned()),
@@ -240,14 +243,14 @@ fn trouble(
     if !offer.daemon {
         let message = format!(
             "{} is allocated; the host's own IMEX serves it",
-            claim.told()
+            claim.told(site.namespace)
         );
         return is(Reason::HostImexUnproven, message);
     }
     if machine.label.is_none() {
         let message = format!(
             "{} is allocated and the driver's plugin has not labelled node {node} yet",
-            claim.told()
+            claim.told(site.namespace)
         );
         return is(Reason::DomainNotReady, message);
     }
@@ -258,14 +261,17 @@ fn without_claim(site: &Site<'_>, domain: &Domain) -> Option<(Reason, String)> {
     let node = site.node;
     if let Some(claim) = site.mine.first() {
         let message = format!(
-            "{} is not of the domain's namespace {}",
-            claim.told(),
+            "{} holds the domain's channel on node {node}; only one of namespace {} may",
+            claim.told(site.namespace),
             domain.namespace
         );
         return Some((Reason::ChannelNotPermitted, message));
     }
     if let Some(claim) = site.other {
-        let message = format!("the channel of node {node} is held by {}", claim.told());
+        let message = format!(
+            "the channel of node {node} is held by {}",
+            claim.told(site.namespace)
+        );
         return Some((Reason::ChannelBusy, message));
     }
     let without = site.without();

@@ -253,8 +253,12 @@ impl Claim {
         })
     }
 
-    /// The claim and its pods, for people.
-    pub fn told(&self) -> String {
+    /// The claim and its pods, for the people of a namespace; of others' it says no more than that it is
+    /// theirs.
+    pub fn told(&self, to: &str) -> String {
+        if self.namespace != to {
+            return "a claim of another namespace".to_owned();
+        }
         let pods: Vec<&str> = self.holders.iter().map(|pod| pod.name.as_str()).collect();
         let (namespace, name) = (&self.namespace, &self.name);
         if pods.is_empty() {

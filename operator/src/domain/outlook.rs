@@ -129,7 +129,7 @@ fn finding(world: &World, wanted: &Wanted, found: Found<'_>, verdicts: &[Verdict
                 format!(
                     "ComputeDomain {} is being deleted while in use: {}",
                     domain.name,
-                    told(world.claims_of(&domain.uid))
+                    told(world.claims_of(&domain.uid), &wanted.namespace)
                 ),
             ),
             None => not(
@@ -215,7 +215,7 @@ fn nothing(world: &World, wanted: &Wanted) -> Finding {
         let message = format!(
             "ComputeDomain {} was deleted while in use: {}",
             wanted.domain,
-            told(claims())
+            told(claims(), &wanted.namespace)
         );
         return not(Reason::DomainDeletedInUse, message);
     }
@@ -244,7 +244,7 @@ fn waiting(world: &World, wanted: &Wanted, domain: &Domain) -> Option<(Reason, S
         .claims_of(&domain.uid)
         .filter(|claim| claim.node.is_none() && !claim.leaving)
         .filter(|claim| claim.namespace == wanted.namespace)
-        .map(Claim::told)
+        .map(|claim| claim.told(&wanted.namespace))
         .collect();
     if waiting.is_empty() {
         return None;
@@ -264,8 +264,8 @@ fn waiting(world: &World, wanted: &Wanted, domain: &Domain) -> Option<(Reason, S
         })
 }
 
-fn told<'a>(claims: impl Iterator<Item = &'a Claim>) -> String {
-    listed(&claims.map(Claim::told).collect::<Vec<_>>())
+fn told<'a>(claims: impl Iterator<Item = &'a Claim>, to: &str) -> String {
+    listed(&claims.map(|claim| claim.told(to)).collect::<Vec<_>>())
 }
 
 fn listed(words: &[String]) -> String {

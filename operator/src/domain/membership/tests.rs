@@ -303,6 +303,33 @@ fn each_missing_thing_has_its_name() {
 }
 
 #[test]
+fn claims_of_another_namespace_are_told_without_their_names() {
+    let foreign = Case::with(|case| {
+        case.parts.claims[0].namespace = "secret".to_owned();
+    });
+    let busy = Case::with(|case| {
+        case.parts.claims[0].namespace = "secret".to_owned();
+        case.parts.claims[0].domain = "d2".to_owned();
+    });
+    let former = Case::with(|case| {
+        case.parts.claims[0].namespace = "secret".to_owned();
+        case.parts.domains.clear();
+        case.wanted.known.domain_uid = Some("d1".to_owned());
+    });
+    for case in [foreign, busy, former] {
+        let message = case.verdict().unwrap().message;
+        assert!(
+            message.contains("a claim of another namespace"),
+            "{message}"
+        );
+        assert!(
+            !message.contains("secret") && !message.contains("w1"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
 fn the_global_status_and_status_nodes_prove_nothing_beside_a_clique() {
     let stale = Case::with(|case| {
         // As after a stopped controller: listed Ready, in the clique not yet.
