@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! crew: operator, agents, webhook, releases --> troubles --> one for each cause --> worst first
-//! clusters, nodes, pool pods, labelled pods -->
+//! clusters, nodes, policies, pool pods, labelled pods -->
 //! ```
 
 use std::collections::BTreeSet;
@@ -19,6 +19,7 @@ mod cluster;
 mod crew;
 pub(crate) mod node;
 mod pod;
+mod policy;
 mod trouble;
 
 pub(crate) use pod::by_its_labels;
@@ -64,6 +65,7 @@ pub fn doctor(picture: &Picture, release: &str, now: Timestamp) -> Doctor {
     if !picture.is_not_installed() {
         let mut told = crew::troubles(picture, release, now);
         told.extend(node::troubles(picture));
+        told.extend(policy::troubles(picture));
         told.extend(pod::pool_pods(picture));
         told.extend(pod::labelled(picture, now));
         findings = once(told);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crds::{MooncakeCluster, MooncakeNode, names};
+use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
@@ -20,6 +20,7 @@ pub struct Picture {
     pub namespace: Option<String>,
     pub clusters: Vec<MooncakeCluster>,
     pub nodes: Vec<MooncakeNode>,
+    pub policies: Vec<MooncakeNodePolicy>,
     /// Pods of masters and pools.
     pub pods: Vec<Arc<Pod>>,
     /// Pods that ask for injection.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cli::connection::Connection;
 use crate::cli::picture::Picture;
-use crate::cli::unseen::{Unseen, What};
+use crate::cli::unseen::{Cause, Unseen, What};
 
 /// Where every list of the whole cluster looks.
 const EVERYWHERE: &str = "all namespaces";
@@ -57,13 +57,16 @@ pub async fn survey(connection: &Connection, namespace: Option<&str>, depth: Dep
         let api = within(connection, namespace);
         async move { connection.list(what, scope, &api, Some(&labels)).await }
     };
-    let mut not_understood = Vec::new();
+    let (mut not_understood, mut of_policies) = (Vec::new(), Vec::new());
+    let policies =
+        Api::<DeserializeGuard<crds::MooncakeNodePolicy>>::all(connection.client.clone());
     let all = Api::<DeserializeGuard<crds::MooncakeNode>>::all(connection.client.clone());
     let deployments = within(connection, None);
     let daemon_sets = within(connection, None);
     let webhooks = Api::all(connection.client.clone());
-    let (nodes, pool_pods, labelled, crew, operators, agents, webhooks) = tokio::join!(
+    let (nodes, policies, pool_pods, labelled, crew, operators, agents, webhooks) = tokio::join!(
         connection.list_ours(What::Nodes, CLUSTER_WIDE, &all, &mut not_understood),
+        connection.list_ours(What::Policies, CLUSTER_WIDE, &policies, &mut of_policies),
         pods(What::PoolPods, namespace, &scope, ours),
         pods(
             What::LabelledPods,
@@ -78,7 +81,11 @@ pub async fn survey(connection: &Connection, namespace: Option<&str>, depth: Dep
     );
     let unseen = &mut picture.unseen;
     unseen.extend(not_understood);
+    // A release before them has none, and nothing is unseen.
+    of_policies.retain(|not| not.cause != Cause::NotInstalled);
+    unseen.extend(of_policies);
     picture.nodes = nodes;
+    picture.policies = policies;
     picture.pods = shared(seen(pool_pods, unseen));
     picture.labelled = shared(seen(labelled, unseen));
     picture.crew = shared(seen(crew, unseen));

@@ -14,6 +14,8 @@ pub enum What {
     Nodes,
     #[serde(rename = "mooncakeinventories.mooncake.io")]
     Inventories,
+    #[serde(rename = "mooncakenodepolicies.mooncake.io")]
+    Policies,
     /// Pods of masters and pools.
     #[serde(rename = "pods of masters and pools")]
     PoolPods,
@@ -43,6 +45,7 @@ impl What {
             Self::Clusters => "mooncakeclusters.mooncake.io",
             Self::Nodes => "mooncakenodes.mooncake.io",
             Self::Inventories => "mooncakeinventories.mooncake.io",
+            Self::Policies => "mooncakenodepolicies.mooncake.io",
             Self::PoolPods => "pods of masters and pools",
             Self::LabelledPods => "pods with the label mooncake.io/inject",
             Self::Operators => "deployments.apps of the operator",

@@ -23,6 +23,7 @@ pub(crate) fn picture(text: &str) -> Picture {
         match object["kind"].as_str().unwrap() {
             "MooncakeCluster" => picture.clusters.push(read(object)),
             "MooncakeNode" => picture.nodes.push(read(object)),
+            "MooncakeNodePolicy" => picture.policies.push(read(object)),
             "Deployment" => picture.operators.push(read(object)),
             "DaemonSet" => picture.agents.push(read(object)),
             "MutatingWebhookConfiguration" => picture.webhooks.push(read(object)),
@@ -54,12 +55,14 @@ fn read<T: DeserializeOwned>(object: Value) -> T {
 pub(crate) fn for_a_tenant(mut picture: Picture) -> Picture {
     picture.namespace = Some("team".to_owned());
     picture.nodes.clear();
+    picture.policies.clear();
     picture.operators.clear();
     picture.agents.clear();
     picture.crew.clear();
     picture.webhooks.clear();
     for (what, place) in [
         (What::Nodes, "the whole cluster"),
+        (What::Policies, "the whole cluster"),
         (What::CrewPods, "all namespaces"),
         (What::Operators, "all namespaces"),
         (What::Agents, "all namespaces"),

@@ -110,7 +110,7 @@ fn every_page_is_read_and_an_object_that_is_not_understood_hides_no_other() {
     let causes: Vec<&str> = unseen.map(|not| not["cause"].as_str().unwrap()).collect();
     assert_eq!(
         causes.iter().filter(|cause| **cause == "Forbidden").count(),
-        7
+        8
     );
     assert!(causes.contains(&"NotUnderstood"), "{causes:?}");
 }
