@@ -11,8 +11,7 @@ use crds::MooncakeCluster;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace as CoreNamespace, Pod};
 use kube::ResourceExt;
-use kube::api::{Api, ListParams, Patch, PatchParams};
-use serde_json::json;
+use kube::api::{Api, ListParams};
 use std::time::{Duration, Instant};
 
 /// How long anything may stay Terminating.
@@ -277,27 +276,10 @@ impl Namespace {
         })
         .await
         .context("something stayed Terminating")?;
-        self.look_again().await?;
+        // Its own controller looks at what is left in steps that grow to half a minute.
         self.gone(&self.name, GOODBYE)
             .await
             .context("something stayed Terminating")
-    }
-
-    /// The controller of namespaces looks at what is left of one in steps that grow to half a minute,
-    /// and five seconds after every change of it.
-    async fn look_again(&self) -> anyhow::Result<()> {
-        let namespaces: Api<CoreNamespace> = Api::all(self.stage.client.clone());
-        let change = json!({"metadata": {"annotations": {"e2e.mooncake.io/empty": "true"}}});
-        let change = Patch::Merge(change);
-        match namespaces
-            .patch(&self.name, &PatchParams::default(), &change)
-            .await
-        {
-            Ok(_) => Ok(()),
-            // It had looked.
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            Err(error) => Err(error.into()),
-        }
     }
 }
 
