@@ -11,7 +11,7 @@ use crds::MooncakeCluster;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace as CoreNamespace, Pod};
 use kube::ResourceExt;
-use kube::api::{Api, ListParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use std::time::{Duration, Instant};
 
 /// How long anything may stay Terminating.
@@ -68,7 +68,7 @@ where
         evidence::print(&namespace).await;
     }
     let told = started.elapsed();
-    let gone = namespace.delete().await;
+    let gone = namespace.clear().await;
     let all = started.elapsed();
     say(&namespace, told, all);
     if gone.is_err() {
@@ -251,35 +251,75 @@ impl Namespace {
         .await
     }
 
-    /// Deletes the namespace and waits until it is gone.
-    async fn delete(&self) -> anyhow::Result<()> {
+    /// Deletes the namespace with all that is in it and waits until it is gone, [`GOODBYE`] at most.
+    ///
+    /// # Errors
+    /// With what was left Terminating.
+    pub async fn delete(&self) -> anyhow::Result<()> {
         self.stage
-            .kubectl(["delete", "namespace", &self.name, "--wait=false"])
+            .kubectl([
+                "delete",
+                "namespace",
+                &self.name,
+                "--wait=false",
+                "--ignore-not-found",
+            ])
             .await?;
+        self.gone(&self.name, GOODBYE)
+            .await
+            .context("something stayed Terminating")
+    }
+
+    /// Ends everything in it, then itself. A namespace's own controller comes back to one that still has
+    /// pods only after half their grace period, though they went long before: the next story need not
+    /// wait for that.
+    async fn clear(&self) -> anyhow::Result<()> {
+        let now = DeleteParams::default();
+        for cluster in self.clusters().await? {
+            let clusters = self.api::<MooncakeCluster>();
+            already_gone(clusters.delete(&cluster, &now).await)?;
+        }
+        let pods: Api<Pod> = self.api();
+        for pod in pods.list(&ListParams::default()).await? {
+            // Who has an owner goes with it, and would only be made anew.
+            if pod.owner_references().is_empty() {
+                already_gone(pods.delete(&pod.name_any(), &now).await)?;
+            }
+        }
         let what = format!(
             "the pods and clusters of namespace {} to be gone",
             self.name
         );
         eventually(what, GOODBYE, || async {
-            let every = ListParams::default();
-            let pods = self.api::<Pod>().list(&every).await?;
-            let clusters = match self.api::<MooncakeCluster>().list(&every).await {
-                Ok(clusters) => clusters.items,
-                // Not every stage has the kind.
-                Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
-                Err(error) => return Err(error.into()),
-            };
-            let pods = pods.iter().map(ResourceExt::name_any);
-            let clusters = clusters.iter().map(ResourceExt::name_any);
-            let left: Vec<_> = pods.chain(clusters).collect();
+            let mut left = self.clusters().await?;
+            let pods = pods.list(&ListParams::default()).await?;
+            left.extend(pods.iter().map(ResourceExt::name_any));
             Ok(Seen::when(left.is_empty().then_some(()), left.join(", ")))
         })
         .await
         .context("something stayed Terminating")?;
-        // Its own controller looks at what is left in steps that grow to half a minute.
-        self.gone(&self.name, GOODBYE)
+        self.delete().await
+    }
+
+    /// Names of its MooncakeClusters; none where the stage does not have the kind.
+    async fn clusters(&self) -> anyhow::Result<Vec<String>> {
+        match self
+            .api::<MooncakeCluster>()
+            .list(&ListParams::default())
             .await
-            .context("something stayed Terminating")
+        {
+            Ok(clusters) => Ok(clusters.iter().map(ResourceExt::name_any).collect()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Somebody else may have deleted it meanwhile.
+fn already_gone<T>(deleted: kube::Result<T>) -> kube::Result<()> {
+    match deleted {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(drop),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The operator is replaced, or its leader dies; who stores and transfers does not notice.
 
 use super::agent::same_lives;
-use super::rest::settled;
+use super::at_rest::settled;
 use anyhow::{Context, ensure};
 use crds::MooncakeCluster;
 use crds::names::{COMPONENT_OPERATOR, pool_service};

@@ -5,7 +5,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
-use mooncake_e2e::story::{Namespace, Pool, Product, Seen, eventually};
+use mooncake_e2e::story::{Namespace, Pool, Product, Seen, StockPod, StockWork, eventually};
 use std::time::Duration;
 
 const GOODBYE: Duration = Duration::from_secs(60);
@@ -19,6 +19,23 @@ async fn with_a_deleted_cluster_goes_everything_that_was_made_for_it() -> anyhow
             Pool::small(&namespace).await?;
             delete(&namespace).await?;
             nothing_left(&namespace).await
+        })
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_namespace_goes_with_the_pools_and_stock_pods_in_it() -> anyhow::Result<()> {
+    let product = Product::shared().await?;
+    product
+        .tell("whole", async |namespace| {
+            Pool::small(&namespace).await?;
+            StockPod::new("idle", StockWork::Idle)
+                .inject("kv")
+                .start(&namespace)
+                .await?;
+            namespace.pod_ready("idle", GOODBYE).await?;
+            namespace.delete().await
         })
         .await
 }

@@ -52,7 +52,7 @@ pub(crate) const SUITES: &[Suite] = &[
         budget: 6,
         machine: true,
         kind: Kind::Cargo(&[
-            "test --quiet --workspace --exclude mooncake-e2e --locked --test api_server -- --include-ignored --test-threads=1",
+            "test --quiet --workspace --exclude mooncake-e2e --locked --test api_server -- --include-ignored --test-threads=3",
         ]),
     },
     Suite {
