@@ -270,9 +270,9 @@ impl Namespace {
             .context("something stayed Terminating")
     }
 
-    /// Ends everything in it, then itself. A namespace's own controller comes back to one that still has
-    /// pods only after half their grace period, though they went long before: the next story need not
-    /// wait for that.
+    /// Ends its clusters and the pods that nobody owns, then itself. A namespace's own controller comes
+    /// back to one that still has pods only after half their grace period, though they went long before:
+    /// the next story need not wait for that.
     async fn clear(&self) -> anyhow::Result<()> {
         let now = DeleteParams::default();
         for cluster in self.clusters().await? {
@@ -280,12 +280,14 @@ impl Namespace {
             already_gone(clusters.delete(&cluster, &now).await)?;
         }
         let pods: Api<Pod> = self.api();
+        let unowned = |pod: &Pod| pod.owner_references().is_empty();
         for pod in pods.list(&ListParams::default()).await? {
-            // Who has an owner goes with it, and would only be made anew.
-            if pod.owner_references().is_empty() {
+            if unowned(&pod) {
                 already_gone(pods.delete(&pod.name_any(), &now).await)?;
             }
         }
+        let ends =
+            |pod: &&Pod| unowned(pod) || pod.labels().contains_key(crds::names::LABEL_CLUSTER);
         let what = format!(
             "the pods and clusters of namespace {} to be gone",
             self.name
@@ -293,7 +295,7 @@ impl Namespace {
         eventually(what, GOODBYE, || async {
             let mut left = self.clusters().await?;
             let pods = pods.list(&ListParams::default()).await?;
-            left.extend(pods.iter().map(ResourceExt::name_any));
+            left.extend(pods.iter().filter(ends).map(ResourceExt::name_any));
             Ok(Seen::when(left.is_empty().then_some(()), left.join(", ")))
         })
         .await
