@@ -1,6 +1,8 @@
 //! Server names: the host and port of a handshake listener, parsed and written as stock engines
 //! do it.
 
+use alloc::borrow::ToOwned;
+use alloc::string::String;
 use core::fmt;
 use core::net::Ipv6Addr;
 
@@ -82,6 +84,7 @@ impl fmt::Display for ServerName {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString;
 
     #[test]
     fn names_parse_as_stock_engines_parse_them() {

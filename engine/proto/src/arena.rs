@@ -1,6 +1,7 @@
 //! Slots with generations: a key of something that is gone finds nothing, also when its slot has
 //! been taken again.
 
+use alloc::vec::Vec;
 use core::fmt;
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;

@@ -1,6 +1,8 @@
 //! Segment descriptors: what an engine says about itself, as JSON with the fields and the order
 //! of stock engines.
 
+use alloc::string::String;
+use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// A buffer that peers may address.
@@ -123,6 +125,7 @@ impl Descriptor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString;
     use proptest::prelude::*;
 
     /// Captured from a stock engine.

@@ -1,6 +1,7 @@
 //! Wire addresses: which extent a request means. A wire address is not a pointer; the target
 //! translates it, and what a former life of the memory answered is answered no more.
 
+use alloc::vec::Vec;
 /// A piece of memory as peers address it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Extent<T> {

@@ -1,5 +1,8 @@
 //! The handshake port's frames and bodies: one length-prefixed JSON request, one reply.
 
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
@@ -243,6 +246,7 @@ fn line(body: &impl Serialize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
     use proptest::prelude::*;
 
     #[test]

@@ -11,15 +11,16 @@
 //! [`Scheduler::withdraw`], [`Scheduler::time`]. After any of them take [`Scheduler::poll`] until
 //! it is empty; call `time` again at [`Scheduler::next_timeout`].
 
+use alloc::vec::Vec;
 mod link;
 mod model;
 mod transfer;
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::collections::{BinaryHeap, VecDeque};
 use core::cmp::Reverse;
 use core::time::Duration;
-use std::collections::HashMap;
 
 use crate::arena::{Arena, Key};
 use crate::frame::Op;
@@ -64,7 +65,7 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct Scheduler<M, C> {
     config: Config,
-    names: HashMap<Box<str>, PeerKey>,
+    names: BTreeMap<Box<str>, PeerKey>,
     peers: Arena<Peer>,
     links: Arena<Link>,
     transfers: Arena<Transfer<M>>,
@@ -83,7 +84,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            names: HashMap::new(),
+            names: BTreeMap::new(),
             peers: Arena::default(),
             links: Arena::default(),
             transfers: Arena::default(),

@@ -6,6 +6,7 @@ use super::{
     Action, Cause, Effect, Failure, Fault, LinkKey, PeerKey, Phase, PieceKey, Scheduler, Stage,
     Time,
 };
+use alloc::vec::Vec;
 
 /// One connection to a peer.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! The promises of the scheduler, under a driver that does everything a driver may do.
 
+use alloc::vec::Vec;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
