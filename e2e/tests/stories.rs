@@ -1,11 +1,12 @@
 //! Everything that must end well, told on a real Kubernetes with the product installed by Helm and
 //! stock pods as witnesses. Each needs root and 4 GiB. They share one cluster; a story that disturbs
-//! the others has it alone. They begin by name, so the longest of those comes early: `at_rest`.
+//! the others has it alone.
 
 mod stories {
     mod access;
     mod agent;
     mod agent_away;
+    mod api_server_away;
     mod at_rest;
     mod control_plane;
     mod cut;

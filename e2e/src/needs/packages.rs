@@ -38,6 +38,9 @@ pub const STOCK: &[Wanted] = &[
     ("ibv_devices", "ibverbs-utils"),
 ];
 
+/// What libFuzzer is compiled by.
+pub const FUZZ: &[Wanted] = &[("c++", "g++")];
+
 /// What a virtual machine as a node calls besides.
 pub const MACHINE: &[Wanted] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),

@@ -1,19 +1,12 @@
-//! Nobody does anything, and then the API server is away.
+//! Nobody does anything: nothing is written, and it costs next to nothing.
 
-use super::agent::same_lives;
 use anyhow::ensure;
-use crds::MooncakeCluster;
 use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::{Patch, PatchParams};
-use mooncake_e2e::Part;
 use mooncake_e2e::product::NAMESPACE;
 use mooncake_e2e::story::audit::Audit;
-use mooncake_e2e::story::{
-    Effort, Load, Pool, Product, Seen, Stage, StockPod, StockWork, eventually, processes,
-};
-use serde_json::json;
+use mooncake_e2e::story::{Pool, Product, Seen, Stage, StockPod, StockWork, eventually, processes};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,30 +18,22 @@ const MEMORY: u64 = 60 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
-async fn at_rest_nothing_is_written_and_without_the_api_server_everything_goes_on()
--> anyhow::Result<()> {
+async fn at_rest_nothing_is_written() -> anyhow::Result<()> {
     let product = Arc::new(Product::alone().await?);
     let watched = product.scale.of("seconds at rest", 60, 300);
-    let away = product.scale.of("seconds without the API server", 20, 120);
     let told = Arc::clone(&product);
-    let outcome = product
+    product
         .tell("rest", async move |namespace| {
-            let pool = Pool::small(&namespace).await?;
+            Pool::small(&namespace).await?;
             StockPod::new("idle", StockWork::Idle)
                 .node("n1")
                 .inject("kv")
                 .start(&namespace)
                 .await?;
             namespace.pod_ready("idle", SOON).await?;
-            at_rest(&told, Duration::from_secs(watched)).await?;
-            without_api_server(&told, &pool, Duration::from_secs(away)).await
+            at_rest(&told, Duration::from_secs(watched)).await
         })
-        .await;
-    product
-        .stage
-        .with(|cluster| cluster.start(Part::ApiServer))
-        .await?;
-    outcome
+        .await
 }
 
 async fn at_rest(product: &Product, watched: Duration) -> anyhow::Result<()> {
@@ -111,40 +96,4 @@ fn mebibytes(bytes: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     let bytes = bytes as f64;
     bytes / f64::from(1 << 20)
-}
-
-async fn without_api_server(product: &Product, pool: &Pool, away: Duration) -> anyhow::Result<()> {
-    let load = Load::start(&pool.namespace, "n1", &pool.name, Effort::default()).await?;
-    let lives = everyone(product, pool).await?;
-    product
-        .stage
-        .with(|cluster| cluster.stop(Part::ApiServer))
-        .await?;
-    // Time for the load to work without it: what is tested is a while, not a state.
-    tokio::time::sleep(away).await;
-    product
-        .stage
-        .with(|cluster| cluster.start(Part::ApiServer))
-        .await?;
-    product.whole(SOON).await?;
-    pool.namespace.everyone_listens(&["n1", "n2"], SOON).await?;
-    // Whoever leads the operator works as before.
-    let spec = json!({"spec": {"access": {"addresses": ["192.0.2.1"]}}});
-    pool.namespace
-        .api::<MooncakeCluster>()
-        .patch(&pool.name, &PatchParams::default(), &Patch::Merge(spec))
-        .await?;
-    pool.ready(SOON).await?;
-    load.finish(&pool.namespace).await?.undisturbed()?;
-    same_lives(&lives, &everyone(product, pool).await?)
-}
-
-/// Every pod of ours.
-async fn everyone(product: &Product, pool: &Pool) -> anyhow::Result<Vec<Pod>> {
-    let mut pods = pool.pods().await?;
-    pods.push(pool.master().await?);
-    for component in [COMPONENT_OPERATOR, COMPONENT_AGENT] {
-        pods.extend(product.pods(component).await?);
-    }
-    Ok(pods)
 }

@@ -25,6 +25,8 @@ const DISTURBED: &str = "tool";
 const NODES: u8 = 2;
 /// What a stage takes at the height of a story.
 const STAGE_MEMORY: u64 = 4 << 30;
+/// Of each fuzz target: reduced, and in full.
+const FUZZED: [u32; 2] = [10, 600];
 /// A suite that hangs is ended after this many budgets.
 const PATIENCE: u32 = 3;
 
@@ -75,6 +77,7 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
         // Now, not after ten minutes of other suites.
         cluster::equip(&settings, Needs::cluster(NODES))?;
         packages::install(packages::STOCK)?;
+        packages::install(packages::FUZZ)?;
     }
     let mut outcomes = Vec::new();
     for suite in chosen {
@@ -104,7 +107,7 @@ fn tell(suite: &'static Suite, full: bool) -> Outcome {
         suite.name, suite.about, suite.budget
     );
     let started = Instant::now();
-    let failed = lines(suite)
+    let failed = lines(suite, full)
         .iter()
         .find_map(|line| cargo(suite, line, full).err());
     Outcome {
@@ -115,9 +118,24 @@ fn tell(suite: &'static Suite, full: bool) -> Outcome {
 }
 
 /// cargo's words, one line for each run.
-fn lines(suite: &Suite) -> Vec<String> {
+#[expect(clippy::print_stdout, reason = "the reader of a test run reads this")]
+fn lines(suite: &Suite, full: bool) -> Vec<String> {
     match suite.kind {
         Kind::Cargo(lines) => lines.iter().map(|line| (*line).to_owned()).collect(),
+        Kind::Fuzz(targets) => {
+            let [reduced, all] = FUZZED;
+            let seconds = if full { all } else { reduced };
+            println!("{seconds} of {all} seconds of each fuzz target");
+            let words = |target: &&str| {
+                // A small input must not make its reader take much memory.
+                format!(
+                    "run --quiet --release --locked --bin {target} -- -max_total_time={seconds} \
+                     -malloc_limit_mb=16 -rss_limit_mb=512 -verbosity=0 -print_final_stats=1 \
+                     -artifact_prefix=../../../target/fuzz/"
+                )
+            };
+            targets.iter().map(words).collect()
+        }
         Kind::Stories(target, threads) => vec![format!(
             "test --quiet --package mooncake-e2e --locked --test {target} \
              -- --include-ignored --nocapture --test-threads={threads}"
@@ -131,11 +149,16 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
     } else {
         suite.budget * PATIENCE
     };
+    let directory = match suite.kind {
+        // Its own workspace, with compiler flags of its own.
+        Kind::Fuzz(_) => &product::source().join("engine/proto/fuzz"),
+        Kind::Cargo(_) | Kind::Stories(..) => product::source(),
+    };
     let mut run = Run::new("cargo")
         .args(line.split_whitespace())
         .env("MOONCAKE_K8S_CLUSTER", CLUSTER)
         .env("MOONCAKE_STAGES", stages_at_a_time().to_string())
-        .directory(product::source())
+        .directory(directory)
         .deadline(Duration::from_secs(u64::from(minutes) * 60));
     if full {
         run = run

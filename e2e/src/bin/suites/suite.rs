@@ -15,6 +15,8 @@ pub(crate) struct Suite {
 pub(crate) enum Kind {
     /// cargo, once for each line of words.
     Cargo(&'static [&'static str]),
+    /// Targets of `engine/proto/fuzz`, one after the other.
+    Fuzz(&'static [&'static str]),
     /// A test target of `e2e/tests` on local clusters, so many tests begun at a time.
     Stories(&'static str, u32),
 }
@@ -36,6 +38,13 @@ pub(crate) const SUITES: &[Suite] = &[
         budget: 10,
         machine: true,
         kind: Kind::Cargo(&["test --quiet --workspace --locked --exclude mooncake-e2e"]),
+    },
+    Suite {
+        name: "fuzz",
+        about: "bytes of strangers against every reader of the wire",
+        budget: 4,
+        machine: true,
+        kind: Kind::Fuzz(&["frame", "handshake", "descriptor", "struct_pack"]),
     },
     Suite {
         name: "house",
