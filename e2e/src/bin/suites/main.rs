@@ -26,7 +26,7 @@ const NODES: u8 = 2;
 /// What a stage takes at the height of a story.
 const STAGE_MEMORY: u64 = 4 << 30;
 /// Of each fuzz target: reduced, and in full.
-const FUZZED: [u32; 2] = [10, 600];
+const FUZZED: [u32; 2] = [10, 300];
 /// A suite that hangs is ended after this many budgets.
 const PATIENCE: u32 = 3;
 
