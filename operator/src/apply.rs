@@ -48,6 +48,8 @@ pub enum Error {
         object: String,
         source: Box<kube::Error>,
     },
+    #[error("{verb} {object}: its namespace is being deleted")]
+    NamespaceTerminating { verb: &'static str, object: String },
     #[error("{verb} {object}: {source}")]
     Api {
         verb: &'static str,
@@ -63,7 +65,10 @@ impl Error {
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NotOurs { .. } | Self::Refused { .. } => true,
-            Self::Deposed { .. } | Self::Api { .. } | Self::Silent { .. } => false,
+            Self::Deposed { .. }
+            | Self::NamespaceTerminating { .. }
+            | Self::Api { .. }
+            | Self::Silent { .. } => false,
         }
     }
 }
@@ -348,6 +353,9 @@ fn owner(
 
 fn api_error(verb: &'static str, object: &str, error: kube::Error) -> Error {
     let object = object.to_owned();
+    if terminating(&error) {
+        return Error::NamespaceTerminating { verb, object };
+    }
     let refused = matches!(&error, kube::Error::Api(status) if matches!(status.code, 400 | 422));
     let source = Box::new(error);
     if refused {
@@ -363,6 +371,15 @@ fn api_error(verb: &'static str, object: &str, error: kube::Error) -> Error {
             source,
         }
     }
+}
+
+/// Whether the API server says by a cause of its own that nothing new comes into the namespace.
+fn terminating(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else {
+        return false;
+    };
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 fn describe<K: Resource>(kind: &str, object: &K) -> String {

@@ -124,6 +124,11 @@ impl Session<'_> {
         };
         match self.carry_out(&valid, &observed).await {
             Ok(action) => Ok(action),
+            Err(WriteError::NamespaceTerminating { .. }) => {
+                let message = "the namespace is being deleted; pool pods drain first";
+                self.give_up(Reason::Deleting, message, false).await?;
+                Ok(Action::await_change())
+            }
             Err(error) => {
                 // A deposed replica says nothing more.
                 if !matches!(error, WriteError::Deposed { .. }) {

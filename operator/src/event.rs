@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
-use crate::apply::{FIELD_MANAGER, Writer};
+use crate::apply::{self, FIELD_MANAGER, Writer};
 
 /// Writes Events.
 pub struct Events {
@@ -49,14 +49,8 @@ impl Events {
         action: &str,
         note: String,
     ) {
-        let event = Event {
-            type_: EventType::Warning,
-            reason: reason.as_str().to_owned(),
-            note: Some(note),
-            action: action.to_owned(),
-            secondary: None,
-        };
-        self.publish(writer, &about, &event).await;
+        self.tell(writer, about, EventType::Warning, (reason, action), note)
+            .await;
     }
 
     /// Tells of something that was done as somebody asked.
@@ -68,8 +62,20 @@ impl Events {
         action: &str,
         note: String,
     ) {
+        self.tell(writer, about, EventType::Normal, (reason, action), note)
+            .await;
+    }
+
+    async fn tell(
+        &self,
+        writer: &Writer,
+        about: ObjectReference,
+        type_: EventType,
+        (reason, action): (Reason, &str),
+        note: String,
+    ) {
         let event = Event {
-            type_: EventType::Normal,
+            type_,
             reason: reason.as_str().to_owned(),
             note: Some(note),
             action: action.to_owned(),
@@ -80,8 +86,10 @@ impl Events {
 
     async fn publish(&self, writer: &Writer, about: &ObjectReference, event: &Event) {
         let written = self.recorder.publish(event, about);
-        if let Err(error) = writer.bounded("event", &event.reason, written).await {
-            tracing::warn!(%error, object = about.name, "event not written");
+        match writer.bounded("event", &event.reason, written).await {
+            // Nobody misses it: what it is about goes too.
+            Ok(()) | Err(apply::Error::NamespaceTerminating { .. }) => {}
+            Err(error) => tracing::warn!(%error, object = about.name, "event not written"),
         }
     }
 }

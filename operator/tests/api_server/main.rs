@@ -12,7 +12,7 @@ mod wrong_specs;
 use anyhow::ensure;
 use crds::{MooncakeCluster, MooncakeNode, Reason};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt;
@@ -179,6 +179,39 @@ async fn pool_pods_are_replaced_one_at_a_time_and_only_for_the_user() -> anyhow:
         Ok(world.condition("Reconciling").await?.starts_with("False "))
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn in_a_namespace_that_is_being_deleted_nothing_is_made_anew_and_nothing_alarms()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    world.quiet().await?;
+    // Nobody plays its controller: it stays as it is, as with pods that drain.
+    world
+        .cluster_wide::<Namespace>()
+        .delete(TEAM, &DeleteParams::default())
+        .await?;
+    world
+        .api::<NetworkPolicy>()
+        .delete("kv-pool", &DeleteParams::default())
+        .await?;
+    eventually("the cluster to say why it stands still", || async {
+        let ready = world.condition("Ready").await?;
+        Ok(ready.starts_with("False Deleting: the namespace is being deleted"))
+    })
+    .await?;
+    world.quiet().await?;
+    let events = world.api::<Event>().list(&ListParams::default()).await?;
+    let reason = |event: &Event| event.reason.clone().unwrap_or_default();
+    let told: Vec<_> = events.iter().map(reason).collect();
+    ensure!(
+        !told.contains(&"ApiFailed".to_owned()),
+        "an alarm among {told:?}"
+    );
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
