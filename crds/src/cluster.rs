@@ -178,6 +178,9 @@ impl PageSize {
         }
     }
 
+    /// Every size.
+    pub const ALL: [Self; 3] = [Self::Base, Self::Huge2Mi, Self::Huge1Gi];
+
     /// The pod resource that accounts for it.
     pub fn resource(self) -> &'static str {
         match self {

@@ -1,6 +1,8 @@
 //! Injection: the mutating webhook that points labelled pods at their cluster, holds their start
 //! until it answers, and marks them as admitted. [`inject()`] decides; all else carries.
 
+mod advice;
+mod advisor;
 mod configuration;
 mod environment;
 mod inject;
@@ -13,6 +15,8 @@ mod target;
 mod volume;
 mod wish;
 
+pub use advice::Room;
+pub use advisor::Rooms;
 pub use environment::{FORCE_TCP, PROTOCOL};
 pub use inject::{Decision, Skipped, inject};
 pub use lookup::{ApiServer, Clusters, LookupError};
@@ -66,6 +70,7 @@ pub enum Error {
 pub async fn serve(
     settings: Settings,
     client: Client,
+    rooms: impl Rooms,
     certificate: Arc<Resolver>,
     leader: watch::Receiver<bool>,
     shutdown: impl Future<Output = ()> + Send,
@@ -93,7 +98,7 @@ pub async fn serve(
         Schedule::default(),
         certificate,
     );
-    let routes = router(ApiServer(client), gate_image);
+    let routes = router(ApiServer(client), rooms, gate_image);
     tokio::select! {
         () = serve_tls(listener, tls, routes, shutdown) => Ok(()),
         never = keeper.run(leader) => match never {},

@@ -203,7 +203,7 @@ async fn next_life(
 /// Deletes the pool pod on the second node until another one has the address: whatever else starts there
 /// in between may be given it first.
 async fn replace_at(stage: &Stage, pool: &Pool, address: Ipv4Addr) -> anyhow::Result<()> {
-    const ATTEMPTS: u32 = 5;
+    const ATTEMPTS: u32 = 12;
     let before = Ipv4Addr::from_bits(address.to_bits() - 1);
     // Addresses are given in turn, from the one after the last.
     let turn = format!("printf {before} >/var/lib/cni/networks/pods/last_reserved_ip.0");

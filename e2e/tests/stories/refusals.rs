@@ -72,7 +72,12 @@ async fn a_wrong_spec_is_refused_by_kubectl_with_what_to_do() -> anyhow::Result<
             for (spec, words) in IMMUTABLE {
                 refused(&namespace, spec, words).await?;
             }
-            costly_pages_are_told(&namespace).await
+            let costly = r#", "size": "20Gi"}"#;
+            warned(&namespace, costly, "2 MiB of page tables per GiB").await?;
+            // More than any node has.
+            let huge = r#"}, {"name": "huge", "size": "1Ti", "pageSize": "2Mi"}"#;
+            let words = "pool huge: insufficient_for_baseline on 2 of 2 nodes, hugepages-2Mi: n1";
+            warned(&namespace, huge, words).await
         })
         .await
 }
@@ -90,9 +95,9 @@ async fn refused(namespace: &Namespace, spec: &str, words: &str) -> anyhow::Resu
     Ok(())
 }
 
-/// Not refused, but kubectl shows the cost as a warning, which is made an error here.
-async fn costly_pages_are_told(namespace: &Namespace) -> anyhow::Result<()> {
-    let large = r#"{"spec": {"pools": [{"name": "default", "size": "20Gi"}]}}"#;
+/// Not refused, but kubectl shows these words as a warning, which is made an error here.
+async fn warned(namespace: &Namespace, pools: &str, words: &str) -> anyhow::Result<()> {
+    let spec = format!(r#"{{"spec": {{"pools": [{{"name": "default"{pools}]}}}}"#);
     let mut patch = vec![
         "patch",
         "mooncakecluster",
@@ -100,12 +105,14 @@ async fn costly_pages_are_told(namespace: &Namespace) -> anyhow::Result<()> {
         "--type=merge",
         "--dry-run=server",
     ];
-    patch.extend(["--patch", large]);
+    patch.extend(["--patch", &spec]);
     namespace.kubectl(&patch).await?;
     patch.push("--warnings-as-errors");
     let told = namespace.kubectl(&patch).await.err();
-    let told = told.context("no word about page tables")?.to_string();
-    ensure!(told.contains("2 MiB of page tables per GiB"), "{told}");
+    let told = told
+        .with_context(|| format!("no warning of {spec}"))?
+        .to_string();
+    ensure!(told.contains(words), "{told}");
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use kube::ResourceExt;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, Operation};
 use tracing::{debug, info, warn};
 
+use super::advisor::{self, Rooms};
 use super::inject::{Decision, Skipped, inject};
 use super::lookup::Clusters;
 use super::wish::Wish;
@@ -28,15 +29,16 @@ struct Endpoint<C> {
 }
 
 /// The webhook's routes.
-pub fn router<C: Clusters>(clusters: C, gate_image: String) -> Router {
+pub fn router<C: Clusters>(clusters: C, rooms: impl Rooms, gate_image: String) -> Router {
     let endpoint = Arc::new(Endpoint {
         clusters,
         gate_image,
     });
     Router::new()
         .route("/inject", post(answer::<C>))
-        .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(endpoint)
+        .merge(advisor::router(rooms))
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
 }
 
 async fn answer<C: Clusters>(State(endpoint): State<Arc<Endpoint<C>>>, body: Bytes) -> Response {

@@ -1,5 +1,6 @@
 //! What is dropped from objects before they are kept: everything that nobody reads.
 
+use crds::cluster::PageSize;
 use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
 use k8s_openapi::api::core::v1::{Container, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
 use kube::ResourceExt;
@@ -31,15 +32,23 @@ pub(super) fn node_policy(object: &mut DeserializeGuard<MooncakeNodePolicy>) {
     object.annotations_mut().clear();
 }
 
-/// Its labels stay: policies select by any of them.
+/// Its labels stay: policies select by any of them. So does what pools take and where they may not go.
 pub(super) fn node(node: &mut Node) {
     managed_fields(node);
     node.annotations_mut().clear();
-    node.spec = Some(NodeSpec::default());
+    node.spec = node.spec.take().map(|spec| NodeSpec {
+        taints: spec.taints,
+        ..NodeSpec::default()
+    });
     node.status = node.status.take().map(|status| NodeStatus {
         conditions: status
             .conditions
             .map(|all| all.into_iter().filter(|c| c.type_ == "Ready").collect()),
+        allocatable: status.allocatable.map(|mut amounts| {
+            let pooled = PageSize::ALL.map(PageSize::resource);
+            amounts.retain(|resource, _| pooled.contains(&resource.as_str()));
+            amounts
+        }),
         node_info: status.node_info,
         ..NodeStatus::default()
     });

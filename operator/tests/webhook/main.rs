@@ -5,6 +5,7 @@
 mod api;
 mod rig;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +14,8 @@ use api::Api;
 use axum::http::StatusCode;
 use crds::MooncakeCluster;
 use jiff::Timestamp;
-use mooncake_operator::admission::{Clusters, LookupError, Wish};
+use mooncake_operator::admission::{Clusters, LookupError, Room, Rooms, Wish};
+use mooncake_operator::cache::ClusterName;
 use mooncake_operator::certificates::{Identity, Keeper, Schedule, Stored};
 use rig::{NAME, Server, Trust, eventually};
 use serde_json::{Value, json};
@@ -43,6 +45,19 @@ impl Clusters for Silence {
     }
 }
 
+/// One node without a hugepage.
+struct Small;
+
+impl Rooms for Small {
+    fn rooms(&self, _: &ClusterName) -> Vec<Room> {
+        vec![Room {
+            node: "n1".to_owned(),
+            allocatable: BTreeMap::from([("memory".to_owned(), 8 << 30)]),
+            ..Room::default()
+        }]
+    }
+}
+
 fn issue() -> Identity {
     let lifetime = Schedule::default().lifetime;
     Identity::issue(&[NAME.to_owned()], Timestamp::now(), lifetime).unwrap()
@@ -50,7 +65,7 @@ fn issue() -> Identity {
 
 async fn served(clusters: impl Clusters) -> (Server, Trust) {
     let identity = issue();
-    let server = Server::start(clusters).await;
+    let server = Server::start(clusters, Small).await;
     server.certificate.load(&identity).unwrap();
     (server, Trust::of(&identity.authority))
 }
@@ -128,8 +143,42 @@ async fn what_is_no_creation_of_a_pod_is_not_touched() {
 }
 
 #[tokio::test]
+async fn s20_a_cluster_that_does_not_fit_is_allowed_with_a_warning() {
+    let (server, trust) = served(Nothing).await;
+    let mut applied = review();
+    let object = |size: &str| {
+        json!({
+            "apiVersion": "mooncake.io/v1alpha1", "kind": "MooncakeCluster", "metadata": {"name": "kv"},
+            "spec": {"pools": [{"name": "default", "size": size, "pageSize": "2Mi"}]},
+        })
+    };
+    let mut warnings = async |object: Value| {
+        applied["request"]["object"] = object;
+        let answer = server.post_to("/advise", &trust, applied.to_string()).await;
+        let answer: Value = serde_json::from_str(&answer.unwrap().1).unwrap();
+        assert_eq!(answer["response"]["allowed"], true);
+        assert_eq!(answer["response"].get("patch"), None);
+        answer["response"]["warnings"].clone()
+    };
+    let said = warnings(object("1Gi")).await;
+    let word = said[0].as_str().unwrap();
+    assert!(
+        word.starts_with("pool default: insufficient_for_baseline on 1 of 1 nodes"),
+        "{said}"
+    );
+    // Its schema refuses it, in words of its own.
+    assert_eq!(warnings(object("much")).await, Value::Null);
+    let (status, _) = server
+        .post_to("/advise", &trust, "{}".to_owned())
+        .await
+        .unwrap();
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    server.end().await;
+}
+
+#[tokio::test]
 async fn without_a_certificate_nobody_is_served() {
-    let server = Server::start(Nothing).await;
+    let server = Server::start(Nothing, Small).await;
     let trust = Trust::of(&issue().authority);
     assert!(!server.certificate.loaded());
     assert!(server.post(&trust, REVIEW.to_owned()).await.is_err());
@@ -141,7 +190,10 @@ async fn without_a_certificate_nobody_is_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificates_rotate_under_load_without_a_failed_call() {
     let mut stored = Stored::first(issue(), Timestamp::now(), None);
-    let replicas = [Server::start(Nothing).await, Server::start(Nothing).await];
+    let replicas = [
+        Server::start(Nothing, Small).await,
+        Server::start(Nothing, Small).await,
+    ];
     for replica in &replicas {
         replica.certificate.load(&stored.current).unwrap();
     }
@@ -198,7 +250,7 @@ async fn certificates_rotate_under_load_without_a_failed_call() {
 async fn a_retired_authority_is_trusted_no_longer() {
     let first = Stored::first(issue(), Timestamp::now(), None);
     let last = first.prepared(issue()).promoted(Timestamp::now()).retired();
-    let server = Server::start(Nothing).await;
+    let server = Server::start(Nothing, Small).await;
     server.certificate.load(&first.current).unwrap();
     let trust = Trust::of(&last.bundle());
     assert!(server.post(&trust, REVIEW.to_owned()).await.is_err());
@@ -207,7 +259,7 @@ async fn a_retired_authority_is_trusted_no_longer() {
 
 /// A replica: what it serves, and a switch that makes it the leader.
 async fn replica(api: &Api, schedule: Schedule) -> (Server, watch::Sender<bool>) {
-    let server = Server::start(Nothing).await;
+    let server = Server::start(Nothing, Small).await;
     let keeper = Keeper::new(
         api.client.clone(),
         api::NAMESPACE,

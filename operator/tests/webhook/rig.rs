@@ -10,7 +10,7 @@ use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use mooncake_operator::admission::{Clusters, router, serve_tls};
+use mooncake_operator::admission::{Clusters, Rooms, router, serve_tls};
 use mooncake_operator::certificates::{Resolver, server_config};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -55,13 +55,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn start(clusters: impl Clusters) -> Self {
+    pub(crate) async fn start(clusters: impl Clusters, rooms: impl Rooms) -> Self {
         let certificate = Arc::new(Resolver::default());
         let tls = server_config(certificate.clone()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (end, ended) = oneshot::channel();
-        let routes = router(clusters, "localhost/mooncake-gate:dev".to_owned());
+        let routes = router(clusters, rooms, "localhost/mooncake-gate:dev".to_owned());
         let running = tokio::spawn(serve_tls(listener, tls, routes, async {
             let _ = ended.await;
         }));
@@ -79,17 +79,28 @@ impl Server {
         timeout(PATIENCE, self.running).await.unwrap().unwrap();
     }
 
-    /// One call over a connection of its own.
+    /// One review to be injected, over a connection of its own.
     pub(crate) async fn post(
         &self,
         trust: &Trust,
         body: String,
     ) -> Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
-        timeout(PATIENCE, self.call(trust, body)).await?
+        self.post_to("/inject", trust, body).await
+    }
+
+    /// One call of an endpoint, over a connection of its own.
+    pub(crate) async fn post_to(
+        &self,
+        path: &str,
+        trust: &Trust,
+        body: String,
+    ) -> Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
+        timeout(PATIENCE, self.call(path, trust, body)).await?
     }
 
     async fn call(
         &self,
+        path: &str,
         trust: &Trust,
         body: String,
     ) -> Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
@@ -100,7 +111,7 @@ impl Server {
             .await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let driver = tokio::spawn(connection);
-        let request = Request::post("/inject?timeout=5s")
+        let request = Request::post(format!("{path}?timeout=5s"))
             .header("host", NAME)
             .header("content-type", "application/json")
             .body(Body::from(body))?;

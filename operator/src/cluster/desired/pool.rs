@@ -240,7 +240,7 @@ pub fn made(pod: &Pod) -> Option<Made> {
     let page_size = value(ARG_PAGE_SIZE)?;
     Some(Made {
         bytes: value(ARG_BYTES)?.parse().ok()?,
-        page_size: [PageSize::Base, PageSize::Huge2Mi, PageSize::Huge1Gi]
+        page_size: PageSize::ALL
             .into_iter()
             .find(|size| ByteSize(size.bytes()).to_string() == page_size)?,
         numa_policy: match pod.annotations().get(ANNOTATION_NUMA).map(String::as_str) {

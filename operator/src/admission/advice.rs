@@ -1,0 +1,246 @@
+//! What is said when a MooncakeCluster is applied whose pools do not fit on their nodes: by how much, in
+//! the words of Mooncake's own helper. Nothing is refused for it: nodes change. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crds::ByteSize;
+use crds::cluster::{MooncakeClusterSpec, PageSize, Pool};
+use k8s_openapi::api::core::v1::{Taint, Toleration};
+
+use crate::sizing::Fit;
+
+/// So many nodes are named, those that lack most.
+const NAMED: usize = 3;
+
+/// What a node has for pools.
+#[derive(Clone, Debug, Default)]
+pub struct Room {
+    /// The node's name.
+    pub node: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its taints.
+    pub taints: Vec<Taint>,
+    /// Allocatable bytes of each resource of [`PageSize::resource`].
+    pub allocatable: BTreeMap<String, u64>,
+    /// Bytes that pools of other clusters take of each.
+    pub taken: BTreeMap<String, u64>,
+}
+
+/// The warnings, one for each page size that is short and one for each pool that no node is for.
+pub(super) fn advise(spec: &MooncakeClusterSpec, rooms: &[Room]) -> Vec<String> {
+    if rooms.is_empty() {
+        return Vec::new();
+    }
+    let nowhere = spec
+        .pools
+        .iter()
+        .filter(|pool| !rooms.iter().any(|room| stores(pool, room)))
+        .map(|pool| {
+            format!(
+                "pool {}: no node of this cluster matches its nodeSelector and tolerations: no \
+                 memory is pooled until one does",
+                pool.name
+            )
+        });
+    let short = PageSize::ALL
+        .iter()
+        .filter_map(|size| shortage(spec, *size, rooms));
+    nowhere.chain(short).collect()
+}
+
+/// A node on which pools of one page size do not fit.
+struct Short<'a> {
+    node: &'a str,
+    free: u64,
+    lacks: u64,
+}
+
+fn shortage(spec: &MooncakeClusterSpec, size: PageSize, rooms: &[Room]) -> Option<String> {
+    let resource = size.resource();
+    let mut pools = BTreeSet::new();
+    let mut nodes = 0;
+    let mut short = Vec::new();
+    for room in rooms {
+        let here = spec
+            .pools
+            .iter()
+            .filter(|pool| pool.page_size == size && stores(pool, room));
+        let (mut need, mut names) = (0_u64, Vec::new());
+        for pool in here {
+            need = need.saturating_add(pool.size.0);
+            names.push(pool.name.as_str());
+        }
+        if names.is_empty() {
+            continue;
+        }
+        nodes += 1;
+        let of = |amounts: &BTreeMap<String, u64>| amounts.get(resource).copied().unwrap_or(0);
+        let free = of(&room.allocatable).saturating_sub(of(&room.taken));
+        if let Some(lacks) = need.checked_sub(free).filter(|lacks| *lacks > 0) {
+            pools.extend(names);
+            let node = &room.node;
+            short.push(Short { node, free, lacks });
+        }
+    }
+    if short.is_empty() {
+        return None;
+    }
+    short.sort_by_key(|short| (std::cmp::Reverse(short.lacks), short.node));
+    let told: Vec<_> = short[..short.len().min(NAMED)]
+        .iter()
+        .map(|short| told(short, size))
+        .collect();
+    let more = match short.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    Some(format!(
+        "pool {}: {} on {} of {nodes} nodes, {resource}: {}{more}. {}",
+        pools.into_iter().collect::<Vec<_>>().join(", "),
+        Fit::InsufficientForBaseline,
+        short.len(),
+        told.join("; "),
+        match size {
+            PageSize::Base => "Lower the pools' size or select other nodes",
+            PageSize::Huge2Mi | PageSize::Huge1Gi =>
+                "Set more hugepages aside and restart the kubelet, or lower the pools' size",
+        }
+    ))
+}
+
+fn told(short: &Short<'_>, size: PageSize) -> String {
+    let Short { node, free, lacks } = short;
+    let (free, bytes) = (ByteSize(*free), ByteSize(*lacks));
+    match size {
+        PageSize::Base => format!("{node} has {free} beside other pools, {bytes} too little"),
+        PageSize::Huge2Mi | PageSize::Huge1Gi => {
+            let pages = lacks.div_ceil(size.bytes());
+            format!("{node} has {free} beside other pools, {bytes} ({pages} pages) too little")
+        }
+    }
+}
+
+/// Whether a DaemonSet of this pool makes a pod there.
+fn stores(pool: &Pool, room: &Room) -> bool {
+    let selected = pool
+        .node_selector
+        .iter()
+        .all(|(key, value)| room.labels.get(key) == Some(value));
+    selected && room.taints.iter().all(|taint| tolerates(pool, taint))
+}
+
+/// DaemonSets tolerate the taints of the node life cycle by themselves.
+fn tolerates(pool: &Pool, taint: &Taint) -> bool {
+    taint.effect == "PreferNoSchedule"
+        || taint.key.starts_with("node.kubernetes.io/")
+        || pool.tolerations.iter().any(|one| matches(one, taint))
+}
+
+fn matches(toleration: &Toleration, taint: &Taint) -> bool {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    let (effect, key) = (text(&toleration.effect), text(&toleration.key));
+    let any = toleration.operator.as_deref() == Some("Exists");
+    let same_value = any || text(&toleration.value) == text(&taint.value);
+    let same_key = key == taint.key || (key.is_empty() && any);
+    same_key && same_value && (effect.is_empty() || effect == taint.effect)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn spec(pools: Value) -> MooncakeClusterSpec {
+        serde_json::from_value(json!({ "pools": pools })).unwrap()
+    }
+
+    fn room(node: &str, resource: &str, gibibytes: u64) -> Room {
+        Room {
+            node: node.to_owned(),
+            allocatable: BTreeMap::from([(resource.to_owned(), gibibytes * GIB)]),
+            ..Room::default()
+        }
+    }
+
+    #[test]
+    fn s20_s21_pools_larger_than_the_hugepages_are_told_with_node_and_amount() {
+        let spec = spec(json!([
+            {"name": "a", "size": "2Gi", "pageSize": "2Mi"},
+            {"name": "b", "size": "2Gi", "pageSize": "2Mi"},
+        ]));
+        let enough = room("n1", "hugepages-2Mi", 4);
+        assert!(advise(&spec, std::slice::from_ref(&enough)).is_empty());
+        let mut shared = room("n2", "hugepages-2Mi", 4);
+        shared.taken = BTreeMap::from([("hugepages-2Mi".to_owned(), GIB)]);
+        let none = room("n3", "memory", 64);
+        assert_eq!(
+            advise(&spec, &[enough, shared, none]),
+            [
+                "pool a, b: insufficient_for_baseline on 2 of 3 nodes, hugepages-2Mi: n3 has 0 beside \
+                 other pools, 4Gi (2048 pages) too little; n2 has 3Gi beside other pools, 1Gi (512 \
+                 pages) too little. Set more hugepages aside and restart the kubelet, or lower the \
+                 pools' size"
+            ]
+        );
+    }
+
+    #[test]
+    fn few_nodes_are_named_and_the_others_counted() {
+        let spec = spec(json!([{"name": "a", "size": "64Gi"}]));
+        let rooms: Vec<_> = (1..=5)
+            .map(|n| room(&format!("n{n}"), "memory", 10 * n))
+            .collect();
+        let [words] = advise(&spec, &rooms).try_into().unwrap();
+        assert!(
+            words.contains("on 5 of 5 nodes, memory: n1 has 10Gi"),
+            "{words}"
+        );
+        assert!(
+            words.contains("n3 has 30Gi") && !words.contains("n4"),
+            "{words}"
+        );
+        assert!(words.contains("; and 2 more. Lower"), "{words}");
+    }
+
+    #[test]
+    fn nodes_that_a_pool_does_not_go_to_do_not_count() {
+        let spec = spec(json!([{"name": "a", "size": "1Gi", "nodeSelector": {"gpu": "yes"}}]));
+        let mut chosen = room("n1", "memory", 2);
+        chosen.labels = BTreeMap::from([("gpu".to_owned(), "yes".to_owned())]);
+        let small = room("n2", "memory", 0);
+        assert!(advise(&spec, &[chosen.clone(), small.clone()]).is_empty());
+        let [words] = advise(&spec, std::slice::from_ref(&small))
+            .try_into()
+            .unwrap();
+        assert!(
+            words.starts_with("pool a: no node of this cluster matches"),
+            "{words}"
+        );
+        // A tainted node is one on which no pod of the pool comes up, until the pool tolerates it.
+        let tainted = |key: &str| Taint {
+            key: key.to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        };
+        chosen.taints = vec![tainted("node.kubernetes.io/not-ready")];
+        assert!(advise(&spec, std::slice::from_ref(&chosen)).is_empty());
+        chosen.taints = vec![tainted("dedicated")];
+        assert_eq!(advise(&spec, std::slice::from_ref(&chosen)).len(), 1);
+        let mut tolerant = spec.clone();
+        tolerant.pools[0].tolerations = vec![Toleration {
+            operator: Some("Exists".to_owned()),
+            ..Toleration::default()
+        }];
+        assert!(advise(&tolerant, &[chosen]).is_empty());
+    }
+
+    #[test]
+    fn of_a_cluster_whose_nodes_nobody_knows_nothing_is_said() {
+        let spec = spec(json!([{"name": "a", "size": "64Gi"}]));
+        assert!(advise(&spec, &[]).is_empty());
+    }
+}

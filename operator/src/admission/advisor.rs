@@ -1,0 +1,116 @@
+//! The endpoint `/advise`: one AdmissionReview of a MooncakeCluster in, its warnings out. It allows
+//! everything: what is wrong in itself the API server refuses without us.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::post;
+use crds::ByteSize;
+use crds::cluster::MooncakeClusterSpec;
+use kube::ResourceExt;
+use kube::core::DynamicObject;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
+use serde::Deserialize;
+
+use super::advice::{Room, advise};
+use crate::cache::{Caches, ClusterName};
+
+/// Where nodes are known.
+pub trait Rooms: Send + Sync + 'static {
+    /// Every node, and what is left there beside pools of other clusters than this one.
+    fn rooms(&self, cluster: &ClusterName) -> Vec<Room>;
+}
+
+impl Rooms for Caches {
+    fn rooms(&self, cluster: &ClusterName) -> Vec<Room> {
+        let mut taken: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
+        for report in self.reports.state() {
+            let Ok(node) = &report.0 else { continue };
+            let others = node.spec.pools.iter().filter(|pool| {
+                (&pool.namespace, &pool.cluster) != (&cluster.namespace, &cluster.name)
+            });
+            for pool in others {
+                let amounts = taken.entry(node.name_any()).or_default();
+                let amount = amounts
+                    .entry(pool.page_size.resource().to_owned())
+                    .or_default();
+                *amount = amount.saturating_add(pool.size.0);
+            }
+        }
+        let room = |node: &k8s_openapi::api::core::v1::Node| {
+            let name = node.name_any();
+            let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
+            let bytes = |(resource, quantity): (&String, &_)| {
+                let k8s_openapi::apimachinery::pkg::api::resource::Quantity(text) = quantity;
+                let ByteSize(bytes) = text.parse().ok()?;
+                Some((resource.clone(), bytes))
+            };
+            Room {
+                labels: node.labels().clone(),
+                taints: node
+                    .spec
+                    .as_ref()
+                    .and_then(|spec| spec.taints.clone())
+                    .unwrap_or_default(),
+                allocatable: allocatable
+                    .into_iter()
+                    .flatten()
+                    .filter_map(bytes)
+                    .collect(),
+                taken: taken.get(&name).cloned().unwrap_or_default(),
+                node: name,
+            }
+        };
+        self.nodes.state().iter().map(|node| room(node)).collect()
+    }
+}
+
+/// The route.
+pub(super) fn router<R: Rooms>(rooms: R) -> Router {
+    Router::new()
+        .route("/advise", post(answer::<R>))
+        .with_state(Arc::new(rooms))
+}
+
+#[derive(Deserialize)]
+struct Applied {
+    spec: MooncakeClusterSpec,
+}
+
+async fn answer<R: Rooms>(State(rooms): State<Arc<R>>, body: Bytes) -> Response {
+    let request = serde_json::from_slice::<AdmissionReview<DynamicObject>>(&body)
+        .map_err(|error| error.to_string())
+        .and_then(|review| {
+            let request: Result<AdmissionRequest<DynamicObject>, _> = review.try_into();
+            request.map_err(|_| "it has no request".to_owned())
+        });
+    match request {
+        Ok(request) => Json(respond(rooms.as_ref(), &request).into_review()).into_response(),
+        Err(error) => {
+            let text = format!("the request is no AdmissionReview of a MooncakeCluster: {error}");
+            (StatusCode::BAD_REQUEST, text).into_response()
+        }
+    }
+}
+
+fn respond<R: Rooms>(rooms: &R, request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    let mut response = AdmissionResponse::from(request);
+    let Some(object) = &request.object else {
+        return response;
+    };
+    // What cannot be read is against the schema, which is checked after this.
+    if let Ok(Applied { spec }) = serde_json::from_value(object.data.clone()) {
+        let cluster = ClusterName {
+            namespace: request.namespace.clone().unwrap_or_default(),
+            name: request.name.clone(),
+        };
+        let warnings = advise(&spec, &rooms.rooms(&cluster));
+        response.warnings = (!warnings.is_empty()).then_some(warnings);
+    }
+    response
+}
