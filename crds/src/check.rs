@@ -75,7 +75,7 @@ checks! {
     PartitionKey, ["S38"];
     /// Each RDMA device has the PCI Express link that others of its kind on this node have.
     PciLink, [];
-    /// The agents of the next nodes can be reached: bytes written there come back the same.
+    /// The agents of the next nodes can be reached: bytes written there come back the same, and soon.
     PeerReachable, ["S04", "S05", "S08"];
     /// Each port is ACTIVE.
     PortActive, ["S03", "S07"];

@@ -267,6 +267,8 @@ reasons! {
     FixRefused, Node, "See the error in the message: do it by hand on the node, or remove the fix from the MooncakeNodePolicy.";
     /// What the agent has set right was set back by somebody else; it is set right again once a minute.
     FixSetBack, Node, "Find who sets it back (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.";
+    /// The way to a peer works and is much slower than a network is.
+    TransportDegraded, Fabric, "Look for loss on the way (ip -s link, ethtool -S), for another MTU in between, or for a link that is full.";
     /// A peer could not be reached.
     PeerUnreachable, Fabric, "Check the named address, port and the NetworkPolicies between.";
 }

@@ -5,6 +5,7 @@
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use crds::node::{DomainMembership, PoolAssignment};
 use crds::{CheckId, FixReport, Reason, Verdict};
@@ -91,6 +92,8 @@ pub struct Way {
     pub node: String,
     /// Why bytes do not get there and back: address, stage and cause.
     pub broken: Option<String>,
+    /// What even its best proofs of late take longer than, where that is too long.
+    pub slow: Option<Duration>,
 }
 
 impl<'a> World<'a> {

@@ -210,9 +210,18 @@ impl Product {
     pub async fn remove_node(&self, node: &str) -> anyhow::Result<()> {
         let (settings, node) = (self.settings.clone(), node.to_owned());
         let name = self.stage.cluster.name().to_owned();
-        tokio::task::spawn_blocking(move || Cluster::attach(&settings, &name)?.remove_node(&node))
+        let gone = node.clone();
+        tokio::task::spawn_blocking(move || Cluster::attach(&settings, &name)?.remove_node(&gone))
             .await??;
-        Ok(())
+        // The next story here counts pods.
+        let pods: Api<Pod> = Api::all(self.stage.client.clone());
+        let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        eventually(format!("the pods of {node} to go"), WHOLE, || async {
+            let left = pods.list(&there).await?;
+            let names: Vec<_> = left.iter().map(ResourceExt::name_any).collect();
+            Ok(Seen::when(names.is_empty().then_some(()), names.join(", ")))
+        })
+        .await
     }
 
     /// A typed client for objects of the release's namespace.

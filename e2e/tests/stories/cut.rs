@@ -1,10 +1,11 @@
-//! A node is cut off from everyone, and comes back.
+//! A node is cut off from everyone, or what it sends crawls, and it comes back.
 
 use super::agent::same_lives;
 use anyhow::{Context, ensure};
 use crds::check::CheckFinding;
-use crds::{CheckId, ConditionType, MooncakeNode};
+use crds::{CheckId, ConditionType, MooncakeNode, Reason};
 use kube::Api;
+use mooncake_e2e::Cluster;
 use mooncake_e2e::story::master::Segment;
 use mooncake_e2e::story::pool::READY;
 use mooncake_e2e::story::{Effort, Load, Namespace, Pool, Product, Seen, Stage, eventually};
@@ -103,6 +104,44 @@ async fn cut_off(stage: &Stage, namespace: Namespace) -> anyhow::Result<()> {
     load.finish(&namespace).await?.undisturbed()?;
     same_lives(&lives, &pool.pods().await?)?;
     same_lives(&[master], &[pool.master().await?])
+}
+
+/// What leaves a node: enough for its kubelet, and a fifth of a second for one proof.
+const CRAWL: &str = "tc qdisc add dev eth0 root tbf rate 512kbit burst 4kb latency 3s";
+const RUN: &str = "tc qdisc del dev eth0 root";
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_way_between_nodes_that_is_slow_is_named_until_it_is_fast() -> anyhow::Result<()> {
+    let product = Arc::new(Product::alone().await?);
+    let stage = product.stage.clone();
+    let outcome = product
+        .tell("crawls", async move |_| {
+            way(&stage, "n1", "n2", READY, |told| told.is_none()).await?;
+            on_n2(&stage, CRAWL).await?;
+            let began = Instant::now();
+            let told = way(&stage, "n1", "n2", READY, |told| {
+                told.is_some_and(|told| told.reason == Reason::TransportDegraded)
+            })
+            .await?;
+            println!("told after {} s: {told:?}", began.elapsed().as_secs());
+            on_n2(&stage, RUN).await?;
+            way(&stage, "n1", "n2", READY, |told| told.is_none()).await?;
+            Ok(())
+        })
+        .await;
+    if outcome.is_err() {
+        // It may not be there any more.
+        on_n2(&product.stage, RUN).await.ok();
+    }
+    outcome
+}
+
+async fn on_n2(stage: &Stage, words: &str) -> anyhow::Result<()> {
+    let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
+    let run = move |cluster: &Cluster| cluster.run_on("n2", &words, Duration::from_secs(20));
+    stage.with(run).await?;
+    Ok(())
 }
 
 /// What the agent of one node says of the way to another, once it is as wanted.

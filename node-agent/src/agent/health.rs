@@ -78,8 +78,9 @@ fn tried(ways: &Ways) -> Vec<Way> {
             way::Verdict::Proven => None,
             way::Verdict::Broken(why) => Some(why.clone()),
         };
+        let slow = way.slow.then_some(way::SLOW);
         let node = node.clone();
-        Some(Way { node, broken })
+        Some(Way { node, broken, slow })
     })
     .collect()
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::node::{DomainMembership, PoolAssignment};
@@ -503,8 +504,10 @@ fn one_changed_file_makes_each_check_find_what_it_is_for() {
 #[test]
 fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
     let mut told: BTreeSet<_> = CASES.iter().map(|case| (case.check, case.reason)).collect();
-    // Tried, not read: the test of broken ways has it.
-    told.insert((CheckId::PeerReachable, Reason::PeerUnreachable));
+    // Tried, not read: the tests of broken and of slow ways have them.
+    for reason in [Reason::PeerUnreachable, Reason::TransportDegraded] {
+        told.insert((CheckId::PeerReachable, reason));
+    }
     // Done, not read: the test of fixes has them.
     for reason in [Reason::FixRefused, Reason::FixSetBack] {
         told.insert((CheckId::Fixes, reason));
@@ -524,6 +527,7 @@ fn a_broken_way_is_a_warning_and_a_failure_where_none_works() {
                 .map(|(broken, n)| Way {
                     node: format!("n{n}"),
                     broken: broken.then(|| "connecting: refused".to_owned()),
+                    slow: None,
                 })
                 .collect(),
             ..Wanted::default()
@@ -539,6 +543,27 @@ fn a_broken_way_is_a_warning_and_a_failure_where_none_works() {
     assert_eq!(told(&[true]), [warns], "one peer alone may itself be away");
     assert_eq!(told(&[false, true]), [None, warns]);
     assert_eq!(told(&[true, true]), [fails, fails]);
+}
+
+#[test]
+fn a_slow_way_is_a_warning_that_names_the_other_end() {
+    let wanted = Wanted {
+        ways: vec![Way {
+            node: "n2".to_owned(),
+            broken: None,
+            slow: Some(Duration::from_millis(100)),
+        }],
+        ..Wanted::default()
+    };
+    let round = round(&machine("vm-without-devices").recording, &wanted);
+    let of = round.iter().find(|of| of.check == CheckId::PeerReachable);
+    let said = &of.unwrap().said[0];
+    let trouble = said.trouble.as_ref().unwrap();
+    assert_eq!(
+        (said.subject.as_str(), trouble.verdict, trouble.reason),
+        ("n2", Warn, Reason::TransportDegraded)
+    );
+    assert!(trouble.words.contains("more than 100 ms"), "{trouble:?}");
 }
 
 #[test]

@@ -71,6 +71,10 @@ fn tell(way: &Way) {
     let Probe { node, address, .. } = &way.probe;
     match &way.verdict {
         Verdict::Unproven => {}
+        Verdict::Proven if way.slow => {
+            let reason = crds::Reason::TransportDegraded;
+            tracing::warn!(node, address, %reason, took = ?way.took, "the way to that agent is slow");
+        }
         Verdict::Proven => tracing::info!(node, address, "the way to that agent is proved"),
         Verdict::Broken(why) => {
             let reason = crds::Reason::PeerUnreachable;
