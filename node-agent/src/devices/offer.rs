@@ -37,15 +37,24 @@ pub(crate) struct Slot<'a> {
 /// The slots of all devices that can be opened. The first of each device come first, so that
 /// a scheduler that takes the first free one spreads claims over the devices.
 pub(crate) fn slots(facts: &Facts, per_hca: u8) -> Vec<Slot<'_>> {
-    let usable = || facts.hcas.iter().filter(|hca| hca.device_file.is_some());
     let slots = (0..per_hca).flat_map(|index| {
-        usable().map(move |hca| Slot {
+        usable(facts).map(move |hca| Slot {
             name: format!("{}-slot-{index}", label(&hca.name)),
             hca,
             index,
         })
     });
     slots.take(DEVICES).collect()
+}
+
+/// How many slots more there would be than one slice holds.
+pub(crate) fn left_out(facts: &Facts, per_hca: u8) -> usize {
+    (usable(facts).count() * usize::from(per_hca)).saturating_sub(DEVICES)
+}
+
+/// The devices that can be opened.
+fn usable(facts: &Facts) -> impl Iterator<Item = &Hca> {
+    facts.hcas.iter().filter(|hca| hca.device_file.is_some())
 }
 
 /// A DNS label that is one device's alone: `mlx5_0` as `mlx5-0`, others with a part of their hash.

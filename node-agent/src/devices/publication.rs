@@ -82,10 +82,11 @@ pub(super) async fn keep(
             let due = facts.filter(|_| taken).zip(uid).zip(standing);
             let due = due.and_then(|((facts, uid), standing)| {
                 let wanted = offer::spec(node, &facts, settings.slots_per_hca);
-                offer::due(standing, &wanted, &uid, accepted.as_ref())
+                let left_out = offer::left_out(&facts, settings.slots_per_hca);
+                offer::due(standing, &wanted, &uid, accepted.as_ref()).zip(Some(left_out))
             });
             let mut again = None;
-            if let Some(write) = due {
+            if let Some((write, left_out)) = due {
                 let now = Instant::now();
                 let next = match (&write, changed) {
                     (Write::Replace(_), Some(changed)) => not_before.max(changed + CHANGE),
@@ -104,6 +105,12 @@ pub(super) async fn keep(
                                 stands: stands.spec,
                             });
                             changed = Some(now);
+                            if left_out > 0 {
+                                tracing::warn!(
+                                    left_out,
+                                    "more slots than a ResourceSlice holds: lower agent.devices.slotsPerHca"
+                                );
+                            }
                             settle(&mut found).await;
                         }
                         Err(error) => {

@@ -38,6 +38,17 @@ fn claims_are_spread_over_all_devices_before_one_is_shared() {
 }
 
 #[test]
+fn what_one_slice_does_not_hold_is_counted() {
+    let facts = dgx();
+    let devices = usable(&facts).count();
+    let fits = u8::try_from(DEVICES / devices).unwrap();
+    assert_eq!(left_out(&facts, fits), 0);
+    let more = usize::from(fits) * devices + devices;
+    assert_eq!(left_out(&facts, fits + 1), more - DEVICES);
+    assert_eq!(slots(&facts, fits + 1).len(), DEVICES);
+}
+
+#[test]
 fn every_recorded_machine_offers_what_the_api_server_takes() {
     for text in [
         include_str!("../../../tests/machines/alibaba-erdma.txt"),
