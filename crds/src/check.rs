@@ -77,6 +77,12 @@ checks! {
     PciLink, [];
     /// The agents of the next nodes can be reached: bytes written there come back the same, and soon.
     PeerReachable, ["S04", "S05", "S08"];
+    /// What an injected pod brings along is of the generation that its master speaks.
+    PodEngine, [];
+    /// A container that may use RDMA has a device of the node's that can be used.
+    PodHcas, ["S28", "S29"];
+    /// A container with RDMA devices may lock as much memory as it registers with them.
+    PodMemlock, ["S13"];
     /// Each port is ACTIVE.
     PortActive, ["S03", "S07"];
     /// Each port has a GID that peers can reach.
@@ -162,6 +168,10 @@ pub struct CheckFinding {
     /// The reason in words: what there is, what should be, what to do.
     #[schemars(length(max = 512))]
     pub message: String,
+    /// UID of the injected pod that it is about; absent where it is about the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub pod_uid: Option<String>,
     /// Since when.
     pub since: Time,
 }

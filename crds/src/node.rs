@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
 use crate::check::{CheckCounts, CheckFinding};
-use crate::cluster::{NumaPolicy, PageSize};
+use crate::cluster::{NumaPolicy, PageSize, TransportPolicy};
 use crate::fix::FixReport;
 use crate::inventory::{NoGid, PortState};
 use crate::policy::PolicyInForce;
@@ -122,6 +122,13 @@ pub struct MooncakeNodeSpec {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["namespace".into(), "cluster".into()]))]
     pub domains: Vec<DomainMembership>,
 
+    /// The injected pods of this node, at most 64: the agent looks into their containers, and into those
+    /// of no other pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
+    pub injected: Vec<InjectedPod>,
+
     /// The MooncakeNodePolicy that holds on this node; absent where none selects it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyInForce>,
@@ -202,6 +209,36 @@ pub struct DomainMembership {
     /// The reason in words: who, which stage, what to do.
     #[schemars(length(max = 1024))]
     pub message: String,
+}
+
+/// Most entries of `spec.injected`; pods beyond them are not looked into.
+pub const INJECTED_LIMIT: usize = 64;
+
+/// One pod that was injected, and what its containers are to fit.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InjectedPod {
+    /// UID of the pod.
+    #[schemars(length(min = 1, max = 64))]
+    pub pod_uid: String,
+    /// Namespace of the pod.
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: String,
+    /// Name of the pod.
+    #[schemars(length(min = 1, max = 253))]
+    pub pod_name: String,
+    /// Namespace of the MooncakeCluster that it uses.
+    #[schemars(length(min = 1, max = 63))]
+    pub cluster_namespace: String,
+    /// Name of the MooncakeCluster that it uses.
+    #[schemars(length(min = 1, max = 63))]
+    pub cluster: String,
+    /// Generation of the wire schema that the cluster's master speaks.
+    #[schemars(length(min = 1, max = 32))]
+    pub version: String,
+    /// Whether the cluster lets its bytes go by RDMA.
+    #[serde(default)]
+    pub rdma: TransportPolicy,
 }
 
 /// One pool pod and how it is to be served.

@@ -225,6 +225,8 @@ reasons! {
     PciLinkDegraded, Node, "Seat the card anew, or see the BIOS setting of its slot.";
     /// A container may lock less memory than RDMA needs: registration fails with ENOMEM.
     MemlockTooLow, Node, "Set LimitMEMLOCK=infinity for the container runtime, and restart it.";
+    /// The node has RDMA devices, and a container that may use them can open none: its engine silently takes another way.
+    HcaNotInPod, App, "Give the container a ResourceClaim of the DeviceClass hca.mooncake.io (docs/devices.md), or set spec.transports.rdma of its MooncakeCluster to Forbid.";
     /// A process may have too few mappings for registering much memory.
     MapCountTooLow, Node, "Run sysctl -w vm.max_map_count=16777216, and write it to /etc/sysctl.d.";
     /// Fewer hugepages are set aside than the pools of the node take.

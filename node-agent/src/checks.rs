@@ -1,16 +1,17 @@
 //! What a node is judged by: the catalogue of checks. Pure: facts in, verdicts out.
 //!
 //! ```text
-//! facts, pools, domains ── each check of CATALOG ── Round ── steady ── status, condition, metrics
+//! facts, pools, domains, pods ── each check of CATALOG ── Round ── steady ── status, condition, metrics
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use crds::node::{DomainMembership, PoolAssignment};
+use crds::node::{DomainMembership, InjectedPod, PoolAssignment};
 use crds::{CheckId, FixReport, Reason, Verdict};
 
 use crate::host::Facts;
+use crate::host::container::Container;
 
 mod device_answers;
 mod device_file;
@@ -31,6 +32,10 @@ pub mod page;
 mod partition_key;
 mod pci_link;
 mod peer_reachable;
+pub(crate) mod pod;
+mod pod_engine;
+mod pod_hcas;
+mod pod_memlock;
 pub mod policy;
 mod port_active;
 mod port_gid;
@@ -63,6 +68,9 @@ pub const CATALOG: &[Check] = &[
     partition_key::CHECK,
     pci_link::CHECK,
     peer_reachable::CHECK,
+    pod_engine::CHECK,
+    pod_hcas::CHECK,
+    pod_memlock::CHECK,
     port_active::CHECK,
     port_gid::CHECK,
     port_mtu::CHECK,
@@ -80,6 +88,9 @@ pub struct World<'a> {
     /// What the operator wants of this node.
     pub pools: &'a [PoolAssignment],
     pub domains: &'a [DomainMembership],
+    pub injected: &'a [InjectedPod],
+    /// What runs in the containers of those pods.
+    pub containers: &'a [Container],
     /// The ways to other nodes that were tried.
     pub ways: &'a [Way],
     /// What is said of what the agent was to set right.
@@ -103,6 +114,8 @@ impl<'a> World<'a> {
             facts,
             pools: &[],
             domains: &[],
+            injected: &[],
+            containers: &[],
             ways: &[],
             fixes: &[],
         }

@@ -6,12 +6,15 @@
 //! recording  ──┘
 //! ```
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
 use crds::inventory::{Distance, GpuDriver};
 use serde::{Deserialize, Serialize};
 
+pub(crate) mod cgroup;
+pub mod container;
 pub mod fault;
 mod folder;
 pub mod gid;
@@ -27,6 +30,7 @@ pub mod round;
 pub mod scrub;
 pub mod tree;
 
+use container::Container;
 use fault::{Fault, Problem};
 use gpu::{Gpu, Imex};
 use hca::{DeviceFile, Hca};
@@ -127,6 +131,15 @@ impl Host {
         faults.dedup();
         facts.faults = faults;
         facts
+    }
+
+    /// The containers of these pods, by their UIDs.
+    pub fn containers(&self, pods: &BTreeSet<String>) -> Vec<Container> {
+        let found = container::processes(&self.0, pods);
+        let of = found
+            .iter()
+            .flat_map(|(uid, processes)| container::read(&self.0, uid, processes));
+        of.collect()
     }
 
     /// All facts, and every file that they were read from.

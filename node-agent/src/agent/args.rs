@@ -33,6 +33,15 @@ pub enum Command {
         #[arg(long)]
         silent: Vec<String>,
     },
+    /// Writes what is known of the containers of pods as one line of JSON. A part of the worker.
+    Containers {
+        /// Folder that holds the node's procfs.
+        #[arg(long, default_value = "/")]
+        root: PathBuf,
+        /// UIDs of the pods.
+        #[arg(long)]
+        pod: Vec<String>,
+    },
     /// Changes settings of the node, or loads modules, and tells what came of each. A part of the worker.
     Fix {
         /// The changes, as JSON.

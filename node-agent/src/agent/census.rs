@@ -10,6 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 use sys::net::Namespace;
 
+use crate::host::cgroup;
+
 /// Name of the process, as the pool's binary is called.
 const COMM: &str = "pool";
 
@@ -57,35 +59,7 @@ pub(crate) fn scan(proc: &Path) -> io::Result<Vec<Found>> {
 /// `NotFound` if the process is gone.
 pub(crate) fn pod_of(proc: &Path, pid: u32) -> io::Result<Option<String>> {
     let text = std::fs::read_to_string(proc.join(pid.to_string()).join("cgroup"))?;
-    Ok(pod_uid(&text))
-}
-
-/// The pod UID in the text of `/proc/<pid>/cgroup`. Both of the kubelet's cgroup drivers are
-/// understood: `.../pod<uid>/...` and `...-pod<uid with _ for ->.slice/...`.
-fn pod_uid(cgroup: &str) -> Option<String> {
-    let uids = cgroup.lines().flat_map(|line| {
-        line.split('/').filter_map(|part| {
-            let part = part.strip_suffix(".slice").unwrap_or(part);
-            let (before, uid) = part.rsplit_once("pod")?;
-            let starts_a_word = before.is_empty() || before.ends_with('-');
-            let uid = uid.replace('_', "-");
-            (starts_a_word && is_uid(&uid)).then_some(uid)
-        })
-    });
-    let mut uids: Vec<String> = uids.collect();
-    uids.sort();
-    uids.dedup();
-    // A process in the cgroups of two pods belongs to neither as far as we can tell.
-    match uids.as_slice() {
-        [one] => Some(one.clone()),
-        _ => None,
-    }
-}
-
-/// A UUID, or the 32 hexadecimal digits of a static pod.
-fn is_uid(text: &str) -> bool {
-    let digits = text.bytes().filter(|byte| *byte != b'-');
-    digits.clone().count() == 32 && digits.clone().all(|byte| byte.is_ascii_hexdigit())
+    Ok(cgroup::place(&text).map(|place| place.pod_uid))
 }
 
 /// A process held by descriptor, so that its number cannot come to mean another one unnoticed.
@@ -154,39 +128,6 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const UID: &str = "0b7c1a52-3d4e-4f60-8a9b-0c1d2e3f4a5b";
-
-    #[test]
-    fn the_pod_is_found_under_both_cgroup_drivers_and_both_cgroup_versions() {
-        let slice = UID.replace('-', "_");
-        for text in [
-            format!(
-                "12:memory:/kubepods/burstable/pod{UID}/abcdef\n11:cpu:/kubepods/burstable/pod{UID}/abcdef\n"
-            ),
-            format!(
-                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-ab.scope\n"
-            ),
-            format!("0::/../../pod{UID}/abcdef\n"),
-            format!("0::/kubepods-pod{slice}.slice/x"),
-        ] {
-            assert_eq!(pod_uid(&text).as_deref(), Some(UID), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_only_looks_like_a_pod_is_none() {
-        let other = UID.replace('0', "1");
-        for text in [
-            String::new(),
-            "0::/user.slice/session-1.scope".to_owned(),
-            "0::/kubepods/burstable/podium".to_owned(),
-            format!("0::/kubepods/tripod{UID}/x"),
-            format!("1:a:/kubepods/pod{UID}/x\n2:b:/kubepods/pod{other}/x"),
-        ] {
-            assert_eq!(pod_uid(&text), None, "{text}");
-        }
-    }
 
     #[test]
     fn a_held_process_is_seen_to_end() {

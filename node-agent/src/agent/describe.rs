@@ -1,17 +1,20 @@
-//! The commands that tell what a node is: `facts`, `record`, `inventory` and `checks`; and `fix`, which
-//! changes it.
+//! The commands that tell what a node is: `facts`, `containers`, `record`, `inventory` and `checks`; and
+//! `fix`, which changes it.
 
 use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
 use crds::Verdict;
+use serde::Serialize;
 
+use super::containers;
 use super::hardware::PATIENCE;
 use super::inventory::inventory as of;
 use crate::checks::{CATALOG, Judged, World, judge, table};
 use crate::fixes::hand;
 use crate::fixes::plan::Change;
+use crate::host::container::look::look;
 use crate::host::recording::Recording;
 use crate::host::round::{self, Node};
 use crate::host::scrub::Scrub;
@@ -25,12 +28,27 @@ use crate::host::{Facts, Host};
 pub fn facts(node: &Node, silent: Vec<String>) -> anyhow::Result<()> {
     let facts = round::look(node, &silent.into_iter().collect(), PATIENCE)
         .with_context(|| format!("looking at {}", node.root.display()))?;
-    let mut line = serde_json::to_vec(&facts)?;
+    write_line(&facts)
+}
+
+fn write_line(facts: &impl Serialize) -> anyhow::Result<()> {
+    let mut line = serde_json::to_vec(facts)?;
     line.push(b'\n');
     let mut out = std::io::stdout().lock();
     out.write_all(&line)?;
     out.flush()?;
     Ok(())
+}
+
+/// Writes what is known of the containers of pods as one line, and ends without waiting for files that
+/// hold a thread.
+///
+/// # Errors
+/// If the root cannot be opened, or nobody reads the line.
+pub fn containers(root: &Path, pods: Vec<String>) -> anyhow::Result<()> {
+    let containers = look(root, &pods.into_iter().collect(), containers::PATIENCE)
+        .with_context(|| format!("looking at the processes below {}", root.display()))?;
+    write_line(&containers)
 }
 
 /// Carries out the changes, and writes what came of each as one line.

@@ -2,16 +2,15 @@
 //! is the child's, never ours.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::process::Stdio;
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::child::{self, Blind};
 use crate::host::Facts;
 use crate::host::fault::Problem;
 use crate::host::round::Node;
@@ -28,24 +27,8 @@ pub const PATIENCE: Duration = Duration::from_secs(8);
 /// How long a look may take in all.
 const DEADLINE: Duration = Duration::from_secs(12);
 
-/// Longest line that a child may write.
-const LONGEST: u64 = 8 << 20;
-
 /// Facts of the last look; absent before the first.
 pub(crate) type Known = watch::Receiver<Option<Arc<Facts>>>;
-
-/// Why a look told nothing.
-#[derive(Debug, thiserror::Error)]
-enum Blind {
-    #[error("starting a child that looks at the node: {0}")]
-    Start(io::Error),
-    #[error("the child that looks at the node told nothing in {DEADLINE:?}")]
-    Late,
-    #[error("reading what the child tells: {0}")]
-    Read(io::Error),
-    #[error("the child told no facts: {0}")]
-    Nonsense(serde_json::Error),
-}
 
 /// A child that has not ended, and the devices that hold it.
 struct Held {
@@ -122,41 +105,11 @@ async fn look(
     node: &Node,
     silent: &BTreeSet<String>,
 ) -> Result<(Facts, Child), (Blind, Option<Child>)> {
-    let program = std::env::current_exe().map_err(|error| (Blind::Start(error), None))?;
-    let mut command = Command::new(program);
-    command.arg("facts").arg("--root").arg(&node.root);
+    let mut arguments: Vec<OsString> = vec!["facts".into(), "--root".into()];
+    arguments.push(node.root.clone().into());
     if let Some(network) = &node.network {
-        command.arg("--network").arg(network);
+        arguments.extend(["--network".into(), network.clone().into()]);
     }
-    command.args(silent.iter().map(|name| format!("--silent={name}")));
-    // The environment of a pod may hold what is not a child's.
-    command
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true);
-    let mut child = command
-        .spawn()
-        .map_err(|error| (Blind::Start(error), None))?;
-    // One line, not up to the end: a thread that is held keeps the pipe open.
-    let mut line = Vec::new();
-    let told = match child.stdout.take() {
-        Some(out) => {
-            let mut out = BufReader::new(out.take(LONGEST));
-            tokio::time::timeout(DEADLINE, out.read_until(b'\n', &mut line)).await
-        }
-        None => Ok(Ok(0)),
-    };
-    let facts = match told {
-        Ok(Ok(_)) => serde_json::from_slice(&line).map_err(Blind::Nonsense),
-        Ok(Err(error)) => Err(Blind::Read(error)),
-        Err(_) => Err(Blind::Late),
-    };
-    match facts {
-        Ok(facts) => Ok((facts, child)),
-        Err(error) => {
-            let _ = child.start_kill();
-            Err((error, Some(child)))
-        }
-    }
+    arguments.extend(silent.iter().map(|name| format!("--silent={name}").into()));
+    child::ask(arguments, DEADLINE).await
 }

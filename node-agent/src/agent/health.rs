@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT};
 use crds::condition::{ConditionType, Finding};
+use crds::node::InjectedPod;
 use crds::reason::Reason;
 use crds::{FixReport, MooncakeNodeSpec, Verdict};
 use jiff::Timestamp;
@@ -15,11 +16,12 @@ use tokio::time::Instant;
 use super::assignments::Assignments;
 use super::proof::{Ways, way};
 use super::report::Board;
-use super::{fixing, hardware};
+use super::{containers, fixing, hardware};
 use crate::checks::policy::govern;
 use crate::checks::steady::{Health, Moment, Steady, Told};
-use crate::checks::{CATALOG, Judged, Way, World, host_readable, judge};
+use crate::checks::{CATALOG, Judged, Way, World, host_readable, judge, pod};
 use crate::host::Facts;
+use crate::host::container::Container;
 
 /// Longest message of a finding and name of its subject; the schema has the same.
 const MESSAGE: usize = 512;
@@ -29,12 +31,16 @@ const SUBJECT: usize = 128;
 /// is slow they are 40 seconds apart.
 const UNSEEN: Duration = Duration::from_secs(90);
 
+/// How long the first look into containers is waited for.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+
 /// Judges for as long as anybody looks.
 pub(crate) async fn keep(
     mut known: hardware::Known,
     mut assigned: watch::Receiver<Assignments>,
     mut ways: watch::Receiver<Ways>,
     mut fixes: fixing::Said,
+    mut containers: containers::Known,
     board: Board,
 ) {
     let began = Instant::now();
@@ -45,14 +51,22 @@ pub(crate) async fn keep(
         let node = assigned.borrow_and_update().node.clone();
         let tried = tried(&ways.borrow_and_update());
         let fixes_said = fixes.borrow_and_update().clone();
+        let inside = containers.borrow_and_update().clone();
         let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
         let unseen = seen.elapsed() >= UNSEEN;
-        if facts.is_some() || unseen {
+        // What the agent before this one found in a container stands until we have looked as well.
+        let early = inside.is_none() && !spec.injected.is_empty() && began.elapsed() < FIRST_LOOK;
+        if (facts.is_some() && !early) || unseen {
             let now = Moment {
                 up: began.elapsed(),
                 wall: Timestamp::now(),
             };
-            let round = round(facts.as_deref(), &spec, (&tried, &fixes_said), unseen);
+            let heard = Heard {
+                ways: &tried,
+                fixes: &fixes_said,
+                containers: inside.as_deref().map_or(&[], Vec::as_slice),
+            };
+            let round = round(facts.as_deref(), &spec, heard, unseen);
             let health = steady.note(&round, now);
             board.set_health(govern(health, &round, spec.policy.as_ref()));
         }
@@ -65,6 +79,7 @@ pub(crate) async fn keep(
             changed = assigned.changed() => if changed.is_err() { return },
             changed = ways.changed() => if changed.is_err() { return },
             changed = fixes.changed() => if changed.is_err() { return },
+            changed = containers.changed() => if changed.is_err() { return },
             () = tokio::time::sleep_until(seen + UNSEEN), if !unseen => {}
         }
     }
@@ -85,19 +100,29 @@ fn tried(ways: &Ways) -> Vec<Way> {
     .collect()
 }
 
+/// What is known beside the node's own facts.
+#[derive(Clone, Copy, Default)]
+struct Heard<'a> {
+    ways: &'a [Way],
+    fixes: &'a [FixReport],
+    containers: &'a [Container],
+}
+
 /// What the checks say; where nobody has seen the node of late, that first of all.
 fn round(
     facts: Option<&Facts>,
     spec: &MooncakeNodeSpec,
-    (ways, fixes): (&[Way], &[FixReport]),
+    heard: Heard<'_>,
     unseen: bool,
 ) -> Vec<Judged> {
     let world = facts.map(|facts| World {
         facts,
         pools: &spec.pools,
         domains: &spec.domains,
-        ways,
-        fixes,
+        injected: &spec.injected,
+        containers: heard.containers,
+        ways: heard.ways,
+        fixes: heard.fixes,
     });
     let mut round = world.map_or_else(Vec::new, |world| judge(CATALOG, &world));
     if unseen {
@@ -109,7 +134,11 @@ fn round(
 }
 
 /// What was told, as the API has it. A finding that stood there before keeps its time.
-pub(crate) fn findings(health: &Health, before: &[CheckFinding]) -> Vec<CheckFinding> {
+pub(crate) fn findings(
+    health: &Health,
+    before: &[CheckFinding],
+    injected: &[InjectedPod],
+) -> Vec<CheckFinding> {
     let told = health.told.iter().take(FINDINGS_LIMIT);
     let findings = told.map(|told| {
         let mut finding = CheckFinding {
@@ -118,6 +147,7 @@ pub(crate) fn findings(health: &Health, before: &[CheckFinding]) -> Vec<CheckFin
             reason: told.trouble.reason,
             subject: short(&told.subject, SUBJECT),
             message: short(&message(told), MESSAGE),
+            pod_uid: pod::of(injected, told.check, &told.subject).map(|pod| pod.pod_uid.clone()),
             since: Time(told.since),
         };
         let same = |before: &&CheckFinding| {
@@ -208,7 +238,7 @@ mod tests {
                 up: Duration::from_secs(second),
                 wall: Timestamp::UNIX_EPOCH,
             };
-            let round = round(Some(&facts), &spec, (&[], &[]), false);
+            let round = round(Some(&facts), &spec, Heard::default(), false);
             let health = steady.note(&round, now);
             let health = govern(health, &round, policy.as_ref());
             let said = condition(&health);
@@ -234,7 +264,7 @@ mod tests {
                 up: Duration::from_secs(second),
                 wall: Timestamp::UNIX_EPOCH,
             };
-            let health = steady.note(&round(facts, &spec, (&[], &[]), unseen), now);
+            let health = steady.note(&round(facts, &spec, Heard::default(), unseen), now);
             let said = condition(&health);
             (said.state, said.reason)
         };

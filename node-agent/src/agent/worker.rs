@@ -1,7 +1,7 @@
 //! The process that does the agent's work: takes the node, then serves its pool pods.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::pool::Context;
 use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
-use super::{assignments, fixing, fleet, hardware, health, inventory, inventory_object};
+use super::{assignments, containers, fixing, fleet, hardware, health, inventory, inventory_object};
 use crate::devices;
 use crate::host::round::Node;
 
@@ -133,6 +133,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
             assigned.clone(),
             ways.clone(),
             fixes,
+            containers::watch(procfs_above(&host_proc), assigned.clone()),
             board.clone(),
         ));
         if let Some(kubelet) = kubelet_dir {
@@ -230,6 +231,11 @@ async fn client() -> kube::Client {
             }
         }
     }
+}
+
+/// The folder that holds a procfs; its processes are live also where a recording stands for the hardware.
+fn procfs_above(proc: &Path) -> PathBuf {
+    proc.parent().unwrap_or(Path::new("/")).to_owned()
 }
 
 /// The running kernel's id, as the kubelet reports it.

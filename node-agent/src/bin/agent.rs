@@ -32,6 +32,7 @@ fn main() -> anyhow::Result<()> {
                 .block_on(worker::work(settings))
         }
         Some(Command::Facts { node, silent }) => describe::facts(&node.into(), silent),
+        Some(Command::Containers { root, pod }) => describe::containers(&root, pod),
         Some(Command::Fix { changes, node }) => describe::fix(&node.into(), &changes),
         Some(Command::Record { file, node }) => describe::record(&node.into(), &file),
         Some(Command::Checks {

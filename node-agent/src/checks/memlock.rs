@@ -9,7 +9,7 @@ use super::steady::Patience;
 use super::{Check, Said, World};
 
 /// Memory that a pod registers at least with each device.
-const LEAST: u64 = 1 << 30;
+pub(super) const LEAST: u64 = 1 << 30;
 
 pub(super) const CHECK: Check = Check {
     id: CheckId::Memlock,
@@ -47,6 +47,6 @@ fn look(world: &World<'_>) -> Vec<Said> {
 }
 
 /// In bytes; none where there is no limit.
-fn most(limit: &Limit) -> Option<u64> {
+pub(super) fn most(limit: &Limit) -> Option<u64> {
     limit.soft.parse().ok()
 }

@@ -40,6 +40,13 @@ impl Folder {
         Ok(Self(rustix::fs::open(root, flags, Mode::empty())?))
     }
 
+    /// The folder at a path that the kernel alone has made, such as the root of a process: what is read
+    /// below it stays there.
+    pub(super) fn inside(&self, path: &str) -> Result<Self, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::openat(&self.0, path, flags, Mode::empty())?))
+    }
+
     /// As below a changed root: absolute links and `..` stay inside.
     fn at(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = flags | OFlags::CLOEXEC;
@@ -107,19 +114,27 @@ impl Folder {
     }
 
     pub(super) fn list(&self, path: &str) -> Result<Vec<String>, Problem> {
+        self.matching(path, |_| true)
+    }
+
+    pub(super) fn matching(
+        &self,
+        path: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<String>, Problem> {
         let folder = self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut names = Vec::new();
-        for entry in Dir::read_from(folder)? {
+        for (count, entry) in Dir::read_from(folder)?.enumerate() {
+            if count > MOST {
+                return Err(Problem::TooLarge);
+            }
             let entry = entry?;
             // A name that is no text names nothing of ours.
             let Ok(name) = entry.file_name().to_str() else {
                 continue;
             };
-            if name != "." && name != ".." {
+            if name != "." && name != ".." && wanted(name) {
                 names.push(name.to_owned());
-            }
-            if names.len() > MOST {
-                return Err(Problem::TooLarge);
             }
         }
         names.sort_unstable();

@@ -223,6 +223,19 @@ impl Recording {
         Ok(names)
     }
 
+    /// What lies below a path, as a machine of its own.
+    pub(super) fn inside(&self, path: &str) -> Result<Self, Problem> {
+        match self.0.get(path) {
+            Some(Entry::Fault(problem)) => return Err(problem.clone()),
+            None if !self.has_below(path) => return Err(Problem::ABSENT),
+            _ => {}
+        }
+        let prefix = join(path, "");
+        let below = self.below(&prefix);
+        let below = below.map(|(path, entry)| (path[prefix.len()..].to_owned(), entry.clone()));
+        Ok(Self(below.collect()))
+    }
+
     pub(super) fn link(&self, path: &str) -> Result<String, Problem> {
         let path = match path.rsplit_once('/') {
             Some((folder, name)) => join(&self.resolve(folder)?, name),
@@ -299,9 +312,12 @@ fn entry(line: &str) -> Option<(&str, Entry)> {
     Some((name, entry))
 }
 
-/// A carriage return would be taken for a part of the line's end.
+/// A carriage return would be taken for a part of the line's end; what ends the words of a command line
+/// is no sign for people.
 fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('\r', "\\r")
+    text.replace('\\', "\\\\")
+        .replace('\r', "\\r")
+        .replace('\0', "\\0")
 }
 
 fn unescape(text: &str) -> String {
@@ -312,6 +328,10 @@ fn unescape(text: &str) -> String {
             (false, '\\') => escaped = true,
             (true, 'r') => {
                 out.push('\r');
+                escaped = false;
+            }
+            (true, '0') => {
+                out.push('\0');
                 escaped = false;
             }
             (_, sign) => {

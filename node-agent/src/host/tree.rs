@@ -191,12 +191,37 @@ impl Tree {
         names
     }
 
+    /// Those names in a folder that are wanted, sorted: the others are not even kept in memory.
+    pub fn matching(&self, path: &str, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+        let sound = |name: &str| wanted(name) && name.bytes().all(|byte| NAME.contains(&byte));
+        let listed = match &self.source {
+            Source::Folder(folder) => folder.matching(path, sound),
+            Source::Recording(recording) => recording.list(path).map(|mut names| {
+                names.retain(|name| sound(name));
+                names
+            }),
+        };
+        self.seen(path, listed).unwrap_or_default()
+    }
+
+    /// The tree whose root lies there: that of a process, in the file systems that the process sees.
+    ///
+    /// # Errors
+    /// If there is no such folder.
+    pub(super) fn inside(&self, path: &str) -> Result<Self, Problem> {
+        Ok(Self::of(match &self.source {
+            Source::Folder(folder) => Source::Folder(folder.inside(path)?),
+            Source::Recording(recording) => Source::Recording(recording.inside(path)?),
+        }))
+    }
+
     /// What a link says, not followed; none where there is none.
     pub fn link(&self, path: &str) -> Option<String> {
         self.seen(path, self.try_link(path))
     }
 
-    fn try_link(&self, path: &str) -> Result<String, Problem> {
+    /// What a link says or why it cannot be read, which is noted nowhere.
+    pub(super) fn try_link(&self, path: &str) -> Result<String, Problem> {
         let target = match &self.source {
             Source::Folder(folder) => folder.link(path),
             Source::Recording(recording) => recording.link(path),

@@ -6,11 +6,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crds::cluster::{NumaPolicy, PageSize};
-use crds::node::{DomainMembership, PoolAssignment};
+use crds::cluster::{NumaPolicy, PageSize, TransportPolicy};
+use crds::node::{DomainMembership, InjectedPod, PoolAssignment};
 use crds::{ByteSize, CheckId, FixId, FixReport, Reason, Verdict};
 use mooncake_node_agent::checks::table::lines;
 use mooncake_node_agent::checks::{CATALOG, Judged, Way, World, judge, page};
+use mooncake_node_agent::host::Host;
 use mooncake_node_agent::host::recording::{Entry, Recording};
 
 use super::recorded::{facts, folder, machine, machines};
@@ -20,16 +21,21 @@ use super::recorded::{facts, folder, machine, machines};
 struct Wanted {
     pools: Vec<PoolAssignment>,
     domains: Vec<DomainMembership>,
+    injected: Vec<InjectedPod>,
     ways: Vec<Way>,
     fixes: Vec<FixReport>,
 }
 
 fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
     let facts = facts(recording);
+    let pods = wanted.injected.iter().map(|pod| pod.pod_uid.clone());
+    let containers = Host::recorded(recording.clone()).containers(&pods.collect());
     let world = World {
         facts: &facts,
         pools: &wanted.pools,
         domains: &wanted.domains,
+        injected: &wanted.injected,
+        containers: &containers,
         ways: &wanted.ways,
         fixes: &wanted.fixes,
     };
@@ -143,6 +149,22 @@ fn domain() -> Wanted {
             member: true,
             reason: Reason::AsExpected,
             message: String::new(),
+        }],
+        ..Wanted::default()
+    }
+}
+
+/// The pod whose container stands in the recording of a DGX H100.
+fn injected() -> Wanted {
+    Wanted {
+        injected: vec![InjectedPod {
+            pod_uid: "5f1c0d2e-7a3b-4c5d-8e6f-001122334455".to_owned(),
+            namespace: "team".to_owned(),
+            pod_name: "engine".to_owned(),
+            cluster_namespace: "team".to_owned(),
+            cluster: "kv".to_owned(),
+            version: "0.3.13".to_owned(),
+            rdma: TransportPolicy::Prefer,
         }],
         ..Wanted::default()
     }
@@ -372,6 +394,47 @@ const CASES: &[Case] = &[
         subject: "mlx5_3",
     },
     Case {
+        check: CheckId::PodEngine,
+        machine: "dgx-h100",
+        wanted: injected,
+        // The search goes by the interpreter's path first.
+        path: "proc/4242/environ",
+        becomes: Text("PYTHONPATH=/forged"),
+        verdict: Warn,
+        reason: Reason::EngineVersionSkew,
+        subject: "pod team/engine container main",
+    },
+    Case {
+        check: CheckId::PodEngine,
+        machine: "dgx-h100",
+        wanted: injected,
+        path: "proc/4242/root/opt/venv/lib/python3.12/site-packages",
+        becomes: Problem("EIO"),
+        verdict: Unknown,
+        reason: Reason::HostUnreadable,
+        subject: "pod team/engine container main",
+    },
+    Case {
+        check: CheckId::PodHcas,
+        machine: "dgx-h100",
+        wanted: injected,
+        path: "proc/4242/root/dev/infiniband/uverbs3",
+        becomes: Gone,
+        verdict: Warn,
+        reason: Reason::HcaNotInPod,
+        subject: "pod team/engine container main",
+    },
+    Case {
+        check: CheckId::PodMemlock,
+        machine: "dgx-h100",
+        wanted: injected,
+        path: "proc/4242/limits",
+        becomes: Text("Max locked memory         65536                65536                bytes"),
+        verdict: Warn,
+        reason: Reason::MemlockTooLow,
+        subject: "pod team/engine container main",
+    },
+    Case {
         check: CheckId::PortActive,
         machine: "dgx-h100",
         wanted: nothing,
@@ -499,6 +562,34 @@ fn one_changed_file_makes_each_check_find_what_it_is_for() {
     });
     let wrong: Vec<_> = wrong.collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_container_that_is_kept_on_tcp_or_forbidden_rdma_needs_no_device() {
+    let told = |environ: &str, rdma: TransportPolicy| {
+        let mut recording = machine("dgx-h100").recording;
+        recording.remove("proc/4242/root/dev/infiniband");
+        recording.replace("proc/4242/environ", Entry::Text(environ.to_owned()));
+        let mut wanted = injected();
+        wanted.injected[0].rdma = rdma;
+        let round = round(&recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::PodHcas);
+        of.and_then(Judged::worst)
+    };
+    assert_eq!(told("A=b", TransportPolicy::Require), Some(Warn));
+    assert_eq!(told("A=b", TransportPolicy::Prefer), Some(Warn));
+    assert_eq!(told("A=b", TransportPolicy::Forbid), None);
+    assert_eq!(told("A=b\0MC_FORCE_TCP=1", TransportPolicy::Prefer), None);
+}
+
+#[test]
+fn pods_that_the_operator_does_not_name_are_not_looked_into() {
+    let mut recording = machine("dgx-h100").recording;
+    let stranger = "0::/kubepods/pod00000000-0000-4000-8000-000000000000/x";
+    recording.replace("proc/4242/cgroup", Entry::Text(stranger.to_owned()));
+    let round = round(&recording, &injected());
+    let of = round.iter().find(|of| of.check == CheckId::PodEngine);
+    assert_eq!(of.unwrap().said, []);
 }
 
 #[test]

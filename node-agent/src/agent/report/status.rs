@@ -97,7 +97,10 @@ pub(super) fn compose(
     conditions.sort_by(|one, other| one.type_.cmp(&other.type_));
     let found = stood.map_or(&[][..], |stood| &stood.findings);
     let (checks, findings) = match &health {
-        Some(health) => (Some(health.counts), health::findings(health, found)),
+        Some(health) => (
+            Some(health.counts),
+            health::findings(health, found, &spec.injected),
+        ),
         None => (stood.and_then(|stood| stood.checks), found.to_vec()),
     };
     let fixes = fixes.unwrap_or_else(|| stood.map_or_else(Vec::new, |stood| stood.fixes.clone()));

@@ -46,6 +46,7 @@ fn report(index: usize, state: PoolState, reason: Reason) -> PoolReport {
 fn spec(count: usize) -> MooncakeNodeSpec {
     MooncakeNodeSpec {
         domains: Vec::new(),
+        injected: Vec::new(),
         probes: Vec::new(),
         probers: Vec::new(),
         policy: None,

@@ -1,0 +1,51 @@
+//! What the checks of containers have in common: which containers there are, and what each is called.
+
+use crds::CheckId;
+use crds::node::InjectedPod;
+
+use super::World;
+use crate::host::container::Container;
+
+/// Checks of which each word is about a container of an injected pod.
+const CHECKS: [CheckId; 3] = [
+    CheckId::PodEngine,
+    CheckId::PodHcas,
+    CheckId::PodMemlock,
+];
+
+/// The containers of the pods that are injected here.
+pub(super) fn containers<'a>(
+    world: &World<'a>,
+) -> impl Iterator<Item = (&'a InjectedPod, &'a Container)> {
+    let (injected, containers) = (world.injected, world.containers);
+    containers.iter().filter_map(|container| {
+        let of = |pod: &&InjectedPod| pod.pod_uid == container.pod_uid;
+        Some((injected.iter().find(of)?, container))
+    })
+}
+
+/// E.g. `pod team/engine-0 container main`.
+pub(super) fn subject(pod: &InjectedPod, container: &Container) -> String {
+    let pod = name(pod);
+    match container.name.as_str() {
+        "" => pod,
+        container => format!("{pod} container {container}"),
+    }
+}
+
+fn name(pod: &InjectedPod) -> String {
+    format!("pod {}/{}", pod.namespace, pod.pod_name)
+}
+
+/// The pod that a check's word is about.
+pub(crate) fn of<'a>(
+    injected: &'a [InjectedPod],
+    check: CheckId,
+    subject: &str,
+) -> Option<&'a InjectedPod> {
+    let mut pods = injected.iter().filter(|_| CHECKS.contains(&check));
+    pods.find(|pod| {
+        let rest = subject.strip_prefix(&name(pod));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+    })
+}
