@@ -257,7 +257,8 @@ impl Caches {
         ring.around(node, standing)
     }
 
-    /// Nodes on which pool pods of `cluster` are, and those that take part in its ComputeDomain.
+    /// Nodes on which pool pods of `cluster` or pods that ask for it are, and those that take part in its
+    /// ComputeDomain.
     pub fn nodes_of(&self, cluster: &ClusterName) -> BTreeSet<String> {
         self.pods
             .state()
@@ -266,9 +267,18 @@ impl Caches {
                 pod.labels().get(names::LABEL_CLUSTER) == Some(&cluster.name)
                     && pod.namespace().as_ref() == Some(&cluster.namespace)
             })
-            .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
+            .filter_map(|pod| index::node(pod))
+            .chain(self.nodes_of_labelled(cluster))
             .chain(view::nodes_of_cluster(self, cluster))
             .collect()
+    }
+
+    fn nodes_of_labelled(&self, cluster: &ClusterName) -> Vec<String> {
+        let labelled = self.labelled.state();
+        let asking = labelled
+            .iter()
+            .filter(|pod| wanted_cluster(pod).as_ref() == Some(cluster));
+        asking.filter_map(|pod| index::node(pod)).collect()
     }
 }
 

@@ -25,6 +25,7 @@ pub mod admin;
 pub mod apply;
 pub mod desired;
 pub mod eviction;
+pub mod fit;
 pub mod injected;
 pub mod instance;
 pub mod mirror;
@@ -205,7 +206,7 @@ impl Session<'_> {
             &context.writer,
             &context.events,
             valid,
-            &observed.labelled,
+            observed,
         )
         .await;
         let serves = |verdict: &Verdict| matches!(verdict.service, Service::Serving { .. });

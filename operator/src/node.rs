@@ -26,6 +26,7 @@ use crate::event::Events;
 
 pub mod alive;
 pub mod desired;
+pub mod injected;
 pub mod lost;
 pub mod news;
 pub mod observe;

@@ -21,7 +21,9 @@ use super::pool::Context;
 use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
-use super::{assignments, containers, fixing, fleet, hardware, health, inventory, inventory_object};
+use super::{
+    assignments, containers, fixing, fleet, hardware, health, inventory, inventory_object,
+};
 use crate::devices;
 use crate::host::round::Node;
 

@@ -7,11 +7,7 @@ use super::World;
 use crate::host::container::Container;
 
 /// Checks of which each word is about a container of an injected pod.
-const CHECKS: [CheckId; 3] = [
-    CheckId::PodEngine,
-    CheckId::PodHcas,
-    CheckId::PodMemlock,
-];
+const CHECKS: [CheckId; 3] = [CheckId::PodEngine, CheckId::PodHcas, CheckId::PodMemlock];
 
 /// The containers of the pods that are injected here.
 pub(super) fn containers<'a>(

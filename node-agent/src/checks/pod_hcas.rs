@@ -20,8 +20,7 @@ pub(super) const CHECK: Check = Check {
 
 fn look(world: &World<'_>) -> Vec<Said> {
     let facts = world.facts;
-    let usable =
-        rails::devices(facts).any(|hca| hca.ports.iter().any(|port| port.is_usable()));
+    let usable = rails::devices(facts).any(|hca| hca.ports.iter().any(|port| port.is_usable()));
     if !usable {
         return Vec::new();
     }
@@ -54,9 +53,7 @@ pub(super) fn count(facts: &Facts, container: &Container) -> usize {
         files.any(|file| (file.major, file.minor) == (major, minor))
     };
     let devices = rails::devices(facts).filter_map(|hca| hca.device_file.as_ref());
-    devices
-        .filter(|file| has(file.major, file.minor))
-        .count()
+    devices.filter(|file| has(file.major, file.minor)).count()
 }
 
 fn named(facts: &Facts) -> String {

@@ -69,10 +69,7 @@ mod tests {
                 Some("cri-containerd-ab.scope"),
             ),
             (format!("0::/../../pod{UID}/abcdef/inner\n"), Some("abcdef")),
-            (
-                format!("2:cpu:/pod{UID}\n1:memory:/pod{UID}/x"),
-                Some("x"),
-            ),
+            (format!("2:cpu:/pod{UID}\n1:memory:/pod{UID}/x"), Some("x")),
             (format!("0::/kubepods-pod{slice}.slice"), None),
         ] {
             let place = place(&text).unwrap();

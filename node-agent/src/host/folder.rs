@@ -44,7 +44,12 @@ impl Folder {
     /// below it stays there.
     pub(super) fn inside(&self, path: &str) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::openat(&self.0, path, flags, Mode::empty())?))
+        Ok(Self(rustix::fs::openat(
+            &self.0,
+            path,
+            flags,
+            Mode::empty(),
+        )?))
     }
 
     /// As below a changed root: absolute links and `..` stay inside.

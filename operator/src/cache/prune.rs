@@ -17,13 +17,15 @@ pub(super) fn cluster(object: &mut DeserializeGuard<MooncakeCluster>) {
     object.annotations_mut().clear();
 }
 
-/// What a node has and what its checks found is most of its status, and for people.
+/// What a node has and what its checks found is most of its status, and for people; what they found in a
+/// pod, the pod is told.
 pub(super) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
     managed_fields(object);
     let status = object.0.as_mut().ok().and_then(|node| node.status.as_mut());
     if let Some(status) = status {
         status.hcas = Vec::new();
-        status.findings = Vec::new();
+        status.findings.retain(|finding| finding.pod_uid.is_some());
+        status.findings.shrink_to_fit();
     }
 }
 

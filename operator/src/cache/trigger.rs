@@ -38,10 +38,15 @@ pub(super) fn of_cluster(cluster: &DeserializeGuard<MooncakeCluster>) -> Vec<Tri
 
 pub(super) fn of_report(report: &DeserializeGuard<MooncakeNode>) -> Vec<Trigger> {
     let mut triggers = vec![Trigger::Node(report.name_any())];
-    for pool in report.0.iter().flat_map(|report| &report.spec.pools) {
+    let spec = report.0.iter().map(|report| &report.spec);
+    let pools = spec.clone().flat_map(|spec| &spec.pools);
+    let pools = pools.map(|pool| (&pool.namespace, &pool.cluster));
+    let injected = spec.flat_map(|spec| &spec.injected);
+    let injected = injected.map(|pod| (&pod.cluster_namespace, &pod.cluster));
+    for (namespace, name) in pools.chain(injected) {
         let cluster = Trigger::Cluster(ClusterName {
-            namespace: pool.namespace.clone(),
-            name: pool.cluster.clone(),
+            namespace: namespace.clone(),
+            name: name.clone(),
         });
         if !triggers.contains(&cluster) {
             triggers.push(cluster);
@@ -71,10 +76,9 @@ pub(super) fn of_agent(pod: &Pod) -> Vec<Trigger> {
 }
 
 pub(super) fn of_labelled(pod: &Pod) -> Vec<Trigger> {
-    wanted_cluster(pod)
-        .map(Trigger::Cluster)
-        .into_iter()
-        .collect()
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    let cluster = wanted_cluster(pod).map(Trigger::Cluster);
+    cluster.into_iter().chain(node.map(Trigger::Node)).collect()
 }
 
 /// The master's address stands in MooncakeNodes.

@@ -17,7 +17,7 @@ use crate::cli::unseen::{Unseen, What};
 use crate::cli::webhook;
 use crate::cluster::observe::is_over;
 use crate::cluster::validate::validate;
-use crate::cluster::{injected, mirror};
+use crate::cluster::{fit, injected, mirror};
 
 mod evidence;
 mod transport;
@@ -205,12 +205,12 @@ fn judge(subject: &Subject, namespace: &str, wish: &Wish) -> Finding {
             message: "its gate has not been started yet".to_owned(),
             remedy: None,
         },
-        Some(word) if word.holds => Finding {
+        Some(word) if word.holds => unfit(pod).unwrap_or(Finding {
             fate: Fate::Injected,
             reason: None,
             message: word.message,
             remedy: None,
-        },
+        }),
         Some(word) if word.reason == Reason::GateWaiting.as_str() => held(subject, wish),
         Some(word) => Finding {
             fate: Fate::TimedOut,
@@ -219,6 +219,21 @@ fn judge(subject: &Subject, namespace: &str, wish: &Wish) -> Finding {
             remedy: None,
         },
     }
+}
+
+/// What the agent of its node found in its containers.
+fn unfit(pod: &Pod) -> Option<Finding> {
+    let said = mirror::condition(pod, fit::FIT).filter(|said| said.status == "False")?;
+    let reason = said.reason.as_deref().and_then(known);
+    let message = said.message.as_deref().unwrap_or_default();
+    // It stands below anyway.
+    let again = reason.and_then(|reason| message.strip_suffix(reason.remedy()));
+    Some(Finding {
+        fate: Fate::Injected,
+        reason,
+        message: again.unwrap_or(message).trim_end().to_owned(),
+        remedy: None,
+    })
 }
 
 /// The kubelet repeats what the gate says in the events of its startup probe.

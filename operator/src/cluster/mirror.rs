@@ -1,8 +1,8 @@
-//! What a labelled pod is told of itself, as conditions of the pod: was it injected, is its gate open.
+//! What a labelled pod is told of itself, as conditions of the pod: was it injected, is its gate open, does
+//! what it brings along fit.
 
-use std::sync::Arc;
-
-use crds::Reason;
+use crds::condition::shorten;
+use crds::{MooncakeNode, Reason};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,9 +11,9 @@ use serde_json::json;
 
 use crate::admission::GATE_CONTAINER;
 use crate::apply::Writer;
-use crate::cluster::injected;
-use crate::cluster::observe::is_over;
+use crate::cluster::observe::{Observed, is_over};
 use crate::cluster::validate::Valid;
+use crate::cluster::{fit, injected};
 use crate::event::Events;
 
 /// Pod condition that repeats what the pod's gate found.
@@ -37,15 +37,17 @@ pub async fn tell(
     writer: &Writer,
     events: &Events,
     cluster: &Valid,
-    labelled: &[Arc<Pod>],
+    observed: &Observed,
 ) {
-    for pod in labelled {
+    for pod in &observed.labelled {
         let namespace = pod.namespace().unwrap_or_default();
         let leaving = pod.meta().deletion_timestamp.is_some();
         if !cluster.admits(&namespace) || is_over(pod) || leaving {
             continue;
         }
-        let words = words(cluster, pod);
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+        let report = node.and_then(|node| observed.reports.get(node));
+        let words = words(cluster, pod, report);
         if words.iter().all(|word| stands(pod, word)) {
             continue;
         }
@@ -66,12 +68,19 @@ pub async fn tell(
             let about = pod.object_ref(&());
             events.warn(writer, about, reason, "Inject", note).await;
         }
+        if let Some((reason, note)) = news(pod, &words) {
+            let about = pod.object_ref(&());
+            match reason {
+                Reason::AsExpected => events.note(writer, about, reason, "Look", note).await,
+                _ => events.warn(writer, about, reason, "Look", note).await,
+            }
+        }
     }
 }
 
 /// Everything of ours that is to stand in the pod: what one apply leaves out, it takes away.
-fn words(cluster: &Valid, pod: &Pod) -> Vec<Word> {
-    [injection(cluster, pod), gate(pod)]
+fn words(cluster: &Valid, pod: &Pod, report: Option<&MooncakeNode>) -> Vec<Word> {
+    [injection(cluster, pod), gate(pod), fit::word(pod, report)]
         .into_iter()
         .flatten()
         .collect()
@@ -103,6 +112,17 @@ fn left_out(cluster: &Valid, pod: &Pod) -> Option<(Reason, String)> {
         said.status == "False" && said.reason.as_deref() == Some(reason.as_str())
     });
     (!said).then_some((reason, words))
+}
+
+/// What is now said of the pod's containers for the first time, or otherwise than before.
+fn news(pod: &Pod, words: &[Word]) -> Option<(Reason, String)> {
+    let word = words.iter().find(|word| word.kind == fit::FIT)?;
+    let same = condition(pod, fit::FIT).is_some_and(|said| {
+        (said.status == "True", said.reason.as_ref()) == (word.holds, Some(&word.reason))
+    });
+    let mut reasons = Reason::ALL.iter().filter(|_| !same);
+    let reason = reasons.find(|reason| reason.as_str() == word.reason)?;
+    Some((*reason, shorten(&word.message)))
 }
 
 /// Reads the gate's container; `None` where the pod has none, or it was not yet started.
@@ -224,18 +244,45 @@ mod tests {
     fn a_pod_that_was_left_out_is_told_once_and_one_that_takes_part_is_told_nothing() {
         let cluster = fixture::valid("{}");
         let mut pod = labelled("status: {}");
-        let said = words(&cluster, &pod);
+        let said = words(&cluster, &pod, None);
         assert_eq!((said[0].kind, said[0].holds), (INJECTED, false));
         assert!(left_out(&cluster, &pod).is_some());
         let now = Timestamp::UNIX_EPOCH;
         pod.status.as_mut().unwrap().conditions = Some(conditions(&pod, &said, now));
-        assert!(words(&cluster, &pod).iter().all(|word| stands(&pod, word)));
+        let again = words(&cluster, &pod, None);
+        assert!(again.iter().all(|word| stands(&pod, word)));
         assert_eq!(left_out(&cluster, &pod), None);
 
         pod.labels_mut()
             .insert(names::LABEL_ACCESS.to_owned(), "kv".to_owned());
-        assert!(words(&cluster, &pod)[0].holds, "what stood is taken back");
+        let said = words(&cluster, &pod, None);
+        assert!(said[0].holds, "what stood is taken back");
         pod.status = None;
-        assert_eq!(words(&cluster, &pod), []);
+        assert_eq!(words(&cluster, &pod, None), []);
+    }
+
+    #[test]
+    fn what_is_found_in_a_pod_is_an_event_when_it_comes_and_when_it_goes() {
+        let word = |holds, reason: Reason| Word {
+            kind: fit::FIT,
+            holds,
+            reason: reason.as_str().to_owned(),
+            message: "container main: it has 0.3.11".to_owned(),
+        };
+        let mut pod = labelled("status: {}");
+        let said = [
+            word(false, Reason::EngineVersionSkew),
+            word(false, Reason::HcaNotInPod),
+            word(true, Reason::AsExpected),
+        ];
+        for word in said {
+            let words = [word];
+            let reason = words[0].reason.clone();
+            let told = news(&pod, &words).unwrap();
+            assert_eq!(told.0.as_str(), reason);
+            let now = Timestamp::UNIX_EPOCH;
+            pod.status.as_mut().unwrap().conditions = Some(conditions(&pod, &words, now));
+            assert_eq!(news(&pod, &words), None, "{reason} twice");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What is there of a cluster: plain data, taken from the caches in one go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,6 +10,8 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
 use crate::cache::{Caches, ClusterName, of_cluster, wanted_cluster};
@@ -30,7 +32,7 @@ pub struct Observed {
     pub evictions: Vec<Eviction>,
     /// Pods that ask for this cluster, of every namespace.
     pub labelled: Vec<Arc<Pod>>,
-    /// MooncakeNodes by name.
+    /// MooncakeNodes of the nodes of those pods, by name.
     pub reports: BTreeMap<String, MooncakeNode>,
 }
 
@@ -69,15 +71,14 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
         .state_filter(|pod| wanted_cluster(pod).as_ref() == Some(cluster));
     by_name(&mut labelled);
     let sets: Vec<String> = daemon_sets.iter().filter_map(|set| set.uid()).collect();
-    let nodes: Vec<String> = pool_pods.iter().filter_map(|pod| node_of(pod)).collect();
-    let reports = caches
-        .reports
-        .state()
-        .iter()
-        .filter_map(|report| report.0.as_ref().ok())
-        .filter(|report| nodes.contains(&report.name_any()))
-        .map(|report| (report.name_any(), report.clone()))
-        .collect();
+    let nodes = pool_pods.iter().chain(&labelled);
+    let nodes: BTreeSet<String> = nodes.filter_map(|pod| node_of(pod)).collect();
+    let reports = nodes.into_iter().filter_map(|node| {
+        let named = ObjectRef::<DeserializeGuard<MooncakeNode>>::new(&node);
+        let report = caches.reports.get(&named)?;
+        Some((node, report.0.as_ref().ok()?.clone()))
+    });
+    let reports = reports.collect();
     Observed {
         existing: Existing {
             accounts: of_cluster(&caches.accounts, cluster),

@@ -94,7 +94,7 @@ fn pending(pod: &Pod) -> String {
 }
 
 /// The node's report, if its agent is there and speaks of this life of the node.
-fn heard(report: Option<&MooncakeNode>) -> Result<&MooncakeNode, (Reason, String)> {
+pub(crate) fn heard(report: Option<&MooncakeNode>) -> Result<&MooncakeNode, (Reason, String)> {
     let Some(report) = report else {
         let message = "the node has no MooncakeNode yet".to_owned();
         return Err((Reason::AgentMissing, message));

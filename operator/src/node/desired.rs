@@ -41,6 +41,7 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
             boot_id: observed.boot_id.clone(),
             pools,
             domains: domains(observed),
+            injected: observed.injected.clone(),
             policy: observed.policy.clone(),
             probes: observed.neighbours.probes(),
             probers: observed.neighbours.probers(),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crds::cluster::MooncakeCluster;
-use crds::node::DomainMembership;
+use crds::node::{DomainMembership, InjectedPod};
 use crds::policy::PolicyInForce;
 use crds::{MooncakeNode, names};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -16,6 +16,7 @@ use kube::{Resource, ResourceExt};
 use crate::cache::{Caches, ClusterName};
 use crate::cluster::observe::{is_over, owner, ready_master};
 use crate::domain::view;
+use crate::node::injected;
 use crate::node::ring::Neighbours;
 use crate::policy;
 
@@ -34,6 +35,8 @@ pub struct Observed {
     pub pools: Vec<PoolPod>,
     /// The ComputeDomains in which the node takes part; `None`: nobody knows yet.
     pub domains: Option<Vec<DomainMembership>>,
+    /// The injected pods that are bound to the node.
+    pub injected: Vec<InjectedPod>,
     /// The policy that is to hold on the node.
     pub policy: Option<PolicyInForce>,
     /// The agents that prove the way to this node's, and that it proves the way to.
@@ -114,6 +117,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         agents: caches.agents_on.of(&name),
         pools,
         domains: view::of_node(caches, node),
+        injected: injected::of_node(caches, &name),
         policy,
         neighbours,
         name,

@@ -212,6 +212,38 @@ fn a_pod_whose_gate_gave_up_says_what_was_missing() {
 }
 
 #[test]
+fn a_pod_that_takes_part_is_told_what_was_found_in_its_containers() {
+    let healthy = picture(HEALTHY);
+    let mut engine = pod(&healthy, "decode-0");
+    let said = serde_json::json!({
+        "type": "mooncake.io/ContainersFit", "status": "False", "reason": "EngineVersionSkew",
+        "message": format!(
+            "container main: it has mooncake_transfer_engine 0.3.11; the master speaks 0.3.13. {}",
+            Reason::EngineVersionSkew.remedy()
+        ),
+    });
+    let status = engine.status.as_mut().unwrap();
+    let conditions = status.conditions.get_or_insert_default();
+    conditions.push(serde_json::from_value(said).unwrap());
+    let found = why(&subject(&healthy, engine));
+    let reason = Some(Reason::EngineVersionSkew);
+    expect(
+        &found,
+        Fate::Injected,
+        reason,
+        "0.3.11; the master speaks 0.3.13",
+    );
+    assert!(!found.message.contains("Use one"), "{}", found.message);
+    assert_eq!(
+        found.remedy.as_deref(),
+        Some(Reason::EngineVersionSkew.remedy())
+    );
+    let evidence = found.evidence.iter();
+    let says = |what: &str| evidence.clone().any(|found| found.what.ends_with(what));
+    assert!(says("mooncake.io/ContainersFit"), "{:?}", found.evidence);
+}
+
+#[test]
 fn a_tenant_is_told_what_the_answer_lacks() {
     let (healthy, pod) = unseen("unseen");
     let mut subject = subject(&healthy, pod);

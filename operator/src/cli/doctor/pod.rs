@@ -16,7 +16,7 @@ use crate::cli::unseen::What;
 use crate::cluster::observe::{is_ready, node_of, owner, ready_master};
 use crate::cluster::validate::validate;
 use crate::cluster::verdict::{self, Service, judge, not_running};
-use crate::cluster::{injected, mirror};
+use crate::cluster::{fit, injected, mirror};
 
 /// Seconds for which a pod may be held where its cluster, and so its deadline, is not known.
 const HELD_SECONDS: u32 = 120;
@@ -121,7 +121,15 @@ fn of_one(picture: &Picture, pod: &Arc<Pod>, now: Timestamp) -> Option<Trouble> 
     if let Some((reason, words)) = left_out {
         return Some(trouble(Severity::Fails, reason, &words));
     }
-    let word = mirror::gate(pod).filter(|word| !word.holds)?;
+    let Some(word) = mirror::gate(pod).filter(|word| !word.holds) else {
+        // Who sees the nodes is told by the pod's own.
+        let said = mirror::condition(pod, fit::FIT).filter(|_| !picture.saw(What::Nodes))?;
+        let unfit = said.status == "False";
+        let since = said.last_transition_time.as_ref().map(|time| time.0);
+        let reason = verdict::reason(said.reason.as_deref().unwrap_or_default());
+        let message = said.message.as_deref().unwrap_or_default();
+        return unfit.then(|| trouble(Severity::Warns, reason, message).since(since));
+    };
     let since = mirror::condition(pod, mirror::GATE)
         .filter(|said| said.status == "False")
         .and_then(|said| said.last_transition_time.as_ref().map(|time| time.0))

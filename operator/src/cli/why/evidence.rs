@@ -9,7 +9,7 @@ use super::Subject;
 use crate::admission::{GATE_CONTAINER, Wish};
 use crate::cli::unseen::What;
 use crate::cli::webhook;
-use crate::cluster::mirror;
+use crate::cluster::{fit, mirror};
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -42,7 +42,7 @@ pub(super) fn of(subject: &Subject, namespace: &str, wish: Option<&Wish>) -> Vec
             tell(format!("annotation {annotation}"), value.clone());
         }
     }
-    for kind in [mirror::INJECTED, mirror::GATE] {
+    for kind in [mirror::INJECTED, mirror::GATE, fit::FIT] {
         if let Some(condition) = mirror::condition(pod, kind) {
             let words = [&condition.reason, &condition.message];
             let words: Vec<&str> = words.into_iter().flatten().map(String::as_str).collect();

@@ -41,6 +41,7 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
     let mut report = MooncakeNode::new(
         node,
         MooncakeNodeSpec {
+            injected: Vec::new(),
             node_uid: "node".to_owned(),
             boot_id: "boot".to_owned(),
             domains: Vec::new(),

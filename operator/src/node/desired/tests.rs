@@ -50,6 +50,7 @@ fn observed(pools: Vec<PoolPod>) -> Observed {
         agents: Vec::new(),
         pools,
         domains: None,
+        injected: Vec::new(),
         policy: None,
         neighbours: Neighbours::default(),
     }
