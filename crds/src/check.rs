@@ -41,12 +41,16 @@ macro_rules! checks {
 }
 
 checks! {
+    /// The node's clock is that of the API server, to a few seconds.
+    Clock, [];
     /// The kernel answers when it is asked about an RDMA device.
     DeviceAnswers, ["S03"];
     /// Programs find a device file by which they can open each RDMA device.
     DeviceFile, ["S03", "S28"];
     /// What the kernel tells of an RDMA device can be read.
     DeviceReadable, ["S03"];
+    /// The names by which pods find their masters resolve on the node.
+    Dns, ["S05"];
     /// A process has ports enough to connect from.
     EphemeralPorts, ["S17"];
     /// What a policy lets the agent set right could be set right, and stays so.
@@ -83,6 +87,8 @@ checks! {
     PodHcas, ["S28", "S29"];
     /// A container with RDMA devices may lock as much memory as it registers with them.
     PodMemlock, ["S13"];
+    /// An injected pod has ports enough to connect from, and ended connections do not hold them.
+    PodPorts, ["S17"];
     /// Each port is ACTIVE.
     PortActive, ["S03", "S07"];
     /// Each port has a GID that peers can reach.

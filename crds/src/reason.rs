@@ -234,9 +234,9 @@ reasons! {
     /// A NUMA node has fewer hugepages than its share of the pools.
     HugepagesUneven, Node, "Set them aside per NUMA node: /sys/devices/system/node/node*/hugepages.";
     /// The range of ephemeral ports is small.
-    EphemeralPortsLow, Node, "Run sysctl -w net.ipv4.ip_local_port_range='1024 65535', leaving out what services listen on.";
+    EphemeralPortsLow, Node, "Run sysctl -w net.ipv4.ip_local_port_range='1024 65535', leaving out what services listen on; in a pod, by its securityContext.sysctls.";
     /// Ended connections hold most of the ephemeral ports.
-    EphemeralPortsBusy, Node, "Find who opens so many connections; sysctl -w net.ipv4.tcp_tw_reuse=1 helps who connects.";
+    EphemeralPortsBusy, Node, "Find who opens so many connections; sysctl -w net.ipv4.tcp_tw_reuse=1 helps who connects; each pod has its own.";
     /// RDMA devices cannot reach the memory of the node's GPUs.
     GpuDirectUnavailable, Node, "Load nvidia_peermem, or install the open kernel modules of the GPU driver.";
     /// The RDMA device nearest to a GPU cannot be used.
@@ -271,6 +271,10 @@ reasons! {
     FixSetBack, Node, "Find who sets it back (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.";
     /// The way to a peer works and is much slower than a network is.
     TransportDegraded, Fabric, "Look for loss on the way (ip -s link, ethtool -S), for another MTU in between, or for a link that is full.";
+    /// The name by which pods find their master does not resolve on the node.
+    NameNotResolved, Cluster, "See the cluster's DNS pods and the way from this node to their Service: the message names resolver, name and error.";
+    /// The node's clock differs from the API server's.
+    ClockSkewed, Node, "Let NTP keep the node's clock (chronyc tracking, timedatectl); where every node is told this, the API server's.";
     /// A peer could not be reached.
     PeerUnreachable, Fabric, "Check the named address, port and the NetworkPolicies between.";
 }

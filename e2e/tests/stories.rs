@@ -8,6 +8,7 @@ mod stories {
     mod agent_away;
     mod api_server_away;
     mod at_rest;
+    mod containers;
     mod control_plane;
     mod cut;
     mod deletion;

@@ -13,9 +13,11 @@ use crds::{CheckId, FixReport, Reason, Verdict};
 use crate::host::Facts;
 use crate::host::container::Container;
 
+mod clock;
 mod device_answers;
 mod device_file;
 mod device_readable;
+mod dns;
 pub(crate) mod ephemeral_ports;
 mod fixes;
 mod gpu_direct;
@@ -36,6 +38,7 @@ pub(crate) mod pod;
 mod pod_engine;
 mod pod_hcas;
 mod pod_memlock;
+mod pod_ports;
 pub mod policy;
 mod port_active;
 mod port_gid;
@@ -50,9 +53,11 @@ use steady::Patience;
 
 /// Every check, in the order of [`CheckId`].
 pub const CATALOG: &[Check] = &[
+    clock::CHECK,
     device_answers::CHECK,
     device_file::CHECK,
     device_readable::CHECK,
+    dns::CHECK,
     ephemeral_ports::CHECK,
     fixes::CHECK,
     gpu_direct::CHECK,
@@ -71,6 +76,7 @@ pub const CATALOG: &[Check] = &[
     pod_engine::CHECK,
     pod_hcas::CHECK,
     pod_memlock::CHECK,
+    pod_ports::CHECK,
     port_active::CHECK,
     port_gid::CHECK,
     port_mtu::CHECK,
@@ -95,6 +101,18 @@ pub struct World<'a> {
     pub ways: &'a [Way],
     /// What is said of what the agent was to set right.
     pub fixes: &'a [FixReport],
+    /// The names of masters, as they were resolved.
+    pub names: &'a [Name],
+    /// Seconds by which the clock is ahead of the API server's at least, or behind where negative.
+    pub ahead: Option<i64>,
+}
+
+/// A name by which pods of the node find their master.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    pub name: String,
+    /// Why it does not resolve: resolver and cause.
+    pub failed: Option<String>,
 }
 
 /// How the way to the agent of another node stands.
@@ -118,6 +136,8 @@ impl<'a> World<'a> {
             containers: &[],
             ways: &[],
             fixes: &[],
+            names: &[],
+            ahead: None,
         }
     }
 }

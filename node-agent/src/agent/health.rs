@@ -16,10 +16,10 @@ use tokio::time::Instant;
 use super::assignments::Assignments;
 use super::proof::{Ways, way};
 use super::report::Board;
-use super::{containers, fixing, hardware};
+use super::{clock, containers, fixing, hardware, name_service};
 use crate::checks::policy::govern;
 use crate::checks::steady::{Health, Moment, Steady, Told};
-use crate::checks::{CATALOG, Judged, Way, World, host_readable, judge, pod};
+use crate::checks::{CATALOG, Judged, Name, Way, World, host_readable, judge, pod};
 use crate::host::Facts;
 use crate::host::container::Container;
 
@@ -34,15 +34,29 @@ const UNSEEN: Duration = Duration::from_secs(90);
 /// How long the first look into containers is waited for.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
 
+/// Who tells what is known beside the node's own facts.
+pub(crate) struct Beside {
+    pub(crate) ways: watch::Receiver<Ways>,
+    pub(crate) fixes: fixing::Said,
+    pub(crate) containers: containers::Known,
+    pub(crate) names: name_service::Known,
+    pub(crate) clock: clock::Known,
+}
+
 /// Judges for as long as anybody looks.
 pub(crate) async fn keep(
     mut known: hardware::Known,
     mut assigned: watch::Receiver<Assignments>,
-    mut ways: watch::Receiver<Ways>,
-    mut fixes: fixing::Said,
-    mut containers: containers::Known,
+    beside: Beside,
     board: Board,
 ) {
+    let Beside {
+        mut ways,
+        mut fixes,
+        mut containers,
+        mut names,
+        mut clock,
+    } = beside;
     let began = Instant::now();
     let mut seen = began;
     let mut steady = Steady::default();
@@ -52,6 +66,8 @@ pub(crate) async fn keep(
         let tried = tried(&ways.borrow_and_update());
         let fixes_said = fixes.borrow_and_update().clone();
         let inside = containers.borrow_and_update().clone();
+        let names_said = names.borrow_and_update().clone();
+        let ahead = *clock.borrow_and_update();
         let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
         let unseen = seen.elapsed() >= UNSEEN;
         // What the agent before this one found in a container stands until we have looked as well.
@@ -65,6 +81,8 @@ pub(crate) async fn keep(
                 ways: &tried,
                 fixes: &fixes_said,
                 containers: inside.as_deref().map_or(&[], Vec::as_slice),
+                names: &names_said,
+                ahead,
             };
             let round = round(facts.as_deref(), &spec, heard, unseen);
             let health = steady.note(&round, now);
@@ -80,6 +98,8 @@ pub(crate) async fn keep(
             changed = ways.changed() => if changed.is_err() { return },
             changed = fixes.changed() => if changed.is_err() { return },
             changed = containers.changed() => if changed.is_err() { return },
+            changed = names.changed() => if changed.is_err() { return },
+            changed = clock.changed() => if changed.is_err() { return },
             () = tokio::time::sleep_until(seen + UNSEEN), if !unseen => {}
         }
     }
@@ -106,6 +126,8 @@ struct Heard<'a> {
     ways: &'a [Way],
     fixes: &'a [FixReport],
     containers: &'a [Container],
+    names: &'a [Name],
+    ahead: Option<i64>,
 }
 
 /// What the checks say; where nobody has seen the node of late, that first of all.
@@ -123,6 +145,8 @@ fn round(
         containers: heard.containers,
         ways: heard.ways,
         fixes: heard.fixes,
+        names: heard.names,
+        ahead: heard.ahead,
     });
     let mut round = world.map_or_else(Vec::new, |world| judge(CATALOG, &world));
     if unseen {

@@ -22,7 +22,8 @@ use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
 use super::{
-    assignments, containers, fixing, fleet, hardware, health, inventory, inventory_object,
+    assignments, clock, containers, fixing, fleet, hardware, health, inventory, inventory_object,
+    name_service,
 };
 use crate::devices;
 use crate::host::round::Node;
@@ -133,9 +134,13 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
         tokio::spawn(health::keep(
             known.clone(),
             assigned.clone(),
-            ways.clone(),
-            fixes,
-            containers::watch(procfs_above(&host_proc), assigned.clone()),
+            health::Beside {
+                ways: ways.clone(),
+                fixes,
+                containers: containers::watch(procfs_above(&host_proc), assigned.clone()),
+                names: name_service::watch(assigned.clone()),
+                clock: clock::watch(client.clone()),
+            },
             board.clone(),
         ));
         if let Some(kubelet) = kubelet_dir {

@@ -27,14 +27,18 @@ fn look(world: &World<'_>) -> Vec<Said> {
     let Some(range) = world.facts.kernel.local_ports else {
         return Vec::new();
     };
-    let have = count(range);
-    let words = format!(
-        "the range {} to {} has {have} ports, and should have {ENOUGH} or more",
-        range.0, range.1
-    );
-    vec![match have {
-        ENOUGH.. => Said::pass(NODE),
-        FEW.. => Said::warn(NODE, Reason::EphemeralPortsLow, words),
-        _ => Said::fail(NODE, Reason::EphemeralPortsLow, words),
+    vec![match few(range) {
+        None => Said::pass(NODE),
+        Some(words) if count(range) >= FEW => Said::warn(NODE, Reason::EphemeralPortsLow, words),
+        Some(words) => Said::fail(NODE, Reason::EphemeralPortsLow, words),
     }]
+}
+
+/// What to say where a range is small.
+pub(super) fn few(range: (u16, u16)) -> Option<String> {
+    let have = count(range);
+    let (first, last) = range;
+    (have < ENOUGH).then(|| {
+        format!("the range {first} to {last} has {have} ports, and should have {ENOUGH} or more")
+    })
 }

@@ -7,7 +7,12 @@ use super::World;
 use crate::host::container::Container;
 
 /// Checks of which each word is about a container of an injected pod.
-const CHECKS: [CheckId; 3] = [CheckId::PodEngine, CheckId::PodHcas, CheckId::PodMemlock];
+const CHECKS: [CheckId; 4] = [
+    CheckId::PodEngine,
+    CheckId::PodHcas,
+    CheckId::PodMemlock,
+    CheckId::PodPorts,
+];
 
 /// The containers of the pods that are injected here.
 pub(super) fn containers<'a>(
@@ -29,7 +34,8 @@ pub(super) fn subject(pod: &InjectedPod, container: &Container) -> String {
     }
 }
 
-fn name(pod: &InjectedPod) -> String {
+/// Of the pod alone.
+pub(super) fn name(pod: &InjectedPod) -> String {
     format!("pod {}/{}", pod.namespace, pod.pod_name)
 }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup;
 use super::fault::{Fault, Problem};
 use super::hca::DeviceFile;
+use super::interface::Sockets;
 use super::kernel;
 use super::tree::{Node, Tree};
 
@@ -47,8 +48,19 @@ pub struct Container {
     pub device_files: Vec<DeviceFile>,
     /// The variable is set that keeps a stock engine on TCP.
     pub tcp_only: bool,
+    /// Of its network namespace, where that is not the node's.
+    pub network: Option<Network>,
     /// What could not be read of its files.
     pub unread: Option<Fault>,
+}
+
+/// What a network namespace has to connect from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// First and last ephemeral port.
+    pub local_ports: (u16, u16),
+    pub time_wait_reuse: Option<u8>,
+    pub sockets: Sockets,
 }
 
 /// A wheel as it is installed.
@@ -71,6 +83,7 @@ impl Container {
             memlock: None,
             device_files: Vec::new(),
             tcp_only: false,
+            network: None,
             unread: Some(Fault {
                 path: "/".to_owned(),
                 problem: Problem::Hung,
@@ -147,6 +160,7 @@ fn container(tree: &Tree, pod_uid: &str, pids: &[u32]) -> Option<Container> {
         memlock: memlock(tree, main),
         device_files: Vec::new(),
         tcp_only,
+        network: None,
         unread: None,
     };
     match tree.inside(&format!("proc/{main}/root")) {

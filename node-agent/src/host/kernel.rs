@@ -48,24 +48,32 @@ pub struct Kernel {
 }
 
 pub(super) fn read(tree: &Tree) -> Kernel {
-    let ports = "proc/sys/net/ipv4/ip_local_port_range";
     Kernel {
         release: tree.need("proc/sys/kernel/osrelease"),
         distribution: distribution(tree),
         cgroup_version: cgroup_version(tree),
         modules: modules(tree),
         max_map_count: tree.value("proc/sys/vm/max_map_count"),
-        local_ports: tree.text(ports).and_then(|text| {
-            tree.parsed(ports, text, |text| {
-                let mut words = text.split_ascii_whitespace();
-                let range = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-                words.next().is_none().then_some(range)
-            })
-        }),
-        time_wait_reuse: tree.value("proc/sys/net/ipv4/tcp_tw_reuse"),
+        local_ports: local_ports(tree),
+        time_wait_reuse: time_wait_reuse(tree),
         memlock: memlock(tree, "1"),
         own_memlock: memlock(tree, "thread-self"),
     }
+}
+
+/// Of the network namespace of who reads it.
+pub(super) fn local_ports(tree: &Tree) -> Option<(u16, u16)> {
+    let path = "proc/sys/net/ipv4/ip_local_port_range";
+    tree.parsed(path, tree.text(path)?, |text| {
+        let mut words = text.split_ascii_whitespace();
+        let range = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        words.next().is_none().then_some(range)
+    })
+}
+
+/// Of the network namespace of who reads it.
+pub(super) fn time_wait_reuse(tree: &Tree) -> Option<u8> {
+    tree.value("proc/sys/net/ipv4/tcp_tw_reuse")
 }
 
 /// What a process may lock.

@@ -10,6 +10,7 @@ use crds::MooncakeInventory;
 use kube::CustomResourceExt;
 use mooncake_node_agent::agent::inventory::{inventory, lines};
 use mooncake_node_agent::checks::{CATALOG, World, judge};
+use mooncake_node_agent::host::container;
 use mooncake_node_agent::host::fault::Problem;
 use mooncake_node_agent::host::recording::Entry;
 use mooncake_node_agent::host::round::{self, Node};
@@ -206,6 +207,53 @@ fn a_folder_of_traps_is_read_without_waiting_or_leaving_it() {
     assert_eq!(facts.sockets, None);
     assert_eq!(facts.kernel.memlock, None);
     assert_eq!(facts.hcas.len(), 4);
+}
+
+#[test]
+fn a_container_of_traps_is_read_without_waiting_or_leaving_it() {
+    const UID: &str = "5f1c0d2e-7a3b-4c5d-8e6f-001122334455";
+    let root = tempfile::tempdir().unwrap();
+    unpack(&machine("dgx-h100").recording, root.path());
+    let process = root.path().join("proc/4242");
+    let packages = "opt/venv/lib/python3.12/site-packages";
+    let inside = process.join("root").join(packages);
+    let secret = root.path().join("secret");
+    fs::create_dir_all(secret.join("mooncake_transfer_engine-9.9.9.dist-info")).unwrap();
+    let read = |environ: &str| {
+        fs::write(process.join("environ"), environ).unwrap();
+        let pods = BTreeSet::from([UID.to_owned()]);
+        let found = container::look::look(root.path(), &pods, Duration::from_secs(60)).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        let version = found[0].wheel.as_ref().map(|wheel| wheel.version.clone());
+        let unread = found[0].unread.as_ref();
+        (version, unread.map(|unread| unread.problem.to_string()))
+    };
+    let own = Some("0.3.13.post1".to_owned());
+    assert_eq!(read("A=b"), (own.clone(), None));
+    // Links that lead out stay inside, where there is nothing.
+    let at = |name: &str| process.join("root").join(name);
+    symlink("../../../../../../secret", at("up")).unwrap();
+    symlink(&secret, at("absolute")).unwrap();
+    symlink("/proc/1/root", at("magic")).unwrap();
+    let ways = "PYTHONPATH=/up:/absolute:/../../../secret:/magic/secret";
+    assert_eq!(read(ways), (own.clone(), None));
+    // What is no folder where one might be, and a name that lies.
+    fs::write(at("archive.zip"), "PK").unwrap();
+    rustix::fs::mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    fs::create_dir_all(at("lies/mooncake_transfer_engine-.dist-info")).unwrap();
+    fs::create_dir_all(at("lies/mooncake_transfer_engine-..; rm.dist-info")).unwrap();
+    let ways = "PYTHONPATH=/archive.zip:/pipe:/lies";
+    assert_eq!(read(ways), (own, None));
+    // A circle, and more names than anybody installs.
+    fs::remove_dir_all(&inside).unwrap();
+    symlink("site-packages", &inside).unwrap();
+    assert_eq!(read("A=b"), (None, Some("ELOOP".to_owned())));
+    fs::remove_file(&inside).unwrap();
+    fs::create_dir(&inside).unwrap();
+    for number in 0..17_000 {
+        fs::write(inside.join(number.to_string()), "").unwrap();
+    }
+    assert_eq!(read("A=b"), (None, Some("TooLarge".to_owned())));
 }
 
 #[test]

@@ -10,8 +10,10 @@ use crds::cluster::{NumaPolicy, PageSize, TransportPolicy};
 use crds::node::{DomainMembership, InjectedPod, PoolAssignment};
 use crds::{ByteSize, CheckId, FixId, FixReport, Reason, Verdict};
 use mooncake_node_agent::checks::table::lines;
-use mooncake_node_agent::checks::{CATALOG, Judged, Way, World, judge, page};
+use mooncake_node_agent::checks::{CATALOG, Judged, Name, Way, World, judge, page};
 use mooncake_node_agent::host::Host;
+use mooncake_node_agent::host::container::Network;
+use mooncake_node_agent::host::interface::Sockets;
 use mooncake_node_agent::host::recording::{Entry, Recording};
 
 use super::recorded::{facts, folder, machine, machines};
@@ -24,12 +26,19 @@ struct Wanted {
     injected: Vec<InjectedPod>,
     ways: Vec<Way>,
     fixes: Vec<FixReport>,
+    names: Vec<Name>,
+    ahead: Option<i64>,
+    /// Of every container: a recording has no network namespace but the node's.
+    network: Option<Network>,
 }
 
 fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
     let facts = facts(recording);
     let pods = wanted.injected.iter().map(|pod| pod.pod_uid.clone());
-    let containers = Host::recorded(recording.clone()).containers(&pods.collect());
+    let mut containers = Host::recorded(recording.clone()).containers(&pods.collect());
+    for container in &mut containers {
+        container.network.clone_from(&wanted.network);
+    }
     let world = World {
         facts: &facts,
         pools: &wanted.pools,
@@ -38,6 +47,8 @@ fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
         containers: &containers,
         ways: &wanted.ways,
         fixes: &wanted.fixes,
+        names: &wanted.names,
+        ahead: wanted.ahead,
     };
     judge(CATALOG, &world)
 }
@@ -599,6 +610,13 @@ fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
     for reason in [Reason::PeerUnreachable, Reason::TransportDegraded] {
         told.insert((CheckId::PeerReachable, reason));
     }
+    // Asked, not read: the tests of names and clocks have them.
+    told.insert((CheckId::Dns, Reason::NameNotResolved));
+    told.insert((CheckId::Clock, Reason::ClockSkewed));
+    // Entered, not read: the test of a pod's ports has them.
+    for reason in [Reason::EphemeralPortsBusy, Reason::EphemeralPortsLow] {
+        told.insert((CheckId::PodPorts, reason));
+    }
     // Done, not read: the test of fixes has them.
     for reason in [Reason::FixRefused, Reason::FixSetBack] {
         told.insert((CheckId::Fixes, reason));
@@ -655,6 +673,100 @@ fn a_slow_way_is_a_warning_that_names_the_other_end() {
         ("n2", Warn, Reason::TransportDegraded)
     );
     assert!(trouble.words.contains("more than 100 ms"), "{trouble:?}");
+}
+
+#[test]
+fn the_ports_of_a_pod_are_judged_as_those_of_the_node_and_never_worse_than_a_warning() {
+    let told = |network: Option<Network>| {
+        let wanted = Wanted {
+            network,
+            ..injected()
+        };
+        let round = round(&machine("dgx-h100").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::PodPorts);
+        let of = of.unwrap().said.first().cloned();
+        of.map(|said| {
+            let trouble = said.trouble;
+            let trouble = trouble.map(|trouble| (trouble.verdict, trouble.reason));
+            (said.subject, trouble)
+        })
+    };
+    let network = |local_ports, time_wait, time_wait_reuse| {
+        Some(Network {
+            local_ports,
+            time_wait_reuse,
+            sockets: Sockets {
+                in_use: 1,
+                time_wait,
+            },
+        })
+    };
+    let said = |trouble| Some(("pod team/engine".to_owned(), trouble));
+    let (low, busy) = (Reason::EphemeralPortsLow, Reason::EphemeralPortsBusy);
+    assert_eq!(told(None), None, "the node's own");
+    assert_eq!(told(network((32768, 60999), 9, Some(2))), said(None));
+    let few = network((60000, 60099), 9, Some(2));
+    assert_eq!(told(few), said(Some((Warn, low))));
+    let held = network((32768, 60999), 20_000, Some(2));
+    assert_eq!(told(held), said(Some((Warn, busy))));
+    let reused = network((32768, 60999), 20_000, Some(1));
+    assert_eq!(told(reused), said(None));
+}
+
+#[test]
+fn a_name_that_does_not_resolve_is_a_warning_and_a_failure_where_none_does() {
+    let told = |failed: &[bool]| -> Vec<Option<(Verdict, Reason)>> {
+        let names = failed.iter().zip(1..);
+        let wanted = Wanted {
+            names: names
+                .map(|(failed, n)| Name {
+                    name: format!("kv{n}-master.team.svc"),
+                    failed: failed.then(|| "resolver 10.96.0.10: no answer".to_owned()),
+                })
+                .collect(),
+            ..Wanted::default()
+        };
+        let round = round(&machine("vm-without-devices").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::Dns);
+        let said = of.unwrap().said.iter().map(|said| said.trouble.as_ref());
+        said.map(|trouble| trouble.map(|trouble| (trouble.verdict, trouble.reason)))
+            .collect()
+    };
+    let [warns, fails] = [Warn, Fail].map(|verdict| Some((verdict, Reason::NameNotResolved)));
+    assert_eq!(told(&[]), []);
+    assert_eq!(told(&[false]), [None]);
+    assert_eq!(told(&[false, true]), [None, warns]);
+    assert_eq!(told(&[true, true]), [fails, fails]);
+}
+
+#[test]
+fn a_clock_that_is_seconds_off_is_told_in_steps_that_hold_still() {
+    let told = |ahead: Option<i64>| {
+        let wanted = Wanted {
+            ahead,
+            ..Wanted::default()
+        };
+        let round = round(&machine("vm-without-devices").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::Clock).unwrap();
+        let trouble = of.said.first().and_then(|said| said.trouble.clone());
+        trouble.map(|trouble| (trouble.verdict, trouble.reason, trouble.words))
+    };
+    for fine in [None, Some(0), Some(4), Some(-4)] {
+        assert_eq!(told(fine), None, "{fine:?}");
+    }
+    let (verdict, reason, words) = told(Some(-7)).unwrap();
+    assert_eq!((verdict, reason), (Warn, Reason::ClockSkewed));
+    assert_eq!(
+        words,
+        "its clock is 5 seconds or more behind the API server's"
+    );
+    assert_eq!(told(Some(-29)), told(Some(-7)));
+    assert!(
+        told(Some(400))
+            .unwrap()
+            .2
+            .contains("5 minutes or more ahead of")
+    );
 }
 
 #[test]

@@ -16,7 +16,8 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, Service, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use mooncake_operator::cluster::{fit, mirror};
 use server::Server;
 use world::{TEAM, World, eventually};
 
@@ -337,6 +338,74 @@ async fn a_change_of_a_nodes_health_is_told_in_one_event_and_doubted_with_its_ag
         .await?;
     eventually("the repair to be told", || async {
         Ok(told(Reason::AsExpected).await? == [normal.clone()])
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn what_an_agent_finds_in_an_injected_pod_is_told_on_the_pod_in_one_event_and_taken_back()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    let pods = world.api::<Pod>();
+    let pod = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "engine", "labels": {
+            (crds::names::LABEL_INJECT): "kv", (crds::names::LABEL_ACCESS): "kv",
+        }},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "x"}]},
+    }))?;
+    let pod = pods.create(&PostParams::default(), &pod).await?;
+    let named = async || {
+        let injected = world.report("n1").await?.spec.injected;
+        let one = injected.first().map(|pod| pod.pod_uid.clone());
+        anyhow::Ok(one.filter(|_| injected.len() == 1))
+    };
+    eventually("the pod to be named to the agent", || async {
+        Ok(named().await? == pod.uid())
+    })
+    .await?;
+    let said = async || {
+        let pod = pods.get("engine").await?;
+        let said = mirror::condition(&pod, fit::FIT).cloned();
+        anyhow::Ok(said.map(|said| format!("{} {}", said.status, said.reason.unwrap_or_default())))
+    };
+    let events = async |reason: Reason| {
+        let events = world.cluster_wide::<Event>();
+        let events = events.list(&ListParams::default()).await?;
+        let told = events.iter().filter(|event| {
+            let about = event.regarding.as_ref();
+            about.and_then(|about| about.name.as_deref()) == Some("engine")
+                && event.reason.as_deref() == Some(reason.as_str())
+        });
+        anyhow::Ok(told.count())
+    };
+    world.ready().await?;
+    ensure!(said().await?.is_none(), "nothing was found yet");
+    world.find_in("n1", &pod, true).await?;
+    eventually("the pod to be told", || async {
+        Ok(said().await?.as_deref() == Some("False EngineVersionSkew"))
+    })
+    .await?;
+    // A doubted agent takes nothing back, and one that is at rest has nothing written.
+    world.agent_ready("n1", false).await?;
+    world.agent_ready("n1", true).await?;
+    let before = world.quiet().await?;
+    world.touch_everything(0).await?;
+    world.looked_again().await?;
+    ensure!(world.metrics.writes() == before, "something was written");
+    ensure!(events(Reason::EngineVersionSkew).await? == 1, "not once");
+    world.find_in("n1", &pod, false).await?;
+    eventually("the pod to be told that it is no more", || async {
+        Ok(said().await?.as_deref() == Some("True AsExpected"))
+    })
+    .await?;
+    ensure!(events(Reason::AsExpected).await? == 1, "not once");
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("engine", &now).await?;
+    eventually("the pod to be looked into no more", || async {
+        Ok(named().await?.is_none())
     })
     .await
 }

@@ -511,6 +511,27 @@ impl World {
         Ok(())
     }
 
+    /// What the agent of `node` has found in a pod, under the name that [`World::judge`] uses.
+    pub(crate) async fn find_in(&self, node: &str, pod: &Pod, found: bool) -> anyhow::Result<()> {
+        let findings = json!([{
+            "check": "PodEngine", "verdict": "Warn", "reason": Reason::EngineVersionSkew,
+            "subject": format!("pod {TEAM}/{} container main", pod.name_any()),
+            "message": "it has 0.3.11; the master speaks 0.3.13", "podUid": pod.uid(),
+            "since": "2026-01-01T00:00:00Z",
+        }]);
+        let body = json!({
+            "apiVersion": MooncakeNode::api_version(&()),
+            "kind": "MooncakeNode",
+            "metadata": {"name": node},
+            "status": {"findings": if found { findings } else { json!([]) }},
+        });
+        let params = PatchParams::apply("mooncake-agent-checks").force();
+        self.cluster_wide::<MooncakeNode>()
+            .patch_status(node, &params, &Patch::Apply(body))
+            .await?;
+        Ok(())
+    }
+
     /// The agent of `node` serves its pool pod in the present master and says so.
     pub(crate) async fn serve(&self, node: &str) -> anyhow::Result<()> {
         let pod = self.pool_pod_on(node).await?.context("no pool pod")?;

@@ -7,7 +7,10 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::{Container, Processes, Tree, processes, read};
+use sys::net::Namespace;
+
+use super::super::{interface, kernel};
+use super::{Container, Network, Processes, Tree, processes, read};
 
 /// The containers of these pods, by pod; what does not answer in time is told as such.
 ///
@@ -48,10 +51,39 @@ pub fn look(
 }
 
 fn of_pod(root: &Path, uid: String, processes: &Processes) -> (String, Vec<Container>) {
-    let tree = Tree::folder(root);
-    let containers = tree.map_or_else(
-        |_| vec![Container::silent(&uid)],
-        |tree| read(&tree, &uid, processes),
-    );
+    let Ok(tree) = Tree::folder(root) else {
+        let silent = vec![Container::silent(&uid)];
+        return (uid, silent);
+    };
+    let mut containers = read(&tree, &uid, processes);
+    // All containers of a pod have one.
+    let first = processes.values().flatten().next();
+    let network = first.and_then(|pid| network(root, &tree, *pid));
+    for container in &mut containers {
+        container.network.clone_from(&network);
+    }
     (uid, containers)
+}
+
+/// Read in it: the kernel tells these settings to nobody outside. None where it is the node's own.
+fn network(root: &Path, tree: &Tree, pid: u32) -> Option<Network> {
+    let name = |process: &str| tree.try_link(&format!("proc/{process}/ns/net")).ok();
+    let own = name(&pid.to_string())?;
+    if name("1") == Some(own) {
+        return None;
+    }
+    let path = root.join(format!("proc/{pid}/ns/net"));
+    let inside = Namespace::open(&path).and_then(|inside| {
+        inside.run(|| {
+            let tree = Tree::folder(root)?;
+            Ok(kernel::local_ports(&tree)
+                .zip(interface::sockets(&tree))
+                .map(|(local_ports, sockets)| Network {
+                    local_ports,
+                    time_wait_reuse: kernel::time_wait_reuse(&tree),
+                    sockets,
+                }))
+        })
+    });
+    inside.ok().flatten()
 }

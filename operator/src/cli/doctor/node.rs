@@ -1,6 +1,7 @@
 //! What MooncakeNodes say: is the agent there, what have its checks found, what is refused, and which
 //! nodes are out of their ComputeDomain.
 
+use crds::check::CheckFinding;
 use crds::condition::find;
 use crds::node::PoolState;
 use crds::{ConditionType, FixId, FixMode, MooncakeNode, Reason, State, Verdict};
@@ -29,6 +30,12 @@ fn by_policy(node: &MooncakeNode, reason: Reason) -> Option<String> {
     Some(format!(
         "set spec.fixes of {whose}: {{id: {fix}, mode: Apply}}"
     ))
+}
+
+/// What an agent sets right is the node's own, nothing of a pod.
+fn fix_of(node: &MooncakeNode, finding: &CheckFinding) -> Option<String> {
+    let of_node = finding.pod_uid.is_none();
+    of_node.then(|| by_policy(node, finding.reason))?
 }
 
 /// Everything that one node says is wrong with it.
@@ -61,7 +68,7 @@ pub(crate) fn of_one(node: &MooncakeNode) -> Vec<Trouble> {
         };
         trouble(severity, finding.reason, &finding.message)
             .about(finding.subject.clone())
-            .fix(by_policy(node, finding.reason))
+            .fix(fix_of(node, finding))
             .since(Some(finding.since.0))
     });
     let assigned = |uid: &str| node.spec.pools.iter().any(|entry| entry.pod_uid == uid);

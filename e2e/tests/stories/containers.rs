@@ -1,0 +1,131 @@
+//! What the agent of a node sees in the containers of injected pods, told on the pod itself.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use crds::Reason;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use kube::api::PostParams;
+use mooncake_e2e::story::pool::READY;
+use mooncake_e2e::story::{Namespace, Pool, Product, Seen, StockPod, StockWork, eventually};
+use serde_json::json;
+use std::sync::Arc;
+
+const FIT: &str = "mooncake.io/ContainersFit";
+const WAIT: Duration = Duration::from_secs(120);
+/// A look each 8 s, and 15 s before what is gone is told.
+const SOON: Duration = Duration::from_secs(60);
+const COMMAND: Duration = Duration::from_secs(20);
+/// Where the forged wheel is; searched before the real one.
+const FORGED: &str = "/forged/mooncake_transfer_engine-0.3.11.dist-info";
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_pod_with_a_wheel_of_another_generation_is_told_both_versions_and_one_without_is_told_nothing()
+-> anyhow::Result<()> {
+    let product = Arc::new(Product::shared().await?);
+    let told = Arc::clone(&product);
+    product
+        .tell("containers", async move |namespace| {
+            Pool::small(&namespace).await?;
+            let idle = StockWork::Program {
+                text: "import time; time.sleep(3600)",
+                arguments: Vec::new(),
+            };
+            StockPod::new("fits", idle)
+                .node("n1")
+                .inject("kv")
+                .start(&namespace)
+                .await?;
+            forged(&namespace).await?;
+            let said = condition(&namespace, "forged", "False", WAIT).await?;
+            let message = said.message.unwrap_or_default();
+            println!("{message}");
+            ensure!(said.reason.as_deref() == Some(Reason::EngineVersionSkew.as_str()));
+            for part in ["container main", "0.3.11", "/forged", "0.3.13"] {
+                ensure!(message.contains(part), "no {part} in {message}");
+            }
+            events(&namespace, Reason::EngineVersionSkew).await?;
+            let there = ["--namespace", namespace.name.as_str()];
+            let why = [&["why", "forged"][..], &there].concat();
+            let why = told.cli(&why).await?;
+            ensure!(
+                why.contains("EngineVersionSkew") && why.contains("0.3.11"),
+                "{why}"
+            );
+
+            let remove = ["rm", "-r", FORGED];
+            namespace.exec("forged", "main", &remove, COMMAND).await?;
+            condition(&namespace, "forged", "True", SOON).await?;
+            events(&namespace, Reason::AsExpected).await?;
+            let fits = namespace.api::<Pod>().get("fits").await?;
+            ensure!(said_of(&fits).is_none(), "{fits:?}");
+            Ok(())
+        })
+        .await
+}
+
+/// A pod whose Python finds another wheel first.
+async fn forged(namespace: &Namespace) -> anyhow::Result<()> {
+    let run = format!("mkdir {FORGED} && exec python3 -c 'import time; time.sleep(3600)'");
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "forged", "labels": {(crds::names::LABEL_INJECT): "kv"}},
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": "n2"},
+            // As first process it would not hear of its end.
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "main",
+                "image": mooncake_e2e::images::MOONCAKE_STOCK,
+                "command": ["sh", "-c", run],
+                "env": [{"name": "PYTHONPATH", "value": "/forged"}],
+                "volumeMounts": [{"name": "forged", "mountPath": "/forged"}],
+                "resources": {"requests": {"cpu": "100m"}},
+            }],
+            "volumes": [{"name": "forged", "emptyDir": {}}],
+        },
+    }))?;
+    namespace
+        .api::<Pod>()
+        .create(&PostParams::default(), &pod)
+        .await
+        .context("creating pod forged")?;
+    namespace.pod_ready("forged", READY).await?;
+    Ok(())
+}
+
+fn said_of(pod: &Pod) -> Option<PodCondition> {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions);
+    let mut conditions = conditions.flatten();
+    conditions.find(|said| said.type_ == FIT).cloned()
+}
+
+async fn condition(
+    namespace: &Namespace,
+    pod: &str,
+    status: &str,
+    deadline: Duration,
+) -> anyhow::Result<PodCondition> {
+    eventually(
+        format!("{FIT} of {pod} to be {status}"),
+        deadline,
+        || async {
+            let said = said_of(&namespace.api::<Pod>().get(pod).await?);
+            let seen = format!("{said:?}");
+            Ok(Seen::when(said.filter(|said| said.status == status), seen))
+        },
+    )
+    .await
+}
+
+/// One Event of that reason about the pod.
+async fn events(namespace: &Namespace, reason: Reason) -> anyhow::Result<()> {
+    let selector = format!("reason={reason},involvedObject.name=forged");
+    let words = ["get", "events", "-o", "name", "--field-selector", &selector];
+    eventually(format!("an Event {reason}"), SOON, || async {
+        let found = namespace.kubectl(&words).await?;
+        let one = found.lines().count() == 1;
+        Ok(Seen::when(one.then_some(()), found))
+    })
+    .await
+}
