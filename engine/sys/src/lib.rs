@@ -8,10 +8,13 @@
 //! 3. A foreign process cannot end ours through memory that it gave us: sealed against shrinking,
 //!    and touched only by the kernel on our behalf, so a bad page is an error and not a signal.
 //!
-//! Feature `mem` is memory (what a pool process needs), feature `net` is sockets and namespaces.
+//! Feature `mem` is memory (what a pool process needs), feature `net` is sockets and namespaces, feature
+//! `verbs` is RDMA devices, by a libibverbs that is loaded at run time.
 #![allow(unsafe_code, reason = "this crate is the one room for unsafe code")]
 
 #[cfg(feature = "mem")]
 pub mod mem;
 #[cfg(feature = "net")]
 pub mod net;
+#[cfg(feature = "verbs")]
+pub mod verbs;

@@ -259,6 +259,12 @@ impl Region {
         whole("copying out of", count, bytes.len())
     }
 
+    /// The whole mapping, for a device that is to reach it.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn extent(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.length)
+    }
+
     /// The start of a range that lies in the mapping.
     fn checked(&self, offset: u64, length: u64) -> Result<(NonNull<u8>, usize), Error> {
         let out_of_range = Error::OutOfRange {

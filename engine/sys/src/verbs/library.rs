@@ -1,0 +1,99 @@
+//! libibverbs, loaded once and for good.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use super::ffi;
+use super::{Call, Error, Why};
+
+/// The name that distributions give it; the loader knows where it lies.
+const NAME: &CStr = c"libibverbs.so.1";
+
+macro_rules! functions {
+    ($($name:ident: $symbol:literal, fn($($argument:ty),*) $(-> $answer:ty)?;)+) => {
+        /// What is called of it.
+        pub(super) struct Library {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)+
+        }
+
+        impl Library {
+            fn of(handle: *mut c_void) -> Result<Self, String> {
+                Ok(Self {
+                    $($name: {
+                        let symbol = symbol(handle, $symbol)?;
+                        // SAFETY: the library's function of this name has this type, as its headers
+                        // declare it; the address is not null, and the library stays loaded.
+                        unsafe {
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($argument),*) $(-> $answer)?,
+                            >(symbol)
+                        }
+                    },)+
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    get_device_list: c"ibv_get_device_list", fn(*mut c_int) -> *mut *mut ffi::ibv_device;
+    free_device_list: c"ibv_free_device_list", fn(*mut *mut ffi::ibv_device);
+    get_device_name: c"ibv_get_device_name", fn(*mut ffi::ibv_device) -> *const c_char;
+    open_device: c"ibv_open_device", fn(*mut ffi::ibv_device) -> *mut ffi::ibv_context;
+    close_device: c"ibv_close_device", fn(*mut ffi::ibv_context) -> c_int;
+    query_device: c"ibv_query_device", fn(*mut ffi::ibv_context, *mut ffi::ibv_device_attr) -> c_int;
+    query_port: c"ibv_query_port", fn(*mut ffi::ibv_context, u8, *mut ffi::ibv_port_attr) -> c_int;
+    query_gid: c"ibv_query_gid", fn(*mut ffi::ibv_context, u8, c_int, *mut ffi::ibv_gid) -> c_int;
+    alloc_pd: c"ibv_alloc_pd", fn(*mut ffi::ibv_context) -> *mut ffi::ibv_pd;
+    dealloc_pd: c"ibv_dealloc_pd", fn(*mut ffi::ibv_pd) -> c_int;
+    reg_mr: c"ibv_reg_mr", fn(*mut ffi::ibv_pd, *mut c_void, usize, c_int) -> *mut ffi::ibv_mr;
+    dereg_mr: c"ibv_dereg_mr", fn(*mut ffi::ibv_mr) -> c_int;
+    create_cq: c"ibv_create_cq",
+        fn(*mut ffi::ibv_context, c_int, *mut c_void, *mut c_void, c_int) -> *mut ffi::ibv_cq;
+    destroy_cq: c"ibv_destroy_cq", fn(*mut ffi::ibv_cq) -> c_int;
+    create_qp: c"ibv_create_qp",
+        fn(*mut ffi::ibv_pd, *mut ffi::ibv_qp_init_attr) -> *mut ffi::ibv_qp;
+    modify_qp: c"ibv_modify_qp", fn(*mut ffi::ibv_qp, *mut ffi::ibv_qp_attr, c_int) -> c_int;
+    destroy_qp: c"ibv_destroy_qp", fn(*mut ffi::ibv_qp) -> c_int;
+}
+
+/// The library, loaded at the first call.
+pub(super) fn library() -> Result<&'static Library, Error> {
+    static LOADED: OnceLock<Result<Library, String>> = OnceLock::new();
+    let loaded = LOADED.get_or_init(load);
+    loaded
+        .as_ref()
+        .map_err(|words| Error::of(Call::Load, Why::Library(words.clone())))
+}
+
+fn load() -> Result<Library, String> {
+    // SAFETY: the name is a C string. What runs as it is loaded is the system's own libibverbs, which
+    // is made to be loaded so.
+    let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        return Err(last_words());
+    }
+    // Never unloaded: its functions are held for as long as the process lives.
+    Library::of(handle)
+}
+
+fn symbol(handle: *mut c_void, name: &CStr) -> Result<*mut c_void, String> {
+    // SAFETY: the handle is of a loaded library, the name a C string.
+    let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    if symbol.is_null() {
+        return Err(last_words());
+    }
+    Ok(symbol)
+}
+
+fn last_words() -> String {
+    // SAFETY: it answers the calling thread's last error, or null.
+    let words = unsafe { libc::dlerror() };
+    if words.is_null() {
+        return "the loader gives no reason".to_owned();
+    }
+    // SAFETY: not null, and then a C string that lasts until the thread's next call of the loader.
+    let words = unsafe { CStr::from_ptr(words) };
+    words.to_string_lossy().into_owned()
+}

@@ -1,0 +1,360 @@
+//! Reliable connections: completion queues, queue pairs, and writes from registered memory to registered
+//! memory.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::device::{Context, LinkLayer, Opened};
+use super::ffi;
+use super::memory::{Domain, Piece, ProtectionDomain};
+use super::{Call, Error, Why, done};
+
+/// Between two looks at a queue that is waited for.
+const GLANCE: Duration = Duration::from_micros(200);
+
+/// A peer waits 4.096 µs · 2^14 (67 ms) for an acknowledgement, and asks 7 times.
+const TIMEOUT: u8 = 14;
+const RETRIES: u8 = 7;
+/// A peer that is not ready is asked again after 0.64 ms.
+const NOT_READY: u8 = 12;
+
+struct Queue {
+    raw: NonNull<ffi::ibv_cq>,
+    device: Arc<Opened>,
+}
+
+// SAFETY: libibverbs may be called from any thread, and `Queue` is the only owner of the queue.
+unsafe impl Send for Queue {}
+// SAFETY: drivers lock a queue as it is polled, so that several threads may do so at once.
+unsafe impl Sync for Queue {}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: the queue pairs that use it hold this, so none is left; a failure leaves it to the
+        // device's end.
+        let _ = unsafe { (self.device.library.destroy_cq)(self.raw.as_ptr()) };
+    }
+}
+
+/// Where a device says which orders it has carried out.
+#[derive(Clone)]
+pub struct CompletionQueue(Arc<Queue>);
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").finish_non_exhaustive()
+    }
+}
+
+impl CompletionQueue {
+    /// A queue of at least so many entries.
+    ///
+    /// # Errors
+    /// The kernel's word.
+    pub fn new(context: &Context, entries: u16) -> Result<Self, Error> {
+        let device = Arc::clone(&context.0);
+        let make = device.library.create_cq;
+        // SAFETY: the device is open; there is no channel and no value of our own.
+        let raw = unsafe {
+            make(
+                device.raw.as_ptr(),
+                entries.into(),
+                null_mut(),
+                null_mut(),
+                0,
+            )
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last(Call::MakeQueue))?;
+        Ok(Self(Arc::new(Queue { raw, device })))
+    }
+
+    /// Waits for one order to end, and answers its number.
+    ///
+    /// # Errors
+    /// [`Why::Undone`] with the device's word, [`Why::Late`], or the kernel's word.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a queue is looked at until the deadline: its events would need a second descriptor"
+    )]
+    pub fn wait(&self, deadline: Instant) -> Result<u64, Error> {
+        // SAFETY: the queue lives, and its context is set for as long.
+        let context = unsafe { (*self.0.raw.as_ptr()).context };
+        // SAFETY: the context is that of the opened device, which the queue holds; drivers set its
+        // functions before it is given out.
+        let poll = unsafe { (*context).poll_cq };
+        let poll = poll.ok_or_else(|| Error::of(Call::Complete, Why::Unsupported))?;
+        loop {
+            // SAFETY: all-zero is a value of it: numbers only.
+            let mut ended: ffi::ibv_wc = unsafe { std::mem::zeroed() };
+            // SAFETY: the queue lives, and there is room for one entry, which lives across the call.
+            let count = unsafe { poll(self.0.raw.as_ptr(), 1, &raw mut ended) };
+            match count {
+                0 if Instant::now() >= deadline => {
+                    return Err(Error::of(Call::Complete, Why::Late));
+                }
+                0 => thread::sleep(GLANCE),
+                1 if ended.status == 0 => return Ok(ended.wr_id),
+                1 => {
+                    let why = Why::Undone {
+                        status: ended.status,
+                        vendor: ended.vendor_err,
+                        word: status(ended.status),
+                    };
+                    return Err(Error::of(Call::Complete, why));
+                }
+                _ => return Err(Error::last(Call::Complete)),
+            }
+        }
+    }
+}
+
+/// The words of `ibv_wc_status_str`.
+fn status(number: u32) -> &'static str {
+    const WORDS: [&str; 24] = [
+        "success",
+        "local length error",
+        "local QP operation error",
+        "local EE context operation error",
+        "local protection error",
+        "Work Request Flushed Error",
+        "memory management operation error",
+        "bad response error",
+        "local access error",
+        "remote invalid request error",
+        "remote access error",
+        "remote operation error",
+        "transport retry counter exceeded",
+        "RNR retry counter exceeded",
+        "local RDD violation error",
+        "remote invalid RD request",
+        "aborted error",
+        "invalid EE context number",
+        "invalid EE context state",
+        "fatal error",
+        "response timeout error",
+        "general error",
+        "TM error",
+        "TM software rendezvous",
+    ];
+    let word = usize::try_from(number).ok().and_then(|at| WORDS.get(at));
+    word.copied().unwrap_or("a status of no list")
+}
+
+/// One end of a reliable connection.
+pub struct QueuePair {
+    raw: NonNull<ffi::ibv_qp>,
+    domain: Arc<Domain>,
+    /// Held for as long as the device may say something there.
+    _queue: CompletionQueue,
+}
+
+// SAFETY: libibverbs may be called from any thread, and this is the only owner of the queue pair.
+unsafe impl Send for QueuePair {}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("QueuePair").field(&self.number()).finish()
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: the queue pair is ours and ends here once; a failure leaves it to the device's end.
+        let _ = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
+    }
+}
+
+/// The port and GID by which a queue pair sends.
+#[derive(Debug, Clone, Copy)]
+pub struct Path {
+    pub port: u8,
+    /// Index of its own GID.
+    pub gid: u8,
+    pub link_layer: LinkLayer,
+    /// The largest packet, in the device's number for it.
+    pub mtu: i32,
+}
+
+/// Whom a queue pair is connected to.
+#[derive(Debug, Clone, Copy)]
+pub struct Destination {
+    pub queue_pair: u32,
+    pub gid: Ipv6Addr,
+    /// Of an InfiniBand port.
+    pub lid: u16,
+}
+
+impl QueuePair {
+    /// A queue pair that takes one order at a time and says in `queue` how it ended.
+    ///
+    /// # Errors
+    /// The kernel's word.
+    pub fn new(domain: &ProtectionDomain, queue: &CompletionQueue) -> Result<Self, Error> {
+        let domain = Arc::clone(&domain.0);
+        let mut wanted = ffi::ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: queue.0.raw.as_ptr(),
+            recv_cq: queue.0.raw.as_ptr(),
+            srq: null_mut(),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: ffi::QPT_RC,
+            sq_sig_all: 1,
+        };
+        let make = domain.device.library.create_qp;
+        // SAFETY: domain and queue live, and are held by what is made; the value lives across the call.
+        let raw = unsafe { make(domain.raw.as_ptr(), &raw mut wanted) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last(Call::MakeQueuePair))?;
+        Ok(Self {
+            raw,
+            domain,
+            _queue: queue.clone(),
+        })
+    }
+
+    /// Its number, by which a peer names it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        // SAFETY: the queue pair lives, and its number does not change.
+        unsafe { (*self.raw.as_ptr()).qp_num }
+    }
+
+    /// The first of three steps to a connection: its port.
+    ///
+    /// # Errors
+    /// The kernel's word.
+    pub fn init(&self, path: &Path) -> Result<(), Error> {
+        self.modify(
+            Call::Init,
+            ffi::QP_STATE | ffi::QP_PKEY_INDEX | ffi::QP_PORT | ffi::QP_ACCESS_FLAGS,
+            |wanted| {
+                wanted.qp_state = ffi::QPS_INIT;
+                wanted.port_num = path.port;
+                wanted.qp_access_flags =
+                    (ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ).unsigned_abs();
+            },
+        )
+    }
+
+    /// The second step: its peer.
+    ///
+    /// # Errors
+    /// The kernel's word.
+    pub fn ready_to_receive(&self, path: &Path, from: &Destination) -> Result<(), Error> {
+        self.modify(
+            Call::ReadyToReceive,
+            ffi::QP_STATE
+                | ffi::QP_AV
+                | ffi::QP_PATH_MTU
+                | ffi::QP_DEST_QPN
+                | ffi::QP_RQ_PSN
+                | ffi::QP_MAX_DEST_RD_ATOMIC
+                | ffi::QP_MIN_RNR_TIMER,
+            |wanted| {
+                wanted.qp_state = ffi::QPS_RTR;
+                wanted.path_mtu = path.mtu;
+                wanted.dest_qp_num = from.queue_pair;
+                wanted.max_dest_rd_atomic = 1;
+                wanted.min_rnr_timer = NOT_READY;
+                wanted.ah_attr.port_num = path.port;
+                match path.link_layer {
+                    LinkLayer::InfiniBand => wanted.ah_attr.dlid = from.lid,
+                    LinkLayer::Ethernet => {
+                        wanted.ah_attr.is_global = 1;
+                        wanted.ah_attr.grh.dgid = ffi::ibv_gid(from.gid.octets());
+                        wanted.ah_attr.grh.sgid_index = path.gid;
+                        wanted.ah_attr.grh.hop_limit = 64;
+                    }
+                }
+            },
+        )
+    }
+
+    /// The third step: how patient it is.
+    ///
+    /// # Errors
+    /// The kernel's word.
+    pub fn ready_to_send(&self) -> Result<(), Error> {
+        self.modify(
+            Call::ReadyToSend,
+            ffi::QP_STATE
+                | ffi::QP_TIMEOUT
+                | ffi::QP_RETRY_CNT
+                | ffi::QP_RNR_RETRY
+                | ffi::QP_SQ_PSN
+                | ffi::QP_MAX_QP_RD_ATOMIC,
+            |wanted| {
+                wanted.qp_state = ffi::QPS_RTS;
+                wanted.timeout = TIMEOUT;
+                wanted.retry_cnt = RETRIES;
+                wanted.rnr_retry = RETRIES;
+                wanted.max_rd_atomic = 1;
+            },
+        )
+    }
+
+    fn modify(
+        &self,
+        call: Call,
+        mask: i32,
+        fill: impl FnOnce(&mut ffi::ibv_qp_attr),
+    ) -> Result<(), Error> {
+        // SAFETY: all-zero is a value of it: numbers only.
+        let mut wanted: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        fill(&mut wanted);
+        let modify = self.domain.device.library.modify_qp;
+        // SAFETY: the queue pair lives, and the value lives across the call, which only reads it.
+        let answer = unsafe { modify(self.raw.as_ptr(), &raw mut wanted, mask) };
+        done(call, answer)
+    }
+
+    /// Has the device write one piece of memory over another, at the peer that is connected. That the
+    /// other is of this process keeps it from being anybody else's; what is written when one of them was
+    /// given back meanwhile is refused by the device.
+    ///
+    /// # Errors
+    /// [`Why::OutOfRange`] where the pieces are of unequal length or leave their memory; the kernel's
+    /// word.
+    pub fn write(&self, order: u64, from: Piece<'_>, to: Piece<'_>) -> Result<(), Error> {
+        let own = Arc::ptr_eq(&from.memory.domain, &self.domain);
+        if from.length != to.length || !own {
+            return Err(Error::of(Call::Post, Why::OutOfRange));
+        }
+        let mut source = ffi::ibv_sge {
+            addr: from.memory.at(from.offset, from.length)?,
+            length: from.length,
+            lkey: from.memory.keys().0,
+        };
+        let target = to.memory.at(to.offset, to.length)?;
+        // SAFETY: all-zero is a value of it: numbers and null pointers only.
+        let mut wanted: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
+        wanted.wr_id = order;
+        wanted.sg_list = &raw mut source;
+        wanted.num_sge = 1;
+        wanted.opcode = ffi::WR_RDMA_WRITE;
+        wanted.send_flags = ffi::SEND_SIGNALED;
+        wanted.remote_addr = target;
+        wanted.rkey = to.memory.keys().1;
+        // SAFETY: the queue pair lives, and its context is set for as long.
+        let context = unsafe { (*self.raw.as_ptr()).context };
+        // SAFETY: the context is that of the opened device, which the queue pair holds; drivers set its
+        // functions before it is given out.
+        let post = unsafe { (*context).post_send };
+        let post = post.ok_or_else(|| Error::of(Call::Post, Why::Unsupported))?;
+        let mut refused = null_mut();
+        // SAFETY: order and source live across the call, which copies them. Both ranges lie in registered
+        // memory of this process of which no reference exists; it is given back to the device before it
+        // is unmapped.
+        let answer = unsafe { post(self.raw.as_ptr(), &raw mut wanted, &raw mut refused) };
+        done(Call::Post, answer)
+    }
+}
