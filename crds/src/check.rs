@@ -73,8 +73,12 @@ checks! {
     MapCount, ["S12"];
     /// A container may lock as much memory as it registers.
     Memlock, ["S13"];
+    /// Each RDMA device can be opened, registers a small piece of memory, and gives it back.
+    MemoryKey, ["S12", "S28"];
     /// The drivers' other halves are loaded: without them a device is there and cannot be used.
     Modules, ["S28"];
+    /// Each RDMA device registers a pool of this node in one piece.
+    MrLimit, ["S11"];
     /// Each InfiniBand port is a full member of a partition.
     PartitionKey, ["S38"];
     /// Each RDMA device has the PCI Express link that others of its kind on this node have.
@@ -95,6 +99,8 @@ checks! {
     PortGid, ["S02", "S09"];
     /// The interfaces of all RoCE rails leave room for packets of one size.
     PortMtu, ["S02", "S10"];
+    /// What an RDMA device writes to itself over an active port arrives, every byte the same.
+    RailLoop, ["S03", "S07", "S28"];
     /// Programs can use the RDMA connection manager.
     RdmaCm, ["S28"];
     /// Connections that have ended do not hold the ports that new ones need.

@@ -254,6 +254,9 @@ pub struct Hca {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub device_file: Option<String>,
+    /// The most that it takes, as it says itself; absent where it could not be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<HcaLimits>,
     /// Its ports.
     #[serde(default)]
     #[schemars(length(max = 8))]
@@ -264,6 +267,20 @@ pub struct Hca {
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["gpu".into()]))]
     pub distances: Vec<GpuDistance>,
+}
+
+/// The most that an RDMA device takes, in its own numbers.
+#[derive(KubeSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HcaLimits {
+    /// Memory that is registered in one piece (max_mr_size).
+    pub max_mr_size: ByteSize,
+    /// Registrations (max_mr).
+    pub max_mr: u32,
+    /// Queue pairs (max_qp).
+    pub max_qp: u32,
+    /// Entries of one completion queue (max_cqe).
+    pub max_cqe: u32,
 }
 
 /// A whole device or a part of one.

@@ -209,6 +209,14 @@ reasons! {
     MkeyExhausted, Node, "Move pods off the node, then reload the driver (mlx5_ib, mlx5_core) or reboot.";
     /// A program registered more memory in one piece than the device takes: registration fails with EIO.
     MrTooLarge, App, "Let the program register smaller pieces, see max_mr_size in ibv_devinfo -v.";
+    /// An RDMA device registers less memory in one piece than a pool of the node has.
+    MrLimitLow, App, "Let programs register smaller pieces with it, or take RDMA from them: see limits.maxMrSize of the device in the node's MooncakeInventory; pools are cut into extents by themselves.";
+    /// An RDMA device cannot be opened or registers no memory, and the kernel names no cause that is better known.
+    RegistrationFailed, Node, "See the kernel's log for the device; reload its driver or reboot the node if it stays.";
+    /// What an RDMA device writes to itself over an active port does not arrive.
+    LoopbackFailed, Node, "See the stage in the message: up to RTR it is GID, address or routing of the port's interface, after that the device; see the kernel's log, reload the driver.";
+    /// An RDMA device could not be tried by verbs, for a cause that is not the device's.
+    VerbsUntried, Node, "See the message: use the agent image of this release, which has libibverbs and its drivers.";
     /// The firmware of an RDMA device does not answer its driver.
     FirmwareStuck, Node, "Take the device out of use; reset it (mlxfwreset) or reboot the node.";
     /// A GPU has fallen off the bus.

@@ -24,6 +24,19 @@ const STOCK_FILE: &str = include_str!("../images/mooncake-stock/Containerfile");
 const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 const SUITE: &str = "bookworm";
 const DEBIAN_PACKAGES: &str = "python3,libibverbs1,ibverbs-providers,librdmacm1,libnuma1,libcurl4,libgomp1,iproute2,procps,curl,ca-certificates";
+/// Which libibverbs loads, and its drivers for the devices that there are.
+const VERBS_PACKAGES: &str = "libibverbs1,ibverbs-providers";
+/// What of these packages, and of those that they need, is a library or says which driver there is.
+const VERBS_FOLDERS: [&str; 4] = ["./lib", "./lib64", "./usr/lib", "./etc/libibverbs.d"];
+const VERBS_WITHOUT: [&str; 7] = [
+    "/bin/*",
+    "/sbin/*",
+    "/usr/bin/*",
+    "/usr/sbin/*",
+    "/usr/share/*",
+    "/usr/lib/*/gconv/*",
+    "/usr/lib/systemd/*",
+];
 const SLOW: Duration = Duration::from_secs(15 * 60);
 
 /// The OCI archives that every cluster starts with.
@@ -115,6 +128,44 @@ pub fn build(
         tag,
         archive,
     )
+}
+
+/// A folder with Debian's C library, libibverbs and its drivers: what a program needs that is linked
+/// dynamically and asks devices by verbs, and nothing that can be run.
+///
+/// # Errors
+/// Those of mmdebstrap, with its words.
+pub fn verbs_base(settings: &Settings) -> Result<PathBuf, Error> {
+    packages::install(packages::BUILD)?;
+    let inputs = VERBS_FOLDERS.iter().chain(&VERBS_WITHOUT);
+    let inputs = inputs.fold(
+        Inputs::default().and(VERBS_PACKAGES).and(SUITE),
+        Inputs::and,
+    );
+    let entry = Cache::new(&settings.cache).entry("image-verbs", inputs, |folder| {
+        tracing::info!("fetching Debian's libibverbs for the agent's image");
+        let (all, root) = (folder.join("all.tar"), folder.join("root"));
+        fs::create_dir(&root).map_err(Error::file("making", &root))?;
+        Run::new("mmdebstrap")
+            .args(["--quiet", "--variant=extract", "--skip=output/dev"])
+            .arg(format!("--include={VERBS_PACKAGES}"))
+            .args(VERBS_WITHOUT.map(|path| format!("--dpkgopt=path-exclude={path}")))
+            .arg(SUITE)
+            .arg(&all)
+            .deadline(SLOW)
+            .done()?;
+        Run::new("tar")
+            .arg("--extract")
+            .arg("--file")
+            .arg(&all)
+            .arg("--directory")
+            .arg(&root)
+            .args(VERBS_FOLDERS)
+            .deadline(SLOW)
+            .done()?;
+        fs::remove_file(&all).map_err(Error::file("removing", &all))
+    })?;
+    Ok(entry.join("root"))
 }
 
 /// Pushes an archive's image to a registry, with the credentials that the user's tools have stored. One on

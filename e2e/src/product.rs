@@ -1,4 +1,5 @@
-//! The product as a user gets it: static binaries, their images, the chart installed with both.
+//! The product as a user gets it: static binaries, their images, the chart installed with both. One
+//! program is linked dynamically, and comes with its libraries in the agent's image: it loads drivers.
 
 use crate::cache::{Cache, Inputs};
 use crate::command::Run;
@@ -12,6 +13,7 @@ pub const RELEASE: &str = "mooncake";
 pub const NAMESPACE: &str = "mooncake-system";
 
 const COLD_BUILD: Duration = Duration::from_secs(30 * 60);
+const COPY: Duration = Duration::from_secs(60);
 
 /// One image of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,20 +53,33 @@ pub fn chart() -> PathBuf {
 pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
     tracing::info!("building operator, agent, pool and gate: about 6 minutes cold on 2 cores");
     let binaries = binaries()?;
+    let (verbs, libraries) = (verbs(settings)?, images::verbs_base(settings)?);
     let cache = Cache::new(&settings.cache);
     PARTS
         .iter()
         .map(|(value, folder, containerfile)| {
-            let containerfile = source().join(folder).join(containerfile);
+            let beside = (*value == "agent").then_some(Beside {
+                program: &verbs,
+                libraries: &libraries,
+            });
             image(
                 settings,
                 &cache,
                 value,
                 find(&binaries, value)?,
-                &containerfile,
+                beside,
+                &source().join(folder).join(containerfile),
             )
         })
         .collect()
+}
+
+/// What an image holds beside its static binary.
+#[derive(Debug, Clone, Copy)]
+struct Beside<'a> {
+    program: &'a Path,
+    /// A folder that an entry of the cache holds.
+    libraries: &'a Path,
 }
 
 /// `kubectl-mooncake` of this source tree.
@@ -80,12 +95,23 @@ fn image(
     cache: &Cache,
     value: &'static str,
     binary: &Path,
+    beside: Option<Beside<'_>>,
     containerfile: &Path,
 ) -> Result<Image, Error> {
-    let bytes = fs::read(binary).map_err(Error::file("reading", binary))?;
-    let text = fs::read(containerfile).map_err(Error::file("reading", containerfile))?;
+    let read = |path: &Path| fs::read(path).map_err(Error::file("reading", path));
+    let (bytes, text) = (read(binary)?, read(containerfile)?);
+    let more = match beside {
+        Some(beside) => vec![
+            read(beside.program)?,
+            beside.libraries.display().to_string().into_bytes(),
+        ],
+        None => Vec::new(),
+    };
     let kind = format!("product-{value}");
-    let inputs = || Inputs::default().and(&bytes).and(&text);
+    let inputs = || {
+        let own = Inputs::default().and(&bytes).and(&text);
+        more.iter().fold(own, Inputs::and)
+    };
     let hash = cache.path(&kind, inputs());
     let hash = hash
         .file_name()
@@ -98,6 +124,14 @@ fn image(
         fs::create_dir(&context).map_err(Error::file("making", &context))?;
         let copy = context.join(value);
         fs::copy(binary, &copy).map_err(Error::file("copying", binary))?;
+        if let Some(beside) = beside {
+            Run::new("cp")
+                .arg("-a")
+                .args([beside.program, beside.libraries])
+                .arg(&context)
+                .deadline(COPY)
+                .done()?;
+        }
         let archive = folder.join("image.tar");
         images::build(settings, &context, containerfile, &reference, &archive)?;
         fs::remove_dir_all(&context).map_err(Error::file("removing", &context))
@@ -131,6 +165,23 @@ fn binaries() -> Result<Vec<PathBuf>, Error> {
         .deadline(COLD_BUILD)
         .output()?;
     Ok(executables(&messages).collect())
+}
+
+/// The program that loads libibverbs, which a static one cannot. It has a folder of its own to be built in:
+/// what it shares with the others is compiled otherwise for them.
+fn verbs(settings: &Settings) -> Result<PathBuf, Error> {
+    let messages = Run::new("cargo")
+        .args(["build", "--release", "--locked"])
+        .args(["--package", "mooncake-verbs", "--bin", "verbs"])
+        .args(["--message-format", "json-render-diagnostics"])
+        .arg("--target-dir")
+        .arg(settings.cache.join("target-verbs"))
+        .env("RUSTFLAGS", "")
+        .directory(source())
+        .deadline(COLD_BUILD)
+        .output()?;
+    let built: Vec<_> = executables(&messages).collect();
+    find(&built, "verbs").map(Path::to_owned)
 }
 
 /// The paths in cargo's messages, one JSON object a line.

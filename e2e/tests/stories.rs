@@ -24,6 +24,7 @@ mod stories {
     mod operator_away;
     mod policy;
     mod pool_pod;
+    mod rails;
     mod refusals;
     mod release;
 }

@@ -4,6 +4,7 @@
 mod admission;
 pub mod args;
 pub(crate) mod assignments;
+mod canary;
 mod census;
 mod child;
 mod claim;

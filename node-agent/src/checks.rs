@@ -29,7 +29,9 @@ mod imex;
 mod kernel_log;
 pub(crate) mod map_count;
 mod memlock;
+mod memory_key;
 mod modules;
+mod mr_limit;
 pub mod page;
 mod partition_key;
 mod pci_link;
@@ -43,6 +45,7 @@ pub mod policy;
 mod port_active;
 mod port_gid;
 mod port_mtu;
+mod rail_loop;
 mod rails;
 mod rdma_cm;
 pub mod steady;
@@ -69,7 +72,9 @@ pub const CATALOG: &[Check] = &[
     kernel_log::CHECK,
     map_count::CHECK,
     memlock::CHECK,
+    memory_key::CHECK,
     modules::CHECK,
+    mr_limit::CHECK,
     partition_key::CHECK,
     pci_link::CHECK,
     peer_reachable::CHECK,
@@ -80,6 +85,7 @@ pub const CATALOG: &[Check] = &[
     port_active::CHECK,
     port_gid::CHECK,
     port_mtu::CHECK,
+    rail_loop::CHECK,
     rdma_cm::CHECK,
     time_wait::CHECK,
 ];

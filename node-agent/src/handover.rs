@@ -20,6 +20,9 @@ pub const PACKET_LIMIT: usize = 64 << 10;
 /// Longest record in bytes. Its JSON string form must fit a packet.
 pub const RECORD_LIMIT: usize = 48 << 10;
 
+/// Largest extent in bytes.
+pub const EXTENT_MOST: u64 = 16 << 30;
+
 /// Most extents of one pool: 16 TiB in extents of 16 GiB.
 pub const EXTENT_LIMIT: usize = 1024;
 

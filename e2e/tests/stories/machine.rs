@@ -14,21 +14,21 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 /// Everything takes 10 to 20 times as long in there.
-const SLOW: Duration = Duration::from_secs(420);
+pub(crate) const SLOW: Duration = Duration::from_secs(420);
 
 /// What others take of the machine's memory leaves so much: less than its kubelet wants to see free.
 const LEFT: u64 = 150 * MIB;
 
 /// The machine, for as long as its story is told.
-struct Machine {
-    product: Arc<Product>,
+pub(crate) struct Machine {
+    pub(crate) product: Arc<Product>,
     namespace: Namespace,
-    node: String,
+    pub(crate) node: String,
 }
 
 impl Machine {
     /// What a command printed that ran on it.
-    async fn run(&self, script: &str) -> anyhow::Result<String> {
+    pub(crate) async fn run(&self, script: &str) -> anyhow::Result<String> {
         let (node, command) = (self.node.clone(), ["sh", "-c", script].map(str::to_owned));
         self.product
             .stage
@@ -49,13 +49,13 @@ impl Machine {
         Charges::of(&self.product.stage, pod).await
     }
 
-    async fn agent(&self) -> anyhow::Result<Pod> {
+    pub(crate) async fn agent(&self) -> anyhow::Result<Pod> {
         self.product.agent_on(&self.node).await
     }
 }
 
 /// Tells a story with a virtual machine as a further node, which is removed afterwards.
-async fn with_a_machine<F>(
+pub(crate) async fn with_a_machine<F>(
     title: &str,
     story: impl FnOnce(Machine) -> F + Send + 'static,
 ) -> anyhow::Result<()>

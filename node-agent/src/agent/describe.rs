@@ -8,6 +8,7 @@ use anyhow::Context;
 use crds::Verdict;
 use serde::Serialize;
 
+use super::canary;
 use super::containers;
 use super::hardware::PATIENCE;
 use super::inventory::inventory as of;
@@ -15,7 +16,8 @@ use crate::checks::{CATALOG, Judged, World, judge, table};
 use crate::fixes::hand;
 use crate::fixes::plan::Change;
 use crate::host::container::look::look;
-use crate::host::recording::Recording;
+use crate::host::hca::Hca;
+use crate::host::recording::{Entry, Recording};
 use crate::host::round::{self, Node};
 use crate::host::scrub::Scrub;
 use crate::host::{Facts, Host};
@@ -67,8 +69,15 @@ pub fn fix(node: &Node, changes: &str) -> anyhow::Result<()> {
 /// # Errors
 /// If the root cannot be read or the file not be written.
 pub fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
-    let (facts, recording) =
+    let (mut facts, mut recording) =
         round::record(node).with_context(|| format!("reading {}", node.root.display()))?;
+    tried(node, &mut facts)?;
+    for hca in &facts.hcas {
+        if let Some(answer) = &hca.verbs {
+            let answer = serde_json::to_string(answer)?;
+            recording.insert(&Hca::answer_file(&hca.name), Entry::Text(answer));
+        }
+    }
     let scrubbed = Scrub::default().recording(&recording);
     let by = concat!("# from `agent record`, version ", env!("CARGO_PKG_VERSION"));
     std::fs::write(file, scrubbed.render(by))
@@ -112,10 +121,24 @@ pub fn checks(node: &Node, recording: Option<&Path>, json: bool) -> anyhow::Resu
     Ok(!round.iter().any(fails))
 }
 
+/// Has each RDMA device of a live node do something, where the program for that is there.
+fn tried(node: &Node, facts: &mut Facts) -> anyhow::Result<()> {
+    let Some(program) = canary::program().filter(|_| !node.root.is_file()) else {
+        return Ok(());
+    };
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(canary::once(&program, node, facts));
+    Ok(())
+}
+
 fn facts_of(node: &Node, recording: Option<&Path>) -> anyhow::Result<Facts> {
     let Some(file) = recording else {
-        return round::look(node, &<_>::default(), PATIENCE)
-            .with_context(|| format!("looking at {}", node.root.display()));
+        let mut facts = round::look(node, &<_>::default(), PATIENCE)
+            .with_context(|| format!("looking at {}", node.root.display()))?;
+        tried(node, &mut facts)?;
+        return Ok(facts);
     };
     let text =
         std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;

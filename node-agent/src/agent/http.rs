@@ -98,7 +98,9 @@ async fn scrape(State(face): State<Face>, headers: HeaderMap) -> impl IntoRespon
     }
     let health = face.board.health();
     let fixes = face.board.fixes().unwrap_or_default();
+    let took = face.board.took();
     let word = metrics::Word {
+        took: &took,
         health: health.as_ref(),
         fixes: &fixes,
     };

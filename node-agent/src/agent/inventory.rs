@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crds::ByteSize;
 use crds::inventory::{
-    Counts, Fault, Gid, Gpu, GpuDistance, Hca, Hugepages, Interface, Kernel,
+    Counts, Fault, Gid, Gpu, GpuDistance, Hca, HcaLimits, Hugepages, Interface, Kernel,
     MooncakeInventoryStatus, NumaNode, PciLink, Port, PortState,
 };
 use crds::node::HcaLine;
@@ -133,8 +133,22 @@ fn device(hca: &hca::Hca, gpus: &[gpu::Gpu]) -> Hca {
         board: hca.board.as_ref().map(|text| short(text, 64)),
         node_guid: hca.node_guid.as_ref().map(|text| short(text, 24)),
         device_file: hca.device_file.as_ref().map(|file| short(&file.name, 64)),
+        limits: hca
+            .verbs
+            .as_ref()
+            .and_then(|answer| answer.limits)
+            .map(limits),
         ports: hca.ports.iter().take(FEW).map(port).collect(),
         distances: distances.collect(),
+    }
+}
+
+fn limits(limits: verbs::Limits) -> HcaLimits {
+    HcaLimits {
+        max_mr_size: ByteSize(limits.max_mr_size),
+        max_mr: limits.max_mr,
+        max_qp: limits.max_qp,
+        max_cqe: limits.max_cqe,
     }
 }
 

@@ -21,6 +21,9 @@ use crate::checks::steady::Health;
 
 mod fixed;
 mod judged;
+mod tried;
+
+pub(crate) use tried::{Took, took};
 
 /// What a scraper is told that it gets.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -97,6 +100,8 @@ struct ByReason {
 /// What the agent says of its node.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Word<'a> {
+    /// How long the RDMA devices took for what they were asked to do.
+    pub(crate) took: &'a [Took],
     /// Absent before the first look.
     pub(crate) health: Option<&'a Health>,
     pub(crate) fixes: &'a [FixReport],
@@ -203,6 +208,7 @@ pub(crate) fn render(shown: &[Shown], ways: &Ways, word: &Word<'_>) -> Result<St
     of_ways(&mut registry, ways);
     judged::register(&mut registry, word.health);
     fixed::register(&mut registry, word.fixes);
+    tried::register(&mut registry, word.took);
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)

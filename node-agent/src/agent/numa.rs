@@ -5,8 +5,7 @@ use std::path::Path;
 use crds::cluster::NumaPolicy;
 use sys::mem::PageSize;
 
-/// Largest extent in bytes.
-const EXTENT_MOST: u64 = 16 << 30;
+use crate::handover::EXTENT_MOST;
 
 /// One extent to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,6 +44,7 @@ pub(crate) type HcaLines = (Vec<HcaLine>, Option<u32>);
 pub(crate) struct Board {
     posted: Arc<Mutex<BTreeMap<String, Posted>>>,
     hcas: Arc<Mutex<Option<HcaLines>>>,
+    took: Arc<Mutex<Vec<metrics::Took>>>,
     health: Arc<Mutex<Option<Health>>>,
     fixes: Arc<Mutex<Option<Vec<FixReport>>>>,
     news: Arc<watch::Sender<()>>,
@@ -67,6 +68,7 @@ impl Default for Board {
         Self {
             posted: Arc::default(),
             hcas: Arc::default(),
+            took: Arc::default(),
             health: Arc::default(),
             fixes: Arc::default(),
             news: Arc::new(watch::channel(()).0),
@@ -108,6 +110,17 @@ impl Board {
         if news {
             self.news.send_replace(());
         }
+    }
+
+    /// Says how long the RDMA devices took for what they were asked to do; no news to anybody but a
+    /// scraper.
+    pub(crate) fn set_took(&self, took: Vec<metrics::Took>) {
+        *self.took.lock().unwrap_or_else(PoisonError::into_inner) = took;
+    }
+
+    pub(crate) fn took(&self) -> Vec<metrics::Took> {
+        let took = self.took.lock().unwrap_or_else(PoisonError::into_inner);
+        took.clone()
     }
 
     fn hcas(&self) -> Option<HcaLines> {

@@ -22,8 +22,8 @@ use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
 use super::{
-    assignments, clock, containers, fixing, fleet, hardware, health, inventory, inventory_object,
-    name_service,
+    assignments, canary, clock, containers, fixing, fleet, hardware, health, inventory,
+    inventory_object, metrics, name_service,
 };
 use crate::devices;
 use crate::host::round::Node;
@@ -123,6 +123,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
             network: host_network,
         };
         let known = hardware::watch(node.clone());
+        let known = canary::watch(canary::program(), node.clone(), known);
         let fixes = fixing::start(
             node,
             (&state_dir, &boot_id),
@@ -205,6 +206,7 @@ async fn show(mut known: hardware::Known, board: Board) {
         let facts = known.borrow_and_update().clone();
         if let Some(facts) = facts {
             board.set_hcas(inventory::lines(&facts));
+            board.set_took(metrics::took(&facts));
         }
     }
 }

@@ -26,6 +26,9 @@ fn look(world: &World<'_>) -> Vec<Said> {
         if hung.contains(hca.name.as_str()) {
             let words = "whoever asks the kernel about it waits without end";
             Said::fail(&hca.name, Reason::DeviceHung, words)
+        } else if let Some(stage) = hca.verbs.as_ref().and_then(|answer| answer.hung) {
+            let words = format!("{} by verbs does not end", stage.words());
+            Said::fail(&hca.name, Reason::DeviceHung, words)
         } else {
             Said::pass(&hca.name)
         }

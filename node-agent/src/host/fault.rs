@@ -53,7 +53,7 @@ impl From<Errno> for Problem {
 }
 
 /// The causes that devices really give; any other is shown by its number.
-const NAMES: [(&str, Errno); 18] = [
+const NAMES: [(&str, Errno); 19] = [
     ("EACCES", Errno::ACCESS),
     ("EAGAIN", Errno::AGAIN),
     ("EBUSY", Errno::BUSY),
@@ -65,6 +65,7 @@ const NAMES: [(&str, Errno); 18] = [
     ("ENODATA", Errno::NODATA),
     ("ENODEV", Errno::NODEV),
     ("ENOENT", Errno::NOENT),
+    ("ENOMEM", Errno::NOMEM),
     ("ENOTDIR", Errno::NOTDIR),
     ("ENXIO", Errno::NXIO),
     ("EOPNOTSUPP", Errno::OPNOTSUPP),

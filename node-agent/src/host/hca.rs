@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 
 use crds::inventory::{Function, LinkLayer, NoGid, PortState};
 use serde::{Deserialize, Serialize};
+use verbs::Answer;
 
 use super::fault::Problem;
 use super::gid::{self, Gid};
@@ -13,6 +14,9 @@ use super::pci::{self, PciDevice};
 use super::tree::{Node, Tree};
 
 pub(crate) const CLASS: &str = "sys/class/infiniband";
+
+/// Where recordings keep what devices did when they were asked by verbs.
+const ANSWERS: &str = "run/mooncake/verbs";
 
 /// Ports that one device has at most; a number past it is none.
 const PORTS: u8 = 8;
@@ -55,6 +59,8 @@ pub struct Hca {
     /// The device file that programs open, where there is one that is the device's.
     pub device_file: Option<DeviceFile>,
     pub ports: Vec<Port>,
+    /// What it did when it was asked by verbs. No file tells it but that of a recording: the agent asks.
+    pub verbs: Option<Answer>,
 }
 
 /// A character device in /dev/infiniband.
@@ -105,7 +111,13 @@ impl Hca {
             node_guid: None,
             device_file: None,
             ports: Vec::new(),
+            verbs: None,
         }
+    }
+
+    /// Where a recording keeps what the device did when it was asked by verbs.
+    pub(crate) fn answer_file(name: &str) -> String {
+        format!("{ANSWERS}/{name}")
     }
 }
 
@@ -156,8 +168,16 @@ pub(super) fn read(tree: &Tree, name: &str) -> Hca {
         node_guid: tree.need(&format!("{at}/node_guid")),
         device_file: device_file(tree, name),
         ports: ports.collect(),
+        verbs: answer(tree, name),
         pci,
     }
+}
+
+fn answer(tree: &Tree, name: &str) -> Option<Answer> {
+    let path = Hca::answer_file(name);
+    tree.parsed(&path, tree.text(&path)?, |text| {
+        serde_json::from_str(text).ok()
+    })
 }
 
 /// The device file by which programs reach a device, if it stands in /dev with the device's numbers.

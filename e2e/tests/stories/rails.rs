@@ -1,0 +1,177 @@
+//! RDMA devices of a node that is a machine of its own, by Soft-RoCE: what is published of them is what
+//! verbs tell there, and a port that goes down is named until it is repaired. Told in the soak alone: the
+//! machine's processor is emulated.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use crds::check::CheckFinding;
+use crds::inventory::{HcaLimits, PortState};
+use crds::{ByteSize, CheckId, MooncakeInventory, MooncakeNode, Reason};
+use kube::ResourceExt;
+use kube::api::Api;
+use mooncake_e2e::product::NAMESPACE;
+use mooncake_e2e::story::{Seen, eventually};
+
+use super::machine::{Machine, SLOW, with_a_machine};
+
+/// From a fault to its word on a real processor; what is emulated looks at its devices less often.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A second device, whose interface is nobody else's.
+const ADD: &str = "modprobe dummy && ip link add rail0 type dummy && \
+                   ip addr add 198.19.254.1/24 dev rail0 && ip link set rail0 up && \
+                   rdma link add rxe1 type rxe netdev rail0";
+
+const REMOVE: &str = "rdma link delete rxe1; ip link delete rail0";
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster and a virtual machine: root and 8 GiB of memory"]
+async fn a_node_tells_of_its_rdma_devices_what_verbs_tell_and_of_a_port_until_it_is_repaired()
+-> anyhow::Result<()> {
+    with_a_machine("rails", async |machine: Machine| {
+        machine.run(ADD).await?;
+        let told = told(&machine).await;
+        machine.run(REMOVE).await?;
+        told
+    })
+    .await
+}
+
+async fn told(machine: &Machine) -> anyhow::Result<()> {
+    // The second came after the agent's container, whose own /dev does not have it.
+    for device in ["rxe0", "rxe1"] {
+        let printed = machine.run(&format!("ibv_devinfo -v -d {device}")).await?;
+        let wanted = limits(&printed)?;
+        let published = published(machine, device, wanted).await?;
+        println!("{device}: {published:?}, as ibv_devinfo tells");
+    }
+    tried(machine).await?;
+
+    let began = Instant::now();
+    machine.run("ip link set rail0 down").await?;
+    let finding = port(machine, |told| told.is_some()).await?;
+    let finding = finding.context("no finding")?;
+    println!(
+        "named after {:?} ({SOON:?} where a look is not emulated): {}",
+        began.elapsed(),
+        finding.message
+    );
+    ensure!(
+        finding.reason == Reason::PortNotActive && finding.message.contains("rail0"),
+        "{finding:?}"
+    );
+    // Exit status 1 says that something fails; a port that was switched off is a warning.
+    let doctor = machine
+        .product
+        .cli(&["doctor", "--all-namespaces"])
+        .await
+        .unwrap_or_else(|error| format!("{error:#}"));
+    ensure!(
+        doctor.contains("rxe1 port 1") && doctor.contains("PortNotActive"),
+        "{doctor}"
+    );
+
+    machine.run("ip link set rail0 up").await?;
+    port(machine, |told| told.is_none()).await?;
+    tried(machine).await
+}
+
+/// The limits in what `ibv_devinfo -v` prints.
+fn limits(printed: &str) -> anyhow::Result<HcaLimits> {
+    let number = |name: &str| {
+        let value = printed
+            .lines()
+            .find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'))
+            .with_context(|| format!("no {name} in {printed}"))?
+            .trim();
+        let number = match value.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => value.parse(),
+        };
+        number.with_context(|| format!("{name}: {value}"))
+    };
+    Ok(HcaLimits {
+        max_mr_size: ByteSize(number("max_mr_size")?),
+        max_mr: u32::try_from(number("max_mr")?)?,
+        max_qp: u32::try_from(number("max_qp")?)?,
+        max_cqe: u32::try_from(number("max_cqe")?)?,
+    })
+}
+
+/// Waits until the node's inventory has these limits, with a port that is active.
+async fn published(
+    machine: &Machine,
+    device: &str,
+    wanted: HcaLimits,
+) -> anyhow::Result<HcaLimits> {
+    let inventories: Api<MooncakeInventory> = Api::all(machine.product.stage.client.clone());
+    eventually(format!("the limits of {device}"), SLOW, || async {
+        let status = inventories.get(&machine.node).await?.status;
+        let hca = status
+            .iter()
+            .flat_map(|status| &status.hcas)
+            .find(|hca| hca.name == device);
+        let active = hca.is_some_and(|hca| {
+            let mut ports = hca.ports.iter();
+            ports.all(|port| port.state == Some(PortState::Active))
+        });
+        let found = hca.and_then(|hca| hca.limits);
+        let as_told = found.filter(|found| *found == wanted && active);
+        Ok(Seen::when(as_told, format!("{found:?}, wanted {wanted:?}")))
+    })
+    .await
+}
+
+/// Both devices register memory and write to themselves, as the agent's own command tells.
+async fn tried(machine: &Machine) -> anyhow::Result<()> {
+    let agent = machine.agent().await?.name_any();
+    eventually("both rails to carry a write", SLOW, || async {
+        let words = [
+            "exec",
+            agent.as_str(),
+            "--namespace",
+            NAMESPACE,
+            "--",
+            "/agent",
+            "checks",
+            "--json",
+            "--root=/host",
+            "--network=/proc/1/ns/net",
+        ];
+        let told = machine.product.stage.kubectl(words).await?;
+        let lines: Vec<serde_json::Value> = serde_json::from_str(&told)?;
+        let of = |check: CheckId| {
+            let mut lines = lines.iter();
+            lines.find(|line| line["check"] == check.as_str())
+        };
+        let passed = [CheckId::RailLoop, CheckId::MemoryKey].map(of);
+        let both = passed
+            .iter()
+            .flatten()
+            .filter(|line| line["verdict"] == "Pass" && line["words"] == "2 looked at");
+        Ok(Seen::when(
+            (both.count() == 2).then_some(()),
+            format!("{passed:?}"),
+        ))
+    })
+    .await
+}
+
+/// What is said of the second device's port, once it is as wanted.
+async fn port(
+    machine: &Machine,
+    wanted: impl Fn(Option<&CheckFinding>) -> bool,
+) -> anyhow::Result<Option<CheckFinding>> {
+    let nodes: Api<MooncakeNode> = Api::all(machine.product.stage.client.clone());
+    eventually("a word on rxe1's port", SLOW, || async {
+        let status = nodes.get(&machine.node).await?.status;
+        let findings = status.map(|status| status.findings).unwrap_or_default();
+        let told = findings.iter().find(|finding| {
+            finding.check == CheckId::PortActive && finding.subject == "rxe1 port 1"
+        });
+        let seen = format!("{told:?}");
+        Ok(Seen::when(wanted(told).then(|| told.cloned()), seen))
+    })
+    .await
+}
