@@ -244,7 +244,7 @@ async fn client() -> kube::Client {
 
 /// The folder that holds a procfs; its processes are live also where a recording stands for the hardware.
 fn procfs_above(proc: &Path) -> PathBuf {
-    proc.parent().unwrap_or(Path::new("/")).to_owned()
+    proc.parent().unwrap_or_else(|| Path::new("/")).to_owned()
 }
 
 /// The running kernel's id, as the kubelet reports it.
