@@ -13,26 +13,25 @@ use mooncake_node_agent::checks::table::lines;
 use mooncake_node_agent::checks::{CATALOG, Judged, Name, Way, World, judge, page};
 use mooncake_node_agent::host::Host;
 use mooncake_node_agent::host::container::Network;
-use mooncake_node_agent::host::interface::Sockets;
 use mooncake_node_agent::host::recording::{Entry, Recording};
 
 use super::recorded::{facts, folder, machine, machines};
 
 /// What the operator wants of the node.
 #[derive(Default)]
-struct Wanted {
+pub(crate) struct Wanted {
     pools: Vec<PoolAssignment>,
     domains: Vec<DomainMembership>,
-    injected: Vec<InjectedPod>,
+    pub(crate) injected: Vec<InjectedPod>,
     ways: Vec<Way>,
     fixes: Vec<FixReport>,
     names: Vec<Name>,
     ahead: Option<i64>,
     /// Of every container: a recording has no network namespace but the node's.
-    network: Option<Network>,
+    pub(crate) network: Option<Network>,
 }
 
-fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
+pub(crate) fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
     let facts = facts(recording);
     let pods = wanted.injected.iter().map(|pod| pod.pod_uid.clone());
     let mut containers = Host::recorded(recording.clone()).containers(&pods.collect());
@@ -166,7 +165,7 @@ fn domain() -> Wanted {
 }
 
 /// The pod whose container stands in the recording of a DGX H100.
-fn injected() -> Wanted {
+pub(crate) fn injected() -> Wanted {
     Wanted {
         injected: vec![InjectedPod {
             pod_uid: "5f1c0d2e-7a3b-4c5d-8e6f-001122334455".to_owned(),
@@ -696,34 +695,6 @@ fn one_changed_file_makes_each_check_find_what_it_is_for() {
 }
 
 #[test]
-fn a_container_that_is_kept_on_tcp_or_forbidden_rdma_needs_no_device() {
-    let told = |environ: &str, rdma: TransportPolicy| {
-        let mut recording = machine("dgx-h100").recording;
-        recording.remove("proc/4242/root/dev/infiniband");
-        recording.replace("proc/4242/environ", Entry::Text(environ.to_owned()));
-        let mut wanted = injected();
-        wanted.injected[0].rdma = rdma;
-        let round = round(&recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::PodHcas);
-        of.and_then(Judged::worst)
-    };
-    assert_eq!(told("A=b", TransportPolicy::Require), Some(Warn));
-    assert_eq!(told("A=b", TransportPolicy::Prefer), Some(Warn));
-    assert_eq!(told("A=b", TransportPolicy::Forbid), None);
-    assert_eq!(told("A=b\0MC_FORCE_TCP=1", TransportPolicy::Prefer), None);
-}
-
-#[test]
-fn pods_that_the_operator_does_not_name_are_not_looked_into() {
-    let mut recording = machine("dgx-h100").recording;
-    let stranger = "0::/kubepods/pod00000000-0000-4000-8000-000000000000/x";
-    recording.replace("proc/4242/cgroup", Entry::Text(stranger.to_owned()));
-    let round = round(&recording, &injected());
-    let of = round.iter().find(|of| of.check == CheckId::PodEngine);
-    assert_eq!(of.unwrap().said, []);
-}
-
-#[test]
 fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
     let mut told: BTreeSet<_> = CASES.iter().map(|case| (case.check, case.reason)).collect();
     // Tried, not read: the tests of broken and of slow ways have them.
@@ -733,7 +704,7 @@ fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
     // Asked, not read: the tests of names and clocks have them.
     told.insert((CheckId::Dns, Reason::NameNotResolved));
     told.insert((CheckId::Clock, Reason::ClockSkewed));
-    // Entered, not read: the test of a pod's ports has them.
+    // Entered, not read: the test of a pod's ports, in `containers`, has them.
     for reason in [Reason::EphemeralPortsBusy, Reason::EphemeralPortsLow] {
         told.insert((CheckId::PodPorts, reason));
     }
@@ -793,44 +764,6 @@ fn a_slow_way_is_a_warning_that_names_the_other_end() {
         ("n2", Warn, Reason::TransportDegraded)
     );
     assert!(trouble.words.contains("more than 100 ms"), "{trouble:?}");
-}
-
-#[test]
-fn the_ports_of_a_pod_are_judged_as_those_of_the_node_and_never_worse_than_a_warning() {
-    let told = |network: Option<Network>| {
-        let wanted = Wanted {
-            network,
-            ..injected()
-        };
-        let round = round(&machine("dgx-h100").recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::PodPorts);
-        let of = of.unwrap().said.first().cloned();
-        of.map(|said| {
-            let trouble = said.trouble;
-            let trouble = trouble.map(|trouble| (trouble.verdict, trouble.reason));
-            (said.subject, trouble)
-        })
-    };
-    let network = |local_ports, time_wait, time_wait_reuse| {
-        Some(Network {
-            local_ports,
-            time_wait_reuse,
-            sockets: Sockets {
-                in_use: 1,
-                time_wait,
-            },
-        })
-    };
-    let said = |trouble| Some(("pod team/engine".to_owned(), trouble));
-    let (low, busy) = (Reason::EphemeralPortsLow, Reason::EphemeralPortsBusy);
-    assert_eq!(told(None), None, "the node's own");
-    assert_eq!(told(network((32768, 60999), 9, Some(2))), said(None));
-    let few = network((60000, 60099), 9, Some(2));
-    assert_eq!(told(few), said(Some((Warn, low))));
-    let held = network((32768, 60999), 20_000, Some(2));
-    assert_eq!(told(held), said(Some((Warn, busy))));
-    let reused = network((32768, 60999), 20_000, Some(1));
-    assert_eq!(told(reused), said(None));
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! What is said of the container of an injected pod, beside the one changed file of each check.
+
+use crds::cluster::TransportPolicy;
+use crds::{CheckId, Reason, Verdict};
+use mooncake_node_agent::checks::Judged;
+use mooncake_node_agent::host::container::Network;
+use mooncake_node_agent::host::interface::Sockets;
+use mooncake_node_agent::host::recording::Entry;
+
+use super::recorded::machine;
+use super::verdicts::{injected, round};
+use Verdict::Warn;
+
+#[test]
+fn a_container_that_is_kept_on_tcp_or_forbidden_rdma_needs_no_device() {
+    let told = |environ: &str, rdma: TransportPolicy| {
+        let mut recording = machine("dgx-h100").recording;
+        recording.remove("proc/4242/root/dev/infiniband");
+        recording.replace("proc/4242/environ", Entry::Text(environ.to_owned()));
+        let mut wanted = injected();
+        wanted.injected[0].rdma = rdma;
+        let round = round(&recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::PodHcas);
+        of.and_then(Judged::worst)
+    };
+    assert_eq!(told("A=b", TransportPolicy::Require), Some(Warn));
+    assert_eq!(told("A=b", TransportPolicy::Prefer), Some(Warn));
+    assert_eq!(told("A=b", TransportPolicy::Forbid), None);
+    assert_eq!(told("A=b\0MC_FORCE_TCP=1", TransportPolicy::Prefer), None);
+}
+
+#[test]
+fn pods_that_the_operator_does_not_name_are_not_looked_into() {
+    let mut recording = machine("dgx-h100").recording;
+    let stranger = "0::/kubepods/pod00000000-0000-4000-8000-000000000000/x";
+    recording.replace("proc/4242/cgroup", Entry::Text(stranger.to_owned()));
+    let round = round(&recording, &injected());
+    let of = round.iter().find(|of| of.check == CheckId::PodEngine);
+    assert_eq!(of.unwrap().said, []);
+}
+
+#[test]
+fn the_ports_of_a_pod_are_judged_as_those_of_the_node_and_never_worse_than_a_warning() {
+    let told = |network: Option<Network>| {
+        let mut wanted = injected();
+        wanted.network = network;
+        let round = round(&machine("dgx-h100").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::PodPorts);
+        let of = of.unwrap().said.first().cloned();
+        of.map(|said| {
+            let trouble = said.trouble;
+            let trouble = trouble.map(|trouble| (trouble.verdict, trouble.reason));
+            (said.subject, trouble)
+        })
+    };
+    let network = |local_ports, time_wait, time_wait_reuse| {
+        Some(Network {
+            local_ports,
+            time_wait_reuse,
+            sockets: Sockets {
+                in_use: 1,
+                time_wait,
+            },
+        })
+    };
+    let said = |trouble| Some(("pod team/engine".to_owned(), trouble));
+    let (low, busy) = (Reason::EphemeralPortsLow, Reason::EphemeralPortsBusy);
+    assert_eq!(told(None), None, "the node's own");
+    assert_eq!(told(network((32768, 60999), 9, Some(2))), said(None));
+    let few = network((60000, 60099), 9, Some(2));
+    assert_eq!(told(few), said(Some((Warn, low))));
+    let held = network((32768, 60999), 20_000, Some(2));
+    assert_eq!(told(held), said(Some((Warn, busy))));
+    let reused = network((32768, 60999), 20_000, Some(1));
+    assert_eq!(told(reused), said(None));
+}
