@@ -2,6 +2,8 @@
 //! nothing that a file may hold makes a reader stumble or tell what is not so.
 #![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
+#[path = "machines/beside.rs"]
+mod beside;
 #[path = "machines/containers.rs"]
 mod containers;
 #[path = "machines/fixes.rs"]

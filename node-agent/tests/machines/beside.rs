@@ -1,0 +1,140 @@
+//! Verdicts about what no file of a machine tells: ways to other nodes, names, clocks, fixes.
+
+use std::time::Duration;
+
+use crds::{CheckId, FixId, FixReport, Reason, Verdict};
+use mooncake_node_agent::checks::{Name, Way};
+
+use super::recorded::machine;
+use super::verdicts::{Wanted, round};
+use Verdict::{Fail, Warn};
+
+#[test]
+fn a_broken_way_is_a_warning_and_a_failure_where_none_works() {
+    let told = |broken: &[bool]| -> Vec<Option<(Verdict, Reason)>> {
+        let ways = broken.iter().zip(1..);
+        let wanted = Wanted {
+            ways: ways
+                .map(|(broken, n)| Way {
+                    node: format!("n{n}"),
+                    broken: broken.then(|| "connecting: refused".to_owned()),
+                    slow: None,
+                })
+                .collect(),
+            ..Wanted::default()
+        };
+        let round = round(&machine("vm-without-devices").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::PeerReachable);
+        let said = of.unwrap().said.iter().map(|said| said.trouble.as_ref());
+        said.map(|trouble| trouble.map(|trouble| (trouble.verdict, trouble.reason)))
+            .collect()
+    };
+    let [warns, fails] = [Warn, Fail].map(|verdict| Some((verdict, Reason::PeerUnreachable)));
+    assert_eq!(told(&[]), []);
+    assert_eq!(told(&[true]), [warns], "one peer alone may itself be away");
+    assert_eq!(told(&[false, true]), [None, warns]);
+    assert_eq!(told(&[true, true]), [fails, fails]);
+}
+
+#[test]
+fn a_slow_way_is_a_warning_that_names_the_other_end() {
+    let wanted = Wanted {
+        ways: vec![Way {
+            node: "n2".to_owned(),
+            broken: None,
+            slow: Some(Duration::from_millis(100)),
+        }],
+        ..Wanted::default()
+    };
+    let round = round(&machine("vm-without-devices").recording, &wanted);
+    let of = round.iter().find(|of| of.check == CheckId::PeerReachable);
+    let said = &of.unwrap().said[0];
+    let trouble = said.trouble.as_ref().unwrap();
+    assert_eq!(
+        (said.subject.as_str(), trouble.verdict, trouble.reason),
+        ("n2", Warn, Reason::TransportDegraded)
+    );
+    assert!(trouble.words.contains("more than 100 ms"), "{trouble:?}");
+}
+
+#[test]
+fn a_name_that_does_not_resolve_is_a_warning_and_a_failure_where_none_does() {
+    let told = |failed: &[bool]| -> Vec<Option<(Verdict, Reason)>> {
+        let names = failed.iter().zip(1..);
+        let wanted = Wanted {
+            names: names
+                .map(|(failed, n)| Name {
+                    name: format!("kv{n}-master.team.svc"),
+                    failed: failed.then(|| "resolver 10.96.0.10: no answer".to_owned()),
+                })
+                .collect(),
+            ..Wanted::default()
+        };
+        let round = round(&machine("vm-without-devices").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::Dns);
+        let said = of.unwrap().said.iter().map(|said| said.trouble.as_ref());
+        said.map(|trouble| trouble.map(|trouble| (trouble.verdict, trouble.reason)))
+            .collect()
+    };
+    let [warns, fails] = [Warn, Fail].map(|verdict| Some((verdict, Reason::NameNotResolved)));
+    assert_eq!(told(&[]), []);
+    assert_eq!(told(&[false]), [None]);
+    assert_eq!(told(&[false, true]), [None, warns]);
+    assert_eq!(told(&[true, true]), [fails, fails]);
+}
+
+#[test]
+fn a_clock_that_is_seconds_off_is_told_in_steps_that_hold_still() {
+    let told = |ahead: Option<i64>| {
+        let wanted = Wanted {
+            ahead,
+            ..Wanted::default()
+        };
+        let round = round(&machine("vm-without-devices").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::Clock).unwrap();
+        let trouble = of.said.first().and_then(|said| said.trouble.clone());
+        trouble.map(|trouble| (trouble.verdict, trouble.reason, trouble.words))
+    };
+    for fine in [None, Some(0), Some(4), Some(-4)] {
+        assert_eq!(told(fine), None, "{fine:?}");
+    }
+    let (verdict, reason, words) = told(Some(-7)).unwrap();
+    assert_eq!((verdict, reason), (Warn, Reason::ClockSkewed));
+    assert_eq!(
+        words,
+        "its clock is 5 seconds or more behind the API server's"
+    );
+    assert_eq!(told(Some(-29)), told(Some(-7)));
+    assert!(
+        told(Some(400))
+            .unwrap()
+            .2
+            .contains("5 minutes or more ahead of")
+    );
+}
+
+#[test]
+fn a_fix_that_the_node_refuses_or_somebody_sets_back_is_a_warning() {
+    let told = |reason: Reason| {
+        let wanted = Wanted {
+            fixes: vec![FixReport {
+                id: FixId::MaxMapCount,
+                reason,
+                before: "1000".to_owned(),
+                after: "65530".to_owned(),
+                message: "vm.max_map_count: EROFS".to_owned(),
+            }],
+            ..Wanted::default()
+        };
+        let round = round(&machine("vm-without-devices").recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::Fixes);
+        let said = of.unwrap().said[0].trouble.as_ref();
+        said.map(|trouble| (trouble.verdict, trouble.reason))
+    };
+    for fine in [Reason::FixApplied, Reason::FixProposed] {
+        assert_eq!(told(fine), None);
+    }
+    for bad in [Reason::FixRefused, Reason::FixSetBack] {
+        assert_eq!(told(bad), Some((Warn, bad)));
+    }
+}
