@@ -99,6 +99,8 @@ checks! {
     PortGid, ["S02", "S09"];
     /// The interfaces of all RoCE rails leave room for packets of one size.
     PortMtu, ["S02", "S10"];
+    /// Each RDMA device has room for more queue pairs.
+    QpHeadroom, ["S14"];
     /// What an RDMA device writes to itself over an active port arrives, every byte the same.
     RailLoop, ["S03", "S07", "S28"];
     /// Programs can use the RDMA connection manager.

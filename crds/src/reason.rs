@@ -215,6 +215,8 @@ reasons! {
     RegistrationFailed, Node, "See the kernel's log for the device; reload its driver or reboot the node if it stays.";
     /// What an RDMA device writes to itself over an active port does not arrive.
     LoopbackFailed, Node, "See the stage in the message: up to RTR it is GID, address or routing of the port's interface, after that the device; see the kernel's log, reload the driver.";
+    /// An RDMA device has few queue pairs left: soon a new connection fails with ENOMEM.
+    QueuePairsLow, App, "Restart the program that the message names; stock engines make fewer with MC_ENABLE_DEST_DEVICE_AFFINITY=1.";
     /// An RDMA device could not be tried by verbs, for a cause that is not the device's.
     VerbsUntried, Node, "See the message: use the agent image of this release, which has libibverbs and its drivers.";
     /// The firmware of an RDMA device does not answer its driver.

@@ -45,6 +45,7 @@ pub mod policy;
 mod port_active;
 mod port_gid;
 mod port_mtu;
+mod qp_headroom;
 mod rail_loop;
 mod rails;
 mod rdma_cm;
@@ -85,6 +86,7 @@ pub const CATALOG: &[Check] = &[
     port_active::CHECK,
     port_gid::CHECK,
     port_mtu::CHECK,
+    qp_headroom::CHECK,
     rail_loop::CHECK,
     rdma_cm::CHECK,
     time_wait::CHECK,

@@ -16,5 +16,7 @@ mod hostile;
 mod live;
 #[path = "machines/recorded.rs"]
 mod recorded;
+#[path = "machines/tried.rs"]
+mod tried;
 #[path = "machines/verdicts.rs"]
 mod verdicts;

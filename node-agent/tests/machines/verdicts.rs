@@ -15,6 +15,7 @@ use mooncake_node_agent::host::container::Network;
 use mooncake_node_agent::host::recording::{Entry, Recording};
 
 use super::recorded::{facts, folder, machine, machines};
+use super::tried;
 
 /// What the operator wants of the node.
 #[derive(Default)]
@@ -100,29 +101,29 @@ fn a_machine_with_nothing_is_judged_calmly() {
 }
 
 /// One machine, one file changed, and what is found then.
-struct Case {
-    check: CheckId,
-    machine: &'static str,
-    wanted: fn() -> Wanted,
-    path: &'static str,
-    becomes: Becomes,
-    verdict: Verdict,
-    reason: Reason,
-    subject: &'static str,
+pub(crate) struct Case {
+    pub(crate) check: CheckId,
+    pub(crate) machine: &'static str,
+    pub(crate) wanted: fn() -> Wanted,
+    pub(crate) path: &'static str,
+    pub(crate) becomes: Becomes,
+    pub(crate) verdict: Verdict,
+    pub(crate) reason: Reason,
+    pub(crate) subject: &'static str,
 }
 
-enum Becomes {
+pub(crate) enum Becomes {
     Text(&'static str),
     /// The kernel's error, or ours, as a recording has it.
     Problem(&'static str),
     Gone,
 }
 
-fn nothing() -> Wanted {
+pub(crate) fn nothing() -> Wanted {
     Wanted::default()
 }
 
-fn pool(size: u64, page_size: PageSize) -> Wanted {
+pub(crate) fn pool(size: u64, page_size: PageSize) -> Wanted {
     Wanted {
         pools: vec![PoolAssignment {
             pod_uid: "uid".to_owned(),
@@ -143,7 +144,7 @@ fn pool(size: u64, page_size: PageSize) -> Wanted {
     }
 }
 
-fn pool_of_15_gib() -> Wanted {
+pub(crate) fn pool_of_15_gib() -> Wanted {
     pool(15 << 30, PageSize::Huge2Mi)
 }
 
@@ -182,7 +183,13 @@ pub(crate) fn injected() -> Wanted {
 use Becomes::{Gone, Problem, Text};
 use Verdict::{Fail, Unknown, Warn};
 
-/// At least one for each cause that a check can name.
+/// Every case.
+fn cases() -> impl Iterator<Item = &'static Case> {
+    CASES.iter().chain(tried::CASES)
+}
+
+/// At least one for each cause that a check can name; what devices did when they were tried has a table of its
+/// own.
 const CASES: &[Case] = &[
     Case {
         check: CheckId::DeviceAnswers,
@@ -190,18 +197,6 @@ const CASES: &[Case] = &[
         wanted: nothing,
         path: "sys/class/infiniband/mlx5_3/node_guid",
         becomes: Problem("Hung"),
-        verdict: Fail,
-        reason: Reason::DeviceHung,
-        subject: "mlx5_3",
-    },
-    Case {
-        check: CheckId::DeviceAnswers,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":null,"registered":null,"loops":[],"failed":null,"hung":"Open"}"#,
-        ),
         verdict: Fail,
         reason: Reason::DeviceHung,
         subject: "mlx5_3",
@@ -385,78 +380,6 @@ const CASES: &[Case] = &[
         subject: "containers",
     },
     Case {
-        check: CheckId::MemoryKey,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":9,"max_cqe":9},"registered":null,"loops":[],"failed":{"stage":"Register","errno":11,"words":"","means":{"may_lock":null,"mappings":40}},"hung":null}"#,
-        ),
-        verdict: Fail,
-        reason: Reason::MkeyExhausted,
-        subject: "mlx5_3",
-    },
-    Case {
-        check: CheckId::MemoryKey,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":9,"max_cqe":9},"registered":null,"loops":[],"failed":{"stage":"Register","errno":12,"words":"","means":{"may_lock":8192,"mappings":40}},"hung":null}"#,
-        ),
-        verdict: Fail,
-        reason: Reason::MemlockTooLow,
-        subject: "mlx5_3",
-    },
-    Case {
-        check: CheckId::MemoryKey,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":9,"max_cqe":9},"registered":null,"loops":[],"failed":{"stage":"Register","errno":12,"words":"","means":{"may_lock":null,"mappings":65525}},"hung":null}"#,
-        ),
-        verdict: Fail,
-        reason: Reason::MapCountTooLow,
-        subject: "mlx5_3",
-    },
-    Case {
-        check: CheckId::MemoryKey,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":9,"max_cqe":9},"registered":null,"loops":[],"failed":{"stage":"Register","errno":5,"words":"","means":{"may_lock":null,"mappings":40}},"hung":null}"#,
-        ),
-        verdict: Fail,
-        reason: Reason::RegistrationFailed,
-        subject: "mlx5_3",
-    },
-    Case {
-        check: CheckId::MemoryKey,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":9,"max_cqe":9},"registered":null,"loops":[],"failed":{"stage":"Register","errno":12,"words":"","means":{"may_lock":null,"mappings":40}},"hung":null}"#,
-        ),
-        verdict: Fail,
-        reason: Reason::RegistrationFailed,
-        subject: "mlx5_3",
-    },
-    Case {
-        check: CheckId::MemoryKey,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":null,"registered":null,"loops":[],"failed":{"stage":"Load","errno":null,"words":"libibverbs.so.1: cannot open shared object file","means":null},"hung":null}"#,
-        ),
-        verdict: Unknown,
-        reason: Reason::VerbsUntried,
-        subject: "mlx5_3",
-    },
-    Case {
         check: CheckId::Modules,
         machine: "dgx-h100",
         wanted: nothing,
@@ -465,18 +388,6 @@ const CASES: &[Case] = &[
         verdict: Warn,
         reason: Reason::ModuleMissing,
         subject: "nvidia_uvm",
-    },
-    Case {
-        check: CheckId::MrLimit,
-        machine: "dgx-h100",
-        wanted: pool_of_15_gib,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":{"max_mr_size":8589934592,"max_mr":9,"max_qp":9,"max_cqe":9},"registered":{"bytes":65536,"micros":1},"loops":[],"failed":null,"hung":null}"#,
-        ),
-        verdict: Fail,
-        reason: Reason::MrLimitLow,
-        subject: "mlx5_3",
     },
     Case {
         check: CheckId::PartitionKey,
@@ -600,30 +511,6 @@ const CASES: &[Case] = &[
         subject: "rxe0 port 1",
     },
     Case {
-        check: CheckId::RailLoop,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":9,"max_cqe":9},"registered":{"bytes":65536,"micros":1},"loops":[{"port":1,"wrote":null,"failed":{"stage":"Rtr","errno":110,"words":"","means":null}}],"failed":null,"hung":null}"#,
-        ),
-        verdict: Fail,
-        reason: Reason::LoopbackFailed,
-        subject: "mlx5_3 port 1",
-    },
-    Case {
-        check: CheckId::RailLoop,
-        machine: "dgx-h100",
-        wanted: nothing,
-        path: "run/mooncake/verbs/mlx5_3",
-        becomes: Text(
-            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":9,"max_cqe":9},"registered":{"bytes":65536,"micros":1},"loops":[{"port":1,"wrote":null,"failed":{"stage":"Memory","errno":null,"words":"no memory","means":null}}],"failed":null,"hung":null}"#,
-        ),
-        verdict: Unknown,
-        reason: Reason::VerbsUntried,
-        subject: "mlx5_3 port 1",
-    },
-    Case {
         check: CheckId::RdmaCm,
         machine: "vm-soft-roce",
         wanted: nothing,
@@ -677,7 +564,7 @@ impl Case {
 
 #[test]
 fn one_changed_file_makes_each_check_find_what_it_is_for() {
-    let wrong = CASES.iter().filter_map(|case| {
+    let wrong = cases().filter_map(|case| {
         let [before, changed] = case.told();
         let told = (case.verdict, case.reason);
         let right = !before.contains(&told) && changed == [told];
@@ -695,7 +582,7 @@ fn one_changed_file_makes_each_check_find_what_it_is_for() {
 
 #[test]
 fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
-    let mut told: BTreeSet<_> = CASES.iter().map(|case| (case.check, case.reason)).collect();
+    let mut told: BTreeSet<_> = cases().map(|case| (case.check, case.reason)).collect();
     // Tried, not read: the tests of broken and of slow ways have them.
     for reason in [Reason::PeerUnreachable, Reason::TransportDegraded] {
         told.insert((CheckId::PeerReachable, reason));

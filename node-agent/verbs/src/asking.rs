@@ -12,6 +12,7 @@ use sys::verbs::{
     ProtectionDomain, QueuePair,
 };
 
+use crate::resources;
 use crate::{Answer, Failure, Limits, Loop, Means, Question, Rail, Stage, Tried};
 
 /// What is registered, and what is written over each port.
@@ -116,6 +117,9 @@ impl Asker {
                 max_cqe: count(limits.max_cqe),
             });
         });
+        // Before anything of our own is counted.
+        let taken = resources::taken(&question.device).ok();
+        self.note(|answer| answer.taken = taken);
         let domain = self.register(&context)?;
         if device.needs_a_manager() {
             return Ok(());

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "program")]
 pub mod asking;
+#[cfg(feature = "program")]
+mod resources;
 
 /// What is asked of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +42,8 @@ pub struct Rail {
 #[serde(deny_unknown_fields)]
 pub struct Answer {
     pub limits: Option<Limits>,
+    /// None where the kernel does not count.
+    pub taken: Option<Taken>,
     /// It registered a small piece of memory and gave it back.
     pub registered: Option<Tried>,
     /// It wrote to itself.
@@ -63,6 +67,25 @@ pub struct Limits {
     pub max_qp: u32,
     /// Entries of one completion queue.
     pub max_cqe: u32,
+}
+
+/// What is taken of a device, by whomever.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Taken {
+    pub queue_pairs: u64,
+    pub registrations: u64,
+    /// The process with the most queue pairs.
+    pub most: Option<Holder>,
+}
+
+/// A process that holds queue pairs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Holder {
+    /// Its name.
+    pub process: String,
+    pub queue_pairs: u64,
 }
 
 /// Something that worked.

@@ -1,0 +1,251 @@
+//! What is taken of a device, as the kernel counts it: queue pairs and registrations, and the process that
+//! holds the most queue pairs. By netlink (`rdma_netlink.h`), as `rdma resource` asks.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType};
+
+use crate::{Holder, Taken};
+
+/// How long the kernel may take for a part of an answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Longest part of an answer; the kernel makes them of pages.
+const PART: usize = 64 << 10;
+
+/// Most parts that are read: a hundred queue pairs each.
+const PARTS: usize = 16 << 10;
+
+const NLDEV: u16 = 5 << 10;
+const GET: u16 = NLDEV + 1;
+const RES_GET: u16 = NLDEV + 9;
+const RES_QP_GET: u16 = NLDEV + 10;
+
+const DEV_INDEX: u16 = 1;
+const DEV_NAME: u16 = 2;
+const SUMMARY: u16 = 15;
+const SUMMARY_ENTRY: u16 = 16;
+const ENTRY_NAME: u16 = 17;
+const ENTRY_COUNT: u16 = 18;
+const QP: u16 = 19;
+const QP_ENTRY: u16 = 20;
+const PID: u16 = 28;
+
+const REQUEST: u16 = 1;
+const DUMP: u16 = 0x300;
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+const HEADER: usize = 16;
+
+/// What is taken of the device of this name, in the network namespace of this thread.
+///
+/// # Errors
+/// The kernel's word; `NotFound` if there is no such device.
+pub(crate) fn taken(device: &str) -> io::Result<Taken> {
+    let mut index = None;
+    ask(GET, DUMP, None, |message| {
+        index = index.or_else(|| index_of(message, device))
+    })?;
+    let index = index.ok_or(io::ErrorKind::NotFound)?;
+    let mut taken = Taken::default();
+    ask(RES_GET, 0, Some(index), |message| sum(message, &mut taken))?;
+    let mut held = BTreeMap::new();
+    ask(RES_QP_GET, DUMP, Some(index), |message| {
+        count(message, &mut held)
+    })?;
+    taken.most = held
+        .into_iter()
+        .max_by_key(|(_, queue_pairs)| *queue_pairs)
+        .map(|(pid, queue_pairs)| Holder {
+            process: process(pid),
+            queue_pairs,
+        });
+    Ok(taken)
+}
+
+/// Its name where it can still be seen.
+fn process(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    name.map_or_else(|_| pid.to_string(), |name| name.trim().to_owned())
+}
+
+fn index_of(message: &[u8], device: &str) -> Option<u32> {
+    let name = attribute(message, DEV_NAME)?;
+    let same = name.strip_suffix(&[0]).unwrap_or(name) == device.as_bytes();
+    same.then(|| number(attribute(message, DEV_INDEX)?))
+        .flatten()
+        .and_then(|index| u32::try_from(index).ok())
+}
+
+fn sum(message: &[u8], taken: &mut Taken) {
+    let entries = attributes(attribute(message, SUMMARY).unwrap_or_default());
+    for (_, entry) in entries.filter(|(kind, _)| *kind == SUMMARY_ENTRY) {
+        let name = attribute(entry, ENTRY_NAME).unwrap_or_default();
+        let count = attribute(entry, ENTRY_COUNT).and_then(number).unwrap_or(0);
+        match name {
+            b"qp\0" => taken.queue_pairs = count,
+            b"mr\0" => taken.registrations = count,
+            _ => {}
+        }
+    }
+}
+
+/// Those of the kernel itself name no process.
+fn count(message: &[u8], held: &mut BTreeMap<u32, u64>) {
+    let entries = attributes(attribute(message, QP).unwrap_or_default());
+    for (_, entry) in entries.filter(|(kind, _)| *kind == QP_ENTRY) {
+        let pid = attribute(entry, PID).and_then(number);
+        if let Some(pid) = pid.and_then(|pid| u32::try_from(pid).ok()) {
+            *held.entry(pid).or_default() += 1;
+        }
+    }
+}
+
+/// Hands each message of the answer to `take`, without its head.
+fn ask(kind: u16, flags: u16, index: Option<u32>, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+    let socket = rustix::net::socket(AddressFamily::NETLINK, SocketType::RAW, Some(netlink::RDMA))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    let kernel = SocketAddrNetlink::new(0, 0);
+    let question = question(kind, flags, index);
+    rustix::net::sendto(&socket, &question, SendFlags::empty(), &kernel)?;
+    let mut part = vec![0; PART];
+    for _ in 0..PARTS {
+        let (length, _) = rustix::net::recv(&socket, &mut part[..], RecvFlags::empty())?;
+        let mut rest = &part[..length];
+        while let Some((kind, message, after)) = message(rest) {
+            match kind {
+                DONE => return Ok(()),
+                ERROR => return refused(message),
+                _ => take(message),
+            }
+            rest = after;
+        }
+        if flags & DUMP == 0 {
+            return Ok(());
+        }
+    }
+    Err(io::ErrorKind::FileTooLarge.into())
+}
+
+fn question(kind: u16, flags: u16, index: Option<u32>) -> Vec<u8> {
+    let mut body = Vec::new();
+    if let Some(index) = index {
+        body.extend(8_u16.to_ne_bytes());
+        body.extend(DEV_INDEX.to_ne_bytes());
+        body.extend(index.to_ne_bytes());
+    }
+    let length = u32::try_from(HEADER + body.len()).unwrap_or(u32::MAX);
+    let mut question = length.to_ne_bytes().to_vec();
+    question.extend(kind.to_ne_bytes());
+    question.extend((REQUEST | flags).to_ne_bytes());
+    // No number and no sender: there is one question to a socket.
+    question.extend([0; 8]);
+    question.extend(body);
+    question
+}
+
+/// The number of an error is negative; 0 says that it was done.
+fn refused(message: &[u8]) -> io::Result<()> {
+    let errno = message
+        .first_chunk()
+        .map_or(0, |bytes| i32::from_ne_bytes(*bytes));
+    match errno {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
+    }
+}
+
+/// Kind and body of the first message, and what follows it.
+fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = u32::from_ne_bytes(*bytes.first_chunk()?);
+    let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
+    let length = usize::try_from(length).ok()?;
+    let body = bytes.get(HEADER..length)?;
+    let after = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, body, after))
+}
+
+/// Attributes, which follow one another or lie in one.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+        let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?);
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        // The two highest bits say how it is written.
+        Some((kind & 0x3fff, value))
+    })
+}
+
+fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes)
+        .find(|(kind, _)| *kind == wanted)
+        .map(|(_, value)| value)
+}
+
+fn number(value: &[u8]) -> Option<u64> {
+    match value.len() {
+        4 => Some(u32::from_ne_bytes(*value.first_chunk()?).into()),
+        8 => Some(u64::from_ne_bytes(*value.first_chunk()?)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn counts_are_read_from_what_the_kernel_writes() {
+        let entry = |name: &[u8], count: u64| {
+            let name = attribute_of(ENTRY_NAME, name);
+            let count = attribute_of(ENTRY_COUNT, &count.to_ne_bytes());
+            attribute_of(SUMMARY_ENTRY | 0x8000, &[name, count].concat())
+        };
+        let entries = [entry(b"pd\0", 3), entry(b"qp\0", 17), entry(b"mr\0", 9)].concat();
+        let mut taken = Taken::default();
+        sum(&attribute_of(SUMMARY | 0x8000, &entries), &mut taken);
+        assert_eq!((taken.queue_pairs, taken.registrations), (17, 9));
+
+        let held_by = |pid: u32| attribute_of(QP_ENTRY, &attribute_of(PID, &pid.to_ne_bytes()));
+        let of_kernel = attribute_of(QP_ENTRY, &attribute_of(29, b"ib_core\0"));
+        let entries = [held_by(7), of_kernel, held_by(8), held_by(7)].concat();
+        let mut held = BTreeMap::new();
+        count(&attribute_of(QP, &entries), &mut held);
+        assert_eq!(held.into_iter().collect::<Vec<_>>(), [(7, 2), (8, 1)]);
+    }
+
+    #[test]
+    fn a_device_is_found_by_its_whole_name() {
+        let name = attribute_of(DEV_NAME, b"mlx5_1\0");
+        let message = [attribute_of(DEV_INDEX, &4_u32.to_ne_bytes()), name].concat();
+        assert_eq!(index_of(&message, "mlx5_1"), Some(4));
+        assert_eq!(index_of(&message, "mlx5_"), None);
+    }
+
+    #[test]
+    fn what_is_cut_off_or_no_message_ends_the_reading() {
+        let whole = question(GET, DUMP, Some(1));
+        for length in 0..whole.len() {
+            assert!(message(&whole[..length]).is_none(), "{length}");
+        }
+        let (kind, body, after) = message(&whole).expect("it is whole");
+        assert_eq!((kind, after.len()), (GET, 0));
+        assert_eq!(attribute(body, DEV_INDEX).and_then(number), Some(1));
+        assert_eq!(attributes(&[0, 0, 0, 0, 1]).count(), 0);
+        assert_eq!(attributes(&[200, 0, 1, 0]).count(), 0);
+    }
+}
