@@ -147,44 +147,61 @@ async fn keep(
     let mut devices: BTreeMap<String, Device> = BTreeMap::new();
     let mut asking: JoinSet<(String, Reply)> = JoinSet::new();
     let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let mut first = true;
     loop {
-        let facts = seen.borrow_and_update().clone();
-        if let Some(facts) = facts {
-            // Without a device file there is nothing to open; one that hangs in sysfs has none either.
-            let open = facts.hcas.iter().filter(|hca| hca.device_file.is_some());
-            let open: BTreeMap<&str, Vec<Rail>> =
-                open.map(|hca| (hca.name.as_str(), rails(hca))).collect();
-            devices.retain(|name, device| {
-                open.contains_key(name.as_str()) || device.busy || device.held.is_some()
-            });
-            for (name, rails) in open {
-                let device = devices.entry(name.to_owned()).or_default();
-                if !device.is_free() || !is_due(device.asked.as_ref(), &rails, Instant::now()) {
-                    continue;
-                }
-                device.busy = true;
-                let question = Question {
-                    device: name.to_owned(),
-                    rails,
-                    patience: u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX),
-                    root: Some(node.root.clone()),
-                    network: node.network.clone(),
-                };
-                let (program, turns) = (program.clone(), Arc::clone(&turns));
-                asking.spawn(async move {
-                    let name = question.device.clone();
-                    let _turn = turns.acquire_owned().await;
-                    (name, ask(&program, question).await)
-                });
-            }
-            tell.send_replace(Some(Arc::new(merged(&facts, &devices))));
-        }
         tokio::select! {
-            // There is a look every few seconds.
             changed = seen.changed() => if changed.is_err() { return },
-            Some(Ok((name, reply))) = asking.join_next() => note(&mut devices, name, reply),
+            Some(Ok((name, reply))) = asking.join_next() => {
+                note(&mut devices, name, reply);
+                // Told with the next look, of which there is one every few seconds: an answer is none.
+                continue;
+            }
             () = tell.closed() => return,
         }
+        let Some(facts) = seen.borrow_and_update().clone() else {
+            continue;
+        };
+        // Without a device file there is nothing to open; one that hangs in sysfs has none either.
+        let open = facts.hcas.iter().filter(|hca| hca.device_file.is_some());
+        let open: BTreeMap<&str, Vec<Rail>> =
+            open.map(|hca| (hca.name.as_str(), rails(hca))).collect();
+        devices.retain(|name, device| {
+            open.contains_key(name.as_str()) || device.busy || device.held.is_some()
+        });
+        for (name, rails) in open {
+            let device = devices.entry(name.to_owned()).or_default();
+            if !device.is_free() || !is_due(device.asked.as_ref(), &rails, Instant::now()) {
+                continue;
+            }
+            device.busy = true;
+            let question = question(&node, name, rails);
+            let (program, turns) = (program.clone(), Arc::clone(&turns));
+            asking.spawn(async move {
+                let name = question.device.clone();
+                let _turn = turns.acquire_owned().await;
+                (name, ask(&program, question).await)
+            });
+        }
+        if std::mem::take(&mut first) {
+            // An inventory without limits would be written, and one with them a minute later.
+            let answers = async {
+                while let Some(Ok((name, reply))) = asking.join_next().await {
+                    note(&mut devices, name, reply);
+                }
+            };
+            let _ = tokio::time::timeout(DEADLINE, answers).await;
+        }
+        tell.send_replace(Some(Arc::new(merged(&facts, &devices))));
+    }
+}
+
+fn question(node: &Node, device: &str, rails: Vec<Rail>) -> Question {
+    Question {
+        device: device.to_owned(),
+        rails,
+        patience: u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX),
+        root: Some(node.root.clone()),
+        network: node.network.clone(),
     }
 }
 
@@ -197,7 +214,12 @@ fn note(devices: &mut BTreeMap<String, Device>, name: String, reply: Reply) {
         rails: reply.rails,
         well: reply.answer.as_ref().is_some_and(is_well),
     });
-    device.answer = reply.answer;
+    let before = device.answer.take().and_then(|answer| answer.limits);
+    device.answer = reply.answer.map(|mut answer| {
+        // They do not change while a device is there, and one that is sick now may tell none.
+        answer.limits = answer.limits.or(before);
+        answer
+    });
 }
 
 /// What came of one question.
@@ -267,13 +289,7 @@ pub(crate) async fn once(program: &Path, node: &Node, facts: &mut Facts) {
         if hca.device_file.is_none() {
             continue;
         }
-        let question = Question {
-            device: hca.name.clone(),
-            rails: rails(hca),
-            patience: u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX),
-            root: Some(node.root.clone()),
-            network: node.network.clone(),
-        };
+        let question = question(node, &hca.name, rails(hca));
         hca.verbs = ask(program, question).await.answer;
     }
 }
@@ -333,24 +349,50 @@ mod tests {
         }
     }
 
+    #[test]
+    fn limits_that_a_device_told_stay_when_it_is_sick_and_tells_none() {
+        let well = facts().hcas[0].verbs.clone().unwrap();
+        let sick = Answer {
+            hung: Some(Stage::Open),
+            ..Answer::default()
+        };
+        let mut devices = BTreeMap::new();
+        for answer in [well.clone(), sick] {
+            let reply = Reply {
+                rails: Vec::new(),
+                answer: Some(answer),
+                held: None,
+            };
+            note(&mut devices, "rxe0".to_owned(), reply);
+        }
+        let told = merged(&facts(), &devices);
+        let answer = told.hcas[0].verbs.as_ref().unwrap();
+        assert_eq!(
+            (answer.limits, answer.hung),
+            (well.limits, Some(Stage::Open))
+        );
+        assert!(!is_well(answer) && told.hcas[1].verbs.is_none());
+    }
+
     #[tokio::test]
     async fn what_each_device_did_stands_in_the_facts_and_each_is_asked_once_a_period() {
         let (folder, program) = saying(
             r#"echo '{"limits":{"max_mr_size":7,"max_mr":1,"max_qp":2,"max_cqe":3},"registered":null,"loops":[],"failed":null,"hung":null}'"#,
         );
-        let (look, seen) = watch::channel(Some(Arc::new(facts())));
+        let (look, seen) = watch::channel(None);
         let mut known = watch(Some(program), node(), seen);
-        let wait = known.wait_for(|facts| {
-            let limits = |hca: &Hca| hca.verbs.as_ref()?.limits;
-            let told = |facts: &Arc<Facts>| facts.hcas.iter().filter_map(limits).count();
-            facts.as_ref().map(told) == Some(2)
-        });
-        let told = tokio::time::timeout(Duration::from_secs(30), wait).await;
-        let facts = told.unwrap().unwrap().clone().unwrap();
-        let limits = facts.hcas[0].verbs.as_ref().unwrap().limits.unwrap();
-        assert_eq!(limits.max_mr_size, 7);
-        look.send_replace(Some(Arc::new(self::facts())));
-        known.changed().await.unwrap();
+        for _ in 0..2 {
+            look.send_replace(Some(Arc::new(facts())));
+            let told = tokio::time::timeout(Duration::from_secs(30), known.changed()).await;
+            told.unwrap().unwrap();
+            let facts = known.borrow_and_update().clone().unwrap();
+            for hca in &facts.hcas {
+                let limits = hca.verbs.as_ref().unwrap().limits.unwrap();
+                assert_eq!(limits.max_mr_size, 7);
+            }
+        }
+        // Nobody looked since: whether the node is seen at all is told by looks alone.
+        assert!(!known.has_changed().unwrap());
         let asked = std::fs::read_to_string(folder.path().join("asked")).unwrap();
         let asked: Vec<Question> = asked
             .lines()
