@@ -71,7 +71,7 @@ pub(crate) async fn keep(
         let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
         let unseen = seen.elapsed() >= UNSEEN;
         // What the agent before this one found in a container stands until we have looked as well.
-        let early = inside.is_none() && !spec.injected.is_empty() && began.elapsed() < FIRST_LOOK;
+        let early = inside.is_none() && began.elapsed() < FIRST_LOOK;
         if (facts.is_some() && !early) || unseen {
             let now = Moment {
                 up: began.elapsed(),
