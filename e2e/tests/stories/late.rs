@@ -3,6 +3,7 @@
 
 use super::master;
 use anyhow::{Context, ensure};
+use futures::try_join;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
@@ -35,11 +36,21 @@ async fn clients_stopped_inside_a_transfer_fail_and_change_no_byte_of_the_next_m
     let all = product
         .scale
         .of("masters replaced under stopped clients", 2, 100_u32);
+    // Mostly they wait for masters and pods to come: two tell half each.
+    try_join!(
+        stopped(&product, "stopped", all / 2),
+        stopped(&product, "halted", all - all / 2)
+    )?;
+    Ok(())
+}
+
+/// So many rounds, a few in each namespace of this title.
+async fn stopped(product: &Product, title: &str, all: u32) -> anyhow::Result<()> {
     let mut told = 0;
     while told < all {
         let rounds = (all - told).min(ROUNDS_OF_A_STORY);
         product
-            .tell("stopped", async move |namespace| {
+            .tell(title, async move |namespace| {
                 let pool = Pool::small(&namespace).await?;
                 let late = Ordered::start(&namespace, "late", "n1", "kv", LATE).await?;
                 let fresh = Ordered::start(&namespace, "fresh", "n2", "kv", LATE).await?;

@@ -296,8 +296,6 @@ pub(crate) async fn once(program: &Path, node: &Node, facts: &mut Facts) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
     use crate::host::Host;
     use crate::host::recording::Recording;
@@ -314,8 +312,12 @@ mod tests {
         let program = folder.path().join("verbs");
         let asked = folder.path().join("asked");
         let text = format!("#!/bin/sh\necho \"$1\" >>{}\n{words}\n", asked.display());
-        std::fs::write(&program, text).unwrap();
-        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        // Written by another process: what another test forks while this one had it open for writing
+        // would keep it from being run.
+        let write = ["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\""];
+        let mut shell = std::process::Command::new("sh");
+        shell.args(write).arg(&program).arg(text);
+        assert!(shell.status().unwrap().success());
         (folder, program)
     }
 
