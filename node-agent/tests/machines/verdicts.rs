@@ -605,34 +605,6 @@ fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
 }
 
 #[test]
-fn a_pool_that_a_device_takes_in_pieces_only_is_a_warning_with_both_sizes() {
-    let told = |size: u64| {
-        let wanted = pool(size, PageSize::Base);
-        let round = round(&machine("alibaba-erdma").recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::MrLimit);
-        let said = of.unwrap().said[0].trouble.as_ref();
-        said.map(|trouble| (trouble.verdict, trouble.words.clone()))
-    };
-    assert_eq!(told(64 << 30), None);
-    let words = "it registers 64Gi in one piece, a pool of this node has 100Gi";
-    assert_eq!(told(100 << 30), Some((Warn, words.to_owned())));
-}
-
-#[test]
-fn a_write_over_a_port_that_is_active_no_more_is_not_told_of() {
-    let mut recording = machine("dgx-h100").recording;
-    let told = |recording: &Recording| {
-        let round = round(recording, &Wanted::default());
-        let of = round.iter().find(|of| of.check == CheckId::RailLoop);
-        of.unwrap().said.len()
-    };
-    assert_eq!(told(&recording), 9);
-    let state = "sys/class/infiniband/mlx5_3/ports/1/state";
-    recording.replace(state, Entry::Text("1: DOWN".to_owned()));
-    assert_eq!(told(&recording), 8);
-}
-
-#[test]
 fn a_line_of_the_kernels_log_counts_for_half_an_hour() {
     let told = |uptime: &str| {
         let mut recording = machine("dgx-h100").recording;
