@@ -61,19 +61,18 @@ async fn a_node_whose_agent_is_gone_is_named_within_a_minute_and_comes_back_clea
                 "the segments are others now"
             );
             stock(&namespace, "reader", verify()).await?;
-            let mut told = BTreeMap::new();
-            for (name, (reason, times)) in events(&product, "n2").await? {
-                let news = times - earlier.get(&name).map_or(0, |(_, times)| *times);
-                // What another story was told on this cluster stands there too.
-                if news > 0 {
-                    *told.entry(reason).or_default() += news;
-                }
+            let told = news(&earlier, &events(&product, "n2").await?);
+            let of_agent = told
+                .iter()
+                .filter(|(event, _)| event.action.starts_with("AgentAlive"));
+            let mut transitions = BTreeMap::new();
+            for (event, times) in of_agent {
+                *transitions.entry(event.reason.as_str()).or_default() += times;
             }
             // A new agent that is seen before it is ready is another cause of the same state.
-            told.remove("AgentNotReady");
-            let wanted = ["AgentMissing", "AsExpected"].map(|reason| (reason.to_owned(), 1));
+            transitions.remove("AgentNotReady");
             ensure!(
-                told == BTreeMap::from(wanted),
+                transitions == BTreeMap::from([("AgentMissing", 1), ("AsExpected", 1)]),
                 "one event for each transition, not {told:?}"
             );
             // Its agent was replaced twice, which takes seconds and is told to nobody.
@@ -180,8 +179,25 @@ async fn doubted(product: &Product, pool: &Pool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each Event about a node's MooncakeNode: its reason, and how often it was told so far.
-async fn events(product: &Product, node: &str) -> anyhow::Result<BTreeMap<String, (String, i32)>> {
+/// What an Event says, without when.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Told {
+    action: String,
+    reason: String,
+    note: String,
+}
+
+/// What was told since, and how often; what another story was told on this cluster stands there too.
+fn news(earlier: &BTreeMap<Told, i32>, now: &BTreeMap<Told, i32>) -> BTreeMap<Told, i32> {
+    let since = |told: &Told| earlier.get(told).copied().unwrap_or_default();
+    let counted = now
+        .iter()
+        .map(|(told, times)| (told.clone(), times - since(told)));
+    counted.filter(|(_, times)| *times > 0).collect()
+}
+
+/// Each word of Events about a node's MooncakeNode, and how often it was told so far.
+async fn events(product: &Product, node: &str) -> anyhow::Result<BTreeMap<Told, i32>> {
     // Where events of cluster-wide objects lie.
     let events: Api<Event> = Api::namespaced(product.stage.client.clone(), "default");
     let about = |event: &Event| {
@@ -189,16 +205,20 @@ async fn events(product: &Product, node: &str) -> anyhow::Result<BTreeMap<String
             about.kind.as_deref() == Some("MooncakeNode") && about.name.as_deref() == Some(node)
         })
     };
-    Ok(events
-        .list(&ListParams::default())
-        .await?
-        .into_iter()
-        .filter(about)
-        .map(|event| {
-            let times = event.series.as_ref().map_or(1, |series| series.count);
-            (event.name_any(), (event.reason.unwrap_or_default(), times))
-        })
-        .collect())
+    let mut told = BTreeMap::new();
+    for event in events.list(&ListParams::default()).await?.into_iter() {
+        if !about(&event) {
+            continue;
+        }
+        let times = event.series.as_ref().map_or(1, |series| series.count);
+        let word = Told {
+            action: event.action.unwrap_or_default(),
+            reason: event.reason.unwrap_or_default(),
+            note: event.note.unwrap_or_default(),
+        };
+        *told.entry(word).or_default() += times;
+    }
+    Ok(told)
 }
 
 /// n2 is deleted and its kubelet makes a new Node of that name: nothing said of the old one stands.

@@ -28,6 +28,10 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait after a failed write.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// Looks in a row that see a change before it is written: what one look alone sees, of a device that is
+/// just coming or of a machine that is short of memory for a moment, is no change of hardware.
+const LOOKS: u32 = 2;
+
 /// The object as last read.
 #[derive(Debug, Clone, Default)]
 enum Found {
@@ -49,7 +53,9 @@ pub(crate) async fn keep(
     let mut wait = FIRST_WAIT;
     let mut written: Option<Instant> = None;
     let mut failed_until = Instant::now();
+    let mut changed_looks = 0;
     loop {
+        let new_look = known.has_changed().unwrap_or(false);
         let facts = known.borrow_and_update().clone();
         let standing = found.borrow_and_update().clone();
         let uid = assignments
@@ -60,8 +66,13 @@ pub(crate) async fn keep(
         let wanted = facts
             .zip(uid.filter(|uid| !uid.is_empty()))
             .map(|(facts, uid)| wanted(&node_name, &uid, inventory(&facts, &uid)));
+        let differing = wanted.filter(|wanted| differs(&standing, wanted));
+        changed_looks = match &differing {
+            None => 0,
+            Some(_) => changed_looks + u32::from(new_look),
+        };
         let mut again = None;
-        if let Some(wanted) = wanted.filter(|wanted| differs(&standing, wanted)) {
+        if let Some(wanted) = differing.filter(|wanted| is_due(&standing, wanted, changed_looks)) {
             let now = Instant::now();
             let next = written.map_or(now, |written| written + least_time(&standing));
             let next = next.max(failed_until);
@@ -129,6 +140,11 @@ fn differs(standing: &Found, wanted: &MooncakeInventory) -> bool {
         Found::Absent => true,
         Found::There(object) => !same_object(standing, wanted) || object.status != wanted.status,
     }
+}
+
+/// What is missing or is another node's is put right at once, a change when enough looks have seen one.
+fn is_due(standing: &Found, wanted: &MooncakeInventory, changed_looks: u32) -> bool {
+    !same_object(standing, wanted) || changed_looks >= LOOKS
 }
 
 async fn apply(
@@ -211,5 +227,15 @@ mod tests {
         let mut orphan = ours.clone();
         orphan.metadata.owner_references = None;
         assert!(differs(&there(&orphan), &ours));
+    }
+
+    #[test]
+    fn a_change_is_due_when_two_looks_saw_one_and_another_object_at_once() {
+        let ours = wanted("n1", "uid", MooncakeInventoryStatus::default());
+        let there = |uid| Found::There(Box::new(wanted("n1", uid, ours.status.clone().unwrap())));
+        assert!(is_due(&Found::Absent, &ours, 0));
+        assert!(is_due(&there("before"), &ours, 0));
+        assert!(!is_due(&there("uid"), &ours, 1));
+        assert!(is_due(&there("uid"), &ours, 2));
     }
 }
