@@ -45,17 +45,32 @@ enum Found {
 pub(crate) async fn keep(
     client: kube::Client,
     node_name: String,
-    mut assignments: watch::Receiver<Assignments>,
-    mut known: Known,
+    assignments: watch::Receiver<Assignments>,
+    known: Known,
 ) {
     let api: Api<MooncakeInventory> = Api::all(client);
-    let mut found = watch_own(api.clone(), &node_name);
+    let found = watch_own(api.clone(), &node_name);
+    let write = |standing: Found, wanted: MooncakeInventory| {
+        let (api, name) = (api.clone(), node_name.clone());
+        async move { apply(&api, &name, &standing, &wanted).await }
+    };
+    follow(&node_name, found, assignments, known, write).await;
+}
+
+/// Writes what differs when it is due, for as long as anybody tells.
+async fn follow<Written: Future<Output = kube::Result<()>>>(
+    node_name: &str,
+    mut found: watch::Receiver<Found>,
+    mut assignments: watch::Receiver<Assignments>,
+    mut known: Known,
+    write: impl Fn(Found, MooncakeInventory) -> Written,
+) {
     let mut wait = FIRST_WAIT;
     let mut written: Option<Instant> = None;
     let mut failed_until = Instant::now();
     let mut changed_looks = 0;
+    let mut new_look = true;
     loop {
-        let new_look = known.has_changed().unwrap_or(false);
         let facts = known.borrow_and_update().clone();
         let standing = found.borrow_and_update().clone();
         let uid = assignments
@@ -65,7 +80,7 @@ pub(crate) async fn keep(
             .map(|node| node.spec.node_uid.clone());
         let wanted = facts
             .zip(uid.filter(|uid| !uid.is_empty()))
-            .map(|(facts, uid)| wanted(&node_name, &uid, inventory(&facts, &uid)));
+            .map(|(facts, uid)| wanted(node_name, &uid, inventory(&facts, &uid)));
         let differing = wanted.filter(|wanted| differs(&standing, wanted));
         changed_looks = match &differing {
             None => 0,
@@ -78,7 +93,7 @@ pub(crate) async fn keep(
             let next = next.max(failed_until);
             if now < next {
                 again = Some(next);
-            } else if let Err(error) = apply(&api, &node_name, &standing, &wanted).await {
+            } else if let Err(error) = write(standing, wanted).await {
                 tracing::warn!(%error, "the inventory could not be written");
                 failed_until = now + wait;
                 again = Some(failed_until);
@@ -94,12 +109,12 @@ pub(crate) async fn keep(
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
-            () = due => {}
-            changed = found.changed() => if changed.is_err() { return },
-            changed = known.changed() => if changed.is_err() { return },
-            changed = assignments.changed() => if changed.is_err() { return },
-        }
+        new_look = tokio::select! {
+            () = due => false,
+            changed = found.changed() => if changed.is_ok() { false } else { return },
+            changed = known.changed() => if changed.is_ok() { true } else { return },
+            changed = assignments.changed() => if changed.is_ok() { false } else { return },
+        };
     }
 }
 
@@ -207,7 +222,66 @@ fn watch_own(api: Api<MooncakeInventory>, name: &str) -> watch::Receiver<Found> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use crds::{MooncakeNode, MooncakeNodeSpec};
+
     use super::*;
+    use crate::host::Host;
+    use crate::host::recording::{Entry, Recording};
+
+    const SOFT_ROCE: &str = include_str!("../../tests/machines/vm-soft-roce.txt");
+
+    #[tokio::test]
+    async fn what_one_look_alone_saw_is_not_written_and_what_two_saw_is_written_once() {
+        let recording = Recording::parse(SOFT_ROCE).unwrap();
+        let mut other = recording.clone();
+        let count = Entry::Text("77".to_owned());
+        other.replace("proc/sys/vm/max_map_count", count);
+        let facts = |recording: &Recording| Arc::new(Host::recorded(recording.clone()).facts());
+        let (same, other) = (facts(&recording), facts(&other));
+        assert_ne!(inventory(&same, "uid"), inventory(&other, "uid"));
+
+        let spec = MooncakeNodeSpec {
+            node_uid: "uid".to_owned(),
+            ..MooncakeNodeSpec::default()
+        };
+        let (_assign, assignments) = watch::channel(Assignments {
+            node: Some(MooncakeNode::new("n1", spec)),
+            ..Assignments::default()
+        });
+        let stands = wanted("n1", "uid", inventory(&same, "uid"));
+        let (tell, found) = watch::channel(Found::There(Box::new(stands)));
+        let (look, known) = watch::channel(None);
+        let writes = AtomicU32::new(0);
+        let write = |_, wanted| {
+            writes.fetch_add(1, Ordering::Relaxed);
+            tell.send_replace(Found::There(Box::new(wanted)));
+            std::future::ready(Ok(()))
+        };
+        let looks = async {
+            for (facts, wanted) in [
+                (&same, 0),
+                (&other, 0),
+                (&same, 0),
+                (&other, 0),
+                (&other, 1),
+                (&other, 1),
+            ] {
+                look.send_replace(Some(Arc::clone(facts)));
+                // On this one thread what waits for the look goes on meanwhile.
+                for _ in 0..16 {
+                    tokio::task::yield_now().await;
+                }
+                assert_eq!(writes.load(Ordering::Relaxed), wanted);
+            }
+        };
+        tokio::select! {
+            () = follow("n1", found, assignments, known, write) => panic!("it ended"),
+            () = looks => {}
+        }
+    }
 
     #[test]
     fn an_object_is_written_when_it_is_absent_of_another_node_or_says_something_else() {
