@@ -234,9 +234,13 @@ reasons! {
     /// The PCI Express link of an RDMA device is slower than that of its like on the node.
     PciLinkDegraded, Node, "Seat the card anew, or see the BIOS setting of its slot.";
     /// A container may lock less memory than RDMA needs: registration fails with ENOMEM.
-    MemlockTooLow, Node, "Set LimitMEMLOCK=infinity for the container runtime, and restart it.";
+    MemlockTooLow, Node, "Let the pod claim its RDMA devices, which lifts the limit; or set LimitMEMLOCK=infinity for the container runtime, and restart it.";
     /// The node has RDMA devices, and a container that may use them can open none: its engine silently takes another way.
     HcaNotInPod, App, "Give the container a ResourceClaim of the DeviceClass hca.mooncake.io (docs/devices.md), or set spec.transports.rdma of its MooncakeCluster to Forbid.";
+    /// A container names an RDMA device that the node does not have.
+    DeviceNameUnknown, App, "Unset the variable that the message names, so that devices are chosen by themselves; or name devices that the message lists.";
+    /// What a container sets of RDMA by hand is not what the node's devices have.
+    ByHandUnfit, App, "Unset the variable that the message names: what fits is chosen by itself, for each device.";
     /// A process may have too few mappings for registering much memory.
     MapCountTooLow, Node, "Run sysctl -w vm.max_map_count=16777216, and write it to /etc/sysctl.d.";
     /// Fewer hugepages are set aside than the pools of the node take.

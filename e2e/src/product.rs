@@ -58,10 +58,13 @@ pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
     PARTS
         .iter()
         .map(|(value, folder, containerfile)| {
-            let beside = (*value == "agent").then_some(Beside {
-                program: &verbs,
-                libraries: &libraries,
-            });
+            let beside = match *value {
+                "agent" => Some(Beside {
+                    programs: [find(&binaries, "memlock")?, &verbs],
+                    libraries: &libraries,
+                }),
+                _ => None,
+            };
             image(
                 settings,
                 &cache,
@@ -74,10 +77,10 @@ pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
         .collect()
 }
 
-/// What an image holds beside its static binary.
+/// What an image holds beside its own binary.
 #[derive(Debug, Clone, Copy)]
 struct Beside<'a> {
-    program: &'a Path,
+    programs: [&'a Path; 2],
     /// A folder that an entry of the cache holds.
     libraries: &'a Path,
 }
@@ -100,13 +103,17 @@ fn image(
 ) -> Result<Image, Error> {
     let read = |path: &Path| fs::read(path).map_err(Error::file("reading", path));
     let (bytes, text) = (read(binary)?, read(containerfile)?);
-    let more = match beside {
-        Some(beside) => vec![
-            read(beside.program)?,
-            beside.libraries.display().to_string().into_bytes(),
-        ],
-        None => Vec::new(),
-    };
+    let mut more = Vec::new();
+    if let Some(Beside {
+        programs,
+        libraries,
+    }) = beside
+    {
+        for program in programs {
+            more.push(read(program)?);
+        }
+        more.push(libraries.display().to_string().into_bytes());
+    }
     let kind = format!("product-{value}");
     let inputs = || {
         let own = Inputs::default().and(&bytes).and(&text);
@@ -127,7 +134,8 @@ fn image(
         if let Some(beside) = beside {
             Run::new("cp")
                 .arg("-a")
-                .args([beside.program, beside.libraries])
+                .args(beside.programs)
+                .arg(beside.libraries)
                 .arg(&context)
                 .deadline(COPY)
                 .done()?;

@@ -37,6 +37,7 @@ mod partition_key;
 mod pci_link;
 mod peer_reachable;
 pub(crate) mod pod;
+mod pod_by_hand;
 mod pod_engine;
 mod pod_hcas;
 mod pod_memlock;
@@ -79,6 +80,7 @@ pub const CATALOG: &[Check] = &[
     partition_key::CHECK,
     pci_link::CHECK,
     peer_reachable::CHECK,
+    pod_by_hand::CHECK,
     pod_engine::CHECK,
     pod_hcas::CHECK,
     pod_memlock::CHECK,

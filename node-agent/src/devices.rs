@@ -14,6 +14,7 @@ mod cdi;
 mod checkpoint;
 mod driver;
 mod holdings;
+mod memlock;
 mod message;
 mod offer;
 mod plugin;

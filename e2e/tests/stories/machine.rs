@@ -22,7 +22,7 @@ const LEFT: u64 = 150 * MIB;
 /// The machine, for as long as its story is told.
 pub(crate) struct Machine {
     pub(crate) product: Arc<Product>,
-    namespace: Namespace,
+    pub(crate) namespace: Namespace,
     pub(crate) node: String,
 }
 

@@ -1,5 +1,6 @@
 //! RDMA devices of a node that is a machine of its own, by Soft-RoCE: what is published of them is what
-//! verbs tell there, and a port that goes down is named until it is repaired. Told in the soak alone: the
+//! verbs tell there, a pod of nobody in particular that claims one may lock what it registers with it, and
+//! a port that goes down is named until it is repaired. Told in the soak alone: the
 //! machine's processor is emulated.
 
 use std::time::{Duration, Instant};
@@ -8,10 +9,13 @@ use anyhow::{Context, ensure};
 use crds::check::CheckFinding;
 use crds::inventory::{HcaLimits, PortState};
 use crds::{ByteSize, CheckId, MooncakeInventory, MooncakeNode, Reason};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::Api;
+use mooncake_e2e::images;
 use mooncake_e2e::product::NAMESPACE;
 use mooncake_e2e::story::{Seen, eventually};
+use serde_json::json;
 
 use super::machine::{Machine, SLOW, with_a_machine};
 
@@ -22,6 +26,34 @@ const SOON: Duration = Duration::from_secs(10);
 const ADD: &str = "modprobe dummy && ip link add rail0 type dummy && \
                    ip addr add 198.19.254.1/24 dev rail0 && ip link set rail0 up && \
                    rdma link add rxe1 type rxe netdev rail0";
+
+/// What a claim of the first device asks for.
+const CLAIM: &str = r#"
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: rail}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: hca
+        exactly:
+          deviceClassName: hca.mooncake.io
+          selectors:
+          - cel: {expression: 'device.attributes["hca.mooncake.io"].rdmaDevice == "rxe0"'}
+"#;
+
+/// The first act of a program: what may it lock, and does 1 GiB lock?
+const LOCK: &str = r#"
+import ctypes, mmap, os, resource
+limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+size = 1 << 30
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+library = ctypes.CDLL(None, use_errno=True)
+failed = library.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size))
+print(os.getuid(), *limit, os.strerror(ctypes.get_errno()) if failed else "locked")
+"#;
 
 const REMOVE: &str = "rdma link delete rxe1; ip link delete rail0";
 
@@ -47,6 +79,7 @@ async fn told(machine: &Machine) -> anyhow::Result<()> {
         println!("{device}: {published:?}, as ibv_devinfo tells");
     }
     tried(machine).await?;
+    locked(machine).await?;
 
     let began = Instant::now();
     machine.run("ip link set rail0 down").await?;
@@ -75,6 +108,57 @@ async fn told(machine: &Machine) -> anyhow::Result<()> {
     machine.run("ip link set rail0 up").await?;
     port(machine, |told| told.is_none()).await?;
     tried(machine).await
+}
+
+/// A pod that is not root locks 1 GiB where it claims the device, and cannot where it does not.
+async fn locked(machine: &Machine) -> anyhow::Result<()> {
+    machine.namespace.apply(CLAIM).await?;
+    for (name, claims, wanted) in [
+        ("claims", true, "1000 -1 -1 locked"),
+        ("claims-not", false, "Cannot allocate memory"),
+    ] {
+        machine
+            .namespace
+            .apply(&pod_that_locks(name, &machine.node, claims).to_string())
+            .await?;
+        let pods: Api<Pod> = machine.namespace.api();
+        eventually(format!("{name} to end"), SLOW, || async {
+            let status = pods.get(name).await?.status.unwrap_or_default();
+            let ended = ["Succeeded", "Failed"].contains(&status.phase.as_deref().unwrap_or(""));
+            Ok(Seen::when(ended.then_some(()), format!("{status:?}")))
+        })
+        .await?;
+        let said = machine.namespace.logs(name, "engine").await?;
+        println!("{name}: {}", said.trim());
+        ensure!(said.trim().ends_with(wanted), "{name}: {said}");
+    }
+    Ok(())
+}
+
+fn pod_that_locks(name: &str, node: &str, claims: bool) -> serde_json::Value {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": "engine", "image": images::DEBIAN,
+                "command": ["python3", "-c", LOCK],
+                "resources": {"requests": {"memory": "1100Mi"}, "limits": {"memory": "1200Mi"}},
+                "securityContext": {
+                    "runAsUser": 1000, "runAsNonRoot": true, "allowPrivilegeEscalation": false,
+                    "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+                },
+            }],
+        },
+    });
+    if claims {
+        pod["spec"]["resourceClaims"] =
+            json!([{"name": "hca", "resourceClaimTemplateName": "rail"}]);
+        pod["spec"]["containers"][0]["resources"]["claims"] = json!([{"name": "hca"}]);
+    }
+    pod
 }
 
 /// The limits in what `ibv_devinfo -v` prints.

@@ -7,7 +7,8 @@ use super::World;
 use crate::host::container::Container;
 
 /// Checks of which each word is about a container of an injected pod.
-const CHECKS: [CheckId; 4] = [
+const CHECKS: [CheckId; 5] = [
+    CheckId::PodByHand,
     CheckId::PodEngine,
     CheckId::PodHcas,
     CheckId::PodMemlock,

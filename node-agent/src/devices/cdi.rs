@@ -1,5 +1,7 @@
 //! What the container runtime adds to the containers of a claim: its device files and nothing else of
-//! /dev/infiniband. Container Device Interface, version 0.6. Pure.
+//! /dev/infiniband, and the hook by which they may lock memory. Container Device Interface, version 0.6. Pure.
+
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -13,6 +15,9 @@ const DEVICES: &str = "MOONCAKE_HCA_DEVICES";
 
 /// The claim's UID.
 const CLAIM: &str = "MOONCAKE_HCA_CLAIM";
+
+/// The runtime waits so long for the hook, in seconds, before it refuses the container.
+const HOOK_SECONDS: u32 = 10;
 
 /// By which a container asks the runtime for a device of a claim.
 pub(crate) fn id(uid: &str, device: &Granted) -> String {
@@ -30,8 +35,8 @@ pub(crate) fn file_name(uid: &str) -> Option<String> {
     whole.then(|| format!("mooncake.io-hca-{uid}.json"))
 }
 
-/// The claim's file.
-pub(crate) fn file(uid: &str, claim: &Prepared) -> Value {
+/// The claim's file. The hook is started once for each container.
+pub(crate) fn file(uid: &str, claim: &Prepared, hook: Option<&Path>) -> Value {
     let mut hcas: Vec<&str> = Vec::new();
     for device in &claim.devices {
         if !hcas.contains(&device.hca.as_str()) {
@@ -43,13 +48,24 @@ pub(crate) fn file(uid: &str, claim: &Prepared) -> Value {
         .iter()
         .map(|device| json!({"name": name(uid, device), "containerEdits": edits(device)}))
         .collect();
+    let mut all = json!({"env": [
+        format!("{CLAIM}={uid}"),
+        format!("{DEVICES}={}", hcas.join(",")),
+    ]});
+    if let Some(hook) = hook {
+        // After the container's process is there, and before it is anybody's: the limit outlives the
+        // program that is started in it.
+        all["hooks"] = json!([{
+            "hookName": "createRuntime",
+            "path": hook,
+            "args": ["memlock"],
+            "timeout": HOOK_SECONDS,
+        }]);
+    }
     json!({
         "cdiVersion": "0.6.0",
         "kind": KIND,
-        "containerEdits": {"env": [
-            format!("{CLAIM}={uid}"),
-            format!("{DEVICES}={}", hcas.join(",")),
-        ]},
+        "containerEdits": all,
         "devices": devices,
     })
 }
@@ -104,7 +120,7 @@ mod tests {
                 granted("b", 2, "uverbs0", 192),
             ],
         };
-        let file = file("uid", &claim);
+        let file = file("uid", &claim, None);
         assert_eq!(
             file["containerEdits"]["env"],
             json!(["MOONCAKE_HCA_CLAIM=uid", "MOONCAKE_HCA_DEVICES=a,b"])
@@ -117,9 +133,26 @@ mod tests {
                    "permissions": "rw", "fileMode": 438})
         );
         assert_eq!(file["devices"].as_array().map(Vec::len), Some(3));
+        assert_eq!(file["containerEdits"]["hooks"], Value::Null);
         let text = file.to_string();
         assert!(!text.contains("hostPath") && !text.contains("uverbs1"));
         assert_eq!(id("uid", &claim.devices[0]), "mooncake.io/hca=uid-a-slot-0");
+    }
+
+    #[test]
+    fn the_hook_is_one_for_all_devices_of_the_claim() {
+        let claim = Prepared {
+            namespace: "default".to_owned(),
+            name: "one".to_owned(),
+            devices: vec![granted("a", 0, "uverbs3", 195)],
+        };
+        let file = file("uid", &claim, Some(Path::new("/plugins/memlock")));
+        assert_eq!(
+            file["containerEdits"]["hooks"],
+            json!([{"hookName": "createRuntime", "path": "/plugins/memlock", "args": ["memlock"],
+                    "timeout": 10}])
+        );
+        assert_eq!(file["devices"][0]["containerEdits"]["hooks"], Value::Null);
     }
 
     #[test]

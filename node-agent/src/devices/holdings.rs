@@ -14,11 +14,21 @@ use super::refusal::Refusal;
 use super::{allotment, cdi};
 use crate::host::Facts;
 
+/// Paths on the node.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// What was given, for the next agent.
+    pub(crate) checkpoint: PathBuf,
+    /// Folder of the container runtime.
+    pub(crate) cdi: PathBuf,
+    /// Lifts a container's limit of locked memory; none where the node does not let it.
+    pub(crate) hook: Option<PathBuf>,
+}
+
 /// Claims that are prepared, and where that is written.
 #[derive(Debug)]
 pub(crate) struct Holdings {
-    checkpoint: PathBuf,
-    cdi: PathBuf,
+    places: Places,
     boot_id: String,
     claims: Mutex<Claims>,
     /// Told at each claim that is let go.
@@ -39,16 +49,15 @@ impl Holdings {
     ///
     /// # Errors
     /// If the disk fails.
-    pub(crate) fn open(
-        checkpoint: PathBuf,
-        cdi: PathBuf,
-        boot_id: String,
-    ) -> Result<Self, Refusal> {
+    pub(crate) fn open(places: Places, boot_id: String) -> Result<Self, Refusal> {
+        let Places {
+            checkpoint, cdi, ..
+        } = &places;
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |error: io::Error| unwritten(&path, &error)
         };
-        let claims = match fs::read_to_string(&checkpoint) {
+        let claims = match fs::read_to_string(checkpoint) {
             Ok(text) => match checkpoint::parse(&text, &boot_id) {
                 Ok(claims) => claims,
                 Err(error) => {
@@ -62,12 +71,11 @@ impl Holdings {
                 }
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Claims::new(),
-            Err(error) => return Err(unwritten(&checkpoint, &error)),
+            Err(error) => return Err(unwritten(checkpoint, &error)),
         };
-        fs::create_dir_all(&cdi).map_err(failed(&cdi))?;
+        fs::create_dir_all(cdi).map_err(failed(cdi))?;
         Ok(Self {
-            checkpoint,
-            cdi,
+            places,
             boot_id,
             claims: Mutex::new(claims),
             freed: watch::channel(()).0,
@@ -112,7 +120,7 @@ impl Holdings {
     pub(crate) fn release(&self, uid: &str) -> Result<(), Refusal> {
         let mut claims = self.lock();
         if let Some(name) = cdi::file_name(uid) {
-            let path = self.cdi.join(name);
+            let path = self.places.cdi.join(name);
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(unwritten(&path, &error));
@@ -160,9 +168,10 @@ impl Holdings {
     }
 
     fn save(&self, claims: &Claims) -> Result<(), Refusal> {
+        let path = &self.places.checkpoint;
         let bytes = checkpoint::render(claims, &self.boot_id)
-            .map_err(|error| unwritten(&self.checkpoint, &error.into()))?;
-        replace(&self.checkpoint, &bytes).map_err(|error| unwritten(&self.checkpoint, &error))
+            .map_err(|error| unwritten(path, &error.into()))?;
+        replace(path, &bytes).map_err(|error| unwritten(path, &error))
     }
 
     /// Writes a claim's file, where it does not stand there already.
@@ -171,13 +180,15 @@ impl Holdings {
             let words = format!("{uid:?} is no UID of a claim");
             return Err(Refusal::new(Reason::ClaimInvalid, words));
         };
-        let path = self.cdi.join(name);
-        let bytes = cdi::file(uid, claim).to_string().into_bytes();
+        let Places { cdi, hook, .. } = &self.places;
+        let path = cdi.join(name);
+        let file = cdi::file(uid, claim, hook.as_deref());
+        let bytes = file.to_string().into_bytes();
         if fs::read(&path).is_ok_and(|found| found == bytes) {
             return Ok(());
         }
         // A reboot takes the whole folder.
-        fs::create_dir_all(&self.cdi)
+        fs::create_dir_all(cdi)
             .and_then(|()| replace(&path, &bytes))
             .map_err(|error| unwritten(&path, &error))
     }

@@ -19,10 +19,10 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::driver::Driver;
-use super::holdings::Holdings;
+use super::holdings::{Holdings, Places};
 use super::message::{Empty, PluginInfo, RegistrationStatus};
 use super::publication::{self, Registered};
-use super::{DRIVER, Settings, rpc};
+use super::{DRIVER, Settings, memlock, rpc};
 use crate::agent::assignments::Assignments;
 use crate::agent::hardware::Known;
 
@@ -139,14 +139,22 @@ async fn drive(
     assigned: watch::Receiver<Assignments>,
     end: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
-    let opened = Holdings::open(
-        settings.state.join("devices.json"),
-        settings.cdi.clone(),
-        settings.boot_id.clone(),
-    )?;
-    let holdings = Arc::new(opened);
     let sockets = Sockets::of(&settings);
     sweep(&settings.kubelet, &sockets)?;
+    let hook = memlock::install(&folder(&settings.kubelet)).await;
+    if let Err(error) = &hook {
+        let reason = Reason::MemlockTooLow;
+        tracing::warn!(
+            %reason, %error,
+            "pods that claim RDMA devices may lock no more memory than others on this node"
+        );
+    }
+    let places = Places {
+        checkpoint: settings.state.join("devices.json"),
+        cdi: settings.cdi.clone(),
+        hook: hook.ok(),
+    };
+    let holdings = Arc::new(Holdings::open(places, settings.boot_id.clone())?);
     // A kubelet that has found us calls at once: everything that it calls stands before it can.
     let service = rpc::bind(&sockets.service).map_err(at(&sockets.service))?;
     let registration = rpc::bind(&sockets.registration).map_err(at(&sockets.registration))?;

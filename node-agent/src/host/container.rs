@@ -16,9 +16,11 @@ use super::interface::Sockets;
 use super::kernel;
 use super::tree::{Node, Tree};
 
+pub mod by_hand;
 mod interpreter;
 pub mod look;
 
+use by_hand::ByHand;
 use interpreter::Interpreter;
 
 /// Most containers of a pod, and most processes of a container, the oldest first, that are looked at.
@@ -48,6 +50,8 @@ pub struct Container {
     pub device_files: Vec<DeviceFile>,
     /// The variable is set that keeps a stock engine on TCP.
     pub tcp_only: bool,
+    /// What its engine is told to use instead of choosing.
+    pub by_hand: ByHand,
     /// Of its network namespace, where that is not the node's.
     pub network: Option<Network>,
     /// What could not be read of its files.
@@ -83,6 +87,7 @@ impl Container {
             memlock: None,
             device_files: Vec::new(),
             tcp_only: false,
+            by_hand: ByHand::default(),
             network: None,
             unread: Some(Fault {
                 path: "/".to_owned(),
@@ -153,6 +158,10 @@ fn container(tree: &Tree, pod_uid: &str, pids: &[u32]) -> Option<Container> {
     let main = interpreters.first().map(|(pid, _)| *pid);
     let main = main.or_else(|| pids.first().copied())?;
     let tcp_only = interpreters.iter().any(|(_, python)| python.tcp_only);
+    let by_hand = interpreters
+        .iter()
+        .map(|(_, python)| python.by_hand.clone())
+        .find(|by_hand| *by_hand != ByHand::default());
     let mut container = Container {
         pod_uid: pod_uid.to_owned(),
         name,
@@ -160,6 +169,7 @@ fn container(tree: &Tree, pod_uid: &str, pids: &[u32]) -> Option<Container> {
         memlock: memlock(tree, main),
         device_files: Vec::new(),
         tcp_only,
+        by_hand: by_hand.unwrap_or_default(),
         network: None,
         unread: None,
     };

@@ -30,6 +30,71 @@ fn a_container_that_is_kept_on_tcp_or_forbidden_rdma_needs_no_device() {
 }
 
 #[test]
+fn what_a_container_sets_of_rdma_by_hand_is_what_the_node_has() {
+    let told = |environ: &str| {
+        let mut recording = machine("vm-soft-roce").recording;
+        for (path, entry) in machine("dgx-h100").recording.entries() {
+            if path.starts_with("proc/4242") {
+                recording.insert(path, entry.clone());
+            }
+        }
+        recording.replace("proc/4242/environ", Entry::Text(environ.replace(' ', "\0")));
+        let round = round(&recording, &injected());
+        let of = round.iter().find(|of| of.check == CheckId::PodByHand);
+        let trouble = of.and_then(|of| of.said.first()?.trouble.clone());
+        trouble.map_or_else(String::new, |trouble| {
+            format!(
+                "{:?} {}: {}",
+                trouble.verdict, trouble.reason, trouble.words
+            )
+        })
+    };
+    let unfit = |words: &str| format!("Warn ByHandUnfit: {words}");
+    for fits in [
+        "A=b",
+        "MOONCAKE_DEVICE=rxe0,rxe1 MC_GID_INDEX=1 MC_IB_PORT=1 MC_MTU=1024",
+        "MOONCAKE_DEVICE=rxe0 MC_GID_INDEX=-1",
+        // It is kept on TCP.
+        "MOONCAKE_DEVICE=mlx5_0 MC_FORCE_TCP=1",
+        // It can open none, which another check tells.
+        "MC_GID_INDEX=9",
+    ] {
+        assert_eq!(told(fits), "", "{fits}");
+    }
+    assert_eq!(
+        told("MC_TE_FILTERS=rxe0,mlx5_0"),
+        "Warn DeviceNameUnknown: MC_TE_FILTERS names mlx5_0, which the node does not have; it has rxe0, \
+         rxe1"
+    );
+    for (environ, words) in [
+        (
+            "MC_GID_INDEX=0",
+            "MC_GID_INDEX is 0, and that GID of rxe0 port 1 is link-local; 1 can be reached",
+        ),
+        (
+            "NCCL_IB_GID_INDEX=3",
+            "NCCL_IB_GID_INDEX is 3, where rxe0 port 1 has no GID; it has 0, 1; 1 can be reached",
+        ),
+        (
+            "MC_GID_INDEX=three",
+            "MC_GID_INDEX is three, which is no index",
+        ),
+        ("MC_IB_PORT=2", "MC_IB_PORT is 2; the ports of rxe0 are 1"),
+        (
+            "MC_IB_PORT=0",
+            "MC_IB_PORT is 0, which is no number of a port",
+        ),
+        (
+            "MC_MTU=1500",
+            "MC_MTU is 1500, which is ignored; it takes 512, 1024, 2048, 4096",
+        ),
+    ] {
+        let environ = format!("MOONCAKE_DEVICE=rxe0 {environ}");
+        assert_eq!(told(&environ), unfit(words), "{environ}");
+    }
+}
+
+#[test]
 fn pods_that_the_operator_does_not_name_are_not_looked_into() {
     let mut recording = machine("dgx-h100").recording;
     let stranger = "0::/kubepods/pod00000000-0000-4000-8000-000000000000/x";

@@ -15,12 +15,12 @@ impl Disk {
 
     fn open(&self, boot: &str) -> Holdings {
         let folder = self.0.path();
-        Holdings::open(
-            folder.join("devices.json"),
-            folder.join("cdi"),
-            boot.to_owned(),
-        )
-        .unwrap()
+        let places = Places {
+            checkpoint: folder.join("devices.json"),
+            cdi: folder.join("cdi"),
+            hook: None,
+        };
+        Holdings::open(places, boot.to_owned()).unwrap()
     }
 
     fn cdi(&self, uid: &str) -> PathBuf {

@@ -1,6 +1,7 @@
 //! A Python that runs in a container, and the folders in which it looks for packages.
 
 use super::Tree;
+use super::by_hand::ByHand;
 
 /// Most entries of PYTHONPATH, and longest path, that are followed.
 const ENTRIES: usize = 8;
@@ -18,6 +19,7 @@ pub(super) struct Interpreter {
     /// Folder of its user.
     home: Option<String>,
     pub(super) tcp_only: bool,
+    pub(super) by_hand: ByHand,
 }
 
 impl Interpreter {
@@ -54,6 +56,7 @@ impl Interpreter {
             prefixes,
             home: variable("HOME").and_then(below_root),
             tcp_only: variable("MC_FORCE_TCP").is_some(),
+            by_hand: ByHand::of(variable),
         })
     }
 

@@ -1,0 +1,168 @@
+//! `PodByHand`: the stock engine chooses devices, port, GID and MTU by itself; what a container sets of
+//! them by hand fails on a node that has others, without a word that names the variable.
+
+use crds::inventory::{GidProtocol, GidScope, LinkLayer, PortState};
+use crds::{CheckId, Reason};
+
+use super::steady::Patience;
+use super::{Check, Said, World, pod, rails};
+use crate::host::Facts;
+use crate::host::container::Container;
+use crate::host::container::by_hand::PORT;
+use crate::host::hca::{Hca, Port};
+
+/// Names and indices that are listed at most.
+const LISTED: usize = 12;
+
+/// The port that the stock engine uses where nothing says another.
+const FIRST_PORT: u8 = 1;
+
+/// What it takes as largest packets; another value it ignores.
+const MTUS: [&str; 4] = ["512", "1024", "2048", "4096"];
+
+pub(super) const CHECK: Check = Check {
+    id: CheckId::PodByHand,
+    reasons: &[Reason::DeviceNameUnknown, Reason::ByHandUnfit],
+    patience: Patience::SHORT,
+    look,
+};
+
+fn look(world: &World<'_>) -> Vec<Said> {
+    let facts = world.facts;
+    if rails::devices(facts).next().is_none() {
+        return Vec::new();
+    }
+    let asks = pod::containers(world)
+        .filter(|(_, container)| container.wheel.is_some() && !container.tcp_only);
+    asks.map(|(of, container)| {
+        let subject = pod::subject(of, container);
+        let unknown = || unknown(facts, container).map(|words| (Reason::DeviceNameUnknown, words));
+        let unfit = || unfit(facts, container).map(|words| (Reason::ByHandUnfit, words));
+        match unknown().or_else(unfit) {
+            None => Said::pass(subject),
+            Some((reason, words)) => Said::warn(subject, reason, words),
+        }
+    })
+    .collect()
+}
+
+/// A name that no device of the node has.
+fn unknown(facts: &Facts, container: &Container) -> Option<String> {
+    let has = |name: &str| facts.hcas.iter().any(|hca| hca.name == name);
+    let mut named = container.by_hand.devices.iter();
+    let (variable, name) = named.find(|(_, name)| !has(name))?;
+    let there = list(rails::devices(facts).map(|hca| hca.name.clone()));
+    Some(format!(
+        "{variable} names {name}, which the node does not have; it has {there}"
+    ))
+}
+
+/// What the devices that it may use do not have.
+fn unfit(facts: &Facts, container: &Container) -> Option<String> {
+    let by_hand = &container.by_hand;
+    let mtu = by_hand.mtu.as_deref();
+    if let Some(mtu) = mtu.filter(|mtu| !MTUS.contains(mtu)) {
+        return Some(format!(
+            "MC_MTU is {mtu}, which is ignored; it takes {}",
+            MTUS.join(", ")
+        ));
+    }
+    let number = match by_hand.port.as_deref().map(str::parse::<u8>) {
+        None => FIRST_PORT,
+        Some(Ok(number)) if number > 0 => number,
+        Some(_) => {
+            let port = by_hand.port.as_deref().unwrap_or_default();
+            return Some(format!("{PORT} is {port}, which is no number of a port"));
+        }
+    };
+    let mut used = rails::devices(facts).filter(|hca| uses(container, hca));
+    used.find_map(|hca| {
+        let port = hca.ports.iter().find(|port| port.number == number);
+        if by_hand.port.is_some() {
+            let unfit = unfit_port(hca, number, port);
+            if unfit.is_some() {
+                return unfit;
+            }
+        }
+        let (variable, index) = by_hand.gid.as_ref()?;
+        unfit_gid(variable, index, hca, port?)
+    })
+}
+
+/// Of devices that it names those alone; of others those that it can open.
+fn uses(container: &Container, hca: &Hca) -> bool {
+    let named = &container.by_hand.devices;
+    if !named.is_empty() {
+        return named.iter().any(|(_, name)| *name == hca.name);
+    }
+    let own = |file: &crate::host::hca::DeviceFile| {
+        let mut files = container.device_files.iter();
+        files.any(|has| (has.major, has.minor) == (file.major, file.minor))
+    };
+    hca.device_file.as_ref().is_some_and(own)
+}
+
+fn unfit_port(hca: &Hca, number: u8, port: Option<&Port>) -> Option<String> {
+    let others = |wanted: fn(&Port) -> bool| {
+        let others = hca.ports.iter().filter(|port| wanted(port));
+        list(others.map(|port| port.number.to_string()))
+    };
+    match port {
+        None => Some(format!(
+            "{PORT} is {number}; the ports of {} are {}",
+            hca.name,
+            others(|_| true)
+        )),
+        Some(port) if port.state.is_some_and(|state| state != PortState::Active) => Some(format!(
+            "{PORT} is {number}, and {} is not ACTIVE; those that are: {}",
+            rails::name(hca, port),
+            others(|port| port.state == Some(PortState::Active))
+        )),
+        Some(_) => None,
+    }
+}
+
+/// An index below zero lets the engine choose.
+fn unfit_gid(variable: &str, index: &str, hca: &Hca, port: &Port) -> Option<String> {
+    let name = rails::name(hca, port);
+    let wanted = match index.parse::<i32>() {
+        Ok(wanted) if wanted < 0 => return None,
+        Ok(wanted) => u16::try_from(wanted).ok(),
+        Err(_) => return Some(format!("{variable} is {index}, which is no index")),
+    };
+    // What cannot be read in full is not judged by what was read of it.
+    let best = match port.chosen {
+        Ok(best) => format!("{best} can be reached"),
+        Err(crds::inventory::NoGid::Unread) => return None,
+        Err(_) => "it has none that can be reached".to_owned(),
+    };
+    let found = port.gids.iter().find(|gid| Some(gid.index) == wanted);
+    let Some(gid) = found else {
+        let there = list(port.gids.iter().map(|gid| gid.index.to_string()));
+        return Some(format!(
+            "{variable} is {index}, where {name} has no GID; it has {there}; {best}"
+        ));
+    };
+    if port.link_layer != Some(LinkLayer::Ethernet) {
+        return None;
+    }
+    let what = match (gid.protocol, gid.scope()) {
+        (Some(GidProtocol::RoCEv1), _) => "of RoCE version 1",
+        (_, GidScope::LinkLocal) => "link-local",
+        (_, GidScope::Unusable) => "no address of a peer",
+        _ => return None,
+    };
+    Some(format!(
+        "{variable} is {index}, and that GID of {name} is {what}; {best}"
+    ))
+}
+
+fn list(names: impl Iterator<Item = String>) -> String {
+    let names: Vec<String> = names.collect();
+    let first = names[..names.len().min(LISTED)].join(", ");
+    match names.len().saturating_sub(LISTED) {
+        0 if names.is_empty() => "none".to_owned(),
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}

@@ -1,0 +1,111 @@
+//! The hook of containers that claim devices, started as a container runtime does: what it lifts, and that
+//! nothing that it is told keeps a container from starting.
+#![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
+
+use std::io::Write;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, getrlimit};
+
+/// Started with a soft limit of 64 KiB; it ends with the test.
+struct Container(Child);
+
+impl Container {
+    fn start() -> Self {
+        let script = "ulimit -S -l 64; exec sleep 600";
+        let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+        Self(child)
+    }
+
+    /// Soft and hard.
+    fn limits(&self) -> [String; 2] {
+        let path = format!("/proc/{}/limits", self.0.id());
+        let text = std::fs::read_to_string(path).unwrap();
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("Max locked memory"));
+        let words = line.unwrap().split_whitespace().collect::<Vec<_>>();
+        [words[3].to_owned(), words[4].to_owned()]
+    }
+
+    fn has_started(&self) -> bool {
+        self.limits()[0] == (64 << 10).to_string()
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn hook(arguments: &[&str], state: &str) -> Output {
+    let mut hook = Command::new(env!("CARGO_BIN_EXE_memlock"))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let written = hook.stdin.take().unwrap().write_all(state.as_bytes());
+    let told = hook.wait_with_output().unwrap();
+    // One that was told nothing of use has ended before it read all.
+    written.ok();
+    told
+}
+
+/// Whether this process may lift limits: its own hard one is none, or a trial says so.
+fn may_lift() -> bool {
+    getrlimit(Resource::Memlock).maximum.is_none() || hook(&["trial"], "").status.success()
+}
+
+#[test]
+fn a_process_has_no_limit_afterwards_where_the_node_lets_it_and_keeps_its_own_where_not() {
+    let container = Container::start();
+    let began = Instant::now();
+    while !container.has_started() {
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "no shell has started"
+        );
+        std::thread::yield_now();
+    }
+    let state = format!(
+        r#"{{"ociVersion": "1.2.0", "id": "x", "pid": {}}}"#,
+        container.0.id()
+    );
+    let before = container.limits();
+    let told = hook(&[], &state);
+    let words = String::from_utf8_lossy(&told.stderr);
+    assert!(told.status.success(), "{words}");
+    if may_lift() {
+        assert_eq!(container.limits(), ["unlimited", "unlimited"], "{words}");
+    } else {
+        assert_eq!(container.limits(), before);
+        assert!(words.contains("Operation not permitted"), "{words}");
+        assert!(!hook(&["trial"], "").status.success());
+    }
+}
+
+#[test]
+fn a_container_starts_whatever_is_told_of_it() {
+    for state in [
+        "",
+        "no JSON",
+        "{}",
+        r#"{"pid": 0}"#,
+        r#"{"pid": -1}"#,
+        r#"{"pid": "1"}"#,
+        r#"{"pid": 99999999999}"#,
+        r#"{"pid": 2147483647}"#,
+    ] {
+        let told = hook(&[], state);
+        assert!(told.status.success(), "{state}");
+        let words = String::from_utf8_lossy(&told.stderr);
+        assert!(
+            words.starts_with("the limit of locked memory stays as it is: "),
+            "{state}: {words}"
+        );
+    }
+}
