@@ -62,7 +62,7 @@ impl Holdings {
                 Ok(claims) => claims,
                 Err(error) => {
                     let aside = checkpoint.with_extension("unreadable");
-                    fs::rename(&checkpoint, &aside).map_err(failed(&aside))?;
+                    fs::rename(checkpoint, &aside).map_err(failed(&aside))?;
                     tracing::error!(
                         %error, kept = %aside.display(),
                         "which claims hold devices is not known: pods that run keep what they have"
