@@ -101,6 +101,8 @@ checks! {
     PortGid, ["S02", "S09"];
     /// The interfaces of all RoCE rails leave room for packets of one size.
     PortMtu, ["S02", "S10"];
+    /// No process takes ever more queue pairs of an RDMA device and gives none back, so that none is left soon.
+    QpGrowth, ["S14"];
     /// Each RDMA device has room for more queue pairs.
     QpHeadroom, ["S14"];
     /// What an RDMA device writes to itself over an active port arrives, every byte the same.

@@ -217,6 +217,8 @@ reasons! {
     LoopbackFailed, Node, "See the stage in the message: up to RTR it is GID, address or routing of the port's interface, after that the device; see the kernel's log, reload the driver.";
     /// An RDMA device has few queue pairs left: soon a new connection fails with ENOMEM.
     QueuePairsLow, App, "Restart the program that the message names; stock engines make fewer with MC_ENABLE_DEST_DEVICE_AFFINITY=1.";
+    /// A process takes ever more queue pairs of an RDMA device: within a day no program of the node connects any more.
+    QueuePairsLeaking, App, "Restart the pod that the message names before that; engines that keep the queue pairs of failed transfers have later releases.";
     /// An RDMA device could not be tried by verbs, for a cause that is not the device's.
     VerbsUntried, Node, "See the message: use the agent image of this release, which has libibverbs and its drivers.";
     /// The firmware of an RDMA device does not answer its driver.

@@ -46,6 +46,7 @@ pub mod policy;
 mod port_active;
 mod port_gid;
 mod port_mtu;
+mod qp_growth;
 mod qp_headroom;
 mod rail_loop;
 mod rails;
@@ -88,6 +89,7 @@ pub const CATALOG: &[Check] = &[
     port_active::CHECK,
     port_gid::CHECK,
     port_mtu::CHECK,
+    qp_growth::CHECK,
     qp_headroom::CHECK,
     rail_loop::CHECK,
     rdma_cm::CHECK,

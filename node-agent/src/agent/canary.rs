@@ -14,12 +14,16 @@ use tokio::process::{Child, Command};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use verbs::{Answer, Question, Rail, Stage};
+use verbs::{Answer, Question, Rail, Rising, Stage};
 
 use super::hardware::Known;
-use crate::host::Facts;
 use crate::host::hca::Hca;
 use crate::host::round::Node;
+use crate::host::{Facts, cgroup};
+
+mod growth;
+
+use growth::Growth;
 
 /// Between two questions to a device that is well and has not changed.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -74,6 +78,7 @@ struct Device {
     held: Option<Child>,
     /// A child of its is asking now.
     busy: bool,
+    growth: Growth,
 }
 
 /// The last question to a device.
@@ -152,7 +157,7 @@ async fn keep(
         tokio::select! {
             changed = seen.changed() => if changed.is_err() { return },
             Some(Ok((name, reply))) = asking.join_next() => {
-                note(&mut devices, name, reply);
+                note(&mut devices, &node, name, reply);
                 // Told with the next look, of which there is one every few seconds: an answer is none.
                 continue;
             }
@@ -186,7 +191,7 @@ async fn keep(
             // An inventory without limits would be written, and one with them a minute later.
             let answers = async {
                 while let Some(Ok((name, reply))) = asking.join_next().await {
-                    note(&mut devices, name, reply);
+                    note(&mut devices, &node, name, reply);
                 }
             };
             let _ = tokio::time::timeout(DEADLINE, answers).await;
@@ -205,7 +210,7 @@ fn question(node: &Node, device: &str, rails: Vec<Rail>) -> Question {
     }
 }
 
-fn note(devices: &mut BTreeMap<String, Device>, name: String, reply: Reply) {
+fn note(devices: &mut BTreeMap<String, Device>, node: &Node, name: String, reply: Reply) {
     let device = devices.entry(name).or_default();
     device.busy = false;
     device.held = reply.held;
@@ -218,8 +223,25 @@ fn note(devices: &mut BTreeMap<String, Device>, name: String, reply: Reply) {
     device.answer = reply.answer.map(|mut answer| {
         // They do not change while a device is there, and one that is sick now may tell none.
         answer.limits = answer.limits.or(before);
+        if let Some((taken, limits)) = answer.taken.as_mut().zip(answer.limits) {
+            device.growth.note(taken, Instant::now());
+            let soonest = device.growth.soonest(taken, limits.max_qp.into());
+            let rising = soonest.map(|(holder, hours)| Rising {
+                pid: holder.pid,
+                process: holder.process.clone(),
+                pod_uid: pod_uid(&node.root, holder.pid),
+                hours,
+            });
+            taken.rising = rising;
+        }
         answer
     });
+}
+
+/// Of the pod that a process runs in, by a file of the kernel's, which answers at once.
+fn pod_uid(root: &Path, pid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(root.join(format!("proc/{pid}/cgroup"))).ok()?;
+    cgroup::place(&text).map(|place| place.pod_uid)
 }
 
 /// What came of one question.
@@ -365,7 +387,7 @@ mod tests {
                 answer: Some(answer),
                 held: None,
             };
-            note(&mut devices, "rxe0".to_owned(), reply);
+            note(&mut devices, &node(), "rxe0".to_owned(), reply);
         }
         let told = merged(&facts(), &devices);
         let answer = told.hcas[0].verbs.as_ref().unwrap();
@@ -434,7 +456,7 @@ mod tests {
             answer: reply.answer,
             held: Some(stuck),
         };
-        note(&mut devices, "rxe0".to_owned(), reply);
+        note(&mut devices, &node(), "rxe0".to_owned(), reply);
         let device = devices.get_mut("rxe0").unwrap();
         assert!(!device.is_free());
         stuck = device.held.take().unwrap();

@@ -33,8 +33,8 @@ fn say(name: &str, answer: &Answer) -> Option<Said> {
     }
     // Named where it holds more than all others: who holds a little more changes with every look.
     let holder = taken
-        .most
-        .as_ref()
+        .holders
+        .first()
         .filter(|holder| holder.queue_pairs * 2 > taken.queue_pairs);
     let whose = holder.map_or_else(String::new, |holder| {
         format!(", most of them by {}", holder.process)

@@ -6,7 +6,7 @@ use crds::{CheckId, Reason, Verdict};
 use mooncake_node_agent::host::recording::{Entry, Recording};
 
 use super::recorded::machine;
-use super::verdicts::{Becomes, Case, Wanted, nothing, pool, pool_of_15_gib, round};
+use super::verdicts::{Becomes, Case, Wanted, injected, nothing, pool, pool_of_15_gib, round};
 
 use Becomes::Text;
 use Verdict::{Fail, Unknown, Warn};
@@ -109,12 +109,24 @@ pub(crate) const CASES: &[Case] = &[
         subject: "mlx5_3",
     },
     Case {
+        check: CheckId::QpGrowth,
+        machine: "dgx-h100",
+        wanted: injected,
+        path: "run/mooncake/verbs/mlx5_3",
+        becomes: Text(
+            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":1000,"max_cqe":9},"taken":{"queue_pairs":401,"registrations":7,"holders":[{"pid":4242,"process":"python3","queue_pairs":400}],"rising":{"pid":4242,"process":"python3","pod_uid":"5f1c0d2e-7a3b-4c5d-8e6f-001122334455","hours":6}},"registered":{"bytes":65536,"micros":1},"loops":[],"failed":null,"hung":null}"#,
+        ),
+        verdict: Warn,
+        reason: Reason::QueuePairsLeaking,
+        subject: "mlx5_3",
+    },
+    Case {
         check: CheckId::QpHeadroom,
         machine: "dgx-h100",
         wanted: nothing,
         path: "run/mooncake/verbs/mlx5_3",
         becomes: Text(
-            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":1000,"max_cqe":9},"taken":{"queue_pairs":901,"registrations":7,"most":{"process":"sglang::worker","queue_pairs":700}},"registered":{"bytes":65536,"micros":1},"loops":[],"failed":null,"hung":null}"#,
+            r#"{"limits":{"max_mr_size":9223372036854775808,"max_mr":9,"max_qp":1000,"max_cqe":9},"taken":{"queue_pairs":901,"registrations":7,"holders":[{"pid":7,"process":"sglang::worker","queue_pairs":700}]},"registered":{"bytes":65536,"micros":1},"loops":[],"failed":null,"hung":null}"#,
         ),
         verdict: Warn,
         reason: Reason::QueuePairsLow,

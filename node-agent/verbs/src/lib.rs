@@ -75,17 +75,33 @@ pub struct Limits {
 pub struct Taken {
     pub queue_pairs: u64,
     pub registrations: u64,
-    /// The process with the most queue pairs.
-    pub most: Option<Holder>,
+    /// The processes with the most queue pairs, the most first; 16 at most.
+    pub holders: Vec<Holder>,
+    /// Who takes ever more. One answer does not tell: who asks again and again adds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rising: Option<Rising>,
 }
 
 /// A process that holds queue pairs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Holder {
+    pub pid: u32,
     /// Its name.
     pub process: String,
     pub queue_pairs: u64,
+}
+
+/// A process that takes ever more queue pairs and gives none back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rising {
+    pub pid: u32,
+    pub process: String,
+    /// Of the pod that it runs in, where it runs in one.
+    pub pod_uid: Option<String>,
+    /// The device has none left in less than so many hours.
+    pub hours: u32,
 }
 
 /// Something that worked.

@@ -1,6 +1,7 @@
-//! What is taken of a device, as the kernel counts it: queue pairs and registrations, and the process that
-//! holds the most queue pairs. By netlink (`rdma_netlink.h`), as `rdma resource` asks.
+//! What is taken of a device, as the kernel counts it: queue pairs and registrations, and the processes that
+//! hold the most queue pairs. By netlink (`rdma_netlink.h`), as `rdma resource` asks.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
@@ -16,6 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest part of an answer; the kernel makes them of pages.
 const PART: usize = 64 << 10;
+
+/// Processes that are told at most.
+const HOLDERS: usize = 16;
 
 /// Most parts that are read: a hundred queue pairs each.
 const PARTS: usize = 16 << 10;
@@ -57,13 +61,15 @@ pub(crate) fn taken(device: &str) -> io::Result<Taken> {
     ask(RES_QP_GET, DUMP, Some(index), |message| {
         count(message, &mut held)
     })?;
-    taken.most = held
-        .into_iter()
-        .max_by_key(|(_, queue_pairs)| *queue_pairs)
-        .map(|(pid, queue_pairs)| Holder {
-            process: process(pid),
-            queue_pairs,
-        });
+    let mut held: Vec<(u32, u64)> = held.into_iter().collect();
+    held.sort_by_key(|(pid, queue_pairs)| (Reverse(*queue_pairs), *pid));
+    held.truncate(HOLDERS);
+    let holders = held.into_iter().map(|(pid, queue_pairs)| Holder {
+        pid,
+        process: process(pid),
+        queue_pairs,
+    });
+    taken.holders = holders.collect();
     Ok(taken)
 }
 
