@@ -1,7 +1,6 @@
-//! RDMA devices of a node that is a machine of its own, by Soft-RoCE: what is published of them is what
-//! verbs tell there, a pod of nobody in particular that claims one may lock what it registers with it, and
-//! a port that goes down is named until it is repaired. Told in the soak alone: the
-//! machine's processor is emulated.
+//! RDMA devices of a node that is a machine of its own, by Soft-RoCE: their limits are what verbs tell there,
+//! a claim of one lets a pod that is not root lock memory, and a port that goes down is named until it is
+//! repaired. Told in the soak alone: the machine's processor is emulated.
 
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,5 @@
 //! The hook of a container that claims RDMA devices: it lifts the limit of locked memory before the
-//! container's first instruction. The container runtime starts it on the node, as root, with the
-//! container's state on standard input (OCI runtime specification, "State"); `memlock trial` lifts only
-//! its own limit, by which the agent sees whether the node lets it.
-//!
-//! A container that keeps its low limit is better than one that does not start: whatever fails here is
-//! told on standard error, and of the two ends only a trial fails for it.
+//! container's first instruction. `devices/memlock.rs` puts it on the node.
 
 use std::io::{self, Read};
 use std::process::ExitCode;
@@ -14,6 +9,10 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 /// Longest state that is read; it holds the container's annotations.
 const LONGEST: u64 = 1 << 20;
 
+/// The container runtime starts it on the node, as root, with the container's state on standard input (OCI
+/// runtime specification, "State"). `memlock trial` lifts only its own limit, by which the agent sees
+/// whether the node lets it. A container that keeps its low limit is better than one that does not start:
+/// only a trial fails for what goes wrong.
 fn main() -> ExitCode {
     let trial = std::env::args().nth(1).is_some_and(|word| word == "trial");
     let lifted = if trial {
