@@ -1,10 +1,12 @@
-//! What the checks of containers have in common: which containers there are, and what each is called.
+//! What the checks of containers have in common: which containers there are, what each is called, and which
+//! devices it has.
 
 use crds::CheckId;
 use crds::node::InjectedPod;
 
 use super::World;
 use crate::host::container::Container;
+use crate::host::hca::Hca;
 
 /// Checks of which each word is about a container of an injected pod.
 const CHECKS: [CheckId; 5] = [
@@ -32,6 +34,25 @@ pub(super) fn subject(pod: &InjectedPod, container: &Container) -> String {
     match container.name.as_str() {
         "" => pod,
         container => format!("{pod} container {container}"),
+    }
+}
+
+/// True where the container has the device file of that device.
+pub(super) fn has(container: &Container, hca: &Hca) -> bool {
+    hca.device_file.as_ref().is_some_and(|file| {
+        let mut files = container.device_files.iter();
+        files.any(|own| (own.major, own.minor) == (file.major, file.minor))
+    })
+}
+
+/// The first `most` of them in words, and how many more there are.
+pub(super) fn list(names: impl Iterator<Item = String>, most: usize) -> String {
+    let names: Vec<String> = names.collect();
+    let first = names[..names.len().min(most)].join(", ");
+    match names.len().saturating_sub(most) {
+        0 if names.is_empty() => "none".to_owned(),
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }
 

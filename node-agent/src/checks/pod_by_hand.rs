@@ -51,7 +51,7 @@ fn unknown(facts: &Facts, container: &Container) -> Option<String> {
     let has = |name: &str| facts.hcas.iter().any(|hca| hca.name == name);
     let mut named = container.by_hand.devices.iter();
     let (variable, name) = named.find(|(_, name)| !has(name))?;
-    let there = list(rails::devices(facts).map(|hca| hca.name.clone()));
+    let there = pod::list(rails::devices(facts).map(|hca| hca.name.clone()), LISTED);
     Some(format!(
         "{variable} names {name}, which the node does not have; it has {there}"
     ))
@@ -95,17 +95,13 @@ fn uses(container: &Container, hca: &Hca) -> bool {
     if !named.is_empty() {
         return named.iter().any(|(_, name)| *name == hca.name);
     }
-    let own = |file: &crate::host::hca::DeviceFile| {
-        let mut files = container.device_files.iter();
-        files.any(|has| (has.major, has.minor) == (file.major, file.minor))
-    };
-    hca.device_file.as_ref().is_some_and(own)
+    pod::has(container, hca)
 }
 
 fn unfit_port(hca: &Hca, number: u8, port: Option<&Port>) -> Option<String> {
     let others = |wanted: fn(&Port) -> bool| {
         let others = hca.ports.iter().filter(|port| wanted(port));
-        list(others.map(|port| port.number.to_string()))
+        pod::list(others.map(|port| port.number.to_string()), LISTED)
     };
     match port {
         None => Some(format!(
@@ -138,7 +134,7 @@ fn unfit_gid(variable: &str, index: &str, hca: &Hca, port: &Port) -> Option<Stri
     };
     let found = port.gids.iter().find(|gid| Some(gid.index) == wanted);
     let Some(gid) = found else {
-        let there = list(port.gids.iter().map(|gid| gid.index.to_string()));
+        let there = pod::list(port.gids.iter().map(|gid| gid.index.to_string()), LISTED);
         return Some(format!(
             "{variable} is {index}, where {name} has no GID; it has {there}; {best}"
         ));
@@ -155,14 +151,4 @@ fn unfit_gid(variable: &str, index: &str, hca: &Hca, port: &Port) -> Option<Stri
     Some(format!(
         "{variable} is {index}, and that GID of {name} is {what}; {best}"
     ))
-}
-
-fn list(names: impl Iterator<Item = String>) -> String {
-    let names: Vec<String> = names.collect();
-    let first = names[..names.len().min(LISTED)].join(", ");
-    match names.len().saturating_sub(LISTED) {
-        0 if names.is_empty() => "none".to_owned(),
-        0 => first,
-        more => format!("{first} and {more} more"),
-    }
 }

@@ -48,19 +48,10 @@ fn look(world: &World<'_>) -> Vec<Said> {
 
 /// How many of the node's devices a container has.
 pub(super) fn count(facts: &Facts, container: &Container) -> usize {
-    let has = |major, minor| {
-        let mut files = container.device_files.iter();
-        files.any(|file| (file.major, file.minor) == (major, minor))
-    };
-    let devices = rails::devices(facts).filter_map(|hca| hca.device_file.as_ref());
-    devices.filter(|file| has(file.major, file.minor)).count()
+    let devices = rails::devices(facts);
+    devices.filter(|hca| pod::has(container, hca)).count()
 }
 
 fn named(facts: &Facts) -> String {
-    let names: Vec<&str> = rails::devices(facts).map(|hca| hca.name.as_str()).collect();
-    let first = names[..names.len().min(NAMED)].join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => first,
-        more => format!("{first} and {more} more"),
-    }
+    pod::list(rails::devices(facts).map(|hca| hca.name.clone()), NAMED)
 }
