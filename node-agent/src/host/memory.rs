@@ -12,6 +12,11 @@ pub struct NumaNode {
     pub memory: Option<u64>,
     /// In bytes.
     pub free: Option<u64>,
+    /// What could be had without harm to others, in bytes: what is free, and half of what file pages and
+    /// slabs hold that can be dropped.
+    pub available: Option<u64>,
+    /// False for memory beside which there are no processors, such as a GPU's.
+    pub processors: bool,
     pub distances: Vec<u32>,
     pub hugepages: Vec<Hugepages>,
 }
@@ -35,24 +40,25 @@ pub(super) fn numa_nodes(tree: &Tree) -> Vec<NumaNode> {
         .text(&path)
         .map(|text| engine::parse_list(&text))
         .unwrap_or_default();
+    let path = format!("{at}/has_cpu");
+    let near = tree.text(&path).map(|text| engine::parse_list(&text));
     ids.iter()
-        .map(|id| numa_node(tree, &format!("{at}/node{id}"), *id))
+        .map(|id| {
+            let processors = near.as_ref().is_none_or(|near| near.contains(id));
+            numa_node(tree, &format!("{at}/node{id}"), *id, processors)
+        })
         .collect()
 }
 
-fn numa_node(tree: &Tree, at: &str, id: u32) -> NumaNode {
+fn numa_node(tree: &Tree, at: &str, id: u32, processors: bool) -> NumaNode {
     let path = format!("{at}/meminfo");
     let meminfo = tree.need(&path);
-    let of = |name: &str| {
-        tree.parsed(&path, meminfo.as_ref()?, |text| {
-            let line = text.lines().find_map(|line| {
-                let (_, rest) = line.split_once(name)?;
-                rest.strip_prefix(':')
-            })?;
-            let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-            kibibytes.checked_mul(1 << 10)
-        })
-    };
+    let of = |name: &str| tree.parsed(&path, meminfo.as_ref()?, |text| amount(text, name));
+    let free = of("MemFree");
+    let dropped = ["Active(file)", "Inactive(file)", "SReclaimable"]
+        .iter()
+        .filter_map(|name| amount(meminfo.as_ref()?, name))
+        .fold(0, u64::saturating_add);
     let path = format!("{at}/distance");
     let distances = tree.text(&path).and_then(|text| {
         tree.parsed(&path, text, |text| {
@@ -65,10 +71,23 @@ fn numa_node(tree: &Tree, at: &str, id: u32) -> NumaNode {
     NumaNode {
         id,
         memory: of("MemTotal"),
-        free: of("MemFree"),
+        free,
+        available: free.map(|free| free.saturating_add(dropped / 2)),
+        processors,
         distances: distances.unwrap_or_default(),
         hugepages: hugepages(tree, &format!("{at}/hugepages")),
     }
+}
+
+/// In bytes. Each line begins with the number of the node.
+fn amount(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| {
+        let (node, rest) = line.split_once(name)?;
+        let whole = node.is_empty() || node.ends_with(' ');
+        rest.strip_prefix(':').filter(|_| whole)
+    })?;
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kibibytes.checked_mul(1 << 10)
 }
 
 /// Those of the whole machine, which alone knows what is reserved.
