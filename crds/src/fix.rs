@@ -44,6 +44,8 @@ macro_rules! fixes {
 }
 
 fixes! {
+    /// Sets aside as many hugepages on each NUMA node as spec.hugepages says, from memory that no pod has asked for.
+    Hugepages, HugepagesShort, "hugepages";
     /// Widens the range of ephemeral ports of the node's network namespace to the kernel's own, 32768 to 60999, where it has too few.
     LocalPortRange, EphemeralPortsLow, "net.ipv4.ip_local_port_range";
     /// Raises how many mappings a process may have to what the check MapCount asks.
@@ -93,13 +95,14 @@ pub const FIXES_LIMIT: usize = 16;
 pub struct FixReport {
     /// The fix.
     pub id: FixId,
-    /// FixProposed, FixApplied, FixRefused or FixSetBack.
+    /// FixProposed, FixApplied, FixRefused or FixSetBack; of hugepages also PodRequestsUnknown,
+    /// KubeletRestartRequired and HugepagesInUse.
     pub reason: crate::reason::Reason,
     /// What stood there before.
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = 128))]
     pub before: String,
     /// What stands there after it.
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = 128))]
     pub after: String,
     /// The reason in words.
     #[schemars(length(max = 256))]

@@ -11,7 +11,7 @@ use crate::ByteSize;
 use crate::check::{CheckCounts, CheckFinding};
 use crate::cluster::{NumaPolicy, PageSize, TransportPolicy};
 use crate::fix::FixReport;
-use crate::inventory::{NoGid, PortState};
+use crate::inventory::{Hugepages, NoGid, PortState};
 use crate::policy::PolicyInForce;
 
 /// One node's share in the pools. Named after the node and owned by it, by UID.
@@ -133,6 +133,10 @@ pub struct MooncakeNodeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyInForce>,
 
+    /// What hugepages may be taken from; only where the policy has the agent set some aside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<Room>,
+
     /// The agents to which this node's agent proves the way, again and again: the next ones on a ring
     /// of all nodes, the nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -145,6 +149,21 @@ pub struct MooncakeNodeSpec {
     #[schemars(length(max = 4))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
     pub probers: Vec<Prober>,
+}
+
+/// What the node has beyond what its pods ask for, and what its kubelet knows of hugepages. Agents read
+/// neither pods nor Nodes.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Room {
+    /// The Node's allocatable memory beyond the requests of all its pods, rounded down; told only while
+    /// the agent has something to decide by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+    /// Hugepages that the kubelet gives to pods: it counts them when it starts, and not again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2))]
+    pub hugepages: Vec<Hugepages>,
 }
 
 /// So many agents each agent proves its way to, and is proved by; `probes` and `probers` have as many

@@ -9,7 +9,9 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::ByteSize;
 use crate::check::CheckId;
+use crate::cluster::PageSize;
 use crate::fix::{FixId, FixMode};
 
 /// Cluster-scoped, an administrator's object.
@@ -69,6 +71,9 @@ use crate::fix::{FixId, FixMode};
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("!has(self.fixes) || !self.fixes.exists(fix, fix.id == 'Hugepages') || (has(self.hugepages) && size(self.hugepages) > 0)").message("the fix Hugepages has no amount: add e.g. {pageSize: 2Mi, perNumaNode: 4Gi} to spec.hugepages").field_path(".hugepages")
+)]
 pub struct MooncakeNodePolicySpec {
     /// Labels of the nodes that it selects. Empty: every node.
     #[serde(default)]
@@ -95,6 +100,35 @@ pub struct MooncakeNodePolicySpec {
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub fixes: Vec<FixRule>,
+
+    /// How many hugepages the fix Hugepages sets aside. A node is given all of it or nothing; an amount
+    /// that is made smaller takes none away.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["pageSize".into()]))]
+    pub hugepages: Vec<HugepagesRule>,
+}
+
+/// Hugepages of one size.
+#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.pageSize != '4Ki'").message("pageSize must be 2Mi or 1Gi: others are not set aside").field_path(".pageSize"),
+    validation = Rule::new("quantity(string(self.perNumaNode)).compareTo(quantity('2Mi')) >= 0 && quantity(string(self.perNumaNode)).compareTo(quantity('16Ti')) <= 0").message("perNumaNode must be from one page to 16Ti: it is set aside on each NUMA node").field_path(".perNumaNode"),
+    validation = Rule::new("quantity(string(self.perNumaNode)).isInteger() && quantity(string(self.perNumaNode)).asInteger() % quantity(self.pageSize).asInteger() == 0").message("perNumaNode must be a whole number of pages: raise it to a multiple of pageSize").field_path(".perNumaNode")
+)]
+pub struct HugepagesRule {
+    /// Size of the pages, `2Mi` or `1Gi`.
+    pub page_size: PageSize,
+    /// Bytes in such pages on each NUMA node that has processors and memory, e.g. `4Gi`.
+    pub per_numa_node: ByteSize,
+}
+
+impl HugepagesRule {
+    /// Pages on each NUMA node.
+    pub fn pages(&self) -> u64 {
+        self.per_numa_node.0 / self.page_size.bytes()
+    }
 }
 
 /// One thing that may be set right.
@@ -178,9 +212,23 @@ pub struct PolicyInForce {
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub fixes: Vec<FixRule>,
+    /// How many hugepages the fix Hugepages sets aside.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "understood"
+    )]
+    #[schemars(length(max = 2))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["pageSize".into()]))]
+    pub hugepages: Vec<HugepagesRule>,
 }
 
 impl PolicyInForce {
+    /// True where the agent is to set hugepages aside, or to show how many it would.
+    pub fn asks_for_hugepages(&self) -> bool {
+        self.mode(FixId::Hugepages).is_some() && !self.hugepages.is_empty()
+    }
+
     /// How far the agent may go with that fix.
     pub fn mode(&self, fix: FixId) -> Option<FixMode> {
         let rule = self.fixes.iter().find(|rule| rule.id == fix);

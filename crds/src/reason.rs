@@ -283,6 +283,12 @@ reasons! {
     FixEnded, Cluster, "Nothing to do.";
     /// The node refuses a fix that the policy asks for.
     FixRefused, Node, "See the error in the message: do it by hand on the node, or remove the fix from the MooncakeNodePolicy.";
+    /// How much memory the pods of the node leave is not known yet, and hugepages are taken from nothing else.
+    PodRequestsUnknown, Cluster, "Wait; if it stays, see the operator's log: it counts what the node's pods ask for.";
+    /// The agent has set hugepages aside, and the kubelet, which counts them only when it starts, gives none of them to pods yet.
+    KubeletRestartRequired, Node, "Restart the kubelet on the node: systemctl restart kubelet; pods go on running.";
+    /// Hugepages that no policy asks for any more are in use; they go as soon as they are free.
+    HugepagesInUse, App, "Let the pods that use them end, or leave them be.";
     /// What the agent has set right was set back by somebody else; it is set right again once a minute.
     FixSetBack, Node, "Find who sets it back (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.";
     /// The way to a peer works and is much slower than a network is.

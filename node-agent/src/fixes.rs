@@ -7,5 +7,7 @@
 
 pub mod attempts;
 pub mod hand;
+mod hugepages;
 pub mod kept;
+mod pages;
 pub mod plan;

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 
 mod compare;
 
-pub use compare::{covers, fingerprint};
+pub use compare::{covers, fingerprint, thousandths};
 
 /// Field manager of every write of the operator.
 pub const FIELD_MANAGER: &str = "mooncake-operator";

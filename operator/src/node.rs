@@ -31,6 +31,7 @@ pub mod lost;
 pub mod news;
 pub mod observe;
 pub mod ring;
+pub mod room;
 
 use observe::Observed;
 
@@ -51,6 +52,8 @@ pub struct Context {
     pub words: news::LastWords,
     /// What agents said of what they set right.
     pub fixes: news::LastFixes,
+    /// When the pods of nodes were counted.
+    pub counted: room::Counted,
 }
 
 /// Why a reconcile ended early.
@@ -71,7 +74,7 @@ pub async fn reconcile(node: Arc<Node>, context: Arc<Context>) -> Result<Action,
 
 async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError> {
     let api = Api::<MooncakeNode>::all(context.client.clone());
-    let Some(observed) = observe::observe(&context.caches, node) else {
+    let Some(mut observed) = observe::observe(&context.caches, node) else {
         return Ok(Action::await_change());
     };
     if let Some(stale) = observed.of_an_earlier_node() {
@@ -80,6 +83,7 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         context.writer.delete(&api, stale).await?;
         return Ok(Action::requeue(AFTER_DELETE));
     }
+    observed.room = room::of_node(&observed, node, context).await;
     let left = lost(&observed, context).await;
     let removed: Vec<String> = left.iter().map(|left| left.pod_uid.clone()).collect();
     let Some(wanted) = desired::desired(&observed, &removed) else {
@@ -143,10 +147,12 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
     let grace = away.and_then(|away| alive::AWAY.checked_sub(away));
     let domains = observed.domains.as_deref().unwrap_or_default();
     let place = view::waits(domains).then_some(view::LOOK_AGAIN);
+    let room = room::wait(&observed);
     Ok(silent
         .into_iter()
         .chain(grace)
         .chain(place)
+        .chain(room)
         .min()
         .map_or_else(Action::await_change, Action::requeue))
 }
@@ -172,7 +178,7 @@ async fn tell_fixes(object: &MooncakeNode, context: &Context) {
         let about = object.object_ref(&());
         let (events, writer) = (&context.events, &context.writer);
         match reason {
-            Reason::FixRefused | Reason::FixSetBack => {
+            Reason::FixRefused | Reason::FixSetBack | Reason::KubeletRestartRequired => {
                 events.warn(writer, about, reason, "Fix", note).await;
             }
             _ => events.note(writer, about, reason, "Fix", note).await,

@@ -6,7 +6,6 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crds::policy::PolicyInForce;
 use crds::{FixId, FixReport};
 use tokio::process::Command;
 use tokio::sync::watch;
@@ -18,12 +17,15 @@ use super::report::Board;
 use crate::fixes::attempts::Attempts;
 use crate::fixes::hand::Outcome;
 use crate::fixes::kept::Kept;
-use crate::fixes::plan::{Change, Step, plan};
+use crate::fixes::plan::{self, Asked, Change, Step, plan};
 use crate::host::Facts;
 use crate::host::round::Node;
 
 /// How long all changes of one look may take; a module may wait for its device.
 const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The same for hugepages: the hand gives up before, and gives back what it got.
+const DEADLINE_OF_HUGEPAGES: Duration = Duration::from_secs(180);
 
 /// A look that had begun before a change tells what stood there before.
 const STALE_LOOKS: u8 = 2;
@@ -82,7 +84,12 @@ impl Fixing {
             if stale > 0 {
                 continue;
             }
-            let (reports, changed) = self.look(&facts, object.spec.policy.as_ref()).await;
+            let asked = Asked {
+                node: object.metadata.name.as_deref().unwrap_or_default(),
+                policy: object.spec.policy.as_ref(),
+                room: object.spec.room.as_ref(),
+            };
+            let (reports, changed) = self.look(&facts, asked).await;
             if changed {
                 stale = STALE_LOOKS;
             }
@@ -96,12 +103,8 @@ impl Fixing {
     }
 
     /// What is to be said, and whether anything was touched.
-    async fn look(
-        &mut self,
-        facts: &Facts,
-        policy: Option<&PolicyInForce>,
-    ) -> (Vec<FixReport>, bool) {
-        let steps = plan(facts, policy, self.kept.changes());
+    async fn look(&mut self, facts: &Facts, asked: Asked<'_>) -> (Vec<FixReport>, bool) {
+        let steps = plan(facts, &asked, self.kept.changes());
         for id in FixId::ALL {
             if !steps.iter().any(|step| touches(step) == Some(*id)) {
                 self.attempts.forget(*id);
@@ -122,7 +125,7 @@ impl Fixing {
         let mut reports = Vec::new();
         for step in steps {
             let step = match due.contains(&step) {
-                true => self.carry_out(step, up).await,
+                true => self.carry_out(step, &asked, up).await,
                 false => Some(step),
             };
             reports.extend(step.and_then(|step| self.attempts.report(&step)));
@@ -131,15 +134,16 @@ impl Fixing {
     }
 
     /// What there is to say of it afterwards.
-    async fn carry_out(&mut self, step: Step, up: Duration) -> Option<Step> {
+    async fn carry_out(&mut self, step: Step, asked: &Asked<'_>, up: Duration) -> Option<Step> {
         let (Step::Do(change) | Step::Undo(change)) = &step else {
             return Some(step);
         };
         let (id, doing) = (change.id, matches!(step, Step::Do(_)));
         let before = self.kept.changes().get(&id).cloned();
         // First what stood there, or nobody could undo it.
+        let kept = plan::kept(before.as_ref(), change);
         let noted = if doing {
-            self.kept.add([change.clone()])
+            self.kept.add([kept.clone()])
         } else {
             Ok(())
         };
@@ -153,13 +157,15 @@ impl Fixing {
             "{}", if doing { "setting right" } else { "setting back" });
         match outcome {
             Outcome::Done if doing => {
-                self.attempts.note(id, up, Ok(()));
-                Some(Step::Stands(change.clone()))
+                self.attempts.note(change, up, Ok(()));
+                Some(plan::standing(kept, asked))
             }
             Outcome::Done => {
-                self.settle(id, None);
+                let rest = before.and_then(|done| plan::rest(&done, change));
+                let (rest, step) = rest.unzip();
+                self.settle(id, rest);
                 self.attempts.forget(id);
-                None
+                step
             }
             // The next look tells what stands there now.
             Outcome::Moved => {
@@ -167,8 +173,11 @@ impl Fixing {
                 None
             }
             Outcome::Refused(why) => {
-                self.settle(id, before);
-                self.attempts.note(id, up, Err(why));
+                // A child that was cut off may have left a part of them, which the next attempt is to know.
+                if !(doing && id == FixId::Hugepages) {
+                    self.settle(id, before);
+                }
+                self.attempts.note(change, up, Err(why));
                 Some(step)
             }
         }
@@ -183,7 +192,9 @@ impl Fixing {
 
 fn touches(step: &Step) -> Option<FixId> {
     match step {
-        Step::Do(change) | Step::Undo(change) | Step::Stands(change) => Some(change.id),
+        Step::Do(change) | Step::Undo(change) | Step::Stands(change) | Step::Say { change, .. } => {
+            Some(change.id)
+        }
         Step::Propose(_) | Step::Forget(_) => None,
     }
 }
@@ -211,10 +222,14 @@ async fn in_a_child(node: &Node, change: &Change) -> Outcome {
         .env_clear()
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    let said = match tokio::time::timeout(DEADLINE, command.output()).await {
+    let deadline = match change.id {
+        FixId::Hugepages => DEADLINE_OF_HUGEPAGES,
+        _ => DEADLINE,
+    };
+    let said = match tokio::time::timeout(deadline, command.output()).await {
         Ok(Ok(said)) => said,
         Ok(Err(error)) => return refused("starting a child", &error),
-        Err(_) => return refused("a child", &format!("no answer in {DEADLINE:?}")),
+        Err(_) => return refused("a child", &format!("no answer in {deadline:?}")),
     };
     let outcomes: Vec<(FixId, Outcome)> = match serde_json::from_slice(&said.stdout) {
         Ok(outcomes) => outcomes,

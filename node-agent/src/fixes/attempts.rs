@@ -11,13 +11,17 @@ use super::plan::{Change, Step};
 /// Between two attempts at one fix.
 const PERIOD: Duration = Duration::from_secs(60);
 
+/// The kernel moves much memory in search of hugepages.
+const PERIOD_OF_HUGEPAGES: Duration = Duration::from_secs(600);
+
 /// As the schema has it.
 const MESSAGE: usize = 256;
-const VALUE: usize = 64;
+const VALUE: usize = 128;
 
 #[derive(Debug)]
 struct Attempt {
     at: Duration,
+    after: String,
     refused: Option<String>,
 }
 
@@ -29,20 +33,29 @@ impl Attempts {
     /// True where it is to be carried out now.
     pub fn is_due(&self, step: &Step, up: Duration) -> bool {
         let last = |id| self.0.get(&id);
-        let rested = |last: &Attempt| up.saturating_sub(last.at) >= PERIOD;
+        let rested = |last: &Attempt, period| up.saturating_sub(last.at) >= period;
         match step {
-            Step::Do(change) => last(change.id).is_none_or(rested),
-            Step::Undo(change) => {
-                last(change.id).is_none_or(|last| last.refused.is_none() || rested(last))
+            Step::Do(change) if change.id == FixId::Hugepages => {
+                // Another amount is another question.
+                let other = |last: &Attempt| last.after != change.after;
+                last(change.id).is_none_or(|last| other(last) || rested(last, PERIOD_OF_HUGEPAGES))
             }
-            Step::Propose(_) | Step::Stands(_) | Step::Forget(_) => false,
+            Step::Do(change) => last(change.id).is_none_or(|last| rested(last, PERIOD)),
+            Step::Undo(change) => {
+                last(change.id).is_none_or(|last| last.refused.is_none() || rested(last, PERIOD))
+            }
+            Step::Propose(_) | Step::Stands(_) | Step::Forget(_) | Step::Say { .. } => false,
         }
     }
 
     /// It was tried.
-    pub fn note(&mut self, id: FixId, up: Duration, outcome: Result<(), String>) {
-        let refused = outcome.err();
-        self.0.insert(id, Attempt { at: up, refused });
+    pub fn note(&mut self, change: &Change, up: Duration, outcome: Result<(), String>) {
+        let attempt = Attempt {
+            at: up,
+            after: change.after.clone(),
+            refused: outcome.err(),
+        };
+        self.0.insert(change.id, attempt);
     }
 
     /// Nobody asks for it any more: who asks anew is not told of what was.
@@ -73,6 +86,11 @@ impl Attempts {
                 let words = format!("setting back what stood there before: {why}");
                 Some(said(change, Reason::FixRefused, &words))
             }
+            Step::Say {
+                change,
+                reason,
+                words,
+            } => Some(said(change, *reason, words)),
             Step::Forget(_) => None,
         }
     }
@@ -109,15 +127,16 @@ mod tests {
     #[test]
     fn what_was_refused_or_set_back_is_tried_again_once_a_minute_and_says_so() {
         let mut attempts = Attempts::default();
-        let todo = Step::Do(change(ID, "1000", "65530"));
+        let raise = change(ID, "1000", "65530");
+        let todo = Step::Do(raise.clone());
         let reason = |attempts: &Attempts| attempts.report(&todo).map(|report| report.reason);
         assert!(attempts.is_due(&todo, at(0)));
-        attempts.note(ID, at(0), Err("EROFS".to_owned()));
+        attempts.note(&raise, at(0), Err("EROFS".to_owned()));
         assert!(!attempts.is_due(&todo, at(59)) && attempts.is_due(&todo, at(60)));
         let report = attempts.report(&todo).unwrap();
         assert_eq!(report.reason, Reason::FixRefused);
         assert_eq!(report.message, "vm.max_map_count: EROFS");
-        attempts.note(ID, at(60), Ok(()));
+        attempts.note(&raise, at(60), Ok(()));
         assert_eq!(reason(&attempts), Some(Reason::FixSetBack));
         attempts.forget(ID);
         assert!(attempts.is_due(&todo, at(61)));
@@ -126,17 +145,45 @@ mod tests {
     #[test]
     fn what_could_not_be_undone_is_told_and_what_was_undone_is_not() {
         let mut attempts = Attempts::default();
-        let undo = Step::Undo(change(ID, "65530", "1000"));
+        let back = change(ID, "65530", "1000");
+        let undo = Step::Undo(back.clone());
         assert_eq!(attempts.report(&undo), None);
-        attempts.note(ID, at(0), Ok(()));
+        attempts.note(&back, at(0), Ok(()));
         assert!(
             attempts.is_due(&undo, at(1)),
             "what was just done need not rest"
         );
-        attempts.note(ID, at(0), Err("e".repeat(999)));
+        attempts.note(&back, at(0), Err("e".repeat(999)));
         let report = attempts.report(&undo).unwrap();
         assert_eq!(report.reason, Reason::FixRefused);
         assert_eq!(report.message.len(), MESSAGE);
         assert!(!attempts.is_due(&undo, at(59)) && attempts.is_due(&undo, at(60)));
+    }
+
+    #[test]
+    fn the_kernel_is_seldom_asked_for_the_same_hugepages_and_at_once_for_others() {
+        let mut attempts = Attempts::default();
+        let asked = |pages: u32| {
+            change(
+                FixId::Hugepages,
+                "2Mi: node0 0",
+                &format!("2Mi: node0 {pages}"),
+            )
+        };
+        attempts.note(&asked(512), at(0), Err("no such memory".to_owned()));
+        assert!(!attempts.is_due(&Step::Do(asked(512)), at(599)));
+        assert!(attempts.is_due(&Step::Do(asked(512)), at(600)));
+        assert!(attempts.is_due(&Step::Do(asked(256)), at(1)));
+        let waits = Step::Say {
+            change: asked(512),
+            reason: Reason::PodRequestsUnknown,
+            words: "waits".to_owned(),
+        };
+        assert!(!attempts.is_due(&waits, at(9999)));
+        let report = attempts.report(&waits).unwrap();
+        assert_eq!(
+            (report.reason, report.message.as_str()),
+            (Reason::PodRequestsUnknown, "hugepages: waits")
+        );
     }
 }

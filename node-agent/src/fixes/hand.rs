@@ -1,5 +1,5 @@
-//! The one place that changes a node: settings below its /proc/sys, and modules. In a process of its own,
-//! as the kernel may hold who writes, and as loading a module changes that process's root.
+//! The one place that changes a node: settings below its /proc/sys, hugepages, and modules. In a process
+//! of its own, as the kernel may hold who writes, and as loading a module changes that process's root.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -12,6 +12,8 @@ use sys::net::Namespace;
 
 use super::plan::{Change, is_module};
 use crate::host::round::Node;
+
+mod pages;
 
 /// Where a node has its modprobe.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin";
@@ -61,6 +63,9 @@ fn of(done: io::Result<bool>) -> Outcome {
 
 /// Settings of the network are those of who writes them.
 fn set(node: &Node, change: &Change) -> io::Result<bool> {
+    if change.id == FixId::Hugepages {
+        return pages::set(&node.root, change);
+    }
     let path = format!("proc/sys/{}", change.id.target().replace('.', "/"));
     let write = || write(&node.root, &path, change);
     match &node.network {

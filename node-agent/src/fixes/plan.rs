@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use crds::node::Room;
 use crds::policy::PolicyInForce;
-use crds::{FixId, FixMode};
+use crds::{FixId, FixMode, Reason};
 use serde::{Deserialize, Serialize};
 
+use super::hugepages;
 use crate::checks::{self, ephemeral_ports, map_count};
 use crate::host::Facts;
 
@@ -27,6 +29,25 @@ pub struct Change {
     pub after: String,
 }
 
+/// What the operator says of the node.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Asked<'a> {
+    /// Its name.
+    pub node: &'a str,
+    pub policy: Option<&'a PolicyInForce>,
+    pub room: Option<&'a Room>,
+}
+
+impl Asked<'_> {
+    pub(super) fn mode(&self, id: FixId) -> Option<FixMode> {
+        self.policy.and_then(|policy| policy.mode(id))
+    }
+
+    pub(super) fn wants_hugepages(&self) -> bool {
+        self.policy.is_some_and(PolicyInForce::asks_for_hugepages)
+    }
+}
+
 /// What is to become of one fix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -39,20 +60,55 @@ pub enum Step {
     Undo(Change),
     /// The value is not ours any more.
     Forget(FixId),
+    /// Nothing is to be done now, and that is told.
+    Say {
+        change: Change,
+        reason: Reason,
+        words: String,
+    },
 }
 
 /// The steps of one look. What cannot be read of the node has none.
-pub fn plan(
-    facts: &Facts,
-    policy: Option<&PolicyInForce>,
-    done: &BTreeMap<FixId, Change>,
-) -> Vec<Step> {
+pub fn plan(facts: &Facts, asked: &Asked<'_>, done: &BTreeMap<FixId, Change>) -> Vec<Step> {
     let all = FixId::ALL.iter();
-    all.filter_map(|id| {
-        let mode = policy.and_then(|policy| policy.mode(*id));
-        step(*id, facts, mode, done.get(id))
+    all.filter_map(|id| match id {
+        FixId::Hugepages => hugepages::step(facts, asked, done.get(id)),
+        _ => step(*id, facts, asked.mode(*id), done.get(id)),
     })
     .collect()
+}
+
+/// What is to be kept of a change that is about to be made: what stood there before, also where an
+/// earlier one of ours is what stands there now.
+pub fn kept(done: Option<&Change>, change: &Change) -> Change {
+    if change.id == FixId::Hugepages
+        && let Some(kept) = hugepages::kept(done, change)
+    {
+        return kept;
+    }
+    let mut kept = change.clone();
+    if let Some(done) = done.filter(|done| done.after == change.before) {
+        kept.before.clone_from(&done.before);
+    }
+    kept
+}
+
+/// What there is to say of a change that was just made.
+pub fn standing(change: Change, asked: &Asked<'_>) -> Step {
+    match change.id {
+        FixId::Hugepages => hugepages::standing(change, asked),
+        _ => Step::Stands(change),
+    }
+}
+
+/// What of `done` is still to be undone after `undone`, and what there is to say of it.
+pub fn rest(done: &Change, undone: &Change) -> Option<(Change, Step)> {
+    let rest = match done.id {
+        FixId::Hugepages => hugepages::rest(done, undone),
+        _ => None,
+    }?;
+    let step = hugepages::in_use(&rest);
+    Some((rest, step))
 }
 
 fn step(id: FixId, facts: &Facts, mode: Option<FixMode>, done: Option<&Change>) -> Option<Step> {
@@ -88,7 +144,9 @@ fn undoable(id: FixId) -> bool {
 pub fn is_module(id: FixId) -> bool {
     match id {
         FixId::ModuleIbUverbs | FixId::ModuleNvidiaPeermem | FixId::ModuleRdmaUcm => true,
-        FixId::LocalPortRange | FixId::MaxMapCount | FixId::TimeWaitReuse => false,
+        FixId::Hugepages | FixId::LocalPortRange | FixId::MaxMapCount | FixId::TimeWaitReuse => {
+            false
+        }
     }
 }
 
@@ -99,6 +157,8 @@ fn present(id: FixId, facts: &Facts) -> Option<String> {
         FixId::MaxMapCount => kernel.max_map_count.map(|count| count.to_string()),
         FixId::LocalPortRange => kernel.local_ports.map(range),
         FixId::TimeWaitReuse => kernel.time_wait_reuse.map(|reuse| reuse.to_string()),
+        // Many values, of which the policy says how many there should be.
+        FixId::Hugepages => None,
         FixId::ModuleIbUverbs | FixId::ModuleNvidiaPeermem | FixId::ModuleRdmaUcm => {
             let mut modules = kernel.modules.iter();
             let loaded = modules.any(|module| module.name == id.target());
@@ -120,6 +180,7 @@ fn wanted(id: FixId, facts: &Facts) -> Option<String> {
             let few = ephemeral_ports::count((first, last)) < ephemeral_ports::ENOUGH;
             few.then(|| range((first.min(LOCAL_PORTS.0), last.max(LOCAL_PORTS.1))))
         }
+        FixId::Hugepages => None,
         FixId::TimeWaitReuse => {
             let reuse = kernel.time_wait_reuse?.to_string();
             (reuse != REUSED).then(|| REUSED.to_owned())
@@ -160,7 +221,20 @@ pub(super) mod tests {
                 .iter()
                 .map(|id| FixRule { id: *id, mode })
                 .collect(),
+            hugepages: Vec::new(),
         }
+    }
+
+    fn plan(
+        facts: &Facts,
+        policy: Option<&PolicyInForce>,
+        done: &BTreeMap<FixId, Change>,
+    ) -> Vec<Step> {
+        let asked = Asked {
+            policy,
+            ..Asked::default()
+        };
+        super::plan(facts, &asked, done)
     }
 
     pub(in crate::fixes) fn change(id: FixId, before: &str, after: &str) -> Change {
@@ -226,6 +300,17 @@ pub(super) mod tests {
             assert_eq!(at(70_000, mode), [Step::Forget(FixId::MaxMapCount)]);
             assert_eq!(at(2000, mode), [Step::Forget(FixId::MaxMapCount)]);
         }
+    }
+
+    #[test]
+    fn what_stood_before_the_first_change_is_kept_when_another_follows() {
+        let first = change(FixId::MaxMapCount, "1000", "65530");
+        let next = change(FixId::MaxMapCount, "65530", "1048576");
+        let both = change(FixId::MaxMapCount, "1000", "1048576");
+        assert_eq!(kept(Some(&first), &next), both);
+        let others = change(FixId::MaxMapCount, "2000", "1048576");
+        assert_eq!(kept(Some(&first), &others), others);
+        assert_eq!(kept(None, &next), next);
     }
 
     #[test]

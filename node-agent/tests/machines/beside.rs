@@ -114,7 +114,7 @@ fn a_clock_that_is_seconds_off_is_told_in_steps_that_hold_still() {
 }
 
 #[test]
-fn a_fix_that_the_node_refuses_or_somebody_sets_back_is_a_warning() {
+fn a_fix_that_the_node_refuses_or_somebody_sets_back_or_the_kubelet_does_not_see_is_a_warning() {
     let told = |reason: Reason| {
         let wanted = Wanted {
             fixes: vec![FixReport {
@@ -131,10 +131,19 @@ fn a_fix_that_the_node_refuses_or_somebody_sets_back_is_a_warning() {
         let said = of.unwrap().said[0].trouble.as_ref();
         said.map(|trouble| (trouble.verdict, trouble.reason))
     };
-    for fine in [Reason::FixApplied, Reason::FixProposed] {
+    for fine in [
+        Reason::FixApplied,
+        Reason::FixProposed,
+        Reason::PodRequestsUnknown,
+        Reason::HugepagesInUse,
+    ] {
         assert_eq!(told(fine), None);
     }
-    for bad in [Reason::FixRefused, Reason::FixSetBack] {
+    for bad in [
+        Reason::FixRefused,
+        Reason::FixSetBack,
+        Reason::KubeletRestartRequired,
+    ] {
         assert_eq!(told(bad), Some((Warn, bad)));
     }
 }

@@ -615,7 +615,11 @@ fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
         told.insert((CheckId::PodPorts, reason));
     }
     // Done, not read: the test of fixes has them.
-    for reason in [Reason::FixRefused, Reason::FixSetBack] {
+    for reason in [
+        Reason::FixRefused,
+        Reason::FixSetBack,
+        Reason::KubeletRestartRequired,
+    ] {
         told.insert((CheckId::Fixes, reason));
     }
     let named = CATALOG

@@ -59,7 +59,7 @@ fn same_quantity(a: &str, b: &str) -> bool {
 }
 
 /// A quantity in thousandths; `None` where it is no quantity, or has smaller parts.
-fn thousandths(quantity: &Quantity) -> Option<u128> {
+pub fn thousandths(quantity: &Quantity) -> Option<u128> {
     let text = quantity.0.as_str();
     if let Some(number) = text.strip_suffix('m') {
         return number.parse().ok();

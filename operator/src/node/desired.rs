@@ -43,6 +43,7 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
             domains: domains(observed),
             injected: observed.injected.clone(),
             policy: observed.policy.clone(),
+            room: observed.room.clone(),
             probes: observed.neighbours.probes(),
             probers: observed.neighbours.probers(),
         },

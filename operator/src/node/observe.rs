@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crds::cluster::MooncakeCluster;
-use crds::node::{DomainMembership, InjectedPod};
+use crds::node::{DomainMembership, InjectedPod, Room};
 use crds::policy::PolicyInForce;
 use crds::{MooncakeNode, names};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -39,6 +39,8 @@ pub struct Observed {
     pub injected: Vec<InjectedPod>,
     /// The policy that is to hold on the node.
     pub policy: Option<PolicyInForce>,
+    /// What the agent may take hugepages from; for who asks the API server, as the caches do not tell it.
+    pub room: Option<Room>,
     /// The agents that prove the way to this node's, and that it proves the way to.
     pub neighbours: Neighbours,
 }
@@ -119,6 +121,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         domains: view::of_node(caches, node),
         injected: injected::of_node(caches, &name),
         policy,
+        room: None,
         neighbours,
         name,
     })

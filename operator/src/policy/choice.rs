@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crds::MooncakeNodePolicy;
-use crds::policy::{CheckRule, FixRule, PolicyInForce};
+use crds::policy::{CheckRule, FixRule, HugepagesRule, PolicyInForce};
 use kube::ResourceExt;
 
 /// The policies that come into question for a node: all of the highest priority that is there, the one
@@ -67,21 +67,24 @@ pub fn selects(policy: &MooncakeNodePolicy, labels: &BTreeMap<String, String>) -
 
 /// As a node is told of it.
 pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
-    let (checks, fixes) = asked(policy);
+    let (checks, fixes, hugepages) = asked(policy);
     PolicyInForce {
         name: policy.name_any(),
         checks,
         fixes,
+        hugepages,
     }
 }
 
 /// What it asks, in an order that means nothing.
-fn asked(policy: &MooncakeNodePolicy) -> (Vec<CheckRule>, Vec<FixRule>) {
+fn asked(policy: &MooncakeNodePolicy) -> (Vec<CheckRule>, Vec<FixRule>, Vec<HugepagesRule>) {
     let spec = &policy.spec;
     let (mut checks, mut fixes) = (spec.checks.clone(), spec.fixes.clone());
     checks.sort_unstable();
     fixes.sort_unstable();
-    (checks, fixes)
+    let mut hugepages = spec.hugepages.clone();
+    hugepages.sort_by_key(|rule| rule.page_size.bytes());
+    (checks, fixes, hugepages)
 }
 
 #[cfg(test)]
@@ -141,6 +144,11 @@ pub(super) mod tests {
             policy("z", 2, "{checks: [{id: MapCount, action: Ignore}]}"),
             policy("low", 1, "{priority: -1}"),
             policy("fix", 3, "{fixes: [{id: MaxMapCount, mode: DryRun}]}"),
+            policy(
+                "more",
+                4,
+                "{fixes: [{id: MaxMapCount, mode: DryRun}], hugepages: [{pageSize: 2Mi, perNumaNode: 4Gi}]}",
+            ),
         ];
         let all: Vec<_> = policies.iter().collect();
         let choice = of(&all, &BTreeMap::new()).unwrap();
@@ -149,8 +157,8 @@ pub(super) mod tests {
             let rivals = choice.rivals(&policies[of]);
             rivals.iter().map(|policy| policy.name_any()).collect()
         };
-        assert_eq!(rivals(0), ["z", "fix"], "a asks the same");
-        assert_eq!(rivals(2), ["fix", "a", "b"], "the oldest first");
+        assert_eq!(rivals(0), ["z", "fix", "more"], "a asks the same");
+        assert_eq!(rivals(2), ["fix", "more", "a", "b"], "the oldest first");
         assert_eq!(
             rivals(3),
             <[&str; 0]>::default(),

@@ -4,6 +4,7 @@
 mod cli;
 mod domains;
 mod policies;
+mod room;
 mod scale;
 mod server;
 mod world;
@@ -540,6 +541,15 @@ async fn a_policy_holds_where_it_selects_and_conflicts_are_told_by_both() -> any
     let world = World::new(&server.client).await?;
     world.ready().await?;
     policies::hold_and_conflict(&world).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn what_pods_leave_is_counted_while_hugepages_are_decided_on() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    room::is_counted_while_it_decides(&world).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -38,6 +38,31 @@ const WRONG: &[Wrong] = &[
         "{fixes: [{id: MaxMapCount, mode: Apply, value: 7}]}",
         "value: field not declared",
     ),
+    ("{fixes: [{id: Hugepages, mode: Apply}]}", "has no amount"),
+    (
+        "{fixes: [{id: Hugepages, mode: DryRun}], hugepages: []}",
+        "has no amount",
+    ),
+    (
+        "{hugepages: [{pageSize: 4Ki, perNumaNode: 4Gi}]}",
+        "pageSize must be 2Mi or 1Gi",
+    ),
+    (
+        "{hugepages: [{pageSize: 1Gi, perNumaNode: 512Mi}]}",
+        "must be a whole number of pages",
+    ),
+    (
+        "{hugepages: [{pageSize: 2Mi, perNumaNode: 0}]}",
+        "must be from one page to 16Ti",
+    ),
+    (
+        "{hugepages: [{pageSize: 2Mi}]}",
+        "perNumaNode: Required value",
+    ),
+    (
+        "{hugepages: [{pageSize: 2Mi, perNumaNode: 2Mi}, {pageSize: 2Mi, perNumaNode: 4Mi}]}",
+        "uplicate",
+    ),
     ("{priority: 1001}", "less than or equal to 1000"),
     ("{nodeSelector: {'': a}}", "no node can carry others"),
 ];

@@ -27,8 +27,12 @@ fn by_policy(node: &MooncakeNode, reason: Reason) -> Option<String> {
         (Some(policy), _) => format!("MooncakeNodePolicy {}", policy.name),
         (None, _) => "a MooncakeNodePolicy".to_owned(),
     };
+    let beside = match fix {
+        FixId::Hugepages => ", and spec.hugepages to how many",
+        _ => "",
+    };
     Some(format!(
-        "set spec.fixes of {whose}: {{id: {fix}, mode: Apply}}"
+        "set spec.fixes of {whose}: {{id: {fix}, mode: Apply}}{beside}"
     ))
 }
 

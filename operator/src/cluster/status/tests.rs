@@ -46,6 +46,7 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
             boot_id: "boot".to_owned(),
             domains: Vec::new(),
             policy: None,
+            room: None,
             probes: Vec::new(),
             probers: Vec::new(),
             pools: serde_yaml_ng::from_str(&format!(

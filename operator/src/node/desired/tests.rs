@@ -52,6 +52,7 @@ fn observed(pools: Vec<PoolPod>) -> Observed {
         domains: None,
         injected: Vec::new(),
         policy: None,
+        room: None,
         neighbours: Neighbours::default(),
     }
 }

@@ -50,6 +50,7 @@ fn spec(count: usize) -> MooncakeNodeSpec {
         probes: Vec::new(),
         probers: Vec::new(),
         policy: None,
+        room: None,
         node_uid: "node".to_owned(),
         boot_id: "boot".to_owned(),
         pools: (0..count).map(assignment).collect(),
