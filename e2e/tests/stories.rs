@@ -15,6 +15,7 @@ mod stories {
     mod devices;
     mod generation;
     mod healthy;
+    mod hugepages;
     mod inventory;
     mod late;
     mod loaders;
