@@ -271,6 +271,8 @@ reasons! {
     DeviceMissing, Node, "See the node's MooncakeInventory; delete the pod, so that another device is allocated.";
     /// An RDMA device that was allocated to a claim is still held by another that has not been let go.
     DeviceBusy, Node, "See why the pod of the other claim does not end on the node.";
+    /// An RDMA device that was allocated to a claim is sick by a check of the agent's: it is not given anew, and whoever has it keeps it.
+    DeviceSick, Node, "See what is told of the device (kubectl describe mooncakenode); delete the pod, so that another device is allocated.";
     /// The agent cannot write down which devices it gave, or where the container runtime looks for them.
     DeviceRecordFailed, Node, "See the path in the message: the disk is full, read-only or broken.";
     /// A check of the agent broke off: a fault of the agent's, not of the node's.

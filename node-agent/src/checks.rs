@@ -51,6 +51,7 @@ mod qp_headroom;
 mod rail_loop;
 mod rails;
 mod rdma_cm;
+pub(crate) mod sickness;
 pub mod steady;
 pub mod table;
 mod time_wait;

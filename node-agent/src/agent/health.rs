@@ -1,5 +1,5 @@
 //! Judges the node whenever it is looked at or something else is wanted of it, and says on the board
-//! what came of it.
+//! what came of it, and to who lends devices which of them are sick.
 
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::proof::{Ways, way};
 use super::report::Board;
 use super::{clock, containers, fixing, hardware, name_service};
 use crate::checks::policy::govern;
+use crate::checks::sickness::{self, Sick};
 use crate::checks::steady::{Health, Moment, Steady, Told};
 use crate::checks::{CATALOG, Judged, Name, Way, World, host_readable, judge, pod};
 use crate::host::Facts;
@@ -49,6 +50,7 @@ pub(crate) async fn keep(
     mut assigned: watch::Receiver<Assignments>,
     beside: Beside,
     board: Board,
+    sick: watch::Sender<Sick>,
 ) {
     let Beside {
         mut ways,
@@ -68,6 +70,7 @@ pub(crate) async fn keep(
         let inside = containers.borrow_and_update().clone();
         let names_said = names.borrow_and_update().clone();
         let ahead = *clock.borrow_and_update();
+        let assigned_once = node.is_some();
         let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
         let unseen = seen.elapsed() >= UNSEEN;
         // What the agent before this one found in a container stands until we have looked as well.
@@ -86,7 +89,13 @@ pub(crate) async fn keep(
             };
             let round = round(facts.as_deref(), &spec, heard, unseen);
             let health = steady.note(&round, now);
-            board.set_health(govern(health, &round, spec.policy.as_ref()));
+            let health = govern(health, &round, spec.policy.as_ref());
+            // Until the policy is known nobody knows what counts.
+            if let (Some(facts), true) = (&facts, assigned_once) {
+                let now = sickness::of(&health, facts);
+                sick.send_if_modified(|sick| std::mem::replace(sick, now.clone()) != now);
+            }
+            board.set_health(health);
         }
         // What is to be told later is told by a later look, of which there is one every few seconds.
         tokio::select! {

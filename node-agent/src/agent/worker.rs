@@ -25,6 +25,7 @@ use super::{
     assignments, canary, clock, containers, fixing, fleet, hardware, health, inventory,
     inventory_object, metrics, name_service,
 };
+use crate::checks::sickness::Sick;
 use crate::devices;
 use crate::host::round::Node;
 
@@ -132,6 +133,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
             board.clone(),
         );
         tokio::spawn(show(known.clone(), board.clone()));
+        let (tell_sick, sick) = watch::channel(Sick::new());
         tokio::spawn(health::keep(
             known.clone(),
             assigned.clone(),
@@ -143,6 +145,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
                 clock: clock::watch(client.clone()),
             },
             board.clone(),
+            tell_sick,
         ));
         if let Some(kubelet) = kubelet_dir {
             let settings = devices::Settings {
@@ -159,6 +162,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
                 client.clone(),
                 known.clone(),
                 assigned.clone(),
+                sick,
                 left,
             ));
         }

@@ -7,6 +7,7 @@ use super::DRIVER;
 use super::checkpoint::Granted;
 use super::offer;
 use super::refusal::Refusal;
+use crate::checks::sickness::Sick;
 use crate::host::Facts;
 
 /// One device that the scheduler allocated to a claim.
@@ -75,11 +76,12 @@ pub(crate) fn of(claim: &ResourceClaim, uid: &str, node: &str) -> Result<Vec<All
 /// The device files of what was allotted.
 ///
 /// # Errors
-/// With the devices that the node has, if one is not among them.
+/// With the devices that the node has, if one is not among them; if one is sick, with what it ails of.
 pub(crate) fn grant(
     allotted: &[Allotted],
     facts: &Facts,
     slots_per_hca: u8,
+    sick: &Sick,
 ) -> Result<Vec<Granted>, Refusal> {
     let slots = offer::slots(facts, slots_per_hca);
     let granted = allotted.iter().map(|allotted| {
@@ -95,6 +97,11 @@ pub(crate) fn grant(
             );
             return Err(Refusal::new(Reason::DeviceMissing, words));
         };
+        // Who looks after a device is to get at it also where it is sick.
+        if let Some(why) = sick.get(&slot.hca.name).filter(|_| !allotted.admin) {
+            let words = format!("{} is sick: {why}", slot.hca.name);
+            return Err(Refusal::new(Reason::DeviceSick, words));
+        }
         Ok(Granted {
             request: allotted.request.clone(),
             device: allotted.device.clone(),

@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use hyper::{Request, Response};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::body::Body;
 
@@ -23,6 +24,7 @@ use super::message::{
 use super::refusal::Refusal;
 use super::{cdi, rpc};
 use crate::agent::hardware::Known;
+use crate::checks::sickness::Sick;
 
 /// How long a preparation may wait for what passes by itself; the kubelet gives up after 45 seconds.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -43,6 +45,7 @@ pub(super) struct Driver {
     pub(super) slots_per_hca: u8,
     pub(super) client: kube::Client,
     pub(super) known: Known,
+    pub(super) sick: watch::Receiver<Sick>,
     pub(super) holdings: Arc<Holdings>,
     pub(super) patience: Duration,
 }
@@ -52,6 +55,7 @@ impl Driver {
         settings: &super::Settings,
         client: kube::Client,
         known: Known,
+        sick: watch::Receiver<Sick>,
         holdings: Arc<Holdings>,
     ) -> Self {
         Self {
@@ -59,6 +63,7 @@ impl Driver {
             slots_per_hca: settings.slots_per_hca,
             client,
             known,
+            sick,
             holdings,
             patience: PATIENCE,
         }
@@ -157,8 +162,11 @@ impl Driver {
         loop {
             let facts = known.borrow_and_update().clone();
             if let Some(facts) = facts {
-                match allotment::grant(allotted, &facts, self.slots_per_hca) {
+                let sick = self.sick.borrow().clone();
+                match allotment::grant(allotted, &facts, self.slots_per_hca, &sick) {
                     Ok(granted) => return Ok(granted),
+                    // What a check has found seldom passes so soon: the pod is to say so now.
+                    Err(refusal) if refusal.reason == Reason::DeviceSick => return Err(refusal),
                     Err(refusal) => last = refusal,
                 }
             }

@@ -1,6 +1,6 @@
 //! What of a node's RDMA devices is offered, and whether that stands in its ResourceSlice. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crds::inventory::{Distance, Function, GidProtocol, LinkLayer, PortState};
 use k8s_openapi::api::resource::v1::{
@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use sha2::{Digest, Sha256};
 
 use super::DRIVER;
+use crate::checks::sickness::Sick;
 use crate::host::Facts;
 use crate::host::hca::{Hca, Port};
 
@@ -25,6 +26,9 @@ const NAME: usize = 40;
 
 /// Modules through which a driver of RDMA devices reaches the memory of GPUs.
 const PEER_MEMORY: [&str; 2] = ["nv_peer_mem", "nvidia_peermem"];
+
+/// The attribute of a device that is not to be lent: why.
+const SICK: &str = "sick";
 
 /// One claim's share of an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,7 +81,7 @@ fn label(name: &str) -> String {
 }
 
 /// The spec of the node's slice; its generation is another's to count.
-pub(crate) fn spec(node: &str, facts: &Facts, per_hca: u8) -> ResourceSliceSpec {
+pub(crate) fn spec(node: &str, facts: &Facts, per_hca: u8, sick: &Sick) -> ResourceSliceSpec {
     let devices = slots(facts, per_hca);
     ResourceSliceSpec {
         driver: DRIVER.to_owned(),
@@ -90,14 +94,14 @@ pub(crate) fn spec(node: &str, facts: &Facts, per_hca: u8) -> ResourceSliceSpec 
         devices: Some(
             devices
                 .iter()
-                .map(|slot| device(slot, facts, per_hca))
+                .map(|slot| device(slot, facts, per_hca, sick))
                 .collect(),
         ),
         ..ResourceSliceSpec::default()
     }
 }
 
-fn device(slot: &Slot<'_>, facts: &Facts, per_hca: u8) -> Device {
+fn device(slot: &Slot<'_>, facts: &Facts, per_hca: u8, sick: &Sick) -> Device {
     let port = best(slot.hca);
     let rate = port.and_then(|port| port.rate);
     let share = rate.map(|rate| DeviceCapacity {
@@ -106,7 +110,7 @@ fn device(slot: &Slot<'_>, facts: &Facts, per_hca: u8) -> Device {
     });
     Device {
         name: slot.name.clone(),
-        attributes: Some(attributes(slot, port, facts)),
+        attributes: Some(attributes(slot, port, facts, sick)),
         capacity: share.map(|share| BTreeMap::from([("bandwidth".to_owned(), share)])),
         ..Device::default()
     }
@@ -124,6 +128,7 @@ fn attributes(
     slot: &Slot<'_>,
     port: Option<&Port>,
     facts: &Facts,
+    sick: &Sick,
 ) -> BTreeMap<String, DeviceAttribute> {
     let hca = slot.hca;
     let pci = hca.pci.as_ref();
@@ -132,14 +137,16 @@ fn attributes(
         let chosen = port.gids.iter().find(|entry| Some(entry.index) == gid)?;
         chosen.protocol
     });
+    let ails = sick.get(&hca.name);
     let standard = |name: &str| format!("resource.kubernetes.io/{name}");
     let told = [
         ("rdmaDevice".to_owned(), Some(text(&hca.name))),
         ("slot".to_owned(), Some(number(slot.index))),
         (
             "usable".to_owned(),
-            Some(truth(port.is_some_and(Port::is_usable))),
+            Some(truth(ails.is_none() && port.is_some_and(Port::is_usable))),
         ),
+        (SICK.to_owned(), ails.map(|why| text(why.as_str()))),
         (
             "portState".to_owned(),
             Some(text(state(port.and_then(|port| port.state)))),
@@ -354,6 +361,38 @@ pub(crate) fn due(
         next,
         found.metadata.resource_version.clone(),
     )))
+}
+
+/// What a change of the offer means to who is about to claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// A device is offered of which it is known by now that it is of no use.
+    Sickens,
+    /// A device is well again: for good, or for a moment.
+    Recovers,
+    /// Neither.
+    Other,
+}
+
+/// What is to be told by a change from one offer to another.
+pub(crate) fn turn(stands: &ResourceSliceSpec, wanted: &ResourceSliceSpec) -> Turn {
+    let (before, now) = (sick_slots(stands), sick_slots(wanted));
+    if !now.is_subset(&before) {
+        Turn::Sickens
+    } else if now != before {
+        Turn::Recovers
+    } else {
+        Turn::Other
+    }
+}
+
+fn sick_slots(spec: &ResourceSliceSpec) -> BTreeSet<&str> {
+    let devices = spec.devices.iter().flatten();
+    let sick = devices.filter(|device| {
+        let mut attributes = device.attributes.iter();
+        attributes.any(|attributes| attributes.contains_key(SICK))
+    });
+    sick.map(|device| device.name.as_str()).collect()
 }
 
 /// Name of a node's slice.

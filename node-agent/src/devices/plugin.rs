@@ -25,6 +25,7 @@ use super::publication::{self, Registered};
 use super::{DRIVER, Settings, memlock, rpc};
 use crate::agent::assignments::Assignments;
 use crate::agent::hardware::Known;
+use crate::checks::sickness::Sick;
 
 /// Before another try where the driver ended.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -72,6 +73,7 @@ pub(crate) async fn keep(
     client: kube::Client,
     known: Known,
     assigned: watch::Receiver<Assignments>,
+    sick: watch::Receiver<Sick>,
     end: watch::Receiver<bool>,
 ) {
     let mut ended = end.clone();
@@ -85,6 +87,7 @@ pub(crate) async fn keep(
                 client.clone(),
                 known.clone(),
                 assigned.clone(),
+                sick.clone(),
                 end.clone(),
             );
             // A panic is this task's and nobody else's.
@@ -137,6 +140,7 @@ async fn drive(
     client: kube::Client,
     known: Known,
     assigned: watch::Receiver<Assignments>,
+    sick: watch::Receiver<Sick>,
     end: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let sockets = Sockets::of(&settings);
@@ -162,6 +166,7 @@ async fn drive(
         &settings,
         client.clone(),
         known.clone(),
+        sick.clone(),
         Arc::clone(&holdings),
     );
     let (tell, registered) = watch::channel(Registered::default());
@@ -182,6 +187,7 @@ async fn drive(
             known.clone(),
             assigned,
             registered.clone(),
+            sick,
         );
         tokio::join!(publication, tend(known, holdings), notice(registered));
     };

@@ -11,13 +11,15 @@ use kube::runtime::watcher::{self, Event, watcher};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::offer::{self, Accepted, Write};
+use super::offer::{self, Accepted, Turn, Write};
 use super::{DRIVER, Settings};
 use crate::agent::assignments::Assignments;
 use crate::agent::hardware::Known;
 use crate::agent::patience::Patience;
+use crate::checks::sickness::Sick;
 
-/// Least time between two changes that are told: a port that flaps is told by events and metrics.
+/// Least time between two changes that are told: a port that flaps is told by events and metrics. A device
+/// that becomes sick is told at once, which is no more often: it is told to be well by these changes only.
 const CHANGE: Duration = Duration::from_secs(60);
 
 /// Least time between two writes: nobody is to be fought by whoever deletes.
@@ -55,6 +57,7 @@ pub(super) async fn keep(
     mut known: Known,
     mut assigned: watch::Receiver<Assignments>,
     mut registered: watch::Receiver<Registered>,
+    mut sick: watch::Receiver<Sick>,
 ) {
     let node = &settings.node_name;
     let api: Api<ResourceSlice> = Api::all(client);
@@ -64,11 +67,13 @@ pub(super) async fn keep(
         let mut accepted: Option<Accepted> = None;
         let mut not_before = Instant::now();
         let mut changed: Option<Instant> = None;
+        let began = Instant::now();
         let mut wait = FIRST;
         loop {
             let facts = known.borrow_and_update().clone();
             let standing = found.borrow_and_update().clone();
             let taken = registered.borrow_and_update().now;
+            let ailing = sick.borrow_and_update().clone();
             let uid = {
                 let assigned = assigned.borrow_and_update();
                 assigned.spec().map(|spec| spec.node_uid.clone())
@@ -81,15 +86,23 @@ pub(super) async fn keep(
             };
             let due = facts.filter(|_| taken).zip(uid).zip(standing);
             let due = due.and_then(|((facts, uid), standing)| {
-                let wanted = offer::spec(node, &facts, settings.slots_per_hca);
+                let wanted = offer::spec(node, &facts, settings.slots_per_hca, &ailing);
                 let left_out = offer::left_out(&facts, settings.slots_per_hca);
-                offer::due(standing, &wanted, &uid, accepted.as_ref()).zip(Some(left_out))
+                let turn = standing.map_or(Turn::Other, |slice| offer::turn(&slice.spec, &wanted));
+                let due = offer::due(standing, &wanted, &uid, accepted.as_ref());
+                due.map(|write| (write, turn, left_out))
             });
             let mut again = None;
-            if let Some((write, left_out)) = due {
+            if let Some((write, turn, left_out)) = due {
                 let now = Instant::now();
-                let next = match (&write, changed) {
-                    (Write::Replace(_), Some(changed)) => not_before.max(changed + CHANGE),
+                let before = match turn {
+                    Turn::Sickens => None,
+                    // What the agent before this one found stands until this one has looked as well.
+                    Turn::Recovers => changed.or(Some(began)),
+                    Turn::Other => changed,
+                };
+                let next = match (&write, before) {
+                    (Write::Replace(_), Some(before)) => not_before.max(before + CHANGE),
                     _ => not_before,
                 };
                 if now < next {
@@ -134,6 +147,8 @@ pub(super) async fn keep(
                 changed = known.changed() => if changed.is_err() { return },
                 changed = assigned.changed() => if changed.is_err() { return },
                 changed = registered.changed() => if changed.is_err() { return },
+                // Where nobody judges any more, what was judged last stands.
+                Ok(()) = sick.changed() => {}
             }
         }
     };

@@ -64,16 +64,32 @@ fn a_claim_that_is_another_or_asks_for_what_is_not_given_is_refused() {
     assert!(refused(&configured, "uid", "n1").contains("no parameters"));
 }
 
+fn allotted(device: &str) -> [Allotted; 1] {
+    [Allotted {
+        request: "hca".to_owned(),
+        device: device.to_owned(),
+        admin: false,
+    }]
+}
+
+#[test]
+fn a_sick_device_is_given_to_who_looks_after_it_and_to_no_other() {
+    let sick = Sick::from([("rxe1".to_owned(), Reason::MkeyExhausted)]);
+    let refusal = grant(&allotted("rxe1-slot-3"), &facts(), 4, &sick).unwrap_err();
+    assert_eq!(refusal.reason, Reason::DeviceSick);
+    assert!(
+        refusal.to_string().contains("rxe1 is sick: MkeyExhausted"),
+        "{refusal}"
+    );
+    assert!(grant(&allotted("rxe0-slot-3"), &facts(), 4, &sick).is_ok());
+    let mut admin = allotted("rxe1-slot-3");
+    admin[0].admin = true;
+    assert!(grant(&admin, &facts(), 4, &sick).is_ok());
+}
+
 #[test]
 fn a_pod_gets_the_files_of_its_device_and_no_other() {
-    let allotted = |device: &str| {
-        [Allotted {
-            request: "hca".to_owned(),
-            device: device.to_owned(),
-            admin: false,
-        }]
-    };
-    let granted = grant(&allotted("rxe1-slot-3"), &facts(), 4).unwrap();
+    let granted = grant(&allotted("rxe1-slot-3"), &facts(), 4, &Sick::new()).unwrap();
     let files: Vec<_> = granted[0]
         .files
         .iter()
@@ -81,7 +97,7 @@ fn a_pod_gets_the_files_of_its_device_and_no_other() {
         .collect();
     assert_eq!(files, [("uverbs1", 231, 193), ("rdma_cm", 10, 124)]);
     for absent in ["rxe1-slot-4", "rxe2-slot-0", "rxe1"] {
-        let refusal = grant(&allotted(absent), &facts(), 4).unwrap_err();
+        let refusal = grant(&allotted(absent), &facts(), 4, &Sick::new()).unwrap_err();
         assert_eq!(refusal.reason, Reason::DeviceMissing);
         assert!(refusal.to_string().contains("rxe0, rxe1"), "{refusal}");
     }

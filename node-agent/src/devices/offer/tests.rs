@@ -1,11 +1,18 @@
 //! What recorded machines offer, and when that is written.
 
+use crds::Reason;
+
 use super::*;
 use crate::host::Host;
 use crate::host::recording::Recording;
 
 fn facts(text: &str) -> Facts {
     Host::recorded(Recording::parse(text).unwrap()).facts()
+}
+
+/// What is offered where every device is well.
+fn spec(node: &str, facts: &Facts, per_hca: u8) -> ResourceSliceSpec {
+    super::spec(node, facts, per_hca, &Sick::new())
 }
 
 fn dgx() -> Facts {
@@ -62,7 +69,7 @@ fn every_recorded_machine_offers_what_the_api_server_takes() {
         let spec = spec("n1", &facts(text), 32);
         let devices = spec.devices.unwrap();
         assert!(devices.len() <= DEVICES);
-        let names: std::collections::BTreeSet<_> = devices.iter().map(|one| &one.name).collect();
+        let names: BTreeSet<_> = devices.iter().map(|one| &one.name).collect();
         assert_eq!(names.len(), devices.len(), "a name is given twice");
         for device in &devices {
             let label =
@@ -113,6 +120,52 @@ fn a_device_tells_what_a_claim_may_ask_for() {
 }
 
 #[test]
+fn a_sick_device_says_why_and_is_not_usable_in_any_of_its_slots_and_the_others_are() {
+    let sick = Sick::from([("mlx5_0".to_owned(), Reason::MkeyExhausted)]);
+    let well = spec("n1", &dgx(), 2);
+    let told = super::spec("n1", &dgx(), 2, &sick);
+    let mut slots = 0;
+    for (device, before) in told
+        .devices
+        .iter()
+        .flatten()
+        .zip(well.devices.iter().flatten())
+    {
+        if !device.name.starts_with("mlx5-0-slot-") {
+            assert_eq!(device, before);
+            continue;
+        }
+        slots += 1;
+        assert_eq!(attribute(device, "usable").unwrap().bool, Some(false));
+        let why = attribute(device, "sick").and_then(|why| why.string);
+        assert_eq!(why.as_deref(), Some("MkeyExhausted"));
+        assert_eq!(attribute(before, "usable").unwrap().bool, Some(true));
+        assert_eq!(attribute(before, "sick"), None);
+    }
+    assert_eq!(slots, 2);
+}
+
+#[test]
+fn a_change_says_whether_a_device_became_sick_or_well() {
+    let of = |sick: &[(&str, Reason)]| {
+        let sick = sick.iter().map(|(name, why)| ((*name).to_owned(), *why));
+        super::spec("n1", &dgx(), 2, &sick.collect())
+    };
+    let (keys, hung) = (Reason::MkeyExhausted, Reason::DeviceHung);
+    let (well, first) = (of(&[]), of(&[("mlx5_0", keys)]));
+    let second = of(&[("mlx5_1", keys)]);
+    assert_eq!(turn(&well, &first), Turn::Sickens);
+    assert_eq!(
+        turn(&first, &second),
+        Turn::Sickens,
+        "while another recovers"
+    );
+    assert_eq!(turn(&first, &well), Turn::Recovers);
+    assert_eq!(turn(&first, &of(&[("mlx5_0", hung)])), Turn::Other);
+    assert_eq!(turn(&well, &spec("n1", &dgx(), 3)), Turn::Other);
+}
+
+#[test]
 fn a_version_is_one_only_where_it_has_three_plain_numbers() {
     assert_eq!(version("28.41.1000").version.as_deref(), Some("28.41.1000"));
     for other in [
@@ -144,7 +197,7 @@ fn a_bandwidth_is_written_as_the_api_server_writes_it() {
 fn a_name_is_a_label_and_one_device_s_alone() {
     assert_eq!(label("mlx5_0"), "mlx5-0");
     let labels = ["mlx5_0", "mlx5-0", "MLX5_0", "_mlx5_0", "mlx5_0_", "", "é"].map(label);
-    let distinct: std::collections::BTreeSet<_> = labels.iter().collect();
+    let distinct: BTreeSet<_> = labels.iter().collect();
     assert_eq!(distinct.len(), labels.len(), "{labels:?}");
     assert!(label(&"x".repeat(64)).len() + "-slot-127".len() <= 63);
 }

@@ -166,6 +166,7 @@ struct Stage {
         watch::Sender<Option<Arc<crate::host::Facts>>>,
         watch::Sender<Assignments>,
     ),
+    sick: watch::Sender<Sick>,
 }
 
 impl Stage {
@@ -196,12 +197,14 @@ impl Stage {
         };
         let client = kube::Client::new(server.clone(), "default");
         let (end, ended) = watch::channel(false);
+        let (sick, ailing) = watch::channel(Sick::new());
         Self {
             folder,
             server,
             end,
-            task: tokio::spawn(keep(settings, client, known, assigned, ended)),
+            task: tokio::spawn(keep(settings, client, known, assigned, ailing, ended)),
             _sources: (seen, assign),
+            sick,
         }
     }
 
@@ -368,6 +371,69 @@ async fn a_claim_is_prepared_once_however_often_it_is_asked_for_and_let_go_witho
         assert_eq!(done.claims["uid-1"].error, "");
     }
     assert!(!file.exists());
+}
+
+/// Of each slot of a device, whether it is usable and of what it is sick.
+fn told(slice: &Value, device: &str) -> Vec<(bool, Option<String>)> {
+    let devices = slice["spec"]["devices"].as_array().unwrap().iter();
+    let slots = devices
+        .map(|slot| &slot["attributes"])
+        .filter(|slot| slot["rdmaDevice"]["string"] == device);
+    let told = slots.map(|slot| {
+        let sick = slot["sick"]["string"].as_str().map(str::to_owned);
+        (slot["usable"]["bool"] == true, sick)
+    });
+    told.collect()
+}
+
+#[tokio::test]
+async fn a_device_that_becomes_sick_is_said_so_at_once_and_given_to_nobody_who_has_it_not() {
+    let stage = Stage::new();
+    let driver = stage.registered().await;
+    let slice = until("the slice", || stage.server.slice()).await;
+    let well = vec![(true, None), (true, None)];
+    assert_eq!(told(&slice, "rxe0"), well);
+    stage.server.claim("one", "uid-1", "rxe0-slot-0");
+    stage.server.claim("two", "uid-2", "rxe0-slot-1");
+    stage.server.claim("three", "uid-3", "rxe1-slot-0");
+    let first: PrepareResponse = call(&driver, PREPARE, claims("one", "uid-1")).await;
+    assert_eq!(first.claims["uid-1"].error, "");
+
+    let sick = Sick::from([("rxe0".to_owned(), Reason::MkeyExhausted)]);
+    stage.sick.send_replace(sick);
+    let ails = Some("MkeyExhausted".to_owned());
+    let slice = until("the sick device", || {
+        stage
+            .server
+            .slice()
+            .filter(|slice| told(slice, "rxe0")[0].1 == ails)
+    })
+    .await;
+    assert_eq!(
+        told(&slice, "rxe0"),
+        [(false, ails.clone()), (false, ails.clone())]
+    );
+    assert_eq!(told(&slice, "rxe1"), well);
+
+    let again: PrepareResponse = call(&driver, PREPARE, claims("one", "uid-1")).await;
+    assert_eq!(again, first, "who has it keeps it");
+    let refused = call::<_, PrepareResponse>(&driver, PREPARE, claims("two", "uid-2"));
+    let refused = tokio::time::timeout(SOON, refused).await.unwrap();
+    let error = &refused.claims["uid-2"].error;
+    assert!(
+        error.starts_with("DeviceSick: rxe0 is sick: MkeyExhausted"),
+        "{error}"
+    );
+    let other: PrepareResponse = call(&driver, PREPARE, claims("three", "uid-3")).await;
+    assert_eq!(other.claims["uid-3"].error, "");
+
+    // Well again, it is given at once, and offered when it has stayed so.
+    let writes = stage.server.writes();
+    stage.sick.send_replace(Sick::new());
+    let given: PrepareResponse = call(&driver, PREPARE, claims("two", "uid-2")).await;
+    assert_eq!(given.claims["uid-2"].error, "");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(stage.server.writes(), writes, "it is offered at once");
 }
 
 #[tokio::test]
