@@ -34,6 +34,8 @@ pub enum ConditionType {
     PoolsServing,
     /// MooncakeNodePolicy: no other of the same priority asks something else of a node that it selects.
     Accepted,
+    /// MooncakeNodePolicy, only with `spec.sickDevices`: every node that is to be cordoned is.
+    SickNodesCordoned,
     /// MooncakeNode, written by the agent: no check of the node fails. The reason is that of the worst
     /// finding, also where that is a warning.
     NodeHealthy,
@@ -54,6 +56,7 @@ impl ConditionType {
             Self::PoolsServing => "PoolsServing",
             Self::NodeHealthy => "NodeHealthy",
             Self::Accepted => "Accepted",
+            Self::SickNodesCordoned => "SickNodesCordoned",
         }
     }
 }

@@ -25,6 +25,11 @@ pub const ANNOTATION_INJECTED: &str = "mooncake.io/injected";
 /// Set by the operator on a ComputeDomain that it made: UID of the MooncakeCluster that wanted it.
 pub const ANNOTATION_CLUSTER_UID: &str = "mooncake.io/cluster-uid";
 
+/// Set by the operator on a Node that it has cordoned: why. Without it the operator uncordons nothing.
+pub const ANNOTATION_CORDONED: &str = "mooncake.io/cordoned";
+/// Set by the operator on a Node that it has cordoned: what another tool is to do there, and why.
+pub const ANNOTATION_REPAIR: &str = "mooncake.io/repair-requested";
+
 pub const COMPONENT_MASTER: &str = "master";
 pub const COMPONENT_POOL: &str = "pool";
 pub const COMPONENT_AGENT: &str = "agent";

@@ -344,6 +344,10 @@ pub struct MooncakeNodeStatus {
     /// Ports that have no line above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hcas_omitted: Option<u32>,
+    /// How many RDMA devices there are to be lent, and which of them are sick; absent before the first look,
+    /// and where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<DeviceHealth>,
     /// How many checks of the node ended how; absent before the first look.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckCounts>,
@@ -389,6 +393,35 @@ pub struct HcaLine {
     /// Why there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_gid: Option<NoGid>,
+}
+
+/// Most entries of `status.devices.named`.
+pub const SICK_LIMIT: usize = 16;
+
+/// The node's RDMA devices, well and sick.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceHealth {
+    /// Devices that programs can open, and those that are sick.
+    pub known: u32,
+    /// Of these the sick ones: by a check they cannot be used, and no claim gets them anew.
+    pub sick: u32,
+    /// The sick ones, at most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub named: Vec<SickDevice>,
+}
+
+/// An RDMA device that cannot be used.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SickDevice {
+    /// Name of the device.
+    #[schemars(length(min = 1, max = 64))]
+    pub name: String,
+    /// What the check found.
+    pub reason: crate::reason::Reason,
 }
 
 /// What became of one pool pod.

@@ -107,6 +107,68 @@ pub struct MooncakeNodePolicySpec {
     #[schemars(length(max = 2))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["pageSize".into()]))]
     pub hugepages: Vec<HugepagesRule>,
+
+    /// What becomes of nodes whose RDMA devices are sick. Absent: such devices are lent to nobody new, and
+    /// the node is left as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sick_devices: Option<SickDevices>,
+}
+
+/// When a node is cordoned for its sick RDMA devices, and what is asked for then. A node that a person has
+/// cordoned is left as it is.
+#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SickDevices {
+    /// What of a node's devices must be sick. When that is over, the node is uncordoned.
+    pub cordon_when: CordonWhen,
+    /// Seconds for which it must hold before, by the operator's clock.
+    #[serde(default = "default_after_seconds")]
+    #[schemars(range(max = 86400))]
+    pub after_seconds: u32,
+    /// Nodes of this policy that are cordoned at a time, at most. Where more than half of its nodes are sick
+    /// no further one is.
+    #[serde(default = "default_max_nodes")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub max_nodes: u32,
+    /// What the annotation mooncake.io/repair-requested asks other tools to do to a node that is cordoned,
+    /// once for each time. Absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<Repair>,
+}
+
+fn default_after_seconds() -> u32 {
+    300
+}
+
+fn default_max_nodes() -> u32 {
+    1
+}
+
+/// What of a node's RDMA devices must be sick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum CordonWhen {
+    /// Every one.
+    AllAreSick,
+    /// One of them.
+    AnyIsSick,
+}
+
+/// What may make sick RDMA devices well; a tool that is not ours does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Repair {
+    /// The devices' driver is loaded anew.
+    DriverReload,
+    /// The node boots.
+    Reboot,
+}
+
+impl Repair {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::DriverReload => "DriverReload",
+            Self::Reboot => "Reboot",
+        }
+    }
 }
 
 /// Hugepages of one size.
@@ -181,7 +243,7 @@ pub struct MooncakeNodePolicyStatus {
     /// Nodes on which it holds; on the others one of a higher priority does, or an older one of the same.
     #[serde(default)]
     pub holds: u32,
-    /// Accepted.
+    /// Accepted, and SickNodesCordoned where the policy has nodes cordoned.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -293,6 +293,16 @@ reasons! {
     HugepagesInUse, App, "Let the pods that use them end, or leave them be.";
     /// What the agent has set right was set back by somebody else; it is set right again once a minute.
     FixSetBack, Node, "Find who sets it back (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.";
+    /// The operator has cordoned a node, because a MooncakeNodePolicy asks so where RDMA devices are sick.
+    NodeCordoned, Node, "Repair the devices that the message names: the node is uncordoned when they are well. Remove the annotation mooncake.io/cordoned to keep it as it is.";
+    /// The operator has uncordoned a node that it had cordoned.
+    NodeUncordoned, Cluster, "Nothing to do.";
+    /// Other tools are asked to make the RDMA devices of a cordoned node well.
+    RepairRequested, Node, "Have a tool of yours follow the annotation mooncake.io/repair-requested, or do by hand what it says.";
+    /// A node with sick RDMA devices is not cordoned, because as many are as the MooncakeNodePolicy allows at a time.
+    CordonBudgetSpent, Cluster, "Repair the nodes that are cordoned, or raise spec.sickDevices.maxNodes.";
+    /// More than half of a policy's nodes have sick RDMA devices, so that none more is cordoned: what they suffer from is hardly their own.
+    MostNodesSick, Fabric, "Look for what they share: fabric, driver, firmware, or the agent's release; cordon by hand what must be.";
     /// The way to a peer works and is much slower than a network is.
     TransportDegraded, Fabric, "Look for loss on the way (ip -s link, ethtool -S), for another MTU in between, or for a link that is full.";
     /// The name by which pods find their master does not resolve on the node.

@@ -1,8 +1,10 @@
-//! MooncakeNodePolicies: which holds on a node, and what their own status says of it.
+//! MooncakeNodePolicies: which holds on a node, what their own status says of it, and what becomes of nodes
+//! with sick devices.
 //!
 //! ```text
 //! policies, labels of a node --> choice --> MooncakeNode.spec.policy (by `node`)
 //! policies, labels of all    --> verdict -> status of each policy    (here)
+//! policies, sick devices     --> cordon --> ward: marks on Nodes
 //! ```
 
 use std::collections::BTreeMap;
@@ -19,13 +21,18 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::time::Instant;
 
 use crate::apply::{Error, Writer};
 use crate::cache::{Caches, Trigger};
 use crate::event::Events;
 
 pub mod choice;
+pub mod cordon;
 pub mod verdict;
+pub mod ward;
+
+use ward::Ward;
 
 /// Moves within this are one look.
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -67,7 +74,7 @@ fn understood(caches: &Caches) -> Vec<MooncakeNodePolicy> {
         .collect()
 }
 
-/// Writes statuses whenever nodes or policies move, until dropped.
+/// Writes statuses and cordons whenever nodes or policies move, until dropped.
 pub async fn run(
     client: Client,
     caches: Caches,
@@ -75,22 +82,34 @@ pub async fn run(
     events: Events,
     mut triggers: broadcast::Receiver<Trigger>,
 ) {
-    let api = Api::<MooncakeNodePolicy>::all(client);
+    let api = Api::<MooncakeNodePolicy>::all(client.clone());
+    let mut ward = Ward::new(client);
     loop {
-        let pause = match look(&api, &caches, &writer, &events).await {
-            Ok(()) => DEBOUNCE,
+        let (pause, again) = match look(&api, &caches, &writer, &events, &mut ward).await {
+            Ok(again) => (DEBOUNCE, again),
             Err(error) => {
-                tracing::warn!(%error, "the status of a MooncakeNodePolicy stays as it is for now");
-                RETRY
+                tracing::warn!(%error, "what a MooncakeNodePolicy asks is not all said or done for now");
+                (RETRY, Some(Duration::ZERO))
             }
         };
+        let again = again.map(|again| Instant::now() + again);
         tokio::time::sleep(pause).await;
         loop {
-            match triggers.recv().await {
-                Ok(Trigger::Node(_) | Trigger::Policies | Trigger::Everything)
-                | Err(RecvError::Lagged(_)) => break,
-                Ok(_) => {}
-                Err(RecvError::Closed) => return,
+            // By the clock alone: nothing moves when a node has been sick for long enough.
+            let due = async {
+                match again {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => break,
+                moved = triggers.recv() => match moved {
+                    Ok(Trigger::Node(_) | Trigger::Policies | Trigger::Everything)
+                    | Err(RecvError::Lagged(_)) => break,
+                    Ok(_) => {}
+                    Err(RecvError::Closed) => return,
+                },
             }
         }
         // What else has moved is seen by the same look.
@@ -106,18 +125,21 @@ async fn look(
     caches: &Caches,
     writer: &Writer,
     events: &Events,
-) -> Result<(), Error> {
+    ward: &mut Ward,
+) -> Result<Option<Duration>, Error> {
     let policies = understood(caches);
-    if policies.is_empty() {
-        return Ok(());
-    }
     let nodes = caches.nodes.state();
+    let round = ward.round(caches, writer, events, &nodes, &policies).await;
+    if policies.is_empty() {
+        return round.failed.map_or(Ok(round.again), Err);
+    }
     let labels: BTreeMap<String, &BTreeMap<String, String>> = nodes
         .iter()
         .map(|node| (node.name_any(), node.labels()))
         .collect();
-    let mut failed = None;
-    for (policy, status) in verdict::statuses(&policies, &labels, Timestamp::now()) {
+    let mut failed = round.failed;
+    let said = verdict::statuses(&policies, &labels, &round.said, Timestamp::now());
+    for (policy, status) in said {
         let before = policy.status.clone().unwrap_or_default();
         if before == status || writer.status_lags(policy) {
             continue;
@@ -138,5 +160,5 @@ async fn look(
             .transitions(writer, about, &before.conditions, &status.conditions)
             .await;
     }
-    failed.map_or(Ok(()), Err)
+    failed.map_or(Ok(round.again), Err)
 }

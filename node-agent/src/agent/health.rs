@@ -93,6 +93,7 @@ pub(crate) async fn keep(
             // Until the policy is known nobody knows what counts.
             if let (Some(facts), true) = (&facts, assigned_once) {
                 let now = sickness::of(&health, facts);
+                board.set_devices(sickness::summary(&now, facts));
                 sick.send_if_modified(|sick| std::mem::replace(sick, now.clone()) != now);
             }
             board.set_health(health);

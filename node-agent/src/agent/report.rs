@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use crds::node::{HcaLine, MooncakeNodeStatus, PoolAssignment, PoolReport, PoolState};
+use crds::node::{
+    DeviceHealth, HcaLine, MooncakeNodeStatus, PoolAssignment, PoolReport, PoolState,
+};
 use crds::reason::Reason;
 use crds::{FixReport, MooncakeNode};
 use engine::{Host, HostStats, PeerFailures};
@@ -45,6 +47,7 @@ pub(crate) struct Board {
     posted: Arc<Mutex<BTreeMap<String, Posted>>>,
     hcas: Arc<Mutex<Option<HcaLines>>>,
     took: Arc<Mutex<Vec<metrics::Took>>>,
+    devices: Arc<Mutex<Option<DeviceHealth>>>,
     health: Arc<Mutex<Option<Health>>>,
     fixes: Arc<Mutex<Option<Vec<FixReport>>>>,
     news: Arc<watch::Sender<()>>,
@@ -69,6 +72,7 @@ impl Default for Board {
             posted: Arc::default(),
             hcas: Arc::default(),
             took: Arc::default(),
+            devices: Arc::default(),
             health: Arc::default(),
             fixes: Arc::default(),
             news: Arc::new(watch::channel(()).0),
@@ -126,6 +130,22 @@ impl Board {
     fn hcas(&self) -> Option<HcaLines> {
         let hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
         hcas.clone()
+    }
+
+    /// Says which RDMA devices are sick.
+    pub(crate) fn set_devices(&self, said: DeviceHealth) {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = devices.as_ref() != Some(&said);
+        *devices = Some(said);
+        drop(devices);
+        if news {
+            self.news.send_replace(());
+        }
+    }
+
+    fn devices(&self) -> Option<DeviceHealth> {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.clone()
     }
 
     /// Says how the node was judged.
@@ -238,6 +258,7 @@ pub(crate) async fn write(
             let before = written.as_ref().unwrap_or(&found);
             let noted = Noted {
                 hcas: board.hcas(),
+                devices: board.devices(),
                 health: board.health(),
                 fixes: board.fixes(),
                 reports: board.reports(),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crds::node::{DeviceHealth, SICK_LIMIT, SickDevice};
 use crds::{CheckId, Reason, Verdict};
 
 use super::rails;
@@ -21,6 +22,9 @@ const OF_DEVICE: [(CheckId, Reason); 3] = [
     (CheckId::MemoryKey, Reason::RegistrationFailed),
 ];
 
+/// Longest name; the schema has the same.
+const NAME: usize = 64;
+
 /// The sick of the devices that are there, by what is told after policy.
 pub(crate) fn of(health: &Health, facts: &Facts) -> Sick {
     let failing = |told: &&Told| told.trouble.verdict == Verdict::Fail;
@@ -30,6 +34,25 @@ pub(crate) fn of(health: &Health, facts: &Facts) -> Sick {
         Some((hca.name.clone(), why))
     });
     sick.collect()
+}
+
+/// The same for the node's status.
+pub(crate) fn summary(sick: &Sick, facts: &Facts) -> DeviceHealth {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    // One that hangs tells nothing of its file.
+    let known = facts
+        .hcas
+        .iter()
+        .filter(|hca| hca.device_file.is_some() || sick.contains_key(&hca.name));
+    let named = sick.iter().take(SICK_LIMIT).map(|(name, why)| SickDevice {
+        name: name.chars().take(NAME).collect(),
+        reason: *why,
+    });
+    DeviceHealth {
+        known: count(known.count()),
+        sick: count(sick.len()),
+        named: named.collect(),
+    }
 }
 
 fn as_a_whole(hca: &Hca, failing: &[&Told]) -> Option<Reason> {
@@ -162,6 +185,21 @@ mod tests {
         ] {
             assert_eq!(sick(&facts, &[judged], None), NOBODY);
         }
+    }
+
+    #[test]
+    fn the_status_counts_what_can_be_opened_and_what_hangs_and_names_the_sick() {
+        let mut facts = facts();
+        let well = summary(&Sick::new(), &facts);
+        assert_eq!((well.known, well.sick, well.named.len()), (2, 0, 0));
+        let hung = Sick::from([("rxe0".to_owned(), Reason::DeviceHung)]);
+        for hca in &mut facts.hcas {
+            hca.device_file = None;
+        }
+        let told = summary(&hung, &facts);
+        assert_eq!((told.known, told.sick), (1, 1));
+        assert_eq!(told.named[0].name, "rxe0");
+        assert_eq!(told.named[0].reason, Reason::DeviceHung);
     }
 
     #[test]

@@ -34,12 +34,16 @@ pub(super) fn node_policy(object: &mut DeserializeGuard<MooncakeNodePolicy>) {
     object.annotations_mut().clear();
 }
 
-/// Its labels stay: policies select by any of them. So does what pools take and where they may not go.
+/// Its labels stay: policies select by any of them. So does what pools take and where they may not go, and
+/// whether it was cordoned by us.
 pub(super) fn node(node: &mut Node) {
     managed_fields(node);
-    node.annotations_mut().clear();
+    let marks = [names::ANNOTATION_CORDONED, names::ANNOTATION_REPAIR];
+    node.annotations_mut()
+        .retain(|key, _| marks.contains(&key.as_str()));
     node.spec = node.spec.take().map(|spec| NodeSpec {
         taints: spec.taints,
+        unschedulable: spec.unschedulable,
         ..NodeSpec::default()
     });
     node.status = node.status.take().map(|status| NodeStatus {

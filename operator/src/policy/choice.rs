@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crds::MooncakeNodePolicy;
-use crds::policy::{CheckRule, FixRule, HugepagesRule, PolicyInForce};
+use crds::policy::{CheckRule, FixRule, HugepagesRule, PolicyInForce, SickDevices};
 use kube::ResourceExt;
 
 /// The policies that come into question for a node: all of the highest priority that is there, the one
@@ -67,7 +67,8 @@ pub fn selects(policy: &MooncakeNodePolicy, labels: &BTreeMap<String, String>) -
 
 /// As a node is told of it.
 pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
-    let (checks, fixes, hugepages) = asked(policy);
+    // What becomes of the node itself is the operator's.
+    let (checks, fixes, hugepages, _) = asked(policy);
     PolicyInForce {
         name: policy.name_any(),
         checks,
@@ -76,15 +77,22 @@ pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
     }
 }
 
+type Asked = (
+    Vec<CheckRule>,
+    Vec<FixRule>,
+    Vec<HugepagesRule>,
+    Option<SickDevices>,
+);
+
 /// What it asks, in an order that means nothing.
-fn asked(policy: &MooncakeNodePolicy) -> (Vec<CheckRule>, Vec<FixRule>, Vec<HugepagesRule>) {
+fn asked(policy: &MooncakeNodePolicy) -> Asked {
     let spec = &policy.spec;
     let (mut checks, mut fixes) = (spec.checks.clone(), spec.fixes.clone());
     checks.sort_unstable();
     fixes.sort_unstable();
     let mut hugepages = spec.hugepages.clone();
     hugepages.sort_by_key(|rule| rule.page_size.bytes());
-    (checks, fixes, hugepages)
+    (checks, fixes, hugepages, spec.sick_devices)
 }
 
 #[cfg(test)]

@@ -25,10 +25,12 @@ struct Tally {
     instead: BTreeSet<String>,
 }
 
-/// What is to stand in each policy's status, over what stands there.
+/// What is to stand in each policy's status, over what stands there. `cordons`: what is said of the nodes
+/// that a policy, by name, has cordoned.
 pub fn statuses<'a>(
     policies: &'a [MooncakeNodePolicy],
     nodes: &BTreeMap<String, &BTreeMap<String, String>>,
+    cordons: &BTreeMap<String, Finding>,
     now: Timestamp,
 ) -> Vec<(&'a MooncakeNodePolicy, MooncakeNodePolicyStatus)> {
     let all: Vec<&MooncakeNodePolicy> = policies.iter().collect();
@@ -49,11 +51,13 @@ pub fn statuses<'a>(
             .as_ref()
             .map_or(&[][..], |status| &status.conditions);
         let generation = policy.metadata.generation;
+        let cordons = cordons.get(&policy.name_any()).cloned();
+        let findings: Vec<Finding> = [tally.finding()].into_iter().chain(cordons).collect();
         let status = MooncakeNodePolicyStatus {
             observed_generation: generation,
             selected: tally.selected,
             holds: tally.holds,
-            conditions: merge(stands, &[tally.finding()], generation, now),
+            conditions: merge(stands, &findings, generation, now),
         };
         (policy, status)
     });
@@ -103,7 +107,7 @@ impl Tally {
     }
 }
 
-fn some(names: &BTreeSet<String>) -> String {
+pub(super) fn some(names: &BTreeSet<String>) -> String {
     let shown: Vec<&str> = names.iter().take(NAMED).map(String::as_str).collect();
     match names.len().saturating_sub(NAMED) {
         0 => shown.join(", "),
@@ -122,7 +126,7 @@ mod tests {
         let nodes = [("n1", &gpu), ("n2", &gpu), ("n3", &plain)];
         let nodes = nodes.map(|(name, labels)| (name.to_owned(), labels));
         let now = Timestamp::from_second(second).unwrap();
-        let said = statuses(policies, &BTreeMap::from(nodes), now);
+        let said = statuses(policies, &BTreeMap::from(nodes), &BTreeMap::new(), now);
         said.into_iter().map(|(_, status)| status).collect()
     }
 

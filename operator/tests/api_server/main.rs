@@ -2,6 +2,7 @@
 //! nothing is written when nothing changed. Nodes, controllers and agents are played by the test.
 
 mod cli;
+mod cordons;
 mod domains;
 mod policies;
 mod room;
@@ -550,6 +551,15 @@ async fn what_pods_leave_is_counted_while_hugepages_are_decided_on() -> anyhow::
     let world = World::new(&server.client).await?;
     world.ready().await?;
     room::is_counted_while_it_decides(&world).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn a_node_whose_devices_are_sick_is_cordoned_and_given_back_and_a_persons_is_not_touched()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    cordons::come_and_go(&world).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -63,6 +63,16 @@ const WRONG: &[Wrong] = &[
         "{hugepages: [{pageSize: 2Mi, perNumaNode: 2Mi}, {pageSize: 2Mi, perNumaNode: 4Mi}]}",
         "uplicate",
     ),
+    ("{sickDevices: {}}", "cordonWhen: Required value"),
+    ("{sickDevices: {cordonWhen: ItRains}}", "Unsupported value"),
+    (
+        "{sickDevices: {cordonWhen: AllAreSick, maxNodes: 0}}",
+        "greater than or equal to 1",
+    ),
+    (
+        "{sickDevices: {cordonWhen: AllAreSick, repair: Burn}}",
+        "Unsupported value",
+    ),
     ("{priority: 1001}", "less than or equal to 1000"),
     ("{nodeSelector: {'': a}}", "no node can carry others"),
 ];
@@ -76,7 +86,7 @@ fn body(name: &str, spec: &Value) -> Value {
     })
 }
 
-async fn apply(client: Client, name: &str, spec: &str) -> anyhow::Result<()> {
+pub(crate) async fn apply(client: Client, name: &str, spec: &str) -> anyhow::Result<()> {
     let kind = kube::api::ApiResource::erase::<MooncakeNodePolicy>(&());
     let api = Api::<DynamicObject>::all_with(client, &kind);
     let spec: Value = serde_yaml_ng::from_str(spec)?;

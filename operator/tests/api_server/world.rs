@@ -373,7 +373,7 @@ impl World {
 
     // === kubelets ===
 
-    async fn make_node(&self, node: &str) -> anyhow::Result<()> {
+    pub(crate) async fn make_node(&self, node: &str) -> anyhow::Result<()> {
         let object = json!({"metadata": {"name": node}});
         self.cluster_wide::<Node>()
             .create(&PostParams::default(), &serde_json::from_value(object)?)
@@ -457,7 +457,7 @@ impl World {
 
     // === agents ===
 
-    async fn make_agent(&self, node: &str) -> anyhow::Result<()> {
+    pub(crate) async fn make_agent(&self, node: &str) -> anyhow::Result<()> {
         let api = Api::<Pod>::namespaced(self.client.clone(), SYSTEM);
         let name = format!("agent-{node}");
         let pod = json!({
@@ -505,6 +505,28 @@ impl World {
             },
         });
         let params = PatchParams::apply("mooncake-agent-checks").force();
+        self.cluster_wide::<MooncakeNode>()
+            .patch_status(node, &params, &Patch::Apply(body))
+            .await?;
+        Ok(())
+    }
+
+    /// The agent of `node` has tried its two RDMA devices, and so many are sick.
+    pub(crate) async fn try_devices(&self, node: &str, sick: usize) -> anyhow::Result<()> {
+        let report = self.report(node).await?;
+        let named = ["mlx5_0", "mlx5_1"].iter().take(sick);
+        let named = named.map(|name| json!({"name": name, "reason": Reason::MkeyExhausted}));
+        let body = json!({
+            "apiVersion": MooncakeNode::api_version(&()),
+            "kind": "MooncakeNode",
+            "metadata": {"name": node},
+            "status": {
+                "nodeUid": report.spec.node_uid,
+                "bootId": report.spec.boot_id,
+                "devices": {"known": 2, "sick": sick, "named": named.collect::<Vec<_>>()},
+            },
+        });
+        let params = PatchParams::apply("mooncake-agent-devices").force();
         self.cluster_wide::<MooncakeNode>()
             .patch_status(node, &params, &Patch::Apply(body))
             .await?;

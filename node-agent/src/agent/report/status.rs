@@ -1,7 +1,7 @@
 //! The status that follows from what is known of a node, within its bound. Pure.
 
 use crds::condition::{self, ConditionType, Finding};
-use crds::node::{MooncakeNodeStatus, PoolReport, PoolState};
+use crds::node::{DeviceHealth, MooncakeNodeStatus, PoolReport, PoolState};
 use crds::reason::Reason;
 use crds::{ByteSize, FixReport, MooncakeNodeSpec, State};
 use jiff::Timestamp;
@@ -48,6 +48,7 @@ pub(super) fn holds(written: &MooncakeNodeStatus, stands: &[Condition]) -> bool 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Noted {
     pub(super) hcas: Option<HcaLines>,
+    pub(super) devices: Option<DeviceHealth>,
     pub(super) health: Option<Health>,
     pub(super) fixes: Option<Vec<FixReport>>,
     pub(super) reports: Vec<PoolReport>,
@@ -65,6 +66,7 @@ pub(super) fn compose(
 ) -> MooncakeNodeStatus {
     let Noted {
         hcas,
+        devices,
         health,
         fixes,
         reports,
@@ -76,6 +78,7 @@ pub(super) fn compose(
         let stood = stood.map(|stood| (stood.hcas.clone(), stood.hcas_omitted));
         stood.unwrap_or_default()
     });
+    let devices = devices.or_else(|| stood.and_then(|stood| stood.devices.clone()));
     let mounted: u64 = reports
         .iter()
         .filter_map(|report| report.mounted)
@@ -111,6 +114,7 @@ pub(super) fn compose(
         capacity: Some(ByteSize(mounted)),
         hcas,
         hcas_omitted,
+        devices: devices.filter(|devices| devices.known > 0),
         checks,
         findings,
         fixes,

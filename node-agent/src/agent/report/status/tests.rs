@@ -5,7 +5,7 @@ use crate::checks::Trouble;
 use crate::checks::steady::Told;
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::inventory::{NoGid, PortState};
-use crds::node::{HcaLine, PoolAssignment};
+use crds::node::{HcaLine, PoolAssignment, SICK_LIMIT, SickDevice};
 use crds::{CheckCounts, CheckId, Verdict};
 
 fn assignment(index: usize) -> PoolAssignment {
@@ -102,6 +102,31 @@ fn sick(ports: usize, since: i64) -> Noted {
     }
 }
 
+/// So many devices, all of them sick.
+fn devices(count: u32) -> DeviceHealth {
+    let named = (0..count).take(SICK_LIMIT).map(|device| SickDevice {
+        name: format!("mlx5_bond_{device}"),
+        reason: Reason::RegistrationFailed,
+    });
+    DeviceHealth {
+        known: count,
+        sick: count,
+        named: named.collect(),
+    }
+}
+
+#[test]
+fn a_node_that_has_lost_its_devices_says_nothing_of_them() {
+    let noted = |count| Noted {
+        devices: Some(devices(count)),
+        ..Noted::default()
+    };
+    let before = compose(&spec(0), "boot", noted(1), &stood(&[]), &[], at(1));
+    assert!(before.devices.is_some());
+    let lost = compose(&spec(0), "boot", noted(0), &before, &[], at(2));
+    assert_eq!(lost.devices, None);
+}
+
 #[test]
 fn a_status_keeps_its_bound_with_as_many_pods_as_a_spec_may_list() {
     let spec = spec(20);
@@ -118,12 +143,14 @@ fn a_status_keeps_its_bound_with_as_many_pods_as_a_spec_may_list() {
     };
     let noted = Noted {
         hcas: Some((vec![line; 16], Some(112))),
+        devices: Some(devices(128)),
         reports,
         ..sick(40, 1)
     };
     let status = compose(&spec, "boot", noted, &stood(&[]), &[], at(1));
     assert!(serde_json::to_vec(&status).unwrap().len() <= STATUS_LIMIT);
     assert_eq!(status.pools.len(), 20);
+    assert_eq!(status.devices.unwrap().named.len(), SICK_LIMIT);
     assert_eq!(status.findings.len(), 8, "the worst are left");
     assert_eq!(status.capacity, Some(ByteSize(20 << 30)));
     // Every port has a line or is counted.
@@ -159,6 +186,7 @@ fn an_agent_that_has_just_started_lets_stand_what_stood_until_it_has_looked() {
     };
     let looked = Noted {
         hcas: Some((vec![line], None)),
+        devices: Some(devices(1)),
         ..sick(2, 1)
     };
     let first = compose(&spec(0), "boot", looked, &stood(&[]), &[], at(1));
@@ -169,6 +197,10 @@ fn an_agent_that_has_just_started_lets_stand_what_stood_until_it_has_looked() {
     assert_eq!(started("boot"), first);
     let rebooted = started("next");
     assert!(rebooted.findings.is_empty() && rebooted.hcas.is_empty());
+    assert_eq!(
+        (&first.devices, rebooted.devices),
+        (&Some(devices(1)), None)
+    );
     let healthy = condition::find(&rebooted.conditions, ConditionType::NodeHealthy);
     assert_eq!((healthy, rebooted.checks), (None, None));
 }
