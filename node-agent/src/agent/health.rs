@@ -70,7 +70,7 @@ pub(crate) async fn keep(
         let inside = containers.borrow_and_update().clone();
         let names_said = names.borrow_and_update().clone();
         let ahead = *clock.borrow_and_update();
-        let assigned_once = node.is_some();
+        let is_assigned = node.is_some();
         let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
         let unseen = seen.elapsed() >= UNSEEN;
         // What the agent before this one found in a container stands until we have looked as well.
@@ -91,7 +91,7 @@ pub(crate) async fn keep(
             let health = steady.note(&round, now);
             let health = govern(health, &round, spec.policy.as_ref());
             // Until the policy is known nobody knows what counts.
-            if let (Some(facts), true) = (&facts, assigned_once) {
+            if let (Some(facts), true) = (&facts, is_assigned) {
                 let now = sickness::of(&health, facts);
                 board.set_devices(sickness::summary(&now, facts));
                 sick.send_if_modified(|sick| std::mem::replace(sick, now.clone()) != now);
@@ -246,7 +246,11 @@ fn short(text: &str, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crds::{CheckId, State};
+    use std::sync::Arc;
+
+    use crds::policy::{CheckAction, CheckRule, PolicyInForce};
+    use crds::{CheckId, MooncakeNode, State};
+    use verbs::{Answer, Failure, Stage};
 
     use super::*;
     use crate::host::Host;
@@ -254,7 +258,6 @@ mod tests {
 
     #[test]
     fn a_policy_decides_whether_a_finding_makes_the_node_unhealthy_and_nothing_stays_of_it() {
-        use crds::policy::{CheckAction, CheckRule, PolicyInForce};
         let text = "[proc/sys/net/ipv4]\nip_local_port_range = 60000\t60099";
         let facts = Host::recorded(Recording::parse(text).unwrap()).facts();
         let spec = MooncakeNodeSpec::default();
@@ -285,6 +288,77 @@ mod tests {
         assert_eq!((state, ignored), (State::True, true));
         assert_ne!(reason, low);
         assert_eq!(told(None, 3), (State::False, low, false));
+    }
+
+    /// A node on which the check MemoryKey is so.
+    fn assigned(action: CheckAction) -> Assignments {
+        let rule = CheckRule {
+            id: CheckId::MemoryKey,
+            action,
+        };
+        let spec = MooncakeNodeSpec {
+            policy: Some(PolicyInForce {
+                name: "p".to_owned(),
+                checks: vec![rule],
+                ..PolicyInForce::default()
+            }),
+            ..MooncakeNodeSpec::default()
+        };
+        Assignments {
+            node: Some(MooncakeNode::new("n1", spec)),
+            read: true,
+        }
+    }
+
+    #[tokio::test]
+    async fn who_lends_devices_hears_of_a_sick_one_once_it_is_known_what_the_policy_says() {
+        const SOON: Duration = Duration::from_secs(10);
+        let text = include_str!("../../tests/machines/vm-soft-roce.txt");
+        let mut facts = Host::recorded(Recording::parse(text).unwrap()).facts();
+        let device = facts.hcas.iter_mut().find(|hca| hca.name == "rxe1");
+        device.unwrap().verbs = Some(Answer {
+            failed: Some(Failure {
+                stage: Stage::Open,
+                errno: Some(5),
+                words: String::new(),
+                means: None,
+            }),
+            ..Answer::default()
+        });
+        let (_seen, known) = watch::channel(Some(Arc::new(facts)));
+        let (assign, assignments) = watch::channel(Assignments::default());
+        let (_ways, ways) = watch::channel(Ways::new());
+        let (_fixes, fixes) = watch::channel(Vec::new());
+        let (_containers, containers) = watch::channel(Some(Arc::new(Vec::new())));
+        let (_names, names) = watch::channel(Vec::new());
+        let (_clock, clock) = watch::channel(None);
+        let beside = Beside {
+            ways,
+            fixes,
+            containers,
+            names,
+            clock,
+        };
+        let board = Board::default();
+        let (tell, mut sick) = watch::channel(Sick::new());
+        tokio::spawn(keep(known, assignments, beside, board.clone(), tell));
+        let judged = async {
+            while board.health().is_none() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(SOON, judged).await.unwrap();
+        assert!(sick.borrow().is_empty(), "what counts is not known yet");
+
+        assign.send_replace(assigned(CheckAction::Enforce));
+        let told = sick.wait_for(|sick| !sick.is_empty());
+        let told = tokio::time::timeout(SOON, told).await.unwrap();
+        let ails = Sick::from([("rxe1".to_owned(), Reason::RegistrationFailed)]);
+        assert_eq!(*told.unwrap(), ails);
+        assign.send_replace(assigned(CheckAction::Warn));
+        let well = sick.wait_for(Sick::is_empty);
+        let well = tokio::time::timeout(SOON, well).await.unwrap();
+        assert!(well.unwrap().is_empty());
     }
 
     #[test]
