@@ -26,7 +26,7 @@ pub(crate) struct Setting {
 
 /// What a stock client is to do.
 pub(crate) struct Plan<'a> {
-    /// Bytes put into the first segment beforehand, so that its memory has been used.
+    /// Bytes put into each segment beforehand, so that its memory has been used.
     pub(crate) fill: u64,
     pub(crate) values: &'a [u64],
     pub(crate) segments: &'a [&'a str],
