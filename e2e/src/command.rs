@@ -22,6 +22,8 @@ pub struct Run {
     program: String,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    /// Variables of this process that the program does not inherit.
+    withheld: Vec<String>,
     directory: Option<PathBuf>,
     input: Input,
     deadline: Duration,
@@ -34,9 +36,27 @@ impl Run {
             program: program.as_ref().to_string_lossy().into_owned(),
             arguments: Vec::new(),
             environment: Vec::new(),
+            withheld: Vec::new(),
             directory: None,
             input: Input::Nothing,
             deadline: Duration::from_secs(60),
+        }
+    }
+
+    /// cargo, as a person would start it. What an outer cargo told this process of its package is withheld: build
+    /// scripts (that of ring) read the same names, and with other values build themselves and all above them again.
+    pub fn cargo() -> Self {
+        let told = |name: &String| {
+            ["CARGO_PKG_", "CARGO_MANIFEST_"]
+                .iter()
+                .any(|start| name.starts_with(start))
+        };
+        Self {
+            withheld: std::env::vars_os()
+                .filter_map(|(name, _)| name.into_string().ok())
+                .filter(told)
+                .collect(),
+            ..Self::new("cargo")
         }
     }
 
@@ -205,6 +225,9 @@ impl Run {
             .arg(&self.program)
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        for name in &self.withheld {
+            child.env_remove(name);
+        }
         if let Some(directory) = &self.directory {
             child.current_dir(directory);
         }
@@ -270,6 +293,19 @@ mod tests {
             .unwrap_err();
         assert_eq!(heard, ["one", "two"]);
         assert!(error.to_string().contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn cargo_does_not_hear_what_an_outer_cargo_said_of_its_package() {
+        let env = |run: Run| {
+            let program = "env".to_owned();
+            Run { program, ..run }.output().unwrap()
+        };
+        let of_this_package = "CARGO_PKG_NAME=mooncake-e2e";
+        assert!(env(Run::new("env")).contains(of_this_package));
+        let withheld = env(Run::cargo());
+        assert!(!withheld.contains("CARGO_PKG_"), "{withheld}");
+        assert!(withheld.contains("PATH="), "{withheld}");
     }
 
     #[test]

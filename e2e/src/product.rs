@@ -154,7 +154,7 @@ fn image(
 /// Static binaries: they run in images that hold nothing else.
 fn binaries() -> Result<Vec<PathBuf>, Error> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let messages = Run::new("cargo")
+    let messages = Run::cargo()
         .args(["build", "--release", "--locked", "--bins"])
         .args([
             "--package",
@@ -178,7 +178,7 @@ fn binaries() -> Result<Vec<PathBuf>, Error> {
 /// The program that loads libibverbs, which a static one cannot. It has a folder of its own to be built in:
 /// what it shares with the others is compiled otherwise for them.
 fn verbs(settings: &Settings) -> Result<PathBuf, Error> {
-    let messages = Run::new("cargo")
+    let messages = Run::cargo()
         .args(["build", "--release", "--locked"])
         .args(["--package", "mooncake-verbs", "--bin", "verbs"])
         .args(["--message-format", "json-render-diagnostics"])

@@ -154,7 +154,7 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
         Kind::Fuzz(_) => &product::source().join("engine/proto/fuzz"),
         Kind::Cargo(_) | Kind::Stories(..) => product::source(),
     };
-    let mut run = Run::new("cargo")
+    let mut run = Run::cargo()
         .args(line.split_whitespace())
         .env("MOONCAKE_K8S_CLUSTER", CLUSTER)
         .env("MOONCAKE_STAGES", stages_at_a_time().to_string())
