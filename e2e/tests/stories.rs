@@ -28,4 +28,5 @@ mod stories {
     mod rails;
     mod refusals;
     mod release;
+    mod sick;
 }

@@ -1,6 +1,7 @@
 //! RDMA devices of a node that is a machine of its own, by Soft-RoCE: their limits are what verbs tell there,
-//! a claim of one lets a pod that is not root lock memory, and a port that goes down is named until it is
-//! repaired. Told in the soak alone: the machine's processor is emulated.
+//! a claim of one lets a pod that is not root lock memory, a port that goes down is named until it is
+//! repaired, and a device that gives no more resources is lent to nobody until it does. Told in the soak
+//! alone: the machine's processor is emulated.
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use mooncake_e2e::story::{Seen, eventually};
 use serde_json::json;
 
 use super::machine::{Machine, SLOW, with_a_machine};
+use super::sick;
 
 /// From a fault to its word on a real processor; what is emulated looks at its devices less often.
 const SOON: Duration = Duration::from_secs(10);
@@ -106,7 +108,8 @@ async fn told(machine: &Machine) -> anyhow::Result<()> {
 
     machine.run("ip link set rail0 up").await?;
     port(machine, |told| told.is_none()).await?;
-    tried(machine).await
+    tried(machine).await?;
+    sick::told(machine).await
 }
 
 /// A pod that is not root locks 1 GiB where it claims the device, and cannot where it does not.

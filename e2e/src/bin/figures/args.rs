@@ -11,8 +11,8 @@ pub(crate) struct Args {
     /// MiB put and got in each turn
     #[arg(long, default_value_t = 128)]
     pub(crate) volume: u64,
-    /// Turns; both segments have theirs in each
-    #[arg(long, default_value_t = 5)]
+    /// Turns; both segments have theirs in each. Fewer than a dozen tell no twentieth from noise
+    #[arg(long, default_value_t = 21)]
     pub(crate) rounds: usize,
     /// Seconds of rest over which processor time and writes are counted
     #[arg(long, default_value_t = 60)]
