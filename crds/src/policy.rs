@@ -2,6 +2,7 @@
 //! nowhere else: no tenant's role reaches it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
@@ -112,6 +113,55 @@ pub struct MooncakeNodePolicySpec {
     /// the node is left as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sick_devices: Option<SickDevices>,
+
+    /// How often agents try what they believe in. Absent: as its fields say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probes: Option<ProbeRates>,
+}
+
+/// How often agents try what they believe in. What is tried less often is told later.
+#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ProbeRates {
+    /// Seconds between two proofs of the way to another agent, each of 16 KiB there and back. Two that fail
+    /// in a row are told.
+    #[serde(default = "default_peer_seconds")]
+    #[schemars(range(min = 1, max = 300))]
+    pub peer_seconds: u32,
+    /// Seconds between two trials of an RDMA device that is well: it registers memory and writes to itself.
+    /// One that is not is tried every 8 seconds.
+    #[serde(default = "default_device_seconds")]
+    #[schemars(range(min = 10, max = 3600))]
+    pub device_seconds: u32,
+}
+
+fn default_peer_seconds() -> u32 {
+    3
+}
+
+fn default_device_seconds() -> u32 {
+    30
+}
+
+impl Default for ProbeRates {
+    fn default() -> Self {
+        Self {
+            peer_seconds: default_peer_seconds(),
+            device_seconds: default_device_seconds(),
+        }
+    }
+}
+
+impl ProbeRates {
+    /// Between two proofs of a way.
+    pub fn peers(self) -> Duration {
+        Duration::from_secs(self.peer_seconds.max(1).into())
+    }
+
+    /// Between two trials of a device.
+    pub fn devices(self) -> Duration {
+        Duration::from_secs(self.device_seconds.into())
+    }
 }
 
 /// When a node is cordoned for its sick RDMA devices, and what is asked for then. A node that a person has
@@ -283,6 +333,9 @@ pub struct PolicyInForce {
     #[schemars(length(max = 2))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["pageSize".into()]))]
     pub hugepages: Vec<HugepagesRule>,
+    /// How often the agent tries what it believes in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probes: Option<ProbeRates>,
 }
 
 impl PolicyInForce {

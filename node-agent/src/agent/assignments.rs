@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crds::policy::ProbeRates;
 use crds::{MooncakeNode, MooncakeNodeSpec};
 use futures::StreamExt;
 use kube::Api;
@@ -22,6 +23,17 @@ pub(crate) struct Assignments {
     /// Whether anything was read since this agent started.
     pub(crate) read: bool,
     pub(crate) node: Option<MooncakeNode>,
+}
+
+impl Assignments {
+    /// As the node's policy has them.
+    pub(crate) fn probe_rates(&self) -> ProbeRates {
+        let policy = self
+            .node
+            .as_ref()
+            .and_then(|node| node.spec.policy.as_ref());
+        policy.and_then(|policy| policy.probes).unwrap_or_default()
+    }
 }
 
 /// Watches the object of that name in Kubernetes.

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use verbs::{Answer, Question, Rail, Rising, Stage};
 
+use super::assignments::Assignments;
 use super::hardware::Known;
 use crate::host::hca::Hca;
 use crate::host::round::Node;
@@ -24,9 +25,6 @@ use crate::host::{Facts, cgroup};
 mod growth;
 
 use growth::Growth;
-
-/// Between two questions to a device that is well and has not changed.
-const PERIOD: Duration = Duration::from_secs(30);
 
 /// Between two questions to one that is not.
 const RETRY: Duration = Duration::from_secs(8);
@@ -56,7 +54,12 @@ pub(crate) fn program() -> Option<PathBuf> {
 }
 
 /// The facts, with what each device did. A node that is recorded does nothing.
-pub(crate) fn watch(program: Option<PathBuf>, node: Node, seen: Known) -> Known {
+pub(crate) fn watch(
+    program: Option<PathBuf>,
+    node: Node,
+    assigned: watch::Receiver<Assignments>,
+    seen: Known,
+) -> Known {
     let recorded = node.root.is_file();
     let Some(program) = program.filter(|_| !recorded) else {
         if !recorded {
@@ -65,7 +68,7 @@ pub(crate) fn watch(program: Option<PathBuf>, node: Node, seen: Known) -> Known 
         return seen;
     };
     let (tell, known) = watch::channel(None);
-    tokio::spawn(keep(program, node, seen, tell));
+    tokio::spawn(keep(program, node, assigned, seen, tell));
     known
 }
 
@@ -102,15 +105,16 @@ impl Device {
     }
 }
 
-/// True where a device is to be asked. Pure.
-fn is_due(asked: Option<&Asked>, rails: &[Rail], now: Instant) -> bool {
+/// True where a device is to be asked; `period` is between two questions to one that is well and has not
+/// changed. Pure.
+fn is_due(asked: Option<&Asked>, rails: &[Rail], period: Duration, now: Instant) -> bool {
     let Some(asked) = asked else {
         return true;
     };
     let wait = match (asked.rails == rails, asked.well) {
         (false, _) => LEAST,
         (true, false) => RETRY,
-        (true, true) => PERIOD,
+        (true, true) => period,
     };
     now.saturating_duration_since(asked.at) >= wait
 }
@@ -146,6 +150,7 @@ fn merged(facts: &Facts, devices: &BTreeMap<String, Device>) -> Facts {
 async fn keep(
     program: PathBuf,
     node: Node,
+    assigned: watch::Receiver<Assignments>,
     mut seen: Known,
     tell: watch::Sender<Option<Arc<Facts>>>,
 ) {
@@ -173,9 +178,10 @@ async fn keep(
         devices.retain(|name, device| {
             open.contains_key(name.as_str()) || device.busy || device.held.is_some()
         });
+        let period = assigned.borrow().probe_rates().devices();
         for (name, rails) in open {
             let device = devices.entry(name.to_owned()).or_default();
-            if !device.is_free() || !is_due(device.asked.as_ref(), &rails, Instant::now()) {
+            if !device.is_free() || !is_due(device.asked.as_ref(), &rails, period, Instant::now()) {
                 continue;
             }
             device.busy = true;
@@ -321,6 +327,7 @@ mod tests {
     use super::*;
     use crate::host::Host;
     use crate::host::recording::Recording;
+    use crds::policy::ProbeRates;
 
     const SOFT_ROCE: &str = include_str!("../../tests/machines/vm-soft-roce.txt");
 
@@ -359,17 +366,19 @@ mod tests {
             rails: rail(1),
             well,
         };
-        assert!(is_due(None, &rail(1), at));
+        let period = ProbeRates::default().devices();
+        assert!(is_due(None, &rail(1), period, at));
         for (well, rails, wait) in [
-            (true, rail(1), PERIOD),
+            (true, rail(1), period),
             (false, rail(1), RETRY),
             (true, rail(2), LEAST),
             (true, Vec::new(), LEAST),
         ] {
             let asked = Some(asked(well));
             let before = at + wait.saturating_sub(Duration::from_millis(1));
-            assert!(!is_due(asked.as_ref(), &rails, before), "{wait:?}");
-            assert!(is_due(asked.as_ref(), &rails, at + wait), "{wait:?}");
+            let is_due = |now| is_due(asked.as_ref(), &rails, period, now);
+            assert!(!is_due(before), "{wait:?}");
+            assert!(is_due(at + wait), "{wait:?}");
         }
     }
 
@@ -404,7 +413,8 @@ mod tests {
             r#"echo '{"limits":{"max_mr_size":7,"max_mr":1,"max_qp":2,"max_cqe":3},"registered":null,"loops":[],"failed":null,"hung":null}'"#,
         );
         let (look, seen) = watch::channel(None);
-        let mut known = watch(Some(program), node(), seen);
+        let (_assign, assigned) = watch::channel(Assignments::default());
+        let mut known = watch(Some(program), node(), assigned, seen);
         for _ in 0..2 {
             look.send_replace(Some(Arc::new(facts())));
             let told = tokio::time::timeout(Duration::from_secs(30), known.changed()).await;
@@ -462,7 +472,9 @@ mod tests {
         stuck = device.held.take().unwrap();
         stuck.kill().await.unwrap();
         device.held = Some(stuck);
-        assert!(device.is_free() && is_due(device.asked.as_ref(), &[], Instant::now()));
+        let period = ProbeRates::default().devices();
+        assert!(device.is_free());
+        assert!(is_due(device.asked.as_ref(), &[], period, Instant::now()));
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use std::time::Duration;
 use crds::MooncakeNodeSpec;
 use crds::names::{PROBE_BASE, PROBE_SLOT};
 use crds::node::{PROBES_LIMIT, Probe};
+use crds::policy::ProbeRates;
 use engine::{Admission, Engine, Host, HostSpec, PageSize, Region};
 use sys::mem::memfd;
 use tokio::sync::watch;
@@ -74,9 +75,12 @@ pub(crate) async fn keep(
         tokio::time::sleep(PAUSE).await;
     };
     let mut probers: Vec<Prober> = Vec::new();
+    let (pace, period) = watch::channel(ProbeRates::default().peers());
     loop {
-        let spec = assigned.borrow_and_update().node.clone();
-        let spec = spec.map(|node| node.spec).unwrap_or_default();
+        let now = assigned.borrow_and_update().clone();
+        let wanted = now.probe_rates().peers();
+        pace.send_if_modified(|pace| std::mem::replace(pace, wanted) != wanted);
+        let spec = now.node.map(|node| node.spec).unwrap_or_default();
         if let Err(error) = post.host.admit(admission(&spec)) {
             tracing::error!(%error, "ways to other nodes are not proved any more");
             return;
@@ -94,7 +98,7 @@ pub(crate) async fn keep(
             if usize::from(probe.slot) < PROBES_LIMIT
                 && !probers.iter().any(|prober| prober.probe() == probe)
             {
-                probers.push(Prober::start(&post, probe.clone(), &ways));
+                probers.push(Prober::start(&post, probe.clone(), period.clone(), &ways));
             }
         }
         if assigned.changed().await.is_err() {

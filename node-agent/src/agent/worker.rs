@@ -124,7 +124,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
             network: host_network,
         };
         let known = hardware::watch(node.clone());
-        let known = canary::watch(canary::program(), node.clone(), known);
+        let known = canary::watch(canary::program(), node.clone(), assigned.clone(), known);
         let fixes = fixing::start(
             node,
             (&state_dir, &boot_id),

@@ -216,12 +216,11 @@ pub(super) mod tests {
     fn policy(mode: FixMode) -> PolicyInForce {
         PolicyInForce {
             name: "p".to_owned(),
-            checks: Vec::new(),
             fixes: FixId::ALL
                 .iter()
                 .map(|id| FixRule { id: *id, mode })
                 .collect(),
-            hugepages: Vec::new(),
+            ..PolicyInForce::default()
         }
     }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crds::MooncakeNodePolicy;
-use crds::policy::{CheckRule, FixRule, HugepagesRule, PolicyInForce, SickDevices};
+use crds::policy::{CheckRule, FixRule, HugepagesRule, PolicyInForce, ProbeRates, SickDevices};
 use kube::ResourceExt;
 
 /// The policies that come into question for a node: all of the highest priority that is there, the one
@@ -67,22 +67,31 @@ pub fn selects(policy: &MooncakeNodePolicy, labels: &BTreeMap<String, String>) -
 
 /// As a node is told of it.
 pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
-    // What becomes of the node itself is the operator's.
-    let (checks, fixes, hugepages, _) = asked(policy);
+    let Asked {
+        checks,
+        fixes,
+        hugepages,
+        probes,
+        // What becomes of the node itself is the operator's.
+        sick_devices: _,
+    } = asked(policy);
     PolicyInForce {
         name: policy.name_any(),
         checks,
         fixes,
         hugepages,
+        probes,
     }
 }
 
-type Asked = (
-    Vec<CheckRule>,
-    Vec<FixRule>,
-    Vec<HugepagesRule>,
-    Option<SickDevices>,
-);
+#[derive(PartialEq)]
+struct Asked {
+    checks: Vec<CheckRule>,
+    fixes: Vec<FixRule>,
+    hugepages: Vec<HugepagesRule>,
+    sick_devices: Option<SickDevices>,
+    probes: Option<ProbeRates>,
+}
 
 /// What it asks, in an order that means nothing.
 fn asked(policy: &MooncakeNodePolicy) -> Asked {
@@ -92,7 +101,13 @@ fn asked(policy: &MooncakeNodePolicy) -> Asked {
     fixes.sort_unstable();
     let mut hugepages = spec.hugepages.clone();
     hugepages.sort_by_key(|rule| rule.page_size.bytes());
-    (checks, fixes, hugepages, spec.sick_devices)
+    Asked {
+        checks,
+        fixes,
+        hugepages,
+        sick_devices: spec.sick_devices,
+        probes: spec.probes,
+    }
 }
 
 #[cfg(test)]
@@ -173,6 +188,23 @@ pub(super) mod tests {
             "it is out of the question"
         );
         assert_eq!(holding(&policies[..2], &[]).as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn a_node_hears_how_often_to_try_and_rivals_differ_in_that_as_well() {
+        let policies = [
+            policy("seldom", 1, "{probes: {peerSeconds: 60}}"),
+            policy("never-said", 2, "{}"),
+        ];
+        let probes = |of: usize| in_force(&policies[of]).probes;
+        let seldom = ProbeRates {
+            peer_seconds: 60,
+            device_seconds: 30,
+        };
+        assert_eq!((probes(0), probes(1)), (Some(seldom), None));
+        let all: Vec<_> = policies.iter().collect();
+        let choice = of(&all, &BTreeMap::new()).unwrap();
+        assert_eq!(choice.rivals(&policies[0]).len(), 1);
     }
 
     #[test]

@@ -12,9 +12,6 @@ use tokio::task::JoinHandle;
 use super::way::{Verdict, Way};
 use super::{Post, Ways};
 
-/// Between two proofs. Two that fail in a row are told within ten seconds of the fault.
-const PERIOD: Duration = Duration::from_secs(3);
-
 /// For one proof: connect, write, read back.
 const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -27,19 +24,29 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    pub(super) fn start(post: &Arc<Post>, probe: Probe, ways: &Arc<watch::Sender<Ways>>) -> Self {
+    /// Two proofs that fail in a row are told: with the period that is usual within ten seconds of the fault.
+    pub(super) fn start(
+        post: &Arc<Post>,
+        probe: Probe,
+        mut period: watch::Receiver<Duration>,
+        ways: &Arc<watch::Sender<Ways>>,
+    ) -> Self {
         let (stop, mut stopped) = oneshot::channel();
         let (post, ways, of) = (Arc::clone(post), Arc::clone(ways), probe.clone());
         let task = tokio::spawn(async move {
             let mut way = Way::new(of.clone());
             // Not all at once.
-            let mut wait = PERIOD * u32::from(of.slot) / 4;
+            let share = |period: Duration| period * u32::from(of.slot) / 4;
+            let mut wait = share(*period.borrow_and_update());
             for round in 0.. {
-                tokio::select! {
-                    () = tokio::time::sleep(wait) => {}
-                    _ = &mut stopped => return,
+                loop {
+                    tokio::select! {
+                        () = tokio::time::sleep(wait) => break,
+                        Ok(()) = period.changed() => wait = share(*period.borrow_and_update()),
+                        _ = &mut stopped => return,
+                    }
                 }
-                wait = PERIOD;
+                wait = *period.borrow_and_update();
                 let turned = way.note(prove(&post, &of, round).await);
                 if turned {
                     tell(&way);

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use crds::MooncakeNode;
 use crds::node::Prober as Admitted;
+use crds::policy::{PolicyInForce, ProbeRates};
 use engine::Settings;
 
 use super::way::Verdict;
@@ -64,9 +65,18 @@ fn admitted(addresses: &[IpAddr]) -> Vec<Admitted> {
 
 impl Agent {
     fn assign(&self, probes: &[&Self], probers: &[IpAddr]) {
+        self.assign_each(ProbeRates::default(), probes, probers);
+    }
+
+    fn assign_each(&self, rates: ProbeRates, probes: &[&Self], probers: &[IpAddr]) {
+        let policy = PolicyInForce {
+            probes: Some(rates),
+            ..PolicyInForce::default()
+        };
         let spec = MooncakeNodeSpec {
             probes: peers(probes),
             probers: admitted(probers),
+            policy: Some(policy),
             ..MooncakeNodeSpec::default()
         };
         self.assigned.send_replace(Assignments {
@@ -111,6 +121,32 @@ async fn a_way_is_proved_breaks_when_the_other_agent_goes_and_is_proved_again() 
     again.assign(&[], &[LOOPBACK]);
     one.verdict(address, |verdict| *verdict == Verdict::Proven)
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_says_how_often_ways_are_proved_and_is_heard_between_two_proofs() {
+    let every = |peer_seconds| ProbeRates {
+        peer_seconds,
+        ..ProbeRates::default()
+    };
+    let mut one = agent(8, None);
+    let two = agent(9, None);
+    two.assign(&[], &[LOOPBACK]);
+    one.assign_each(every(300), &[&two], &[]);
+    one.verdict(two.address, |verdict| *verdict == Verdict::Proven)
+        .await;
+    // Longer than where no policy says anything.
+    tokio::time::sleep(ProbeRates::default().peers() + Duration::from_secs(1)).await;
+    let proofs = |agent: &Agent| agent.ways.borrow()[&two.address.to_string()].succeeded;
+    assert_eq!(proofs(&one), 1);
+    one.assign_each(every(1), &[&two], &[]);
+    let more = async {
+        while proofs(&one) < 3 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let more = tokio::time::timeout(Duration::from_secs(30), more).await;
+    assert!(more.is_ok(), "{} proofs", proofs(&one));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
