@@ -16,6 +16,28 @@ enum Input {
     File(File),
 }
 
+/// What cargo tells the programs that it runs of their package:
+/// <https://doc.rust-lang.org/cargo/reference/environment-variables.html>.
+const OF_A_PACKAGE: [&str; 17] = [
+    "CARGO_MANIFEST_DIR",
+    "CARGO_MANIFEST_LINKS",
+    "CARGO_MANIFEST_PATH",
+    "CARGO_PKG_AUTHORS",
+    "CARGO_PKG_DESCRIPTION",
+    "CARGO_PKG_HOMEPAGE",
+    "CARGO_PKG_LICENSE",
+    "CARGO_PKG_LICENSE_FILE",
+    "CARGO_PKG_NAME",
+    "CARGO_PKG_README",
+    "CARGO_PKG_REPOSITORY",
+    "CARGO_PKG_RUST_VERSION",
+    "CARGO_PKG_VERSION",
+    "CARGO_PKG_VERSION_MAJOR",
+    "CARGO_PKG_VERSION_MINOR",
+    "CARGO_PKG_VERSION_PATCH",
+    "CARGO_PKG_VERSION_PRE",
+];
+
 /// A program to be run to its end.
 #[derive(Debug)]
 pub struct Run {
@@ -23,7 +45,7 @@ pub struct Run {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     /// Variables of this process that the program does not inherit.
-    withheld: Vec<String>,
+    withheld: &'static [&'static str],
     directory: Option<PathBuf>,
     input: Input,
     deadline: Duration,
@@ -36,7 +58,7 @@ impl Run {
             program: program.as_ref().to_string_lossy().into_owned(),
             arguments: Vec::new(),
             environment: Vec::new(),
-            withheld: Vec::new(),
+            withheld: &[],
             directory: None,
             input: Input::Nothing,
             deadline: Duration::from_secs(60),
@@ -46,16 +68,8 @@ impl Run {
     /// cargo, as a person would start it. What an outer cargo told this process of its package is withheld: build
     /// scripts (that of ring) read the same names, and with other values build themselves and all above them again.
     pub fn cargo() -> Self {
-        let told = |name: &String| {
-            ["CARGO_PKG_", "CARGO_MANIFEST_"]
-                .iter()
-                .any(|start| name.starts_with(start))
-        };
         Self {
-            withheld: std::env::vars_os()
-                .filter_map(|(name, _)| name.into_string().ok())
-                .filter(told)
-                .collect(),
+            withheld: &OF_A_PACKAGE,
             ..Self::new("cargo")
         }
     }
@@ -225,7 +239,7 @@ impl Run {
             .arg(&self.program)
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
-        for name in &self.withheld {
+        for name in self.withheld {
             child.env_remove(name);
         }
         if let Some(directory) = &self.directory {

@@ -1,7 +1,6 @@
-//! RDMA devices of a node that is a machine of its own, by Soft-RoCE: their limits are what verbs tell there,
-//! a claim of one lets a pod that is not root lock memory, a port that goes down is named until it is
-//! repaired, and a device that gives no more resources is lent to nobody until it does. Told in the soak
-//! alone: the machine's processor is emulated.
+//! RDMA devices of a node that is a machine of its own, by Soft-RoCE: limits as verbs tell them, memory locked by who claims one,
+//! a port that goes down named until it is repaired, a device that gives no more resources lent to nobody until it does.
+//! Told in the soak alone: the machine's processor is emulated.
 
 use std::time::{Duration, Instant};
 
