@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crds::Reason;
 use crds::inventory::{Distance, Function, GidProtocol, LinkLayer, PortState};
 use k8s_openapi::api::resource::v1::{
-    Device, DeviceAttribute, DeviceCapacity, ResourcePool, ResourceSlice, ResourceSliceSpec,
+    Device, DeviceAttribute, DeviceCapacity, DeviceTaint, ResourcePool, ResourceSlice,
+    ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -17,6 +19,13 @@ use crate::host::hca::{Hca, Port};
 
 /// Devices that one slice holds at most.
 const DEVICES: usize = 128;
+
+/// As many where one of them has a taint.
+const DEVICES_WITH_TAINTS: usize = 64;
+
+/// The taint of a device that is not to be lent, for claims that ask for it by another class than ours. Its
+/// value says why. Pods that have the device keep it.
+const TAINT: &str = "hca.mooncake.io/sick";
 
 /// Bytes of a text attribute at most.
 const TEXT: usize = 64;
@@ -82,7 +91,15 @@ fn label(name: &str) -> String {
 
 /// The spec of the node's slice; its generation is another's to count.
 pub(crate) fn spec(node: &str, facts: &Facts, per_hca: u8, sick: &Sick) -> ResourceSliceSpec {
-    let devices = slots(facts, per_hca);
+    let slots = slots(facts, per_hca);
+    let devices = slots.iter().map(|slot| Device {
+        // A cluster that keeps no taints drops them, and has the attributes.
+        taints: sick
+            .get(&slot.hca.name)
+            .filter(|_| slots.len() <= DEVICES_WITH_TAINTS)
+            .map(|why| vec![taint(*why)]),
+        ..device(slot, facts, per_hca, sick)
+    });
     ResourceSliceSpec {
         driver: DRIVER.to_owned(),
         node_name: Some(node.to_owned()),
@@ -91,13 +108,17 @@ pub(crate) fn spec(node: &str, facts: &Facts, per_hca: u8, sick: &Sick) -> Resou
             generation: 0,
             resource_slice_count: 1,
         },
-        devices: Some(
-            devices
-                .iter()
-                .map(|slot| device(slot, facts, per_hca, sick))
-                .collect(),
-        ),
+        devices: Some(devices.collect()),
         ..ResourceSliceSpec::default()
+    }
+}
+
+fn taint(why: Reason) -> DeviceTaint {
+    DeviceTaint {
+        key: TAINT.to_owned(),
+        value: Some(why.as_str().to_owned()),
+        effect: "NoSchedule".to_owned(),
+        ..DeviceTaint::default()
     }
 }
 

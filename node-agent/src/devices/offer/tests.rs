@@ -141,8 +141,27 @@ fn a_sick_device_says_why_and_is_not_usable_in_any_of_its_slots_and_the_others_a
         assert_eq!(why.as_deref(), Some("MkeyExhausted"));
         assert_eq!(attribute(before, "usable").unwrap().bool, Some(true));
         assert_eq!(attribute(before, "sick"), None);
+        let taints = device.taints.as_deref().unwrap();
+        let told: Vec<_> = taints
+            .iter()
+            .map(|taint| (taint.key.as_str(), taint.value.as_deref(), &*taint.effect))
+            .collect();
+        let wanted = ("hca.mooncake.io/sick", Some("MkeyExhausted"), "NoSchedule");
+        assert_eq!(told, [wanted]);
+        assert_eq!(before.taints, None);
     }
     assert_eq!(slots, 2);
+}
+
+#[test]
+fn a_slice_of_more_devices_than_may_have_taints_has_none() {
+    let sick = Sick::from([("mlx5_0".to_owned(), Reason::MkeyExhausted)]);
+    for (per_hca, tainted) in [(6, 6), (7, 0)] {
+        let devices = super::spec("n1", &dgx(), per_hca, &sick).devices.unwrap();
+        assert_eq!(devices.len(), 10 * usize::from(per_hca));
+        let with = devices.iter().filter(|device| device.taints.is_some());
+        assert_eq!(with.count(), tainted, "{per_hca} a device");
+    }
 }
 
 #[test]
