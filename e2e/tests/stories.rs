@@ -13,6 +13,7 @@ mod stories {
     mod cut;
     mod deletion;
     mod devices;
+    mod faults;
     mod generation;
     mod healthy;
     mod hugepages;

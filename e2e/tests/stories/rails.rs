@@ -1,13 +1,10 @@
 //! RDMA devices of a node that is a machine of its own, by Soft-RoCE: limits as verbs tell them, memory locked by who claims one,
-//! a port that goes down named until it is repaired, a device that gives no more resources lent to nobody until it does.
+//! what is broken on purpose named until it is repaired, a device that gives no more resources lent to nobody until it does.
 //! Told in the soak alone: the machine's processor is emulated.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, ensure};
-use crds::check::CheckFinding;
 use crds::inventory::{HcaLimits, PortState};
-use crds::{ByteSize, CheckId, MooncakeInventory, MooncakeNode, Reason};
+use crds::{ByteSize, CheckId, MooncakeInventory};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::Api;
@@ -17,10 +14,7 @@ use mooncake_e2e::story::{Seen, eventually};
 use serde_json::json;
 
 use super::machine::{Machine, SLOW, with_a_machine};
-use super::sick;
-
-/// From a fault to its word on a real processor; what is emulated looks at its devices less often.
-const SOON: Duration = Duration::from_secs(10);
+use super::{faults, sick};
 
 /// A second device, whose interface is nobody else's.
 const ADD: &str = "modprobe dummy && ip link add rail0 type dummy && \
@@ -59,7 +53,7 @@ const REMOVE: &str = "rdma link delete rxe1; ip link delete rail0";
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster and a virtual machine: root and 8 GiB of memory"]
-async fn a_node_tells_of_its_rdma_devices_what_verbs_tell_and_of_a_port_until_it_is_repaired()
+async fn a_node_tells_of_its_rdma_devices_what_verbs_tell_and_of_each_fault_until_it_is_repaired()
 -> anyhow::Result<()> {
     with_a_machine("rails", async |machine: Machine| {
         machine.run(ADD).await?;
@@ -81,32 +75,7 @@ async fn told(machine: &Machine) -> anyhow::Result<()> {
     tried(machine).await?;
     locked(machine).await?;
 
-    let began = Instant::now();
-    machine.run("ip link set rail0 down").await?;
-    let finding = port(machine, |told| told.is_some()).await?;
-    let finding = finding.context("no finding")?;
-    println!(
-        "named after {:?} ({SOON:?} where a look is not emulated): {}",
-        began.elapsed(),
-        finding.message
-    );
-    ensure!(
-        finding.reason == Reason::PortNotActive && finding.message.contains("rail0"),
-        "{finding:?}"
-    );
-    // Exit status 1 says that something fails; a port that was switched off is a warning.
-    let doctor = machine
-        .product
-        .cli(&["doctor", "--all-namespaces"])
-        .await
-        .unwrap_or_else(|error| format!("{error:#}"));
-    ensure!(
-        doctor.contains("rxe1 port 1") && doctor.contains("PortNotActive"),
-        "{doctor}"
-    );
-
-    machine.run("ip link set rail0 up").await?;
-    port(machine, |told| told.is_none()).await?;
+    faults::told(machine).await?;
     tried(machine).await?;
     sick::told(machine).await
 }
@@ -243,24 +212,6 @@ async fn tried(machine: &Machine) -> anyhow::Result<()> {
             (both.count() == 2).then_some(()),
             format!("{passed:?}"),
         ))
-    })
-    .await
-}
-
-/// What is said of the second device's port, once it is as wanted.
-async fn port(
-    machine: &Machine,
-    wanted: impl Fn(Option<&CheckFinding>) -> bool,
-) -> anyhow::Result<Option<CheckFinding>> {
-    let nodes: Api<MooncakeNode> = Api::all(machine.product.stage.client.clone());
-    eventually("a word on rxe1's port", SLOW, || async {
-        let status = nodes.get(&machine.node).await?.status;
-        let findings = status.map(|status| status.findings).unwrap_or_default();
-        let told = findings.iter().find(|finding| {
-            finding.check == CheckId::PortActive && finding.subject == "rxe1 port 1"
-        });
-        let seen = format!("{told:?}");
-        Ok(Seen::when(wanted(told).then(|| told.cloned()), seen))
     })
     .await
 }
