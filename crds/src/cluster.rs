@@ -225,7 +225,9 @@ pub struct Transports {
     #[serde(default)]
     pub tcp: TransportPolicy,
     /// RDMA on the nodes' HCAs. Used only when every storing node has proved it; until then
-    /// `Require` keeps the cluster from being Ready, with the cause in its conditions.
+    /// `Require` keeps the cluster from being Ready, with the cause in its conditions. Pods that are
+    /// injected while it says `Require` claim an RDMA device each, by the ResourceClaimTemplate `NAME-hca`,
+    /// which needs Kubernetes 1.34; they start only on nodes that have one.
     #[serde(default)]
     pub rdma: TransportPolicy,
 }

@@ -22,6 +22,11 @@ pub const ANNOTATION_SKIPPED: &str = "mooncake.io/injection-skipped";
 /// Set by the webhook on what it changed; its presence makes a second call a no-op.
 pub const ANNOTATION_INJECTED: &str = "mooncake.io/injected";
 
+/// Set by the user on a pod that is to be given no claim of an RDMA device: `false`.
+pub const ANNOTATION_CLAIM_DEVICES: &str = "mooncake.io/claim-devices";
+/// Set by the webhook: why a pod of a cluster that requires RDMA was given no claim of a device.
+pub const ANNOTATION_CLAIM_SKIPPED: &str = "mooncake.io/claim-skipped";
+
 /// Set by the operator on a ComputeDomain that it made: UID of the MooncakeCluster that wanted it.
 pub const ANNOTATION_CLUSTER_UID: &str = "mooncake.io/cluster-uid";
 
@@ -34,6 +39,9 @@ pub const COMPONENT_MASTER: &str = "master";
 pub const COMPONENT_POOL: &str = "pool";
 pub const COMPONENT_AGENT: &str = "agent";
 pub const COMPONENT_OPERATOR: &str = "operator";
+
+/// DeviceClass of the RDMA devices that agents offer.
+pub const DEVICE_CLASS: &str = "hca.mooncake.io";
 
 /// Port of the master's RPC service, TCP.
 pub const MASTER_RPC_PORT: u16 = 50051;
@@ -80,6 +88,11 @@ pub fn host_clients_service(cluster: &str) -> String {
 /// ComputeDomain that the operator makes, and the ResourceClaimTemplate that comes with it.
 pub fn compute_domain(cluster: &str) -> String {
     format!("{cluster}-mnnvl")
+}
+
+/// ResourceClaimTemplate by which injected pods of a cluster that requires RDMA get a device.
+pub fn claim_template(cluster: &str) -> String {
+    format!("{cluster}-hca")
 }
 
 /// Address at which pods of the cluster find the master: host and port.

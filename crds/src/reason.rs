@@ -152,6 +152,8 @@ reasons! {
     NamespaceNotAllowed, Cluster, "Add the namespace to spec.access.allowedNamespaces.";
     /// The pod uses the host's network and the cluster does not allow that.
     HostNetworkNotAllowed, Cluster, "Set spec.access.allowHostNetwork, or leave the host's network.";
+    /// A pod of a cluster that requires RDMA was injected without a claim of an RDMA device.
+    DeviceUnclaimed, App, "Do as the message says, or claim a device by the pod itself (docs/devices.md); then make the pod anew.";
     /// The gate of an injected pod is still waiting.
     GateWaiting, Cluster, "Wait; the message says for what.";
     /// The gate gave up waiting and let the pod start, or failed it, as the spec says.

@@ -3,6 +3,7 @@
 
 mod advice;
 mod advisor;
+mod claim;
 mod configuration;
 mod environment;
 mod inject;
@@ -17,6 +18,7 @@ mod wish;
 
 pub use advice::Room;
 pub use advisor::Rooms;
+pub use claim::Devices;
 pub use environment::{FORCE_TCP, PROTOCOL};
 pub use inject::{Decision, Skipped, inject};
 pub use lookup::{ApiServer, Clusters, LookupError};
@@ -70,7 +72,7 @@ pub enum Error {
 pub async fn serve(
     settings: Settings,
     client: Client,
-    rooms: impl Rooms,
+    known: impl Rooms + Devices + Clone,
     certificate: Arc<Resolver>,
     leader: watch::Receiver<bool>,
     shutdown: impl Future<Output = ()> + Send,
@@ -98,7 +100,7 @@ pub async fn serve(
         Schedule::default(),
         certificate,
     );
-    let routes = router(ApiServer(client), rooms, gate_image);
+    let routes = router(ApiServer(client), known, gate_image);
     tokio::select! {
         () = serve_tls(listener, tls, routes, shutdown) => Ok(()),
         never = keeper.run(leader) => match never {},

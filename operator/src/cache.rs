@@ -27,10 +27,12 @@ use crate::metrics::Metrics;
 use crate::node::observe::probed_at;
 use crate::node::ring::{Neighbours, Ring};
 
+pub(crate) mod devices;
 mod index;
 pub(crate) mod prune;
 mod trigger;
 
+pub use devices::{Claimable, Devices};
 pub use index::Index;
 pub use trigger::{ClusterName, Trigger, wanted_cluster};
 
@@ -70,6 +72,8 @@ pub struct Caches {
     pub evictions: Evictions,
     /// ComputeDomains and what belongs to them, while the API server has them.
     pub fabric: Fabric,
+    /// Whether pods can claim RDMA devices, and by which templates of ours.
+    pub devices: Devices,
     triggers: broadcast::Sender<Trigger>,
 }
 
@@ -220,6 +224,7 @@ impl Caches {
             ),
             evictions,
             fabric: Fabric::start(client, triggers.clone(), metrics),
+            devices: Devices::start(client, watches),
             triggers,
         }
     }

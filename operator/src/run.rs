@@ -80,7 +80,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         certificate: certificate.clone(),
     };
     let keeper = tokio::spawn(keeper.run(lease_stops));
-    let rooms = caches.clone();
+    let known = caches.clone();
     let controllers = tokio::spawn(lead(
         synced,
         Controllers {
@@ -118,7 +118,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             configuration: webhook_config,
             secret: certificate_secret,
         };
-        Ok(admission::serve(settings, client, rooms, certificate, leader, stop).await?)
+        Ok(admission::serve(settings, client, known, certificate, leader, stop).await?)
     });
 
     let outcome: anyhow::Result<()> = tokio::select! {

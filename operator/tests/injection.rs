@@ -2,6 +2,7 @@
 //! `UPDATE=1` rewrites.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,7 @@ use crds::cluster::MooncakeClusterSpec;
 use json_patch::Patch;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use mooncake_operator::admission::{Decision, GATE_CONTAINER, inject};
+use mooncake_operator::cache::Claimable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -19,6 +21,8 @@ const GATE_IMAGE: &str = "localhost/mooncake-gate:dev";
 struct Case {
     namespace: String,
     cluster: Option<MooncakeClusterSpec>,
+    /// Why no pod can claim devices; absent where they can.
+    without_devices: Option<String>,
     pod: Value,
 }
 
@@ -26,6 +30,8 @@ struct Case {
 struct Golden {
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unclaimed: Option<String>,
     patch: Value,
 }
 
@@ -57,12 +63,22 @@ fn decide(case: &Case, pod: &Value) -> Decision {
         .cluster
         .clone()
         .map(|spec| MooncakeCluster::new("kv", spec));
-    inject(&pod, &case.namespace, cluster.as_ref(), GATE_IMAGE)
+    let claimable = case
+        .without_devices
+        .clone()
+        .map_or(Claimable::Yes, Claimable::No);
+    inject(
+        &pod,
+        &case.namespace,
+        cluster.as_ref(),
+        &claimable,
+        GATE_IMAGE,
+    )
 }
 
 fn patch_of(decision: Decision) -> Patch {
     match decision {
-        Decision::Patch(patch) | Decision::Skip { patch, .. } => Patch(patch),
+        Decision::Patch { patch, .. } | Decision::Skip { patch, .. } => Patch(patch),
     }
 }
 
@@ -111,12 +127,14 @@ fn every_pod_gets_the_patch_that_stands_in_its_golden_file() {
     for name in cases() {
         let case = case(&name);
         let golden = match decide(&case, &case.pod) {
-            Decision::Patch(patch) => Golden {
+            Decision::Patch { patch, unclaimed } => Golden {
                 skipped: None,
+                unclaimed: unclaimed.map(|why| why.to_string()),
                 patch: json!(patch),
             },
             Decision::Skip { skipped, patch } => Golden {
                 skipped: skipped.map(|s| s.to_string()),
+                unclaimed: None,
                 patch: json!(patch),
             },
         };
@@ -175,13 +193,100 @@ fn the_gate_is_first_and_gets_no_variables_of_the_stacks() {
 
 #[test]
 fn a_guaranteed_pod_stays_guaranteed() {
-    let pod = injected(&case("sglang"));
-    for container in containers(&pod) {
-        let resources = container.resources.unwrap();
-        assert!(resources.limits.as_ref().unwrap().contains_key("cpu"));
-        assert!(resources.limits.as_ref().unwrap().contains_key("memory"));
-        assert_eq!(resources.limits, resources.requests, "{}", container.name);
+    for name in ["sglang", "rdma-containers"] {
+        for container in containers(&injected(&case(name))) {
+            let resources = container.resources.unwrap();
+            assert!(resources.limits.as_ref().unwrap().contains_key("cpu"));
+            assert!(resources.limits.as_ref().unwrap().contains_key("memory"));
+            assert_eq!(resources.limits, resources.requests, "{}", container.name);
+        }
     }
+}
+
+/// What each container claims, by the names that the pod gives its claims.
+fn claims(pod: &Value) -> BTreeMap<String, Vec<String>> {
+    let of = |container: Container| {
+        let resources = container.resources.into_iter();
+        let claims = resources.flat_map(|resources| resources.claims.unwrap_or_default());
+        (container.name, claims.map(|claim| claim.name).collect())
+    };
+    containers(pod).into_iter().map(of).collect()
+}
+
+#[test]
+fn every_container_but_the_gate_claims_the_pods_device_beside_what_it_claims_itself() {
+    let case = case("rdma-containers");
+    let mut pod = injected(&case);
+    let wanted = [
+        ("mooncake-gate", vec![]),
+        ("download", vec!["mooncake-hca".to_owned()]),
+        ("server", vec!["gpu".to_owned(), "mooncake-hca".to_owned()]),
+        ("exporter", vec!["mooncake-hca".to_owned()]),
+    ];
+    let mut wanted = BTreeMap::from(wanted.map(|(name, claims)| (name.to_owned(), claims)));
+    assert_eq!(claims(&pod), wanted);
+    assert_eq!(
+        pod["spec"]["resourceClaims"],
+        json!([
+            {"name": "gpu", "resourceClaimTemplateName": "one-gpu"},
+            {"name": "mooncake-hca", "resourceClaimTemplateName": "kv-hca"},
+        ])
+    );
+
+    let late = json!({"name": "late", "image": "registry.example/late:1"});
+    pod["spec"]["containers"].as_array_mut().unwrap().push(late);
+    let second = patch_of(decide(&case, &pod));
+    json_patch::patch(&mut pod, &second).unwrap();
+    wanted.insert("late".to_owned(), vec!["mooncake-hca".to_owned()]);
+    assert_eq!(claims(&pod), wanted, "added by another webhook in between");
+}
+
+#[test]
+fn a_pod_that_says_itself_what_it_claims_or_that_it_claims_nothing_is_left_to_it() {
+    let case = case("rdma");
+    let claimed = |change: Value| {
+        let mut pod = case.pod.clone();
+        json_patch::merge(&mut pod, &change);
+        let decision = decide(&case, &pod);
+        let Decision::Patch { unclaimed, .. } = &decision else {
+            panic!("not injected: {change}");
+        };
+        assert_eq!(*unclaimed, None, "{change}");
+        let before = (pod["spec"]["resourceClaims"].clone(), claims(&pod));
+        json_patch::patch(&mut pod, &patch_of(decision)).unwrap();
+        let mut after = (pod["spec"]["resourceClaims"].clone(), claims(&pod));
+        after.1.remove(GATE_CONTAINER);
+        before != after
+    };
+    let container = |claim: &str| {
+        json!([{"name": "server", "image": "registry.example/stock:1",
+                "resources": {"claims": [{"name": claim}]}}])
+    };
+    assert!(claimed(json!({})), "otherwise it is given one");
+    let not_by = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
+    assert!(!claimed(not_by("mooncake.io/claim-devices", "false")));
+    assert!(claimed(not_by("mooncake.io/claim-devices", "true")));
+    let claim = |claim: Value| json!({"spec": {"resourceClaims": [claim]}});
+    let of_its_own = json!({"name": "mooncake-hca", "resourceClaimName": "shared"});
+    assert!(!claimed(claim(of_its_own)));
+    let ours_by_another_name = json!({"name": "rail", "resourceClaimTemplateName": "kv-hca"});
+    assert!(!claimed(claim(ours_by_another_name)));
+    assert!(!claimed(
+        json!({"spec": {"containers": container("mooncake-hca")}})
+    ));
+}
+
+#[test]
+fn only_a_cluster_that_exists_and_requires_rdma_has_its_pods_claim_devices() {
+    let mut case = case("rdma");
+    for policy in ["Prefer", "Forbid"] {
+        let spec = json!({"transports": {"rdma": policy}});
+        case.cluster = serde_json::from_value(spec).unwrap();
+        let pod = injected(&case);
+        assert_eq!(pod["spec"].get("resourceClaims"), None, "{policy}");
+    }
+    case.cluster = None;
+    assert_eq!(injected(&case)["spec"].get("resourceClaims"), None);
 }
 
 #[test]
@@ -235,7 +340,7 @@ fn force_tcp_is_there_on_tcp_and_absent_otherwise() {
 fn access_is_given_by_injection_alone() {
     for name in cases() {
         let case = case(&name);
-        let is_injected = matches!(decide(&case, &case.pod), Decision::Patch(_));
+        let is_injected = matches!(decide(&case, &case.pod), Decision::Patch { .. });
         let labels = injected(&case)["metadata"]["labels"].clone();
         let on_host = case.pod["spec"]["hostNetwork"] == json!(true);
         let expected = |on: bool| (is_injected && on).then(|| json!("kv"));
@@ -256,7 +361,7 @@ fn access_is_given_by_injection_alone() {
 fn a_stranger_learns_nothing_about_clusters_that_do_not_invite_it() {
     let reason = |name: &str| match decide(&case(name), &case(name).pod) {
         Decision::Skip { skipped, .. } => skipped.unwrap(),
-        Decision::Patch(_) => panic!("{name} is injected"),
+        Decision::Patch { .. } => panic!("{name} is injected"),
     };
     assert_eq!(
         reason("foreign-namespace"),

@@ -7,17 +7,23 @@ use json_patch::PatchOperation;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use serde_json::json;
 
+use super::claim::{self, Claim};
 use super::configuration::{self, File};
 use super::patch::{Builder, Table};
 use super::target::Target;
 use super::wish::{Unreadable, Wish, annotation};
 use super::{environment, sidecar, volume};
+use crate::cache::Claimable;
 
 /// What becomes of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     /// The pod is injected; no operation at all when it was already.
-    Patch(Vec<PatchOperation>),
+    Patch {
+        patch: Vec<PatchOperation>,
+        /// Why it gets no RDMA device, where its cluster requires RDMA.
+        unclaimed: Option<Skipped>,
+    },
     /// The pod asks for nothing, or cannot get what it asks for. The patch says so in an annotation
     /// and takes away labels that only injection gives.
     Skip {
@@ -27,7 +33,7 @@ pub enum Decision {
     },
 }
 
-/// Why a labelled pod was left alone.
+/// Why a labelled pod was left alone, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
     pub reason: Reason,
@@ -35,7 +41,7 @@ pub struct Skipped {
 }
 
 impl Skipped {
-    fn new(reason: Reason, message: impl Into<String>) -> Self {
+    pub(super) fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self {
             reason,
             message: message.into(),
@@ -72,6 +78,7 @@ pub fn inject(
     pod: &Pod,
     namespace: &str,
     cluster: Option<&MooncakeCluster>,
+    claimable: &Claimable,
     gate_image: &str,
 ) -> Decision {
     let wish = match Wish::of(pod, namespace) {
@@ -91,7 +98,15 @@ pub fn inject(
     if let Some(skipped) = obstacle(pod, spec, namespace, &wish, cluster) {
         return Decision::skip(pod, skipped);
     }
-    Decision::Patch(changes(pod, spec, &Target::new(&wish, cluster), gate_image))
+    let claim = claim::of(pod, spec, namespace, &wish, cluster, claimable);
+    let target = Target::new(&wish, cluster);
+    Decision::Patch {
+        patch: changes(pod, spec, &target, &claim, gate_image),
+        unclaimed: match claim {
+            Claim::Refused(why) => Some(why),
+            Claim::None | Claim::By(_) => None,
+        },
+    }
 }
 
 fn obstacle(
@@ -136,7 +151,13 @@ fn obstacle(
     None
 }
 
-fn changes(pod: &Pod, spec: &PodSpec, target: &Target, gate_image: &str) -> Vec<PatchOperation> {
+fn changes(
+    pod: &Pod,
+    spec: &PodSpec,
+    target: &Target,
+    claim: &Claim,
+    gate_image: &str,
+) -> Vec<PatchOperation> {
     let mut patch = Builder::default();
     let mut files = BTreeSet::new();
     let init = spec.init_containers.iter().flatten();
@@ -145,10 +166,18 @@ fn changes(pod: &Pod, spec: &PodSpec, target: &Target, gate_image: &str) -> Vec<
         ("containers", spec.containers.iter().collect()),
     ] {
         for (index, container) in containers.into_iter().enumerate() {
-            if container.name != sidecar::NAME {
-                files.extend(configure(&mut patch, list, index, container, target));
+            if container.name == sidecar::NAME {
+                continue;
+            }
+            let index = index.to_string();
+            files.extend(configure(&mut patch, list, &index, container, target));
+            if let Claim::By(_) = claim {
+                claim::give(&mut patch, list, &index, container);
             }
         }
+    }
+    if let Claim::By(template) = claim {
+        claim::add(&mut patch, spec, template);
     }
     add_volumes(&mut patch, spec);
     add_gate(&mut patch, spec, target, gate_image, &files);
@@ -156,7 +185,7 @@ fn changes(pod: &Pod, spec: &PodSpec, target: &Target, gate_image: &str) -> Vec<
         // On the host's network ClusterFirst means the node's resolver, which knows no Service.
         patch.replace(&["spec", "dnsPolicy"], json!("ClusterFirstWithHostNet"));
     }
-    mark(&mut patch, pod, spec, target);
+    mark(&mut patch, pod, spec, target, claim);
     patch.finish()
 }
 
@@ -164,23 +193,22 @@ fn changes(pod: &Pod, spec: &PodSpec, target: &Target, gate_image: &str) -> Vec<
 fn configure(
     patch: &mut Builder,
     list: &str,
-    index: usize,
+    index: &str,
     container: &Container,
     target: &Target,
 ) -> Option<File> {
-    let index = index.to_string();
     let file = configuration::file(container, target);
     let path = file.as_ref().map(File::path);
     let missing = environment::missing(container, target, path);
     patch.append(
-        &["spec", list, &index, "env"],
+        &["spec", list, index, "env"],
         container.env.is_some(),
         &missing,
     );
     let mounts = container.volume_mounts.iter().flatten();
     if file.is_some() && !mounts.into_iter().any(|m| m.name == volume::NAME) {
         patch.append(
-            &["spec", list, &index, "volumeMounts"],
+            &["spec", list, index, "volumeMounts"],
             container.volume_mounts.is_some(),
             &[sidecar::files_mount()],
         );
@@ -222,7 +250,7 @@ fn add_gate(
     }
 }
 
-fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target) {
+fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target, claim: &Claim) {
     let cluster = Some(target.cluster.as_str());
     let (access, host_access) = if is_host_network(spec) {
         (None, cluster)
@@ -238,12 +266,17 @@ fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target) {
         ],
     );
     let injected = format!("{}/{}", target.namespace, target.cluster);
+    let unclaimed = match claim {
+        Claim::Refused(why) => Some(why.to_string()),
+        Claim::None | Claim::By(_) => None,
+    };
     patch.set(
         Table::Annotations,
         pod.metadata.annotations.as_ref(),
         &[
             (names::ANNOTATION_INJECTED, Some(&injected)),
             (names::ANNOTATION_SKIPPED, None),
+            (names::ANNOTATION_CLAIM_SKIPPED, unclaimed.as_deref()),
         ],
     );
 }
@@ -264,6 +297,7 @@ fn leave(pod: &Pod, why: Option<&str>) -> Vec<PatchOperation> {
         &[
             (names::ANNOTATION_INJECTED, None),
             (names::ANNOTATION_SKIPPED, why),
+            (names::ANNOTATION_CLAIM_SKIPPED, None),
         ],
     );
     patch.finish()

@@ -85,6 +85,11 @@ impl Builder {
         }
     }
 
+    /// Gives a field a value, whether it is there or not.
+    pub(super) fn put(&mut self, path: &[&str], value: Value) {
+        self.add(path, value);
+    }
+
     /// Gives a field that is there another value.
     pub(super) fn replace(&mut self, path: &[&str], value: Value) {
         self.operations

@@ -16,6 +16,7 @@ use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview
 use tracing::{debug, info, warn};
 
 use super::advisor::{self, Rooms};
+use super::claim::Devices;
 use super::inject::{Decision, Skipped, inject};
 use super::lookup::Clusters;
 use super::wish::Wish;
@@ -23,25 +24,34 @@ use super::wish::Wish;
 /// Largest review that an API server sends, in bytes: two objects of at most 1.5 MiB each.
 const BODY_LIMIT: usize = 3 << 20;
 
-struct Endpoint<C> {
+struct Endpoint<C, D> {
     clusters: C,
+    devices: D,
     gate_image: String,
 }
 
 /// The webhook's routes.
-pub fn router<C: Clusters>(clusters: C, rooms: impl Rooms, gate_image: String) -> Router {
+pub fn router<C, K>(clusters: C, known: K, gate_image: String) -> Router
+where
+    C: Clusters,
+    K: Rooms + Devices + Clone,
+{
     let endpoint = Arc::new(Endpoint {
         clusters,
+        devices: known.clone(),
         gate_image,
     });
     Router::new()
-        .route("/inject", post(answer::<C>))
+        .route("/inject", post(answer::<C, K>))
         .with_state(endpoint)
-        .merge(advisor::router(rooms))
+        .merge(advisor::router(known))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
 }
 
-async fn answer<C: Clusters>(State(endpoint): State<Arc<Endpoint<C>>>, body: Bytes) -> Response {
+async fn answer<C: Clusters, D: Devices>(
+    State(endpoint): State<Arc<Endpoint<C, D>>>,
+    body: Bytes,
+) -> Response {
     let review: AdmissionReview<Pod> = match serde_json::from_slice(&body) {
         Ok(review) => review,
         Err(error) => {
@@ -66,8 +76,8 @@ async fn answer<C: Clusters>(State(endpoint): State<Arc<Endpoint<C>>>, body: Byt
     }
 }
 
-async fn respond<C: Clusters>(
-    endpoint: &Endpoint<C>,
+async fn respond<C: Clusters, D: Devices>(
+    endpoint: &Endpoint<C, D>,
     request: &AdmissionRequest<Pod>,
 ) -> Result<AdmissionResponse, kube::core::admission::SerializePatchError> {
     let response = AdmissionResponse::from(request);
@@ -79,7 +89,12 @@ async fn respond<C: Clusters>(
     let decision = decide(endpoint, pod, namespace).await;
     report(request, pod, namespace, &decision);
     match decision {
-        Decision::Patch(patch) => response.with_patch(json_patch::Patch(patch)),
+        Decision::Patch { patch, unclaimed } => {
+            let mut response = response.with_patch(json_patch::Patch(patch))?;
+            response.warnings =
+                unclaimed.map(|why| vec![format!("injected without an RDMA device: {why}")]);
+            Ok(response)
+        }
         Decision::Skip { skipped, patch } => {
             let mut response = response.with_patch(json_patch::Patch(patch))?;
             response.warnings = skipped.map(|s| vec![format!("not injected: {s}")]);
@@ -88,14 +103,24 @@ async fn respond<C: Clusters>(
     }
 }
 
-async fn decide<C: Clusters>(endpoint: &Endpoint<C>, pod: &Pod, namespace: &str) -> Decision {
+async fn decide<C: Clusters, D: Devices>(
+    endpoint: &Endpoint<C, D>,
+    pod: &Pod,
+    namespace: &str,
+) -> Decision {
     let cluster = match Wish::of(pod, namespace) {
         Ok(Some(wish)) => endpoint.clusters.find(&wish).await,
         // `inject` finds the same, and says so.
         Ok(None) | Err(_) => Ok(None),
     };
     match cluster {
-        Ok(cluster) => inject(pod, namespace, cluster.as_ref(), &endpoint.gate_image),
+        Ok(cluster) => inject(
+            pod,
+            namespace,
+            cluster.as_ref(),
+            &endpoint.devices.claimable(),
+            &endpoint.gate_image,
+        ),
         Err(error) => {
             let skipped = Skipped {
                 reason: Reason::ApiFailed,
@@ -117,10 +142,18 @@ fn report(request: &AdmissionRequest<Pod>, pod: &Pod, namespace: &str, decision:
     let uid = &request.uid;
     match decision {
         _ if request.dry_run => debug!(namespace, name, uid, "dry run answered"),
-        Decision::Patch(patch) if patch.is_empty() => {
+        Decision::Patch { patch, .. } if patch.is_empty() => {
             debug!(namespace, name, uid, "pod was injected before");
         }
-        Decision::Patch(_) => info!(namespace, name, cluster, uid, "pod injected"),
+        Decision::Patch {
+            unclaimed: Some(why),
+            ..
+        } => {
+            warn!(namespace, name, cluster, uid, reason = %why.reason, message = why.message, "pod injected without an RDMA device")
+        }
+        Decision::Patch {
+            unclaimed: None, ..
+        } => info!(namespace, name, cluster, uid, "pod injected"),
         Decision::Skip {
             skipped: Some(skipped),
             ..

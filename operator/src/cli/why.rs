@@ -10,6 +10,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 
 use crate::admission::{Decision, Wish, inject};
+use crate::cache::Claimable;
 use crate::cli::doctor::by_its_labels;
 use crate::cli::page::{Cell, Page, Tone};
 use crate::cli::status::{self, known};
@@ -304,7 +305,14 @@ fn not_injected(
     if blind {
         return finding(reason, words.to_owned(), None);
     }
-    match inject(&subject.pod, namespace, subject.cluster.as_ref(), "") {
+    let claimable = Claimable::Unknown;
+    match inject(
+        &subject.pod,
+        namespace,
+        subject.cluster.as_ref(),
+        &claimable,
+        "",
+    ) {
         Decision::Skip {
             skipped: Some(skipped),
             ..
@@ -312,7 +320,7 @@ fn not_injected(
             let message = format!("{words}; now the webhook would say: {}", skipped.message);
             return finding(skipped.reason, message, None);
         }
-        Decision::Skip { skipped: None, .. } | Decision::Patch(_) => {}
+        Decision::Skip { skipped: None, .. } | Decision::Patch { .. } => {}
     }
     let again = Some("Recreate the pod: made now, it would be injected.");
     if let Some((reason, why)) = uncalled(subject, namespace) {

@@ -33,6 +33,7 @@ pub async fn apply(
         slices,
         master,
         pools,
+        claim_template,
     } = desired;
     let uid = owner(&account.metadata).map(|owner| owner.uid.clone());
     let kept: Vec<String> = pools.iter().map(ResourceExt::name_any).collect();
@@ -59,6 +60,14 @@ pub async fn apply(
     let mut applied = Vec::new();
     for pool in pools {
         applied.push(session.one(pool, &existing.daemon_sets).await?);
+    }
+    // Last: a template of the user's that has its name is to keep nothing else from standing.
+    if let Some(standing) = &existing.claim_templates {
+        let kept: Vec<String> = claim_template.iter().map(ResourceExt::name_any).collect();
+        if let Some(template) = claim_template {
+            session.one(template, standing).await?;
+        }
+        session.prune(standing, &kept, uid.as_deref()).await?;
     }
     session
         .prune(&existing.daemon_sets, &kept, uid.as_deref())

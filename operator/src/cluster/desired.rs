@@ -10,10 +10,12 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::cluster::validate::{Settings, Valid};
 
+pub mod claim;
 pub mod master;
 pub mod network;
 pub mod pool;
@@ -38,6 +40,8 @@ pub struct Children {
     pub slices: Vec<EndpointSlice>,
     pub master: Deployment,
     pub pools: Vec<DaemonSet>,
+    /// `None`: the cluster does not require RDMA.
+    pub claim_template: Option<ResourceClaimTemplate>,
 }
 
 /// What `cluster` should consist of. `peers` are the injected pods of other allowed namespaces.
@@ -53,6 +57,7 @@ pub fn desired(cluster: &Valid, settings: &Settings, peers: &[ForeignPeer]) -> C
             .iter()
             .map(|pool| pool::daemon_set(cluster, pool, settings))
             .collect(),
+        claim_template: claim::template(cluster),
     }
 }
 

@@ -10,11 +10,12 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
-use crate::cache::{Caches, ClusterName, of_cluster, wanted_cluster};
+use crate::cache::{Caches, Claimable, ClusterName, of_cluster, wanted_cluster};
 use crate::cluster::desired::ForeignPeer;
 use crate::cluster::eviction::Eviction;
 
@@ -34,6 +35,7 @@ pub struct Observed {
     pub labelled: Vec<Arc<Pod>>,
     /// MooncakeNodes of the nodes of those pods, by name.
     pub reports: BTreeMap<String, MooncakeNode>,
+    pub claimable: Claimable,
 }
 
 /// Objects that carry the cluster's label.
@@ -45,6 +47,8 @@ pub struct Existing {
     pub slices: Vec<Arc<EndpointSlice>>,
     pub deployments: Vec<Arc<Deployment>>,
     pub daemon_sets: Vec<Arc<DaemonSet>>,
+    /// `None`: the API server has no such objects, or that is not known yet.
+    pub claim_templates: Option<Vec<Arc<ResourceClaimTemplate>>>,
 }
 
 /// Takes the snapshot.
@@ -87,6 +91,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
             slices: of_cluster(&caches.slices, cluster),
             deployments: of_cluster(&caches.deployments, cluster),
             daemon_sets,
+            claim_templates: caches.devices.claim_templates(cluster),
         },
         master_pods,
         pool_pods,
@@ -94,6 +99,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
         evictions: caches.evictions.of(&sets, Instant::now()),
         labelled,
         reports,
+        claimable: caches.devices.claimable(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crds::cluster::Transport;
+use crds::cluster::{Transport, TransportPolicy};
 use crds::condition::merge;
 use crds::{ByteSize, ConditionType, Finding, MooncakeClusterStatus, Reason, State, names};
 use jiff::Timestamp;
@@ -10,6 +10,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
+use crate::cache::Claimable;
 use crate::cluster::injected;
 use crate::cluster::observe::Observed;
 use crate::cluster::rollout;
@@ -57,7 +58,7 @@ pub fn compute(
     let parts = [
         master(observed),
         pools_ready(facts),
-        transports_ready(transport.as_ref()),
+        transports_ready(transport.as_ref(), unclaimed(cluster, &observed.claimable)),
     ];
     let mut findings = summary(&parts, rollout, serving.len(), wanted);
     findings.extend(parts);
@@ -253,12 +254,27 @@ fn trouble(pod: &Pod) -> String {
         .unwrap_or_else(|| "it runs but does not say that it serves".to_owned())
 }
 
-fn transports_ready(transport: Result<&Transport, &String>) -> Finding {
+/// Why injected pods are given no RDMA device, where each is to have one.
+fn unclaimed<'a>(cluster: &Valid, claimable: &'a Claimable) -> Option<&'a str> {
+    match claimable {
+        Claimable::No(why) if cluster.transports.rdma == TransportPolicy::Require => Some(why),
+        Claimable::No(_) | Claimable::Unknown | Claimable::Yes => None,
+    }
+}
+
+fn transports_ready(transport: Result<&Transport, &String>, unclaimed: Option<&str>) -> Finding {
     let kind = ConditionType::TransportsReady;
     match transport {
         Ok(Transport::Tcp) => Finding::new(kind, true, Reason::AsExpected, "stock pods use TCP"),
         Ok(Transport::Rdma) => Finding::new(kind, true, Reason::AsExpected, "stock pods use RDMA"),
-        Err(why) => Finding::new(kind, false, Reason::NoUsableTransport, why.clone()),
+        Err(why) => {
+            let mut message = why.clone();
+            if let Some(unclaimed) = unclaimed {
+                message.push_str("; injected pods are given no RDMA device: ");
+                message.push_str(unclaimed);
+            }
+            Finding::new(kind, false, Reason::NoUsableTransport, message)
+        }
     }
 }
 

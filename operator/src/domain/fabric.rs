@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 
-use crate::cache::{Trigger, prune};
+use crate::cache::{Trigger, devices, prune};
 use crate::domain::objects::{
     self, Claim, Clique, DRIVER, Daemon, Domain, LABEL_DOMAIN, Offer, Template,
 };
@@ -36,11 +36,7 @@ const DEFINITIONS: [&str; 2] = [
     "computedomains.resource.nvidia.com",
     "computedomaincliques.resource.nvidia.com",
 ];
-/// API of the claims, served by Kubernetes from 1.34 on.
-const CLAIMS: &str = "resource.k8s.io/v1";
-/// Longest time for that answer.
-const ANSWER: Duration = Duration::from_secs(5);
-/// How often a server without that API is asked again.
+/// How often a server without the API of the claims is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(15);
 
 /// What is known of ComputeDomains now.
@@ -277,22 +273,14 @@ impl Watches {
         if followers.is_some() {
             return false;
         }
-        let asked = self.client.list_api_group_resources(CLAIMS);
-        match tokio::time::timeout(ANSWER, asked).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
-                let why =
-                    format!("the API server does not serve {CLAIMS}, as from Kubernetes 1.34");
-                self.absent(followers, why);
+        match devices::is_served(&self.client).await {
+            Ok(true) => {}
+            Ok(false) => {
+                self.absent(followers, devices::ABSENT.to_owned());
                 return true;
             }
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "whether {CLAIMS} is served is not known, asking again");
-                return true;
-            }
-            Err(_) => {
-                let seconds = ANSWER.as_secs();
-                tracing::warn!("whether {CLAIMS} is served was not answered in {seconds} s");
+            Err(unanswered) => {
+                tracing::warn!("{unanswered}, asking again");
                 return true;
             }
         }

@@ -17,6 +17,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use mooncake_operator::cluster::{fit, mirror};
@@ -120,6 +121,65 @@ async fn a_cluster_becomes_its_objects_and_is_ready_when_all_serve() -> anyhow::
         .count();
     ensure!(told == 1, "one event for one transition, not {told}");
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn pods_can_claim_devices_by_a_template_while_the_cluster_requires_rdma() -> anyhow::Result<()>
+{
+    let server = Server::start().await?;
+    let world = World::new(&server.client).await?;
+    world.ready().await?;
+    world
+        .change_spec(serde_json::json!({"transports": {"rdma": "Require"}}))
+        .await?;
+    let templates = world.api::<ResourceClaimTemplate>();
+    eventually("the template", || async {
+        Ok(templates.get_opt("kv-hca").await?.is_some())
+    })
+    .await?;
+    let template = templates.get("kv-hca").await?;
+    let owner = template.metadata.owner_references.iter().flatten().next();
+    ensure!(
+        owner.map(|owner| &owner.uid) == world.cluster().await?.uid().as_ref(),
+        "{template:?} is not owned"
+    );
+    // Nobody has made the class, without which nobody can claim.
+    eventually(
+        "the condition to say that devices are not there",
+        || async {
+            let said = world.condition("TransportsReady").await?;
+            Ok(said.starts_with("False NoUsableTransport") && said.contains("no DeviceClass"))
+        },
+    )
+    .await?;
+    let class: DeviceClass = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "hca.mooncake.io"}, "spec": {},
+    }))?;
+    let classes = world.cluster_wide::<DeviceClass>();
+    classes.create(&PostParams::default(), &class).await?;
+    eventually("the condition to say so no longer", || async {
+        let said = world.condition("TransportsReady").await?;
+        Ok(said.starts_with("False NoUsableTransport") && !said.contains("DeviceClass"))
+    })
+    .await?;
+    let before = world.quiet().await?;
+    world.looked_again().await?;
+    ensure!(world.metrics.writes() == before, "written at rest");
+
+    templates.delete("kv-hca", &DeleteParams::default()).await?;
+    eventually("the template to be made anew", || async {
+        let anew = templates.get_opt("kv-hca").await?;
+        Ok(anew.is_some_and(|anew| anew.uid() != template.uid()))
+    })
+    .await?;
+    world
+        .change_spec(serde_json::json!({"transports": {"rdma": "Prefer"}}))
+        .await?;
+    eventually("the template to go", || async {
+        Ok(templates.get_opt("kv-hca").await?.is_none())
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

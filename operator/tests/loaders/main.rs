@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use json_patch::Patch;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use mooncake_operator::admission::{Decision, inject};
+use mooncake_operator::cache::Claimable;
 use mooncake_stock::{LMCACHE, MOONCAKE, SGLANG, VLLM};
 use serde_json::{Value, json};
 
@@ -26,7 +27,8 @@ fn injected(env: &Value) -> (Container, Container) {
         "spec": {"containers": [{"name": "server", "image": "server:1", "env": env}]},
     });
     let typed: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let Decision::Patch(patch) = inject(&typed, "team", None, "gate:1") else {
+    let decision = inject(&typed, "team", None, &Claimable::Yes, "gate:1");
+    let Decision::Patch { patch, .. } = decision else {
         panic!("the pod is not injected");
     };
     json_patch::patch(&mut pod, &Patch(patch)).unwrap();

@@ -14,8 +14,8 @@ use api::Api;
 use axum::http::StatusCode;
 use crds::MooncakeCluster;
 use jiff::Timestamp;
-use mooncake_operator::admission::{Clusters, LookupError, Room, Rooms, Wish};
-use mooncake_operator::cache::ClusterName;
+use mooncake_operator::admission::{Clusters, Devices, LookupError, Room, Rooms, Wish};
+use mooncake_operator::cache::{Claimable, ClusterName};
 use mooncake_operator::certificates::{Identity, Keeper, Schedule, Stored};
 use rig::{NAME, Server, Trust, eventually};
 use serde_json::{Value, json};
@@ -45,8 +45,27 @@ impl Clusters for Silence {
     }
 }
 
-/// One node without a hugepage.
+/// A cluster that requires RDMA and lets in the namespace `guests`.
+struct Required;
+
+impl Clusters for Required {
+    async fn find(&self, wish: &Wish) -> Result<Option<MooncakeCluster>, LookupError> {
+        let spec =
+            json!({"transports": {"rdma": "Require"}, "access": {"allowedNamespaces": ["guests"]}});
+        let spec = serde_json::from_value(spec).unwrap();
+        Ok(Some(MooncakeCluster::new(&wish.cluster, spec)))
+    }
+}
+
+/// One node without a hugepage, in a cluster whose pods can claim devices.
+#[derive(Clone)]
 struct Small;
+
+impl Devices for Small {
+    fn claimable(&self) -> Claimable {
+        Claimable::Yes
+    }
+}
 
 impl Rooms for Small {
     fn rooms(&self, _: &ClusterName) -> Vec<Room> {
@@ -123,6 +142,30 @@ async fn a_pod_whose_cluster_cannot_be_looked_up_starts_uninjected_and_says_why(
     );
     let warning = answer["response"]["warnings"][0].as_str().unwrap();
     assert!(warning.starts_with("not injected: ApiFailed"), "{warning}");
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_claim_the_device_that_it_needs_is_injected_with_a_warning() {
+    let (server, trust) = served(Required).await;
+    let mut guest = review();
+    guest["request"]["namespace"] = json!("guests");
+    guest["request"]["object"]["metadata"]["annotations"] =
+        json!({"mooncake.io/cluster-namespace": "team"});
+    let (_, answer) = server.post(&trust, guest.to_string()).await.unwrap();
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let warning = answer["response"]["warnings"][0].as_str().unwrap();
+    assert!(
+        warning.starts_with("injected without an RDMA device: DeviceUnclaimed: "),
+        "{warning}"
+    );
+    let words = patch(&answer).to_string();
+    assert!(words.contains("mooncake.io~1access"), "{words}");
+
+    let (_, answer) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["response"].get("warnings"), None);
+    assert!(patch(&answer).to_string().contains("kv-hca"));
     server.end().await;
 }
 

@@ -10,7 +10,7 @@ use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use mooncake_operator::admission::{Clusters, Rooms, router, serve_tls};
+use mooncake_operator::admission::{Clusters, Devices, Rooms, router, serve_tls};
 use mooncake_operator::certificates::{Resolver, server_config};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -55,13 +55,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn start(clusters: impl Clusters, rooms: impl Rooms) -> Self {
+    pub(crate) async fn start(
+        clusters: impl Clusters,
+        known: impl Rooms + Devices + Clone,
+    ) -> Self {
         let certificate = Arc::new(Resolver::default());
         let tls = server_config(certificate.clone()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (end, ended) = oneshot::channel();
-        let routes = router(clusters, rooms, "localhost/mooncake-gate:dev".to_owned());
+        let routes = router(clusters, known, "localhost/mooncake-gate:dev".to_owned());
         let running = tokio::spawn(serve_tls(listener, tls, routes, async {
             let _ = ended.await;
         }));

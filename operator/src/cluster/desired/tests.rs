@@ -15,6 +15,7 @@ fn render(children: &Children) -> String {
         slices,
         master,
         pools,
+        claim_template,
     } = children;
     let mut text = String::new();
     let mut add = |value: &dyn erased::Yaml| {
@@ -27,6 +28,7 @@ fn render(children: &Children) -> String {
     slices.iter().for_each(|object| add(object));
     add(master);
     pools.iter().for_each(|object| add(object));
+    claim_template.iter().for_each(|object| add(object));
     text
 }
 
@@ -99,6 +101,15 @@ fn a_master_of_ones_own_image_and_resources_is_taken_over() {
           resources: {requests: {cpu: '2'}, limits: {memory: 8Gi}}}}",
         &[],
     );
+}
+
+#[test]
+fn a_cluster_that_requires_rdma_has_a_template_of_claims_and_no_other_has() {
+    is_golden("rdma", "{transports: {rdma: Require}}", &[]);
+    for other in ["{}", "{transports: {rdma: Forbid}}"] {
+        let children = desired(&fixture::valid(other), &fixture::settings(), &[]);
+        assert_eq!(children.claim_template, None, "{other}");
+    }
 }
 
 #[test]

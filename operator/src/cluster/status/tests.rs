@@ -80,6 +80,7 @@ struct World {
     sets: Vec<Option<DaemonSet>>,
     rollout: rollout::Step,
     used: Option<u8>,
+    claimable: Claimable,
 }
 
 impl World {
@@ -93,6 +94,7 @@ impl World {
             sets: vec![Some(set(2, 2))],
             rollout: rollout::Step::Done,
             used: Some(35),
+            claimable: Claimable::Yes,
         }
     }
 
@@ -101,6 +103,7 @@ impl World {
         let observed = Observed {
             master_pods: self.masters.clone(),
             pool_pods: self.pools.iter().map(|(pod, _)| pod.clone()).collect(),
+            claimable: self.claimable.clone(),
             ..Observed::default()
         };
         let master = observed
@@ -383,6 +386,24 @@ fn forbidden_tcp_leaves_no_transport() {
         "False/NoUsableTransport"
     );
     assert_eq!(status.transport, None);
+}
+
+#[test]
+fn that_pods_can_claim_no_device_is_said_where_the_cluster_requires_rdma_alone() {
+    let mut world = World::whole();
+    world.claimable = Claimable::No("there is no class".to_owned());
+    let calm = world.fresh();
+    assert_eq!(
+        said(&calm, ConditionType::TransportsReady).0,
+        "True/AsExpected"
+    );
+    world.spec = "{transports: {rdma: Require}}";
+    let (state, message) = said(&world.fresh(), ConditionType::TransportsReady);
+    assert_eq!(state, "False/NoUsableTransport");
+    assert!(
+        message.ends_with("injected pods are given no RDMA device: there is no class"),
+        "{message}"
+    );
 }
 
 #[test]

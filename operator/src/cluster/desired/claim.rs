@@ -1,0 +1,41 @@
+//! The ResourceClaimTemplate by which each injected pod of a cluster that requires RDMA gets a device.
+
+use crds::cluster::TransportPolicy;
+use crds::names;
+use k8s_openapi::api::resource::v1::{
+    DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaimSpec, ResourceClaimTemplate,
+    ResourceClaimTemplateSpec,
+};
+
+use crate::cluster::desired::metadata;
+use crate::cluster::validate::Valid;
+
+/// One device of whatever the class takes. Its spec can never be changed: another one would have to be
+/// another object.
+pub fn template(cluster: &Valid) -> Option<ResourceClaimTemplate> {
+    if cluster.transports.rdma != TransportPolicy::Require {
+        return None;
+    }
+    let request = DeviceRequest {
+        name: "hca".to_owned(),
+        exactly: Some(ExactDeviceRequest {
+            device_class_name: names::DEVICE_CLASS.to_owned(),
+            allocation_mode: Some("ExactCount".to_owned()),
+            count: Some(1),
+            ..ExactDeviceRequest::default()
+        }),
+        ..DeviceRequest::default()
+    };
+    Some(ResourceClaimTemplate {
+        metadata: metadata(cluster, names::claim_template(&cluster.name)),
+        spec: ResourceClaimTemplateSpec {
+            metadata: None,
+            spec: ResourceClaimSpec {
+                devices: Some(DeviceClaim {
+                    requests: Some(vec![request]),
+                    ..DeviceClaim::default()
+                }),
+            },
+        },
+    })
+}
