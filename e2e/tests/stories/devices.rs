@@ -3,12 +3,13 @@
 //! a container may open it, and EPERM where it may not.
 
 use anyhow::{Context, ensure};
+use crds::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams};
 use mooncake_e2e::Part;
-use mooncake_e2e::story::{Namespace, Product, Seen, eventually, processes};
+use mooncake_e2e::story::{Namespace, Pool, Product, Seen, eventually, processes};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -37,21 +38,21 @@ const SLICE: &str = "n1-hca.mooncake.io";
 /// 8 slots of each device.
 const SLOTS: usize = 16;
 
-/// Two pods share a device: each claim is given a slot of it.
-const CLAIMS: &str = r#"
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaimTemplate
-metadata: {name: rxe1}
-spec:
-  spec:
-    devices:
-      requests:
-      - name: hca
-        exactly:
-          deviceClassName: hca.mooncake.io
-          selectors:
-          - cel: {expression: 'device.attributes["hca.mooncake.io"].rdmaDevice == "rxe1"'}
-"#;
+/// A ResourceClaimTemplate, by which each pod claims a slot of its own of the device.
+pub(super) fn template(name: &str, device: &str) -> Value {
+    let expression = format!("device.attributes['hca.mooncake.io'].rdmaDevice == '{device}'");
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": {"devices": {"requests": [{
+            "name": "hca",
+            "exactly": {
+                "deviceClassName": "hca.mooncake.io",
+                "selectors": [{"cel": {"expression": expression}}],
+            },
+        }]}}},
+    })
+}
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
@@ -92,7 +93,10 @@ async fn tale(product: &Product, namespace: &Namespace) -> anyhow::Result<()> {
     );
     own_slices_only(product).await?;
 
-    namespace.apply(CLAIMS).await?;
+    // Two pods share a device.
+    namespace
+        .apply(&template("rxe1", "rxe1").to_string())
+        .await?;
     for pod in ["one", "two"] {
         namespace.apply(&pod_that_claims(pod).to_string()).await?;
     }
@@ -122,7 +126,59 @@ async fn tale(product: &Product, namespace: &Namespace) -> anyhow::Result<()> {
         .api::<Pod>()
         .delete("two", &DeleteParams::default())
         .await?;
-    gone(product, namespace, "two").await
+    gone(product, namespace, "two").await?;
+    of_a_cluster_that_requires_rdma(product, namespace).await
+}
+
+/// Its pod says nothing of claims and has a device, on the only node that has some. The cluster itself waits
+/// for a proof that nobody can give, and its pod starts when the gate has waited long enough.
+async fn of_a_cluster_that_requires_rdma(
+    product: &Product,
+    namespace: &Namespace,
+) -> anyhow::Result<()> {
+    let spec = "{transports: {rdma: Require}, injection: {deadlineSeconds: 10},
+        pools: [{name: default, size: 64Mi, drainSeconds: 2}]}";
+    let pool = Pool::apply(namespace, "kv", spec).await?;
+    let why = pool.unready(Some(Reason::NoUsableTransport), SOON).await?;
+    ensure!(!why.contains("no RDMA device"), "{why}");
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "injected", "labels": {"mooncake.io/inject": "kv"}},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": "user", "image": mooncake_e2e::images::DEBIAN,
+                "command": ["sh", "-c", WAIT], "securityContext": restricted(),
+            }],
+        },
+    });
+    namespace.apply(&pod.to_string()).await?;
+    let pod = namespace.pod_ready("injected", PREPARED).await?;
+    let node = pod.spec.and_then(|spec| spec.node_name);
+    ensure!(node.as_deref() == Some("n1"), "{node:?} has no device");
+    let said = namespace
+        .exec("injected", "user", &["sh", "-c", TELL], COMMAND)
+        .await?;
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let given = [["uverbs0", "rxe0"], ["uverbs1", "rxe1"]]
+        .into_iter()
+        .find(|[file, device]| words == ["1000", "rdma_cm", file, device]);
+    let [file, device] = given.with_context(|| format!("injected: {said}"))?;
+    let said = opened(
+        namespace,
+        "injected",
+        "user",
+        &format!("/dev/infiniband/{file}"),
+    )
+    .await?;
+    ensure!(is_allowed(&said), "injected: {said}");
+    println!("an injected pod that says nothing of claims has {device}");
+    namespace
+        .api::<Pod>()
+        .delete("injected", &DeleteParams::default())
+        .await?;
+    gone(product, namespace, "injected").await
 }
 
 /// The slice of the node with devices; another than `before`.
@@ -142,22 +198,23 @@ async fn offer(
     .await
 }
 
+/// What a container does until it is told to end.
+const WAIT: &str = "until [ -e /tmp/end ]; do sleep 0.2; done";
+
+/// Asks a container who it is and which devices it has.
+const TELL: &str = "id -u; ls -x /dev/infiniband; echo $MOONCAKE_HCA_DEVICES";
+
 /// `user` is what a user's container is; `root` could make any device node that the device cgroup lets
 /// it open; `bystander` claims nothing.
 fn pod_that_claims(name: &str) -> Value {
-    let wait = "until [ -e /tmp/end ]; do sleep 0.2; done";
     let container = |name: &str, claims: Value, security: Value| {
         json!({
             "name": name, "image": mooncake_e2e::images::DEBIAN,
-            "command": ["sh", "-c", wait], "securityContext": security,
+            "command": ["sh", "-c", WAIT], "securityContext": security,
             "resources": {"claims": claims},
         })
     };
     let claim = json!([{"name": "hca"}]);
-    let restricted = json!({
-        "runAsUser": 1000, "runAsNonRoot": true, "allowPrivilegeEscalation": false,
-        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
-    });
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {
@@ -165,11 +222,19 @@ fn pod_that_claims(name: &str) -> Value {
             "automountServiceAccountToken": false,
             "resourceClaims": [{"name": "hca", "resourceClaimTemplateName": "rxe1"}],
             "containers": [
-                container("user", claim.clone(), restricted.clone()),
+                container("user", claim.clone(), restricted()),
                 container("root", claim, json!({})),
-                container("bystander", json!([]), restricted),
+                container("bystander", json!([]), restricted()),
             ],
         },
+    })
+}
+
+/// A user's container, which is not root.
+fn restricted() -> Value {
+    json!({
+        "runAsUser": 1000, "runAsNonRoot": true, "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
     })
 }
 
@@ -200,9 +265,8 @@ fn is_allowed(said: &str) -> bool {
 }
 
 async fn unprivileged(namespace: &Namespace, pod: &str) -> anyhow::Result<()> {
-    let tell = "id -u; ls -x /dev/infiniband; echo $MOONCAKE_HCA_DEVICES";
     let said = namespace
-        .exec(pod, "user", &["sh", "-c", tell], COMMAND)
+        .exec(pod, "user", &["sh", "-c", TELL], COMMAND)
         .await?;
     let words: Vec<&str> = said.split_whitespace().collect();
     ensure!(

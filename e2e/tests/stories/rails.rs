@@ -13,6 +13,7 @@ use mooncake_e2e::product::NAMESPACE;
 use mooncake_e2e::story::{Seen, eventually};
 use serde_json::json;
 
+use super::devices;
 use super::machine::{Machine, SLOW, with_a_machine};
 use super::{faults, sick};
 
@@ -20,22 +21,6 @@ use super::{faults, sick};
 const ADD: &str = "modprobe dummy && ip link add rail0 type dummy && \
                    ip addr add 198.19.254.1/24 dev rail0 && ip link set rail0 up && \
                    rdma link add rxe1 type rxe netdev rail0";
-
-/// What a claim of the first device asks for.
-const CLAIM: &str = r#"
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaimTemplate
-metadata: {name: rail}
-spec:
-  spec:
-    devices:
-      requests:
-      - name: hca
-        exactly:
-          deviceClassName: hca.mooncake.io
-          selectors:
-          - cel: {expression: 'device.attributes["hca.mooncake.io"].rdmaDevice == "rxe0"'}
-"#;
 
 /// The first act of a program: what may it lock, and does 1 GiB lock?
 const LOCK: &str = r#"
@@ -82,7 +67,8 @@ async fn told(machine: &Machine) -> anyhow::Result<()> {
 
 /// A pod that is not root locks 1 GiB where it claims the device, and cannot where it does not.
 async fn locked(machine: &Machine) -> anyhow::Result<()> {
-    machine.namespace.apply(CLAIM).await?;
+    let template = devices::template("rail", "rxe0");
+    machine.namespace.apply(&template.to_string()).await?;
     for (name, claims, wanted) in [
         ("claims", true, "1000 -1 -1 locked"),
         ("claims-not", false, "Cannot allocate memory"),

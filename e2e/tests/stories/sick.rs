@@ -11,32 +11,18 @@ use mooncake_e2e::images;
 use mooncake_e2e::story::{Seen, eventually};
 use serde_json::json;
 
+use super::devices;
 use super::machine::{Machine, SLOW};
 
 const DEVICE: &str = "rxe1";
 const POLICY: &str = "sick-devices";
 const POD: &str = "wants";
 
-/// What a pod that claims the device asks for.
-const CLAIM: &str = r#"
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaimTemplate
-metadata: {name: sick}
-spec:
-  spec:
-    devices:
-      requests:
-      - name: hca
-        exactly:
-          deviceClassName: hca.mooncake.io
-          selectors:
-          - cel: {expression: 'device.attributes["hca.mooncake.io"].rdmaDevice == "rxe1"'}
-"#;
-
 /// The second device of the machine is there and well; so it is again at the end.
 pub(super) async fn told(machine: &Machine) -> anyhow::Result<()> {
     let policies: Api<MooncakeNodePolicy> = Api::all(machine.product.stage.client.clone());
-    machine.namespace.apply(CLAIM).await?;
+    let template = devices::template("sick", "rxe1");
+    machine.namespace.apply(&template.to_string()).await?;
     machine
         .namespace
         .apply(&policy(&machine.node).to_string())
