@@ -60,9 +60,10 @@ async fn told(machine: &Machine) -> anyhow::Result<()> {
     tried(machine).await?;
     locked(machine).await?;
 
-    faults::told(machine).await?;
+    faults::repaired(machine).await?;
     tried(machine).await?;
-    sick::told(machine).await
+    sick::told(machine).await?;
+    faults::logged(machine).await
 }
 
 /// A pod that is not root locks 1 GiB where it claims the device, and cannot where it does not.

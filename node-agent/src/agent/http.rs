@@ -99,9 +99,11 @@ async fn scrape(State(face): State<Face>, headers: HeaderMap) -> impl IntoRespon
     let health = face.board.health();
     let fixes = face.board.fixes().unwrap_or_default();
     let took = face.board.took();
+    let devices = face.board.devices();
     let word = metrics::Word {
         took: &took,
         health: health.as_ref(),
+        devices: devices.as_ref(),
         fixes: &fixes,
     };
     let text = metrics::render(&face.board.shown(), &face.ways.borrow(), &word);

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 
 use crds::FixReport;
+use crds::node::DeviceHealth;
 use engine::{Ended, PeerFailures};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -104,6 +105,8 @@ pub(crate) struct Word<'a> {
     pub(crate) took: &'a [Took],
     /// Absent before the first look.
     pub(crate) health: Option<&'a Health>,
+    /// Absent before the first look.
+    pub(crate) devices: Option<&'a DeviceHealth>,
     pub(crate) fixes: &'a [FixReport],
 }
 
@@ -206,7 +209,7 @@ pub(crate) fn render(shown: &[Shown], ways: &Ways, word: &Word<'_>) -> Result<St
         by_peer,
     );
     of_ways(&mut registry, ways);
-    judged::register(&mut registry, word.health);
+    judged::register(&mut registry, word.health, word.devices);
     fixed::register(&mut registry, word.fixes);
     tried::register(&mut registry, word.took);
     let mut text = String::new();

@@ -143,7 +143,7 @@ impl Board {
         }
     }
 
-    fn devices(&self) -> Option<DeviceHealth> {
+    pub(crate) fn devices(&self) -> Option<DeviceHealth> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         devices.clone()
     }

@@ -2,7 +2,7 @@
 
 use crds::cluster::PageSize;
 use crds::inventory::MooncakeInventoryStatus;
-use crds::node::{DomainMembership, PoolState};
+use crds::node::{DeviceHealth, DomainMembership, PoolState};
 use crds::{ByteSize, CheckCounts, MooncakeInventory, MooncakeNode, Reason};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -32,6 +32,9 @@ pub struct Node {
     /// How many checks ended how.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckCounts>,
+    /// How many RDMA devices there are to be lent, and which are sick.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<DeviceHealth>,
     /// What is wrong, worst first.
     pub findings: Vec<Trouble>,
     pub pools: Vec<Pool>,
@@ -94,6 +97,7 @@ pub fn node(
             .map(|policy| policy.name.clone()),
         conditions: status.conditions,
         checks: status.checks,
+        devices: status.devices,
         findings,
         inventory: inventory.and_then(current),
         unseen,
@@ -183,6 +187,7 @@ impl Node {
             finding.show(page, now);
         }
         self.show_conditions(page, now);
+        self.show_devices(page);
         self.show_pools(page);
         if let Some(inventory) = &self.inventory {
             hardware::show(page, inventory);
@@ -219,6 +224,28 @@ impl Node {
             counts.passed, counts.failed, counts.warned, counts.unknown, counts.not_applicable
         )
         .into()]);
+    }
+
+    /// Nothing where all devices are well.
+    fn show_devices(&self, page: &mut Page) {
+        let Some(devices) = self.devices.as_ref().filter(|devices| devices.sick > 0) else {
+            return;
+        };
+        let named = devices.named.iter();
+        let mut named: Vec<String> = named
+            .map(|device| format!("{} {}", device.name, device.reason))
+            .collect();
+        let more = usize::try_from(devices.sick).map_or(0, |sick| sick.saturating_sub(named.len()));
+        if more > 0 {
+            named.push(format!("{more} more"));
+        }
+        let text = format!(
+            "{} of {} RDMA devices lent to nobody new: {}",
+            devices.sick,
+            devices.known,
+            named.join(", ")
+        );
+        page.line([Cell::new(text, Tone::Bad)]);
     }
 
     fn show_pools(&self, page: &mut Page) {

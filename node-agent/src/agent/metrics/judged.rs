@@ -1,6 +1,7 @@
 //! How the node was judged, as metrics. Of findings there are as many series as kinds of things are
 //! wrong, which the catalogue bounds.
 
+use crds::node::DeviceHealth;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -20,8 +21,17 @@ struct ByCheck {
     reason: &'static str,
 }
 
+#[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByState {
+    state: &'static str,
+}
+
 /// Before the first look there is nothing to show.
-pub(super) fn register(registry: &mut Registry, health: Option<&Health>) {
+pub(super) fn register(
+    registry: &mut Registry,
+    health: Option<&Health>,
+    devices: Option<&DeviceHealth>,
+) {
     let checks = Family::<ByVerdict, Gauge>::default();
     let findings = Family::<ByCheck, Gauge>::default();
     if let Some(Health { counts, told }) = health {
@@ -46,6 +56,17 @@ pub(super) fn register(registry: &mut Registry, health: Option<&Health>) {
             findings.get_or_create(&labels).inc();
         }
     }
+    let rdma = Family::<ByState, Gauge>::default();
+    if let Some(DeviceHealth { known, sick, .. }) = devices {
+        for (state, count) in [("well", known.saturating_sub(*sick)), ("sick", *sick)] {
+            rdma.get_or_create(&ByState { state }).set(i64::from(count));
+        }
+    }
+    registry.register(
+        "devices",
+        "RDMA devices of the node: a sick one is lent to nobody new",
+        rdma,
+    );
     registry.register("checks", "Checks of the node by how they ended", checks);
     registry.register(
         "check_findings",
@@ -83,12 +104,20 @@ mod tests {
         };
         let told = vec![told("mlx5_0 port 1"), told("mlx5_1 port 1")];
         let mut registry = Registry::default();
-        register(&mut registry, Some(&Health { counts, told }));
+        let devices = DeviceHealth {
+            known: 8,
+            sick: 1,
+            named: Vec::new(),
+        };
+        let health = Health { counts, told };
+        register(&mut registry, Some(&health), Some(&devices));
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         for line in [
             "checks{verdict=\"Pass\"} 11",
             "checks{verdict=\"Warn\"} 0",
+            "devices{state=\"well\"} 7",
+            "devices{state=\"sick\"} 1",
             "check_findings{check=\"PortActive\",verdict=\"Fail\",reason=\"PortNotActive\"} 2",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
