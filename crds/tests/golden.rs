@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
-use mooncake_crds::{MooncakeCluster, MooncakeInventory, MooncakeNode, MooncakeNodePolicy, Reason};
+use mooncake_crds::{
+    CheckId, FixId, MooncakeCluster, MooncakeInventory, MooncakeNode, MooncakeNodePolicy, Reason,
+};
 use serde_json::Value;
 
 fn definitions() -> Vec<(&'static str, CustomResourceDefinition)> {
@@ -117,4 +119,65 @@ fn reasons_page() -> String {
         );
     }
     page
+}
+
+/// Links of a page as their words and targets; code has its marks taken off.
+fn links(page: &str) -> Vec<(&str, &str)> {
+    let parts = page.split("](").zip(page.split("](").skip(1));
+    parts
+        .filter_map(|(before, after)| {
+            let (_, words) = before.rsplit_once('[')?;
+            let (target, _) = after.split_once(')')?;
+            Some((words.trim_matches('`'), target))
+        })
+        .collect()
+}
+
+/// Places of a page that can be linked to: what is marked, and headings.
+fn places(page: &str) -> Vec<String> {
+    let marked = page.split("<a id=\"").skip(1);
+    let marked = marked.filter_map(|rest| rest.split_once('"'));
+    let heading = |line: &str| {
+        let words = line.strip_prefix('#')?.trim_start_matches('#').trim();
+        Some(words.to_lowercase().replace(' ', "-"))
+    };
+    marked
+        .map(|(place, _)| place.to_owned())
+        .chain(page.lines().filter_map(heading))
+        .collect()
+}
+
+#[test]
+fn whatever_the_page_for_who_comes_from_mooncakes_own_guide_names_is_there() {
+    let docs = here().join("../docs");
+    let read = |name: &str| fs::read_to_string(docs.join(name)).unwrap_or_default();
+    let page = read("troubleshooting.md");
+    let links = links(&page);
+    assert!(links.len() > 80, "only {} links are read", links.len());
+    for (words, target) in &links {
+        let (file, place) = target.split_once('#').unwrap_or((target, ""));
+        let linked = read(file);
+        assert!(
+            !linked.is_empty() && (place.is_empty() || places(&linked).contains(&place.to_owned())),
+            "{words} leads to {target}, which is not there"
+        );
+        // One word is not shown and another one linked.
+        let own = ["reasons.md", "checks.md"].contains(&file) && !place.is_empty();
+        assert!(
+            !own || words.to_lowercase() == place,
+            "{words} leads to {target}"
+        );
+    }
+    for check in CheckId::ALL.iter().filter(|check| !check.rows().is_empty()) {
+        let named = links.iter().any(|(words, _)| *words == check.as_str());
+        assert!(
+            named,
+            "{check} is for one of the guide's failures and not on the page"
+        );
+    }
+    let fixes = page.split("fix `").skip(1);
+    for fix in fixes.filter_map(|rest| rest.split_once('`')) {
+        let known = FixId::ALL.iter().any(|known| known.as_str() == fix.0);
+        assert!(known, "there is no fix {}", fix.0);
+    }
 }
