@@ -85,8 +85,8 @@ checks! {
     PciLink, [];
     /// The agents of the next nodes can be reached: bytes written there come back the same, and soon.
     PeerReachable, ["S04", "S05", "S08"];
-    /// What an injected pod sets of RDMA by hand, devices, port, GID and MTU, is what the node has.
-    PodByHand, ["S02", "S03", "S07"];
+    /// What an injected pod sets of RDMA by hand, devices, port, GID, MTU and matrix, is what the node has.
+    PodByHand, ["S02", "S03", "S06", "S07"];
     /// What an injected pod brings along is of the generation that its master speaks.
     PodEngine, [];
     /// A container that may use RDMA has a device of the node's that can be used.

@@ -241,7 +241,7 @@ reasons! {
     MemlockTooLow, Node, "Let the pod claim its RDMA devices, which lifts the limit; or set LimitMEMLOCK=infinity for the container runtime, and restart it.";
     /// The node has RDMA devices, and a container that may use them can open none: its engine silently takes another way.
     HcaNotInPod, App, "Give the container a ResourceClaim of the DeviceClass hca.mooncake.io (docs/devices.md), or set spec.transports.rdma of its MooncakeCluster to Forbid.";
-    /// A container names an RDMA device that the node does not have.
+    /// A container names an RDMA device that the node does not have, or that the container cannot open.
     DeviceNameUnknown, App, "Unset the variable that the message names, so that devices are chosen by themselves; or name devices that the message lists.";
     /// What a container sets of RDMA by hand is not what the node's devices have.
     ByHandUnfit, App, "Unset the variable that the message names: what fits is chosen by itself, for each device.";

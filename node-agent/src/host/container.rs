@@ -1,8 +1,8 @@
 //! The containers of injected pods, as their processes and root folders show them: which wheel a Python
 //! that runs there would load, what it may lock, which RDMA devices it can open.
 //!
-//! A container's files are its tenant's: nothing outside its root is read, no file of it is opened, only
-//! folders are listed, and how much of them is bounded.
+//! A container's files are its tenant's: nothing outside its root is read, only folders are listed, and how
+//! much of them is bounded. One file alone is opened, the matrix of devices that its engine is told to use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,9 +19,11 @@ use super::tree::{Node, Tree};
 pub mod by_hand;
 mod interpreter;
 pub mod look;
+pub mod matrix;
 
 use by_hand::ByHand;
 use interpreter::Interpreter;
+use matrix::Matrix;
 
 /// Most containers of a pod, and most processes of a container, the oldest first, that are looked at.
 const CONTAINERS: usize = 16;
@@ -52,6 +54,8 @@ pub struct Container {
     pub tcp_only: bool,
     /// What its engine is told to use instead of choosing.
     pub by_hand: ByHand,
+    /// What the file holds that it names as its matrix of devices; absent where it names none.
+    pub matrix: Option<Matrix>,
     /// Of its network namespace, where that is not the node's.
     pub network: Option<Network>,
     /// What could not be read of its files.
@@ -88,6 +92,7 @@ impl Container {
             device_files: Vec::new(),
             tcp_only: false,
             by_hand: ByHand::default(),
+            matrix: None,
             network: None,
             unread: Some(Fault {
                 path: "/".to_owned(),
@@ -170,6 +175,7 @@ fn container(tree: &Tree, pod_uid: &str, pids: &[u32]) -> Option<Container> {
         device_files: Vec::new(),
         tcp_only,
         by_hand: by_hand.unwrap_or_default(),
+        matrix: None,
         network: None,
         unread: None,
     };
@@ -183,6 +189,8 @@ fn container(tree: &Tree, pod_uid: &str, pids: &[u32]) -> Option<Container> {
             }
             container.wheel = folders.iter().find_map(|folder| wheel(&root, folder));
             container.device_files = device_files(&root);
+            let path = container.by_hand.matrix.as_ref();
+            container.matrix = path.map(|path| matrix::read(&root, path));
             container.unread = unread(&root);
         }
         // It has ended.

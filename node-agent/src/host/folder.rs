@@ -2,7 +2,7 @@
 //! can make a reader wait or fill its memory.
 
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
@@ -67,20 +67,28 @@ impl Folder {
         if kind != FileType::RegularFile {
             return Err(Problem::NotAFile);
         }
-        let file = std::fs::File::from(file);
-        let mut bytes = Vec::new();
-        let read = file.take(LONGEST as u64 + 1).read_to_end(&mut bytes);
-        read.map_err(|error| {
-            Problem::Errno(
-                error
-                    .raw_os_error()
-                    .unwrap_or_else(|| Errno::IO.raw_os_error()),
-            )
-        })?;
-        if bytes.len() > LONGEST {
-            return Err(Problem::TooLarge);
+        bytes(std::fs::File::from(file), LONGEST)
+    }
+
+    /// A file whose path a stranger gave: what is no file with something in it is not even opened, as the
+    /// opening alone starts a watchdog, and the reading of some files of the kernel's takes away what they
+    /// tell. Those say that they are empty, and so does this.
+    pub(super) fn read_named(&self, path: &str, longest: usize) -> Result<Vec<u8>, Problem> {
+        let found = self.at(path, OFlags::PATH)?;
+        let metadata = rustix::fs::fstat(&found)?;
+        if FileType::from_raw_mode(metadata.st_mode) != FileType::RegularFile {
+            return Err(Problem::NotAFile);
         }
-        Ok(bytes)
+        match u64::try_from(metadata.st_size) {
+            Ok(0) => return Ok(Vec::new()),
+            Ok(size) if size <= longest as u64 => {}
+            _ => return Err(Problem::TooLarge),
+        }
+        // What was looked at is opened, and nothing that stands there by now.
+        let own = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = std::fs::File::from(rustix::fs::open(own, flags, Mode::empty())?);
+        bytes(file, longest)
     }
 
     /// Lines of a text file, or records of the kernel's log, which are read up to the last.
@@ -168,4 +176,21 @@ impl Folder {
             _ => Node::Other,
         })
     }
+}
+
+/// All of a file, if that is no more than so many bytes.
+fn bytes(file: std::fs::File, longest: usize) -> Result<Vec<u8>, Problem> {
+    let mut bytes = Vec::new();
+    let read = file.take(longest as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(|error| {
+        Problem::Errno(
+            error
+                .raw_os_error()
+                .unwrap_or_else(|| Errno::IO.raw_os_error()),
+        )
+    })?;
+    if bytes.len() > longest {
+        return Err(Problem::TooLarge);
+    }
+    Ok(bytes)
 }

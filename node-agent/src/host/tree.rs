@@ -134,6 +134,20 @@ impl Tree {
         read
     }
 
+    /// The text of a file whose path a stranger gave, or why it is not read, which is noted nowhere.
+    pub(super) fn named_file(&self, path: &str, longest: usize) -> Result<String, Problem> {
+        let text = match &self.source {
+            Source::Folder(folder) => folder
+                .read_named(path, longest)
+                .and_then(|bytes| String::from_utf8(bytes).map_err(|_| Problem::NotText))?,
+            Source::Recording(recording) => recording.read(path)?,
+        };
+        match text.len() {
+            length if length > longest => Err(Problem::TooLarge),
+            _ => Ok(text),
+        }
+    }
+
     /// Those lines of a log that are wanted; the others are not kept either. None where there is no
     /// such log, or where we may not read it: a log is for those whom the kernel trusts.
     pub fn lines(&self, path: &str, wanted: impl Fn(&str) -> bool) -> Option<String> {

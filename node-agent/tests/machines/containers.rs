@@ -139,3 +139,97 @@ fn the_ports_of_a_pod_are_judged_as_those_of_the_node_and_never_worse_than_a_war
     let reused = network((32768, 60999), 20_000, Some(1));
     assert_eq!(told(reused), said(None));
 }
+
+#[test]
+fn s06_a_matrix_that_names_a_missing_card_or_is_none_is_named_with_the_cards_that_there_are() {
+    const PATH: &str = "proc/4242/root/etc/matrix.json";
+    let told = |environ: &str, file: Option<Entry>| {
+        let mut recording = machine("dgx-h100").recording;
+        recording.replace("proc/4242/environ", Entry::Text(environ.replace(' ', "\0")));
+        recording.insert("proc/4242/cwd", Entry::Link("/etc".to_owned()));
+        if let Some(file) = file {
+            recording.insert(PATH, file);
+        }
+        let round = round(&recording, &injected());
+        let of = round.iter().find(|of| of.check == CheckId::PodByHand);
+        let trouble = of.and_then(|of| of.said.first()?.trouble.clone());
+        trouble.map_or_else(String::new, |trouble| {
+            assert_eq!(trouble.verdict, Warn);
+            format!("{}: {}", trouble.reason, trouble.words)
+        })
+    };
+    let named = "MC_CUSTOM_TOPO_JSON=/etc/matrix.json";
+    let holds = |environ: &str, text: &str| told(environ, Some(Entry::Text(text.to_owned())));
+    let fits = r#"{"cpu:0": [["mlx5_3"], []], "cuda:2": [["mlx5_3"], []]}"#;
+    assert_eq!(holds(named, fits), "");
+    assert_eq!(
+        holds("MC_CUSTOM_TOPO_JSON=matrix.json", fits),
+        "",
+        "from where it runs"
+    );
+    // Who writes this wants no device.
+    assert_eq!(holds(named, "{}"), "");
+    assert_eq!(
+        holds("MC_FORCE_TCP=1 MC_CUSTOM_TOPO_JSON=/etc/matrix.json", "no"),
+        ""
+    );
+
+    assert_eq!(
+        holds(named, r#"{"cpu:0": [["mlx5_3"], ["mlx5_77"]]}"#),
+        "DeviceNameUnknown: /etc/matrix.json of MC_CUSTOM_TOPO_JSON names mlx5_77, which the node does not \
+         have; it has mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_9, mlx5_10, mlx5_11"
+    );
+    assert_eq!(
+        holds(named, r#"{"cpu:0": [["mlx5_3"], ["mlx5_4"]]}"#),
+        "DeviceNameUnknown: /etc/matrix.json of MC_CUSTOM_TOPO_JSON names mlx5_4, which the container cannot \
+         open; it can open mlx5_3"
+    );
+    // What it names is what is used.
+    let port = format!("{named} MC_IB_PORT=2");
+    assert_eq!(
+        holds(&port, fits),
+        "ByHandUnfit: MC_IB_PORT is 2; the ports of mlx5_3 are 1"
+    );
+    let flawed =
+        |words: &str| format!("ByHandUnfit: /etc/matrix.json of MC_CUSTOM_TOPO_JSON {words}");
+    assert_eq!(
+        told(named, None),
+        flawed("is not there, and the engine chooses by itself")
+    );
+    assert_eq!(
+        holds(named, ""),
+        flawed("is empty, and the engine chooses by itself")
+    );
+    assert_eq!(
+        holds(named, "mlx5_3"),
+        flawed("is no JSON, and the engine uses no device")
+    );
+    let shape = "is no matrix, and the engine uses no device; it takes \
+                 {\"cpu:0\": [[\"NAME\"], [\"NAME\"]]}";
+    assert_eq!(holds(named, r#"{"cpu:0": [["mlx5_3"]]}"#), flawed(shape));
+    let long = format!("{fits}{}", " ".repeat(64 << 10));
+    assert_eq!(
+        holds(named, &long),
+        flawed("has more than 65536 bytes, and was not read")
+    );
+    let unread = Entry::Fault("EACCES".parse().unwrap());
+    assert_eq!(told(named, Some(unread)), flawed("cannot be read (EACCES)"));
+}
+
+#[test]
+fn s06_of_the_cards_that_a_list_names_the_container_can_open_one() {
+    let told = |environ: &str| {
+        let mut recording = machine("dgx-h100").recording;
+        recording.replace("proc/4242/environ", Entry::Text(environ.to_owned()));
+        let round = round(&recording, &injected());
+        let of = round.iter().find(|of| of.check == CheckId::PodByHand);
+        of.and_then(|of| of.said.first()?.trouble.clone())
+    };
+    assert_eq!(told("MOONCAKE_DEVICE=mlx5_0,mlx5_3"), None);
+    let trouble = told("MOONCAKE_DEVICE=mlx5_0,mlx5_4").unwrap();
+    assert_eq!(trouble.reason, Reason::DeviceNameUnknown);
+    assert_eq!(
+        trouble.words,
+        "MOONCAKE_DEVICE names mlx5_0, which the container cannot open; it can open mlx5_3"
+    );
+}

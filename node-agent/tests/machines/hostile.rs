@@ -11,6 +11,7 @@ use kube::CustomResourceExt;
 use mooncake_node_agent::agent::inventory::{inventory, lines};
 use mooncake_node_agent::checks::{CATALOG, World, judge};
 use mooncake_node_agent::host::container;
+use mooncake_node_agent::host::container::matrix::Flaw;
 use mooncake_node_agent::host::fault::Problem;
 use mooncake_node_agent::host::recording::Entry;
 use mooncake_node_agent::host::round::{self, Node};
@@ -254,6 +255,68 @@ fn a_container_of_traps_is_read_without_waiting_or_leaving_it() {
         fs::write(inside.join(number.to_string()), "").unwrap();
     }
     assert_eq!(read("A=b"), (None, Some("TooLarge".to_owned())));
+}
+
+#[test]
+fn s06_a_matrix_that_is_a_trap_is_neither_opened_nor_followed_out_of_its_container() {
+    const UID: &str = "5f1c0d2e-7a3b-4c5d-8e6f-001122334455";
+    const FITS: &str = r#"{"cpu:0": [["mlx5_3"], []]}"#;
+    let root = tempfile::tempdir().unwrap();
+    unpack(&machine("dgx-h100").recording, root.path());
+    let process = root.path().join("proc/4242");
+    let at = |name: &str| process.join("root").join(name);
+    let read = |path: &str| {
+        let environ = format!("MC_CUSTOM_TOPO_JSON={path}");
+        fs::write(process.join("environ"), environ).unwrap();
+        let pods = BTreeSet::from([UID.to_owned()]);
+        let found = container::look::look(root.path(), &pods, Duration::from_secs(60)).unwrap();
+        assert_eq!(found[0].unread, None);
+        found[0].matrix.clone().unwrap()
+    };
+    let devices = Ok(vec!["mlx5_3".to_owned()]);
+    let unread = |problem| Err(Flaw::Unread(problem));
+    fs::write(root.path().join("secret"), FITS).unwrap();
+    fs::create_dir_all(at("etc")).unwrap();
+    fs::write(at("etc/matrix"), FITS).unwrap();
+    symlink("/etc/matrix", at("link")).unwrap();
+    symlink("/opt", process.join("cwd")).unwrap();
+    for path in [
+        "/etc/matrix",
+        "/link",
+        "../etc/matrix",
+        "/../../../etc/matrix",
+    ] {
+        assert_eq!(read(path), devices, "{path}");
+    }
+    symlink(root.path().join("secret"), at("absolute")).unwrap();
+    symlink("../../../secret", at("up")).unwrap();
+    symlink("circle", at("circle")).unwrap();
+    for path in [
+        "/absolute",
+        "/up",
+        "/../../secret",
+        "/nowhere",
+        &"/long".repeat(90),
+    ] {
+        assert_eq!(read(path), unread("ENOENT".parse().unwrap()), "{path}");
+    }
+    assert_eq!(read("/circle"), unread("ELOOP".parse().unwrap()));
+    // Nobody ever writes into this, and nobody waits for it.
+    rustix::fs::mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    for path in ["/pipe", "/socket", "/etc"] {
+        assert_eq!(read(path), unread(Problem::NotAFile), "{path}");
+    }
+    fs::File::create(at("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    assert_eq!(read("/endless"), unread(Problem::TooLarge));
+    // As files of procfs say of themselves.
+    fs::write(at("nothing"), "").unwrap();
+    assert_eq!(read("/nothing"), Err(Flaw::Empty));
+    fs::write(at("bytes"), b"\xff\xfe").unwrap();
+    assert_eq!(read("/bytes"), unread(Problem::NotText));
 }
 
 #[test]

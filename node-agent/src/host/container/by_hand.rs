@@ -10,6 +10,10 @@ const LONGEST: usize = 64;
 /// The variable that picks a port, which a message names.
 pub const PORT: &str = "MC_IB_PORT";
 
+/// The variable that names a file with a matrix of devices, and the longest path that is followed.
+pub const MATRIX: &str = "MC_CUSTOM_TOPO_JSON";
+const PATH: usize = 512;
+
 /// Variables of the stock wheel, which otherwise chooses by itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByHand {
@@ -21,6 +25,8 @@ pub struct ByHand {
     pub gid: Option<(String, String)>,
     /// Largest packets.
     pub mtu: Option<String>,
+    /// Path of the file that says which devices are near to which memory.
+    pub matrix: Option<String>,
 }
 
 impl ByHand {
@@ -48,12 +54,15 @@ impl ByHand {
                 .or_else(|| set("NCCL_IB_GID_INDEX"))
                 .map(owned),
             mtu: set("MC_MTU").map(|(_, mtu)| mtu),
+            matrix: variable(MATRIX)
+                .filter(|path| (1..=PATH).contains(&path.len()))
+                .map(str::to_owned),
         }
     }
 }
 
-/// A list with commas, or, as SGLang takes it, a map from each GPU to one. A path names a file, which is
-/// not opened.
+/// A list with commas, or, as SGLang takes it, a map from each GPU to one. A path names a file of SGLang's
+/// own, which is not opened.
 fn devices(value: &str) -> Vec<String> {
     let value = value.trim();
     let lists: Vec<String> = if value.starts_with('{') {

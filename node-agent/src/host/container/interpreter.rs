@@ -46,6 +46,14 @@ impl Interpreter {
         // A virtual environment's program is a link to that of the system.
         prefixes.extend([named, program].into_iter().filter_map(prefix));
         let path = variable("PYTHONPATH").unwrap_or_default();
+        let mut by_hand = ByHand::of(variable);
+        by_hand.matrix = by_hand.matrix.and_then(|path| match path.starts_with('/') {
+            true => Some(path),
+            false => {
+                let folder = tree.try_link(&format!("proc/{pid}/cwd")).ok()?;
+                Some(format!("{}/{path}", folder.trim_end_matches('/')))
+            }
+        });
         Some(Self {
             version,
             first: path
@@ -56,7 +64,7 @@ impl Interpreter {
             prefixes,
             home: variable("HOME").and_then(below_root),
             tcp_only: variable("MC_FORCE_TCP").is_some(),
-            by_hand: ByHand::of(variable),
+            by_hand,
         })
     }
 
