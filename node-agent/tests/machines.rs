@@ -16,6 +16,8 @@ mod hostile;
 mod live;
 #[path = "machines/recorded.rs"]
 mod recorded;
+#[path = "machines/rows.rs"]
+mod rows;
 #[path = "machines/tried.rs"]
 mod tried;
 #[path = "machines/verdicts.rs"]

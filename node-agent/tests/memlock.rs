@@ -61,7 +61,7 @@ fn may_lift() -> bool {
 }
 
 #[test]
-fn a_process_has_no_limit_afterwards_where_the_node_lets_it_and_keeps_its_own_where_not() {
+fn s13_a_process_has_no_limit_afterwards_where_the_node_lets_it_and_keeps_its_own_where_not() {
     let container = Container::start();
     let began = Instant::now();
     while !container.has_started() {

@@ -325,7 +325,7 @@ fn the_users_values_stand_in_environment_and_file() {
 }
 
 #[test]
-fn force_tcp_is_there_on_tcp_and_absent_otherwise() {
+fn s27_s29_force_tcp_is_there_on_tcp_and_absent_otherwise() {
     let tcp = containers(&injected(&case("sglang")));
     assert_eq!(value(&tcp[1], "MC_FORCE_TCP").as_deref(), Some("1"));
     let rdma = containers(&injected(&case("rdma")));

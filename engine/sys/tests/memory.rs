@@ -43,7 +43,7 @@ fn an_unsealed_extent_is_refused() {
 }
 
 #[test]
-fn an_extent_of_another_size_or_page_is_refused() {
+fn s25_an_extent_of_another_size_or_page_is_refused() {
     let make = || memfd::create("test", 4 << 20, PageSize::Base).unwrap();
     let wrong = Region::map(make(), LENGTH, PageSize::Base);
     assert!(matches!(

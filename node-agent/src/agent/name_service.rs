@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_nobody_has_is_told_with_the_resolver_and_an_address_is_itself() {
+    async fn s05_a_name_that_nobody_has_is_told_with_the_resolver_and_an_address_is_itself() {
         let names = ["127.0.0.1", "no-such-name.invalid"].map(str::to_owned);
         let told = ask(&names.into()).await;
         assert_eq!(told[0].failed, None);

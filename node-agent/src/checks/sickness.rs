@@ -136,7 +136,7 @@ mod tests {
     const NOBODY: [&str; 0] = [];
 
     #[test]
-    fn a_device_that_a_check_of_it_fails_is_sick_and_no_other_is() {
+    fn s12_a_device_that_a_check_of_it_fails_is_sick_and_no_other_is() {
         let facts = facts();
         assert_eq!(
             sick(&facts, &[without_keys("rxe1")], None),

@@ -249,7 +249,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_what_is_done() {
+    fn s12_s17_what_is_shown_is_what_is_done() {
         let facts = machine(1000, "60000\t60099", 2);
         let of = |mode| plan(&facts, Some(&policy(mode)), &BTreeMap::new());
         let changes = [
@@ -322,7 +322,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn modules_are_loaded_where_something_lacks_them_and_never_unloaded() {
+    fn s28_modules_are_loaded_where_something_lacks_them_and_never_unloaded() {
         let text = include_str!("../../tests/machines/dgx-h100.txt");
         let whole = Recording::parse(text).unwrap();
         let apply = policy(FixMode::Apply);

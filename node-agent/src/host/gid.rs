@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_routable_address_of_version_2_is_chosen_before_link_local_and_version_1() {
+    fn s02_s09_a_routable_address_of_version_2_is_chosen_before_link_local_and_version_1() {
         let table = [
             gid(0, "fe80::ac0:ebff:feda:1cfb", RoCEv1, "bond0"),
             gid(1, "fe80::ac0:ebff:feda:1cfb", RoCEv2, "bond0"),

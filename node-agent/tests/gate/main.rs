@@ -101,7 +101,8 @@ fn text(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_pod_starts_when_master_and_pool_really_answer_and_is_told_what_is_missing_until_then() {
+async fn s04_s05_a_pod_starts_when_master_and_pool_really_answer_and_is_told_what_is_missing_until_then()
+ {
     let pod = Pod::new().await;
     let mut gate = pod.hold(&["--deadline-seconds=600", r#"--file=config.json={"a":1}"#]);
     pod.says(

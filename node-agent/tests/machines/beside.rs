@@ -10,7 +10,7 @@ use super::verdicts::{Wanted, round};
 use Verdict::{Fail, Warn};
 
 #[test]
-fn a_broken_way_is_a_warning_and_a_failure_where_none_works() {
+fn s04_s05_s08_a_broken_way_is_a_warning_and_a_failure_where_none_works() {
     let told = |broken: &[bool]| -> Vec<Option<(Verdict, Reason)>> {
         let ways = broken.iter().zip(1..);
         let wanted = Wanted {
@@ -58,7 +58,7 @@ fn a_slow_way_is_a_warning_that_names_the_other_end() {
 }
 
 #[test]
-fn a_name_that_does_not_resolve_is_a_warning_and_a_failure_where_none_does() {
+fn s05_a_name_that_does_not_resolve_is_a_warning_and_a_failure_where_none_does() {
     let told = |failed: &[bool]| -> Vec<Option<(Verdict, Reason)>> {
         let names = failed.iter().zip(1..);
         let wanted = Wanted {

@@ -12,7 +12,7 @@ use super::verdicts::{injected, round};
 use Verdict::Warn;
 
 #[test]
-fn a_container_that_is_kept_on_tcp_or_forbidden_rdma_needs_no_device() {
+fn s28_s29_a_container_that_is_kept_on_tcp_or_forbidden_rdma_needs_no_device() {
     let told = |environ: &str, rdma: TransportPolicy| {
         let mut recording = machine("dgx-h100").recording;
         recording.remove("proc/4242/root/dev/infiniband");
@@ -30,7 +30,7 @@ fn a_container_that_is_kept_on_tcp_or_forbidden_rdma_needs_no_device() {
 }
 
 #[test]
-fn what_a_container_sets_of_rdma_by_hand_is_what_the_node_has() {
+fn s02_s03_s07_what_a_container_sets_of_rdma_by_hand_is_what_the_node_has() {
     let told = |environ: &str| {
         let mut recording = machine("vm-soft-roce").recording;
         for (path, entry) in machine("dgx-h100").recording.entries() {
@@ -105,7 +105,7 @@ fn pods_that_the_operator_does_not_name_are_not_looked_into() {
 }
 
 #[test]
-fn the_ports_of_a_pod_are_judged_as_those_of_the_node_and_never_worse_than_a_warning() {
+fn s17_the_ports_of_a_pod_are_judged_as_those_of_the_node_and_never_worse_than_a_warning() {
     let told = |network: Option<Network>| {
         let mut wanted = injected();
         wanted.network = network;

@@ -159,7 +159,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 #[test]
-fn a_pool_that_a_device_takes_in_pieces_only_is_a_warning_with_both_sizes() {
+fn s11_a_pool_that_a_device_takes_in_pieces_only_is_a_warning_with_both_sizes() {
     let told = |size: u64| {
         let wanted = pool(size, PageSize::Base);
         let round = round(&machine("alibaba-erdma").recording, &wanted);

@@ -57,7 +57,7 @@ async fn a_pool_pod_is_granted_served_and_drained() {
 }
 
 #[tokio::test]
-async fn a_pool_pod_waits_for_memory_and_is_granted_when_it_is_there() {
+async fn s24_a_pool_pod_waits_for_memory_and_is_granted_when_it_is_there() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;

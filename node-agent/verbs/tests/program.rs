@@ -99,7 +99,7 @@ fn each_of_eight_devices_is_found_by_its_name_and_each_port_is_tried() {
 }
 
 #[test]
-fn a_registration_that_is_refused_tells_errno_and_what_else_may_be_the_cause() {
+fn s11_s12_s13_a_registration_that_is_refused_tells_errno_and_what_else_may_be_the_cause() {
     for errno in [EAGAIN, ENOMEM, EIO] {
         let answer = asked(&question("mlx5_0"), &format!("reg_mr={errno}"));
         let failed = answer.failed.unwrap();
@@ -132,7 +132,7 @@ fn each_step_before_the_ports_is_named_when_it_fails() {
 }
 
 #[test]
-fn each_step_of_a_write_is_named_when_it_fails() {
+fn s10_s28_each_step_of_a_write_is_named_when_it_fails() {
     for (script, stage, words) in [
         ("query_port=5", Stage::Port, "Input/output"),
         ("gid=none", Stage::Port, "the entry is empty"),

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn required_rdma_says_what_to_change() {
+    fn s27_required_rdma_says_what_to_change() {
         let valid = validate(&fixture::cluster("{transports: {rdma: Require}}")).unwrap();
         assert!(transport(&valid.transports).unwrap_err().contains("Prefer"));
     }

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_more_for_an_hour_is_named_with_the_time_that_is_left() {
+    fn s14_who_takes_more_for_an_hour_is_named_with_the_time_that_is_left() {
         // One each half a minute, so 120 an hour.
         let hour = || 0..=121_u64;
         assert_eq!(told(300, hour()), Some(1));

@@ -99,7 +99,7 @@ impl Agent {
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_way_is_proved_breaks_when_the_other_agent_goes_and_is_proved_again() {
+async fn s04_s05_a_way_is_proved_breaks_when_the_other_agent_goes_and_is_proved_again() {
     let mut one = agent(1, None);
     let two = agent(2, None);
     two.assign(&[], &[LOOPBACK]);

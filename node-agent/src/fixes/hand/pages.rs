@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_gives_fewer_all_of_it_is_given_back() {
+    fn s26_where_the_kernel_gives_fewer_all_of_it_is_given_back() {
         let (none, all) = ("2Mi: node0 5, node1 0", "2Mi: node0 512, node1 512");
         let mut kernel = played(none);
         kernel.most = BTreeMap::from([(1, 100)]);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_node_it_is_done_below_each_numa_node_and_set_back() {
+    fn s26_on_a_node_it_is_done_below_each_numa_node_and_set_back() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         let write = |path: &str, text: &str| {

@@ -186,7 +186,7 @@ fn a_numa_node_keeps_a_part_and_says_what_it_has() {
 }
 
 #[test]
-fn what_the_kernel_has_no_pages_of_is_refused_and_what_cannot_be_read_is_left_alone() {
+fn s26_what_the_kernel_has_no_pages_of_is_refused_and_what_cannot_be_read_is_left_alone() {
     let mut facts = two();
     let apply = policy(FixMode::Apply, BOTH);
     facts.numa_nodes[1]
@@ -203,7 +203,7 @@ fn what_the_kernel_has_no_pages_of_is_refused_and_what_cannot_be_read_is_left_al
 }
 
 #[test]
-fn what_was_done_is_in_order_when_the_kubelet_counts_it() {
+fn s26_what_was_done_is_in_order_when_the_kubelet_counts_it() {
     let mut facts = two();
     stand(&mut facts, &[(2048, 2048), (2048, 2048)]);
     let apply = policy(FixMode::Apply, FOUR);

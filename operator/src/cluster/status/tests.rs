@@ -377,7 +377,7 @@ fn a_rollout_keeps_ready_and_says_what_it_waits_for() {
 }
 
 #[test]
-fn forbidden_tcp_leaves_no_transport() {
+fn s27_forbidden_tcp_leaves_no_transport() {
     let mut world = World::whole();
     world.spec = "{transports: {tcp: Forbid}}";
     let status = world.fresh();

@@ -117,7 +117,7 @@ fn a_node_on_which_all_holds_is_a_member() {
 }
 
 #[test]
-fn each_missing_thing_has_its_name() {
+fn s29_s30_each_missing_thing_has_its_name() {
     let cases: Vec<(&str, Reason, Case)> = vec![
         (
             "cut off, its entry still Ready",
@@ -405,7 +405,7 @@ fn the_groups_clique_does_not_move_while_one_daemon_is_replaced() {
 }
 
 #[test]
-fn a_member_names_the_pods_that_hold_no_channel() {
+fn s29_s30_a_member_names_the_pods_that_hold_no_channel() {
     let case = Case::with(|case| {
         let user = |pod: &str, uid: &str| User {
             pod: pod.to_owned(),

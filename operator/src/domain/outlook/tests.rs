@@ -70,7 +70,7 @@ fn all_members_are_ready_and_one_that_is_none_is_named() {
 }
 
 #[test]
-fn a_pod_without_a_channel_beside_members_is_told() {
+fn s29_s30_a_pod_without_a_channel_beside_members_is_told() {
     let mut member = verdict("n1", Reason::AsExpected);
     member.without = vec!["engine-2".to_owned()];
     let told = told(job(), &[member]);

@@ -75,7 +75,7 @@ fn said(plan: &Plan) -> String {
 }
 
 #[test]
-fn a_node_is_cordoned_with_why_and_what_is_to_be_done_when_all_its_devices_are_sick() {
+fn s12_a_node_is_cordoned_with_why_and_what_is_to_be_done_when_all_its_devices_are_sick() {
     let plan = planned(vec![node("n1", 2, asked(1)), node("n2", 1, asked(1))]);
     let cordon = Step::Cordon {
         why: "MkeyExhausted since 1970-01-01T00:00:00Z: mlx5_0, mlx5_1".to_owned(),
