@@ -5,6 +5,8 @@
 //! Facts ─ offer ─ ResourceSlice ─► scheduler ─► ResourceClaim
 //!                                                    │ allocation
 //! kubelet ─ rpc ─ driver ───────────────────────── grant ─ holdings ─ cdi ─► container runtime
+//!    ▲                                                        │
+//!    └─ what pods are told ────────────────── health ─────────┴─ sick
 //! ```
 
 use std::path::PathBuf;
@@ -13,6 +15,7 @@ mod allotment;
 mod cdi;
 mod checkpoint;
 mod driver;
+mod health;
 mod holdings;
 mod memlock;
 mod message;

@@ -17,9 +17,11 @@ use tonic::body::Body;
 
 use super::allotment::{self, Allotted};
 use super::checkpoint::{Granted, Prepared};
+use super::health::Health;
 use super::holdings::{Held, Holdings};
 use super::message::{
-    Claim, Claims, Device, PrepareResponse, PreparedClaim, UnprepareResponse, UnpreparedClaim,
+    Claim, Claims, Device, Empty, PrepareResponse, PreparedClaim, UnprepareResponse,
+    UnpreparedClaim,
 };
 use super::refusal::Refusal;
 use super::{cdi, rpc};
@@ -39,6 +41,13 @@ const SERVICES: [&str; 2] = [
     "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/",
 ];
 
+/// All have the same messages; a kubelet calls one that it knows, if it calls any.
+const HEALTH: [&str; 3] = [
+    "/v1.DRAResourceHealth/NodeWatchResources",
+    "/v1beta1.DRAResourceHealth/NodeWatchResources",
+    "/v1alpha1.DRAResourceHealth/NodeWatchResources",
+];
+
 /// What gives the node's devices.
 pub(super) struct Driver {
     pub(super) node: String,
@@ -47,6 +56,7 @@ pub(super) struct Driver {
     pub(super) known: Known,
     pub(super) sick: watch::Receiver<Sick>,
     pub(super) holdings: Arc<Holdings>,
+    pub(super) health: Health,
     pub(super) patience: Duration,
 }
 
@@ -57,7 +67,9 @@ impl Driver {
         known: Known,
         sick: watch::Receiver<Sick>,
         holdings: Arc<Holdings>,
+        end: watch::Receiver<bool>,
     ) -> Self {
+        let health = Health::new(settings, known.clone(), sick.clone(), holdings.clone(), end);
         Self {
             node: settings.node_name.clone(),
             slots_per_hca: settings.slots_per_hca,
@@ -65,6 +77,7 @@ impl Driver {
             known,
             sick,
             holdings,
+            health,
             patience: PATIENCE,
         }
     }
@@ -243,6 +256,10 @@ impl rpc::Service for Driver {
             .to_owned();
         async move {
             let driver = &self;
+            if HEALTH.contains(&path.as_str()) {
+                let reports = driver.health.reports();
+                return rpc::streaming::<Empty, _, _>(request, reports).await;
+            }
             match method.as_str() {
                 "NodePrepareResources" => {
                     let prepare = |claims| async move { Ok(driver.prepare_all(claims).await) };

@@ -1,6 +1,7 @@
 //! Which claim holds which device, on disk before anybody is told, and the files by which the container
 //! runtime gives them. What a container needs at each of its starts is put back when it is lost.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -136,6 +137,15 @@ impl Holdings {
             self.freed.send_replace(());
         }
         Ok(())
+    }
+
+    /// The RDMA device of each device that claims hold.
+    pub(crate) fn devices(&self) -> BTreeMap<String, String> {
+        let claims = self.lock();
+        let devices = claims.values().flat_map(|claim| &claim.devices);
+        devices
+            .map(|granted| (granted.device.clone(), granted.hca.clone()))
+            .collect()
     }
 
     /// Told at each claim that is let go from now on.

@@ -1,5 +1,5 @@
-//! Messages between kubelet and driver: `pluginregistration` and `dra.v1`, whose v1beta1 has the same
-//! form.
+//! Messages between kubelet and driver: `pluginregistration`, `dra.v1`, whose v1beta1 has the same form, and
+//! `dra-health.v1`, whose earlier versions lack the words at most.
 
 use std::collections::BTreeMap;
 
@@ -82,4 +82,44 @@ pub(crate) struct UnprepareResponse {
 pub(crate) struct UnpreparedClaim {
     #[prost(string, tag = "1")]
     pub(crate) error: String,
+}
+
+/// How a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum HealthStatus {
+    Unknown = 0,
+    Healthy = 1,
+    Unhealthy = 2,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct DeviceId {
+    #[prost(string, tag = "1")]
+    pub(crate) pool_name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) device_name: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct DeviceHealth {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) device: Option<DeviceId>,
+    #[prost(enumeration = "HealthStatus", tag = "2")]
+    pub(crate) health: i32,
+    /// In seconds since 1970.
+    #[prost(int64, tag = "3")]
+    pub(crate) last_updated_time: i64,
+    #[prost(int64, tag = "4")]
+    pub(crate) health_check_timeout_seconds: i64,
+    /// Why, in words; kubelets of 1.35 and before do not read it.
+    #[prost(string, tag = "5")]
+    pub(crate) message: String,
+}
+
+/// All devices.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct HealthReport {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) devices: Vec<DeviceHealth>,
 }

@@ -36,8 +36,15 @@ const UPGRADE: Duration = Duration::from_secs(600);
 /// How long a kubelet may take to call before that is told.
 const UNSEEN: Duration = Duration::from_secs(60);
 
-/// The first that the kubelet knows too is used.
-const VERSIONS: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
+/// Services: of those that prepare claims, the first that the kubelet knows too is used; of those that tell of
+/// health, which kubelets of 1.35 call unasked, the latest.
+const VERSIONS: [&str; 5] = [
+    "v1.DRAPlugin",
+    "v1beta1.DRAPlugin",
+    "v1.DRAResourceHealth",
+    "v1beta1.DRAResourceHealth",
+    "v1alpha1.DRAResourceHealth",
+];
 
 /// Where the kubelet looks for drivers, and how it finds one.
 #[derive(Debug, Clone)]
@@ -168,6 +175,7 @@ async fn drive(
         known.clone(),
         sick.clone(),
         Arc::clone(&holdings),
+        end.clone(),
     );
     let (tell, registered) = watch::channel(Registered::default());
     let registrar = Registrar {

@@ -1,15 +1,17 @@
-//! gRPC on a Unix socket, as much of it as a kubelet speaks: unary calls over plain HTTP/2.
+//! gRPC on a Unix socket, as much of it as a kubelet speaks: unary calls and streams of answers over plain
+//! HTTP/2.
 
 use std::convert::Infallible;
 use std::fs;
+use std::future::{Ready, ready};
 use std::io;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt as _;
 use futures::future::{BoxFuture, Map};
+use futures::{FutureExt as _, Stream};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -21,7 +23,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::Status;
 use tonic::body::Body;
-use tonic::server::{Grpc, UnaryService};
+use tonic::server::{Grpc, ServerStreamingService, UnaryService};
 use tonic_prost::ProstCodec;
 
 /// How long calls may take that run when the socket is closed.
@@ -49,6 +51,35 @@ where
     Grpc::new(ProstCodec::<R, Q>::default())
         .unary(Call(call), request)
         .await
+}
+
+/// Answers a call by a stream of messages, whatever it asks for.
+pub(super) async fn streaming<Q, R, S>(request: Request<Incoming>, messages: S) -> Response<Body>
+where
+    Q: Message + Default + 'static,
+    R: Message + Default + 'static,
+    S: Stream<Item = Result<R, Status>> + Send + 'static,
+{
+    Grpc::new(ProstCodec::<R, Q>::default())
+        .server_streaming(Flow(Some(messages)), request)
+        .await
+}
+
+/// The messages of one call.
+struct Flow<S>(Option<S>);
+
+impl<Q, R, S> ServerStreamingService<Q> for Flow<S>
+where
+    S: Stream<Item = Result<R, Status>>,
+{
+    type Response = R;
+    type ResponseStream = S;
+    type Future = Ready<Result<tonic::Response<S>, Status>>;
+
+    fn call(&mut self, _: tonic::Request<Q>) -> Self::Future {
+        let messages = self.0.take().map(tonic::Response::new);
+        ready(messages.ok_or_else(|| Status::internal("a call is answered once")))
+    }
 }
 
 /// Answers a call that is not known.

@@ -22,7 +22,9 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use super::*;
-use crate::devices::message::{Claim, Claims, PrepareResponse, UnprepareResponse};
+use crate::devices::message::{
+    Claim, Claims, DeviceHealth, HealthReport, HealthStatus, PrepareResponse, UnprepareResponse,
+};
 use crate::host::Host;
 use crate::host::recording::Recording;
 
@@ -302,6 +304,33 @@ where
     answer.await.unwrap().into_inner()
 }
 
+/// Opens a stream, as a kubelet does that tells pods of their devices.
+async fn listen(socket: &Path, path: &'static str) -> tonic::Streaming<HealthReport> {
+    let stream = UnixStream::connect(socket).await.unwrap();
+    let io = TokioIo::new(stream);
+    let (sender, connection) = handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    let mut grpc = Grpc::new(Caller(sender, "localhost".to_owned()));
+    grpc.ready().await.unwrap();
+    let codec = ProstCodec::<Empty, HealthReport>::default();
+    let path = PathAndQuery::from_static(path);
+    let request = tonic::Request::new(Empty {});
+    let answer = grpc.server_streaming(request, path, codec).await;
+    answer.unwrap().into_inner()
+}
+
+/// Each device of the next report of the pool `n1`, with its status and why.
+async fn heard(reports: &mut tonic::Streaming<HealthReport>) -> Vec<(String, i32, String)> {
+    let report = tokio::time::timeout(SOON, reports.message()).await.unwrap();
+    let devices = report.unwrap().unwrap().devices.into_iter();
+    let device = |told: DeviceHealth| {
+        let device = told.device.unwrap();
+        assert_eq!(device.pool_name, "n1");
+        (device.device_name, told.health, told.message)
+    };
+    devices.map(device).collect()
+}
+
 fn claims(name: &str, uid: &str) -> Claims {
     Claims {
         claims: vec![Claim {
@@ -434,6 +463,43 @@ async fn a_device_that_becomes_sick_is_said_so_at_once_and_given_to_nobody_who_h
     assert_eq!(given.claims["uid-2"].error, "");
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(stage.server.writes(), writes, "it is offered at once");
+}
+
+#[tokio::test]
+async fn a_kubelet_that_asks_hears_of_a_device_that_becomes_sick_until_the_driver_leaves() {
+    let stage = Stage::new();
+    let driver = stage.registered().await;
+    let mut streams = Vec::new();
+    for path in [
+        "/v1.DRAResourceHealth/NodeWatchResources",
+        "/v1beta1.DRAResourceHealth/NodeWatchResources",
+        "/v1alpha1.DRAResourceHealth/NodeWatchResources",
+    ] {
+        streams.push(listen(&driver, path).await);
+    }
+    let unknown = i32::from(HealthStatus::Unknown);
+    for reports in &mut streams {
+        let first = heard(reports).await;
+        assert_eq!(first.len(), 4, "{first:?}");
+        // A successor of one that had judged has not yet.
+        assert!(first.iter().all(|(_, health, _)| *health == unknown));
+    }
+    let sick = Sick::from([("rxe1".to_owned(), Reason::MkeyExhausted)]);
+    stage.sick.send_replace(sick);
+    for reports in &mut streams {
+        let sick: Vec<_> = heard(reports).await;
+        let sick: Vec<_> = sick
+            .iter()
+            .filter(|(_, health, _)| *health == i32::from(HealthStatus::Unhealthy))
+            .map(|(device, _, why)| (device.as_str(), why.starts_with("MkeyExhausted: ")))
+            .collect();
+        assert_eq!(sick, [("rxe1-slot-0", true), ("rxe1-slot-1", true)]);
+    }
+    stage.leave().await;
+    for reports in &mut streams {
+        let end = tokio::time::timeout(SOON, reports.message()).await;
+        assert_eq!(end.unwrap().unwrap(), None);
+    }
 }
 
 #[tokio::test]
