@@ -23,6 +23,7 @@ mod metrics;
 mod name_service;
 mod numa;
 mod orphans;
+pub(crate) mod pace;
 pub(crate) mod patience;
 mod pool;
 mod proof;

@@ -16,13 +16,14 @@ use tokio::time::Instant;
 use super::assignments::Assignments;
 use super::hardware::Known;
 use super::inventory::inventory;
+use super::pace::Pace;
 use super::patience::Patience;
 use super::report::FIELD_MANAGER;
 
 /// Least time between two writes: a port that flaps is told by events and metrics.
 const WRITE_PERIOD: Duration = Duration::from_secs(60);
 
-/// Wait after the first failed write, doubled after each further one, and before an object is made anew.
+/// Wait after the first failed write, and before an object is made anew.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
 /// Longest wait after a failed write.
@@ -65,9 +66,7 @@ async fn follow<Written: Future<Output = kube::Result<()>>>(
     mut known: Known,
     write: impl Fn(Found, MooncakeInventory) -> Written,
 ) {
-    let mut wait = FIRST_WAIT;
-    let mut written: Option<Instant> = None;
-    let mut failed_until = Instant::now();
+    let mut pace = Pace::new(FIRST_WAIT, LONGEST_WAIT);
     let mut changed_looks = 0;
     let mut new_look = true;
     loop {
@@ -88,19 +87,15 @@ async fn follow<Written: Future<Output = kube::Result<()>>>(
         };
         let mut again = None;
         if let Some(wanted) = differing.filter(|wanted| is_due(&standing, wanted, changed_looks)) {
-            let now = Instant::now();
-            let next = written.map_or(now, |written| written + least_time(&standing));
-            let next = next.max(failed_until);
-            if now < next {
-                again = Some(next);
-            } else if let Err(error) = write(standing, wanted).await {
-                tracing::warn!(%error, "the inventory could not be written");
-                failed_until = now + wait;
-                again = Some(failed_until);
-                wait = (wait * 2).min(LONGEST_WAIT);
-            } else {
-                written = Some(now);
-                wait = FIRST_WAIT;
+            again = pace.wait(least_time(&standing), Instant::now());
+            if again.is_none() {
+                match write(standing, wanted).await {
+                    Ok(()) => pace.succeeded(Instant::now()),
+                    Err(error) => {
+                        tracing::warn!(%error, "the inventory could not be written");
+                        again = Some(pace.failed(Instant::now()));
+                    }
+                }
             }
         }
         let due = async {

@@ -15,6 +15,7 @@ use super::offer::{self, Accepted, Turn, Write};
 use super::{DRIVER, Settings};
 use crate::agent::assignments::Assignments;
 use crate::agent::hardware::Known;
+use crate::agent::pace::Pace;
 use crate::agent::patience::Patience;
 use crate::checks::sickness::Sick;
 
@@ -25,7 +26,7 @@ const CHANGE: Duration = Duration::from_secs(60);
 /// Least time between two writes: nobody is to be fought by whoever deletes.
 const WRITE: Duration = Duration::from_millis(200);
 
-/// Wait after the first failed write, doubled after each further one up to the longest.
+/// Wait after the first failed write, and the longest one.
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(30);
 
@@ -65,10 +66,8 @@ pub(super) async fn keep(
     let watching = follow(api.clone(), node, tell);
     let publishing = async {
         let mut accepted: Option<Accepted> = None;
-        let mut not_before = Instant::now();
-        let mut changed: Option<Instant> = None;
+        let mut pace = Pace::new(FIRST, LONGEST);
         let began = Instant::now();
-        let mut wait = FIRST;
         loop {
             let facts = known.borrow_and_update().clone();
             let standing = found.borrow_and_update().clone();
@@ -95,29 +94,21 @@ pub(super) async fn keep(
             let mut again = None;
             if let Some((write, turn, left_out)) = due {
                 let now = Instant::now();
-                let before = match turn {
-                    Turn::Sickens => None,
-                    // What the agent before this one found stands until this one has looked as well.
-                    Turn::Recovers => changed.or(Some(began)),
-                    Turn::Other => changed,
-                };
-                let next = match (&write, before) {
-                    (Write::Replace(_), Some(before)) => not_before.max(before + CHANGE),
-                    _ => not_before,
-                };
-                if now < next {
-                    again = Some(next);
-                } else {
+                let least = least_time(&write, turn);
+                // What the agent before this one found stands until this one has looked as well.
+                let first_look = (turn == Turn::Recovers && !pace.has_written())
+                    .then(|| began + least)
+                    .filter(|looked| now < *looked);
+                again = pace.wait(least, now).max(first_look);
+                if again.is_none() {
                     match carry_out(&api, &write).await {
                         Ok(stands) => {
-                            wait = FIRST;
-                            not_before = Instant::now() + WRITE;
+                            pace.succeeded(Instant::now());
                             let (Write::Replace(sent) | Write::Create(sent)) = write;
                             accepted = Some(Accepted {
                                 sent: sent.spec,
                                 stands: stands.spec,
                             });
-                            changed = Some(now);
                             if left_out > 0 {
                                 tracing::warn!(
                                     left_out,
@@ -128,9 +119,7 @@ pub(super) async fn keep(
                         }
                         Err(error) => {
                             tracing::warn!(error, "the node's RDMA devices could not be published");
-                            not_before = Instant::now() + wait;
-                            wait = (wait * 2).min(LONGEST);
-                            again = Some(not_before);
+                            again = Some(pace.failed(Instant::now()));
                         }
                     }
                 }
@@ -155,6 +144,14 @@ pub(super) async fn keep(
     tokio::select! {
         () = watching => {}
         () = publishing => {}
+    }
+}
+
+/// Between two writes: what is lost comes back soon, and that a device is sick is told at once.
+fn least_time(write: &Write, turn: Turn) -> Duration {
+    match (write, turn) {
+        (Write::Create(_), _) | (_, Turn::Sickens) => WRITE,
+        (Write::Replace(_), Turn::Recovers | Turn::Other) => CHANGE,
     }
 }
 
