@@ -139,7 +139,9 @@ fn places(page: &str) -> Vec<String> {
     let marked = marked.filter_map(|rest| rest.split_once('"'));
     let heading = |line: &str| {
         let words = line.strip_prefix('#')?.trim_start_matches('#').trim();
-        Some(words.to_lowercase().replace(' ', "-"))
+        let spoken = |sign: &char| sign.is_alphanumeric() || " -_".contains(*sign);
+        let words: String = words.to_lowercase().chars().filter(spoken).collect();
+        Some(words.replace(' ', "-"))
     };
     marked
         .map(|(place, _)| place.to_owned())
