@@ -24,7 +24,7 @@ const RESTART: &str = ". /etc/node/node.env; kill $(busybox pidof kubelet); \
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster and a virtual machine: root and 8 GiB of memory"]
-async fn hugepages_of_a_policy_are_set_aside_counted_by_a_new_kubelet_and_given_back()
+async fn s26_hugepages_of_a_policy_are_set_aside_counted_by_a_new_kubelet_and_given_back()
 -> anyhow::Result<()> {
     with_a_machine("hugepages", async |machine: Machine| {
         let told = tell(&machine).await;

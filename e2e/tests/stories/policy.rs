@@ -16,7 +16,7 @@ const NARROW: &str = "60000\t60899";
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
-async fn a_policy_ignores_warns_and_sets_right_what_a_check_finds_and_leaves_no_trace()
+async fn s17_a_policy_ignores_warns_and_sets_right_what_a_check_finds_and_leaves_no_trace()
 -> anyhow::Result<()> {
     // Ephemeral ports of a node are everybody's who connects from there.
     let product = Product::alone().await?;

@@ -38,7 +38,7 @@ const REMOVE: &str = "rdma link delete rxe1; ip link delete rail0";
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster and a virtual machine: root and 8 GiB of memory"]
-async fn a_node_tells_of_its_rdma_devices_what_verbs_tell_and_of_each_fault_until_it_is_repaired()
+async fn s03_s07_s09_s12_s13_a_node_tells_of_its_rdma_devices_what_verbs_tell_and_of_each_fault_until_it_is_repaired()
 -> anyhow::Result<()> {
     with_a_machine("rails", async |machine: Machine| {
         machine.run(ADD).await?;

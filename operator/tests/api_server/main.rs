@@ -560,7 +560,7 @@ async fn nodes_come_and_go_and_no_old_verdict_survives() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn every_recorded_life_of_a_domain_is_told_as_it_is_in_time_and_in_order()
+async fn s29_s30_every_recorded_life_of_a_domain_is_told_as_it_is_in_time_and_in_order()
 -> anyhow::Result<()> {
     let server = Server::start().await?;
     domains::replay_all(&server.client).await
