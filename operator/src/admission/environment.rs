@@ -17,6 +17,10 @@ const HASH_SEED: &str = "PYTHONHASHSEED";
 /// Its presence keeps a stock engine on TCP.
 pub const FORCE_TCP: &str = "MC_FORCE_TCP";
 
+/// Its presence has a stock engine prefer the peer's device of the same name, where it would connect each
+/// device to each: queue pairs are what runs out first.
+const DEVICE_AFFINITY: &str = "MC_ENABLE_DEST_DEVICE_AFFINITY";
+
 /// The word by which stock engines know that peers ask each other for descriptors.
 pub(super) const P2P: &str = "P2PHANDSHAKE";
 
@@ -52,6 +56,9 @@ fn wanted(container: &Container, target: &Target, config_path: Option<String>) -
     ];
     if forces_tcp(container, target) {
         vars.push(plain(FORCE_TCP, "1"));
+    }
+    if target.transport == StockTransport::Rdma {
+        vars.push(plain(DEVICE_AFFINITY, "1"));
     }
     if let Some(path) = config_path {
         vars.push(plain(CONFIG_PATH, &path));

@@ -37,6 +37,7 @@ pub(super) fn of(subject: &Subject, namespace: &str, wish: Option<&Wish>) -> Vec
         names::ANNOTATION_CLUSTER_NAMESPACE,
         names::ANNOTATION_INJECTED,
         names::ANNOTATION_SKIPPED,
+        names::ANNOTATION_CLAIM_SKIPPED,
     ] {
         if let Some(value) = pod.annotations().get(annotation) {
             tell(format!("annotation {annotation}"), value.clone());
