@@ -20,6 +20,7 @@ mod folder;
 pub mod gid;
 pub mod gpu;
 pub mod hca;
+pub(crate) mod inside;
 pub mod interface;
 pub mod kernel;
 pub mod log;

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crds::FixId;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use sys::net::Namespace;
 
 use super::plan::{Change, is_module};
+use crate::host::inside;
 use crate::host::round::Node;
 
 mod pages;
@@ -110,9 +111,7 @@ fn open(root: &Path, path: &str, flags: OFlags) -> io::Result<std::fs::File> {
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let file = rustix::fs::openat2(root, path, flags, Mode::empty(), inside)?;
+    let file = inside::open(root, path, flags | OFlags::NOCTTY | OFlags::NONBLOCK)?;
     if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("no file"));
     }

@@ -5,10 +5,11 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::fault::Problem;
+use super::inside;
 use super::tree::Node;
 
 /// Longest file that is read.
@@ -52,12 +53,8 @@ impl Folder {
         )?))
     }
 
-    /// As below a changed root: absolute links and `..` stay inside.
     fn at(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let flags = flags | OFlags::CLOEXEC;
-        let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        let path = if path.is_empty() { "." } else { path };
-        rustix::fs::openat2(&self.0, path, flags, Mode::empty(), inside)
+        inside::open(&self.0, path, flags)
     }
 
     pub(super) fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
