@@ -99,12 +99,7 @@ async fn from_fault_to_cure(machine: &Machine, fault: &Fault) -> anyhow::Result<
         condition(machine, fault.reason).await?;
         event(machine, fault.reason).await?;
     }
-    // Exit status 1 says that something fails.
-    let doctor = machine
-        .product
-        .cli(&["doctor", "--all-namespaces"])
-        .await
-        .unwrap_or_else(|error| format!("{error:#}"));
+    let doctor = machine.doctor().await;
     ensure!(
         doctor.contains(fault.subject) && doctor.contains(fault.reason.as_str()),
         "{doctor}"

@@ -49,6 +49,14 @@ impl Machine {
         Charges::of(&self.product.stage, pod).await
     }
 
+    /// What `kubectl mooncake doctor` says, also where it ends with 1 because something fails.
+    pub(crate) async fn doctor(&self) -> String {
+        self.product
+            .cli(&["doctor", "--all-namespaces"])
+            .await
+            .unwrap_or_else(|error| format!("{error:#}"))
+    }
+
     pub(crate) async fn agent(&self) -> anyhow::Result<Pod> {
         self.product.agent_on(&self.node).await
     }

@@ -46,11 +46,7 @@ async fn from_fault_to_repair(
     ensure!(words.contains("EAGAIN"), "{words}");
     offered(machine, false).await?;
     println!("{DEVICE} is offered as unusable, rxe0 as it was");
-    let doctor = machine
-        .product
-        .cli(&["doctor", "--all-namespaces"])
-        .await
-        .unwrap_or_else(|error| format!("{error:#}"));
+    let doctor = machine.doctor().await;
     ensure!(
         doctor.contains(DEVICE) && doctor.contains("MkeyExhausted"),
         "{doctor}"
