@@ -46,6 +46,8 @@ macro_rules! fixes {
 fixes! {
     /// Sets aside as many hugepages on each NUMA node as spec.hugepages says, from memory that no pod has asked for.
     Hugepages, HugepagesShort, "hugepages";
+    /// Switches IPv6 on for the interface of an RDMA port that has no GID which peers can reach while IPv6 is off there.
+    InterfaceIpv6, NoRoutableGid, "net.ipv6.conf.*.disable_ipv6";
     /// Widens the range of ephemeral ports of the node's network namespace to the kernel's own, 32768 to 60999, where it has too few.
     LocalPortRange, EphemeralPortsLow, "net.ipv4.ip_local_port_range";
     /// Raises how many mappings a process may have to what the check MapCount asks.
@@ -96,7 +98,7 @@ pub struct FixReport {
     /// The fix.
     pub id: FixId,
     /// FixProposed, FixApplied, FixRefused or FixSetBack; of hugepages also PodRequestsUnknown,
-    /// KubeletRestartRequired and HugepagesInUse.
+    /// KubeletRestartRequired and HugepagesInUse; of IPv6 also Ipv6InUse.
     pub reason: crate::reason::Reason,
     /// What stood there before.
     #[schemars(length(max = 128))]

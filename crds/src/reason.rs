@@ -293,6 +293,8 @@ reasons! {
     KubeletRestartRequired, Node, "Restart the kubelet on the node: systemctl restart kubelet; pods go on running.";
     /// Hugepages that no policy asks for any more are in use; they go as soon as they are free.
     HugepagesInUse, App, "Let the pods that use them end, or leave them be.";
+    /// IPv6 of an interface that no policy asks for any more stays on while processes hold queue pairs of its RDMA device.
+    Ipv6InUse, App, "Let the processes that use the device end, or leave it be.";
     /// What the agent has set right was set back by somebody else; it is set right again once a minute.
     FixSetBack, Node, "Find who sets it back (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.";
     /// The operator has cordoned a node, because a MooncakeNodePolicy asks so where RDMA devices are sick.

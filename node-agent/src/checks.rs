@@ -44,7 +44,7 @@ mod pod_memlock;
 mod pod_ports;
 pub mod policy;
 mod port_active;
-mod port_gid;
+pub(crate) mod port_gid;
 mod port_mtu;
 mod qp_growth;
 mod qp_headroom;

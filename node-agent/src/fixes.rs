@@ -8,6 +8,7 @@
 pub mod attempts;
 pub mod hand;
 mod hugepages;
+mod ipv6;
 pub mod kept;
 mod pages;
 pub mod plan;

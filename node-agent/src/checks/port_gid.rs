@@ -6,6 +6,8 @@ use crds::{CheckId, Reason};
 use super::rails;
 use super::steady::Patience;
 use super::{Check, Said, World};
+use crate::host::Facts;
+use crate::host::hca::{Hca, Port};
 
 pub(super) const CHECK: Check = Check {
     id: CheckId::PortGid,
@@ -15,13 +17,7 @@ pub(super) const CHECK: Check = Check {
 };
 
 fn look(world: &World<'_>) -> Vec<Said> {
-    let facts = world.facts;
-    let ports = rails::ports(facts).filter(|(_, port)| {
-        port.state == Some(PortState::Active)
-            && rails::speaks_rdma(port)
-            && !rails::is_aside(facts, port)
-    });
-    let say = |(hca, port): (_, &crate::host::hca::Port)| {
+    let say = |(hca, port): (&Hca, &Port)| {
         let subject = rails::name(hca, port);
         let words = match port.chosen {
             Ok(_) => return Said::pass(subject),
@@ -34,7 +30,59 @@ fn look(world: &World<'_>) -> Vec<Said> {
             Err(NoGid::OnlyRoCEv1) => "all of its GIDs that could be reached are of RoCE version 1",
             Err(NoGid::OtherLinkLayer) => "its link layer has no GIDs of ours",
         };
+        let words = format!("{words}{}", without_ipv6(port));
         Said::fail(subject, Reason::NoRoutableGid, words)
     };
-    ports.map(say).collect()
+    active(world.facts).map(say).collect()
+}
+
+fn active(facts: &Facts) -> impl Iterator<Item = (&Hca, &Port)> {
+    rails::ports(facts).filter(|(_, port)| {
+        port.state == Some(PortState::Active)
+            && rails::speaks_rdma(port)
+            && !rails::is_aside(facts, port)
+    })
+}
+
+/// Ports of RoCE that are known to have no GID that peers can reach.
+pub(crate) fn without(facts: &Facts) -> impl Iterator<Item = (&Hca, &Port)> {
+    let known = |gid| {
+        matches!(
+            gid,
+            Err(NoGid::Empty | NoGid::OnlyLinkLocal | NoGid::OnlyRoCEv1)
+        )
+    };
+    active(facts).filter(move |(_, port)| known(port.chosen))
+}
+
+fn without_ipv6(port: &Port) -> String {
+    let off = port
+        .interfaces
+        .iter()
+        .filter(|interface| interface.ipv6 == Some(false));
+    let names: Vec<&str> = off.map(|interface| interface.name.as_str()).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(", and IPv6 is off on {}", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Host;
+    use crate::host::recording::Recording;
+
+    #[test]
+    fn a_port_without_a_gid_is_told_with_the_interface_on_which_ipv6_is_off() {
+        let text = include_str!("../../tests/machines/roce-bond.txt");
+        let text = format!("{text}\n[proc/sys/net/ipv6/conf/bond2]\ndisable_ipv6 = 1\n");
+        let facts = Host::recorded(Recording::parse(&text).unwrap()).facts();
+        let without: Vec<_> = without(&facts).collect();
+        let [(hca, port)] = without.as_slice() else {
+            panic!("{without:?}")
+        };
+        assert_eq!(hca.name, "mlx5_bond_2");
+        assert_eq!(without_ipv6(port), ", and IPv6 is off on bond2");
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crds::{FixId, FixReport, Reason};
 
-use super::plan::{Change, Step};
+use super::plan::{self, Change, Step};
 
 /// Between two attempts at one fix.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -35,12 +35,14 @@ impl Attempts {
         let last = |id| self.0.get(&id);
         let rested = |last: &Attempt, period| up.saturating_sub(last.at) >= period;
         match step {
-            Step::Do(change) if change.id == FixId::Hugepages => {
-                // Another amount is another question.
-                let other = |last: &Attempt| last.after != change.after;
-                last(change.id).is_none_or(|last| other(last) || rested(last, PERIOD_OF_HUGEPAGES))
+            Step::Do(change) => {
+                let period = match change.id {
+                    FixId::Hugepages => PERIOD_OF_HUGEPAGES,
+                    _ => PERIOD,
+                };
+                last(change.id)
+                    .is_none_or(|last| plan::is_other(&last.after, change) || rested(last, period))
             }
-            Step::Do(change) => last(change.id).is_none_or(|last| rested(last, PERIOD)),
             Step::Undo(change) => {
                 last(change.id).is_none_or(|last| last.refused.is_none() || rested(last, PERIOD))
             }

@@ -14,6 +14,7 @@ use super::plan::{Change, is_module};
 use crate::host::inside;
 use crate::host::round::Node;
 
+mod ipv6;
 mod pages;
 
 /// Where a node has its modprobe.
@@ -64,31 +65,33 @@ fn of(done: io::Result<bool>) -> Outcome {
 
 /// Settings of the network are those of who writes them.
 fn set(node: &Node, change: &Change) -> io::Result<bool> {
-    if change.id == FixId::Hugepages {
-        return pages::set(&node.root, change);
-    }
+    let root = &node.root;
     let path = format!("proc/sys/{}", change.id.target().replace('.', "/"));
-    let write = || write(&node.root, &path, change);
+    let set = || match change.id {
+        FixId::Hugepages => pages::set(root, change),
+        FixId::InterfaceIpv6 => ipv6::set(root, change),
+        _ => write(root, &path, &change.before, &change.after),
+    };
     match &node.network {
         Some(network) if path.starts_with("proc/sys/net/") => {
             let network = Namespace::open(network)
                 .map_err(|error| at("entering the node's network namespace", &error))?;
-            network.run(write)
+            network.run(set)
         }
-        _ => write(),
+        _ => set(),
     }
 }
 
-fn write(root: &Path, path: &str, change: &Change) -> io::Result<bool> {
-    if read(root, path)? != change.before {
+fn write(root: &Path, path: &str, before: &str, after: &str) -> io::Result<bool> {
+    if read(root, path)? != before {
         return Ok(false);
     }
-    let text = format!("{}\n", change.after);
+    let text = format!("{after}\n");
     open(root, path, OFlags::WRONLY | OFlags::TRUNC)
         .and_then(|mut file| file.write_all(text.as_bytes()))
         .map_err(|error| at(&format!("writing /{path}"), &error))?;
     let stands = read(root, path)?;
-    if stands != change.after {
+    if stands != after {
         let words = format!("/{path} was written and still says {stands}");
         return Err(io::Error::other(words));
     }

@@ -8,7 +8,7 @@ use crds::policy::PolicyInForce;
 use crds::{FixId, FixMode, Reason};
 use serde::{Deserialize, Serialize};
 
-use super::hugepages;
+use super::{hugepages, ipv6};
 use crate::checks::{self, ephemeral_ports, map_count};
 use crate::host::Facts;
 
@@ -73,6 +73,7 @@ pub fn plan(facts: &Facts, asked: &Asked<'_>, done: &BTreeMap<FixId, Change>) ->
     let all = FixId::ALL.iter();
     all.filter_map(|id| match id {
         FixId::Hugepages => hugepages::step(facts, asked, done.get(id)),
+        FixId::InterfaceIpv6 => ipv6::step(facts, asked.mode(*id), done.get(id)),
         _ => step(*id, facts, asked.mode(*id), done.get(id)),
     })
     .collect()
@@ -85,6 +86,9 @@ pub fn kept(done: Option<&Change>, change: &Change) -> Change {
         && let Some(kept) = hugepages::kept(done, change)
     {
         return kept;
+    }
+    if change.id == FixId::InterfaceIpv6 {
+        return ipv6::kept(done, change);
     }
     let mut kept = change.clone();
     if let Some(done) = done.filter(|done| done.after == change.before) {
@@ -103,12 +107,29 @@ pub fn standing(change: Change, asked: &Asked<'_>) -> Step {
 
 /// What of `done` is still to be undone after `undone`, and what there is to say of it.
 pub fn rest(done: &Change, undone: &Change) -> Option<(Change, Step)> {
-    let rest = match done.id {
-        FixId::Hugepages => hugepages::rest(done, undone),
+    match done.id {
+        FixId::Hugepages => {
+            let rest = hugepages::rest(done, undone)?;
+            let step = hugepages::in_use(&rest);
+            Some((rest, step))
+        }
+        FixId::InterfaceIpv6 => {
+            let rest = ipv6::rest(done, undone)?;
+            let step = ipv6::in_use(&rest);
+            Some((rest, step))
+        }
         _ => None,
-    }?;
-    let step = hugepages::in_use(&rest);
-    Some((rest, step))
+    }
+}
+
+/// True where `change` asks for more than an attempt at `last` was one at: it need not wait for that.
+pub(super) fn is_other(last: &str, change: &Change) -> bool {
+    match change.id {
+        // Another amount is another question.
+        FixId::Hugepages => last != change.after,
+        FixId::InterfaceIpv6 => !ipv6::holds(last, change),
+        _ => false,
+    }
 }
 
 fn step(id: FixId, facts: &Facts, mode: Option<FixMode>, done: Option<&Change>) -> Option<Step> {
@@ -144,9 +165,11 @@ fn undoable(id: FixId) -> bool {
 pub fn is_module(id: FixId) -> bool {
     match id {
         FixId::ModuleIbUverbs | FixId::ModuleNvidiaPeermem | FixId::ModuleRdmaUcm => true,
-        FixId::Hugepages | FixId::LocalPortRange | FixId::MaxMapCount | FixId::TimeWaitReuse => {
-            false
-        }
+        FixId::Hugepages
+        | FixId::InterfaceIpv6
+        | FixId::LocalPortRange
+        | FixId::MaxMapCount
+        | FixId::TimeWaitReuse => false,
     }
 }
 
@@ -157,8 +180,8 @@ fn present(id: FixId, facts: &Facts) -> Option<String> {
         FixId::MaxMapCount => kernel.max_map_count.map(|count| count.to_string()),
         FixId::LocalPortRange => kernel.local_ports.map(range),
         FixId::TimeWaitReuse => kernel.time_wait_reuse.map(|reuse| reuse.to_string()),
-        // Many values, of which the policy says how many there should be.
-        FixId::Hugepages => None,
+        // Many values, which their own modules compare.
+        FixId::Hugepages | FixId::InterfaceIpv6 => None,
         FixId::ModuleIbUverbs | FixId::ModuleNvidiaPeermem | FixId::ModuleRdmaUcm => {
             let mut modules = kernel.modules.iter();
             let loaded = modules.any(|module| module.name == id.target());
@@ -180,7 +203,7 @@ fn wanted(id: FixId, facts: &Facts) -> Option<String> {
             let few = ephemeral_ports::count((first, last)) < ephemeral_ports::ENOUGH;
             few.then(|| range((first.min(LOCAL_PORTS.0), last.max(LOCAL_PORTS.1))))
         }
-        FixId::Hugepages => None,
+        FixId::Hugepages | FixId::InterfaceIpv6 => None,
         FixId::TimeWaitReuse => {
             let reuse = kernel.time_wait_reuse?.to_string();
             (reuse != REUSED).then(|| REUSED.to_owned())

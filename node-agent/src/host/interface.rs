@@ -17,6 +17,8 @@ pub struct Interface {
     pub default_route: bool,
     /// It is not the device's own: it stands on one that is, or names its address.
     pub stacked: bool,
+    /// Whether IPv6 is on there; none where the kernel has no IPv6.
+    pub ipv6: Option<bool>,
 }
 
 /// Files of the network namespace of who reads them.
@@ -36,6 +38,9 @@ pub(super) fn read(tree: &Tree, name: &str, stacked: bool) -> Option<Interface> 
             .any(|route| *route == name || Some(route) == master.as_ref()),
         master,
         stacked,
+        ipv6: tree
+            .value(&format!("proc/sys/net/ipv6/conf/{name}/disable_ipv6"))
+            .map(|off: u8| off == 0),
         name: name.to_owned(),
     })
 }

@@ -136,6 +136,7 @@ fn a_fix_that_the_node_refuses_or_somebody_sets_back_or_the_kubelet_does_not_see
         Reason::FixProposed,
         Reason::PodRequestsUnknown,
         Reason::HugepagesInUse,
+        Reason::Ipv6InUse,
     ] {
         assert_eq!(told(fine), None);
     }
