@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
+use crate::check::CheckId;
 
 /// A pool of memory that stock Mooncake pods put to and get from. An empty spec gives one pool of
 /// 1Gi on every schedulable node, over TCP.
@@ -59,6 +60,10 @@ pub struct MooncakeClusterSpec {
     /// What happens to pods with the label `mooncake.io/inject`. A change affects pods created later.
     #[serde(default)]
     pub injection: Injection,
+
+    /// What must hold on a pod's node before the pod starts, beyond what is held of every node.
+    #[serde(default)]
+    pub preflight: Preflight,
 
     /// Who may connect to the pool besides injected pods of this namespace. A change restarts nothing.
     #[serde(default)]
@@ -331,6 +336,23 @@ pub enum OnDeadline {
     Start,
     /// Fail the pod's start; the kubelet tries again.
     Fail,
+}
+
+/// What is asked of a node before an injected pod starts there. It tightens for this cluster's pods alone:
+/// what is judged, told and set right on nodes is a MooncakeNodePolicy's.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Preflight {
+    /// Checks of the node that must find nothing, not even a warning, before the gate of a pod opens;
+    /// `deadlineSeconds` and `onDeadline` of `injection` hold. Checks of containers (`Pod...`) look at what runs
+    /// already and cannot be asked for. A change affects pods that wait, and pods created later.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    #[x_kube(
+        merge_strategy = ListMerge::Set,
+        validation = Rule::new("self.all(check, !check.startsWith('Pod'))").message("preflight.checks must be checks of nodes: those whose names begin with Pod look at containers that run already")
+    )]
+    pub checks: Vec<CheckId>,
 }
 
 /// Which ComputeDomain the cluster's pods share.

@@ -81,6 +81,11 @@ reasons! {
     /// A Kubernetes API call failed.
     ApiFailed, Cluster, "See the message; the operator tries again by itself.";
 
+    /// What the checks of the pod's node find, which its MooncakeCluster asks for, was not told yet.
+    PreflightUntold, Cluster, "Wait; if it stays, see that the operator and the agent of the pod's node run.";
+    /// A check that a MooncakeCluster asks for before its pods start is ignored on the node by its MooncakeNodePolicy: what it would find is not known.
+    CheckIgnored, Cluster, "Take the check out of spec.preflight.checks, or have the MooncakeNodePolicy of the node Warn or Enforce it.";
+
     /// The master pod is not there or does not say that it serves.
     MasterNotReady, Cluster, "See the master pod's events and log.";
     /// The master does not answer on its RPC port.

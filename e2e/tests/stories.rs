@@ -26,6 +26,7 @@ mod stories {
     mod operator_away;
     mod policy;
     mod pool_pod;
+    mod preflight;
     mod rails;
     mod refusals;
     mod release;

@@ -7,6 +7,7 @@ mod http;
 mod install;
 mod master;
 mod peer;
+mod preflight;
 mod segment;
 mod survey;
 mod verdict;

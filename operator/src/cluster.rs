@@ -31,6 +31,7 @@ pub mod instance;
 pub mod mirror;
 pub mod mnnvl;
 pub mod observe;
+pub mod preflight;
 pub mod rollout;
 pub mod status;
 pub mod usage;

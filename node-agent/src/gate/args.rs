@@ -73,6 +73,9 @@ pub struct Hold {
     /// Other nodes of the pool that are tried.
     #[arg(long, default_value_t = 3)]
     pub samples: usize,
+    /// File that says what the checks of the node find; without it nobody asks.
+    #[arg(long)]
+    pub preflight: Option<PathBuf>,
     /// Where the kubelet looks for a container's last words.
     #[arg(long, default_value = "/dev/termination-log")]
     pub termination_log: PathBuf,

@@ -1,4 +1,5 @@
-//! One look at the pool: master, the own node's pool pods, a sample of others.
+//! One look at what the pod waits for: its node where that is asked for, then the pool: master, the own node's pool pods,
+//! a sample of others.
 
 use crds::Reason;
 use futures::future::join_all;
@@ -6,6 +7,7 @@ use futures::future::join_all;
 use super::args::Hold;
 use super::master;
 use super::peer::{self, PeerError};
+use super::preflight;
 use super::segment::{Listing, Peer, Plan, plan};
 use super::verdict::Verdict;
 
@@ -24,8 +26,12 @@ async fn walk(hold: &Hold) -> Result<Plan, Verdict> {
         admin_port,
         node,
         samples,
+        preflight,
         ..
     } = hold;
+    if let Some(path) = preflight {
+        preflight::passes(path, node)?;
+    }
     let addresses = master::resolve(master).await?;
     master::answers(master, &addresses).await?;
     let body = master::segments(master, &addresses, *admin_port).await?;

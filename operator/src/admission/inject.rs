@@ -179,7 +179,7 @@ fn changes(
     if let Claim::By(template) = claim {
         claim::add(&mut patch, spec, template);
     }
-    add_volumes(&mut patch, spec);
+    add_volumes(&mut patch, spec, target);
     add_gate(&mut patch, spec, target, gate_image, &files);
     if is_host_network(spec) && spec.dns_policy.as_deref() == Some("ClusterFirst") {
         // On the host's network ClusterFirst means the node's resolver, which knows no Service.
@@ -216,9 +216,9 @@ fn configure(
     file
 }
 
-fn add_volumes(patch: &mut Builder, spec: &PodSpec) {
+fn add_volumes(patch: &mut Builder, spec: &PodSpec, target: &Target) {
     let present = |name: &str| spec.volumes.iter().flatten().any(|v| v.name == name);
-    let missing: Vec<_> = sidecar::volumes()
+    let missing: Vec<_> = sidecar::volumes(target)
         .into_iter()
         .filter(|volume| !present(&volume.name))
         .collect();
@@ -277,6 +277,8 @@ fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target, claim: 
             (names::ANNOTATION_INJECTED, Some(&injected)),
             (names::ANNOTATION_SKIPPED, None),
             (names::ANNOTATION_CLAIM_SKIPPED, unclaimed.as_deref()),
+            // The operator's to say, of a pod that has a node.
+            (names::ANNOTATION_PREFLIGHT, None),
         ],
     );
 }
@@ -298,6 +300,7 @@ fn leave(pod: &Pod, why: Option<&str>) -> Vec<PatchOperation> {
             (names::ANNOTATION_INJECTED, None),
             (names::ANNOTATION_SKIPPED, why),
             (names::ANNOTATION_CLAIM_SKIPPED, None),
+            (names::ANNOTATION_PREFLIGHT, None),
         ],
     );
     patch.finish()
@@ -316,14 +319,13 @@ fn taken<'a>(pod: &Pod, spec: &'a PodSpec) -> Option<&'a str> {
     if annotation(pod, names::ANNOTATION_INJECTED).is_some() {
         return None;
     }
-    let ours = sidecar::volumes();
     let volume = spec.volumes.iter().flatten();
     gate(spec)
         .map(|(_, container)| container.name.as_str())
         .or_else(|| {
             volume
                 .map(|volume| volume.name.as_str())
-                .find(|name| ours.iter().any(|o| o.name == *name))
+                .find(|name| sidecar::VOLUMES.contains(name))
         })
 }
 

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crds::cluster::OnDeadline;
 use crds::names;
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, EmptyDirVolumeSource, ExecAction, Probe, ResourceRequirements,
-    SeccompProfile, SecurityContext, Volume, VolumeMount,
+    Capabilities, Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource,
+    ExecAction, ObjectFieldSelector, Probe, ResourceRequirements, SeccompProfile, SecurityContext,
+    Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -19,6 +20,12 @@ use super::volume;
 pub const NAME: &str = "mooncake-gate";
 /// Lies where a token would be mounted: the gate asks the API server nothing.
 const NO_TOKEN_VOLUME: &str = "mooncake-gate-no-token";
+/// In it the kubelet shows what the operator says of the pod's node.
+const PREFLIGHT_VOLUME: &str = "mooncake-gate-preflight";
+const PREFLIGHT_DIRECTORY: &str = "/run/mooncake-preflight";
+const PREFLIGHT_FILE: &str = "word";
+/// By which a gate is told where to read it.
+pub(crate) const PREFLIGHT_ARGUMENT: &str = "--preflight=";
 const TOKEN_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Requests and limits are equal, so that a Guaranteed pod stays Guaranteed.
@@ -52,12 +59,20 @@ pub(super) fn container(target: &Target, image: &str, files: &BTreeSet<File>) ->
         security_context: Some(restricted()),
         startup_probe: Some(startup_probe(target)),
         termination_message_policy: Some("File".to_owned()),
-        volume_mounts: Some(vec![
-            mount(volume::NAME, volume::DIRECTORY, false),
-            mount(NO_TOKEN_VOLUME, TOKEN_DIRECTORY, true),
-        ]),
+        volume_mounts: Some(mounts(target)),
         ..Container::default()
     }
+}
+
+fn mounts(target: &Target) -> Vec<VolumeMount> {
+    let mut mounts = vec![
+        mount(volume::NAME, volume::DIRECTORY, false),
+        mount(NO_TOKEN_VOLUME, TOKEN_DIRECTORY, true),
+    ];
+    if target.preflight {
+        mounts.push(mount(PREFLIGHT_VOLUME, PREFLIGHT_DIRECTORY, true));
+    }
+    mounts
 }
 
 /// What `gate hold` is told. A second call compares it with what stands in the pod.
@@ -70,6 +85,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         local_buffer_size: _,
         deadline_seconds,
         on_deadline,
+        preflight,
     } = target;
     let on_deadline = match on_deadline {
         OnDeadline::Start => "start",
@@ -86,6 +102,10 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         format!("--on-deadline={on_deadline}"),
         format!("--samples={SAMPLES}"),
     ];
+    if *preflight {
+        let argument = format!("{PREFLIGHT_ARGUMENT}{PREFLIGHT_DIRECTORY}/{PREFLIGHT_FILE}");
+        arguments.push(argument);
+    }
     arguments.extend(
         files
             .iter()
@@ -95,15 +115,42 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
 }
 
 /// The volumes that the gate's mounts name.
-pub(super) fn volumes() -> [Volume; 2] {
-    [volume::NAME, NO_TOKEN_VOLUME].map(|name| Volume {
+pub(super) fn volumes(target: &Target) -> Vec<Volume> {
+    let empty = [volume::NAME, NO_TOKEN_VOLUME].map(|name| Volume {
         name: name.to_owned(),
         empty_dir: Some(EmptyDirVolumeSource {
             size_limit: Some(Quantity("1Mi".to_owned())),
             ..EmptyDirVolumeSource::default()
         }),
         ..Volume::default()
-    })
+    });
+    let mut volumes = empty.to_vec();
+    if target.preflight {
+        volumes.push(preflight());
+    }
+    volumes
+}
+
+/// Names of volumes that no pod may have of its own.
+pub(super) const VOLUMES: [&str; 3] = [volume::NAME, NO_TOKEN_VOLUME, PREFLIGHT_VOLUME];
+
+fn preflight() -> Volume {
+    let path = format!("metadata.annotations['{}']", names::ANNOTATION_PREFLIGHT);
+    Volume {
+        name: PREFLIGHT_VOLUME.to_owned(),
+        downward_api: Some(DownwardAPIVolumeSource {
+            items: Some(vec![DownwardAPIVolumeFile {
+                path: PREFLIGHT_FILE.to_owned(),
+                field_ref: Some(ObjectFieldSelector {
+                    api_version: Some("v1".to_owned()),
+                    field_path: path,
+                }),
+                ..DownwardAPIVolumeFile::default()
+            }]),
+            ..DownwardAPIVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
 }
 
 /// The mount by which a user's container reads its file.

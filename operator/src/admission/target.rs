@@ -34,6 +34,8 @@ pub struct Target {
     pub local_buffer_size: u64,
     pub deadline_seconds: u32,
     pub on_deadline: OnDeadline,
+    /// The pod waits for what the operator says of its node.
+    pub preflight: bool,
 }
 
 impl Target {
@@ -49,6 +51,7 @@ impl Target {
             local_buffer_size: injection.local_buffer_size.0,
             deadline_seconds: injection.deadline_seconds,
             on_deadline: injection.on_deadline,
+            preflight: cluster.is_some_and(|c| !c.spec.preflight.checks.is_empty()),
         }
     }
 }

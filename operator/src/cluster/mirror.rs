@@ -1,8 +1,8 @@
-//! What a labelled pod is told of itself, as conditions of the pod: was it injected, is its gate open, does
-//! what it brings along fit.
+//! What a labelled pod is told: of itself, as conditions, was it injected, is its gate open, does what it brings along
+//! fit; and of its node, where it waits for that.
 
 use crds::condition::shorten;
-use crds::{MooncakeNode, Reason};
+use crds::{MooncakeNode, Reason, names};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -13,7 +13,7 @@ use crate::admission::GATE_CONTAINER;
 use crate::apply::Writer;
 use crate::cluster::observe::{Observed, is_over};
 use crate::cluster::validate::Valid;
-use crate::cluster::{fit, injected};
+use crate::cluster::{fit, injected, preflight};
 use crate::event::Events;
 
 /// Pod condition that repeats what the pod's gate found.
@@ -48,17 +48,22 @@ pub async fn tell(
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
         let report = node.and_then(|node| observed.reports.get(node));
         let words = words(cluster, pod, report);
-        if words.iter().all(|word| stands(pod, word)) {
+        let node = preflight::word(cluster, pod, report);
+        let told = node.as_deref() == preflight::said(pod);
+        if told && words.iter().all(|word| stands(pod, word)) {
             continue;
         }
         let api = Api::<Pod>::namespaced(client.clone(), &namespace);
         let name = pod.name_any();
-        let body = json!({
+        let mut body = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": { "name": name, "uid": pod.uid() },
             "status": { "conditions": conditions(pod, &words, Timestamp::now()) },
         });
+        if let Some(node) = node {
+            body["metadata"]["annotations"] = json!({ names::ANNOTATION_PREFLIGHT: node });
+        }
         if let Err(error) = writer.apply_status(&api, &name, &body).await {
             tracing::warn!(pod = %name, %error, "the pod was not told how it stands");
             continue;
@@ -162,8 +167,11 @@ pub fn gate(pod: &Pod) -> Option<Word> {
             word(true, own(Reason::AsExpected), message)
         }
         (None, false) => {
-            let message = "the gate waits; the pod's events of the startup probe say for what";
-            word(false, own(Reason::GateWaiting), message.to_owned())
+            let message = preflight::holds(pod).map_or_else(
+                || "the gate waits; the pod's events of the startup probe say for what".to_owned(),
+                |found| format!("the gate waits: {found}"),
+            );
+            word(false, own(Reason::GateWaiting), message)
         }
     })
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use crds::CheckId;
 use crds::cluster::{NumaPolicy, PageSize, TransportPolicy, Transports};
 use crds::{MooncakeCluster, Reason};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
@@ -32,6 +33,8 @@ pub struct Valid {
     pub pools: Vec<Pool>,
     pub master: Master,
     pub transports: Transports,
+    /// Checks that must find nothing on a pod's node before it starts.
+    pub preflight: Vec<CheckId>,
     /// Other namespaces, sorted, without the cluster's own.
     pub allowed_namespaces: Vec<String>,
     pub allow_host_network: bool,
@@ -133,6 +136,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             resources: spec.master.resources.clone(),
         },
         transports: spec.transports.clone(),
+        preflight: spec.preflight.checks.clone(),
         allowed_namespaces,
         allow_host_network: spec.access.allow_host_network,
         addresses,
