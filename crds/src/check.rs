@@ -87,6 +87,8 @@ checks! {
     PeerReachable, ["S04", "S05", "S08"];
     /// What an injected pod sets of RDMA by hand, devices, port, GID, MTU and matrix, is what the node has.
     PodByHand, ["S02", "S03", "S06", "S07"];
+    /// No pod holds an RDMA device that is sick.
+    PodDevices, ["S12"];
     /// What an injected pod brings along is of the generation that its master speaks.
     PodEngine, [];
     /// A container that may use RDMA has a device of the node's that can be used.

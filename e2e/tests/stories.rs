@@ -6,6 +6,7 @@ mod stories {
     mod access;
     mod agent;
     mod agent_away;
+    mod ailing;
     mod api_server_away;
     mod at_rest;
     mod containers;

@@ -38,6 +38,7 @@ mod pci_link;
 mod peer_reachable;
 pub(crate) mod pod;
 mod pod_by_hand;
+mod pod_devices;
 mod pod_engine;
 mod pod_hcas;
 mod pod_memlock;
@@ -83,6 +84,7 @@ pub const CATALOG: &[Check] = &[
     pci_link::CHECK,
     peer_reachable::CHECK,
     pod_by_hand::CHECK,
+    pod_devices::CHECK,
     pod_engine::CHECK,
     pod_hcas::CHECK,
     pod_memlock::CHECK,
@@ -110,6 +112,8 @@ pub struct World<'a> {
     pub injected: &'a [InjectedPod],
     /// What runs in the containers of those pods.
     pub containers: &'a [Container],
+    /// The pods that hold devices which are sick.
+    pub owners: &'a [Owner],
     /// The ways to other nodes that were tried.
     pub ways: &'a [Way],
     /// What is said of what the agent was to set right.
@@ -118,6 +122,26 @@ pub struct World<'a> {
     pub names: &'a [Name],
     /// Seconds by which the clock is ahead of the API server's at least, or behind where negative.
     pub ahead: Option<i64>,
+}
+
+/// A pod that holds a claim of an RDMA device which is sick.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Owner {
+    pub namespace: String,
+    pub pod: String,
+    pub pod_uid: String,
+    /// Its name, in the pod's namespace.
+    pub claim: String,
+    /// The RDMA device's own name.
+    pub device: String,
+    pub why: Reason,
+}
+
+impl Owner {
+    /// What the pod is called in findings.
+    pub(crate) fn subject(&self) -> String {
+        format!("pod {}/{}", self.namespace, self.pod)
+    }
 }
 
 /// A name by which pods of the node find their master.
@@ -147,6 +171,7 @@ impl<'a> World<'a> {
             domains: &[],
             injected: &[],
             containers: &[],
+            owners: &[],
             ways: &[],
             fixes: &[],
             names: &[],

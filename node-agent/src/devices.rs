@@ -6,7 +6,8 @@
 //!                                                    │ allocation
 //! kubelet ─ rpc ─ driver ───────────────────────── grant ─ holdings ─ cdi ─► container runtime
 //!    ▲                                                        │
-//!    └─ what pods are told ────────────────── health ─────────┴─ sick
+//!    └─ what pods are told ────────────────── health ─────────┼─ sick
+//!       who is asked to restart ──────────── owners ─────────┘
 //! ```
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ mod holdings;
 mod memlock;
 mod message;
 mod offer;
+mod owners;
 mod plugin;
 mod publication;
 mod refusal;

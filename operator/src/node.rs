@@ -52,6 +52,8 @@ pub struct Context {
     pub words: news::LastWords,
     /// What agents said of what they set right.
     pub fixes: news::LastFixes,
+    /// The pods that held sick devices.
+    pub owners: news::LastOwners,
     /// When the pods of nodes were counted.
     pub counted: room::Counted,
 }
@@ -142,6 +144,7 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
     }
     tell_health(&object, old, context).await;
     tell_fixes(&object, context).await;
+    ask_owners(&object, context).await;
     // By the clock alone: nothing moves when the time is up.
     let silent = is_silent(&observed).then_some(lost::LOOK);
     let grace = away.and_then(|away| alive::AWAY.checked_sub(away));
@@ -183,6 +186,17 @@ async fn tell_fixes(object: &MooncakeNode, context: &Context) {
             }
             _ => events.note(writer, about, reason, "Fix", note).await,
         }
+    }
+}
+
+/// One Event for each pod that holds a device which has become sick: nobody but its owner can end it.
+async fn ask_owners(object: &MooncakeNode, context: &Context) {
+    let nodes = context.caches.nodes.len();
+    for (pod, note) in context.owners.note(object, nodes) {
+        let (events, writer) = (&context.events, &context.writer);
+        events
+            .warn(writer, pod, Reason::DeviceSick, "Look", note)
+            .await;
     }
 }
 

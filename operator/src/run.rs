@@ -290,6 +290,7 @@ impl Controllers {
                 away: node::lost::Silence::default(),
                 words: node::news::LastWords::default(),
                 fixes: node::news::LastFixes::default(),
+                owners: node::news::LastOwners::default(),
                 counted: node::room::Counted::default(),
             }),
             node::reconcile,

@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::ailing;
+
 const SOON: Duration = Duration::from_secs(180);
 /// A preparation that failed is tried again after 70 to 90 seconds.
 const PREPARED: Duration = Duration::from_secs(240);
@@ -61,8 +63,7 @@ async fn a_pod_gets_the_device_that_it_claims_and_keeps_it_whatever_dies() -> an
     let told = Arc::clone(&product);
     let story = async {
         for (node, machine) in MACHINES {
-            let write = format!("cat > {MACHINE} <<'END'\n{machine}\nEND\n");
-            on_node(&product, node, &write).await?;
+            be(&product, node, machine).await?;
         }
         let words = [
             format!("agent.recording={MACHINE}"),
@@ -106,6 +107,9 @@ async fn tale(product: &Product, namespace: &Namespace) -> anyhow::Result<()> {
         no_neighbour(namespace, pod).await?;
     }
     println!("two pods share rxe1");
+
+    let (_, machine) = MACHINES[0];
+    ailing::named_and_healed(product, namespace, machine, &["one", "two"]).await?;
 
     lost_file(product, namespace).await?;
     println!("a lost CDI file was put back, and the container started again");
@@ -425,6 +429,13 @@ async fn own_slices_only(product: &Product) -> anyhow::Result<()> {
         let refused = refused.context("a foreign slice was taken")?.to_string();
         ensure!(refused.contains(words), "{refused}");
     }
+    Ok(())
+}
+
+/// Has the agent of a node read another machine, whole from one look to the next.
+pub(super) async fn be(product: &Product, node: &'static str, machine: &str) -> anyhow::Result<()> {
+    let write = format!("cat > {MACHINE}.new <<'END'\n{machine}\nEND\nmv {MACHINE}.new {MACHINE}");
+    on_node(product, node, &write).await?;
     Ok(())
 }
 

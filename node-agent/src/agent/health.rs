@@ -20,7 +20,7 @@ use super::{clock, containers, fixing, hardware, name_service};
 use crate::checks::policy::govern;
 use crate::checks::sickness::{self, Sick};
 use crate::checks::steady::{Health, Moment, Steady, Told};
-use crate::checks::{CATALOG, Judged, Name, Way, World, host_readable, judge, pod};
+use crate::checks::{CATALOG, Judged, Name, Owner, Way, World, host_readable, judge, pod};
 use crate::host::Facts;
 use crate::host::container::Container;
 
@@ -39,6 +39,7 @@ const FIRST_LOOK: Duration = Duration::from_secs(10);
 pub(crate) struct Beside {
     pub(crate) ways: watch::Receiver<Ways>,
     pub(crate) fixes: fixing::Said,
+    pub(crate) owners: watch::Receiver<Vec<Owner>>,
     pub(crate) containers: containers::Known,
     pub(crate) names: name_service::Known,
     pub(crate) clock: clock::Known,
@@ -55,6 +56,7 @@ pub(crate) async fn keep(
     let Beside {
         mut ways,
         mut fixes,
+        mut owners,
         mut containers,
         mut names,
         mut clock,
@@ -66,6 +68,7 @@ pub(crate) async fn keep(
         let facts = known.borrow_and_update().clone();
         let node = assigned.borrow_and_update().node.clone();
         let tried = tried(&ways.borrow_and_update());
+        let owners_known = owners.borrow_and_update().clone();
         let fixes_said = fixes.borrow_and_update().clone();
         let inside = containers.borrow_and_update().clone();
         let names_said = names.borrow_and_update().clone();
@@ -83,6 +86,7 @@ pub(crate) async fn keep(
             let heard = Heard {
                 ways: &tried,
                 fixes: &fixes_said,
+                owners: &owners_known,
                 containers: inside.as_deref().map_or(&[], Vec::as_slice),
                 names: &names_said,
                 ahead,
@@ -96,7 +100,7 @@ pub(crate) async fn keep(
                 board.set_devices(sickness::summary(&now, facts));
                 sick.send_if_modified(|sick| std::mem::replace(sick, now.clone()) != now);
             }
-            board.set_health(health);
+            board.set_health(health, owners_known);
         }
         // What is to be told later is told by a later look, of which there is one every few seconds.
         tokio::select! {
@@ -107,6 +111,8 @@ pub(crate) async fn keep(
             changed = assigned.changed() => if changed.is_err() { return },
             changed = ways.changed() => if changed.is_err() { return },
             changed = fixes.changed() => if changed.is_err() { return },
+            // Where nothing is lent nobody tells.
+            Ok(()) = owners.changed() => {}
             changed = containers.changed() => if changed.is_err() { return },
             changed = names.changed() => if changed.is_err() { return },
             changed = clock.changed() => if changed.is_err() { return },
@@ -135,6 +141,7 @@ fn tried(ways: &Ways) -> Vec<Way> {
 struct Heard<'a> {
     ways: &'a [Way],
     fixes: &'a [FixReport],
+    owners: &'a [Owner],
     containers: &'a [Container],
     names: &'a [Name],
     ahead: Option<i64>,
@@ -153,6 +160,7 @@ fn round(
         domains: &spec.domains,
         injected: &spec.injected,
         containers: heard.containers,
+        owners: heard.owners,
         ways: heard.ways,
         fixes: heard.fixes,
         names: heard.names,
@@ -172,6 +180,7 @@ pub(crate) fn findings(
     health: &Health,
     before: &[CheckFinding],
     injected: &[InjectedPod],
+    owners: &[Owner],
 ) -> Vec<CheckFinding> {
     let told = health.told.iter().take(FINDINGS_LIMIT);
     let findings = told.map(|told| {
@@ -181,7 +190,7 @@ pub(crate) fn findings(
             reason: told.trouble.reason,
             subject: short(&told.subject, SUBJECT),
             message: short(&message(told), MESSAGE),
-            pod_uid: pod::of(injected, told.check, &told.subject).map(|pod| pod.pod_uid.clone()),
+            pod_uid: pod::of(injected, owners, told.check, &told.subject).map(str::to_owned),
             since: Time(told.since),
         };
         let same = |before: &&CheckFinding| {
@@ -329,12 +338,14 @@ mod tests {
         let (assign, assignments) = watch::channel(Assignments::default());
         let (_ways, ways) = watch::channel(Ways::new());
         let (_fixes, fixes) = watch::channel(Vec::new());
+        let (_owners, owners) = watch::channel(Vec::new());
         let (_containers, containers) = watch::channel(Some(Arc::new(Vec::new())));
         let (_names, names) = watch::channel(Vec::new());
         let (_clock, clock) = watch::channel(None);
         let beside = Beside {
             ways,
             fixes,
+            owners,
             containers,
             names,
             clock,

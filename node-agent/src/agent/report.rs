@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use super::assignments::Assignments;
 use super::{metrics, patience};
+use crate::checks::Owner;
 use crate::checks::steady::Health;
 
 mod status;
@@ -49,6 +50,7 @@ pub(crate) struct Board {
     took: Arc<Mutex<Vec<metrics::Took>>>,
     devices: Arc<Mutex<Option<DeviceHealth>>>,
     health: Arc<Mutex<Option<Health>>>,
+    owners: Arc<Mutex<Vec<Owner>>>,
     fixes: Arc<Mutex<Option<Vec<FixReport>>>>,
     news: Arc<watch::Sender<()>>,
 }
@@ -74,6 +76,7 @@ impl Default for Board {
             took: Arc::default(),
             devices: Arc::default(),
             health: Arc::default(),
+            owners: Arc::default(),
             fixes: Arc::default(),
             news: Arc::new(watch::channel(()).0),
         }
@@ -148,8 +151,9 @@ impl Board {
         devices.clone()
     }
 
-    /// Says how the node was judged.
-    pub(crate) fn set_health(&self, judged: Health) {
+    /// Says how the node was judged, and who the pods are that were named for a device that they hold.
+    pub(crate) fn set_health(&self, judged: Health, owners: Vec<Owner>) {
+        *self.owners.lock().unwrap_or_else(PoisonError::into_inner) = owners;
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         let news = health.as_ref() != Some(&judged);
         *health = Some(judged);
@@ -163,6 +167,11 @@ impl Board {
     pub(crate) fn health(&self) -> Option<Health> {
         let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         health.clone()
+    }
+
+    fn owners(&self) -> Vec<Owner> {
+        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.clone()
     }
 
     /// Says what was, would be or cannot be set right.
@@ -260,6 +269,7 @@ pub(crate) async fn write(
                 hcas: board.hcas(),
                 devices: board.devices(),
                 health: board.health(),
+                owners: board.owners(),
                 fixes: board.fixes(),
                 reports: board.reports(),
             };

@@ -134,12 +134,14 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
         );
         tokio::spawn(show(known.clone(), board.clone()));
         let (tell_sick, sick) = watch::channel(Sick::new());
+        let (tell_owners, owners) = watch::channel(Vec::new());
         tokio::spawn(health::keep(
             known.clone(),
             assigned.clone(),
             health::Beside {
                 ways: ways.clone(),
                 fixes,
+                owners,
                 containers: containers::watch(procfs_above(&host_proc), assigned.clone()),
                 names: name_service::watch(assigned.clone()),
                 clock: clock::watch(client.clone()),
@@ -163,6 +165,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
                 known.clone(),
                 assigned.clone(),
                 sick,
+                tell_owners,
                 left,
             ));
         }

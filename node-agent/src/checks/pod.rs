@@ -4,7 +4,7 @@
 use crds::CheckId;
 use crds::node::InjectedPod;
 
-use super::World;
+use super::{Owner, World};
 use crate::host::container::Container;
 use crate::host::hca::Hca;
 
@@ -61,15 +61,21 @@ pub(super) fn name(pod: &InjectedPod) -> String {
     format!("pod {}/{}", pod.namespace, pod.pod_name)
 }
 
-/// The pod that a check's word is about.
+/// UID of the pod that a check's word is about.
 pub(crate) fn of<'a>(
     injected: &'a [InjectedPod],
+    owners: &'a [Owner],
     check: CheckId,
     subject: &str,
-) -> Option<&'a InjectedPod> {
+) -> Option<&'a str> {
+    if check == CheckId::PodDevices {
+        let owner = owners.iter().find(|owner| owner.subject() == subject)?;
+        return Some(&owner.pod_uid);
+    }
     let mut pods = injected.iter().filter(|_| CHECKS.contains(&check));
-    pods.find(|pod| {
+    let pod = pods.find(|pod| {
         let rest = subject.strip_prefix(&name(pod));
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
-    })
+    })?;
+    Some(&pod.pod_uid)
 }

@@ -1,7 +1,7 @@
 //! Which claim holds which device, on disk before anybody is told, and the files by which the container
 //! runtime gives them. What a container needs at each of its starts is put back when it is lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -34,6 +34,16 @@ pub(crate) struct Holdings {
     claims: Mutex<Claims>,
     /// Told at each claim that is let go.
     freed: watch::Sender<()>,
+}
+
+/// A claim that holds an RDMA device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) namespace: String,
+    pub(crate) claim: String,
+    pub(crate) claim_uid: String,
+    /// The RDMA device's own name.
+    pub(crate) hca: String,
 }
 
 /// What came of asking for devices.
@@ -146,6 +156,23 @@ impl Holdings {
         devices
             .map(|granted| (granted.device.clone(), granted.hca.clone()))
             .collect()
+    }
+
+    /// Which claims hold which RDMA devices, one entry for each pair; an administrator's claim holds none.
+    pub(crate) fn holders(&self) -> Vec<Holder> {
+        let claims = self.lock();
+        let of = |(uid, claim): (&String, &Prepared)| {
+            let held = claim.devices.iter().filter(|granted| !granted.admin);
+            let hcas: BTreeSet<&str> = held.map(|granted| granted.hca.as_str()).collect();
+            let holder = |hca: &str| Holder {
+                namespace: claim.namespace.clone(),
+                claim: claim.name.clone(),
+                claim_uid: uid.clone(),
+                hca: hca.to_owned(),
+            };
+            hcas.into_iter().map(holder).collect::<Vec<_>>()
+        };
+        claims.iter().flat_map(of).collect()
     }
 
     /// Told at each claim that is let go from now on.

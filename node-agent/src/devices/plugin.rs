@@ -22,9 +22,10 @@ use super::driver::Driver;
 use super::holdings::{Holdings, Places};
 use super::message::{Empty, PluginInfo, RegistrationStatus};
 use super::publication::{self, Registered};
-use super::{DRIVER, Settings, memlock, rpc};
+use super::{DRIVER, Settings, memlock, owners, rpc};
 use crate::agent::assignments::Assignments;
 use crate::agent::hardware::Known;
+use crate::checks::Owner;
 use crate::checks::sickness::Sick;
 
 /// Before another try where the driver ended.
@@ -81,6 +82,7 @@ pub(crate) async fn keep(
     known: Known,
     assigned: watch::Receiver<Assignments>,
     sick: watch::Receiver<Sick>,
+    owners: watch::Sender<Vec<Owner>>,
     end: watch::Receiver<bool>,
 ) {
     let mut ended = end.clone();
@@ -95,6 +97,7 @@ pub(crate) async fn keep(
                 known.clone(),
                 assigned.clone(),
                 sick.clone(),
+                owners.clone(),
                 end.clone(),
             );
             // A panic is this task's and nobody else's.
@@ -148,6 +151,7 @@ async fn drive(
     known: Known,
     assigned: watch::Receiver<Assignments>,
     sick: watch::Receiver<Sick>,
+    owners: watch::Sender<Vec<Owner>>,
     end: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let sockets = Sockets::of(&settings);
@@ -189,6 +193,7 @@ async fn drive(
         rpc::remove(&sockets.registration)
     };
     let asides = async {
+        let owners = owners::keep(client.clone(), Arc::clone(&holdings), sick.clone(), owners);
         let publication = publication::keep(
             &settings,
             client,
@@ -197,7 +202,12 @@ async fn drive(
             registered.clone(),
             sick,
         );
-        tokio::join!(publication, tend(known, holdings), notice(registered));
+        tokio::join!(
+            publication,
+            owners,
+            tend(known, holdings),
+            notice(registered)
+        );
     };
     let answered = async { tokio::join!(registers, answers) };
     let (removed, ()) = tokio::select! {

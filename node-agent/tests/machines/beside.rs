@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crds::{CheckId, FixId, FixReport, Reason, Verdict};
-use mooncake_node_agent::checks::{Name, Way};
+use mooncake_node_agent::checks::{Name, Owner, Way};
 
 use super::recorded::machine;
 use super::verdicts::{Wanted, round};
@@ -34,6 +34,46 @@ fn s04_s05_s08_a_broken_way_is_a_warning_and_a_failure_where_none_works() {
     assert_eq!(told(&[true]), [warns], "one peer alone may itself be away");
     assert_eq!(told(&[false, true]), [None, warns]);
     assert_eq!(told(&[true, true]), [fails, fails]);
+}
+
+#[test]
+fn s12_a_pod_that_holds_sick_devices_is_named_once_with_each_of_them() {
+    let owner = |pod: &str, claim: &str, device: &str| Owner {
+        namespace: "team".to_owned(),
+        pod: pod.to_owned(),
+        pod_uid: format!("uid-{pod}"),
+        claim: claim.to_owned(),
+        device: device.to_owned(),
+        why: Reason::MkeyExhausted,
+    };
+    let wanted = Wanted {
+        owners: vec![
+            owner("a", "c1", "mlx5_0"),
+            owner("b", "c1", "mlx5_0"),
+            owner("a", "c2", "mlx5_1"),
+        ],
+        ..Wanted::default()
+    };
+    let round = round(&machine("vm-without-devices").recording, &wanted);
+    let of = round.iter().find(|of| of.check == CheckId::PodDevices);
+    let said = of.unwrap().said.iter().map(|said| {
+        let trouble = said.trouble.as_ref().unwrap();
+        assert_eq!(
+            (trouble.verdict, trouble.reason),
+            (Warn, Reason::DeviceSick)
+        );
+        (said.subject.as_str(), trouble.words.as_str())
+    });
+    assert_eq!(
+        said.collect::<Vec<_>>(),
+        [
+            (
+                "pod team/a",
+                "its claim c1 has mlx5_0 (MkeyExhausted), its claim c2 has mlx5_1 (MkeyExhausted)"
+            ),
+            ("pod team/b", "its claim c1 has mlx5_0 (MkeyExhausted)"),
+        ]
+    );
 }
 
 #[test]

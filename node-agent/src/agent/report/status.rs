@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::HcaLines;
 use crate::agent::health;
+use crate::checks::Owner;
 use crate::checks::steady::Health;
 
 /// Most bytes of a status.
@@ -50,6 +51,7 @@ pub(super) struct Noted {
     pub(super) hcas: Option<HcaLines>,
     pub(super) devices: Option<DeviceHealth>,
     pub(super) health: Option<Health>,
+    pub(super) owners: Vec<Owner>,
     pub(super) fixes: Option<Vec<FixReport>>,
     pub(super) reports: Vec<PoolReport>,
 }
@@ -68,6 +70,7 @@ pub(super) fn compose(
         hcas,
         devices,
         health,
+        owners,
         fixes,
         reports,
     } = noted;
@@ -102,7 +105,7 @@ pub(super) fn compose(
     let (checks, findings) = match &health {
         Some(health) => (
             Some(health.counts),
-            health::findings(health, found, &spec.injected),
+            health::findings(health, found, &spec.injected, &owners),
         ),
         None => (stood.and_then(|stood| stood.checks), found.to_vec()),
     };

@@ -132,9 +132,12 @@ impl Server {
         let claim = json!({
             "metadata": {"name": name, "namespace": "default", "uid": uid},
             "spec": {},
-            "status": {"allocation": {"devices": {"results": [
-                {"request": "hca", "driver": DRIVER, "pool": "n1", "device": device},
-            ]}}},
+            "status": {
+                "allocation": {"devices": {"results": [
+                    {"request": "hca", "driver": DRIVER, "pool": "n1", "device": device},
+                ]}},
+                "reservedFor": [{"resource": "pods", "name": format!("of-{name}"), "uid": format!("of-{uid}")}],
+            },
         });
         self.0.lock().unwrap().claims.insert(name.to_owned(), claim);
     }
@@ -169,6 +172,7 @@ struct Stage {
         watch::Sender<Assignments>,
     ),
     sick: watch::Sender<Sick>,
+    owners: watch::Receiver<Vec<Owner>>,
 }
 
 impl Stage {
@@ -200,13 +204,15 @@ impl Stage {
         let client = kube::Client::new(server.clone(), "default");
         let (end, ended) = watch::channel(false);
         let (sick, ailing) = watch::channel(Sick::new());
+        let (tell, owners) = watch::channel(Vec::new());
         Self {
             folder,
             server,
             end,
-            task: tokio::spawn(keep(settings, client, known, assigned, ailing, ended)),
+            task: tokio::spawn(keep(settings, client, known, assigned, ailing, tell, ended)),
             _sources: (seen, assign),
             sick,
+            owners,
         }
     }
 
@@ -430,6 +436,20 @@ async fn a_device_that_becomes_sick_is_said_so_at_once_and_given_to_nobody_who_h
 
     let sick = Sick::from([("rxe0".to_owned(), Reason::MkeyExhausted)]);
     stage.sick.send_replace(sick);
+    let mut owners = stage.owners.clone();
+    let asked = async {
+        let asked = owners.wait_for(|owners| !owners.is_empty()).await.unwrap();
+        asked
+            .iter()
+            .map(|of| (of.pod.clone(), of.pod_uid.clone()))
+            .collect::<Vec<_>>()
+    };
+    let asked = tokio::time::timeout(SOON, asked).await.unwrap();
+    assert_eq!(
+        asked,
+        [("of-one".to_owned(), "of-uid-1".to_owned())],
+        "it alone holds it"
+    );
     let ails = Some("MkeyExhausted".to_owned());
     let slice = until("the sick device", || {
         stage
@@ -459,6 +479,9 @@ async fn a_device_that_becomes_sick_is_said_so_at_once_and_given_to_nobody_who_h
     // Well again, it is given at once, and offered when it has stayed so.
     let writes = stage.server.writes();
     stage.sick.send_replace(Sick::new());
+    let mut owners = stage.owners.clone();
+    let nobody = owners.wait_for(Vec::is_empty);
+    tokio::time::timeout(SOON, nobody).await.unwrap().unwrap();
     let given: PrepareResponse = call(&driver, PREPARE, claims("two", "uid-2")).await;
     assert_eq!(given.claims["uid-2"].error, "");
     tokio::time::sleep(Duration::from_millis(500)).await;
