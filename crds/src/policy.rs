@@ -129,9 +129,9 @@ pub struct ProbeRates {
     #[schemars(range(min = 1, max = 300))]
     pub peer_seconds: u32,
     /// Seconds between two trials of an RDMA device that is well: it registers memory and writes to itself.
-    /// One that is not is tried every 8 seconds.
+    /// At least as many as the node has devices. One that is not well is tried every 8 seconds.
     #[serde(default = "default_device_seconds")]
-    #[schemars(range(min = 10, max = 3600))]
+    #[schemars(range(min = 4, max = 3600))]
     pub device_seconds: u32,
 }
 
@@ -140,7 +140,7 @@ fn default_peer_seconds() -> u32 {
 }
 
 fn default_device_seconds() -> u32 {
-    30
+    8
 }
 
 impl Default for ProbeRates {
@@ -158,9 +158,11 @@ impl ProbeRates {
         Duration::from_secs(self.peer_seconds.max(1).into())
     }
 
-    /// Between two trials of a device.
-    pub fn devices(self) -> Duration {
-        Duration::from_secs(self.device_seconds.into())
+    /// Between two trials of a device, on a node with so many: a trial is a process, so that there is one a
+    /// second at most.
+    pub fn devices(self, count: usize) -> Duration {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        Duration::from_secs(self.device_seconds.max(count).into())
     }
 }
 
@@ -370,6 +372,15 @@ fn understood<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_with_many_devices_tries_one_a_second() {
+        let rates = ProbeRates::default();
+        assert_eq!(
+            [1, 8, 10].map(|count| rates.devices(count).as_secs()),
+            [8, 8, 10]
+        );
+    }
 
     #[test]
     fn what_a_later_release_names_is_left_out_and_the_rest_is_read() {

@@ -178,7 +178,7 @@ async fn keep(
         devices.retain(|name, device| {
             open.contains_key(name.as_str()) || device.busy || device.held.is_some()
         });
-        let period = assigned.borrow().probe_rates().devices();
+        let period = assigned.borrow().probe_rates().devices(open.len());
         for (name, rails) in open {
             let device = devices.entry(name.to_owned()).or_default();
             if !device.is_free() || !is_due(device.asked.as_ref(), &rails, period, Instant::now()) {
@@ -366,7 +366,7 @@ mod tests {
             rails: rail(1),
             well,
         };
-        let period = ProbeRates::default().devices();
+        let period = ProbeRates::default().devices(1);
         assert!(is_due(None, &rail(1), period, at));
         for (well, rails, wait) in [
             (true, rail(1), period),
@@ -472,7 +472,7 @@ mod tests {
         stuck = device.held.take().unwrap();
         stuck.kill().await.unwrap();
         device.held = Some(stuck);
-        let period = ProbeRates::default().devices();
+        let period = ProbeRates::default().devices(1);
         assert!(device.is_free());
         assert!(is_due(device.asked.as_ref(), &[], period, Instant::now()));
     }

@@ -199,7 +199,7 @@ pub(super) mod tests {
         let probes = |of: usize| in_force(&policies[of]).probes;
         let seldom = ProbeRates {
             peer_seconds: 60,
-            device_seconds: 30,
+            device_seconds: 8,
         };
         assert_eq!((probes(0), probes(1)), (Some(seldom), None));
         let all: Vec<_> = policies.iter().collect();
