@@ -19,6 +19,7 @@ mod stories {
     mod healthy;
     mod hugepages;
     mod inventory;
+    mod ipv6;
     mod late;
     mod loaders;
     mod machine;

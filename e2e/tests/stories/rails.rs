@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::devices;
 use super::machine::{Machine, SLOW, with_a_machine};
-use super::{faults, sick};
+use super::{faults, ipv6, sick};
 
 /// A second device, whose interface is nobody else's.
 const ADD: &str = "modprobe dummy && ip link add rail0 type dummy && \
@@ -61,6 +61,7 @@ async fn told(machine: &Machine) -> anyhow::Result<()> {
     locked(machine).await?;
 
     faults::repaired(machine).await?;
+    ipv6::set_right(machine).await?;
     tried(machine).await?;
     sick::told(machine).await?;
     faults::logged(machine).await
