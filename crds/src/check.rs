@@ -93,6 +93,8 @@ checks! {
     PodEngine, [];
     /// A container that may use RDMA has a device of the node's that can be used.
     PodHcas, ["S28", "S29"];
+    /// The hugepages that the engine of an injected pod asks for by its own variables are there, and it holds some.
+    PodHugepages, ["S19", "S20", "S21", "S22", "S23", "S24", "S26"];
     /// A container with RDMA devices may lock as much memory as it registers with them.
     PodMemlock, ["S13"];
     /// An injected pod has ports enough to connect from, and ended connections do not hold them.

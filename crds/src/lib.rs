@@ -1,7 +1,9 @@
 //! The API `mooncake.io/v1alpha1`: what a user asks for, what the operator wants of a node, what
 //! an agent found, and the closed list of causes that all parts speak in.
 //!
-//! Types only: no client, no clock, no runtime. Invariants, each with a test of its name:
+//! With them what both operator and agents judge stock engines by, [`sizing`] and [`stock`].
+//!
+//! Types and pure functions only: no client, no clock, no runtime. Invariants, each with a test of its name:
 //!
 //! 1. The YAML in `crds/` and the chart's copy equal the types (`tests/golden.rs`).
 //! 2. Every field is documented.
@@ -26,6 +28,8 @@ pub mod names;
 pub mod node;
 pub mod policy;
 pub mod reason;
+pub mod sizing;
+pub mod stock;
 
 pub use byte_size::ByteSize;
 pub use check::{CheckCounts, CheckFinding, CheckId, Verdict};

@@ -254,6 +254,10 @@ reasons! {
     MapCountTooLow, Node, "Run sysctl -w vm.max_map_count=16777216, and write it to /etc/sysctl.d.";
     /// Fewer hugepages are set aside than the pools of the node take.
     HugepagesShort, Node, "Set aside as many as the message says (vm.nr_hugepages), restart the kubelet, or make the pool smaller.";
+    /// An engine asks by its own variables for more hugepages than its container may take, or than the node has beside its pools.
+    PodHugepagesShort, App, "Give the container a limit of that resource (resources.limits), and the node as many; or lower or unset the variable that the message names. Then make the pod anew.";
+    /// An engine asks by its own variables for hugepages, and holds none though they are there.
+    HugepagesNotTaken, App, "Make the pod anew: an engine asks once in its life. Where the message names a variable that is missing, set it, or unset the one that it names beside it.";
     /// A NUMA node has fewer hugepages than its share of the pools.
     HugepagesUneven, Node, "Set them aside per NUMA node: /sys/devices/system/node/node*/hugepages.";
     /// The range of ephemeral ports is small.

@@ -41,6 +41,7 @@ mod pod_by_hand;
 mod pod_devices;
 mod pod_engine;
 mod pod_hcas;
+mod pod_hugepages;
 mod pod_memlock;
 mod pod_ports;
 pub mod policy;
@@ -87,6 +88,7 @@ pub const CATALOG: &[Check] = &[
     pod_devices::CHECK,
     pod_engine::CHECK,
     pod_hcas::CHECK,
+    pod_hugepages::CHECK,
     pod_memlock::CHECK,
     pod_ports::CHECK,
     port_active::CHECK,

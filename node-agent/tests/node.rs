@@ -4,6 +4,8 @@
 
 #[path = "node/hostile.rs"]
 mod hostile;
+#[path = "node/hugepages.rs"]
+mod hugepages;
 #[path = "node/matrix.rs"]
 mod matrix;
 #[path = "node/peers.rs"]

@@ -7,6 +7,7 @@ mod claim;
 mod configuration;
 mod environment;
 mod inject;
+mod launch;
 mod lookup;
 mod patch;
 mod review;

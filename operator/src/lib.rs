@@ -29,7 +29,8 @@ pub mod metrics;
 pub mod node;
 pub mod policy;
 pub mod run;
-pub mod sizing;
+
+pub use crds::sizing;
 
 #[cfg(test)]
 mod fixture;

@@ -2,11 +2,13 @@
 //! that runs there would load, what it may lock, which RDMA devices it can open.
 //!
 //! A container's files are its tenant's: nothing outside its root is read, only folders are listed, and how
-//! much of them is bounded. One file alone is opened, the matrix of devices that its engine is told to use.
+//! much of them is bounded. One file of its own is opened, the matrix of devices that its engine is told to
+//! use, and one of the kernel's, the limit of its hugepages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::inventory::Limit;
+use crds::stock::Demand;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup;
@@ -17,11 +19,13 @@ use super::kernel;
 use super::tree::{Node, Tree};
 
 pub mod by_hand;
+pub mod hugetlb;
 mod interpreter;
 pub mod look;
 pub mod matrix;
 
 use by_hand::ByHand;
+use hugetlb::Hugetlb;
 use interpreter::Interpreter;
 use matrix::Matrix;
 
@@ -56,6 +60,10 @@ pub struct Container {
     pub by_hand: ByHand,
     /// What the file holds that it names as its matrix of devices; absent where it names none.
     pub matrix: Option<Matrix>,
+    /// What its engine takes by its variables and flags; absent where no Python runs.
+    pub demand: Option<Demand>,
+    /// Absent where the engine asks for no hugepages.
+    pub hugetlb: Option<Hugetlb>,
     /// Of its network namespace, where that is not the node's.
     pub network: Option<Network>,
     /// What could not be read of its files.
@@ -93,6 +101,8 @@ impl Container {
             tcp_only: false,
             by_hand: ByHand::default(),
             matrix: None,
+            demand: None,
+            hugetlb: None,
             network: None,
             unread: Some(Fault {
                 path: "/".to_owned(),
@@ -176,6 +186,8 @@ fn container(tree: &Tree, pod_uid: &str, pids: &[u32]) -> Option<Container> {
         tcp_only,
         by_hand: by_hand.unwrap_or_default(),
         matrix: None,
+        demand: demand(&interpreters),
+        hugetlb: None,
         network: None,
         unread: None,
     };
@@ -191,6 +203,8 @@ fn container(tree: &Tree, pod_uid: &str, pids: &[u32]) -> Option<Container> {
             container.device_files = device_files(&root);
             let path = container.by_hand.matrix.as_ref();
             container.matrix = path.map(|path| matrix::read(&root, path));
+            let asks = container.demand.filter(|demand| demand.launch().is_some());
+            container.hugetlb = asks.map(|demand| hugetlb::read(tree, &root, pids, demand.page()));
             container.unread = unread(&root);
         }
         // It has ended.
@@ -201,6 +215,14 @@ fn container(tree: &Tree, pod_uid: &str, pids: &[u32]) -> Option<Container> {
         }
     }
     Some(container)
+}
+
+/// Of the process that asks for hugepages, or else of the first that says how much memory it makes.
+fn demand(interpreters: &[(u32, Interpreter)]) -> Option<Demand> {
+    let all = || interpreters.iter().filter_map(|(_, python)| python.demand);
+    let huge = all().find(|demand| demand.launch().is_some());
+    let known = || all().find(|demand| demand.memory.is_some());
+    huge.or_else(known).or_else(|| all().next())
 }
 
 /// The kubelet mounts a file into each container, from a folder that is named after it.

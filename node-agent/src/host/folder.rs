@@ -1,7 +1,7 @@
 //! A folder that is taken for the root of a machine: nothing outside it is ever read, nothing in it
 //! can make a reader wait or fill its memory.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -14,6 +14,17 @@ use super::tree::Node;
 
 /// Longest file that is read.
 const LONGEST: usize = 1 << 20;
+
+/// Most that is read of the mappings of a process, in bytes.
+const MAPPINGS: u64 = 16 << 20;
+
+/// A kind of file system, by the kernel's number for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kind(i64);
+
+/// Where the limits of containers are, of either version.
+pub(super) const CGROUP: Kind = Kind(0x0027_e0eb);
+pub(super) const CGROUP_2: Kind = Kind(0x6367_7270);
 
 /// What stands at /dev/kmsg.
 const KERNEL_LOG: Node = Node::Device {
@@ -86,6 +97,32 @@ impl Folder {
         let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = std::fs::File::from(rustix::fs::open(own, flags, Mode::empty())?);
         bytes(file, longest)
+    }
+
+    /// A file of a file system of the kernel's, which is opened nowhere else.
+    pub(super) fn read_of_kind(&self, path: &str, Kind(kind): Kind) -> Result<Vec<u8>, Problem> {
+        let found = self.at(path, OFlags::PATH)?;
+        let metadata = rustix::fs::fstat(&found)?;
+        let regular = FileType::from_raw_mode(metadata.st_mode) == FileType::RegularFile;
+        if !regular || rustix::fs::fstatfs(&found)?.f_type != kind {
+            return Err(Problem::NotAFile);
+        }
+        let own = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = std::fs::File::from(rustix::fs::open(own, flags, Mode::empty())?);
+        bytes(file, LONGEST)
+    }
+
+    /// Reads no further than to the first such line, nor than a process's mappings are long.
+    pub(super) fn has_line(
+        &self,
+        path: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<bool, Problem> {
+        let file = std::fs::File::from(self.at(path, OFlags::RDONLY | OFlags::NONBLOCK)?);
+        let lines = BufReader::new(file.take(MAPPINGS)).split(b'\n');
+        let mut lines = lines.map_while(Result::ok);
+        Ok(lines.any(|line| str::from_utf8(&line).is_ok_and(&wanted)))
     }
 
     /// Lines of a text file, or records of the kernel's log, which are read up to the last.
@@ -190,4 +227,24 @@ fn bytes(file: std::fs::File, longest: usize) -> Result<Vec<u8>, Problem> {
         return Err(Problem::TooLarge);
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_behind_what_is_no_text_and_a_file_of_another_kind_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("maps"), b"\xff\xfe\nlast").unwrap();
+        let opened = Folder::open(folder.path()).unwrap();
+        assert_eq!(opened.has_line("maps", |line| line == "last"), Ok(true));
+        assert_eq!(opened.has_line("maps", |line| line == "first"), Ok(false));
+        for kind in [CGROUP, CGROUP_2] {
+            assert_eq!(opened.read_of_kind("maps", kind), Err(Problem::NotAFile));
+        }
+        let proc = Folder::open(Path::new("/proc")).unwrap();
+        let kind = Kind(0x9fa0);
+        assert!(!proc.read_of_kind("self/status", kind).unwrap().is_empty());
+    }
 }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use rustix::io::Errno;
 
 use super::fault::{Fault, Problem};
-use super::folder::Folder;
+use super::folder::{Folder, Kind};
 use super::recording::{Entry, Recording};
 
 /// Most faults that are noted; a device that answers nothing gives hundreds.
@@ -146,6 +146,30 @@ impl Tree {
             length if length > longest => Err(Problem::TooLarge),
             _ => Ok(text),
         }
+    }
+
+    /// The text of a file of the kernel's below a stranger's root, which is read where it is of that kind of
+    /// file system; or why it is not read, which is noted nowhere.
+    pub(super) fn of_kind(&self, path: &str, kind: Kind) -> Result<String, Problem> {
+        match &self.source {
+            Source::Folder(folder) => {
+                let bytes = folder.read_of_kind(path, kind)?;
+                String::from_utf8(bytes).map_err(|_| Problem::NotText)
+            }
+            Source::Recording(recording) => recording.read(path),
+        }
+    }
+
+    /// True where a file has such a line; not where it cannot be read, which is noted nowhere.
+    pub(super) fn has_line(&self, path: &str, wanted: impl Fn(&str) -> bool) -> bool {
+        let found = match &self.source {
+            Source::Folder(folder) => folder.has_line(path, wanted),
+            Source::Recording(recording) => {
+                let text = recording.read(path);
+                text.map(|text| text.lines().any(wanted))
+            }
+        };
+        found.unwrap_or(false)
     }
 
     /// Those lines of a log that are wanted; the others are not kept either. None where there is no

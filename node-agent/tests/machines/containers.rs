@@ -141,6 +141,89 @@ fn s17_the_ports_of_a_pod_are_judged_as_those_of_the_node_and_never_worse_than_a
 }
 
 #[test]
+fn s19_s22_s23_s24_what_a_container_asks_of_hugepages_is_compared_with_limit_node_and_what_it_holds()
+ {
+    let told = |environ: &str, others: &[(&str, &str)]| {
+        let environ =
+            format!("MOONCAKE_GLOBAL_SEGMENT_SIZE=0 MOONCAKE_LOCAL_BUFFER_SIZE=64mb {environ}");
+        let mut recording = machine("dgx-h100").recording;
+        recording.replace("proc/4242/environ", Entry::Text(environ.replace(' ', "\0")));
+        for (path, text) in others {
+            recording.replace(path, Entry::Text((*text).to_owned()));
+        }
+        let round = round(&recording, &injected());
+        let of = round.iter().find(|of| of.check == CheckId::PodHugepages);
+        let said = of.unwrap().said.first().cloned();
+        said.map(|said| {
+            said.trouble.map_or_else(String::new, |trouble| {
+                assert_eq!(trouble.verdict, Warn);
+                format!("{}: {}", trouble.reason, trouble.words)
+            })
+        })
+    };
+    const HUGE: &str = "MC_STORE_USE_HUGEPAGE=1";
+    const ARENA: &str = "MC_STORE_USE_HUGEPAGE=1 MC_MMAP_ARENA_POOL_SIZE=8gb";
+    const STATUS: (&str, &str) = ("proc/4242/status", "HugetlbPages:\t   65536 kB");
+    const LIMIT: &str = "proc/4242/root/sys/fs/cgroup/hugetlb.2MB.max";
+    for quiet in [
+        "A=b",
+        "MC_MMAP_ARENA_POOL_SIZE=8gb MC_DISABLE_MMAP_ARENA=yes",
+    ] {
+        assert_eq!(told(quiet, &[]), None, "{quiet}");
+    }
+    let fine = Some(String::new());
+    assert_eq!(told(HUGE, &[STATUS]), fine);
+    assert_eq!(
+        told(
+            HUGE,
+            &[("proc/4242/maps", "55d0 r--p 0 00:1 1 /usr/bin/python3")]
+        ),
+        fine
+    );
+
+    let said = |words: &str| Some(words.to_owned());
+    assert_eq!(
+        told(ARENA, &[STATUS]),
+        said(
+            "PodHugepagesShort: baseline_fits_arena_may_fallback: its engine asks for 64Mi of hugepages-2Mi \
+             (MC_STORE_USE_HUGEPAGE) and an arena of 8Gi of hugepages-2Mi (MC_MMAP_ARENA_POOL_SIZE), and its \
+             limit hugepages-2Mi is 8Gi: 64Mi (32 pages) too little"
+        )
+    );
+    assert_eq!(
+        told(HUGE, &[(LIMIT, "0")]),
+        said(
+            "PodHugepagesShort: insufficient_for_baseline: its engine asks for 64Mi of hugepages-2Mi \
+             (MC_STORE_USE_HUGEPAGE), and it has no limit hugepages-2Mi, without which the kernel gives it \
+             none: 64Mi (32 pages) too little"
+        )
+    );
+    // A runtime that tells no limit leaves the node's.
+    let pages = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    assert_eq!(
+        told(HUGE, &[(LIMIT, "max"), (pages, "31")]),
+        said(
+            "PodHugepagesShort: insufficient_for_baseline: its engine asks for 64Mi of hugepages-2Mi \
+             (MC_STORE_USE_HUGEPAGE), and the node has 62Mi beside its pools: 2Mi (1 pages) too little"
+        )
+    );
+    assert_eq!(
+        told(HUGE, &[]),
+        said(
+            "HugepagesNotTaken: its engine asks for 64Mi of hugepages-2Mi (MC_STORE_USE_HUGEPAGE) and holds \
+             none, though they are there: it asks once in its life, and did so before they were"
+        )
+    );
+    assert_eq!(
+        told("MC_MMAP_ARENA_POOL_SIZE=1gb", &[]),
+        said(
+            "HugepagesNotTaken: its engine asks for an arena of 1Gi of hugepages-2Mi \
+             (MC_MMAP_ARENA_POOL_SIZE) and holds none: without MC_STORE_USE_HUGEPAGE a store makes no arena"
+        )
+    );
+}
+
+#[test]
 fn s06_a_matrix_that_names_a_missing_card_or_is_none_is_named_with_the_cards_that_there_are() {
     const PATH: &str = "proc/4242/root/etc/matrix.json";
     let told = |environ: &str, file: Option<Entry>| {

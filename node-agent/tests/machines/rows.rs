@@ -127,6 +127,14 @@ fn s20_s21_s26_hugepages_that_a_pool_lacks_are_named_in_all_and_by_numa_node() {
 }
 
 #[test]
+fn s19_s20_s21_s24_hugepages_that_an_engine_lacks_or_has_not_taken_are_named() {
+    provoked(&[
+        (C::PodHugepages, R::PodHugepagesShort),
+        (C::PodHugepages, R::HugepagesNotTaken),
+    ]);
+}
+
+#[test]
 fn s27_s28_whatever_keeps_a_card_from_gpu_memory_or_a_program_from_the_card_is_named() {
     provoked(&[
         (C::GpuDirect, R::GpuDirectUnavailable),

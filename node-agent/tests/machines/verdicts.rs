@@ -463,6 +463,30 @@ const CASES: &[Case] = &[
         subject: "pod team/engine container main",
     },
     Case {
+        check: CheckId::PodHugepages,
+        machine: "dgx-h100",
+        wanted: injected,
+        path: "proc/4242/environ",
+        becomes: Text(
+            "MC_STORE_USE_HUGEPAGE=1\0MOONCAKE_GLOBAL_SEGMENT_SIZE=8gb\0MOONCAKE_LOCAL_BUFFER_SIZE=64mb",
+        ),
+        verdict: Warn,
+        reason: Reason::PodHugepagesShort,
+        subject: "pod team/engine container main",
+    },
+    Case {
+        check: CheckId::PodHugepages,
+        machine: "dgx-h100",
+        wanted: injected,
+        path: "proc/4242/environ",
+        becomes: Text(
+            "MC_STORE_USE_HUGEPAGE=1\0MOONCAKE_GLOBAL_SEGMENT_SIZE=0\0MOONCAKE_LOCAL_BUFFER_SIZE=64mb",
+        ),
+        verdict: Warn,
+        reason: Reason::HugepagesNotTaken,
+        subject: "pod team/engine container main",
+    },
+    Case {
         check: CheckId::PodMemlock,
         machine: "dgx-h100",
         wanted: injected,

@@ -23,8 +23,16 @@ pub struct Room {
     pub taints: Vec<Taint>,
     /// Allocatable bytes of each resource of [`PageSize::resource`].
     pub allocatable: BTreeMap<String, u64>,
-    /// Bytes that pools of other clusters take of each.
+    /// Bytes that pools take of each, of other clusters than the one that is advised.
     pub taken: BTreeMap<String, u64>,
+}
+
+impl Room {
+    /// Bytes of a resource that pools leave.
+    pub(super) fn left(&self, resource: &str) -> u64 {
+        let of = |amounts: &BTreeMap<String, u64>| amounts.get(resource).copied().unwrap_or(0);
+        of(&self.allocatable).saturating_sub(of(&self.taken))
+    }
 }
 
 /// The warnings, one for each page size that is short and one for each pool that no node is for.
@@ -75,8 +83,7 @@ fn shortage(spec: &MooncakeClusterSpec, size: PageSize, rooms: &[Room]) -> Optio
             continue;
         }
         nodes += 1;
-        let of = |amounts: &BTreeMap<String, u64>| amounts.get(resource).copied().unwrap_or(0);
-        let free = of(&room.allocatable).saturating_sub(of(&room.taken));
+        let free = room.left(resource);
         if let Some(lacks) = need.checked_sub(free).filter(|lacks| *lacks > 0) {
             pools.extend(names);
             let node = &room.node;
@@ -123,18 +130,24 @@ fn told(short: &Short<'_>, size: PageSize) -> String {
 
 /// Whether a DaemonSet of this pool makes a pod there.
 fn stores(pool: &Pool, room: &Room) -> bool {
-    let selected = pool
-        .node_selector
-        .iter()
-        .all(|(key, value)| room.labels.get(key) == Some(value));
-    selected && room.taints.iter().all(|taint| tolerates(pool, taint))
+    takes(room, &pool.node_selector, &pool.tolerations)
 }
 
-/// DaemonSets tolerate the taints of the node life cycle by themselves.
-fn tolerates(pool: &Pool, taint: &Taint) -> bool {
-    taint.effect == "PreferNoSchedule"
-        || taint.key.starts_with("node.kubernetes.io/")
-        || pool.tolerations.iter().any(|one| matches(one, taint))
+/// Whether a node takes pods with these. What a node is not ready for at the moment does not count:
+/// DaemonSets tolerate it by themselves, others come when it is over.
+pub(super) fn takes(
+    room: &Room,
+    selector: &BTreeMap<String, String>,
+    tolerations: &[Toleration],
+) -> bool {
+    let tolerates = |taint: &Taint| {
+        taint.effect == "PreferNoSchedule"
+            || taint.key.starts_with("node.kubernetes.io/")
+            || tolerations.iter().any(|one| matches(one, taint))
+    };
+    let mut selected = selector.iter();
+    selected.all(|(key, value)| room.labels.get(key) == Some(value))
+        && room.taints.iter().all(tolerates)
 }
 
 fn matches(toleration: &Toleration, taint: &Taint) -> bool {

@@ -22,17 +22,20 @@ use crate::cache::{Caches, ClusterName};
 
 /// Where nodes are known.
 pub trait Rooms: Send + Sync + 'static {
-    /// Every node, and what is left there beside pools of other clusters than this one.
-    fn rooms(&self, cluster: &ClusterName) -> Vec<Room>;
+    /// Every node, and what is left there beside the pools of all clusters but this one.
+    fn rooms(&self, but: Option<&ClusterName>) -> Vec<Room>;
 }
 
 impl Rooms for Caches {
-    fn rooms(&self, cluster: &ClusterName) -> Vec<Room> {
+    fn rooms(&self, but: Option<&ClusterName>) -> Vec<Room> {
         let mut taken: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
         for report in self.reports.state() {
             let Ok(node) = &report.0 else { continue };
             let others = node.spec.pools.iter().filter(|pool| {
-                (&pool.namespace, &pool.cluster) != (&cluster.namespace, &cluster.name)
+                let own = |but: &ClusterName| {
+                    (&pool.namespace, &pool.cluster) == (&but.namespace, &but.name)
+                };
+                !but.is_some_and(own)
             });
             for pool in others {
                 let amounts = taken.entry(node.name_any()).or_default();
@@ -109,7 +112,7 @@ fn respond<R: Rooms>(rooms: &R, request: &AdmissionRequest<DynamicObject>) -> Ad
             namespace: request.namespace.clone().unwrap_or_default(),
             name: request.name.clone(),
         };
-        let warnings = advise(&spec, &rooms.rooms(&cluster));
+        let warnings = advise(&spec, &rooms.rooms(Some(&cluster)));
         response.warnings = (!warnings.is_empty()).then_some(warnings);
     }
     response

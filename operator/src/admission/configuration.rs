@@ -1,13 +1,11 @@
 //! The JSON file that vLLM, LMCache and the wheel's own loader read, one per container that has
 //! values of its own.
 
+use crds::stock::{GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, OWN_CONFIGURATION, is_ours};
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 use serde_json::{Map, Value, json};
 
-use super::environment::{
-    CONFIG_PATH, GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, LOCAL_HOSTNAME, MASTER, METADATA_SERVER,
-    P2P, PROTOCOL, own,
-};
+use super::environment::{LOCAL_HOSTNAME, MASTER, METADATA_SERVER, P2P, PROTOCOL, literal, own};
 use super::target::Target;
 use super::volume;
 
@@ -36,10 +34,6 @@ const FIELDS: [(&str, &str); 12] = [
     ("MOONCAKE_CLIENT_HTTP_PORT", "client_http_port"),
 ];
 
-/// Variables by which the user configures the stack; LMCache would take our file instead of its
-/// own configuration, so such a container gets none.
-const OWN_CONFIGURATION: [&str; 3] = [CONFIG_PATH, "LMCACHE_CONFIG_FILE", "LMCACHE_EXTRA_CONFIG"];
-
 /// A file that the gate is to write.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct File {
@@ -58,9 +52,12 @@ impl File {
 /// The file of a container; `None` where it must be left alone: it has a configuration of its own,
 /// something else at our path, or a value that only the kubelet knows.
 pub(super) fn file(container: &Container, target: &Target) -> Option<File> {
+    // LMCache would take our file instead of its own configuration. A second call sees the path that the
+    // first one gave.
+    let is_own = |var: &EnvVar| !var.value.as_deref().is_some_and(is_ours);
     let configured = OWN_CONFIGURATION
         .iter()
-        .any(|name| own(container, name).is_some_and(|var| !is_ours(var.value.as_deref())));
+        .any(|name| own(container, name).is_some_and(is_own));
     let taken = container
         .volume_mounts
         .iter()
@@ -75,7 +72,7 @@ pub(super) fn file(container: &Container, target: &Target) -> Option<File> {
         let Some(var) = own(container, variable) else {
             continue;
         };
-        let Some(literal) = literal(var.value.as_deref(), var.value_from.is_some()) else {
+        let Some(literal) = literal(var) else {
             if is_pod_address(var) && field == "local_hostname" {
                 continue;
             }
@@ -107,25 +104,9 @@ fn defaults(target: &Target) -> Map<String, Value> {
     .collect()
 }
 
-/// A second call sees the path that the first one gave.
-fn is_ours(value: Option<&str>) -> bool {
-    value
-        .and_then(|path| path.strip_prefix(volume::DIRECTORY))
-        .is_some_and(|rest| rest.starts_with("/config"))
-}
-
 fn is_pod_address(var: &EnvVar) -> bool {
     let field = var.value_from.as_ref().and_then(|s| s.field_ref.as_ref());
     field.is_some_and(|f| f.field_path == "status.podIP")
-}
-
-/// The value, if it is known before the kubelet runs.
-fn literal(value: Option<&str>, from_elsewhere: bool) -> Option<&str> {
-    if from_elsewhere {
-        return None;
-    }
-    let value = value.unwrap_or_default();
-    (!value.contains("$(")).then_some(value)
 }
 
 /// Sizes and ports are integers where the user wrote one; vLLM refuses some texts that others take.

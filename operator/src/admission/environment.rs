@@ -1,6 +1,7 @@
 //! Environment variables of an injected container: what stock stacks read, and what the user
 //! already said.
 
+use crds::stock::{CONFIG_PATH, Demand, GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, Set};
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector};
 
 use super::target::{StockTransport, Target};
@@ -10,9 +11,6 @@ pub(super) const METADATA_SERVER: &str = "MOONCAKE_TE_META_DATA_SERVER";
 pub(super) const LOCAL_HOSTNAME: &str = "MOONCAKE_LOCAL_HOSTNAME";
 /// Tells a stock stack which transport to use.
 pub const PROTOCOL: &str = "MOONCAKE_PROTOCOL";
-pub(super) const GLOBAL_SEGMENT_SIZE: &str = "MOONCAKE_GLOBAL_SEGMENT_SIZE";
-pub(super) const LOCAL_BUFFER_SIZE: &str = "MOONCAKE_LOCAL_BUFFER_SIZE";
-pub(super) const CONFIG_PATH: &str = "MOONCAKE_CONFIG_PATH";
 const HASH_SEED: &str = "PYTHONHASHSEED";
 /// Its presence keeps a stock engine on TCP.
 pub const FORCE_TCP: &str = "MC_FORCE_TCP";
@@ -40,6 +38,31 @@ pub(super) fn missing(
         .into_iter()
         .filter(|var| own(container, &var.name).is_none())
         .collect()
+}
+
+/// What the container's engine will take, by the variables that it has once it is injected; none where one
+/// of them is the kubelet's to know.
+pub(super) fn demand(container: &Container, target: &Target) -> Option<Demand> {
+    let ours = wanted(container, target, None);
+    let variable = |name: &str| {
+        let given = || ours.iter().find(|var| var.name == name);
+        match own(container, name).or_else(given) {
+            None => Set::No,
+            Some(var) => literal(var).map_or(Set::Unseen, Set::To),
+        }
+    };
+    let command = container.command.iter().flatten();
+    let words = command.chain(container.args.iter().flatten());
+    Demand::of(variable, words.map(String::as_str))
+}
+
+/// The value, if it is known before the kubelet runs.
+pub(super) fn literal(var: &EnvVar) -> Option<&str> {
+    if var.value_from.is_some() {
+        return None;
+    }
+    let value = var.value.as_deref().unwrap_or_default();
+    (!value.contains("$(")).then_some(value)
 }
 
 fn wanted(container: &Container, target: &Target, config_path: Option<String>) -> Vec<EnvVar> {

@@ -18,15 +18,16 @@ use tracing::{debug, info, warn};
 use super::advisor::{self, Rooms};
 use super::claim::Devices;
 use super::inject::{Decision, Skipped, inject};
+use super::launch;
 use super::lookup::Clusters;
 use super::wish::Wish;
 
 /// Largest review that an API server sends, in bytes: two objects of at most 1.5 MiB each.
 const BODY_LIMIT: usize = 3 << 20;
 
-struct Endpoint<C, D> {
+struct Endpoint<C, K> {
     clusters: C,
-    devices: D,
+    known: K,
     gate_image: String,
 }
 
@@ -38,7 +39,7 @@ where
 {
     let endpoint = Arc::new(Endpoint {
         clusters,
-        devices: known.clone(),
+        known: known.clone(),
         gate_image,
     });
     Router::new()
@@ -48,8 +49,8 @@ where
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
 }
 
-async fn answer<C: Clusters, D: Devices>(
-    State(endpoint): State<Arc<Endpoint<C, D>>>,
+async fn answer<C: Clusters, K: Rooms + Devices>(
+    State(endpoint): State<Arc<Endpoint<C, K>>>,
     body: Bytes,
 ) -> Response {
     let review: AdmissionReview<Pod> = match serde_json::from_slice(&body) {
@@ -76,8 +77,8 @@ async fn answer<C: Clusters, D: Devices>(
     }
 }
 
-async fn respond<C: Clusters, D: Devices>(
-    endpoint: &Endpoint<C, D>,
+async fn respond<C: Clusters, K: Rooms + Devices>(
+    endpoint: &Endpoint<C, K>,
     request: &AdmissionRequest<Pod>,
 ) -> Result<AdmissionResponse, kube::core::admission::SerializePatchError> {
     let response = AdmissionResponse::from(request);
@@ -86,13 +87,14 @@ async fn respond<C: Clusters, D: Devices>(
         return Ok(response);
     };
     let namespace = request.namespace.as_deref().unwrap_or_default();
-    let decision = decide(endpoint, pod, namespace).await;
+    let (decision, advice) = decide(endpoint, pod, namespace).await;
     report(request, pod, namespace, &decision);
     match decision {
         Decision::Patch { patch, unclaimed } => {
             let mut response = response.with_patch(json_patch::Patch(patch))?;
-            response.warnings =
-                unclaimed.map(|why| vec![format!("injected without an RDMA device: {why}")]);
+            let unclaimed = unclaimed.map(|why| format!("injected without an RDMA device: {why}"));
+            let warnings: Vec<String> = unclaimed.into_iter().chain(advice).collect();
+            response.warnings = (!warnings.is_empty()).then_some(warnings);
             Ok(response)
         }
         Decision::Skip { skipped, patch } => {
@@ -103,30 +105,36 @@ async fn respond<C: Clusters, D: Devices>(
     }
 }
 
-async fn decide<C: Clusters, D: Devices>(
-    endpoint: &Endpoint<C, D>,
+/// With it, what is said of an injected pod that will not find what it asks for.
+async fn decide<C: Clusters, K: Rooms + Devices>(
+    endpoint: &Endpoint<C, K>,
     pod: &Pod,
     namespace: &str,
-) -> Decision {
+) -> (Decision, Vec<String>) {
     let cluster = match Wish::of(pod, namespace) {
         Ok(Some(wish)) => endpoint.clusters.find(&wish).await,
         // `inject` finds the same, and says so.
         Ok(None) | Err(_) => Ok(None),
     };
     match cluster {
-        Ok(cluster) => inject(
-            pod,
-            namespace,
-            cluster.as_ref(),
-            &endpoint.devices.claimable(),
-            &endpoint.gate_image,
-        ),
+        Ok(cluster) => {
+            let cluster = cluster.as_ref();
+            let claimable = endpoint.known.claimable();
+            let decision = inject(pod, namespace, cluster, &claimable, &endpoint.gate_image);
+            let advice = match decision {
+                Decision::Patch { .. } => {
+                    launch::advise(pod, namespace, cluster, || endpoint.known.rooms(None))
+                }
+                Decision::Skip { .. } => Vec::new(),
+            };
+            (decision, advice)
+        }
         Err(error) => {
             let skipped = Skipped {
                 reason: Reason::ApiFailed,
                 message: error.to_string(),
             };
-            Decision::skip(pod, skipped)
+            (Decision::skip(pod, skipped), Vec::new())
         }
     }
 }

@@ -3,4 +3,4 @@
 /// Its name in the pod.
 pub(super) const NAME: &str = "mooncake-gate";
 /// Where it is mounted, in the gate and in the user's containers.
-pub(super) const DIRECTORY: &str = "/run/mooncake-gate";
+pub(super) const DIRECTORY: &str = crds::stock::FILES;

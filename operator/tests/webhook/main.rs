@@ -68,7 +68,7 @@ impl Devices for Small {
 }
 
 impl Rooms for Small {
-    fn rooms(&self, _: &ClusterName) -> Vec<Room> {
+    fn rooms(&self, _: Option<&ClusterName>) -> Vec<Room> {
         vec![Room {
             node: "n1".to_owned(),
             allocatable: BTreeMap::from([("memory".to_owned(), 8 << 30)]),
@@ -166,6 +166,27 @@ async fn a_pod_that_cannot_claim_the_device_that_it_needs_is_injected_with_a_war
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["response"].get("warnings"), None);
     assert!(patch(&answer).to_string().contains("kv-hca"));
+    server.end().await;
+}
+
+#[tokio::test]
+async fn s20_s26_a_pod_whose_engine_asks_for_hugepages_that_nobody_has_is_injected_with_warnings() {
+    let (server, trust) = served(Nothing).await;
+    let mut asks = review();
+    let container = &mut asks["request"]["object"]["spec"]["containers"][0];
+    container["env"] = json!([{"name": "MC_STORE_USE_HUGEPAGE", "value": "1"}]);
+    let (_, answer) = server.post(&trust, asks.to_string()).await.unwrap();
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["response"]["allowed"], true);
+    assert!(patch(&answer).to_string().contains("mooncake.io~1access"));
+    let warnings = answer["response"]["warnings"].as_array().unwrap();
+    let words: Vec<&str> = warnings.iter().map(|word| word.as_str().unwrap()).collect();
+    let [limit, nodes] = words.try_into().unwrap();
+    assert!(limit.contains("has no limit hugepages-2Mi"), "{limit}");
+    assert!(
+        nodes.contains("of 1 nodes that it may go to, n1 has most beside pools, 0: 64Mi"),
+        "{nodes}"
+    );
     server.end().await;
 }
 

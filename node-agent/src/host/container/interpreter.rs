@@ -1,5 +1,7 @@
 //! A Python that runs in a container, and the folders in which it looks for packages.
 
+use crds::stock::{Demand, Set};
+
 use super::Tree;
 use super::by_hand::ByHand;
 
@@ -20,6 +22,7 @@ pub(super) struct Interpreter {
     home: Option<String>,
     pub(super) tcp_only: bool,
     pub(super) by_hand: ByHand,
+    pub(super) demand: Option<Demand>,
 }
 
 impl Interpreter {
@@ -54,6 +57,7 @@ impl Interpreter {
                 Some(format!("{}/{path}", folder.trim_end_matches('/')))
             }
         });
+        let set = |name: &str| variable(name).map_or(Set::No, Set::To);
         Some(Self {
             version,
             first: path
@@ -65,6 +69,7 @@ impl Interpreter {
             home: variable("HOME").and_then(below_root),
             tcp_only: variable("MC_FORCE_TCP").is_some(),
             by_hand,
+            demand: Demand::of(set, arguments.split('\0')),
         })
     }
 
