@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use crds::node::{DeviceHealth, SICK_LIMIT, SickDevice};
-use crds::{CheckId, Reason, Verdict};
+use crds::{ByteSize, CheckId, Reason, Verdict};
 
-use super::rails;
 use super::steady::{Health, Told};
+use super::{memlock, rails};
 use crate::host::Facts;
 use crate::host::hca::{Hca, Port};
 
@@ -51,6 +51,12 @@ pub(crate) fn summary(sick: &Sick, facts: &Facts) -> DeviceHealth {
     DeviceHealth {
         known: count(known.count()),
         sick: count(sick.len()),
+        memlock: facts
+            .kernel
+            .own_memlock
+            .as_ref()
+            .and_then(memlock::most)
+            .map(ByteSize),
         named: named.collect(),
     }
 }

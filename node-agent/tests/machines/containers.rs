@@ -224,6 +224,48 @@ fn s19_s22_s23_s24_what_a_container_asks_of_hugepages_is_compared_with_limit_nod
 }
 
 #[test]
+fn s13_what_a_container_has_to_lock_is_what_its_engine_registers_with_each_device() {
+    let told = |environ: &str, cmdline: &str, limit: u64| {
+        let mut recording = machine("dgx-h100").recording;
+        let limits = format!("Max locked memory {limit} {limit} bytes");
+        for (path, text) in [
+            ("proc/4242/environ", environ.replace(' ', "\0")),
+            ("proc/4242/cmdline", cmdline.replace(' ', "\0")),
+            ("proc/4242/limits", limits),
+        ] {
+            recording.replace(path, Entry::Text(text));
+        }
+        let round = round(&recording, &injected());
+        let of = round.iter().find(|of| of.check == CheckId::PodMemlock);
+        let trouble = of.unwrap().said[0].trouble.clone();
+        trouble.map_or_else(String::new, |trouble| trouble.words)
+    };
+    let environ = "MOONCAKE_GLOBAL_SEGMENT_SIZE=2gb MOONCAKE_LOCAL_BUFFER_SIZE=1gb";
+    let server = "/usr/bin/python3.12 -m sglang.launch_server";
+    assert_eq!(told(environ, server, 3 << 30), "");
+    assert_eq!(
+        told(environ, server, 2 << 30),
+        "its process may lock 2Gi; 3Gi registered with each of its 1 RDMA devices take 3Gi (its segment and \
+         buffer)"
+    );
+    let hicache = format!("{server} --hicache-size=4 --hicache-storage-backend=mooncake");
+    assert!(told(environ, &hicache, 3 << 30).ends_with("(its segment, buffer and HiCache)"));
+    // Less than is assumed where nothing is known.
+    let little = "MOONCAKE_GLOBAL_SEGMENT_SIZE=0 MOONCAKE_LOCAL_BUFFER_SIZE=64mb";
+    assert_eq!(told(little, server, 64 << 20), "");
+    for unknown in [
+        "A=b",
+        &format!("{environ} MOONCAKE_CONFIG_PATH=/etc/own.json"),
+    ] {
+        assert_eq!(
+            told(unknown, server, 64 << 20),
+            "its process may lock 64Mi; 1Gi registered with each of its 1 RDMA devices take 1Gi (assumed: \
+             what it registers is not known)"
+        );
+    }
+}
+
+#[test]
 fn s06_a_matrix_that_names_a_missing_card_or_is_none_is_named_with_the_cards_that_there_are() {
     const PATH: &str = "proc/4242/root/etc/matrix.json";
     let told = |environ: &str, file: Option<Entry>| {

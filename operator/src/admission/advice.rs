@@ -25,6 +25,11 @@ pub struct Room {
     pub allocatable: BTreeMap<String, u64>,
     /// Bytes that pools take of each, of other clusters than the one that is advised.
     pub taken: BTreeMap<String, u64>,
+    /// Its RDMA devices.
+    pub devices: u32,
+    /// Bytes that a container may lock there that claims none of them; absent where that has no limit, or is
+    /// not known.
+    pub memlock: Option<u64>,
 }
 
 impl Room {

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::post;
 use crds::ByteSize;
 use crds::cluster::MooncakeClusterSpec;
+use crds::node::DeviceHealth;
 use kube::ResourceExt;
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
@@ -29,8 +30,11 @@ pub trait Rooms: Send + Sync + 'static {
 impl Rooms for Caches {
     fn rooms(&self, but: Option<&ClusterName>) -> Vec<Room> {
         let mut taken: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
+        let mut devices: BTreeMap<String, DeviceHealth> = BTreeMap::new();
         for report in self.reports.state() {
             let Ok(node) = &report.0 else { continue };
+            let known = node.status.as_ref().and_then(|s| s.devices.clone());
+            devices.extend(known.map(|known| (node.name_any(), known)));
             let others = node.spec.pools.iter().filter(|pool| {
                 let own = |but: &ClusterName| {
                     (&pool.namespace, &pool.cluster) == (&but.namespace, &but.name)
@@ -47,6 +51,7 @@ impl Rooms for Caches {
         }
         let room = |node: &k8s_openapi::api::core::v1::Node| {
             let name = node.name_any();
+            let devices = devices.get(&name);
             let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
             let bytes = |(resource, quantity): (&String, &_)| {
                 let k8s_openapi::apimachinery::pkg::api::resource::Quantity(text) = quantity;
@@ -66,6 +71,8 @@ impl Rooms for Caches {
                     .filter_map(bytes)
                     .collect(),
                 taken: taken.get(&name).cloned().unwrap_or_default(),
+                devices: devices.map_or(0, |devices| devices.known),
+                memlock: devices.and_then(|devices| Some(devices.memlock?.0)),
                 node: name,
             }
         };

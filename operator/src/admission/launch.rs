@@ -1,23 +1,30 @@
-//! What is said when a pod is injected whose engines ask, by their own variables, for more hugepages than
-//! they will find: by how much, in the words of Mooncake's own helper. Nothing is refused for it. Pure.
+//! What is said when a pod is injected whose engines will not find what they ask for by their own variables:
+//! hugepages, in the words of Mooncake's own helper, and memory that they may lock. By how much; nothing is
+//! refused for it. Pure.
 
 use std::collections::BTreeMap;
 
 use crds::stock::{Demand, Misfit};
-use crds::{ByteSize, MooncakeCluster};
+use crds::{ByteSize, MooncakeCluster, Reason};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::advice::{Room, takes};
-use super::target::Target;
+use super::claim::{self, Claim};
+use super::target::{StockTransport, Target};
 use super::wish::Wish;
 use super::{environment, sidecar};
+use crate::cache::Claimable;
 
-/// The warnings about an injected pod, at most two for each container. `rooms` is asked where it matters.
+/// So many nodes are named, those that lack most.
+const NAMED: usize = 2;
+
+/// The warnings about an injected pod, at most three for each container. `rooms` is asked where it matters.
 pub(super) fn advise(
     pod: &Pod,
     namespace: &str,
     cluster: Option<&MooncakeCluster>,
+    claimable: &Claimable,
     rooms: impl Fn() -> Vec<Room>,
 ) -> Vec<String> {
     let (Ok(Some(wish)), Some(spec)) = (Wish::of(pod, namespace), &pod.spec) else {
@@ -27,17 +34,79 @@ pub(super) fn advise(
     let init = spec.init_containers.iter().flatten();
     let containers = init.chain(&spec.containers);
     let own = containers.filter(|container| container.name != sidecar::NAME);
+    let given = claim::of(pod, spec, namespace, &wish, cluster, claimable);
+    let may_lack = target.transport == StockTransport::Rdma && !matches!(given, Claim::By(_));
     own.filter_map(|container| {
         let demand = environment::demand(container, &target)?;
-        demand.asked().is_some().then_some((container, demand))
+        let memory = demand.memory.filter(|_| may_lack && is_limited(container));
+        (demand.asked().is_some() || memory.is_some()).then_some((container, demand, memory))
     })
-    .flat_map(|(container, demand)| {
+    .flat_map(|(container, demand, memory)| {
+        let rooms = rooms();
+        let allowed = allowed(spec, &rooms);
         let limit = beyond_limit(container, &demand);
-        let nodes = beyond_nodes(spec, &demand, &rooms());
-        let words = limit.into_iter().chain(nodes);
-        words.map(|words| format!("container {}: {words}", container.name))
+        let nodes = beyond_nodes(&demand, &allowed);
+        let memlock = memory.and_then(|memory| beyond_memlock(memory.bytes(), &allowed));
+        let words = limit.into_iter().chain(nodes).chain(memlock);
+        words
+            .map(|words| format!("container {}: {words}", container.name))
+            .collect::<Vec<_>>()
     })
     .collect()
+}
+
+/// The nodes that the pod may go to.
+fn allowed<'a>(spec: &PodSpec, rooms: &'a [Room]) -> Vec<&'a Room> {
+    let none = BTreeMap::new();
+    let selector = spec.node_selector.as_ref().unwrap_or(&none);
+    let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+    let allowed = rooms.iter();
+    allowed
+        .filter(|room| takes(room, selector, tolerations))
+        .collect()
+}
+
+/// Whether the limit of locked memory holds for a container. What else it claims may be a device.
+fn is_limited(container: &Container) -> bool {
+    let resources = container.resources.iter();
+    let mut claims = resources.flat_map(|resources| resources.claims.iter().flatten());
+    let security = container.security_context.as_ref();
+    let privileged = security.is_some_and(|security| security.privileged == Some(true));
+    let capabilities = security.and_then(|security| security.capabilities.as_ref());
+    let mut added = capabilities.iter().flat_map(|of| of.add.iter().flatten());
+    let locks = added.any(|name| ["IPC_LOCK", "CAP_IPC_LOCK", "ALL"].contains(&name.as_str()));
+    claims.next().is_none() && !privileged && !locks
+}
+
+/// Of nodes with RDMA devices each counts: where the pod goes is not chosen by what it may lock.
+fn beyond_memlock(each: u64, allowed: &[&Room]) -> Option<String> {
+    let of = |room: &Room| each.saturating_mul(u64::from(room.devices));
+    let mut short: Vec<(&Room, u64)> = allowed
+        .iter()
+        .filter_map(|room| Some((*room, room.memlock.filter(|may| *may < of(room))?)))
+        .collect();
+    short.sort_by_key(|(room, may)| (*may, room.node.as_str()));
+    let named = short.iter().take(NAMED).map(|(room, may)| {
+        format!(
+            "{} lets it lock {} of {} ({} devices)",
+            room.node,
+            ByteSize(*may),
+            ByteSize(of(room)),
+            room.devices
+        )
+    });
+    let named: Vec<String> = named.collect();
+    (!short.is_empty()).then(|| {
+        format!(
+            "{}: it registers {} with each RDMA device and claims none; on {} of {} nodes that it may go to it \
+             may lock less: {}. A container that claims its devices has no such limit",
+            Reason::MemlockTooLow,
+            ByteSize(each),
+            short.len(),
+            allowed.len(),
+            named.join(", ")
+        )
+    })
 }
 
 /// The kernel gives a container no more hugepages than its limit, and none without.
@@ -64,22 +133,10 @@ fn beyond_limit(container: &Container, demand: &Demand) -> Option<String> {
 }
 
 /// A pod goes to one node: it is enough that one has room.
-fn beyond_nodes(spec: &PodSpec, demand: &Demand, rooms: &[Room]) -> Option<String> {
+fn beyond_nodes(demand: &Demand, allowed: &[&Room]) -> Option<String> {
     let resource = demand.page().resource();
-    let none = BTreeMap::new();
-    let selector = spec.node_selector.as_ref().unwrap_or(&none);
-    let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-    let mut allowed: Vec<&Room> = rooms
-        .iter()
-        .filter(|room| takes(room, selector, tolerations))
-        .collect();
-    allowed.sort_by(|one, other| {
-        let left = |room: &Room| room.left(resource);
-        left(other)
-            .cmp(&left(one))
-            .then_with(|| one.node.cmp(&other.node))
-    });
-    let best = allowed.first()?;
+    let most = |room: &&&Room| (room.left(resource), std::cmp::Reverse(room.node.clone()));
+    let best = allowed.iter().max_by_key(most)?;
     let left = best.left(resource);
     let misfit = demand.misfit(left)?;
     let Misfit { asked, status, .. } = &misfit;
@@ -124,7 +181,9 @@ mod tests {
 
     fn said(pod: &Value) -> Vec<String> {
         let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-        advise(&pod, "team", None, || vec![room("n1", 2), room("n2", 4)])
+        advise(&pod, "team", None, &Claimable::Yes, || {
+            vec![room("n1", 2), room("n2", 4)]
+        })
     }
 
     const HUGE: (&str, &str) = ("MC_STORE_USE_HUGEPAGE", "1");
@@ -195,6 +254,57 @@ mod tests {
     fn of_nodes_that_nobody_knows_nothing_is_said() {
         let limit = json!({"limits": {"hugepages-2Mi": "64Mi"}});
         let pod: Pod = serde_json::from_value(pod(&[HUGE], limit)).unwrap();
-        assert!(advise(&pod, "team", None, Vec::new).is_empty());
+        assert!(advise(&pod, "team", None, &Claimable::Yes, Vec::new).is_empty());
+    }
+
+    #[test]
+    fn s13_a_pod_on_rdma_that_claims_no_device_is_told_what_it_has_to_lock_and_may_not() {
+        let said = |rdma: &str, change: Value, claimable: &Claimable| {
+            let spec = json!({"transports": {"tcp": "Forbid", "rdma": rdma}});
+            let cluster = MooncakeCluster::new("kv", serde_json::from_value(spec).unwrap());
+            let mut pod = pod(&[], json!({}));
+            let container = &mut pod["spec"]["containers"][0];
+            json_patch::merge(container, &change);
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            let may = |node, memlock| Room {
+                devices: 8,
+                memlock,
+                ..room(node, 4)
+            };
+            let rooms = || {
+                vec![
+                    may("n1", Some(8 << 20)),
+                    may("n2", Some(GIB)),
+                    may("n3", None),
+                ]
+            };
+            advise(&pod, "team", Some(&cluster), claimable, rooms)
+        };
+        let yes = Claimable::Yes;
+        let [words] = said("Prefer", json!({}), &yes).try_into().unwrap();
+        assert_eq!(
+            words,
+            "container main: MemlockTooLow: it registers 64Mi with each RDMA device and claims none; on 1 of 3 \
+             nodes that it may go to it may lock less: n1 lets it lock 8Mi of 512Mi (8 devices). A container \
+             that claims its devices has no such limit"
+        );
+        let segment = json!({"env": [{"name": "MOONCAKE_GLOBAL_SEGMENT_SIZE", "value": "4gb"}]});
+        let [words] = said("Prefer", segment, &yes).try_into().unwrap();
+        assert!(
+            words.contains("on 2 of 3") && words.contains("n2 lets it lock 1Gi of 33280Mi"),
+            "{words}"
+        );
+        // The webhook claims, unless it cannot.
+        assert!(said("Require", json!({}), &yes).is_empty());
+        let no = Claimable::No("no DeviceClass".to_owned());
+        assert_eq!(said("Require", json!({}), &no).len(), 1);
+        for free in [
+            json!({"resources": {"claims": [{"name": "rail"}]}}),
+            json!({"securityContext": {"privileged": true}}),
+            json!({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}),
+            json!({"env": [{"name": "MOONCAKE_CONFIG_PATH", "value": "/etc/own.json"}]}),
+        ] {
+            assert!(said("Prefer", free.clone(), &yes).is_empty(), "{free}");
+        }
     }
 }

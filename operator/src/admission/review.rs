@@ -123,7 +123,8 @@ async fn decide<C: Clusters, K: Rooms + Devices>(
             let decision = inject(pod, namespace, cluster, &claimable, &endpoint.gate_image);
             let advice = match decision {
                 Decision::Patch { .. } => {
-                    launch::advise(pod, namespace, cluster, || endpoint.known.rooms(None))
+                    let rooms = || endpoint.known.rooms(None);
+                    launch::advise(pod, namespace, cluster, &claimable, rooms)
                 }
                 Decision::Skip { .. } => Vec::new(),
             };

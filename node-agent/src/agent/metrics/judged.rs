@@ -107,6 +107,7 @@ mod tests {
         let devices = DeviceHealth {
             known: 8,
             sick: 1,
+            memlock: None,
             named: Vec::new(),
         };
         let health = Health { counts, told };

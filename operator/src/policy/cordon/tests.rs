@@ -27,6 +27,7 @@ fn node(name: &str, sick: u32, asked: SickDevices) -> Patient {
         devices: Some(DeviceHealth {
             known: 2,
             sick,
+            memlock: None,
             named: named.collect(),
         }),
         ailing: HOUR,

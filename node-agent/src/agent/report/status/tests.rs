@@ -111,6 +111,7 @@ fn devices(count: u32) -> DeviceHealth {
     DeviceHealth {
         known: count,
         sick: count,
+        memlock: Some(ByteSize(8 << 20)),
         named: named.collect(),
     }
 }
