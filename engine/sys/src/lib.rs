@@ -9,12 +9,17 @@
 //!    and touched only by the kernel on our behalf, so a bad page is an error and not a signal.
 //!
 //! Feature `mem` is memory (what a pool process needs), feature `net` is sockets and namespaces, feature
-//! `verbs` is RDMA devices, by a libibverbs that is loaded at run time.
+//! `verbs` is RDMA devices, by a libibverbs that is loaded at run time; `nvml` and `cuda` are GPUs, by the
+//! libraries of their driver, likewise.
 #![allow(unsafe_code, reason = "this crate is the one room for unsafe code")]
 
+#[cfg(any(feature = "verbs", feature = "cuda", feature = "nvml"))]
+mod loader;
 #[cfg(feature = "mem")]
 pub mod mem;
 #[cfg(feature = "net")]
 pub mod net;
+#[cfg(any(feature = "cuda", feature = "nvml"))]
+pub mod nvidia;
 #[cfg(feature = "verbs")]
 pub mod verbs;

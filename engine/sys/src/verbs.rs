@@ -14,8 +14,8 @@ mod view;
 
 pub use device::{Context, Device, Limits, LinkLayer, PortFacts, devices};
 pub use memory::{MemoryRegion, Piece, ProtectionDomain};
-pub use queue::{CompletionQueue, Destination, Path, QueuePair};
-pub use view::take_view;
+pub use queue::{CompletionQueue, Destination, Path, QueuePair, connected};
+pub use view::{add_gpus, take_view};
 
 use std::fmt;
 use std::io;

@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 
 use sys::mem::{PageSize, Region, memfd};
 use sys::net::Namespace;
-use sys::verbs::{
-    self, Call, CompletionQueue, Context, Destination, LinkLayer, MemoryRegion, Piece,
-    ProtectionDomain, QueuePair,
-};
+use sys::verbs::{self, Call, CompletionQueue, Context, MemoryRegion, Piece, ProtectionDomain};
 
 use crate::resources;
 use crate::{Answer, Failure, Limits, Loop, Means, Question, Rail, Stage, Tried};
@@ -173,42 +170,17 @@ impl Asker {
         self.at(Stage::Register);
         let register = |region| MemoryRegion::register(domain, region).map_err(failure);
         let (source, target) = (register(Arc::clone(&from))?, register(Arc::clone(&to))?);
-        self.at(Stage::Port);
-        let port = context.port(rail.port).map_err(failure)?;
         let index = u8::try_from(rail.gid).map_err(|_| Failure {
             stage: Stage::Port,
             errno: None,
             words: format!("GID {} is beyond what verbs can name", rail.gid),
             means: None,
         })?;
-        let gid = context.gid(rail.port, index).map_err(failure)?;
         self.at(Stage::CreateQp);
         let queue = CompletionQueue::new(context, 4).map_err(failure)?;
-        let make = || QueuePair::new(domain, &queue).map_err(failure);
-        let (near, far) = (make()?, make()?);
-        let path = verbs::Path {
-            port: rail.port,
-            gid: index,
-            link_layer: port.link_layer,
-            mtu: port.mtu,
-        };
-        let lid = match port.link_layer {
-            LinkLayer::InfiniBand => port.lid,
-            LinkLayer::Ethernet => 0,
-        };
-        for (own, other) in [(&far, &near), (&near, &far)] {
-            let other = Destination {
-                queue_pair: other.number(),
-                gid,
-                lid,
-            };
-            self.at(Stage::Init);
-            own.init(&path).map_err(failure)?;
-            self.at(Stage::Rtr);
-            own.ready_to_receive(&path, &other).map_err(failure)?;
-            self.at(Stage::Rts);
-            own.ready_to_send().map_err(failure)?;
-        }
+        let about_to = |call| self.at(stage(call));
+        let [near, _far] = verbs::connected(context, domain, &queue, (rail.port, index), about_to)
+            .map_err(failure)?;
         self.at(Stage::Post);
         let began = Instant::now();
         let piece = |memory| Piece {

@@ -5,36 +5,10 @@ use std::sync::OnceLock;
 
 use super::ffi;
 use super::{Call, Error, Why};
+use crate::loader::{self, functions};
 
 /// The name that distributions give it; the loader knows where it lies.
 const NAME: &CStr = c"libibverbs.so.1";
-
-macro_rules! functions {
-    ($($name:ident: $symbol:literal, fn($($argument:ty),*) $(-> $answer:ty)?;)+) => {
-        /// What is called of it.
-        pub(super) struct Library {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)+
-        }
-
-        impl Library {
-            fn of(handle: *mut c_void) -> Result<Self, String> {
-                Ok(Self {
-                    $($name: {
-                        let symbol = symbol(handle, $symbol)?;
-                        // SAFETY: the library's function of this name has this type, as its headers
-                        // declare it; the address is not null, and the library stays loaded.
-                        unsafe {
-                            std::mem::transmute::<
-                                *mut c_void,
-                                unsafe extern "C" fn($($argument),*) $(-> $answer)?,
-                            >(symbol)
-                        }
-                    },)+
-                })
-            }
-        }
-    };
-}
 
 functions! {
     get_device_list: c"ibv_get_device_list", fn(*mut c_int) -> *mut *mut ffi::ibv_device;
@@ -56,44 +30,18 @@ functions! {
         fn(*mut ffi::ibv_pd, *mut ffi::ibv_qp_init_attr) -> *mut ffi::ibv_qp;
     modify_qp: c"ibv_modify_qp", fn(*mut ffi::ibv_qp, *mut ffi::ibv_qp_attr, c_int) -> c_int;
     destroy_qp: c"ibv_destroy_qp", fn(*mut ffi::ibv_qp) -> c_int;
+    [
+        // Since rdma-core 34.
+        reg_dmabuf_mr: c"ibv_reg_dmabuf_mr",
+            fn(*mut ffi::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ffi::ibv_mr;
+    ]
 }
 
 /// The library, loaded at the first call.
 pub(super) fn library() -> Result<&'static Library, Error> {
     static LOADED: OnceLock<Result<Library, String>> = OnceLock::new();
-    let loaded = LOADED.get_or_init(load);
+    let loaded = LOADED.get_or_init(|| loader::load(NAME).and_then(Library::of));
     loaded
         .as_ref()
         .map_err(|words| Error::of(Call::Load, Why::Library(words.clone())))
-}
-
-fn load() -> Result<Library, String> {
-    // SAFETY: the name is a C string. What runs as it is loaded is the system's own libibverbs, which
-    // is made to be loaded so.
-    let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if handle.is_null() {
-        return Err(last_words());
-    }
-    // Never unloaded: its functions are held for as long as the process lives.
-    Library::of(handle)
-}
-
-fn symbol(handle: *mut c_void, name: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: the handle is of a loaded library, the name a C string.
-    let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    if symbol.is_null() {
-        return Err(last_words());
-    }
-    Ok(symbol)
-}
-
-fn last_words() -> String {
-    // SAFETY: it answers the calling thread's last error, or null.
-    let words = unsafe { libc::dlerror() };
-    if words.is_null() {
-        return "the loader gives no reason".to_owned();
-    }
-    // SAFETY: not null, and then a C string that lasts until the thread's next call of the loader.
-    let words = unsafe { CStr::from_ptr(words) };
-    words.to_string_lossy().into_owned()
 }

@@ -1,4 +1,5 @@
-//! Memory that a device may reach: a protection domain, and registrations of regions in it.
+//! Memory that a device may reach: a protection domain, and registrations of regions in it, and of a GPU's
+//! memory.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -8,6 +9,8 @@ use super::device::{Context, Opened};
 use super::ffi;
 use super::{Call, Error, Why, done};
 use crate::mem::Region;
+#[cfg(feature = "cuda")]
+use crate::nvidia::cuda::Memory;
 
 /// Who is held by all that is made in a domain.
 pub(super) struct Domain {
@@ -52,16 +55,22 @@ impl ProtectionDomain {
     }
 }
 
-/// A region that a device may read and write, itself and for a peer that knows the key.
+/// Memory that a device may read and write, itself and for a peer that knows the key.
 ///
-/// The device writes whenever a peer has it do so: regions are memory of which no reference is ever made
-/// (see [`Region`]).
+/// The device writes whenever a peer has it do so: it is memory of which no reference is ever made (see
+/// [`Region`]).
 pub struct MemoryRegion {
     raw: NonNull<ffi::ibv_mr>,
     pub(super) domain: Arc<Domain>,
-    /// Given up only where the device may still reach it.
-    region: Option<Arc<Region>>,
+    /// Where it begins for the device, and its length.
+    start: u64,
+    length: u64,
+    /// Who owns the memory; given up only where the device may still reach it.
+    memory: Option<Arc<dyn Send + Sync>>,
 }
+
+/// Devices read and write it, themselves and for their peers.
+const ACCESS: i32 = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ;
 
 // SAFETY: libibverbs may be called from any thread, and this is the only owner of the registration.
 unsafe impl Send for MemoryRegion {}
@@ -90,16 +99,69 @@ impl MemoryRegion {
     pub fn register(domain: &ProtectionDomain, region: Arc<Region>) -> Result<Self, Error> {
         let domain = Arc::clone(&domain.0);
         let (start, length) = region.extent();
-        let access = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ;
         let register = domain.device.library.reg_mr;
         // SAFETY: the range is exactly the region's mapping, which this registration holds until it is
         // given back; no reference to its bytes exists, so the device may write at any moment.
-        let raw = unsafe { register(domain.raw.as_ptr(), start.as_ptr().cast(), length, access) };
+        let raw = unsafe { register(domain.raw.as_ptr(), start.as_ptr().cast(), length, ACCESS) };
+        let start = start.as_ptr().expose_provenance() as u64;
+        Self::of(domain, raw, (start, length), region)
+    }
+
+    /// Registers a GPU's memory by its address, which takes a module of the GPU's driver that lends it to
+    /// other drivers (`nvidia_peermem`).
+    ///
+    /// # Errors
+    /// The kernel's word.
+    #[cfg(feature = "cuda")]
+    pub fn register_peer(domain: &ProtectionDomain, memory: Arc<Memory>) -> Result<Self, Error> {
+        let domain = Arc::clone(&domain.0);
+        let (start, length) = memory.extent();
+        let address =
+            usize::try_from(start).map_err(|_| Error::of(Call::Register, Why::OutOfRange))?;
+        let address = std::ptr::without_provenance_mut(address);
+        let register = domain.device.library.reg_mr;
+        // SAFETY: the range is exactly the GPU's memory, which this registration holds until it is given
+        // back; nobody reads or writes through the address itself, which is no memory of this process.
+        let raw = unsafe { register(domain.raw.as_ptr(), address, length, ACCESS) };
+        Self::of(domain, raw, (start, length), memory)
+    }
+
+    /// Registers a GPU's memory that was exported as dma-buf ([`Memory::dma_buf`]), the whole of it.
+    ///
+    /// # Errors
+    /// The kernel's word; [`Why::Unsupported`] by a libibverbs before 34.
+    #[cfg(feature = "cuda")]
+    pub fn register_dma_buf(
+        domain: &ProtectionDomain,
+        memory: Arc<Memory>,
+        exported: std::os::fd::BorrowedFd<'_>,
+    ) -> Result<Self, Error> {
+        use std::os::fd::AsRawFd;
+        let domain = Arc::clone(&domain.0);
+        let (start, length) = memory.extent();
+        let register = domain.device.library.reg_dmabuf_mr;
+        let register = register.ok_or_else(|| Error::of(Call::Register, Why::Unsupported))?;
+        let descriptor = exported.as_raw_fd();
+        // SAFETY: the descriptor is open across the call, and the kernel holds what it stands for; whatever
+        // that is, the device reaches nothing beyond it. The GPU's memory is held until the registration is
+        // given back.
+        let raw = unsafe { register(domain.raw.as_ptr(), 0, length, start, descriptor, ACCESS) };
+        Self::of(domain, raw, (start, length), memory)
+    }
+
+    fn of(
+        domain: Arc<Domain>,
+        raw: *mut ffi::ibv_mr,
+        (start, length): (u64, usize),
+        memory: Arc<dyn Send + Sync>,
+    ) -> Result<Self, Error> {
         let raw = NonNull::new(raw).ok_or_else(|| Error::last(Call::Register))?;
         Ok(Self {
             raw,
             domain,
-            region: Some(region),
+            start,
+            length: length as u64,
+            memory: Some(memory),
         })
     }
 
@@ -113,14 +175,14 @@ impl MemoryRegion {
     }
 
     fn give_back(&mut self) -> Result<(), Error> {
-        let Some(region) = self.region.take() else {
+        let Some(memory) = self.memory.take() else {
             return Ok(());
         };
-        // SAFETY: the registration is ours and is given back once: `region` was still there.
+        // SAFETY: the registration is ours and is given back once: its memory was still there.
         let answer = unsafe { (self.domain.device.library.dereg_mr)(self.raw.as_ptr()) };
         let done = done(Call::Deregister, answer);
         if done.is_err() {
-            std::mem::forget(region);
+            std::mem::forget(memory);
         }
         done
     }
@@ -128,13 +190,11 @@ impl MemoryRegion {
     /// The address of a piece for the device, if it lies in here.
     pub(super) fn at(&self, offset: u64, length: u32) -> Result<u64, Error> {
         let out = || Error::of(Call::Post, Why::OutOfRange);
-        let region = self.region.as_ref().ok_or_else(out)?;
         let end = offset.checked_add(length.into()).ok_or_else(out)?;
-        if end > region.length() {
+        if self.memory.is_none() || end > self.length {
             return Err(out());
         }
-        let (start, _) = region.extent();
-        Ok(start.as_ptr().expose_provenance() as u64 + offset)
+        Ok(self.start + offset)
     }
 
     pub(super) fn keys(&self) -> (u32, u32) {

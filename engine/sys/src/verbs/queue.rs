@@ -188,6 +188,53 @@ pub struct Destination {
     pub lid: u16,
 }
 
+/// Two queue pairs of one port that are connected to each other; their orders end in `queue`. What is about to
+/// be done is told first, as each step may hold its caller.
+///
+/// # Errors
+/// The kernel's word, and of which step.
+pub fn connected(
+    context: &Context,
+    domain: &ProtectionDomain,
+    queue: &CompletionQueue,
+    (port, gid): (u8, u8),
+    mut about_to: impl FnMut(Call),
+) -> Result<[QueuePair; 2], Error> {
+    about_to(Call::QueryPort);
+    let facts = context.port(port)?;
+    let address = context.gid(port, gid)?;
+    about_to(Call::MakeQueuePair);
+    let pair = [
+        QueuePair::new(domain, queue)?,
+        QueuePair::new(domain, queue)?,
+    ];
+    let path = Path {
+        port,
+        gid,
+        link_layer: facts.link_layer,
+        mtu: facts.mtu,
+    };
+    let lid = match facts.link_layer {
+        LinkLayer::InfiniBand => facts.lid,
+        LinkLayer::Ethernet => 0,
+    };
+    let [near, far] = &pair;
+    for (own, other) in [(far, near), (near, far)] {
+        let other = Destination {
+            queue_pair: other.number(),
+            gid: address,
+            lid,
+        };
+        about_to(Call::Init);
+        own.init(&path)?;
+        about_to(Call::ReadyToReceive);
+        own.ready_to_receive(&path, &other)?;
+        about_to(Call::ReadyToSend);
+        own.ready_to_send()?;
+    }
+    Ok(pair)
+}
+
 impl QueuePair {
     /// A queue pair that takes one order at a time and says in `queue` how it ended.
     ///

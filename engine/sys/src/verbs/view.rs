@@ -2,9 +2,10 @@
 //! those of the container.
 
 use std::ffi::CString;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::{fs, io};
 
 /// Puts /sys and /dev of the node whose root folder this is in the place of this thread's own, and of
 /// those of the threads that it starts from now on. libibverbs looks nowhere else.
@@ -26,6 +27,51 @@ pub fn take_view(root: &Path) -> io::Result<()> {
         mount(&root.join(folder), &Path::new("/").join(folder), flags)?;
     }
     Ok(())
+}
+
+/// Puts the files of GPUs of a driver that a container brought into this thread's view, which was taken before:
+/// such a driver makes them in its own /dev, not in the node's. Where the node has them, or nobody, nothing is
+/// done.
+///
+/// # Errors
+/// What the kernel says.
+pub fn add_gpus(root: &Path) -> io::Result<()> {
+    let (own, brought) = (root.join("dev"), root.join("run/nvidia/driver/dev"));
+    if own.join("nvidiactl").exists() || !brought.join("nvidiactl").exists() {
+        return Ok(());
+    }
+    let dev = Path::new("/dev");
+    fill(dev)?;
+    for entry in fs::read_dir(&own)? {
+        let entry = entry?;
+        symlink(entry.path(), dev.join(entry.file_name()))?;
+    }
+    for entry in fs::read_dir(&brought)? {
+        let entry = entry?;
+        let to = dev.join(entry.file_name());
+        let is_file = !entry.file_type()?.is_dir();
+        if is_file && entry.file_name().as_bytes().starts_with(b"nvidia") && !to.exists() {
+            fs::write(&to, "")?;
+            mount(&entry.path(), &to, libc::MS_BIND)?;
+        }
+    }
+    Ok(())
+}
+
+/// An empty folder in memory, in the place of this one.
+fn fill(at: &Path) -> io::Result<()> {
+    let at = CString::new(at.as_os_str().as_bytes())?;
+    // SAFETY: all are C strings that live across the call; there is no data to be looked at.
+    let mounted = unsafe {
+        libc::mount(
+            c"tmpfs".as_ptr(),
+            at.as_ptr(),
+            c"tmpfs".as_ptr(),
+            0,
+            std::ptr::null(),
+        )
+    };
+    told(mounted)
 }
 
 fn mount(from: &Path, to: &Path, flags: libc::c_ulong) -> io::Result<()> {
