@@ -55,6 +55,8 @@ checks! {
     EphemeralPorts, ["S17"];
     /// What a policy lets the agent set right could be set right, and stays so.
     Fixes, [];
+    /// Each GPU answers NVML and CUDA when it is asked.
+    GpuAnswers, ["S28", "S29"];
     /// Where a GPU and an RDMA device are, the device can reach the GPU's memory.
     GpuDirect, ["S27", "S28"];
     /// The RDMA device nearest to each GPU can be used.
@@ -65,7 +67,7 @@ checks! {
     Hugepages, ["S20", "S21", "S26"];
     /// Each NUMA node has its share of the hugepages that the pools of this node take.
     HugepagesPerNuma, ["S20", "S26"];
-    /// Where the node takes part in a ComputeDomain, its GPU driver knows IMEX channels, and the host runs no IMEX of its own.
+    /// Where the node takes part in a ComputeDomain, its GPU driver knows IMEX channels, its GPUs have joined their fabric, and the host runs no IMEX of its own.
     Imex, ["S29", "S30"];
     /// The kernel's log says nothing bad of RDMA devices and GPUs.
     KernelLog, ["S11", "S12"];

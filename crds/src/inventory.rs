@@ -547,6 +547,47 @@ pub struct Gpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 48))]
     pub most_link: Option<String>,
+    /// The NVLink fabric of several nodes, as NVML tells it; absent where the GPU is made for none, or was
+    /// not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<GpuFabric>,
+    /// Its memory can be exported as dma-buf, as CUDA says; absent where CUDA was not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dma_buf: Option<bool>,
+    /// RDMA devices can reach its memory through a module of its driver's, as CUDA says; absent where CUDA
+    /// was not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_direct_rdma: Option<bool>,
+}
+
+/// The NVLink fabric of several nodes, as one GPU sees it.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuFabric {
+    /// How far the GPU has come.
+    pub state: FabricState,
+    /// UUID of what it is connected to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 36))]
+    pub cluster: Option<String>,
+    /// The part of it whose GPUs reach each other's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clique: Option<u32>,
+}
+
+/// How far a GPU has come in joining its fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum FabricState {
+    /// It has not begun.
+    NotStarted,
+    /// It is joining.
+    InProgress,
+    /// It has joined.
+    Completed,
+    /// It has come to an end, with an error.
+    Failed,
+    /// A state that is in no list of ours.
+    Other,
 }
 
 /// One NUMA node.

@@ -208,7 +208,7 @@ reasons! {
     MtuMismatch, Node, "Give the interfaces of all rails one MTU, on every node.";
     /// An InfiniBand port is in no partition as a full member: limited members do not reach each other.
     PartitionLimited, Fabric, "Make the port a full member in the subnet manager's partitions.";
-    /// The kernel does not answer when it is asked about an RDMA device.
+    /// The kernel does not answer when it is asked about an RDMA device or a GPU.
     DeviceHung, Node, "Take the device out of use; reload its driver or reboot the node.";
     /// The kernel refuses to tell what an RDMA device is like.
     DeviceFault, Node, "See the kernel's log for the device; reload its driver or reboot the node if it stays.";
@@ -232,6 +232,12 @@ reasons! {
     FirmwareStuck, Node, "Take the device out of use; reset it (mlxfwreset) or reboot the node.";
     /// A GPU has fallen off the bus.
     GpuLost, Node, "Drain the node and reboot it; if it happens again, have power, heat and the card looked at.";
+    /// A GPU could not be asked by NVML or CUDA, for a cause that is not known to be the GPU's.
+    GpuUnasked, Node, "See the message: driver and libraries of one version are needed (a driver that was exchanged takes a reboot, or its module loaded anew), and /dev/nvidiactl and /dev/nvidia-uvm on the node.";
+    /// CUDA says that GPUs which share memory by NVLink switches are not set up: no program can use them.
+    FabricManagerNotReady, Node, "See nvidia-fabricmanager.service on the node: it runs in the driver's version, and before any program that uses a GPU.";
+    /// A GPU of a node that takes part in a ComputeDomain has not joined the NVLink fabric of its rack.
+    FabricNotJoined, Fabric, "See the Fabric section of nvidia-smi -q on the node, and the fabric manager of the rack (NMX-C); a GPU that was joined and is no more takes a reset.";
     /// No device file leads to an RDMA device, so that no program can open it.
     DeviceFileMissing, Node, "Load the module ib_uverbs; see /dev/infiniband on the node.";
     /// Something that the agent reads of the node cannot be read.

@@ -1,5 +1,5 @@
-//! The product as a user gets it: static binaries, their images, the chart installed with both. One
-//! program is linked dynamically, and comes with its libraries in the agent's image: it loads drivers.
+//! The product as a user gets it: static binaries, their images, the chart installed with both. Two
+//! programs are linked dynamically, and come with libraries in the agent's image: they load drivers.
 
 use crate::cache::{Cache, Inputs};
 use crate::command::Run;
@@ -53,14 +53,14 @@ pub fn chart() -> PathBuf {
 pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
     tracing::info!("building operator, agent, pool and gate: about 6 minutes cold on 2 cores");
     let binaries = binaries()?;
-    let (verbs, libraries) = (verbs(settings)?, images::verbs_base(settings)?);
+    let ([verbs, gpu], libraries) = (loading(settings)?, images::verbs_base(settings)?);
     let cache = Cache::new(&settings.cache);
     PARTS
         .iter()
         .map(|(value, folder, containerfile)| {
             let beside = match *value {
                 "agent" => Some(Beside {
-                    programs: [find(&binaries, "memlock")?, &verbs],
+                    programs: [find(&binaries, "memlock")?, &verbs, &gpu],
                     libraries: &libraries,
                 }),
                 _ => None,
@@ -80,7 +80,7 @@ pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
 /// What an image holds beside its own binary.
 #[derive(Debug, Clone, Copy)]
 struct Beside<'a> {
-    programs: [&'a Path; 2],
+    programs: [&'a Path; 3],
     /// A folder that an entry of the cache holds.
     libraries: &'a Path,
 }
@@ -175,12 +175,13 @@ fn binaries() -> Result<Vec<PathBuf>, Error> {
     Ok(executables(&messages).collect())
 }
 
-/// The program that loads libibverbs, which a static one cannot. It has a folder of its own to be built in:
-/// what it shares with the others is compiled otherwise for them.
-fn verbs(settings: &Settings) -> Result<PathBuf, Error> {
+/// The programs that load libibverbs and the GPU driver's libraries, which static ones cannot. They have a
+/// folder of their own to be built in: what they share with the others is compiled otherwise for them.
+fn loading(settings: &Settings) -> Result<[PathBuf; 2], Error> {
     let messages = Run::cargo()
         .args(["build", "--release", "--locked"])
         .args(["--package", "mooncake-verbs", "--bin", "verbs"])
+        .args(["--package", "mooncake-gpu", "--bin", "gpu"])
         .args(["--message-format", "json-render-diagnostics"])
         .arg("--target-dir")
         .arg(settings.cache.join("target-verbs"))
@@ -189,7 +190,8 @@ fn verbs(settings: &Settings) -> Result<PathBuf, Error> {
         .deadline(COLD_BUILD)
         .output()?;
     let built: Vec<_> = executables(&messages).collect();
-    find(&built, "verbs").map(Path::to_owned)
+    let [verbs, gpu] = ["verbs", "gpu"].map(|name| find(&built, name).map(Path::to_owned));
+    Ok([verbs?, gpu?])
 }
 
 /// The paths in cargo's messages, one JSON object a line.

@@ -13,6 +13,7 @@ mod containers;
 pub mod describe;
 mod fixing;
 mod fleet;
+mod gpus;
 pub mod hardware;
 mod health;
 mod http;

@@ -20,6 +20,7 @@ mod device_readable;
 mod dns;
 pub(crate) mod ephemeral_ports;
 mod fixes;
+mod gpu_answers;
 mod gpu_direct;
 mod gpu_rail;
 pub(crate) mod host_readable;
@@ -69,6 +70,7 @@ pub const CATALOG: &[Check] = &[
     dns::CHECK,
     ephemeral_ports::CHECK,
     fixes::CHECK,
+    gpu_answers::CHECK,
     gpu_direct::CHECK,
     gpu_rail::CHECK,
     host_readable::CHECK,

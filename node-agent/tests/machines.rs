@@ -10,6 +10,8 @@ mod containers;
 mod fixes;
 #[path = "machines/golden.rs"]
 mod golden;
+#[path = "machines/gpus.rs"]
+mod gpus;
 #[path = "machines/hostile.rs"]
 mod hostile;
 #[path = "machines/live.rs"]

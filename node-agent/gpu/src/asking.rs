@@ -64,7 +64,7 @@ impl Asker {
 
     /// The view of network and devices is this thread's alone.
     fn run(&self, question: &Question) -> Result<(), Failure> {
-        let root = question.root.as_deref().unwrap_or(Path::new("/"));
+        let root = question.root.as_deref().unwrap_or_else(|| Path::new("/"));
         let Some(network) = &question.network else {
             return self.run_there(question, root);
         };
@@ -82,7 +82,9 @@ impl Asker {
     }
 
     fn run_there(&self, question: &Question, root: &Path) -> Result<(), Failure> {
-        let free = self.facts(root, &question.gpu)?;
+        let Some(free) = self.facts(root, &question.gpu)? else {
+            return Ok(());
+        };
         self.at(Stage::Cuda);
         let cuda = cuda::open(root).map_err(|error| failure(Stage::Cuda, &error))?;
         self.at(Stage::Attributes);
@@ -105,8 +107,8 @@ impl Asker {
         Ok(())
     }
 
-    /// What NVML tells; CUDA is asked after it, and knows nothing of a GPU that is cut into instances.
-    fn facts(&self, root: &Path, address: &str) -> Result<nvml::Gpu, Failure> {
+    /// What NVML tells. None where the GPU is cut into instances: CUDA knows one of them, not the whole.
+    fn facts(&self, root: &Path, address: &str) -> Result<Option<nvml::Gpu>, Failure> {
         self.at(Stage::Nvml);
         let nvml = nvml::open(root).map_err(|error| failure(Stage::Nvml, &error))?;
         self.at(Stage::Find);
@@ -137,7 +139,7 @@ impl Asker {
                 cuda: None,
             });
         });
-        Ok(gpu)
+        Ok((!divided).then_some(gpu))
     }
 
     /// Once more before anything is made on it: who came meanwhile is not to be disturbed.

@@ -113,10 +113,16 @@ fn a_gpu_tells_who_it_is_what_it_can_do_and_who_holds_it() {
         })
     };
     assert_eq!(facts.cuda, can(false, false));
-    let script = "dma_buf=1 gpu_direct=1 compute=2 graphics=1 mps=1 mig=1";
+    let script = "dma_buf=1 gpu_direct=1 compute=2 graphics=1 mps=1";
     let facts = asked(&question(), script).facts.unwrap();
-    assert_eq!((facts.processes, facts.divided), (4, true));
+    assert_eq!((facts.processes, facts.divided), (4, false));
     assert_eq!(facts.cuda, can(true, true));
+    let answer = asked(&question(), "mig=1 dma_buf=1");
+    let facts = answer.facts.unwrap();
+    assert_eq!(
+        (facts.divided, facts.cuda, answer.failed),
+        (true, None, None)
+    );
 }
 
 #[test]

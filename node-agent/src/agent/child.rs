@@ -32,10 +32,16 @@ pub(super) async fn ask<T: DeserializeOwned>(
     deadline: Duration,
 ) -> Result<(T, Child), (Blind, Option<Child>)> {
     let program = std::env::current_exe().map_err(|error| (Blind::Start(error), None))?;
-    let mut child = Command::new(program)
-        .args(arguments)
-        // The environment of a pod may hold what is not a child's.
-        .env_clear()
+    // The environment of a pod may hold what is not a child's.
+    told(Command::new(program).args(arguments).env_clear(), deadline).await
+}
+
+/// What this program tells, likewise.
+pub(super) async fn told<T: DeserializeOwned>(
+    command: &mut Command,
+    deadline: Duration,
+) -> Result<(T, Child), (Blind, Option<Child>)> {
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .kill_on_drop(true)

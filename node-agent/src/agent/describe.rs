@@ -10,12 +10,14 @@ use serde::Serialize;
 
 use super::canary;
 use super::containers;
+use super::gpus;
 use super::hardware::PATIENCE;
 use super::inventory::inventory as of;
 use crate::checks::{CATALOG, Judged, World, judge, table};
 use crate::fixes::hand;
 use crate::fixes::plan::Change;
 use crate::host::container::look::look;
+use crate::host::gpu::Gpu;
 use crate::host::hca::Hca;
 use crate::host::recording::{Entry, Recording};
 use crate::host::round::{self, Node};
@@ -78,6 +80,12 @@ pub fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
             recording.insert(&Hca::answer_file(&hca.name), Entry::Text(answer));
         }
     }
+    for gpu in &facts.gpus {
+        if let Some(answer) = &gpu.answer {
+            let answer = serde_json::to_string(answer)?;
+            recording.insert(&Gpu::answer_file(&gpu.pci.address), Entry::Text(answer));
+        }
+    }
     let scrubbed = Scrub::default().recording(&recording);
     let by = concat!("# from `agent record`, version ", env!("CARGO_PKG_VERSION"));
     std::fs::write(file, scrubbed.render(by))
@@ -121,15 +129,22 @@ pub fn checks(node: &Node, recording: Option<&Path>, json: bool) -> anyhow::Resu
     Ok(!round.iter().any(fails))
 }
 
-/// Has each RDMA device of a live node do something, where the program for that is there.
+/// Has each RDMA device and each GPU of a live node do something, where the programs for that are there.
 fn tried(node: &Node, facts: &mut Facts) -> anyhow::Result<()> {
-    let Some(program) = canary::program().filter(|_| !node.root.is_file()) else {
+    if node.root.is_file() {
         return Ok(());
-    };
-    tokio::runtime::Builder::new_current_thread()
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()?
-        .block_on(canary::once(&program, node, facts));
+        .build()?;
+    runtime.block_on(async {
+        if let Some(program) = canary::program() {
+            canary::once(&program, node, facts).await;
+        }
+        if let Some(program) = gpus::program() {
+            gpus::once(&program, node, facts).await;
+        }
+    });
     Ok(())
 }
 

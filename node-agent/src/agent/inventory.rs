@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crds::ByteSize;
 use crds::inventory::{
-    Counts, Fault, Gid, Gpu, GpuDistance, Hca, HcaLimits, Hugepages, Interface, Kernel,
-    MooncakeInventoryStatus, NumaNode, PciLink, Port, PortState,
+    Counts, FabricState, Fault, Gid, Gpu, GpuDistance, GpuFabric, Hca, HcaLimits, Hugepages,
+    Interface, Kernel, MooncakeInventoryStatus, NumaNode, PciLink, Port, PortState,
 };
 use crds::node::HcaLine;
 
@@ -209,13 +209,32 @@ fn graphics(gpu: &gpu::Gpu) -> Gpu {
         pci: gpu.pci.address.clone(),
         model: gpu.pci.model.clone(),
         name: gpu.name.as_ref().map(|text| short(text, 96)),
-        uuid: gpu.uuid.as_ref().map(|text| short(text, 64)),
+        uuid: gpu.known_uuid().map(|text| short(text, 64)),
         driver: driver(&gpu.pci),
         numa_node: gpu.pci.numa_node,
         most_link: gpu.pci.link.as_ref().map(|link| {
             let link = format!("{} x{}", link.most_speed, link.most_width);
             short(&link, 48)
         }),
+        fabric: gpu.fabric().map(fabric),
+        dma_buf: gpu.can().map(|can| can.dma_buf),
+        gpu_direct_rdma: gpu.can().map(|can| can.gpu_direct),
+    }
+}
+
+fn fabric(fabric: &nvidia::Fabric) -> GpuFabric {
+    let state = match (fabric.state, fabric.status) {
+        (1, _) => FabricState::NotStarted,
+        (2, _) => FabricState::InProgress,
+        (3, 0) => FabricState::Completed,
+        (3, _) => FabricState::Failed,
+        _ => FabricState::Other,
+    };
+    let joined = matches!(state, FabricState::Completed);
+    GpuFabric {
+        state,
+        cluster: fabric.cluster.as_ref().map(|text| short(text, 36)),
+        clique: joined.then_some(fabric.clique),
     }
 }
 

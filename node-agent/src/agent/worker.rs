@@ -22,7 +22,7 @@ use super::proof::{self, Ways};
 use super::readers::Readers;
 use super::report::{self, Board};
 use super::{
-    assignments, canary, clock, containers, fixing, fleet, hardware, health, inventory,
+    assignments, canary, clock, containers, fixing, fleet, gpus, hardware, health, inventory,
     inventory_object, metrics, name_service,
 };
 use crate::checks::sickness::Sick;
@@ -125,6 +125,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
         };
         let known = hardware::watch(node.clone());
         let known = canary::watch(canary::program(), node.clone(), assigned.clone(), known);
+        let known = gpus::watch(gpus::program(), node.clone(), known);
         let fixes = fixing::start(
             node,
             (&state_dir, &boot_id),

@@ -8,12 +8,45 @@ use super::{Check, Said, World};
 
 pub(super) const CHECK: Check = Check {
     id: CheckId::Imex,
-    reasons: &[Reason::ImexUnsupported, Reason::HostImexConfigured],
+    reasons: &[
+        Reason::ImexUnsupported,
+        Reason::HostImexConfigured,
+        Reason::FabricNotJoined,
+    ],
     patience: Patience::SHORT,
     look,
 };
 
 fn look(world: &World<'_>) -> Vec<Said> {
+    let mut said = channels(world);
+    said.extend(fabrics(world));
+    said
+}
+
+/// The domain that the node takes part in. One whose hosts manage IMEX is one as well.
+fn fabrics(world: &World<'_>) -> Vec<Said> {
+    let Some(domain) = world.domains.first() else {
+        return Vec::new();
+    };
+    let gpus = world.facts.gpus.iter();
+    let said = gpus.filter_map(|gpu| {
+        let subject = format!("GPU {}", gpu.pci.address);
+        Some(match gpu.fabric()?.trouble() {
+            None => Said::pass(subject),
+            Some(trouble) => {
+                let words = format!(
+                    "the node takes part in ComputeDomain {}/{}, and of the GPU's fabric NVML says: \
+                     {trouble}",
+                    domain.namespace, domain.domain
+                );
+                Said::fail(subject, Reason::FabricNotJoined, words)
+            }
+        })
+    });
+    said.collect()
+}
+
+fn channels(world: &World<'_>) -> Vec<Said> {
     const SUBJECT: &str = "IMEX";
     let imex = &world.facts.imex;
     // A domain whose hosts manage IMEX wants just that.

@@ -1,18 +1,52 @@
 //! GPUs, from PCI and from what their driver says in procfs.
 
 use crds::inventory::GpuDriver;
+use nvidia::{Answer, Cuda, Fabric};
 use serde::{Deserialize, Serialize};
 
 use super::pci::{self, PciDevice};
 use super::tree::{Node, Tree};
 
+/// Where recordings keep what GPUs told when they were asked by NVML and CUDA.
+pub(crate) const ANSWERS: &str = "run/mooncake/gpu";
+
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     pub pci: PciDevice,
-    /// Name and UUID; absent where the driver does not hold it.
+    /// Name and UUID as procfs has them; absent where the driver does not hold it.
     pub name: Option<String>,
     pub uuid: Option<String>,
+    /// What it told when it was asked by NVML and CUDA. No file tells it but that of a recording: the agent
+    /// asks.
+    pub answer: Option<Answer>,
+}
+
+impl Gpu {
+    /// Where a recording keeps what the GPU told.
+    pub(crate) fn answer_file(address: &str) -> String {
+        format!("{ANSWERS}/{address}")
+    }
+
+    fn told(&self) -> Option<&nvidia::Facts> {
+        self.answer.as_ref()?.facts.as_ref()
+    }
+
+    /// By NVML where that was asked: procfs has question marks until somebody has used the GPU.
+    pub fn known_uuid(&self) -> Option<&str> {
+        let told = self.told().map(|facts| facts.uuid.as_str());
+        told.or(self.uuid.as_deref())
+    }
+
+    /// None where it was not asked, or is made for none.
+    pub fn fabric(&self) -> Option<&Fabric> {
+        self.told()?.fabric.as_ref()
+    }
+
+    /// What CUDA says that it can do; none where CUDA was not asked.
+    pub fn can(&self) -> Option<Cuda> {
+        self.told()?.cuda
+    }
 }
 
 /// What GPUs of several nodes share memory through.
@@ -43,9 +77,17 @@ pub(super) fn read(tree: &Tree) -> Vec<Gpu> {
             name: of("Model"),
             // Question marks where the driver has not yet asked the device.
             uuid: of("GPU UUID").filter(|uuid| !uuid.contains('?')),
+            answer: answer(tree, address),
         }
     });
     gpus.collect()
+}
+
+fn answer(tree: &Tree, address: &str) -> Option<Answer> {
+    let path = Gpu::answer_file(address);
+    tree.parsed(&path, tree.text(&path)?, |text| {
+        serde_json::from_str(text).ok()
+    })
 }
 
 pub(super) fn driver(tree: &Tree) -> Option<GpuDriver> {

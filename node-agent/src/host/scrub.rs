@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crds::inventory::GidScope;
 
 use super::gid;
+use super::gpu;
 use super::recording::Recording;
 
 /// Remembers what stands for what.
@@ -25,8 +26,25 @@ impl Scrub {
         recording.map_texts(|path, text| match path {
             path if path.ends_with("/net/route") => default_routes(text, 1, 2),
             path if path.ends_with("/net/ipv6_route") => default_routes(text, 0, 4),
+            path if path.starts_with(gpu::ANSWERS) => {
+                let text = self.text(text);
+                self.fabrics(&text)
+            }
             _ => self.text(text),
         })
+    }
+
+    /// What a GPU told, without the UUID of what its fabric is.
+    fn fabrics(&mut self, text: &str) -> String {
+        let words = text.split('"').map(|word| {
+            if is_uuid(word) {
+                let next = self.uuids.len() + 1;
+                let number = *self.uuids.entry(word.to_owned()).or_insert(next);
+                return format!("00000000-0000-4000-8000-{number:012x}");
+            }
+            word.to_owned()
+        });
+        words.collect::<Vec<_>>().join("\"")
     }
 
     /// A text with every name in it replaced.
@@ -166,6 +184,7 @@ fn is_uuid(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::recording::Entry;
 
     #[test]
     fn what_names_a_machine_becomes_something_of_the_same_kind() {
@@ -199,6 +218,26 @@ mod tests {
                   eth1\t0000A8C0\t00000000\t0001";
         let kept = "Iface\tDestination\tGateway\tFlags\neth0\t00000000\t00000000\t0003";
         assert_eq!(default_routes(v4, 1, 2), kept);
+    }
+
+    #[test]
+    fn what_a_gpu_told_names_neither_it_nor_its_fabric() {
+        let uuid = "cb2fd7b9-a1d8-b47e-b331-2abe34b99a02";
+        let mut recording = Recording::default();
+        for address in ["0008:01:00.0", "0009:01:00.0"] {
+            let told = format!(r#"{{"uuid":"GPU-{uuid}","cluster":"{uuid}","clique":7}}"#);
+            recording.insert(&gpu::Gpu::answer_file(address), Entry::Text(told));
+        }
+        let scrubbed = Scrub::default().recording(&recording);
+        let texts: Vec<_> = scrubbed.entries().map(|(_, entry)| entry.clone()).collect();
+        let [Entry::Text(one), Entry::Text(other)] = &texts[..] else {
+            panic!("{texts:?}");
+        };
+        assert_eq!(one, other);
+        assert!(
+            !one.contains("cb2f") && one.contains(r#""clique":7"#),
+            "{one}"
+        );
     }
 
     #[test]

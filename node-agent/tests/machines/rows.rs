@@ -152,10 +152,12 @@ fn s28_s29_a_container_without_a_card_of_its_node_is_named_before_its_engine_tak
 }
 
 #[test]
-fn s29_s30_a_node_whose_driver_or_host_bars_imex_channels_is_named() {
+fn s29_s30_a_node_whose_driver_host_or_gpus_bar_imex_channels_is_named() {
     provoked(&[
         (C::Imex, R::ImexUnsupported),
         (C::Imex, R::HostImexConfigured),
+        (C::Imex, R::FabricNotJoined),
+        (C::GpuAnswers, R::FabricManagerNotReady),
     ]);
 }
 

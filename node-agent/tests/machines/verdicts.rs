@@ -15,7 +15,7 @@ use mooncake_node_agent::host::container::Network;
 use mooncake_node_agent::host::recording::{Entry, Recording};
 
 use super::recorded::{facts, folder, machine, machines};
-use super::tried;
+use super::{gpus, tried};
 
 /// What the operator wants of the node.
 #[derive(Default)]
@@ -150,7 +150,7 @@ pub(crate) fn pool_of_15_gib() -> Wanted {
     pool(15 << 30, PageSize::Huge2Mi)
 }
 
-fn domain() -> Wanted {
+pub(crate) fn domain() -> Wanted {
     Wanted {
         domains: vec![DomainMembership {
             namespace: "ns".to_owned(),
@@ -187,11 +187,11 @@ use Verdict::{Fail, Unknown, Warn};
 
 /// Every case.
 pub(crate) fn cases() -> impl Iterator<Item = &'static Case> {
-    CASES.iter().chain(tried::CASES)
+    CASES.iter().chain(tried::CASES).chain(gpus::CASES)
 }
 
-/// At least one for each cause that a check can name; what devices did when they were tried has a table of its
-/// own.
+/// At least one for each cause that a check can name; what devices and GPUs did when they were tried has
+/// tables of its own.
 const CASES: &[Case] = &[
     Case {
         check: CheckId::DeviceAnswers,

@@ -1,6 +1,6 @@
 //! The hardware of a node as tables: ports, GPUs, memory, and what could not be read.
 
-use crds::inventory::{Hca, MooncakeInventoryStatus, NumaNode, Port};
+use crds::inventory::{Gpu, Hca, MooncakeInventoryStatus, NumaNode, Port};
 
 use super::table;
 use crate::cli::page::{Cell, Page, Tone};
@@ -96,15 +96,43 @@ fn show_gpus(page: &mut Page, inventory: &MooncakeInventoryStatus) {
                 text(&gpu.model),
                 text(&gpu.numa_node.map(|numa| numa.to_string())),
                 text(&gpu.driver),
+                fabric(gpu),
+                ways(gpu).into(),
                 text(&gpu.uuid),
             ]
         })
         .collect();
     table(
         page,
-        &["GPU", "NAME", "MODEL", "NUMA", "DRIVER", "UUID"],
+        &[
+            "GPU", "NAME", "MODEL", "NUMA", "DRIVER", "FABRIC", "RDMA BY", "UUID",
+        ],
         &rows,
     );
+}
+
+/// Its clique, or how far it has come.
+fn fabric(gpu: &Gpu) -> Cell {
+    let Some(fabric) = &gpu.fabric else {
+        return Cell::from(String::new());
+    };
+    match fabric.clique {
+        Some(clique) => Cell::new(format!("clique {clique}"), Tone::Good),
+        None => Cell::new(format!("{:?}", fabric.state), Tone::Doubt),
+    }
+}
+
+/// By which ways RDMA devices can reach its memory, as CUDA says.
+fn ways(gpu: &Gpu) -> String {
+    let ways = [
+        (gpu.dma_buf, "dma-buf"),
+        (gpu.gpu_direct_rdma, "peer memory"),
+    ];
+    if ways.iter().all(|(can, _)| *can == Some(false)) {
+        return "none".to_owned();
+    }
+    let can = ways.iter().filter(|(can, _)| *can == Some(true));
+    can.map(|(_, way)| *way).collect::<Vec<_>>().join(", ")
 }
 
 fn show_memory(page: &mut Page, nodes: &[NumaNode]) {

@@ -1,0 +1,169 @@
+//! GPUs of a recorded machine, asked by programs that say what a test wants.
+
+use super::*;
+use crate::host::Host;
+use crate::host::recording::Recording;
+
+const GB200: &str = include_str!("../../../tests/machines/gb200.txt");
+const ADDRESS: &str = "0008:01:00.0";
+
+fn facts() -> Facts {
+    let mut facts = Host::recorded(Recording::parse(GB200).unwrap()).facts();
+    for gpu in &mut facts.gpus {
+        gpu.answer = None;
+    }
+    facts
+}
+
+fn node() -> Node {
+    Node {
+        root: "/".into(),
+        network: None,
+    }
+}
+
+const WELL: &str = r#"{"facts":{"uuid":"GPU-7","name":"N","driver":"570","fabric":{"state":3,"status":0,"cluster":null,"clique":9},"processes":0,"divided":false,"cuda":{"gpu_direct":true,"dma_buf":true}},"failed":null,"hung":null}"#;
+
+/// A program that says this, whatever it is asked, and writes down each question, and where two are asked at
+/// once.
+fn saying(words: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("gpu");
+    let at = folder.path().display();
+    let text = format!(
+        "#!/bin/sh\nPATH=/usr/bin:/bin\nmkdir {at}/one || echo two >>{at}/asked\n\
+         echo \"$CUDA_VISIBLE_DEVICES $1\" >>{at}/asked\nsleep 0.05\nrmdir {at}/one\n{words}\n"
+    );
+    // Written by another process: what another test forks while this one had it open for writing
+    // would keep it from being run.
+    let write = ["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\""];
+    let mut shell = std::process::Command::new("sh");
+    shell.args(write).arg(&program).arg(text);
+    assert!(shell.status().unwrap().success());
+    (folder, program)
+}
+
+fn asked(folder: &tempfile::TempDir) -> Vec<String> {
+    let text = std::fs::read_to_string(folder.path().join("asked")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_gpu_is_asked_when_it_is_new_or_its_driver_is_or_its_time_has_come() {
+    let at = Instant::now();
+    let asked = |well| Asked {
+        at,
+        driver: "570".to_owned(),
+        well,
+    };
+    assert!(is_due(None, "570", at));
+    assert!(is_due(Some(&asked(true)), "580", at));
+    for (well, wait) in [(true, PERIOD), (false, RETRY)] {
+        let is_due = |now| is_due(Some(&asked(well)), "570", now);
+        assert!(!is_due(at + wait.saturating_sub(Duration::from_millis(1))));
+        assert!(is_due(at + wait));
+    }
+}
+
+#[tokio::test]
+async fn what_each_gpu_told_stands_in_the_facts_and_each_is_asked_once_and_alone() {
+    let (folder, program) = saying(&format!("echo '{WELL}'"));
+    let (look, seen) = watch::channel(None);
+    let mut known = watch(Some(program), node(), seen);
+    for _ in 0..2 {
+        look.send_replace(Some(Arc::new(facts())));
+        let told = tokio::time::timeout(Duration::from_secs(30), known.changed()).await;
+        told.unwrap().unwrap();
+        let facts = known.borrow_and_update().clone().unwrap();
+        for gpu in &facts.gpus {
+            assert_eq!(
+                (gpu.known_uuid(), gpu.fabric().unwrap().clique),
+                (Some("GPU-7"), 9)
+            );
+        }
+    }
+    let asked = asked(&folder);
+    assert_eq!(asked.len(), 4, "{asked:?}");
+    for (line, gpu) in asked.iter().zip(facts().gpus) {
+        // CUDA is shown the one that is meant.
+        let (visible, question) = line.split_once(' ').unwrap();
+        assert_eq!(Some(visible), gpu.uuid.as_deref());
+        let question: Question = serde_json::from_str(question).unwrap();
+        assert_eq!((question.gpu, question.pair), (gpu.pci.address, None));
+    }
+}
+
+#[tokio::test]
+async fn a_node_whose_gpus_no_driver_holds_starts_no_program() {
+    let (folder, program) = saying(&format!("echo '{WELL}'"));
+    let mut bare = facts();
+    bare.gpu_driver = None;
+    once(&program, &node(), &mut bare).await;
+    let mut other = facts();
+    // Held by vfio-pci for a virtual machine.
+    for gpu in &mut other.gpus {
+        gpu.name = None;
+    }
+    once(&program, &node(), &mut other).await;
+    assert_eq!(asked(&folder), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn while_a_gpu_holds_who_asked_it_no_gpu_is_asked() {
+    let facts = facts();
+    let mut gpus = Gpus::default();
+    let stuck = Command::new("sleep")
+        .arg("1000")
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let now = Instant::now();
+    let hung = Answer {
+        hung: Some(Stage::Nvml),
+        ..Answer::default()
+    };
+    let reply = Reply {
+        gpu: ADDRESS.to_owned(),
+        driver: facts.gpu_driver.clone().unwrap().version,
+        answer: Some(hung),
+        held: Some(stuck),
+    };
+    gpus.note(reply, now);
+    assert!(gpus.next(&facts, &node(), now + PERIOD).is_none());
+    gpus.held.as_mut().unwrap().0.kill().await.unwrap();
+    let next = gpus.next(&facts, &node(), now).unwrap();
+    assert_eq!(next.question.gpu, ADDRESS, "how it is now is not known");
+    assert_eq!(
+        gpus.merged(&facts).gpus[0].answer.as_ref().unwrap().hung,
+        Some(Stage::Nvml)
+    );
+}
+
+#[tokio::test]
+async fn what_a_gpu_told_stays_when_it_is_sick_and_tells_nothing_unless_its_driver_is_another() {
+    let mut gpus = Gpus::default();
+    let well: Answer = serde_json::from_str(WELL).unwrap();
+    let mut note = |answer: &Answer, driver: &str| {
+        let reply = Reply {
+            gpu: ADDRESS.to_owned(),
+            driver: driver.to_owned(),
+            answer: Some(answer.clone()),
+            held: None,
+        };
+        gpus.note(reply, Instant::now());
+        gpus.merged(&facts()).gpus[0].fabric().is_some()
+    };
+    assert!(note(&well, "570"));
+    assert!(note(&Answer::default(), "570"));
+    assert!(!note(&Answer::default(), "580"));
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_there_or_tells_nonsense_tells_nothing_of_a_gpu() {
+    let (folder, program) = saying("echo nonsense");
+    for program in [program, folder.path().join("absent")] {
+        let mut facts = facts();
+        once(&program, &node(), &mut facts).await;
+        assert!(facts.gpus.iter().all(|gpu| gpu.answer.is_none()));
+    }
+}
