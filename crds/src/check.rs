@@ -95,6 +95,8 @@ checks! {
     PodEngine, [];
     /// A container that may use RDMA has a device of the node's that can be used.
     PodHcas, ["S28", "S29"];
+    /// The engine of an injected pod in the node's own network listens on ports that the node has for that.
+    PodHostPorts, [];
     /// The hugepages that the engine of an injected pod asks for by its own variables are there, and it holds some.
     PodHugepages, ["S19", "S20", "S21", "S22", "S23", "S24", "S26"];
     /// A container with RDMA devices may lock as much memory as it registers with them.

@@ -258,6 +258,9 @@ pub struct InjectedPod {
     /// Whether the cluster lets its bytes go by RDMA.
     #[serde(default)]
     pub rdma: TransportPolicy,
+    /// It is in the node's own network.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub host_network: bool,
 }
 
 /// One pool pod and how it is to be served.

@@ -117,6 +117,28 @@ pub struct MooncakeNodePolicySpec {
     /// How often agents try what they believe in. Absent: as its fields say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbeRates>,
+
+    /// Ports of the nodes' own network on which engines of injected pods with hostNetwork may listen, for a
+    /// firewall between the nodes. Absent: nobody looks after them, and a stock engine takes some from 15000 to 17000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_ports: Option<HostPorts>,
+}
+
+/// TCP ports, from the first to the last. A stock engine takes two of them; it ignores a range of which an end lies
+/// in 32768 to 60999, so that none is accepted here.
+#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.first < self.last").message("hostPorts.first must be below hostPorts.last: an engine listens on two ports").field_path(".last"),
+    validation = Rule::new("self.last < 32768 || self.first > 60999").message("hostPorts must lie outside 32768 to 60999: a stock engine ignores a range that reaches into the ephemeral ports").field_path(".first")
+)]
+pub struct HostPorts {
+    /// The first port.
+    #[schemars(range(min = 1024, max = 65534))]
+    pub first: u16,
+    /// The last port.
+    #[schemars(range(min = 1025, max = 65535))]
+    pub last: u16,
 }
 
 /// How often agents try what they believe in. What is tried less often is told later.
@@ -338,6 +360,9 @@ pub struct PolicyInForce {
     /// How often the agent tries what it believes in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbeRates>,
+    /// Ports of the node's own network on which engines may listen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_ports: Option<HostPorts>,
 }
 
 impl PolicyInForce {

@@ -310,6 +310,8 @@ reasons! {
     HugepagesInUse, App, "Let the pods that use them end, or leave them be.";
     /// IPv6 of an interface that no policy asks for any more stays on while processes hold queue pairs of its RDMA device.
     Ipv6InUse, App, "Let the processes that use the device end, or leave it be.";
+    /// The engine of a pod in the node's own network listens on ports that the node's MooncakeNodePolicy does not have for that: a firewall may drop who connects.
+    HostPortsDiffer, App, "Set MC_MIN_RPC_PORT and MC_MAX_RPC_PORT in the container as the message says, or leave them to the webhook.";
     /// What the agent has set right was set back by somebody else; it is set right again once a minute.
     FixSetBack, Node, "Find who sets it back (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.";
     /// The operator has cordoned a node, because a MooncakeNodePolicy asks so where RDMA devices are sick.

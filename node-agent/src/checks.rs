@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use crds::node::{DomainMembership, InjectedPod, PoolAssignment};
+use crds::policy::HostPorts;
 use crds::{CheckId, FixReport, Reason, Verdict};
 
 use crate::host::Facts;
@@ -42,6 +43,7 @@ mod pod_by_hand;
 mod pod_devices;
 mod pod_engine;
 mod pod_hcas;
+mod pod_host_ports;
 mod pod_hugepages;
 mod pod_memlock;
 mod pod_ports;
@@ -90,6 +92,7 @@ pub const CATALOG: &[Check] = &[
     pod_devices::CHECK,
     pod_engine::CHECK,
     pod_hcas::CHECK,
+    pod_host_ports::CHECK,
     pod_hugepages::CHECK,
     pod_memlock::CHECK,
     pod_ports::CHECK,
@@ -122,6 +125,8 @@ pub struct World<'a> {
     pub ways: &'a [Way],
     /// What is said of what the agent was to set right.
     pub fixes: &'a [FixReport],
+    /// Ports of the node's own network on which engines may listen, as its policy says.
+    pub host_ports: Option<HostPorts>,
     /// The names of masters, as they were resolved.
     pub names: &'a [Name],
     /// Seconds by which the clock is ahead of the API server's at least, or behind where negative.
@@ -178,6 +183,7 @@ impl<'a> World<'a> {
             owners: &[],
             ways: &[],
             fixes: &[],
+            host_ports: None,
             names: &[],
             ahead: None,
         }

@@ -6,6 +6,7 @@ mod advisor;
 mod claim;
 mod configuration;
 mod environment;
+mod host_ports;
 mod inject;
 mod launch;
 mod lookup;
@@ -21,7 +22,8 @@ pub use advice::Room;
 pub use advisor::Rooms;
 pub use claim::Devices;
 pub use environment::{FORCE_TCP, PROTOCOL};
-pub use inject::{Decision, Skipped, inject};
+pub use host_ports::Policies;
+pub use inject::{Decision, Skipped, Surroundings, inject};
 pub use lookup::{ApiServer, Clusters, LookupError};
 pub use review::router;
 pub use server::run as serve_tls;
@@ -74,7 +76,7 @@ pub enum Error {
 pub async fn serve(
     settings: Settings,
     client: Client,
-    known: impl Rooms + Devices + Clone,
+    known: impl Rooms + Devices + Policies + Clone,
     certificate: Arc<Resolver>,
     leader: watch::Receiver<bool>,
     shutdown: impl Future<Output = ()> + Send,

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use crds::MooncakeCluster;
 use crds::cluster::MooncakeClusterSpec;
+use crds::policy::HostPorts;
 use json_patch::Patch;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use mooncake_operator::admission::{Decision, GATE_CONTAINER, inject};
+use mooncake_operator::admission::{Decision, GATE_CONTAINER, Surroundings, inject};
 use mooncake_operator::cache::Claimable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ struct Case {
     cluster: Option<MooncakeClusterSpec>,
     /// Why no pod can claim devices; absent where they can.
     without_devices: Option<String>,
+    /// Of the policy that holds wherever the pod may run.
+    host_ports: Option<HostPorts>,
     pod: Value,
 }
 
@@ -63,15 +66,18 @@ fn decide(case: &Case, pod: &Value) -> Decision {
         .cluster
         .clone()
         .map(|spec| MooncakeCluster::new("kv", spec));
-    let claimable = case
-        .without_devices
-        .clone()
-        .map_or(Claimable::Yes, Claimable::No);
+    let surroundings = Surroundings {
+        claimable: case
+            .without_devices
+            .clone()
+            .map_or(Claimable::Yes, Claimable::No),
+        host_ports: case.host_ports,
+    };
     inject(
         &pod,
         &case.namespace,
         cluster.as_ref(),
-        &claimable,
+        &surroundings,
         GATE_IMAGE,
     )
 }

@@ -163,6 +163,7 @@ fn round(
         owners: heard.owners,
         ways: heard.ways,
         fixes: heard.fixes,
+        host_ports: spec.policy.as_ref().and_then(|policy| policy.host_ports),
         names: heard.names,
         ahead: heard.ahead,
     });

@@ -9,10 +9,11 @@ use crate::host::container::Container;
 use crate::host::hca::Hca;
 
 /// Checks of which each word is about a container of an injected pod.
-const CHECKS: [CheckId; 6] = [
+const CHECKS: [CheckId; 7] = [
     CheckId::PodByHand,
     CheckId::PodEngine,
     CheckId::PodHcas,
+    CheckId::PodHostPorts,
     CheckId::PodHugepages,
     CheckId::PodMemlock,
     CheckId::PodPorts,

@@ -1,6 +1,7 @@
 //! What is said of the container of an injected pod, beside the one changed file of each check.
 
 use crds::cluster::TransportPolicy;
+use crds::policy::HostPorts;
 use crds::{CheckId, Reason, Verdict};
 use mooncake_node_agent::checks::Judged;
 use mooncake_node_agent::host::container::Network;
@@ -27,6 +28,36 @@ fn s28_s29_a_container_that_is_kept_on_tcp_or_forbidden_rdma_needs_no_device() {
     assert_eq!(told("A=b", TransportPolicy::Prefer), Some(Warn));
     assert_eq!(told("A=b", TransportPolicy::Forbid), None);
     assert_eq!(told("A=b\0MC_FORCE_TCP=1", TransportPolicy::Prefer), None);
+}
+
+#[test]
+fn a_container_in_the_nodes_network_listens_on_the_ports_that_the_nodes_policy_has_for_that() {
+    let told = |environ: &str, host_network: bool| {
+        let mut recording = machine("dgx-h100").recording;
+        recording.replace("proc/4242/environ", Entry::Text(environ.replace(' ', "\0")));
+        let mut wanted = injected();
+        wanted.injected[0].host_network = host_network;
+        wanted.host_ports = Some(HostPorts {
+            first: 20_000,
+            last: 20_100,
+        });
+        let round = round(&recording, &wanted);
+        let of = round.iter().find(|of| of.check == CheckId::PodHostPorts);
+        let trouble = of.and_then(|of| of.said.first()?.trouble.clone());
+        trouble.map(|trouble| (trouble.verdict, trouble.reason, trouble.words))
+    };
+    assert_eq!(told("A=b", false), None, "it has a network of its own");
+    let (verdict, reason, words) = told("A=b", true).unwrap();
+    assert_eq!((verdict, reason), (Warn, Reason::HostPortsDiffer));
+    assert_eq!(
+        words,
+        "its engine listens on two ports from 15000 to 17000, and the node has 20000 to 20100 for that: \
+         MC_MIN_RPC_PORT=20000 MC_MAX_RPC_PORT=20100"
+    );
+    let within = "MC_MIN_RPC_PORT=20010 MC_MAX_RPC_PORT=20020";
+    assert_eq!(told(within, true), None);
+    let older = "MC_MIN_PRC_PORT=20010 MC_MAX_PRC_PORT=20020";
+    assert_eq!(told(older, true), None);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use crds::cluster::{NumaPolicy, PageSize, TransportPolicy};
 use crds::node::{DomainMembership, InjectedPod, PoolAssignment};
+use crds::policy::HostPorts;
 use crds::{ByteSize, CheckId, FixReport, Reason, Verdict};
 use mooncake_node_agent::checks::table::lines;
 use mooncake_node_agent::checks::{CATALOG, Judged, Name, Owner, Way, World, judge, page};
@@ -26,6 +27,7 @@ pub(crate) struct Wanted {
     pub(crate) owners: Vec<Owner>,
     pub(crate) ways: Vec<Way>,
     pub(crate) fixes: Vec<FixReport>,
+    pub(crate) host_ports: Option<HostPorts>,
     pub(crate) names: Vec<Name>,
     pub(crate) ahead: Option<i64>,
     /// Of every container: a recording has no network namespace but the node's.
@@ -48,6 +50,7 @@ pub(crate) fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
         owners: &wanted.owners,
         ways: &wanted.ways,
         fixes: &wanted.fixes,
+        host_ports: wanted.host_ports,
         names: &wanted.names,
         ahead: wanted.ahead,
     };
@@ -177,6 +180,7 @@ pub(crate) fn injected() -> Wanted {
             cluster: "kv".to_owned(),
             version: "0.3.13".to_owned(),
             rdma: TransportPolicy::Prefer,
+            host_network: false,
         }],
         ..Wanted::default()
     }
@@ -642,6 +646,8 @@ fn no_check_is_without_a_recording_that_makes_it_find_each_of_its_causes() {
     for reason in [Reason::EphemeralPortsBusy, Reason::EphemeralPortsLow] {
         told.insert((CheckId::PodPorts, reason));
     }
+    // Only of a node with a policy: the test of ports that engines listen on, in `containers`, has it.
+    told.insert((CheckId::PodHostPorts, Reason::HostPortsDiffer));
     // Lent, not read: the test of owners has it.
     told.insert((CheckId::PodDevices, Reason::DeviceSick));
     // Done, not read: the test of fixes has them.

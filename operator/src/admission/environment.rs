@@ -1,6 +1,7 @@
 //! Environment variables of an injected container: what stock stacks read, and what the user
 //! already said.
 
+use crds::policy::HostPorts;
 use crds::stock::{CONFIG_PATH, Demand, GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, Set};
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector};
 
@@ -18,6 +19,11 @@ pub const FORCE_TCP: &str = "MC_FORCE_TCP";
 /// Its presence has a stock engine prefer the peer's device of the same name, where it would connect each
 /// device to each: queue pairs are what runs out first.
 const DEVICE_AFFINITY: &str = "MC_ENABLE_DEST_DEVICE_AFFINITY";
+
+/// From and to which port a stock engine listens, and the spelling that it had before, which a container may use.
+const FIRST_PORT: &str = "MC_MIN_RPC_PORT";
+const LAST_PORT: &str = "MC_MAX_RPC_PORT";
+const OLDER_PORTS: [&str; 2] = ["MC_MIN_PRC_PORT", "MC_MAX_PRC_PORT"];
 
 /// The word by which stock engines know that peers ask each other for descriptors.
 pub(super) const P2P: &str = "P2PHANDSHAKE";
@@ -82,6 +88,14 @@ fn wanted(container: &Container, target: &Target, config_path: Option<String>) -
     }
     if target.transport == StockTransport::Rdma {
         vars.push(plain(DEVICE_AFFINITY, "1"));
+    }
+    if let Some(HostPorts { first, last }) = target.host_ports
+        && !OLDER_PORTS
+            .iter()
+            .any(|name| own(container, name).is_some())
+    {
+        vars.push(plain(FIRST_PORT, &first.to_string()));
+        vars.push(plain(LAST_PORT, &last.to_string()));
     }
     if let Some(path) = config_path {
         vars.push(plain(CONFIG_PATH, &path));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crds::policy::HostPorts;
 use crds::{MooncakeCluster, Reason, names};
 use json_patch::PatchOperation;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -72,13 +73,21 @@ impl Decision {
     }
 }
 
+/// What is known of where the pod comes to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    pub claimable: Claimable,
+    /// Of the node's own network, where the pod is in it.
+    pub host_ports: Option<HostPorts>,
+}
+
 /// Decides about a pod that is created in `namespace`. `cluster` is the one that the pod's
 /// [`Wish`] names, if it exists; `gate_image` is the sidecar's.
 pub fn inject(
     pod: &Pod,
     namespace: &str,
     cluster: Option<&MooncakeCluster>,
-    claimable: &Claimable,
+    surroundings: &Surroundings,
     gate_image: &str,
 ) -> Decision {
     let wish = match Wish::of(pod, namespace) {
@@ -98,8 +107,15 @@ pub fn inject(
     if let Some(skipped) = obstacle(pod, spec, namespace, &wish, cluster) {
         return Decision::skip(pod, skipped);
     }
+    let Surroundings {
+        claimable,
+        host_ports,
+    } = surroundings;
     let claim = claim::of(pod, spec, namespace, &wish, cluster, claimable);
-    let target = Target::new(&wish, cluster);
+    let target = Target {
+        host_ports: *host_ports,
+        ..Target::new(&wish, cluster)
+    };
     Decision::Patch {
         patch: changes(pod, spec, &target, &claim, gate_image),
         unclaimed: match claim {

@@ -17,7 +17,8 @@ use tracing::{debug, info, warn};
 
 use super::advisor::{self, Rooms};
 use super::claim::Devices;
-use super::inject::{Decision, Skipped, inject};
+use super::host_ports::{self, Policies};
+use super::inject::{Decision, Skipped, Surroundings, inject};
 use super::launch;
 use super::lookup::Clusters;
 use super::wish::Wish;
@@ -35,7 +36,7 @@ struct Endpoint<C, K> {
 pub fn router<C, K>(clusters: C, known: K, gate_image: String) -> Router
 where
     C: Clusters,
-    K: Rooms + Devices + Clone,
+    K: Rooms + Devices + Policies + Clone,
 {
     let endpoint = Arc::new(Endpoint {
         clusters,
@@ -49,7 +50,7 @@ where
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
 }
 
-async fn answer<C: Clusters, K: Rooms + Devices>(
+async fn answer<C: Clusters, K: Rooms + Devices + Policies>(
     State(endpoint): State<Arc<Endpoint<C, K>>>,
     body: Bytes,
 ) -> Response {
@@ -77,7 +78,7 @@ async fn answer<C: Clusters, K: Rooms + Devices>(
     }
 }
 
-async fn respond<C: Clusters, K: Rooms + Devices>(
+async fn respond<C: Clusters, K: Rooms + Devices + Policies>(
     endpoint: &Endpoint<C, K>,
     request: &AdmissionRequest<Pod>,
 ) -> Result<AdmissionResponse, kube::core::admission::SerializePatchError> {
@@ -106,7 +107,7 @@ async fn respond<C: Clusters, K: Rooms + Devices>(
 }
 
 /// With it, what is said of an injected pod that will not find what it asks for.
-async fn decide<C: Clusters, K: Rooms + Devices>(
+async fn decide<C: Clusters, K: Rooms + Devices + Policies>(
     endpoint: &Endpoint<C, K>,
     pod: &Pod,
     namespace: &str,
@@ -119,12 +120,17 @@ async fn decide<C: Clusters, K: Rooms + Devices>(
     match cluster {
         Ok(cluster) => {
             let cluster = cluster.as_ref();
-            let claimable = endpoint.known.claimable();
-            let decision = inject(pod, namespace, cluster, &claimable, &endpoint.gate_image);
+            let known = &endpoint.known;
+            let surroundings = Surroundings {
+                claimable: known.claimable(),
+                host_ports: host_ports::of(pod, || known.policies()),
+            };
+            let image = &endpoint.gate_image;
+            let decision = inject(pod, namespace, cluster, &surroundings, image);
             let advice = match decision {
                 Decision::Patch { .. } => {
-                    let rooms = || endpoint.known.rooms(None);
-                    launch::advise(pod, namespace, cluster, &claimable, rooms)
+                    let rooms = || known.rooms(None);
+                    launch::advise(pod, namespace, cluster, &surroundings.claimable, rooms)
                 }
                 Decision::Skip { .. } => Vec::new(),
             };

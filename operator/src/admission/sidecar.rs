@@ -86,6 +86,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         deadline_seconds,
         on_deadline,
         preflight,
+        host_ports: _,
     } = target;
     let on_deadline = match on_deadline {
         OnDeadline::Start => "start",

@@ -2,6 +2,7 @@
 
 use crds::cluster::{Injection, MooncakeCluster, OnDeadline, Transport, TransportPolicy};
 use crds::names;
+use crds::policy::HostPorts;
 
 use super::wish::Wish;
 
@@ -36,6 +37,8 @@ pub struct Target {
     pub on_deadline: OnDeadline,
     /// The pod waits for what the operator says of its node.
     pub preflight: bool,
+    /// On which its engine listens, where the pod is in the node's own network.
+    pub host_ports: Option<HostPorts>,
 }
 
 impl Target {
@@ -52,6 +55,7 @@ impl Target {
             deadline_seconds: injection.deadline_seconds,
             on_deadline: injection.on_deadline,
             preflight: cluster.is_some_and(|c| !c.spec.preflight.checks.is_empty()),
+            host_ports: None,
         }
     }
 }

@@ -9,8 +9,7 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::ResourceExt;
 use serde::Serialize;
 
-use crate::admission::{Decision, Wish, inject};
-use crate::cache::Claimable;
+use crate::admission::{Decision, Surroundings, Wish, inject};
 use crate::cli::doctor::by_its_labels;
 use crate::cli::page::{Cell, Page, Tone};
 use crate::cli::status::{self, known};
@@ -305,12 +304,11 @@ fn not_injected(
     if blind {
         return finding(reason, words.to_owned(), None);
     }
-    let claimable = Claimable::Unknown;
     match inject(
         &subject.pod,
         namespace,
         subject.cluster.as_ref(),
-        &claimable,
+        &Surroundings::default(),
         "",
     ) {
         Decision::Skip {

@@ -43,6 +43,7 @@ fn entry(pod: &Pod, cluster: &MooncakeCluster) -> Option<InjectedPod> {
         cluster: valid.name,
         version: valid.master.version.to_owned(),
         rdma: valid.transports.rdma,
+        host_network: pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true),
     })
 }
 

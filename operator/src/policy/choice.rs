@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use crds::MooncakeNodePolicy;
-use crds::policy::{CheckRule, FixRule, HugepagesRule, PolicyInForce, ProbeRates, SickDevices};
+use crds::policy::{
+    CheckRule, FixRule, HostPorts, HugepagesRule, PolicyInForce, ProbeRates, SickDevices,
+};
 use kube::ResourceExt;
 
 /// The policies that come into question for a node: all of the highest priority that is there, the one
@@ -72,6 +74,7 @@ pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
         fixes,
         hugepages,
         probes,
+        host_ports,
         // What becomes of the node itself is the operator's.
         sick_devices: _,
     } = asked(policy);
@@ -81,6 +84,7 @@ pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
         fixes,
         hugepages,
         probes,
+        host_ports,
     }
 }
 
@@ -91,6 +95,7 @@ struct Asked {
     hugepages: Vec<HugepagesRule>,
     sick_devices: Option<SickDevices>,
     probes: Option<ProbeRates>,
+    host_ports: Option<HostPorts>,
 }
 
 /// What it asks, in an order that means nothing.
@@ -107,6 +112,7 @@ fn asked(policy: &MooncakeNodePolicy) -> Asked {
         hugepages,
         sick_devices: spec.sick_devices,
         probes: spec.probes,
+        host_ports: spec.host_ports,
     }
 }
 

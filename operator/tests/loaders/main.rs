@@ -9,8 +9,7 @@ use std::process::{Command, Stdio};
 
 use json_patch::Patch;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use mooncake_operator::admission::{Decision, inject};
-use mooncake_operator::cache::Claimable;
+use mooncake_operator::admission::{Decision, Surroundings, inject};
 use mooncake_stock::{LMCACHE, MOONCAKE, SGLANG, VLLM};
 use serde_json::{Value, json};
 
@@ -27,7 +26,7 @@ fn injected(env: &Value) -> (Container, Container) {
         "spec": {"containers": [{"name": "server", "image": "server:1", "env": env}]},
     });
     let typed: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let decision = inject(&typed, "team", None, &Claimable::Yes, "gate:1");
+    let decision = inject(&typed, "team", None, &Surroundings::default(), "gate:1");
     let Decision::Patch { patch, .. } = decision else {
         panic!("the pod is not injected");
     };

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use api::Api;
 use axum::http::StatusCode;
-use crds::MooncakeCluster;
+use crds::{MooncakeCluster, MooncakeNodePolicy};
 use jiff::Timestamp;
-use mooncake_operator::admission::{Clusters, Devices, LookupError, Room, Rooms, Wish};
+use mooncake_operator::admission::{Clusters, Devices, LookupError, Policies, Room, Rooms, Wish};
 use mooncake_operator::cache::{Claimable, ClusterName};
 use mooncake_operator::certificates::{Identity, Keeper, Schedule, Stored};
 use rig::{NAME, Server, Trust, eventually};
@@ -64,6 +64,12 @@ struct Small;
 impl Devices for Small {
     fn claimable(&self) -> Claimable {
         Claimable::Yes
+    }
+}
+
+impl Policies for Small {
+    fn policies(&self) -> Vec<MooncakeNodePolicy> {
+        Vec::new()
     }
 }
 

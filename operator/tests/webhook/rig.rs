@@ -10,7 +10,7 @@ use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use mooncake_operator::admission::{Clusters, Devices, Rooms, router, serve_tls};
+use mooncake_operator::admission::{Clusters, Devices, Policies, Rooms, router, serve_tls};
 use mooncake_operator::certificates::{Resolver, server_config};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -57,7 +57,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn start(
         clusters: impl Clusters,
-        known: impl Rooms + Devices + Clone,
+        known: impl Rooms + Devices + Policies + Clone,
     ) -> Self {
         let certificate = Arc::new(Resolver::default());
         let tls = server_config(certificate.clone()).unwrap();

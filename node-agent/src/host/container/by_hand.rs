@@ -14,6 +14,10 @@ pub const PORT: &str = "MC_IB_PORT";
 pub const MATRIX: &str = "MC_CUSTOM_TOPO_JSON";
 const PATH: usize = 512;
 
+/// Variables that pick the ports on which it listens, each with the older spelling that it takes as well.
+pub const FIRST_RPC_PORT: [&str; 2] = ["MC_MIN_RPC_PORT", "MC_MIN_PRC_PORT"];
+pub const LAST_RPC_PORT: [&str; 2] = ["MC_MAX_RPC_PORT", "MC_MAX_PRC_PORT"];
+
 /// Variables of the stock wheel, which otherwise chooses by itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByHand {
@@ -27,6 +31,8 @@ pub struct ByHand {
     pub mtu: Option<String>,
     /// Path of the file that says which devices are near to which memory.
     pub matrix: Option<String>,
+    /// First and last port on which it may listen.
+    pub rpc_ports: (Option<String>, Option<String>),
 }
 
 impl ByHand {
@@ -41,6 +47,10 @@ impl ByHand {
             let value = variable(name).unwrap_or_default();
             let devices = devices(value).into_iter();
             devices.map(move |device| (name.to_owned(), device))
+        };
+        let either = |names: [&'static str; 2]| {
+            let mut values = names.into_iter().filter_map(set);
+            values.next().map(|(_, value)| value)
         };
         let owned = |(name, value): (&str, String)| (name.to_owned(), value);
         Self {
@@ -57,6 +67,7 @@ impl ByHand {
             matrix: variable(MATRIX)
                 .filter(|path| (1..=PATH).contains(&path.len()))
                 .map(str::to_owned),
+            rpc_ports: (either(FIRST_RPC_PORT), either(LAST_RPC_PORT)),
         }
     }
 }
