@@ -43,6 +43,8 @@ macro_rules! checks {
 checks! {
     /// The node's clock is that of the API server, to a few seconds.
     Clock, [];
+    /// The container runtime reads the files by which pods get the RDMA devices that they claim.
+    ContainerRuntime, [];
     /// The kernel answers when it is asked about an RDMA device.
     DeviceAnswers, ["S03"];
     /// Programs find a device file by which they can open each RDMA device.

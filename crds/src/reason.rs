@@ -278,6 +278,8 @@ reasons! {
     ImexUnsupported, Node, "Install a GPU driver with IMEX, or keep ComputeDomains off the node.";
     /// The host runs an IMEX service of its own, which excludes that of a ComputeDomain.
     HostImexConfigured, Node, "Stop and disable nvidia-imex.service, and remove /etc/nvidia-imex/nodes_config.cfg.";
+    /// The container runtime does not read the files by which pods get the RDMA devices that they claim: they start without them.
+    CdiUnread, Node, "Set enable_cdi = true in the runtime's configuration, have the agent's folder (agent.devices.cdiDir) stand among its cdi_spec_dirs, and restart it.";
     /// The API server does not serve resource.k8s.io/v1, so that no RDMA device can be claimed.
     DeviceApiMissing, Cluster, "Use Kubernetes 1.34 or later, or set agent.devices.enabled to false.";
     /// The kubelet does not take the agent's offer of RDMA devices.

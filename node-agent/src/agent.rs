@@ -31,5 +31,6 @@ mod proof;
 mod readers;
 mod report;
 mod room;
+mod runtime;
 pub mod supervisor;
 pub mod worker;

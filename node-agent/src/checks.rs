@@ -5,6 +5,7 @@
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::time::Duration;
 
 use crds::node::{DomainMembership, InjectedPod, PoolAssignment};
@@ -15,6 +16,7 @@ use crate::host::Facts;
 use crate::host::container::Container;
 
 mod clock;
+mod container_runtime;
 mod device_answers;
 mod device_file;
 mod device_readable;
@@ -66,6 +68,7 @@ use steady::Patience;
 /// Every check, in the order of [`CheckId`].
 pub const CATALOG: &[Check] = &[
     clock::CHECK,
+    container_runtime::CHECK,
     device_answers::CHECK,
     device_file::CHECK,
     device_readable::CHECK,
@@ -123,6 +126,8 @@ pub struct World<'a> {
     pub owners: &'a [Owner],
     /// The ways to other nodes that were tried.
     pub ways: &'a [Way],
+    /// Where the agent writes what claims give, if it offers devices.
+    pub cdi: Option<&'a Path>,
     /// What is said of what the agent was to set right.
     pub fixes: &'a [FixReport],
     /// Ports of the node's own network on which engines may listen, as its policy says.
@@ -182,6 +187,7 @@ impl<'a> World<'a> {
             containers: &[],
             owners: &[],
             ways: &[],
+            cdi: None,
             fixes: &[],
             host_ports: None,
             names: &[],

@@ -25,7 +25,7 @@ mod owners;
 mod plugin;
 mod publication;
 mod refusal;
-mod rpc;
+pub(crate) mod rpc;
 
 pub(crate) use plugin::keep;
 

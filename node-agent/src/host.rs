@@ -28,6 +28,7 @@ pub mod memory;
 pub mod pci;
 pub mod recording;
 pub mod round;
+pub mod runtime;
 pub mod scrub;
 pub mod tree;
 
@@ -40,6 +41,7 @@ use kernel::Kernel;
 use log::Log;
 use memory::{Hugepages, NumaNode};
 use recording::Recording;
+use runtime::Runtime;
 use tree::Tree;
 
 /// Everything that is known of a node. What is absent could not be read, or is not there: `faults`
@@ -56,6 +58,8 @@ pub struct Facts {
     pub numa_nodes: Vec<NumaNode>,
     pub hugepages: Vec<Hugepages>,
     pub sockets: Option<Sockets>,
+    /// None where it does not answer, or was not asked yet.
+    pub runtime: Option<Runtime>,
     /// None where the kernel's log cannot be read.
     pub log: Option<Log>,
     pub faults: Vec<Fault>,
@@ -124,6 +128,7 @@ impl Host {
             numa_nodes: memory::numa_nodes(tree),
             hugepages: memory::all_hugepages(tree),
             sockets: interface::sockets(tree),
+            runtime: runtime::read(tree),
             log: log::read(tree),
             faults: Vec::new(),
         };

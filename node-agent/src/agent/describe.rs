@@ -22,7 +22,7 @@ use crate::host::hca::Hca;
 use crate::host::recording::{Entry, Recording};
 use crate::host::round::{self, Node};
 use crate::host::scrub::Scrub;
-use crate::host::{Facts, Host};
+use crate::host::{Facts, Host, runtime};
 
 /// Writes the facts of the node as one line, and ends without waiting for devices that
 /// hold a thread.
@@ -74,6 +74,10 @@ pub fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
     let (mut facts, mut recording) =
         round::record(node).with_context(|| format!("reading {}", node.root.display()))?;
     tried(node, &mut facts)?;
+    if let Some(runtime) = &facts.runtime {
+        let answer = serde_json::to_string(runtime)?;
+        recording.insert(runtime::FILE, Entry::Text(answer));
+    }
     for hca in &facts.hcas {
         if let Some(answer) = &hca.verbs {
             let answer = serde_json::to_string(answer)?;
@@ -129,7 +133,8 @@ pub fn checks(node: &Node, recording: Option<&Path>, json: bool) -> anyhow::Resu
     Ok(!round.iter().any(fails))
 }
 
-/// Has each RDMA device and each GPU of a live node do something, where the programs for that are there.
+/// Has each RDMA device and each GPU of a live node do something, where the programs for that are there, and
+/// asks the container runtime.
 fn tried(node: &Node, facts: &mut Facts) -> anyhow::Result<()> {
     if node.root.is_file() {
         return Ok(());
@@ -138,6 +143,8 @@ fn tried(node: &Node, facts: &mut Facts) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
+        // One that is not there is not asked.
+        facts.runtime = super::runtime::once(node).await.ok();
         if let Some(program) = canary::program() {
             canary::once(&program, node, facts).await;
         }

@@ -1,6 +1,7 @@
 //! Judges the node whenever it is looked at or something else is wanted of it, and says on the board
 //! what came of it, and to who lends devices which of them are sick.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT};
@@ -43,6 +44,8 @@ pub(crate) struct Beside {
     pub(crate) containers: containers::Known,
     pub(crate) names: name_service::Known,
     pub(crate) clock: clock::Known,
+    /// Where what claims give is written, if devices are offered.
+    pub(crate) cdi: Option<PathBuf>,
 }
 
 /// Judges for as long as anybody looks.
@@ -60,6 +63,7 @@ pub(crate) async fn keep(
         mut containers,
         mut names,
         mut clock,
+        cdi,
     } = beside;
     let began = Instant::now();
     let mut seen = began;
@@ -90,6 +94,7 @@ pub(crate) async fn keep(
                 containers: inside.as_deref().map_or(&[], Vec::as_slice),
                 names: &names_said,
                 ahead,
+                cdi: cdi.as_deref(),
             };
             let round = round(facts.as_deref(), &spec, heard, unseen);
             let health = steady.note(&round, now);
@@ -145,6 +150,7 @@ struct Heard<'a> {
     containers: &'a [Container],
     names: &'a [Name],
     ahead: Option<i64>,
+    cdi: Option<&'a Path>,
 }
 
 /// What the checks say; where nobody has seen the node of late, that first of all.
@@ -166,6 +172,7 @@ fn round(
         host_ports: spec.policy.as_ref().and_then(|policy| policy.host_ports),
         names: heard.names,
         ahead: heard.ahead,
+        cdi: heard.cdi,
     });
     let mut round = world.map_or_else(Vec::new, |world| judge(CATALOG, &world));
     if unseen {
@@ -350,6 +357,7 @@ mod tests {
             containers,
             names,
             clock,
+            cdi: None,
         };
         let board = Board::default();
         let (tell, mut sick) = watch::channel(Sick::new());

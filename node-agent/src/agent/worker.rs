@@ -23,7 +23,7 @@ use super::readers::Readers;
 use super::report::{self, Board};
 use super::{
     assignments, canary, clock, containers, fixing, fleet, gpus, hardware, health, inventory,
-    inventory_object, metrics, name_service,
+    inventory_object, metrics, name_service, runtime,
 };
 use crate::checks::sickness::Sick;
 use crate::devices;
@@ -126,6 +126,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
         let known = hardware::watch(node.clone());
         let known = canary::watch(canary::program(), node.clone(), assigned.clone(), known);
         let known = gpus::watch(gpus::program(), node.clone(), known);
+        let known = runtime::watch(&node, &host_proc, known);
         let fixes = fixing::start(
             node,
             (&state_dir, &boot_id),
@@ -146,6 +147,7 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
                 containers: containers::watch(procfs_above(&host_proc), assigned.clone()),
                 names: name_service::watch(assigned.clone()),
                 clock: clock::watch(client.clone()),
+                cdi: kubelet_dir.is_some().then(|| cdi_dir.clone()),
             },
             board.clone(),
             tell_sick,

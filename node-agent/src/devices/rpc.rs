@@ -33,13 +33,13 @@ const GOODBYE: Duration = Duration::from_secs(2);
 const BREATH: Duration = Duration::from_millis(100);
 
 /// What answers on a socket.
-pub(super) trait Service: Send + Sync + 'static {
+pub(crate) trait Service: Send + Sync + 'static {
     /// Answers one call, which is told by its path.
     fn answer(self: Arc<Self>, request: Request<Incoming>) -> BoxFuture<'static, Response<Body>>;
 }
 
 /// Answers a call by a function from its message.
-pub(super) async fn unary<Q, R, F>(
+pub(crate) async fn unary<Q, R, F>(
     request: Request<Incoming>,
     call: impl FnMut(Q) -> F,
 ) -> Response<Body>
@@ -54,7 +54,7 @@ where
 }
 
 /// Answers a call by a stream of messages, whatever it asks for.
-pub(super) async fn streaming<Q, R, S>(request: Request<Incoming>, messages: S) -> Response<Body>
+pub(crate) async fn streaming<Q, R, S>(request: Request<Incoming>, messages: S) -> Response<Body>
 where
     Q: Message + Default + 'static,
     R: Message + Default + 'static,
@@ -83,7 +83,7 @@ where
 }
 
 /// Answers a call that is not known.
-pub(super) fn unknown(path: &str) -> Response<Body> {
+pub(crate) fn unknown(path: &str) -> Response<Body> {
     Status::unimplemented(format!("{path} is not served")).into_http()
 }
 
@@ -106,14 +106,14 @@ where
 ///
 /// # Errors
 /// If there is no such folder, or the path is too long for a socket.
-pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
+pub(crate) fn bind(path: &Path) -> io::Result<UnixListener> {
     remove(path)?;
     UnixListener::bind(path)
 }
 
 /// # Errors
 /// If it is there and stays.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -121,13 +121,13 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Waits for the end.
-pub(super) async fn told(end: &mut watch::Receiver<bool>) {
+pub(crate) async fn told(end: &mut watch::Receiver<bool>) {
     // Who tells it is gone: that is the end as well.
     let _ = end.wait_for(|end| *end).await;
 }
 
 /// Answers on a socket until the end, and until the calls that run then are answered.
-pub(super) async fn serve<S: Service>(
+pub(crate) async fn serve<S: Service>(
     listener: UnixListener,
     service: Arc<S>,
     end: watch::Receiver<bool>,

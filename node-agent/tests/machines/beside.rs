@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crds::{CheckId, FixId, FixReport, Reason, Verdict};
 use mooncake_node_agent::checks::{Name, Owner, Way};
+use mooncake_node_agent::host::recording::Entry;
 
 use super::recorded::machine;
 use super::verdicts::{Wanted, round};
@@ -187,4 +188,40 @@ fn a_fix_that_the_node_refuses_or_somebody_sets_back_or_the_kubelet_does_not_see
     ] {
         assert_eq!(told(bad), Some((Warn, bad)));
     }
+}
+
+#[test]
+fn a_runtime_that_says_nothing_of_cdi_and_a_node_that_offers_nothing_are_left_in_peace() {
+    let told = |machine_name: &str, runtime: Option<&str>, cdi| {
+        let mut recording = machine(machine_name).recording;
+        recording.remove("run/mooncake/runtime");
+        if let Some(runtime) = runtime {
+            recording.insert("run/mooncake/runtime", Entry::Text(runtime.to_owned()));
+        }
+        let wanted = Wanted {
+            cdi,
+            ..Wanted::default()
+        };
+        let round = round(&recording, &wanted);
+        let of = round
+            .iter()
+            .find(|of| of.check == CheckId::ContainerRuntime);
+        let said = of.unwrap().said.first().cloned();
+        said.map(|said| said.trouble.map(|trouble| trouble.words))
+    };
+    let off = r#"{"name":"containerd","version":"1.7.27","cdi":{"enabled":false,"folders":["/etc/cdi"]}}"#;
+    let crio = r#"{"name":"cri-o","version":"1.35.0","cdi":null}"#;
+    let cdi = Some("/var/run/cdi");
+    assert_eq!(told("dgx-h100", None, cdi), None);
+    assert_eq!(told("dgx-h100", Some(crio), cdi), None);
+    assert_eq!(told("dgx-h100", Some(off), None), None);
+    assert_eq!(told("vm-without-devices", Some(off), cdi), None);
+    let on = off.replace("false", "true").replace("/etc/cdi", "/run/cdi");
+    assert_eq!(told("dgx-h100", Some(&on), cdi), Some(None));
+    assert_eq!(
+        told("dgx-h100", Some(&on), Some("/opt/cdi"))
+            .unwrap()
+            .unwrap(),
+        "containerd 1.7.27 looks for CDI files in /run/cdi, and the agent writes them to /opt/cdi"
+    );
 }

@@ -30,6 +30,8 @@ pub(crate) struct Wanted {
     pub(crate) host_ports: Option<HostPorts>,
     pub(crate) names: Vec<Name>,
     pub(crate) ahead: Option<i64>,
+    /// Where devices are offered.
+    pub(crate) cdi: Option<&'static str>,
     /// Of every container: a recording has no network namespace but the node's.
     pub(crate) network: Option<Network>,
 }
@@ -53,6 +55,7 @@ pub(crate) fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
         host_ports: wanted.host_ports,
         names: &wanted.names,
         ahead: wanted.ahead,
+        cdi: wanted.cdi.map(Path::new),
     };
     judge(CATALOG, &world)
 }
@@ -153,6 +156,14 @@ pub(crate) fn pool_of_15_gib() -> Wanted {
     pool(15 << 30, PageSize::Huge2Mi)
 }
 
+/// The agent offers devices.
+fn offered() -> Wanted {
+    Wanted {
+        cdi: Some("/run/cdi"),
+        ..Wanted::default()
+    }
+}
+
 pub(crate) fn domain() -> Wanted {
     Wanted {
         domains: vec![DomainMembership {
@@ -197,6 +208,30 @@ pub(crate) fn cases() -> impl Iterator<Item = &'static Case> {
 /// At least one for each cause that a check can name; what devices and GPUs did when they were tried has
 /// tables of its own.
 const CASES: &[Case] = &[
+    Case {
+        check: CheckId::ContainerRuntime,
+        machine: "dgx-h100",
+        wanted: offered,
+        path: "run/mooncake/runtime",
+        becomes: Text(
+            r#"{"name":"containerd","version":"1.7.27","cdi":{"enabled":false,"folders":["/etc/cdi","/var/run/cdi"]}}"#,
+        ),
+        verdict: Fail,
+        reason: Reason::CdiUnread,
+        subject: "container runtime",
+    },
+    Case {
+        check: CheckId::ContainerRuntime,
+        machine: "dgx-h100",
+        wanted: offered,
+        path: "run/mooncake/runtime",
+        becomes: Text(
+            r#"{"name":"containerd","version":"2.2.9","cdi":{"enabled":true,"folders":["/etc/cdi"]}}"#,
+        ),
+        verdict: Fail,
+        reason: Reason::CdiUnread,
+        subject: "container runtime",
+    },
     Case {
         check: CheckId::DeviceAnswers,
         machine: "dgx-h100",
