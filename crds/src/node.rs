@@ -410,7 +410,7 @@ pub struct DeviceHealth {
     /// Of these the sick ones: by a check they cannot be used, and no claim gets them anew.
     pub sick: u32,
     /// What a container that claims none of them may lock in memory, unless it is given more; absent where
-    /// that has no limit, or is not known.
+    /// that has no limit or is not known, and where Mooncake's RDMA can use none of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memlock: Option<ByteSize>,
     /// The sick ones, at most 16.

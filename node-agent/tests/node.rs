@@ -2,6 +2,8 @@
 //! Needs root, for network namespaces, and the stock wheel, which is installed on first use.
 #![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
+#[path = "node/efa.rs"]
+mod efa;
 #[path = "node/hostile.rs"]
 mod hostile;
 #[path = "node/hugepages.rs"]

@@ -5,7 +5,9 @@ use crds::inventory::LinkLayer;
 use crate::host::Facts;
 use crate::host::hca::{Hca, Port};
 
-/// True where Mooncake's RDMA can use a port at all: AWS EFA speaks another protocol.
+/// True where Mooncake's RDMA can use a port at all. AWS EFA, of which the kernel tells an unknown link layer,
+/// has no reliable connections, which Mooncake's RDMA makes; Mooncake has a transport of its own for it, which
+/// stock wheels are built without (`tests/node/efa.rs`). So it is nothing that a container could lack.
 pub(super) fn speaks_rdma(port: &Port) -> bool {
     matches!(
         port.link_layer,

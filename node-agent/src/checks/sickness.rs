@@ -56,6 +56,7 @@ pub(crate) fn summary(sick: &Sick, facts: &Facts) -> DeviceHealth {
             .own_memlock
             .as_ref()
             .and_then(memlock::most)
+            .filter(|_| rails::devices(facts).next().is_some())
             .map(ByteSize),
         named: named.collect(),
     }
@@ -99,6 +100,20 @@ mod tests {
     fn facts() -> Facts {
         let text = include_str!("../../tests/machines/vm-soft-roce.txt");
         Host::recorded(Recording::parse(text).unwrap()).facts()
+    }
+
+    #[test]
+    fn s13_s29_what_a_container_may_lock_is_told_where_it_could_register_anything() {
+        let told = |text: &str| {
+            let mut facts = Host::recorded(Recording::parse(text).unwrap()).facts();
+            let (soft, hard) = ("65536".to_owned(), "65536".to_owned());
+            facts.kernel.own_memlock = Some(crds::inventory::Limit { soft, hard });
+            summary(&Sick::new(), &facts).memlock
+        };
+        let roce = include_str!("../../tests/machines/vm-soft-roce.txt");
+        assert_eq!(told(roce), Some(ByteSize(65536)));
+        let efa = include_str!("../../tests/machines/aws-p5.txt");
+        assert_eq!(told(efa), None);
     }
 
     fn judged(check: CheckId, said: Said) -> Judged {

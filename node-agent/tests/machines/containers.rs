@@ -297,6 +297,26 @@ fn s13_what_a_container_has_to_lock_is_what_its_engine_registers_with_each_devic
 }
 
 #[test]
+fn s29_a_container_lacks_no_device_on_a_node_that_has_none_but_efa() {
+    let mut recording = machine("aws-p5").recording;
+    for (path, entry) in machine("dgx-h100").recording.entries() {
+        if path.starts_with("proc/4242") {
+            recording.insert(path, entry.clone());
+        }
+    }
+    let round = round(&recording, &injected());
+    let said = |check| {
+        let of = round.iter().find(|of| of.check == check);
+        of.unwrap().said.clone()
+    };
+    // It is looked into, and nothing is made of the devices that a stock engine cannot use.
+    assert_eq!(said(CheckId::PodEngine).len(), 1);
+    for check in [CheckId::PodHcas, CheckId::PodByHand, CheckId::PodMemlock] {
+        assert_eq!(said(check), [], "{check}");
+    }
+}
+
+#[test]
 fn s06_a_matrix_that_names_a_missing_card_or_is_none_is_named_with_the_cards_that_there_are() {
     const PATH: &str = "proc/4242/root/etc/matrix.json";
     let told = |environ: &str, file: Option<Entry>| {
