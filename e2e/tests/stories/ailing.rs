@@ -64,10 +64,12 @@ const AILMENTS: [Ailment; 4] = [
         verdict: Verdict::Fail,
     },
     Ailment {
-        was: "\"loops\":[{\"port\":1,\"wrote\":{\"bytes\":65536,\"micros\":2399},\"failed\":null}],\
+        was: "\"registered\":{\"bytes\":65536,\"micros\":3073},\
+              \"loops\":[{\"port\":1,\"wrote\":{\"bytes\":65536,\"micros\":2399},\"failed\":null}],\
               \"failed\":null,\"hung\":null}\nEND",
-        is: "\"loops\":[],\"failed\":{\"stage\":\"Register\",\"errno\":11,\
-             \"words\":\"registering memory: EAGAIN\",\"means\":null},\"hung\":null}\nEND",
+        is: "\"registered\":null,\"loops\":[],\"failed\":{\"stage\":\"Register\",\"errno\":11,\
+             \"words\":\"registering memory: EAGAIN\",\"means\":{\"may_lock\":null,\"mappings\":40}},\
+             \"hung\":null}\nEND",
         check: CheckId::MemoryKey,
         subject: "rxe1",
         reason: Reason::MkeyExhausted,
