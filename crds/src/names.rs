@@ -22,7 +22,8 @@ pub const ANNOTATION_SKIPPED: &str = "mooncake.io/injection-skipped";
 /// Set by the webhook on what it changed; its presence makes a second call a no-op.
 pub const ANNOTATION_INJECTED: &str = "mooncake.io/injected";
 
-/// Set by the operator on a pod that waits for the checks of its node: what they find, as `Reason: words`.
+/// Set by the webhook on a pod that waits for the checks of its node, and by the operator: what they find, as
+/// `Reason: words`.
 pub const ANNOTATION_PREFLIGHT: &str = "mooncake.io/preflight";
 
 /// Set by the user on a pod that is to be given no claim of an RDMA device: `false`.

@@ -28,7 +28,6 @@ pub use lookup::{ApiServer, Clusters, LookupError};
 pub use review::router;
 pub use server::run as serve_tls;
 pub use sidecar::NAME as GATE_CONTAINER;
-pub(crate) use sidecar::PREFLIGHT_ARGUMENT;
 pub use target::{StockTransport, Target};
 pub use wish::{Unreadable, Wish};
 

@@ -286,6 +286,10 @@ fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target, claim: 
         Claim::Refused(why) => Some(why.to_string()),
         Claim::None | Claim::By(_) => None,
     };
+    let preflight = target.preflight.then(|| {
+        let reason = Reason::PreflightUntold;
+        format!("{reason}: {}", reason.about())
+    });
     patch.set(
         Table::Annotations,
         pod.metadata.annotations.as_ref(),
@@ -293,8 +297,8 @@ fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target, claim: 
             (names::ANNOTATION_INJECTED, Some(&injected)),
             (names::ANNOTATION_SKIPPED, None),
             (names::ANNOTATION_CLAIM_SKIPPED, unclaimed.as_deref()),
-            // The operator's to say, of a pod that has a node.
-            (names::ANNOTATION_PREFLIGHT, None),
+            // The operator says more, of a pod that has a node.
+            (names::ANNOTATION_PREFLIGHT, preflight.as_deref()),
         ],
     );
 }

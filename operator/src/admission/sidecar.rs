@@ -24,8 +24,6 @@ const NO_TOKEN_VOLUME: &str = "mooncake-gate-no-token";
 const PREFLIGHT_VOLUME: &str = "mooncake-gate-preflight";
 const PREFLIGHT_DIRECTORY: &str = "/run/mooncake-preflight";
 const PREFLIGHT_FILE: &str = "word";
-/// By which a gate is told where to read it.
-pub(crate) const PREFLIGHT_ARGUMENT: &str = "--preflight=";
 const TOKEN_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Requests and limits are equal, so that a Guaranteed pod stays Guaranteed.
@@ -104,8 +102,9 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         format!("--samples={SAMPLES}"),
     ];
     if *preflight {
-        let argument = format!("{PREFLIGHT_ARGUMENT}{PREFLIGHT_DIRECTORY}/{PREFLIGHT_FILE}");
-        arguments.push(argument);
+        arguments.push(format!(
+            "--preflight={PREFLIGHT_DIRECTORY}/{PREFLIGHT_FILE}"
+        ));
     }
     arguments.extend(
         files

@@ -1,5 +1,5 @@
 //! What a pod that waits is told of its node, where its cluster asks for checks of the node: an annotation, which the
-//! kubelet shows to the pod's gate as a file. Pure.
+//! kubelet shows to the pod's gate as a file. The webhook gives it to pods whose gate reads it. Pure.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,16 @@ use crds::{CheckId, MooncakeNode, Reason, names};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use crate::admission::{GATE_CONTAINER, PREFLIGHT_ARGUMENT};
+use crate::admission::GATE_CONTAINER;
 use crate::cluster::validate::Valid;
 use crate::cluster::verdict::heard;
 
-/// What is to stand in the annotation; none where the pod's gate does not ask, or the pod has no node yet.
-/// When the gate is open nobody reads it any more, and it stays.
+/// What is to stand in the annotation; none where the pod's gate does not ask. When the gate is open nobody reads
+/// it any more, and it stays, as it does until the pod has a node.
 pub fn word(cluster: &Valid, pod: &Pod, report: Option<&MooncakeNode>) -> Option<String> {
-    let spec = pod.spec.as_ref()?;
-    if !asks(pod) || spec.node_name.is_none() {
-        return None;
-    }
-    if is_open(pod)
-        && let Some(stands) = said(pod)
-    {
+    let stands = said(pod)?;
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+    if is_open(pod) || node.is_none() {
         return Some(stands.to_owned());
     }
     let (reason, words) = judge(&cluster.preflight, report);
@@ -40,15 +36,6 @@ pub fn said(pod: &Pod) -> Option<&str> {
 pub fn holds(pod: &Pod) -> Option<&str> {
     let passed = Reason::AsExpected.as_str();
     said(pod).filter(|said| said.split(':').next() != Some(passed))
-}
-
-fn asks(pod: &Pod) -> bool {
-    let init = pod.spec.iter().flat_map(|spec| &spec.init_containers);
-    let mut gates = init.flatten().filter(|one| one.name == GATE_CONTAINER);
-    gates.any(|gate| {
-        let mut arguments = gate.args.iter().flatten();
-        arguments.any(|argument| argument.starts_with(PREFLIGHT_ARGUMENT))
-    })
 }
 
 fn is_open(pod: &Pod) -> bool {
@@ -115,18 +102,19 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    fn pod(node: &str, status: &str, annotation: &str) -> Pod {
+    fn pod(node: &str, started: bool, stands: &str) -> Pod {
         serde_yaml_ng::from_str(&format!(
-            "{{metadata: {{name: a, namespace: team, annotations: {{{annotation}}}}}, \
-             spec: {{{node} containers: [], initContainers: [{{name: {GATE_CONTAINER}, args: \
-             [hold, {PREFLIGHT_ARGUMENT}/x]}}]}}, status: {{initContainerStatuses: [{{name: {GATE_CONTAINER}, \
-             image: x, imageID: x, ready: false, restartCount: 0, {status}}}]}}}}"
+            "{{metadata: {{name: a, namespace: team, annotations: {{{stands}}}}}, \
+             spec: {{{node} containers: []}}, status: {{initContainerStatuses: [{{name: {GATE_CONTAINER}, \
+             image: x, imageID: x, ready: false, restartCount: 0, started: {started}}}]}}}}"
         ))
         .unwrap()
     }
 
+    const UNTOLD: &str = "mooncake.io/preflight: 'PreflightUntold: x'";
+
     fn waiting() -> Pod {
-        pod("nodeName: n1,", "started: false", "")
+        pod("nodeName: n1,", false, UNTOLD)
     }
 
     fn report(policy: &str, status: &str) -> MooncakeNode {
@@ -182,23 +170,16 @@ mod tests {
     #[test]
     fn only_who_waits_on_a_node_and_asks_is_told() {
         let found = report("", &format!("{COUNTS}, {WARNS}"));
-        assert_eq!(told(&pod("", "started: false", ""), Some(&found)), None);
-        let mut unasking = waiting();
-        let init = &mut unasking.spec.as_mut().unwrap().init_containers;
-        init.as_mut().unwrap()[0].args = None;
-        assert_eq!(told(&unasking, Some(&found)), None);
+        assert_eq!(told(&pod("nodeName: n1,", false, ""), Some(&found)), None);
+        let nowhere = told(&pod("", false, UNTOLD), Some(&found));
+        assert_eq!(nowhere.as_deref(), Some("PreflightUntold: x"));
         let passed = "mooncake.io/preflight: 'AsExpected: node n1'";
-        let open = pod("nodeName: n1,", "started: true", passed);
+        let open = pod("nodeName: n1,", true, passed);
         assert_eq!(
             told(&open, Some(&found)).as_deref(),
             Some("AsExpected: node n1")
         );
         assert_eq!(holds(&open), None);
-        let held = pod(
-            "nodeName: n1,",
-            "started: false",
-            "mooncake.io/preflight: 'ClockSkewed: x'",
-        );
-        assert_eq!(holds(&held), Some("ClockSkewed: x"));
+        assert_eq!(holds(&waiting()), Some("PreflightUntold: x"));
     }
 }
