@@ -61,6 +61,8 @@ checks! {
     GpuAnswers, ["S28", "S29"];
     /// Where a GPU and an RDMA device are, the device can reach the GPU's memory.
     GpuDirect, ["S27", "S28"];
+    /// What an RDMA device writes to a GPU's memory arrives, and comes back from there, every byte the same.
+    GpuDirectProof, ["S27", "S28"];
     /// The RDMA device nearest to each GPU can be used.
     GpuRail, ["S06", "S28"];
     /// What the node says of its kernel, memory and network can be read.

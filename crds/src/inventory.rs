@@ -558,6 +558,49 @@ pub struct Gpu {
     /// was not asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_direct_rdma: Option<bool>,
+    /// Whether RDMA devices really reach its memory: the devices nearest to it, at most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
+    pub rdma: Vec<GpuPath>,
+}
+
+/// A GPU's memory and an RDMA device.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuPath {
+    /// Name of the RDMA device.
+    #[schemars(length(min = 1, max = 64))]
+    pub device: String,
+    /// What came of it when it was tried last.
+    pub state: PathState,
+    /// By which way it was tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub way: Option<PathWay>,
+    /// Why it failed, or was not tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 192))]
+    pub why: Option<String>,
+}
+
+/// Whether a device reaches a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum PathState {
+    /// Bytes came there and back the same.
+    Proved,
+    /// They did not.
+    Failed,
+    /// It could not be tried yet.
+    Unproved,
+}
+
+/// By which way a device reaches a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum PathWay {
+    /// As dma-buf.
+    DmaBuf,
+    /// Through a module of the GPU driver's (nvidia_peermem).
+    PeerMemory,
 }
 
 /// The NVLink fabric of several nodes, as one GPU sees it.

@@ -137,6 +137,11 @@ pub struct MooncakeNodeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub room: Option<Room>,
 
+    /// An upgrade of the GPU driver is announced or under way, by the label that NVIDIA's operator keeps on the
+    /// Node: nothing is asked of GPUs or made on them, which would keep the driver from being unloaded.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gpu_driver_upgrade: bool,
+
     /// The agents to which this node's agent proves the way, again and again: the next ones on a ring
     /// of all nodes, the nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -272,6 +272,8 @@ reasons! {
     EphemeralPortsBusy, Node, "Find who opens so many connections; sysctl -w net.ipv4.tcp_tw_reuse=1 helps who connects; each pod has its own.";
     /// RDMA devices cannot reach the memory of the node's GPUs.
     GpuDirectUnavailable, Node, "Load nvidia_peermem, or install the open kernel modules of the GPU driver.";
+    /// An RDMA device could not register a GPU's memory, or bytes did not come there and back.
+    GpuDirectFailed, Node, "See stage and way in the message: registering takes nvidia_peermem, or drivers of GPU and device that know dma-buf; after that see the kernel's log, PCIe access control (ACS) and IOMMU.";
     /// The RDMA device nearest to a GPU cannot be used.
     GpuRailLost, Node, "Repair the device that the message names; until then traffic of the GPU takes a longer way.";
     /// The GPU driver has no IMEX channels, so that memory cannot be shared with other nodes.

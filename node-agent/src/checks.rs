@@ -25,6 +25,7 @@ pub(crate) mod ephemeral_ports;
 mod fixes;
 mod gpu_answers;
 mod gpu_direct;
+mod gpu_direct_proof;
 mod gpu_rail;
 pub(crate) mod host_readable;
 mod hugepages;
@@ -77,6 +78,7 @@ pub const CATALOG: &[Check] = &[
     fixes::CHECK,
     gpu_answers::CHECK,
     gpu_direct::CHECK,
+    gpu_direct_proof::CHECK,
     gpu_rail::CHECK,
     host_readable::CHECK,
     hugepages::CHECK,

@@ -26,6 +26,11 @@ imagePullSecrets:
 {{ add 192 (mul 2 (int .Values.agent.basePageGiB)) }}Mi
 {{- end }}
 
+{{/* The same, and what the program takes for seconds that asks a GPU by CUDA, on nodes that have one. */}}
+{{- define "mooncake.agentMemoryLimit" -}}
+{{ add 704 (mul 2 (int .Values.agent.basePageGiB)) }}Mi
+{{- end }}
+
 {{/* An ingress rule for those who may read metrics. */}}
 {{- define "mooncake.scrapers" -}}
 {{- if .Values.metricsNamespaces -}}

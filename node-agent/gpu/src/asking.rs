@@ -85,6 +85,14 @@ impl Asker {
         let Some(free) = self.facts(root, &question.gpu)? else {
             return Ok(());
         };
+        if let Some(pair) = &question.pair
+            && let Err(failed) = idle(&free)
+        {
+            // CUDA opens the GPU; who uses it is not to be disturbed.
+            let proof = unproved(pair, failed);
+            self.note(|answer| answer.proof = Some(proof));
+            return Ok(());
+        }
         self.at(Stage::Cuda);
         let cuda = cuda::open(root).map_err(|error| failure(Stage::Cuda, &error))?;
         self.at(Stage::Attributes);
@@ -144,29 +152,45 @@ impl Asker {
 
     /// Once more before anything is made on it: who came meanwhile is not to be disturbed.
     fn proof(&self, gpu: &nvml::Gpu, device: &cuda::Device, can: Cuda, pair: &Pair) -> Proof {
-        let mut proof = Proof {
-            device: pair.device.clone(),
-            way: None,
-            micros: None,
-            failed: None,
-        };
         self.at(Stage::Free);
-        let proved = gpu
-            .processes()
-            .map_err(|error| failure(Stage::Processes, &error))
-            .and_then(|processes| match processes {
-                0 => prove(self, device, can, pair, &mut proof.way),
-                processes => Err(Failure {
-                    stage: Stage::Free,
-                    number: None,
-                    words: format!("{processes} processes hold it"),
-                }),
-            });
+        let mut way = None;
+        let proved = idle(gpu).and_then(|()| prove(self, device, can, pair, &mut way));
         match proved {
-            Ok(took) => proof.micros = Some(u64::try_from(took.as_micros()).unwrap_or(u64::MAX)),
-            Err(failed) => proof.failed = Some(failed),
+            Ok(took) => Proof {
+                device: pair.device.clone(),
+                way,
+                micros: Some(u64::try_from(took.as_micros()).unwrap_or(u64::MAX)),
+                failed: None,
+            },
+            Err(failed) => Proof {
+                way,
+                ..unproved(pair, failed)
+            },
         }
-        proof
+    }
+}
+
+/// That nobody holds it. How many do is not told: it changes while nothing happens.
+fn idle(gpu: &nvml::Gpu) -> Result<(), Failure> {
+    let processes = gpu
+        .processes()
+        .map_err(|error| failure(Stage::Processes, &error))?;
+    if processes == 0 {
+        return Ok(());
+    }
+    Err(Failure {
+        stage: Stage::Free,
+        number: None,
+        words: "a process holds it".to_owned(),
+    })
+}
+
+fn unproved(pair: &Pair, failed: Failure) -> Proof {
+    Proof {
+        device: pair.device.clone(),
+        way: None,
+        micros: None,
+        failed: Some(failed),
     }
 }
 

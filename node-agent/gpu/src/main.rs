@@ -15,6 +15,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    // Where memory is short this is to end, and not the agent beside it.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let told = serde_json::to_string(&asking::ask(question))
         .map_err(std::io::Error::other)
         .and_then(|line| writeln!(std::io::stdout().lock(), "{line}"));

@@ -48,12 +48,7 @@ pub(crate) fn prove(
     there.fill(BLANK).map_err(cuda)?;
     let here = host()?;
 
-    *way = Some(if can.dma_buf {
-        Way::DmaBuf
-    } else {
-        Way::PeerMemory
-    });
-    let on_gpu = register(asker, &domain, &there, can)?;
+    let on_gpu = register(asker, &domain, &there, can, way)?;
     asker.at(Stage::RegisterHost);
     let on_host = MemoryRegion::register(&domain, Arc::clone(&here))
         .map_err(|error| by_verbs(Stage::RegisterHost, &error))?;
@@ -115,25 +110,51 @@ fn open(name: &str) -> Result<verbs::Context, Failure> {
     device.open().map_err(by)
 }
 
-/// As dma-buf where the GPU can, else through the driver's module for its peers.
+/// As dma-buf where the GPU can; else, and where the device cannot, through the driver's module for its peers.
+/// What is told is of the way that the GPU is made for.
 fn register(
     asker: &Asker,
     domain: &ProtectionDomain,
     memory: &Arc<cuda::Memory>,
     can: Cuda,
+    way: &mut Option<Way>,
 ) -> Result<MemoryRegion, Failure> {
-    let registered = if can.dma_buf {
-        asker.at(Stage::Export);
-        let exported = memory
-            .dma_buf()
-            .map_err(|error| failure(Stage::Export, &error))?;
-        asker.at(Stage::Register);
-        MemoryRegion::register_dma_buf(domain, Arc::clone(memory), exported.as_fd())
-    } else {
-        asker.at(Stage::Register);
-        MemoryRegion::register_peer(domain, Arc::clone(memory))
-    };
-    registered.map_err(|error| by_verbs(Stage::Register, &error))
+    let mut first = None;
+    if can.dma_buf {
+        *way = Some(Way::DmaBuf);
+        match as_dma_buf(asker, domain, memory) {
+            Ok(registered) => return Ok(registered),
+            Err(failed) if !can.gpu_direct => return Err(failed),
+            Err(failed) => first = Some(failed),
+        }
+    }
+    asker.at(Stage::Register);
+    match MemoryRegion::register_peer(domain, Arc::clone(memory)) {
+        Ok(registered) => {
+            *way = Some(Way::PeerMemory);
+            Ok(registered)
+        }
+        Err(error) => {
+            if first.is_none() {
+                *way = Some(Way::PeerMemory);
+            }
+            Err(first.unwrap_or_else(|| by_verbs(Stage::Register, &error)))
+        }
+    }
+}
+
+fn as_dma_buf(
+    asker: &Asker,
+    domain: &ProtectionDomain,
+    memory: &Arc<cuda::Memory>,
+) -> Result<MemoryRegion, Failure> {
+    asker.at(Stage::Export);
+    let exported = memory
+        .dma_buf()
+        .map_err(|error| failure(Stage::Export, &error))?;
+    asker.at(Stage::Register);
+    MemoryRegion::register_dma_buf(domain, Arc::clone(memory), exported.as_fd())
+        .map_err(|error| by_verbs(Stage::Register, &error))
 }
 
 /// Memory of the host whose pages are there.

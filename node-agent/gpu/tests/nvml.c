@@ -2,7 +2,7 @@
  * as words `name=value`.
  *
  *   init=18, find=15, uuid=3   NVML's number of a call, or hang     fabric=3:0:7  state, status, clique; none if absent
- *   compute=1 graphics=1 mps=1 processes                            later=1       processes from the second question on
+ *   compute=1 graphics=1 mps=1 processes                            later=1       processes from the third question on
  *   mig=1                      cut into instances
  */
 #include <stdio.h>
@@ -87,7 +87,7 @@ static int count(unsigned *room, int processes) {
 int nvmlDeviceGetComputeRunningProcesses_v3(void *gpu, unsigned *room, void *into) {
     static int questions;
     (void)gpu, (void)into;
-    return count(room, number("compute") + (questions++ ? number("later") : 0));
+    return count(room, number("compute") + (questions++ > 1 ? number("later") : 0));
 }
 /* As older drivers have it. */
 int nvmlDeviceGetGraphicsRunningProcesses(void *gpu, unsigned *room, void *into) {

@@ -233,6 +233,9 @@ fn s27_s28_a_pair_is_proved_by_bytes_that_come_to_the_gpu_and_back() {
         ("dma_buf=1 gpu_direct=1", Way::DmaBuf),
         ("dma_buf=1 infiniband=1", Way::DmaBuf),
         ("gpu_direct=1", Way::PeerMemory),
+        // A card whose driver takes no dma-buf yet.
+        ("dma_buf=1 gpu_direct=1 reg_dmabuf=95", Way::PeerMemory),
+        ("dma_buf=1 gpu_direct=1 export=801", Way::PeerMemory),
     ] {
         let proof = proved(script);
         assert_eq!((proof.way, &proof.failed), (Some(way), &None), "{script}");
@@ -300,7 +303,7 @@ fn s27_s28_each_step_of_a_proof_is_named_when_it_fails() {
 #[test]
 fn nothing_is_made_on_a_gpu_that_somebody_holds_also_where_he_came_meanwhile() {
     // Whoever made a context would be told that there is no memory.
-    for script in ["compute=1 cuCtxCreate=2", "later=1 cuCtxCreate=2"] {
+    for script in ["compute=1 cuInit=2", "later=1 cuCtxCreate=2"] {
         let proof = proved(script);
         let failed = proof.failed.unwrap();
         assert_eq!((failed.stage, proof.way), (Stage::Free, None), "{script}");

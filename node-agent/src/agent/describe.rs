@@ -84,6 +84,7 @@ pub fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
             recording.insert(&Hca::answer_file(&hca.name), Entry::Text(answer));
         }
     }
+    // Which RDMA devices reach their memory is proved by the agent alone, which knows who uses them.
     for gpu in &facts.gpus {
         if let Some(answer) = &gpu.answer {
             let answer = serde_json::to_string(answer)?;

@@ -1,17 +1,19 @@
-//! Asks each GPU who it is and what it can do, by the program `gpu`: rarely, as asking wakes it, and one after
-//! the other. A child that is held by its GPU is left alone, and followed by none until the kernel lets go.
+//! Asks each GPU who it is and what it can do, and proves RDMA devices against its memory while nobody uses it,
+//! by the program `gpu`: rarely, as asking wakes it, and one after the other. A child that is held by its GPU
+//! is left alone, and followed by none until the kernel lets go.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvidia::{Answer, Question, Stage};
+use nvidia::{Answer, Pair, Proof, Question, Stage};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::assignments::Assignments;
 use super::child::{self, Blind};
 use super::hardware::Known;
 use crate::host::Facts;
@@ -37,6 +39,19 @@ const END: Duration = Duration::from_secs(1);
 /// would be written, and one with it a minute later.
 const FIRST: Duration = Duration::from_secs(20);
 
+mod kubelet;
+mod pairs;
+
+use pairs::Pairs;
+
+/// What is said of a pair whose GPU somebody else decides on.
+const UPGRADING: &str = "an upgrade of the GPU driver is announced on the Node";
+const UNTOLD: &str = "the operator has not said yet whether the GPU driver is to be exchanged";
+const HELD: &str = "a container holds the GPU, or may, as the kubelet says";
+
+const NOT_HERE: &str =
+    "it is tried by the agent that works on the node alone, which knows who uses the GPU";
+
 /// The program beside this one; none where an agent is run without it.
 pub(crate) fn program() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?.with_file_name("gpu");
@@ -44,7 +59,13 @@ pub(crate) fn program() -> Option<PathBuf> {
 }
 
 /// The facts, with what each GPU told. A node that is recorded is not asked.
-pub(crate) fn watch(program: Option<PathBuf>, node: Node, seen: Known) -> Known {
+pub(crate) fn watch(
+    program: Option<PathBuf>,
+    node: Node,
+    kubelet: &Path,
+    assigned: watch::Receiver<Assignments>,
+    seen: Known,
+) -> Known {
     let recorded = node.root.is_file();
     let Some(program) = program.filter(|_| !recorded) else {
         if !recorded {
@@ -53,14 +74,40 @@ pub(crate) fn watch(program: Option<PathBuf>, node: Node, seen: Known) -> Known 
         return seen;
     };
     let (tell, known) = watch::channel(None);
-    tokio::spawn(keep(program, node, seen, tell));
+    let kubelet = kubelet.strip_prefix("/").unwrap_or(kubelet);
+    let socket = node.root.join(kubelet).join(kubelet::SOCKET);
+    let asker = Asker {
+        program,
+        node,
+        socket,
+        assigned,
+    };
+    tokio::spawn(keep(asker, seen, tell));
     known
+}
+
+/// What asking takes.
+struct Asker {
+    program: PathBuf,
+    node: Node,
+    /// The kubelet's, on which it says what containers hold.
+    socket: PathBuf,
+    assigned: watch::Receiver<Assignments>,
+}
+
+impl Asker {
+    /// Whether the GPU driver is to be exchanged; none before the operator has spoken.
+    fn upgrading(&self) -> Option<bool> {
+        let assigned = self.assigned.borrow();
+        assigned.spec().map(|spec| spec.gpu_driver_upgrade)
+    }
 }
 
 /// What is known of all GPUs, by their PCI addresses.
 #[derive(Default)]
 struct Gpus {
     known: BTreeMap<String, Told>,
+    pairs: Pairs,
     /// One that has not ended, and the GPU that holds it.
     held: Option<(Child, String)>,
 }
@@ -104,6 +151,46 @@ fn driven(facts: &Facts) -> impl Iterator<Item = (&Gpu, &str)> {
 impl Gpus {
     /// The next to be asked; none while a child is held. What is known of those that are gone is forgotten.
     fn next(&mut self, facts: &Facts, node: &Node, now: Instant) -> Option<Order> {
+        self.let_go(facts);
+        if self.held.is_some() {
+            return None;
+        }
+        let due = driven(facts).find(|(gpu, driver)| {
+            let told = self.known.get(&gpu.pci.address);
+            is_due(told.and_then(|told| told.asked.as_ref()), driver, now)
+        });
+        let (gpu, driver) = due?;
+        Some(self.order(gpu, driver, question(node, &gpu.pci.address)))
+    }
+
+    /// The next pair to be proved, likewise; `facts` are those that GPUs have told.
+    fn next_pair(&mut self, facts: &Facts, node: &Node, now: Instant) -> Option<Order> {
+        self.let_go(facts);
+        if self.held.is_some() {
+            return None;
+        }
+        let (gpu, pair) = self.pairs.next(facts, driven(facts), now)?;
+        let driver = facts.gpu_driver.as_ref()?.version.as_str();
+        let question = Question {
+            pair: Some(pair),
+            ..question(node, &gpu.pci.address)
+        };
+        Some(self.order(gpu, driver, question))
+    }
+
+    fn order(&self, gpu: &Gpu, driver: &str, question: Question) -> Order {
+        let before = self.known.get(&gpu.pci.address);
+        let before = before.and_then(|told| told.answer.as_ref()?.facts.as_ref());
+        let uuid = before.map(|facts| facts.uuid.clone());
+        Order {
+            question,
+            uuid: uuid.or_else(|| gpu.uuid.clone()),
+            driver: driver.to_owned(),
+        }
+    }
+
+    /// Looks whether a child that was held has ended, and forgets GPUs that are gone.
+    fn let_go(&mut self, facts: &Facts) {
         let ended = |(child, _): &mut (Child, _)| matches!(child.try_wait(), Ok(Some(_)));
         if let Some((_, address)) = self.held.take_if(ended)
             && let Some(told) = self.known.get_mut(&address)
@@ -113,25 +200,16 @@ impl Gpus {
         }
         self.known
             .retain(|address, _| driven(facts).any(|(gpu, _)| gpu.pci.address == *address));
-        if self.held.is_some() {
-            return None;
-        }
-        let due = driven(facts).find(|(gpu, driver)| {
-            let told = self.known.get(&gpu.pci.address);
-            is_due(told.and_then(|told| told.asked.as_ref()), driver, now)
-        });
-        let (gpu, driver) = due?;
-        let before = self.known.get(&gpu.pci.address);
-        let before = before.and_then(|told| told.answer.as_ref()?.facts.as_ref());
-        let uuid = before.map(|facts| facts.uuid.clone());
-        Some(Order {
-            question: question(node, &gpu.pci.address),
-            uuid: uuid.or_else(|| gpu.uuid.clone()),
-            driver: driver.to_owned(),
-        })
     }
 
-    fn note(&mut self, reply: Reply, now: Instant) {
+    fn note(&mut self, mut reply: Reply, now: Instant) {
+        if let Some(pair) = reply.pair.take() {
+            let proof = reply.answer.as_mut().and_then(|answer| answer.proof.take());
+            self.note_pair(&reply, &pair, proof, now);
+            if reply.barred.is_some() {
+                return;
+            }
+        }
         let told = self.known.entry(reply.gpu.clone()).or_default();
         let same = told
             .asked
@@ -144,8 +222,14 @@ impl Gpus {
             well: reply.answer.as_ref().is_some_and(is_well),
         });
         told.answer = reply.answer.map(|mut answer| {
-            // They stay while GPU and driver do, and one that is sick now may tell none.
-            answer.facts = answer.facts.or_else(|| before.filter(|_| same));
+            // They stay while GPU and driver do; one that is sick now may tell none, and of one that is in use
+            // CUDA is not asked.
+            let before = before.filter(|_| same);
+            let can = before.as_ref().and_then(|facts| facts.cuda);
+            answer.facts = answer.facts.or(before);
+            if let Some(facts) = answer.facts.as_mut().filter(|facts| !facts.divided) {
+                facts.cuda = facts.cuda.or(can);
+            }
             answer
         });
         if let Some(child) = reply.held {
@@ -153,23 +237,48 @@ impl Gpus {
         }
     }
 
-    /// The facts with what the GPUs told that are there.
+    /// What came of one pair.
+    fn note_pair(&mut self, reply: &Reply, pair: &Pair, proof: Option<Proof>, now: Instant) {
+        let (gpu, driver) = (&reply.gpu, &reply.driver);
+        if let Some(proof) = proof {
+            self.pairs.proved(gpu, driver, proof, now);
+            return;
+        }
+        let answer = reply.answer.as_ref();
+        let hung = answer.and_then(|answer| answer.hung);
+        let failed = answer.and_then(|answer| answer.failed.as_ref());
+        let why = match (&reply.barred, hung, failed) {
+            (Some(why), ..) => why.clone(),
+            (None, Some(stage), _) => format!("{} does not end", stage.words()),
+            (None, None, Some(failed)) => format!("{}: {}", failed.stage.words(), failed.words),
+            (None, None, None) => "the program that tries it told nothing".to_owned(),
+        };
+        self.pairs.barred(gpu, driver, &pair.device, &why, now);
+    }
+
+    /// The facts with what the GPUs told that are there, and which RDMA devices reached them.
     fn merged(&self, facts: &Facts) -> Facts {
         let mut facts = facts.clone();
         for gpu in &mut facts.gpus {
             let told = self.known.get(&gpu.pci.address);
             gpu.answer = told.and_then(|told| told.answer.clone());
         }
+        let paths = facts.gpus.iter().map(|gpu| {
+            let driver = driven(&facts).find(|(driven, _)| driven.pci.address == gpu.pci.address);
+            let driver = driver.map(|(_, driver)| driver);
+            // Where no GPU was asked there is no program to try it by.
+            let driver = driver.filter(|_| gpu.answer.is_some());
+            driver.map_or_else(Vec::new, |driver| self.pairs.of(&facts, gpu, driver))
+        });
+        let paths: Vec<_> = paths.collect();
+        for (gpu, paths) in facts.gpus.iter_mut().zip(paths) {
+            gpu.paths = paths;
+        }
         facts
     }
 }
 
-async fn keep(
-    program: PathBuf,
-    node: Node,
-    mut seen: Known,
-    tell: watch::Sender<Option<Arc<Facts>>>,
-) {
+async fn keep(asker: Asker, mut seen: Known, tell: watch::Sender<Option<Arc<Facts>>>) {
     let mut gpus = Gpus::default();
     let mut asking: JoinSet<Reply> = JoinSet::new();
     let mut first = true;
@@ -189,11 +298,14 @@ async fn keep(
         let Some(facts) = seen.borrow_and_update().clone() else {
             continue;
         };
+        let upgrading = asker.upgrading();
         let start = |gpus: &mut Gpus, asking: &mut JoinSet<Reply>| {
-            if asking.is_empty()
-                && let Some(order) = gpus.next(&facts, &node, Instant::now())
-            {
-                let program = program.clone();
+            // Who has opened a GPU keeps its driver from being unloaded.
+            if upgrading == Some(true) || !asking.is_empty() {
+                return;
+            }
+            if let Some(order) = gpus.next(&facts, &asker.node, Instant::now()) {
+                let program = asker.program.clone();
                 asking.spawn(async move { ask(&program, order).await });
             }
         };
@@ -207,6 +319,23 @@ async fn keep(
             };
             let _ = tokio::time::timeout(FIRST, answers).await;
         }
+        // One with a look at most, so that GPUs of which many fail are not busy with proofs.
+        if looked && asking.is_empty() && upgrading == Some(false) {
+            let told = gpus.merged(&facts);
+            if let Some(order) = gpus.next_pair(&told, &asker.node, Instant::now()) {
+                asking.spawn(prove(
+                    asker.program.clone(),
+                    asker.socket.clone(),
+                    told,
+                    order,
+                ));
+            }
+        }
+        gpus.pairs.bar_all(match upgrading {
+            Some(true) => Some(UPGRADING),
+            Some(false) => None,
+            None => Some(UNTOLD),
+        });
         if looked {
             tell.send_replace(Some(Arc::new(gpus.merged(&facts))));
         }
@@ -237,6 +366,37 @@ struct Reply {
     /// None where the program could not be started or told nonsense.
     answer: Option<Answer>,
     held: Option<Child>,
+    /// What was to be proved.
+    pair: Option<Pair>,
+    /// Why the program was not even started for it.
+    barred: Option<String>,
+}
+
+/// Proves a pair, if no container holds the GPU.
+async fn prove(program: PathBuf, socket: PathBuf, facts: Facts, order: Order) -> Reply {
+    let uuids = facts.gpus.iter().filter_map(Gpu::known_uuid);
+    let others: Vec<&str> = uuids
+        .filter(|uuid| Some(*uuid) != order.uuid.as_deref())
+        .collect();
+    let barred = match (kubelet::pods(&socket).await, &order.uuid) {
+        (Ok(pods), Some(uuid)) if !pods.hold(uuid, &others) => None,
+        (Ok(_), Some(_)) => Some(HELD.to_owned()),
+        (Ok(_), None) => Some("the GPU's UUID is not known".to_owned()),
+        (Err(why), _) => Some(format!(
+            "the kubelet does not say which GPUs containers hold: {why}"
+        )),
+    };
+    match barred {
+        None => ask(&program, order).await,
+        Some(why) => Reply {
+            gpu: order.question.gpu,
+            driver: order.driver,
+            answer: None,
+            held: None,
+            pair: order.question.pair,
+            barred: Some(why),
+        },
+    }
 }
 
 async fn ask(program: &Path, order: Order) -> Reply {
@@ -278,6 +438,8 @@ async fn ask(program: &Path, order: Order) -> Reply {
         driver: order.driver,
         answer,
         held,
+        pair: order.question.pair,
+        barred: None,
     }
 }
 
@@ -287,6 +449,7 @@ pub(crate) async fn once(program: &Path, node: &Node, facts: &mut Facts) {
     while let Some(order) = gpus.next(facts, node, Instant::now()) {
         gpus.note(ask(program, order).await, Instant::now());
     }
+    gpus.pairs.bar_all(Some(NOT_HERE));
     *facts = gpus.merged(facts);
 }
 

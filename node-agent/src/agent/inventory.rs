@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use crds::ByteSize;
 use crds::inventory::{
-    Counts, FabricState, Fault, Gid, Gpu, GpuDistance, GpuFabric, Hca, HcaLimits, Hugepages,
-    Interface, Kernel, MooncakeInventoryStatus, NumaNode, PciLink, Port, PortState,
+    Counts, FabricState, Fault, Gid, Gpu, GpuDistance, GpuFabric, GpuPath, Hca, HcaLimits,
+    Hugepages, Interface, Kernel, MooncakeInventoryStatus, NumaNode, PathState, PathWay, PciLink,
+    Port, PortState,
 };
 use crds::node::HcaLine;
 
+use crate::host::gpu::Reached;
 use crate::host::interface::path_mtu;
 use crate::host::pci::PciDevice;
 use crate::host::{Facts, gid, gpu, hca, interface, memory};
@@ -21,6 +23,7 @@ const FAULTS: usize = 32;
 const GIDS: usize = 32;
 const KEYS: usize = 16;
 const FEW: usize = 8;
+const PATHS: usize = 32;
 
 /// Most lines in a MooncakeNode.
 const LINES: usize = 16;
@@ -219,6 +222,30 @@ fn graphics(gpu: &gpu::Gpu) -> Gpu {
         fabric: gpu.fabric().map(fabric),
         dma_buf: gpu.can().map(|can| can.dma_buf),
         gpu_direct_rdma: gpu.can().map(|can| can.gpu_direct),
+        rdma: gpu.paths.iter().take(PATHS).map(path).collect(),
+    }
+}
+
+/// How long it took is a metric.
+fn path(path: &gpu::Path) -> GpuPath {
+    let (state, proof, why) = match &path.reached {
+        Reached::Proved { proof } => (PathState::Proved, Some(proof), None),
+        Reached::Failed { proof } => {
+            let failed = proof.failed.as_ref();
+            let why = failed.map(|failed| format!("{}: {}", failed.stage.words(), failed.words));
+            (PathState::Failed, Some(proof), why)
+        }
+        Reached::Unproved { why } => (PathState::Unproved, None, Some(why.clone())),
+    };
+    let way = proof.and_then(|proof| proof.way).map(|way| match way {
+        nvidia::Way::DmaBuf => PathWay::DmaBuf,
+        nvidia::Way::PeerMemory => PathWay::PeerMemory,
+    });
+    GpuPath {
+        device: short(&path.device, 64),
+        state,
+        way,
+        why: why.map(|why| short(&why, 192)),
     }
 }
 

@@ -29,6 +29,9 @@ use crate::checks::sickness::Sick;
 use crate::devices;
 use crate::host::round::Node;
 
+/// Where a kubelet has its folder that was not named: devices are offered only where it was.
+const KUBELET_DIR: &str = "/var/lib/kubelet";
+
 /// How often a waiting agent tries to take the node.
 const CLAIM_PERIOD: Duration = Duration::from_millis(100);
 
@@ -125,7 +128,15 @@ async fn run(settings: Settings, left: watch::Receiver<bool>) -> anyhow::Result<
         };
         let known = hardware::watch(node.clone());
         let known = canary::watch(canary::program(), node.clone(), assigned.clone(), known);
-        let known = gpus::watch(gpus::program(), node.clone(), known);
+        let kubelet = kubelet_dir.as_deref();
+        let kubelet = kubelet.unwrap_or_else(|| Path::new(KUBELET_DIR));
+        let known = gpus::watch(
+            gpus::program(),
+            node.clone(),
+            kubelet,
+            assigned.clone(),
+            known,
+        );
         let known = runtime::watch(&node, &host_proc, known);
         let fixes = fixing::start(
             node,

@@ -1,7 +1,8 @@
 //! GPUs, from PCI and from what their driver says in procfs.
 
 use crds::inventory::GpuDriver;
-use nvidia::{Answer, Cuda, Fabric};
+use nvidia::{Answer, Cuda, Fabric, Proof, Stage};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::pci::{self, PciDevice};
@@ -9,6 +10,9 @@ use super::tree::{Node, Tree};
 
 /// Where recordings keep what GPUs told when they were asked by NVML and CUDA.
 pub(crate) const ANSWERS: &str = "run/mooncake/gpu";
+
+/// Where recordings keep which RDMA devices reached its memory.
+const PATHS: &str = "run/mooncake/gpu-rdma";
 
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,12 +24,55 @@ pub struct Gpu {
     /// What it told when it was asked by NVML and CUDA. No file tells it but that of a recording: the agent
     /// asks.
     pub answer: Option<Answer>,
+    /// Which RDMA devices reached its memory when that was tried, likewise; the nearest first.
+    pub paths: Vec<Path>,
+}
+
+/// A GPU's memory and an RDMA device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Path {
+    pub device: String,
+    pub reached: Reached,
+}
+
+/// What came of it when it was tried last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reached {
+    Proved { proof: Proof },
+    Failed { proof: Proof },
+    Unproved { why: String },
+}
+
+impl Reached {
+    /// What a proof says: one that did not come as far as the GPU's memory says nothing of that.
+    pub fn of(proof: Proof) -> Self {
+        let Some(failed) = &proof.failed else {
+            return Self::Proved { proof };
+        };
+        match failed.stage {
+            Stage::Export
+            | Stage::Register
+            | Stage::Write
+            | Stage::Compare
+            | Stage::Read
+            | Stage::CompareBack => Self::Failed { proof },
+            stage => Self::Unproved {
+                why: format!("{}: {}", stage.words(), failed.words),
+            },
+        }
+    }
 }
 
 impl Gpu {
     /// Where a recording keeps what the GPU told.
     pub(crate) fn answer_file(address: &str) -> String {
         format!("{ANSWERS}/{address}")
+    }
+
+    /// Where a recording keeps which RDMA devices reached its memory.
+    pub(crate) fn paths_file(address: &str) -> String {
+        format!("{PATHS}/{address}")
     }
 
     fn told(&self) -> Option<&nvidia::Facts> {
@@ -77,15 +124,16 @@ pub(super) fn read(tree: &Tree) -> Vec<Gpu> {
             name: of("Model"),
             // Question marks where the driver has not yet asked the device.
             uuid: of("GPU UUID").filter(|uuid| !uuid.contains('?')),
-            answer: answer(tree, address),
+            answer: told(tree, &Gpu::answer_file(address)),
+            paths: told(tree, &Gpu::paths_file(address)).unwrap_or_default(),
         }
     });
     gpus.collect()
 }
 
-fn answer(tree: &Tree, address: &str) -> Option<Answer> {
-    let path = Gpu::answer_file(address);
-    tree.parsed(&path, tree.text(&path)?, |text| {
+/// What only a recording has.
+fn told<T: DeserializeOwned>(tree: &Tree, path: &str) -> Option<T> {
+    tree.parsed(path, tree.text(path)?, |text| {
         serde_json::from_str(text).ok()
     })
 }

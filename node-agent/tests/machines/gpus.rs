@@ -59,6 +59,18 @@ pub(crate) const CASES: &[Case] = &[
         subject: SUBJECT,
     },
     Case {
+        check: CheckId::GpuDirectProof,
+        machine: "dgx-h100",
+        wanted: nothing,
+        path: "run/mooncake/gpu-rdma/0000:1c:00.0",
+        becomes: Text(
+            r#"[{"device":"mlx5_0","reached":{"Failed":{"proof":{"device":"mlx5_0","way":"PeerMemory","micros":null,"failed":{"stage":"Compare","number":null,"words":"65536 of 65536 bytes differ"}}}}},{"device":"mlx5_3","reached":{"Unproved":{"why":"a container holds the GPU"}}}]"#,
+        ),
+        verdict: Fail,
+        reason: Reason::GpuDirectFailed,
+        subject: "mlx5_0 and GPU 0000:1c:00.0",
+    },
+    Case {
         check: CheckId::Imex,
         machine: "gb200",
         wanted: domain,

@@ -138,6 +138,7 @@ fn s19_s20_s21_s24_hugepages_that_an_engine_lacks_or_has_not_taken_are_named() {
 fn s27_s28_whatever_keeps_a_card_from_gpu_memory_or_a_program_from_the_card_is_named() {
     provoked(&[
         (C::GpuDirect, R::GpuDirectUnavailable),
+        (C::GpuDirectProof, R::GpuDirectFailed),
         (C::Modules, R::ModuleMissing),
         (C::RdmaCm, R::RdmaCmMissing),
         (C::DeviceFile, R::DeviceFileMissing),

@@ -44,6 +44,7 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
             injected: observed.injected.clone(),
             policy: observed.policy.clone(),
             room: observed.room.clone(),
+            gpu_driver_upgrade: observed.gpu_driver_upgrade,
             probes: observed.neighbours.probes(),
             probers: observed.neighbours.probers(),
         },

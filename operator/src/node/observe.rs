@@ -41,6 +41,8 @@ pub struct Observed {
     pub policy: Option<PolicyInForce>,
     /// What the agent may take hugepages from; for who asks the API server, as the caches do not tell it.
     pub room: Option<Room>,
+    /// NVIDIA's operator says on the Node that the GPU driver is to be exchanged.
+    pub gpu_driver_upgrade: bool,
     /// The agents that prove the way to this node's, and that it proves the way to.
     pub neighbours: Neighbours,
 }
@@ -122,9 +124,20 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         injected: injected::of_node(caches, &name),
         policy,
         room: None,
+        gpu_driver_upgrade: is_upgrading(node),
         neighbours,
         name,
     })
+}
+
+/// The label that NVIDIA's operator keeps on a Node while it exchanges the GPU driver, and what stands there
+/// when it does not.
+const DRIVER_UPGRADE: &str = "nvidia.com/gpu-driver-upgrade-state";
+const NO_UPGRADE: [&str; 2] = ["", "upgrade-done"];
+
+fn is_upgrading(node: &Node) -> bool {
+    let state = node.labels().get(DRIVER_UPGRADE);
+    state.is_some_and(|state| !NO_UPGRADE.contains(&state.as_str()))
 }
 
 impl Observed {
@@ -227,4 +240,23 @@ fn made_by(
         && set.name_any() == names::pool_set(&cluster.name_any(), pool)
         && owner(set.meta()).map(|owner| owner.uid.clone()) == cluster.uid();
     ours.then_some(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_of_the_gpu_driver_is_told_by_the_label_of_nvidias_operator() {
+        let told = |labels: &str| {
+            let text = format!("{{metadata: {{name: n1, labels: {labels}}}}}");
+            is_upgrading(&serde_yaml_ng::from_str(&text).unwrap())
+        };
+        for state in ["upgrade-required", "drain-required", "upgrade-failed"] {
+            assert!(told(&format!("{{{DRIVER_UPGRADE}: {state}}}")), "{state}");
+        }
+        assert!(!told("{}"));
+        assert!(!told(&format!("{{{DRIVER_UPGRADE}: ''}}")));
+        assert!(!told(&format!("{{{DRIVER_UPGRADE}: upgrade-done}}")));
+    }
 }

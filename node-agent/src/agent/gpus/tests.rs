@@ -1,9 +1,22 @@
 //! GPUs of a recorded machine, asked by programs that say what a test wants.
 
+use std::sync::Mutex;
+
+use crds::{MooncakeNode, MooncakeNodeSpec};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use tonic::body::Body;
+
+use super::kubelet::{Container, Devices, Pod, Pods};
 use super::*;
+use crate::devices::rpc;
 use crate::host::Host;
+use crate::host::gpu::Reached;
 use crate::host::recording::Recording;
 
+const DGX: &str = include_str!("../../../tests/machines/dgx-h100.txt");
 const GB200: &str = include_str!("../../../tests/machines/gb200.txt");
 const ADDRESS: &str = "0008:01:00.0";
 
@@ -69,7 +82,8 @@ fn a_gpu_is_asked_when_it_is_new_or_its_driver_is_or_its_time_has_come() {
 async fn what_each_gpu_told_stands_in_the_facts_and_each_is_asked_once_and_alone() {
     let (folder, program) = saying(&format!("echo '{WELL}'"));
     let (look, seen) = watch::channel(None);
-    let mut known = watch(Some(program), node(), seen);
+    let (_assign, assigned) = watch::channel(Assignments::default());
+    let mut known = watch(Some(program), node(), Path::new("/nowhere"), assigned, seen);
     for _ in 0..2 {
         look.send_replace(Some(Arc::new(facts())));
         let told = tokio::time::timeout(Duration::from_secs(30), known.changed()).await;
@@ -127,6 +141,8 @@ async fn while_a_gpu_holds_who_asked_it_no_gpu_is_asked() {
         driver: facts.gpu_driver.clone().unwrap().version,
         answer: Some(hung),
         held: Some(stuck),
+        pair: None,
+        barred: None,
     };
     gpus.note(reply, now);
     assert!(gpus.next(&facts, &node(), now + PERIOD).is_none());
@@ -149,6 +165,8 @@ async fn what_a_gpu_told_stays_when_it_is_sick_and_tells_nothing_unless_its_driv
             driver: driver.to_owned(),
             answer: Some(answer.clone()),
             held: None,
+            pair: None,
+            barred: None,
         };
         gpus.note(reply, Instant::now());
         gpus.merged(&facts()).gpus[0].fabric().is_some()
@@ -166,4 +184,175 @@ async fn a_program_that_is_not_there_or_tells_nonsense_tells_nothing_of_a_gpu() 
         once(&program, &node(), &mut facts).await;
         assert!(facts.gpus.iter().all(|gpu| gpu.answer.is_none()));
     }
+}
+
+#[tokio::test]
+async fn of_a_gpu_that_is_in_use_what_cuda_said_before_stays() {
+    let mut gpus = Gpus::default();
+    let well: Answer = serde_json::from_str(WELL).unwrap();
+    let mut busy = well.clone();
+    busy.facts.as_mut().unwrap().cuda = None;
+    for answer in [well, busy] {
+        let reply = Reply {
+            gpu: ADDRESS.to_owned(),
+            driver: "570".to_owned(),
+            answer: Some(answer),
+            held: None,
+            pair: None,
+            barred: None,
+        };
+        gpus.note(reply, Instant::now());
+        assert!(gpus.merged(&facts()).gpus[0].can().unwrap().dma_buf);
+    }
+}
+
+/// A kubelet that says what containers hold.
+struct Kubelet(Mutex<Pods>);
+
+impl rpc::Service for Kubelet {
+    fn answer(self: Arc<Self>, request: Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
+        assert_eq!(request.uri().path(), "/v1.PodResourcesLister/List");
+        let pods = self.0.lock().unwrap().clone();
+        async move { rpc::unary(request, move |_: Pods| std::future::ready(Ok(pods.clone()))).await }
+            .boxed()
+    }
+}
+
+/// A DGX with one GPU, whose CUDA can do it and whose program proves whatever it is asked to prove.
+struct Play {
+    folder: tempfile::TempDir,
+    root: tempfile::TempDir,
+    look: watch::Sender<Option<Arc<Facts>>>,
+    assign: watch::Sender<Assignments>,
+    known: Known,
+}
+
+impl Play {
+    fn new() -> Self {
+        let well = WELL.replace("GPU-7", "GPU-1");
+        let proof =
+            r#""proof":{"device":"'$d'","way":"DmaBuf","micros":57,"failed":null},"failed""#;
+        let (folder, program) = saying(&format!(
+            "d=$(printf %s \"$1\" | sed -n 's/.*\"device\":\"\\([a-z0-9_]*\\).*/\\1/p')\n\
+             if [ -z \"$d\" ]; then echo '{well}'; else echo '{}'; fi",
+            well.replace(r#""failed""#, proof)
+        ));
+        let root = tempfile::tempdir().unwrap();
+        let (look, seen) = watch::channel(None);
+        let (assign, assigned) = watch::channel(Assignments::default());
+        let node = Node {
+            root: root.path().to_owned(),
+            network: None,
+        };
+        let kubelet = Path::new("/var/lib/kubelet");
+        let known = watch(Some(program), node, kubelet, assigned, seen);
+        Self {
+            folder,
+            root,
+            look,
+            assign,
+            known,
+        }
+    }
+
+    fn want(&self, upgrade: bool) {
+        let spec = MooncakeNodeSpec {
+            gpu_driver_upgrade: upgrade,
+            ..MooncakeNodeSpec::default()
+        };
+        self.assign.send_replace(Assignments {
+            read: true,
+            node: Some(MooncakeNode::new("n1", spec)),
+        });
+    }
+
+    fn serve(&self, resource: &str, id: &str) -> Arc<Kubelet> {
+        let folder = self.root.path().join("var/lib/kubelet/pod-resources");
+        std::fs::create_dir_all(&folder).unwrap();
+        let listener = rpc::bind(&folder.join("kubelet.sock")).unwrap();
+        let devices = vec![Devices {
+            resource: resource.to_owned(),
+            ids: vec![id.to_owned()],
+        }];
+        let containers = vec![Container {
+            devices,
+            claims: Vec::new(),
+        }];
+        let pods = vec![Pod { containers }];
+        let kubelet = Arc::new(Kubelet(Mutex::new(Pods { pods })));
+        let (end, ended) = watch::channel(false);
+        let service = Arc::clone(&kubelet);
+        tokio::spawn(async move {
+            rpc::serve(listener, service, ended).await;
+            drop(end);
+        });
+        kubelet
+    }
+
+    /// What is told of the first RDMA device after some looks, where it is told for long enough.
+    async fn looks(&mut self, wanted: impl Fn(&Reached) -> bool) -> Reached {
+        let mut facts = Host::recorded(Recording::parse(DGX).unwrap()).facts();
+        facts.gpus.truncate(1);
+        facts.gpus[0].uuid = Some("GPU-1".to_owned());
+        let facts = Arc::new(facts);
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            self.look.send_replace(Some(Arc::clone(&facts)));
+            self.known.changed().await.unwrap();
+            let told = self.known.borrow_and_update().clone().unwrap();
+            let reached = told.gpus[0].paths.first().map(|path| path.reached.clone());
+            if let Some(reached) = reached
+                && (wanted(&reached) || Instant::now() >= end)
+            {
+                return reached;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn pairs_asked(&self) -> usize {
+        let asked = asked(&self.folder);
+        asked.iter().filter(|line| line.contains("device")).count()
+    }
+}
+
+fn says(words: &'static str) -> impl Fn(&Reached) -> bool {
+    move |reached| matches!(reached, Reached::Unproved { why } if why.contains(words))
+}
+
+#[tokio::test]
+async fn s27_s28_a_pair_is_proved_where_neither_kubelet_nor_operator_says_no() {
+    let mut stage = Play::new();
+    let untold = stage.looks(says("the operator has not said")).await;
+    assert!(says("the operator has not said")(&untold), "{untold:?}");
+    stage.want(true);
+    let upgrading = stage.looks(says("an upgrade")).await;
+    assert!(says("an upgrade")(&upgrading), "{upgrading:?}");
+    assert_eq!(stage.pairs_asked(), 0);
+    let _kubelet = stage.serve("nvidia.com/gpu", "GPU-0");
+    stage.want(false);
+    // A GPU of that name is none of the node's.
+    let held = stage.looks(says("a container holds")).await;
+    assert!(says("a container holds")(&held), "{held:?}");
+    assert_eq!(stage.pairs_asked(), 0);
+}
+
+#[tokio::test]
+async fn s27_s28_a_pair_of_a_free_gpu_is_proved_and_without_a_kubelet_says_why_not() {
+    let mut stage = Play::new();
+    stage.want(false);
+    let alone = stage.looks(says("the kubelet does not say")).await;
+    assert!(says("the kubelet does not say")(&alone), "{alone:?}");
+    assert_eq!(stage.pairs_asked(), 0);
+
+    let mut stage = Play::new();
+    let _kubelet = stage.serve("intel.com/gpu", "GPU-1");
+    stage.want(false);
+    let proved = stage
+        .looks(|reached| matches!(reached, Reached::Proved { .. }))
+        .await;
+    assert!(matches!(proved, Reached::Proved { .. }), "{proved:?}");
+    assert!(stage.pairs_asked() > 0);
+    let overlap = asked(&stage.folder).contains(&"two".to_owned());
+    assert!(!overlap, "one child at a time");
 }

@@ -1,5 +1,5 @@
-//! How long RDMA devices took for what they were asked to do, as metrics: a series for each device, and for
-//! each of its ports.
+//! How long RDMA devices took for what they were asked to do, as metrics: a series for each device, for each of
+//! its ports, and for each GPU whose memory it reaches.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,17 +10,28 @@ use prometheus_client::registry::{Registry, Unit};
 use verbs::Tried;
 
 use crate::host::Facts;
+use crate::host::gpu::Reached;
 
-/// Most series of either.
+/// Most series of devices and ports, and of pairs of GPU and device.
 const MOST: usize = 32;
+const MOST_PAIRS: usize = 64;
 
 /// How long one thing took.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Took {
     hca: String,
-    /// Of a write; a registration has none.
-    port: Option<u8>,
+    what: What,
     seconds: f64,
+}
+
+/// What took so long.
+#[derive(Debug, Clone, PartialEq)]
+enum What {
+    Registration,
+    /// A write to itself over a port.
+    Loop(u8),
+    /// Writes to the memory of the GPU at this address and from there.
+    Gpu(String),
 }
 
 #[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -34,6 +45,12 @@ struct ByPort {
     port: u8,
 }
 
+#[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByGpu {
+    gpu: String,
+    hca: String,
+}
+
 /// What succeeded the last time that it was tried.
 pub(crate) fn took(facts: &Facts) -> Vec<Took> {
     let seconds = |tried: Tried| std::time::Duration::from_micros(tried.micros).as_secs_f64();
@@ -42,37 +59,59 @@ pub(crate) fn took(facts: &Facts) -> Vec<Took> {
         Some((&hca.name, answer))
     });
     let took = answers.flat_map(|(name, answer)| {
-        let one = move |port, tried| Took {
+        let one = move |what, tried| Took {
             hca: name.clone(),
-            port,
+            what,
             seconds: seconds(tried),
         };
-        let registered = answer.registered.map(|tried| one(None, tried));
+        let registered = answer
+            .registered
+            .map(|tried| one(What::Registration, tried));
         let loops = answer.loops.iter();
-        let wrote = loops.filter_map(move |over| Some(one(Some(over.port), over.wrote?)));
+        let wrote = loops.filter_map(move |over| Some(one(What::Loop(over.port), over.wrote?)));
         registered.into_iter().chain(wrote)
     });
-    took.collect()
+    let paths = facts
+        .gpus
+        .iter()
+        .flat_map(|gpu| gpu.paths.iter().map(move |path| (gpu, path)));
+    let reached = paths.filter_map(|(gpu, path)| match &path.reached {
+        Reached::Proved { proof } => Some(Took {
+            hca: path.device.clone(),
+            what: What::Gpu(gpu.pci.address.clone()),
+            seconds: std::time::Duration::from_micros(proof.micros?).as_secs_f64(),
+        }),
+        _ => None,
+    });
+    took.chain(reached).collect()
 }
 
 pub(super) fn register(registry: &mut Registry, took: &[Took]) {
     let registrations = Family::<ByHca, Gauge<f64, AtomicU64>>::default();
     let writes = Family::<ByPort, Gauge<f64, AtomicU64>>::default();
-    let of = |wanted: bool| {
-        let took = took.iter();
-        took.filter(move |took| took.port.is_some() == wanted)
-            .take(MOST)
+    let pairs = Family::<ByGpu, Gauge<f64, AtomicU64>>::default();
+    let mut count = [0; 3];
+    let mut room = |of: usize, most| {
+        count[of] += 1;
+        count[of] <= most
     };
-    for took in of(false) {
-        let labels = ByHca {
-            hca: took.hca.clone(),
-        };
-        registrations.get_or_create(&labels).set(took.seconds);
-    }
-    for took in of(true) {
-        let (hca, port) = (took.hca.clone(), took.port.unwrap_or_default());
-        let labels = ByPort { hca, port };
-        writes.get_or_create(&labels).set(took.seconds);
+    for took in took {
+        let hca = took.hca.clone();
+        match &took.what {
+            What::Registration if room(0, MOST) => {
+                let labels = ByHca { hca };
+                registrations.get_or_create(&labels).set(took.seconds);
+            }
+            What::Loop(port) if room(1, MOST) => {
+                let labels = ByPort { hca, port: *port };
+                writes.get_or_create(&labels).set(took.seconds);
+            }
+            What::Gpu(gpu) if room(2, MOST_PAIRS) => {
+                let gpu = gpu.clone();
+                pairs.get_or_create(&ByGpu { gpu, hca }).set(took.seconds);
+            }
+            _ => {}
+        }
     }
     registry.register_with_unit(
         "rdma_registration_duration",
@@ -85,6 +124,12 @@ pub(super) fn register(registry: &mut Registry, took: &[Took]) {
         "Time in which an RDMA device last wrote 64 KiB to itself over a port",
         Unit::Seconds,
         writes,
+    );
+    registry.register_with_unit(
+        "rdma_gpu_duration",
+        "Time in which an RDMA device last wrote 64 KiB to a GPU's memory and 64 KiB from there",
+        Unit::Seconds,
+        pairs,
     );
 }
 
@@ -110,5 +155,17 @@ mod tests {
         ] {
             assert!(text.contains(line), "{text}");
         }
+    }
+
+    #[test]
+    fn what_a_device_took_to_gpu_memory_is_shown_by_gpu_and_device() {
+        let machine = include_str!("../../../tests/machines/dgx-h100.txt");
+        let facts = Host::recorded(Recording::parse(machine).unwrap()).facts();
+        let mut registry = Registry::default();
+        register(&mut registry, &took(&facts));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let line = "rdma_gpu_duration_seconds{gpu=\"0000:1c:00.0\",hca=\"mlx5_0\"} 0.000057";
+        assert!(text.contains(line), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! The hardware of a node as tables: ports, GPUs, memory, and what could not be read.
 
-use crds::inventory::{Gpu, Hca, MooncakeInventoryStatus, NumaNode, Port};
+use crds::inventory::{Gpu, GpuPath, Hca, MooncakeInventoryStatus, NumaNode, PathState, Port};
 
 use super::table;
 use crate::cli::page::{Cell, Page, Tone};
@@ -98,6 +98,7 @@ fn show_gpus(page: &mut Page, inventory: &MooncakeInventoryStatus) {
                 text(&gpu.driver),
                 fabric(gpu),
                 ways(gpu).into(),
+                proved(gpu),
                 text(&gpu.uuid),
             ]
         })
@@ -105,10 +106,56 @@ fn show_gpus(page: &mut Page, inventory: &MooncakeInventoryStatus) {
     table(
         page,
         &[
-            "GPU", "NAME", "MODEL", "NUMA", "DRIVER", "FABRIC", "RDMA BY", "UUID",
+            "GPU", "NAME", "MODEL", "NUMA", "DRIVER", "FABRIC", "RDMA BY", "PROVED", "UUID",
         ],
         &rows,
     );
+    let not = inventory.gpus.iter().flat_map(unproved).collect::<Vec<_>>();
+    table(page, &["GPU", "RDMA DEVICES", "STATE", "WHY"], &not);
+}
+
+/// By how many of the RDMA devices its memory was reached.
+fn proved(gpu: &Gpu) -> Cell {
+    let of = |state| gpu.rdma.iter().filter(|path| path.state == state).count();
+    let text = format!("{} of {}", of(PathState::Proved), gpu.rdma.len());
+    let tone = match (of(PathState::Failed), of(PathState::Unproved)) {
+        (0, 0) => Tone::Good,
+        (0, _) => Tone::Doubt,
+        _ => Tone::Bad,
+    };
+    if gpu.rdma.is_empty() {
+        return Cell::from(String::new());
+    }
+    Cell::new(text, tone)
+}
+
+/// The devices by which it was not, those of one cause in one line.
+fn unproved(gpu: &Gpu) -> Vec<Vec<Cell>> {
+    let mut causes: Vec<(&GpuPath, Vec<&str>)> = Vec::new();
+    for path in &gpu.rdma {
+        let same =
+            |(other, _): &&mut (&GpuPath, _)| (other.state, &other.why) == (path.state, &path.why);
+        if path.state == PathState::Proved {
+            continue;
+        }
+        match causes.iter_mut().find(same) {
+            Some((_, devices)) => devices.push(&path.device),
+            None => causes.push((path, vec![&path.device])),
+        }
+    }
+    let rows = causes.into_iter().map(|(path, devices)| {
+        let tone = match path.state {
+            PathState::Failed => Tone::Bad,
+            _ => Tone::Doubt,
+        };
+        vec![
+            gpu.pci.clone().into(),
+            devices.join(",").into(),
+            Cell::new(format!("{:?}", path.state), tone),
+            path.why.clone().unwrap_or_default().into(),
+        ]
+    });
+    rows.collect()
 }
 
 /// Its clique, or how far it has come.
@@ -167,4 +214,32 @@ fn show_faults(page: &mut Page, inventory: &MooncakeInventoryStatus) {
         })
         .collect();
     table(page, &["NOT READ", "WHY"], &rows);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_do_not_reach_a_gpu_are_told_by_cause_and_counted() {
+        let gpu: Gpu = serde_yaml_ng::from_str(
+            "{pci: g, rdma: [{device: a, state: Proved}, {device: b, state: Failed, why: x}, \
+             {device: c, state: Unproved, why: x}, {device: d, state: Failed, why: x}]}",
+        )
+        .unwrap();
+        assert_eq!(proved(&gpu), Cell::new("1 of 4", Tone::Bad));
+        let row = |devices: &str, state: &str, tone| {
+            vec![
+                "g".to_owned().into(),
+                devices.to_owned().into(),
+                Cell::new(state, tone),
+                "x".to_owned().into(),
+            ]
+        };
+        let rows = [
+            row("b,d", "Failed", Tone::Bad),
+            row("c", "Unproved", Tone::Doubt),
+        ];
+        assert_eq!(unproved(&gpu), rows);
+    }
 }

@@ -47,6 +47,7 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
             domains: Vec::new(),
             policy: None,
             room: None,
+            gpu_driver_upgrade: false,
             probes: Vec::new(),
             probers: Vec::new(),
             pools: serde_yaml_ng::from_str(&format!(

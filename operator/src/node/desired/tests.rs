@@ -53,6 +53,7 @@ fn observed(pools: Vec<PoolPod>) -> Observed {
         injected: Vec::new(),
         policy: None,
         room: None,
+        gpu_driver_upgrade: false,
         neighbours: Neighbours::default(),
     }
 }
@@ -184,4 +185,12 @@ fn memberships_stand_while_nobody_knows_and_go_when_it_is_known() {
     assert_eq!(unknown.spec.domains, [membership]);
     here.domains = Some(Vec::new());
     assert!(desired(&here, &[]).unwrap().spec.domains.is_empty());
+}
+
+#[test]
+fn an_upgrade_of_the_gpu_driver_is_passed_on_to_the_agent() {
+    let mut observed = observed(vec![pool_pod(true)]);
+    assert!(!desired(&observed, &[]).unwrap().spec.gpu_driver_upgrade);
+    observed.gpu_driver_upgrade = true;
+    assert!(desired(&observed, &[]).unwrap().spec.gpu_driver_upgrade);
 }

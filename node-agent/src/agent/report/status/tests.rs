@@ -51,6 +51,7 @@ fn spec(count: usize) -> MooncakeNodeSpec {
         probers: Vec::new(),
         policy: None,
         room: None,
+        gpu_driver_upgrade: false,
         node_uid: "node".to_owned(),
         boot_id: "boot".to_owned(),
         pools: (0..count).map(assignment).collect(),
