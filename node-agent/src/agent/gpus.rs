@@ -141,6 +141,11 @@ fn is_well(answer: &Answer) -> bool {
     answer.failed.is_none() && answer.hung.is_none()
 }
 
+fn has_libraries(answer: &Answer) -> bool {
+    let failed = answer.failed.as_ref();
+    failed.is_none_or(|failed| failed.stage != Stage::Absent)
+}
+
 /// Those that NVIDIA's driver holds, with its version.
 fn driven(facts: &Facts) -> impl Iterator<Item = (&Gpu, &str)> {
     let driver = facts.gpu_driver.as_ref();
@@ -266,8 +271,8 @@ impl Gpus {
         let paths = facts.gpus.iter().map(|gpu| {
             let driver = driven(&facts).find(|(driven, _)| driven.pci.address == gpu.pci.address);
             let driver = driver.map(|(_, driver)| driver);
-            // Where no GPU was asked there is no program to try it by.
-            let driver = driver.filter(|_| gpu.answer.is_some());
+            // Where no GPU was asked, or the node has not the libraries, there is nothing to try it by.
+            let driver = driver.filter(|_| gpu.answer.as_ref().is_some_and(has_libraries));
             driver.map_or_else(Vec::new, |driver| self.pairs.of(&facts, gpu, driver))
         });
         let paths: Vec<_> = paths.collect();

@@ -206,6 +206,27 @@ async fn of_a_gpu_that_is_in_use_what_cuda_said_before_stays() {
     }
 }
 
+#[test]
+fn of_a_node_whose_driver_has_no_libraries_no_pair_is_told() {
+    let absent =
+        r#"{"facts":null,"failed":{"stage":"Absent","number":null,"words":"none"},"hung":null}"#;
+    let facts = Host::recorded(Recording::parse(DGX).unwrap()).facts();
+    let told = |answer: &str| {
+        let mut gpus = Gpus::default();
+        let reply = Reply {
+            gpu: facts.gpus[0].pci.address.clone(),
+            driver: "550".to_owned(),
+            answer: serde_json::from_str(answer).ok(),
+            held: None,
+            pair: None,
+            barred: None,
+        };
+        gpus.note(reply, Instant::now());
+        gpus.merged(&facts).gpus[0].paths.len()
+    };
+    assert_eq!((told(absent), told(WELL)), (0, 10));
+}
+
 /// A kubelet that says what containers hold.
 struct Kubelet(Mutex<Pods>);
 
