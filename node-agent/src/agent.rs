@@ -14,6 +14,7 @@ pub mod describe;
 mod fixing;
 mod fleet;
 mod gpus;
+mod grpc;
 pub mod hardware;
 mod health;
 mod http;

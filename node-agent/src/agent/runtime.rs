@@ -5,28 +5,14 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
-use hyper::body::Incoming;
-use hyper::client::conn::http2::{SendRequest, handshake};
-use hyper::http::uri::PathAndQuery;
-use hyper::{Request, Response};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use prost::Message;
 use rustix::fs::{Mode, OFlags};
-use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tonic::body::Body;
-use tonic::client::Grpc;
-use tonic_prost::ProstCodec;
-use tower_service::Service;
 
+use super::grpc::Connection;
 use super::hardware::Known;
 use crate::host::round::Node;
 use crate::host::runtime::Runtime;
@@ -183,70 +169,20 @@ async fn asked(socket: &Socket, deadline: Duration) -> anyhow::Result<Runtime> {
 
 async fn ask(file: &OwnedFd) -> anyhow::Result<Runtime> {
     // By its descriptor: its path may lead elsewhere from here, or be too long for a socket's.
-    let stream = UnixStream::connect(format!("/proc/self/fd/{}", file.as_raw_fd())).await?;
-    let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
-    // It ends with this question.
-    let mut carried = JoinSet::new();
-    carried.spawn(connection);
-    let mut grpc = Grpc::new(Connection(sender));
-    let version: VersionResponse = call(
-        &mut grpc,
-        "/runtime.v1.RuntimeService/Version",
-        VersionRequest {},
-    )
-    .await?;
-    let status: StatusResponse = call(
-        &mut grpc,
-        "/runtime.v1.RuntimeService/Status",
-        StatusRequest { verbose: true },
-    )
-    .await?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let mut connection = Connection::open(Path::new(&path)).await?;
+    let version: VersionResponse = connection
+        .call("/runtime.v1.RuntimeService/Version", VersionRequest {})
+        .await?;
+    let status: StatusResponse = connection
+        .call(
+            "/runtime.v1.RuntimeService/Status",
+            StatusRequest { verbose: true },
+        )
+        .await?;
     let config = status.info.get("config").map(String::as_str);
     let VersionResponse { name, version } = &version;
     Ok(Runtime::of(name, version, config))
-}
-
-async fn call<Q, R>(
-    grpc: &mut Grpc<Connection>,
-    path: &'static str,
-    message: Q,
-) -> anyhow::Result<R>
-where
-    Q: Message + Default + 'static,
-    R: Message + Default + 'static,
-{
-    grpc.ready().await?;
-    let (path, codec) = (
-        PathAndQuery::from_static(path),
-        ProstCodec::<Q, R>::default(),
-    );
-    let answer = grpc
-        .unary(tonic::Request::new(message), path, codec)
-        .await?;
-    Ok(answer.into_inner())
-}
-
-/// HTTP/2 on a socket, where any authority will do.
-struct Connection(SendRequest<Body>);
-
-impl Service<Request<Body>> for Connection {
-    type Response = Response<Incoming>;
-    type Error = anyhow::Error;
-    type Future = BoxFuture<'static, anyhow::Result<Self::Response>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let path = request.uri().path().to_owned();
-        match format!("http://localhost{path}").parse() {
-            Ok(uri) => *request.uri_mut() = uri,
-            Err(error) => return std::future::ready(Err(anyhow::Error::from(error))).boxed(),
-        }
-        let answer = self.0.send_request(request);
-        async move { Ok(answer.await?) }.boxed()
-    }
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -2,21 +2,9 @@
 //! taken for held.
 
 use std::path::Path;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
-use hyper::body::Incoming;
-use hyper::client::conn::http2::{SendRequest, handshake};
-use hyper::http::uri::{PathAndQuery, Uri};
-use hyper::{Request, Response};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::net::UnixStream;
-use tonic::body::Body;
-use tonic::client::Grpc;
-use tonic_prost::ProstCodec;
-use tower_service::Service;
+use crate::agent::grpc::{CallError, Connection};
 
 /// How long the kubelet may take.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -101,59 +89,16 @@ impl Pods {
 /// # Errors
 /// Why it did not answer, in words that do not move.
 pub(super) async fn pods(socket: &Path) -> Result<Pods, String> {
-    let asked = tokio::time::timeout(PATIENCE, ask(socket)).await;
-    asked.unwrap_or_else(|_| Err(format!("no answer within {PATIENCE:?}")))
+    match tokio::time::timeout(PATIENCE, ask(socket)).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+    }
 }
 
-async fn ask(socket: &Path) -> Result<Pods, String> {
-    let stream = UnixStream::connect(socket)
-        .await
-        .map_err(|error| error.kind().to_string())?;
-    let io = TokioIo::new(stream);
-    let (sender, connection) = handshake(TokioExecutor::new(), io)
-        .await
-        .map_err(|error| error.to_string())?;
-    let connection = tokio::spawn(connection);
-    let mut grpc = Grpc::new(Caller(sender));
-    let answer = async {
-        grpc.ready().await.map_err(|error| error.to_string())?;
-        let path = PathAndQuery::from_static("/v1.PodResourcesLister/List");
-        let codec = ProstCodec::<Nothing, Pods>::default();
-        let answer = grpc
-            .unary(tonic::Request::new(Nothing {}), path, codec)
-            .await;
-        answer
-            .map(tonic::Response::into_inner)
-            .map_err(|status| status.message().to_owned())
-    };
-    let answer = answer.await;
-    connection.abort();
-    answer
-}
-
-/// A connection over HTTP/2, whose calls name no host: on a socket there is none.
-struct Caller(SendRequest<Body>);
-
-impl Service<Request<Body>> for Caller {
-    type Response = Response<Incoming>;
-    type Error = hyper::Error;
-    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let whole = Uri::builder()
-            .scheme("http")
-            .authority("localhost")
-            .path_and_query(request.uri().path().to_owned())
-            .build();
-        if let Ok(whole) = whole {
-            *request.uri_mut() = whole;
-        }
-        self.0.send_request(request).boxed()
-    }
+async fn ask(socket: &Path) -> Result<Pods, CallError> {
+    let mut connection = Connection::open(socket).await?;
+    let method = "/v1.PodResourcesLister/List";
+    connection.call(method, Nothing {}).await
 }
 
 #[cfg(test)]
@@ -211,7 +156,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("kubelet.sock");
         let absent = super::pods(&socket).await.unwrap_err();
-        assert_eq!(absent, "entity not found");
+        assert_eq!(absent, "connecting: entity not found");
         let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
         let silent = super::pods(&socket).await.unwrap_err();
         assert_eq!(silent, "no answer within 3s");

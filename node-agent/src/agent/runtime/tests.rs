@@ -4,7 +4,12 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Mutex;
 
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use hyper::body::Incoming;
+use hyper::{Request, Response};
 use tokio::sync::watch::Sender;
+use tonic::body::Body;
 
 use super::*;
 use crate::devices::rpc::{self, serve, unary, unknown};
