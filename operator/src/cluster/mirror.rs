@@ -1,6 +1,9 @@
 //! What a labelled pod is told: of itself, as conditions, was it injected, is its gate open, does what it brings along
 //! fit; and of its node, where it waits for that.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use crds::condition::shorten;
 use crds::{MooncakeNode, Reason, names};
 use jiff::Timestamp;
@@ -15,6 +18,9 @@ use crate::cluster::observe::{Observed, is_over};
 use crate::cluster::validate::Valid;
 use crate::cluster::{fit, injected, preflight};
 use crate::event::Events;
+
+/// How long the API server may take for one node.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// Pod condition that repeats what the pod's gate found.
 pub const GATE: &str = "mooncake.io/GateReady";
@@ -39,6 +45,7 @@ pub async fn tell(
     cluster: &Valid,
     observed: &Observed,
 ) {
+    let mut nodes = Nodes::new(client);
     for pod in &observed.labelled {
         let namespace = pod.namespace().unwrap_or_default();
         let leaving = pod.meta().deletion_timestamp.is_some();
@@ -48,7 +55,7 @@ pub async fn tell(
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
         let report = node.and_then(|node| observed.reports.get(node));
         let words = words(cluster, pod, report);
-        let node = preflight::word(cluster, pod, report);
+        let node = nodes.word(cluster, pod).await;
         let told = node.as_deref() == preflight::said(pod);
         if told && words.iter().all(|word| stands(pod, word)) {
             continue;
@@ -80,6 +87,44 @@ pub async fn tell(
                 _ => events.warn(writer, about, reason, "Look", note).await,
             }
         }
+    }
+}
+
+/// What nodes' agents found, asked of the API server for each node that a pod waits for: the cache keeps of a
+/// report what is needed of thousands.
+struct Nodes {
+    api: Api<MooncakeNode>,
+    said: HashMap<String, String>,
+}
+
+impl Nodes {
+    fn new(client: &Client) -> Self {
+        Self {
+            api: Api::all(client.clone()),
+            said: HashMap::new(),
+        }
+    }
+
+    /// What is to stand in the pod's annotation; what stands there where nothing new is known.
+    async fn word(&mut self, cluster: &Valid, pod: &Pod) -> Option<String> {
+        let stands = preflight::said(pod).map(str::to_owned);
+        let Some(node) = preflight::waits_for(pod) else {
+            return stands;
+        };
+        if let Some(said) = self.said.get(node) {
+            return Some(said.clone());
+        }
+        let report = match tokio::time::timeout(ANSWER, self.api.get_opt(node)).await {
+            Ok(Ok(report)) => report,
+            Ok(Err(error)) => {
+                tracing::warn!(node, %error, "what a pod waits for on its node is not known");
+                return stands;
+            }
+            Err(_) => return stands,
+        };
+        let said = preflight::word(cluster, report.as_ref());
+        self.said.insert(node.to_owned(), said.clone());
+        Some(said)
     }
 }
 

@@ -14,16 +14,18 @@ use crate::admission::GATE_CONTAINER;
 use crate::cluster::validate::Valid;
 use crate::cluster::verdict::heard;
 
-/// What is to stand in the annotation; none where the pod's gate does not ask. When the gate is open nobody reads
-/// it any more, and it stays, as it does until the pod has a node.
-pub fn word(cluster: &Valid, pod: &Pod, report: Option<&MooncakeNode>) -> Option<String> {
-    let stands = said(pod)?;
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
-    if is_open(pod) || node.is_none() {
-        return Some(stands.to_owned());
-    }
+/// The node whose checks the pod waits for; none where its gate does not ask, or is open, so that nobody reads it
+/// any more.
+pub fn waits_for(pod: &Pod) -> Option<&str> {
+    let node = pod.spec.as_ref()?.node_name.as_deref()?;
+    (said(pod).is_some() && !is_open(pod)).then_some(node)
+}
+
+/// What is to stand in the annotation of a pod that waits for that node. `report` is whole: what is kept of one
+/// lacks what was found of the node itself.
+pub fn word(cluster: &Valid, report: Option<&MooncakeNode>) -> String {
     let (reason, words) = judge(&cluster.preflight, report);
-    Some(shorten(&format!("{reason}: {words}")))
+    shorten(&format!("{reason}: {words}"))
 }
 
 /// What the pod was told.
@@ -130,24 +132,22 @@ mod tests {
     const WARNS: &str = "findings: [{check: EphemeralPorts, verdict: Warn, reason: EphemeralPortsLow, \
         subject: node, message: it has 900, since: '2026-01-01T00:00:00Z'}]";
 
-    fn told(pod: &Pod, report: Option<&MooncakeNode>) -> Option<String> {
+    fn told(report: Option<&MooncakeNode>) -> String {
         let cluster = fixture::valid("{preflight: {checks: [EphemeralPorts, Clock]}}");
-        word(&cluster, pod, report)
+        word(&cluster, report)
     }
 
     #[test]
     fn a_warning_of_a_check_that_is_asked_for_holds_and_one_of_another_does_not() {
         let found = report("", &format!("{COUNTS}, {WARNS}"));
-        let said = told(&waiting(), Some(&found)).unwrap();
         assert_eq!(
-            said,
+            told(Some(&found)),
             "EphemeralPortsLow: node n1: check EphemeralPorts finds of node: it has 900"
         );
         let other = WARNS.replace("EphemeralPorts,", "MapCount,");
         let other = report("", &format!("{COUNTS}, {other}"));
-        let said = told(&waiting(), Some(&other)).unwrap();
         assert_eq!(
-            said,
+            told(Some(&other)),
             "AsExpected: node n1: nothing found by EphemeralPorts, Clock"
         );
     }
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn what_is_not_known_of_the_node_is_never_taken_for_good() {
         let reason = |report: Option<&MooncakeNode>| {
-            let said = told(&waiting(), report).unwrap();
+            let said = told(report);
             said.split_once(':').unwrap().0.to_owned()
         };
         assert_eq!(reason(None), "AgentMissing");
@@ -168,17 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn only_who_waits_on_a_node_and_asks_is_told() {
-        let found = report("", &format!("{COUNTS}, {WARNS}"));
-        assert_eq!(told(&pod("nodeName: n1,", false, ""), Some(&found)), None);
-        let nowhere = told(&pod("", false, UNTOLD), Some(&found));
-        assert_eq!(nowhere.as_deref(), Some("PreflightUntold: x"));
+    fn only_a_pod_that_asks_and_has_a_node_and_is_not_let_go_waits_for_it() {
+        assert_eq!(waits_for(&waiting()), Some("n1"));
+        assert_eq!(waits_for(&pod("nodeName: n1,", false, "")), None);
+        assert_eq!(waits_for(&pod("", false, UNTOLD)), None);
         let passed = "mooncake.io/preflight: 'AsExpected: node n1'";
         let open = pod("nodeName: n1,", true, passed);
-        assert_eq!(
-            told(&open, Some(&found)).as_deref(),
-            Some("AsExpected: node n1")
-        );
+        assert_eq!(waits_for(&open), None);
         assert_eq!(holds(&open), None);
         assert_eq!(holds(&waiting()), Some("PreflightUntold: x"));
     }
