@@ -1,15 +1,17 @@
 //! A story's own namespace: made before, shown when the story fails, gone afterwards.
 
+use super::events;
 use super::evidence;
 use super::scale::Scale;
-use super::stage::{Stage, finish};
+use super::stage::{Stage, already_gone, finish};
 use super::stock::{StockPod, StockWork};
 use super::wait::{Seen, eventually};
 use crate::settings::Environment;
 use anyhow::{Context, anyhow};
-use crds::MooncakeCluster;
+use crds::{MooncakeCluster, Reason};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace as CoreNamespace, Pod};
+use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 use std::time::{Duration, Instant};
@@ -124,6 +126,20 @@ impl Namespace {
                 .input(yaml),
         )
         .await
+    }
+
+    /// The Events of this reason about an object of this namespace.
+    ///
+    /// # Errors
+    /// With the API server's words.
+    pub async fn events(
+        &self,
+        (kind, name): (&str, &str),
+        reason: Reason,
+    ) -> anyhow::Result<Vec<Event>> {
+        let mut told = events::about(&self.api(), kind, name).await?;
+        told.retain(|event| events::tells(event, reason));
+        Ok(told)
     }
 
     /// Runs a command in a pod and answers its standard output.
@@ -314,14 +330,6 @@ impl Namespace {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
             Err(error) => Err(error.into()),
         }
-    }
-}
-
-/// Somebody else may have deleted it meanwhile.
-fn already_gone<T>(deleted: kube::Result<T>) -> kube::Result<()> {
-    match deleted {
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        other => other.map(drop),
     }
 }
 

@@ -134,6 +134,14 @@ impl Product {
         Ok(tokio::task::spawn_blocking(run).await??)
     }
 
+    /// What `kubectl mooncake doctor` says of all namespaces, also where it ends with 1 because something
+    /// fails.
+    pub async fn doctor(&self) -> String {
+        self.cli(&["doctor", "--all-namespaces"])
+            .await
+            .unwrap_or_else(|error| format!("{error:#}"))
+    }
+
     /// Helm with these arguments, in the release's namespace.
     ///
     /// # Errors

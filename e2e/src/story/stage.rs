@@ -1,5 +1,6 @@
 //! The cluster on which stories are told: one, shared by all test processes.
 
+use super::node::Node;
 use crate::command::Run;
 use crate::settings::Environment;
 use crate::{Cluster, Settings, Spec};
@@ -73,6 +74,14 @@ impl Stage {
         Ok(tokio::task::spawn_blocking(move || work(&cluster)).await??)
     }
 
+    /// A node, by name.
+    pub fn node(&self, name: &str) -> Node {
+        Node {
+            stage: self.clone(),
+            name: name.to_owned(),
+        }
+    }
+
     /// kubectl, cluster-wide.
     ///
     /// # Errors
@@ -94,6 +103,14 @@ impl Stage {
         let wait = ["rollout", "status", "-n", namespace, &object, patience];
         finish(kubectl.command(wait).deadline(ROLLED_OUT)).await?;
         Ok(())
+    }
+}
+
+/// Somebody else may have deleted it meanwhile.
+pub(super) fn already_gone<T>(deleted: kube::Result<T>) -> kube::Result<()> {
+    match deleted {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(drop),
     }
 }
 

@@ -4,13 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
-use crds::condition::find;
-use crds::{CheckId, ConditionType, MooncakeNode, Reason, Verdict};
-use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, ListParams};
+use anyhow::ensure;
+use crds::check::CheckFinding;
+use crds::{CheckId, ConditionType, Reason, Verdict};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mooncake_e2e::story::pool::READY;
-use mooncake_e2e::story::{Namespace, Pool, Product, Seen, eventually};
+use mooncake_e2e::story::{Namespace, Node, Pool, Product, Seen, eventually};
 
 use super::devices::be;
 
@@ -35,6 +34,16 @@ struct Ailment {
     subject: &'static str,
     reason: Reason,
     verdict: Verdict,
+}
+
+impl Ailment {
+    fn place(&self) -> (CheckId, &str) {
+        (self.check, self.subject)
+    }
+
+    fn is(&self, told: &CheckFinding) -> bool {
+        told.reason == self.reason && told.verdict == self.verdict
+    }
 }
 
 const AILMENTS: [Ailment; 4] = [
@@ -92,43 +101,40 @@ pub(super) async fn named_and_healed(
     for (before, after) in WELL {
         well = replaced(&well, before, after)?;
     }
-    be(product, "n1", text(&well)).await?;
-    for ailment in &AILMENTS {
-        told(product, ailment, false).await?;
-    }
+    let node = product.stage.node("n1");
+    be(&node, text(&well)).await?;
+    all_well(&node).await?;
     let mut ill = well.clone();
     for ailment in &AILMENTS {
         ill = replaced(&ill, ailment.was, ailment.is)?;
         let began = Instant::now();
-        be(product, "n1", text(&ill)).await?;
-        let words = told(product, ailment, true).await?.unwrap_or_default();
+        be(&node, text(&ill)).await?;
+        let told = node
+            .finding(ailment.place(), SOON, |told| ailment.is(told))
+            .await?;
         let took = began.elapsed();
-        println!("{} after {took:?}: {words}", ailment.reason.as_str());
+        println!("{} after {took:?}: {}", ailment.reason, told.message);
         ensure!(
             took <= NAMED * 2,
             "{} was named after {took:?}, and should be within {NAMED:?} on a machine with nothing else to do",
             ailment.reason.as_str()
         );
         if ailment.verdict == Verdict::Fail {
-            condition(product, "False").await?;
+            healthy(&node, "False").await?;
         }
-        let doctor = product.cli(&["doctor", "--all-namespaces"]).await;
-        let doctor = doctor.unwrap_or_else(|error| format!("{error:#}"));
+        let doctor = product.doctor().await;
         ensure!(doctor.contains(ailment.reason.as_str()), "{doctor}");
     }
     for holder in holders {
         asked(namespace, holder).await?;
         println!("pod {holder} was asked to let its sick device go");
     }
-    let doctor = product.cli(&["doctor", "--all-namespaces"]).await;
-    let doctor = doctor.unwrap_or_else(|error| format!("{error:#}"));
+    let doctor = product.doctor().await;
     let pod = format!("pod {}/{}", namespace.name, holders[0]);
     ensure!(doctor.contains(&pod), "no {pod} in {doctor}");
-    be(product, "n1", text(&well)).await?;
-    for ailment in &AILMENTS {
-        told(product, ailment, false).await?;
-    }
-    condition(product, "True").await?;
+    be(&node, text(&well)).await?;
+    all_well(&node).await?;
+    healthy(&node, "True").await?;
     namespace
         .kubectl(&["delete", "mooncakecluster", "plain"])
         .await?;
@@ -147,64 +153,28 @@ fn replaced(text: &str, before: &str, after: &str) -> anyhow::Result<String> {
     Ok(text.replace(before, after))
 }
 
-async fn report(product: &Product) -> anyhow::Result<MooncakeNode> {
-    let nodes: Api<MooncakeNode> = Api::all(product.stage.client.clone());
-    nodes.get("n1").await.context("MooncakeNode n1")
+async fn all_well(node: &Node) -> anyhow::Result<()> {
+    for ailment in &AILMENTS {
+        node.no_finding(ailment.place(), SOON, |told| ailment.is(told))
+            .await?;
+    }
+    Ok(())
 }
 
-/// The words of the finding, once it is there or is there no more.
-async fn told(
-    product: &Product,
-    ailment: &Ailment,
-    wanted: bool,
-) -> anyhow::Result<Option<String>> {
-    let what = format!(
-        "{} of {}: {wanted}",
-        ailment.reason.as_str(),
-        ailment.subject
-    );
-    eventually(what, SOON, || async {
-        let status = report(product).await?.status.unwrap_or_default();
-        let told = status.findings.iter().find(|told| {
-            told.check == ailment.check
-                && told.subject == ailment.subject
-                && told.reason == ailment.reason
-                && told.verdict == ailment.verdict
-        });
-        let words = told.map(|told| told.message.clone());
-        let seen = format!("{:?}", status.findings);
-        Ok(Seen::when(
-            (words.is_some() == wanted).then_some(words),
-            seen,
-        ))
-    })
-    .await
-}
-
-async fn condition(product: &Product, wanted: &str) -> anyhow::Result<()> {
-    eventually(format!("NodeHealthy to be {wanted}"), SOON, || async {
-        let status = report(product).await?.status.unwrap_or_default();
-        let told = find(&status.conditions, ConditionType::NodeHealthy);
-        let is = told.is_some_and(|told| told.status == wanted);
-        Ok(Seen::when(is.then_some(()), format!("{told:?}")))
-    })
-    .await
+async fn healthy(node: &Node, wanted: &str) -> anyhow::Result<()> {
+    let is = |told: &Condition| told.status == wanted;
+    node.condition(ConditionType::NodeHealthy, wanted, SOON, is)
+        .await
+        .map(drop)
 }
 
 /// Waits for the Event of a pod whose device is sick.
 async fn asked(namespace: &Namespace, pod: &str) -> anyhow::Result<()> {
-    let events: Api<Event> = namespace.api();
     eventually(format!("an Event for {pod}"), SOON, || async {
-        let told = events.list(&ListParams::default()).await?;
-        let is = told.items.iter().any(|event| {
-            event.reason.as_deref() == Some(Reason::DeviceSick.as_str())
-                && event
-                    .regarding
-                    .as_ref()
-                    .is_some_and(|about| about.name.as_deref() == Some(pod) && about.uid.is_some())
-        });
-        let seen = format!("{} Events", told.items.len());
-        Ok(Seen::when(is.then_some(()), seen))
+        let told = namespace.events(("Pod", pod), Reason::DeviceSick).await?;
+        let mut about = told.iter().flat_map(|event| &event.regarding);
+        let is = about.any(|about| about.uid.is_some());
+        Ok(Seen::when(is.then_some(()), format!("{told:?}")))
     })
     .await
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams};
 use mooncake_e2e::Part;
-use mooncake_e2e::story::{Namespace, Pool, Product, Seen, eventually, processes};
+use mooncake_e2e::story::{Namespace, Node, Pool, Product, Seen, eventually, processes};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ async fn a_pod_gets_the_device_that_it_claims_and_keeps_it_whatever_dies() -> an
     let told = Arc::clone(&product);
     let story = async {
         for (node, machine) in MACHINES {
-            be(&product, node, machine).await?;
+            be(&product.stage.node(node), machine).await?;
         }
         let words = [
             format!("agent.recording={MACHINE}"),
@@ -309,7 +309,9 @@ async fn no_neighbour(namespace: &Namespace, pod: &str) -> anyhow::Result<()> {
 async fn lost_file(product: &Product, namespace: &Namespace) -> anyhow::Result<()> {
     let files = files(product).await?;
     ensure!(files.len() == 2, "{files:?}");
-    on_node(product, "n1", "rm /var/run/cdi/mooncake.io-hca-*").await?;
+    let node = product.stage.node("n1");
+    node.shell("rm /var/run/cdi/mooncake.io-hca-*", COMMAND)
+        .await?;
     let agent = product.agent_on("n1").await?;
     for worker in processes::of_pod(&agent, "worker")? {
         worker.recorded.signal(Signal::KILL);
@@ -388,7 +390,8 @@ async fn gone(product: &Product, namespace: &Namespace, pod: &str) -> anyhow::Re
 
 /// Names of the files by which the container runtime gives devices.
 async fn files(product: &Product) -> anyhow::Result<Vec<String>> {
-    let found = on_node(product, "n1", "ls /var/run/cdi").await?;
+    let node = product.stage.node("n1");
+    let found = node.shell("ls /var/run/cdi", COMMAND).await?;
     let ours = found
         .lines()
         .filter(|name| name.starts_with("mooncake.io-hca-"));
@@ -433,18 +436,10 @@ async fn own_slices_only(product: &Product) -> anyhow::Result<()> {
 }
 
 /// Has the agent of a node read another machine, whole from one look to the next.
-pub(super) async fn be(product: &Product, node: &'static str, machine: &str) -> anyhow::Result<()> {
+pub(super) async fn be(node: &Node, machine: &str) -> anyhow::Result<()> {
     let write = format!("cat > {MACHINE}.new <<'END'\n{machine}\nEND\nmv {MACHINE}.new {MACHINE}");
-    on_node(product, node, &write).await?;
+    node.shell(&write, COMMAND).await?;
     Ok(())
-}
-
-async fn on_node(product: &Product, node: &'static str, script: &str) -> anyhow::Result<String> {
-    let command = ["sh", "-c", script].map(str::to_owned);
-    product
-        .stage
-        .with(move |cluster| cluster.run_on(node, &command, COMMAND))
-        .await
 }
 
 /// Installs with further settings, and waits until all agents have them.

@@ -5,11 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use crds::check::CheckFinding;
-use crds::condition::find;
-use crds::{CheckId, ConditionType, MooncakeNode, Reason, Verdict};
-use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, ListParams};
-use mooncake_e2e::story::{Seen, eventually};
+use crds::{CheckId, ConditionType, Reason, Verdict};
 
 use super::machine::{Machine, SLOW};
 
@@ -59,6 +55,9 @@ const FAULTS: [Fault; 3] = [
 const LINE: &str = "mlx5_core 0000:17:00.0: mlx5_cmd_out_err:838:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) failed, \
                     status no resources(0xf), syndrome (0x66), err(-11)";
 
+/// As that line names it; the machine has no such device.
+const CARD: &str = "0000:17:00.0";
+
 /// The second device of the machine is there and well; so it is again at the end.
 pub(super) async fn repaired(machine: &Machine) -> anyhow::Result<()> {
     for fault in &FAULTS {
@@ -71,24 +70,19 @@ pub(super) async fn repaired(machine: &Machine) -> anyhow::Result<()> {
 /// What cannot be repaired, so that it comes last.
 pub(super) async fn logged(machine: &Machine) -> anyhow::Result<()> {
     machine.run(&format!("echo '<3>{LINE}' >/dev/kmsg")).await?;
-    let told = finding(machine, CheckId::KernelLog, |told| told.is_some()).await?;
-    ensure!(
-        told.iter().any(|told| told.reason == Reason::MkeyExhausted),
-        "{told:?}"
-    );
-    event(machine, Reason::MkeyExhausted).await
+    let place = (CheckId::KernelLog, CARD);
+    let told = machine.node.finding(place, SLOW, |_| true).await?;
+    ensure!(told.reason == Reason::MkeyExhausted, "{told:?}");
+    machine.node.event(Reason::MkeyExhausted, SLOW).await
 }
 
 async fn from_fault_to_cure(machine: &Machine, fault: &Fault) -> anyhow::Result<()> {
-    let is = |told: &CheckFinding| {
-        told.subject == fault.subject
-            && told.reason == fault.reason
-            && told.verdict == fault.verdict
-    };
+    let node = &machine.node;
+    let place = (fault.check, fault.subject);
+    let is = |told: &CheckFinding| told.reason == fault.reason && told.verdict == fault.verdict;
     let began = Instant::now();
     machine.run(fault.cause).await?;
-    let told = finding(machine, fault.check, |told| told.is_some_and(is)).await?;
-    let told = told.context("no finding")?;
+    let told = node.finding(place, SLOW, is).await?;
     println!(
         "{} named after {:?} ({SOON:?} where a look is not emulated): {}",
         fault.reason.as_str(),
@@ -96,65 +90,18 @@ async fn from_fault_to_cure(machine: &Machine, fault: &Fault) -> anyhow::Result<
         told.message
     );
     if fault.verdict == Verdict::Fail {
-        condition(machine, fault.reason).await?;
-        event(machine, fault.reason).await?;
+        let what = format!("False for {}", fault.reason);
+        node.condition(ConditionType::NodeHealthy, &what, SLOW, |told| {
+            told.status == "False" && told.reason == fault.reason.as_str()
+        })
+        .await?;
+        node.event(fault.reason, SLOW).await?;
     }
-    let doctor = machine.doctor().await;
+    let doctor = machine.product.doctor().await;
     ensure!(
         doctor.contains(fault.subject) && doctor.contains(fault.reason.as_str()),
         "{doctor}"
     );
     machine.run(fault.cure).await?;
-    finding(machine, fault.check, |told| !told.is_some_and(is)).await?;
-    Ok(())
-}
-
-/// What a check has found, once it is as wanted.
-async fn finding(
-    machine: &Machine,
-    check: CheckId,
-    wanted: impl Fn(Option<&CheckFinding>) -> bool,
-) -> anyhow::Result<Option<CheckFinding>> {
-    let nodes: Api<MooncakeNode> = Api::all(machine.product.stage.client.clone());
-    eventually(format!("a word of {}", check.as_str()), SLOW, || async {
-        let status = nodes.get(&machine.node).await?.status;
-        let findings = status.map(|status| status.findings).unwrap_or_default();
-        let told = findings.iter().find(|finding| finding.check == check);
-        let seen = format!("{told:?}");
-        Ok(Seen::when(wanted(told).then(|| told.cloned()), seen))
-    })
-    .await
-}
-
-async fn condition(machine: &Machine, reason: Reason) -> anyhow::Result<()> {
-    let nodes: Api<MooncakeNode> = Api::all(machine.product.stage.client.clone());
-    let what = format!("NodeHealthy to be False for {}", reason.as_str());
-    eventually(what, SLOW, || async {
-        let status = nodes.get(&machine.node).await?.status.unwrap_or_default();
-        let told = find(&status.conditions, ConditionType::NodeHealthy);
-        let is = told.is_some_and(|told| told.status == "False" && told.reason == reason.as_str());
-        Ok(Seen::when(is.then_some(()), format!("{told:?}")))
-    })
-    .await
-}
-
-async fn event(machine: &Machine, reason: Reason) -> anyhow::Result<()> {
-    // Where Events of cluster-wide objects lie.
-    let events: Api<Event> = Api::namespaced(machine.product.stage.client.clone(), "default");
-    let about = |event: &Event| {
-        event.reason.as_deref() == Some(reason.as_str())
-            && event.regarding.as_ref().is_some_and(|about| {
-                about.kind.as_deref() == Some("MooncakeNode")
-                    && about.name.as_deref() == Some(machine.node.as_str())
-            })
-    };
-    eventually(format!("an Event {}", reason.as_str()), SLOW, || async {
-        let told = events.list(&ListParams::default()).await?;
-        let some = told.items.iter().any(about);
-        Ok(Seen::when(
-            some.then_some(()),
-            format!("{} Events", told.items.len()),
-        ))
-    })
-    .await
+    node.no_finding(place, SLOW, is).await
 }

@@ -3,12 +3,14 @@
 //! processor is emulated.
 
 use anyhow::{Context, ensure};
+use crds::Reason;
 use crds::names::LABEL_POOL;
-use crds::{MooncakeNode, Reason};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
-use mooncake_e2e::story::{Charges, Effort, Load, Namespace, Pool, Product, Seen, eventually};
+use mooncake_e2e::story::{
+    Charges, Effort, Load, Namespace, Node, Pool, Product, Seen, eventually,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,17 +25,13 @@ const LEFT: u64 = 150 * MIB;
 pub(crate) struct Machine {
     pub(crate) product: Arc<Product>,
     pub(crate) namespace: Namespace,
-    pub(crate) node: String,
+    pub(crate) node: Node,
 }
 
 impl Machine {
     /// What a command printed that ran on it.
     pub(crate) async fn run(&self, script: &str) -> anyhow::Result<String> {
-        let (node, command) = (self.node.clone(), ["sh", "-c", script].map(str::to_owned));
-        self.product
-            .stage
-            .with(move |cluster| cluster.run_on(&node, &command, SLOW))
-            .await
+        self.node.shell(script, SLOW).await
     }
 
     /// A line of its `/proc/meminfo`, in its own unit.
@@ -49,16 +47,8 @@ impl Machine {
         Charges::of(&self.product.stage, pod).await
     }
 
-    /// What `kubectl mooncake doctor` says, also where it ends with 1 because something fails.
-    pub(crate) async fn doctor(&self) -> String {
-        self.product
-            .cli(&["doctor", "--all-namespaces"])
-            .await
-            .unwrap_or_else(|error| format!("{error:#}"))
-    }
-
     pub(crate) async fn agent(&self) -> anyhow::Result<Pod> {
-        self.product.agent_on(&self.node).await
+        self.product.agent_on(&self.node.name).await
     }
 }
 
@@ -78,7 +68,7 @@ where
     let product = Arc::new(product);
     let told = async {
         product.whole(SLOW).await?;
-        let (told, on) = (Arc::clone(&product), node.clone());
+        let (told, on) = (Arc::clone(&product), product.stage.node(&node));
         let story = async move |namespace| {
             let machine = Machine {
                 product: told,
@@ -113,7 +103,10 @@ async fn a_pool_is_charged_to_its_own_pod_and_has_the_pages_that_it_asks_for() -
     with_a_machine("charged", async |machine: Machine| {
         let free = machine.meminfo("HugePages_Free").await?;
         let before = machine.charges(&machine.agent().await?).await?;
-        let here = format!("nodeSelector: {{kubernetes.io/hostname: {}}}", machine.node);
+        let here = format!(
+            "nodeSelector: {{kubernetes.io/hostname: {}}}",
+            machine.node.name
+        );
         let spec = format!(
             "{{pools: [{{name: small, size: 256Mi, {here}}}, \
              {{name: huge, size: 128Mi, pageSize: 2Mi, {here}}}]}}"
@@ -151,8 +144,7 @@ async fn a_pool_is_charged_to_its_own_pod_and_has_the_pages_that_it_asks_for() -
 
 /// The node's own report tells the pages that the kernel really gave.
 async fn obtained(machine: &Machine) -> anyhow::Result<()> {
-    let nodes: Api<MooncakeNode> = Api::all(machine.product.stage.client.clone());
-    let status = nodes.get(&machine.node).await?.status;
+    let status = machine.node.report().await?.status;
     let pages: Vec<_> = status
         .iter()
         .flat_map(|status| &status.pools)
@@ -194,7 +186,7 @@ async fn a_pool_that_its_node_evicts_is_named_and_comes_back_when_there_is_room(
         let words = pool.unready(Some(Reason::PoolPodEvicted), SLOW).await?;
         println!("{words}");
         ensure!(
-            words.contains(&machine.node) && words.contains("low on resource: memory"),
+            words.contains(&machine.node.name) && words.contains("low on resource: memory"),
             "neither the node nor its kubelet's words: {words}"
         );
         pool.mounted(whole - 1, SLOW).await?;

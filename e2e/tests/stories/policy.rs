@@ -3,16 +3,18 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use crds::{FixId, MooncakeNode, MooncakeNodePolicy, Reason};
-use kube::api::{Api, DeleteParams};
-use mooncake_e2e::story::{Namespace, Product, Seen, eventually};
+use anyhow::ensure;
+use crds::{ConditionType, FixId, Reason};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use mooncake_e2e::story::{Node, Policy, Product};
 
 const SOON: Duration = Duration::from_secs(60);
 const COMMAND: Duration = Duration::from_secs(20);
-const NAME: &str = "story";
+const FIX: FixId = FixId::LocalPortRange;
+/// Of the ephemeral ports.
+const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 /// Too few for the check to call it a warning.
-const NARROW: &str = "60000\t60899";
+pub(super) const NARROW: &str = "60000\t60899";
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
@@ -22,117 +24,83 @@ async fn s17_a_policy_ignores_warns_and_sets_right_what_a_check_finds_and_leaves
     let product = Product::alone().await?;
     product
         .tell("policy", async |namespace| {
-            let range = "/proc/sys/net/ipv4/ip_local_port_range";
-            let before = on_n2(&namespace, &format!("cat {range}")).await?;
-            on_n2(&namespace, &format!("printf '{NARROW}' > {range}")).await?;
-            let told = tell(&namespace, range).await;
-            let policies = Api::<MooncakeNodePolicy>::all(namespace.stage.client.clone());
-            // Also where it has failed: the cluster is that of other stories too.
-            policies.delete(NAME, &DeleteParams::default()).await.ok();
+            let node = namespace.stage.node("n2");
+            let policy = Policy::of(&node, "story");
+            let before = range(&node).await?;
+            set_range(&node, NARROW).await?;
+            let told = policy.after(tell(&node, &policy).await).await;
             if told.is_err() {
-                fixed(&namespace, None).await.ok();
+                node.no_fix(FIX, SOON).await.ok();
             }
-            on_n2(&namespace, &format!("printf '{}' > {range}", before.trim())).await?;
+            set_range(&node, &before).await?;
             told
         })
         .await
 }
 
-async fn tell(namespace: &Namespace, range: &str) -> anyhow::Result<()> {
-    judged(namespace, "the finding", |said| {
+async fn tell(node: &Node, policy: &Policy) -> anyhow::Result<()> {
+    judged(node, "the finding", |said| {
         said.starts_with("False EphemeralPortsLow")
     })
     .await?;
 
-    policy(namespace, "checks: [{id: EphemeralPorts, action: Warn}]").await?;
-    judged(namespace, "it to be a warning", |said| {
-        said.starts_with("True ")
-    })
-    .await?;
+    policy
+        .apply("checks: [{id: EphemeralPorts, action: Warn}]")
+        .await?;
+    judged(node, "it to be a warning", |said| said.starts_with("True ")).await?;
 
-    policy(namespace, "checks: [{id: EphemeralPorts, action: Ignore}]").await?;
-    let said = judged(namespace, "it to be ignored", |said| {
+    policy
+        .apply("checks: [{id: EphemeralPorts, action: Ignore}]")
+        .await?;
+    let said = judged(node, "it to be ignored", |said| {
         !said.contains("EphemeralPortsLow") && said.contains("1 ignored by policy")
     })
     .await?;
     println!("ignored: {said}");
 
-    policy(namespace, "fixes: [{id: LocalPortRange, mode: DryRun}]").await?;
-    fixed(namespace, Some(Reason::FixProposed)).await?;
-    let stands = on_n2(namespace, &format!("cat {range}")).await?;
-    ensure!(stands.trim() == NARROW, "shown only: {stands}");
+    policy
+        .apply("fixes: [{id: LocalPortRange, mode: DryRun}]")
+        .await?;
+    node.fix(FIX, Reason::FixProposed, SOON).await?;
+    let stands = range(node).await?;
+    ensure!(stands == NARROW, "shown only: {stands}");
 
-    policy(namespace, "fixes: [{id: LocalPortRange, mode: Apply}]").await?;
-    fixed(namespace, Some(Reason::FixApplied)).await?;
-    let stands = on_n2(namespace, &format!("cat {range}")).await?;
-    ensure!(stands.trim() == "32768\t60999", "done as shown: {stands}");
-    judged(namespace, "the finding to go", |said| {
+    policy
+        .apply("fixes: [{id: LocalPortRange, mode: Apply}]")
+        .await?;
+    node.fix(FIX, Reason::FixApplied, SOON).await?;
+    let stands = range(node).await?;
+    ensure!(stands == "32768\t60999", "done as shown: {stands}");
+    judged(node, "the finding to go", |said| {
         !said.contains("EphemeralPortsLow")
     })
     .await?;
 
-    namespace
-        .kubectl(&["delete", "mooncakenodepolicy", NAME])
-        .await?;
-    fixed(namespace, None).await?;
-    let stands = on_n2(namespace, &format!("cat {range}")).await?;
-    ensure!(stands.trim() == NARROW, "undone: {stands}");
+    policy.delete().await?;
+    node.no_fix(FIX, SOON).await?;
+    let stands = range(node).await?;
+    ensure!(stands == NARROW, "undone: {stands}");
     Ok(())
 }
 
-async fn policy(namespace: &Namespace, asks: &str) -> anyhow::Result<()> {
-    namespace
-        .apply(&format!(
-            "apiVersion: mooncake.io/v1alpha1\nkind: MooncakeNodePolicy\nmetadata: {{name: {NAME}}}\n\
-             spec:\n  nodeSelector: {{kubernetes.io/hostname: n2}}\n  {asks}\n"
-        ))
-        .await?;
+/// Of the ephemeral ports, in the node's own network namespace.
+pub(super) async fn range(node: &Node) -> anyhow::Result<String> {
+    let text = node.shell(&format!("cat {RANGE}"), COMMAND).await?;
+    Ok(text.trim().to_owned())
+}
+
+pub(super) async fn set_range(node: &Node, range: &str) -> anyhow::Result<()> {
+    let write = format!("printf '{range}' > {RANGE}");
+    node.shell(&write, COMMAND).await?;
     Ok(())
-}
-
-/// A shell in the node's own network namespace.
-async fn on_n2(namespace: &Namespace, command: &str) -> anyhow::Result<String> {
-    let words = ["sh", "-c", command].map(ToOwned::to_owned);
-    namespace
-        .stage
-        .with(move |cluster| cluster.run_on("n2", &words, COMMAND))
-        .await
-}
-
-async fn report(namespace: &Namespace) -> anyhow::Result<MooncakeNode> {
-    let nodes = Api::<MooncakeNode>::all(namespace.stage.client.clone());
-    nodes.get("n2").await.context("MooncakeNode n2")
 }
 
 /// `NodeHealthy` once it is so: status, reason and message.
-async fn judged(
-    namespace: &Namespace,
-    what: &str,
-    is_so: impl Fn(&str) -> bool,
-) -> anyhow::Result<String> {
-    eventually(what, SOON, || async {
-        let status = report(namespace).await?.status.unwrap_or_default();
-        let said = status
-            .conditions
-            .iter()
-            .find(|said| said.type_ == "NodeHealthy")
-            .map(|said| format!("{} {} {}", said.status, said.reason, said.message))
-            .unwrap_or_default();
-        Ok(Seen::when(is_so(&said).then(|| said.clone()), said))
-    })
-    .await
-}
-
-async fn fixed(namespace: &Namespace, wanted: Option<Reason>) -> anyhow::Result<()> {
-    eventually(&format!("the fix to be {wanted:?}"), SOON, || async {
-        let status = report(namespace).await?.status.unwrap_or_default();
-        let fixes = status.fixes.iter();
-        let found = fixes.clone().find(|fix| fix.id == FixId::LocalPortRange);
-        let is_so = found.map(|fix| fix.reason) == wanted;
-        Ok(Seen::when(
-            is_so.then_some(()),
-            format!("{:?}", status.fixes),
-        ))
-    })
-    .await
+async fn judged(node: &Node, what: &str, is_so: impl Fn(&str) -> bool) -> anyhow::Result<String> {
+    let words = |said: &Condition| format!("{} {} {}", said.status, said.reason, said.message);
+    let healthy = ConditionType::NodeHealthy;
+    let said = node
+        .condition(healthy, what, SOON, |said| is_so(&words(said)))
+        .await?;
+    Ok(words(&said))
 }

@@ -6,15 +6,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use mooncake_e2e::images;
 use mooncake_e2e::story::pool::READY;
-use mooncake_e2e::story::{Namespace, Pool, Product, Seen, eventually};
+use mooncake_e2e::story::{Namespace, Node, Pool, Product, Seen, eventually};
 use serde_json::json;
 use std::time::Duration;
 
+use super::policy::{NARROW, range, set_range};
+
 const SOON: Duration = Duration::from_secs(60);
-const COMMAND: Duration = Duration::from_secs(20);
-const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-/// Too few for the check to call it a warning.
-const NARROW: &str = "60000\t60899";
 const POOLS: &str = "pools: [{name: default, size: 64Mi, drainSeconds: 2}]";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,17 +23,18 @@ async fn a_pod_waits_for_the_checks_that_its_own_cluster_asks_for_and_no_other_p
     let product = Product::alone().await?;
     product
         .tell("preflight", async |namespace| {
-            let before = on_n2(&namespace, &format!("cat {RANGE}")).await?;
-            on_n2(&namespace, &format!("printf '{NARROW}' > {RANGE}")).await?;
-            let told = tell(&namespace, before.trim()).await;
+            let node = namespace.stage.node("n2");
+            let before = range(&node).await?;
+            set_range(&node, NARROW).await?;
+            let told = tell(&namespace, &node, &before).await;
             // Also where it has failed: the cluster is that of other stories too.
-            on_n2(&namespace, &format!("printf '{}' > {RANGE}", before.trim())).await?;
+            set_range(&node, &before).await?;
             told
         })
         .await
 }
 
-async fn tell(namespace: &Namespace, before: &str) -> anyhow::Result<()> {
+async fn tell(namespace: &Namespace, node: &Node, before: &str) -> anyhow::Result<()> {
     let careful = format!(
         "{{{POOLS}, preflight: {{checks: [EphemeralPorts]}}, injection: {{deadlineSeconds: 600, onDeadline: Fail}}}}"
     );
@@ -70,7 +69,7 @@ async fn tell(namespace: &Namespace, before: &str) -> anyhow::Result<()> {
         Ok(Seen::when(is_so.then_some(()), log))
     })
     .await?;
-    on_n2(namespace, &format!("printf '{before}' > {RANGE}")).await?;
+    set_range(node, before).await?;
     namespace.pod_ready("careful", SOON).await?;
     Ok(())
 }
@@ -99,13 +98,4 @@ fn gate(pod: &Pod) -> Option<String> {
     let mut conditions = conditions.iter();
     let gate = conditions.find(|said| said.type_ == "mooncake.io/GateReady")?;
     gate.message.clone()
-}
-
-/// A shell in the node's own network namespace.
-async fn on_n2(namespace: &Namespace, command: &str) -> anyhow::Result<String> {
-    let words = ["sh", "-c", command].map(ToOwned::to_owned);
-    namespace
-        .stage
-        .with(move |cluster| cluster.run_on("n2", &words, COMMAND))
-        .await
 }

@@ -77,7 +77,7 @@ async fn locked(machine: &Machine) -> anyhow::Result<()> {
     ] {
         machine
             .namespace
-            .apply(&pod_that_locks(name, &machine.node, claims).to_string())
+            .apply(&pod_that_locks(name, &machine.node.name, claims).to_string())
             .await?;
         let pods: Api<Pod> = machine.namespace.api();
         eventually(format!("{name} to end"), SLOW, || async {
@@ -149,7 +149,7 @@ async fn published(
 ) -> anyhow::Result<HcaLimits> {
     let inventories: Api<MooncakeInventory> = Api::all(machine.product.stage.client.clone());
     eventually(format!("the limits of {device}"), SLOW, || async {
-        let status = inventories.get(&machine.node).await?.status;
+        let status = inventories.get(&machine.node.name).await?.status;
         let hca = status
             .iter()
             .flat_map(|status| &status.hcas)

@@ -2,61 +2,58 @@
 //! gets the device no more, and how all of it ends by itself when the device gives again.
 
 use anyhow::{Context, ensure};
-use crds::{CheckId, ConditionType, MooncakeNode, MooncakeNodePolicy, Reason};
+use crds::check::CheckFinding;
+use crds::condition::find;
+use crds::{CheckId, ConditionType, Reason};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams};
+use kube::api::Api;
 use mooncake_e2e::images;
-use mooncake_e2e::story::{Seen, eventually};
+use mooncake_e2e::story::{Policy, Seen, eventually};
 use serde_json::json;
 
 use super::devices;
 use super::machine::{Machine, SLOW};
 
 const DEVICE: &str = "rxe1";
-const POLICY: &str = "sick-devices";
 const POD: &str = "wants";
 
 /// The second device of the machine is there and well; so it is again at the end.
 pub(super) async fn told(machine: &Machine) -> anyhow::Result<()> {
-    let policies: Api<MooncakeNodePolicy> = Api::all(machine.product.stage.client.clone());
+    let policy = Policy::of(&machine.node, "sick-devices");
     let template = devices::template("sick", "rxe1");
     machine.namespace.apply(&template.to_string()).await?;
-    machine
-        .namespace
-        .apply(&policy(&machine.node).to_string())
+    policy
+        .apply("sickDevices: {cordonWhen: AnyIsSick, afterSeconds: 1}")
         .await?;
-    let told = from_fault_to_repair(machine, &policies).await;
-    // Of the whole cluster, so it does not go with the namespace; nor does what the cgroup may have.
+    let told = from_fault_to_repair(machine, &policy).await;
+    // It does not go with the namespace either.
     let lifted = give(machine, "max").await;
-    policies.delete(POLICY, &DeleteParams::default()).await?;
-    told.and(lifted)
+    policy.after(told.and(lifted)).await
 }
 
-async fn from_fault_to_repair(
-    machine: &Machine,
-    policies: &Api<MooncakeNodePolicy>,
-) -> anyhow::Result<()> {
+async fn from_fault_to_repair(machine: &Machine, policy: &Policy) -> anyhow::Result<()> {
+    let place = (CheckId::MemoryKey, DEVICE);
+    let is = |told: &CheckFinding| told.reason == Reason::MkeyExhausted;
     // A protection domain, and nothing in it: the errno of a card without memory keys.
     give(machine, "1").await?;
-    let words = finding(machine, |words| words.is_some()).await?;
-    let words = words.context("no finding")?;
+    let words = machine.node.finding(place, SLOW, is).await?.message;
     println!("{words}");
     ensure!(words.contains("EAGAIN"), "{words}");
     offered(machine, false).await?;
     println!("{DEVICE} is offered as unusable, rxe0 as it was");
-    let doctor = machine.doctor().await;
+    let doctor = machine.product.doctor().await;
     ensure!(
         doctor.contains(DEVICE) && doctor.contains("MkeyExhausted"),
         "{doctor}"
     );
     // The only node of its policy that has devices: that may be the fault of something else.
-    condition(policies, Reason::MostNodesSick).await?;
+    condition(policy, Reason::MostNodesSick).await?;
 
     machine
         .namespace
-        .apply(&pod(&machine.node).to_string())
+        .apply(&pod(&machine.node.name).to_string())
         .await?;
     let pods: Api<Pod> = machine.namespace.api();
     eventually("the pod to find no device", SLOW, || async {
@@ -75,7 +72,7 @@ async fn from_fault_to_repair(
     println!("a pod that claims {DEVICE} waits for one that is well");
 
     give(machine, "max").await?;
-    finding(machine, |words| words.is_none()).await?;
+    machine.node.no_finding(place, SLOW, is).await?;
     offered(machine, true).await?;
     eventually("the pod to have got the device", SLOW, || async {
         let status = pods.get(POD).await?.status.unwrap_or_default();
@@ -83,7 +80,7 @@ async fn from_fault_to_repair(
         Ok(Seen::when(ended.then_some(()), format!("{status:?}")))
     })
     .await?;
-    condition(policies, Reason::AsExpected).await?;
+    condition(policy, Reason::AsExpected).await?;
     println!("{DEVICE} gives again: the pod that waited has got it");
     Ok(())
 }
@@ -103,34 +100,10 @@ async fn give(machine: &Machine, objects: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is said of the device's memory keys, once it is as wanted.
-async fn finding(
-    machine: &Machine,
-    wanted: impl Fn(Option<&String>) -> bool,
-) -> anyhow::Result<Option<String>> {
-    let nodes: Api<MooncakeNode> = Api::all(machine.product.stage.client.clone());
-    eventually(
-        format!("a word on {DEVICE}'s memory keys"),
-        SLOW,
-        || async {
-            let status = nodes.get(&machine.node).await?.status.unwrap_or_default();
-            let told = status.findings.iter().find(|finding| {
-                finding.check == CheckId::MemoryKey
-                    && finding.subject == DEVICE
-                    && finding.reason == Reason::MkeyExhausted
-            });
-            let words = told.map(|finding| finding.message.clone());
-            let seen = format!("{:?}", status.findings);
-            Ok(Seen::when(wanted(words.as_ref()).then_some(words), seen))
-        },
-    )
-    .await
-}
-
 /// Waits until every slot of the device is offered so, and every other as usable.
 async fn offered(machine: &Machine, usable: bool) -> anyhow::Result<()> {
     let slices: Api<ResourceSlice> = Api::all(machine.product.stage.client.clone());
-    let name = format!("{}-hca.mooncake.io", machine.node);
+    let name = format!("{}-hca.mooncake.io", machine.node.name);
     eventually(
         format!("{DEVICE} to be offered as usable: {usable}"),
         SLOW,
@@ -165,30 +138,14 @@ fn of_use(device: &Device) -> bool {
 }
 
 /// Waits for what the policy says of its sick nodes.
-async fn condition(policies: &Api<MooncakeNodePolicy>, wanted: Reason) -> anyhow::Result<()> {
-    eventually(
-        format!("{POLICY} to say {}", wanted.as_str()),
-        SLOW,
-        || async {
-            let status = policies.get(POLICY).await?.status.unwrap_or_default();
-            let kind = ConditionType::SickNodesCordoned.as_str();
-            let told = status.conditions.iter().find(|told| told.type_ == kind);
-            let found = told.is_some_and(|told| told.reason == wanted.as_str());
-            Ok(Seen::when(found.then_some(()), format!("{told:?}")))
-        },
-    )
-    .await
-}
-
-fn policy(node: &str) -> serde_json::Value {
-    json!({
-        "apiVersion": "mooncake.io/v1alpha1", "kind": "MooncakeNodePolicy",
-        "metadata": {"name": POLICY},
-        "spec": {
-            "nodeSelector": {"kubernetes.io/hostname": node},
-            "sickDevices": {"cordonWhen": "AnyIsSick", "afterSeconds": 1},
-        },
+async fn condition(policy: &Policy, wanted: Reason) -> anyhow::Result<()> {
+    eventually(format!("the policy to say {wanted}"), SLOW, || async {
+        let status = policy.object().await?.status.unwrap_or_default();
+        let told = find(&status.conditions, ConditionType::SickNodesCordoned);
+        let found = told.is_some_and(|told| told.reason == wanted.as_str());
+        Ok(Seen::when(found.then_some(()), format!("{told:?}")))
     })
+    .await
 }
 
 fn pod(node: &str) -> serde_json::Value {
