@@ -2,13 +2,12 @@
 
 use anyhow::{Context, ensure};
 use crds::condition::find;
-use crds::{ConditionType, MooncakeNode, Reason};
+use crds::{ConditionType, Reason};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
 use mooncake_e2e::Part;
 use mooncake_e2e::story::product::AGENT;
@@ -142,17 +141,13 @@ async fn agents_on(product: &Product, selector: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn report(product: &Product, node: &str) -> anyhow::Result<MooncakeNode> {
-    let reports: Api<MooncakeNode> = Api::all(product.stage.client.clone());
-    Ok(reports.get(node).await?)
-}
-
 async fn condition(
     product: &Product,
     node: &str,
     kind: ConditionType,
 ) -> anyhow::Result<Condition> {
-    let status = report(product, node).await?.status.unwrap_or_default();
+    let report = product.stage.node(node).report().await?;
+    let status = report.status.unwrap_or_default();
     find(&status.conditions, kind)
         .cloned()
         .with_context(|| format!("{node} has no {}", kind.as_str()))
@@ -198,18 +193,8 @@ fn news(earlier: &BTreeMap<Told, i32>, now: &BTreeMap<Told, i32>) -> BTreeMap<To
 
 /// Each word of Events about a node's MooncakeNode, and how often it was told so far.
 async fn events(product: &Product, node: &str) -> anyhow::Result<BTreeMap<Told, i32>> {
-    // Where events of cluster-wide objects lie.
-    let events: Api<Event> = Api::namespaced(product.stage.client.clone(), "default");
-    let about = |event: &Event| {
-        event.regarding.as_ref().is_some_and(|about| {
-            about.kind.as_deref() == Some("MooncakeNode") && about.name.as_deref() == Some(node)
-        })
-    };
     let mut told = BTreeMap::new();
-    for event in events.list(&ListParams::default()).await?.into_iter() {
-        if !about(&event) {
-            continue;
-        }
+    for event in product.stage.node(node).events().await? {
         let times = event.series.as_ref().map_or(1, |series| series.count);
         let word = Told {
             action: event.action.unwrap_or_default(),
@@ -225,7 +210,8 @@ async fn events(product: &Product, node: &str) -> anyhow::Result<BTreeMap<Told, 
 async fn another_node(product: &Product, pool: &Pool) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(product.stage.client.clone());
     let old = nodes.get("n2").await?.uid();
-    let before = report(product, "n2").await?.uid();
+    let node = product.stage.node("n2");
+    let before = node.report().await?.uid();
     let deleted = Timestamp::now();
     nodes.delete("n2", &DeleteParams::default()).await?;
     product
@@ -246,7 +232,7 @@ async fn another_node(product: &Product, pool: &Pool) -> anyhow::Result<()> {
     product.whole(BACK).await?;
     let what = "a MooncakeNode of the new Node, with new words alone";
     eventually(what, BACK, || async {
-        let report = report(product, "n2").await?;
+        let report = node.report().await?;
         let owned = report.meta().owner_references.iter().flatten();
         let owned = owned.clone().count() == 1 && owned.clone().all(|owner| owner.uid == new);
         let seen = format!("{report:?}");

@@ -3,9 +3,7 @@
 use super::agent::same_lives;
 use anyhow::{Context, ensure};
 use crds::check::CheckFinding;
-use crds::{CheckId, ConditionType, MooncakeNode, Reason};
-use kube::Api;
-use mooncake_e2e::Cluster;
+use crds::{CheckId, ConditionType, Reason};
 use mooncake_e2e::story::master::Segment;
 use mooncake_e2e::story::pool::READY;
 use mooncake_e2e::story::{Effort, Load, Namespace, Pool, Product, Seen, Stage, eventually};
@@ -109,6 +107,7 @@ async fn cut_off(stage: &Stage, namespace: Namespace) -> anyhow::Result<()> {
 /// What leaves a node: enough for its kubelet, and a fifth of a second for one proof.
 const CRAWL: &str = "tc qdisc add dev eth0 root tbf rate 512kbit burst 4kb latency 3s";
 const RUN: &str = "tc qdisc del dev eth0 root";
+const COMMAND: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
@@ -118,30 +117,24 @@ async fn a_way_between_nodes_that_is_slow_is_named_until_it_is_fast() -> anyhow:
     let outcome = product
         .tell("crawls", async move |_| {
             way(&stage, "n1", "n2", READY, |told| told.is_none()).await?;
-            on_n2(&stage, CRAWL).await?;
+            let node = stage.node("n2");
+            node.shell(CRAWL, COMMAND).await?;
             let began = Instant::now();
             let told = way(&stage, "n1", "n2", READY, |told| {
                 told.is_some_and(|told| told.reason == Reason::TransportDegraded)
             })
             .await?;
             println!("told after {} s: {told:?}", began.elapsed().as_secs());
-            on_n2(&stage, RUN).await?;
+            node.shell(RUN, COMMAND).await?;
             way(&stage, "n1", "n2", READY, |told| told.is_none()).await?;
             Ok(())
         })
         .await;
     if outcome.is_err() {
         // It may not be there any more.
-        on_n2(&product.stage, RUN).await.ok();
+        product.stage.node("n2").shell(RUN, COMMAND).await.ok();
     }
     outcome
-}
-
-async fn on_n2(stage: &Stage, words: &str) -> anyhow::Result<()> {
-    let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
-    let run = move |cluster: &Cluster| cluster.run_on("n2", &words, Duration::from_secs(20));
-    stage.with(run).await?;
-    Ok(())
 }
 
 /// What the agent of one node says of the way to another, once it is as wanted.
@@ -152,9 +145,9 @@ async fn way(
     deadline: Duration,
     wanted: impl Fn(Option<&CheckFinding>) -> bool,
 ) -> anyhow::Result<Option<CheckFinding>> {
-    let nodes: Api<MooncakeNode> = Api::all(stage.client.clone());
+    let speaker = stage.node(from);
     eventually(format!("{from} to say so of {to}"), deadline, || async {
-        let node = nodes.get(from).await?;
+        let node = speaker.report().await?;
         ensure!(
             node.spec.probes.iter().any(|probe| probe.node == to),
             "{from} is not told to prove its way to {to}"

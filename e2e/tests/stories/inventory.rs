@@ -1,7 +1,7 @@
 //! What hardware the nodes have, as their agents tell it.
 
 use anyhow::{Context, ensure};
-use crds::{MooncakeInventory, MooncakeNode};
+use crds::MooncakeInventory;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams};
@@ -22,7 +22,7 @@ async fn every_node_has_an_inventory_that_its_own_agent_alone_may_write() -> any
                 let node = Api::<Node>::all(client.clone()).get(name).await?;
                 let inventory = told(&inventories, name).await?;
                 equals_what_the_kubelet_says(&inventory, &node)?;
-                let report = Api::<MooncakeNode>::all(client.clone()).get(name).await?;
+                let report = namespace.stage.node(name).report().await?;
                 let lines = report.status.context("no status")?.hcas.len();
                 let ports: usize = inventory
                     .status

@@ -221,9 +221,9 @@ async fn replace_at(stage: &Stage, pool: &Pool, address: Ipv4Addr) -> anyhow::Re
     let pods: Api<Pod> = pool.namespace.api();
     for _ in 0..ATTEMPTS {
         let old = pool.pod_on("n2").await?;
-        let words = ["sh", "-c", &turn].map(str::to_owned);
         stage
-            .with(move |cluster| cluster.run_on("n2", &words, Duration::from_secs(20)))
+            .node("n2")
+            .shell(&turn, Duration::from_secs(20))
             .await?;
         pods.delete(&old.name_any(), &DeleteParams::default())
             .await?;
