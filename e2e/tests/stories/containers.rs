@@ -120,12 +120,12 @@ async fn condition(
 
 /// One Event of that reason about the pod.
 async fn events(namespace: &Namespace, reason: Reason) -> anyhow::Result<()> {
-    let selector = format!("reason={reason},involvedObject.name=forged");
-    let words = ["get", "events", "-o", "name", "--field-selector", &selector];
     eventually(format!("an Event {reason}"), SOON, || async {
-        let found = namespace.kubectl(&words).await?;
-        let one = found.lines().count() == 1;
-        Ok(Seen::when(one.then_some(()), found))
+        let found = namespace.events(("Pod", "forged"), reason).await?;
+        Ok(Seen::when(
+            (found.len() == 1).then_some(()),
+            format!("{found:?}"),
+        ))
     })
     .await
 }

@@ -5,7 +5,6 @@ use anyhow::ensure;
 use crds::{ConditionType, MooncakeCluster, Reason};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use mooncake_e2e::story::pool::READY;
@@ -120,7 +119,6 @@ async fn is_told(namespace: &Namespace) -> anyhow::Result<()> {
         })
         .await?;
     println!("{}", told.message);
-    let events = namespace.api::<Event>();
     eventually("the pod to be told, by one event", SOON, || async {
         let pod = namespace.api::<Pod>().get("missed").await?;
         ensure!(!injected(&pod), "it was injected after all");
@@ -133,17 +131,13 @@ async fn is_told(namespace: &Namespace) -> anyhow::Result<()> {
         let stands = condition.as_ref().is_some_and(|condition| {
             condition.status == "False" && condition.reason.as_deref() == Some("NotInjected")
         });
-        let events = events.list(&ListParams::default()).await?;
-        let of = |kind: &str, name: &str| {
-            let about = |event: &&Event| {
-                event.reason.as_deref() == Some("NotInjected")
-                    && event.regarding.as_ref().is_some_and(|about| {
-                        about.kind.as_deref() == Some(kind) && about.name.as_deref() == Some(name)
-                    })
-            };
-            events.iter().filter(about).count()
+        let of = async |object| -> anyhow::Result<usize> {
+            Ok(namespace.events(object, Reason::NotInjected).await?.len())
         };
-        let told = (of("Pod", "missed"), of("MooncakeCluster", "kv"));
+        let told = (
+            of(("Pod", "missed")).await?,
+            of(("MooncakeCluster", "kv")).await?,
+        );
         let done = stands && told == (1, 1);
         Ok(Seen::when(
             done.then_some(()),
