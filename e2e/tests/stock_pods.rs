@@ -25,24 +25,13 @@ async fn a_stock_pod_on_one_node_reads_what_a_stock_pod_on_the_other_wrote() -> 
             .start(&namespace)
             .await?;
         namespace.pod_ready("segment", wait).await?;
-        let prefix = "k".to_owned();
-        let put = StockWork::Put {
-            keys: 64,
-            bytes: MIB,
-            prefix: prefix.clone(),
-        };
-        let written = StockPod::new("writer", put)
+        let written = StockPod::new("writer", StockWork::put(64, MIB))
             .node("n1")
             .master(master)
             .run(&namespace, wait)
             .await?;
         ensure!(written.done == 64, "{written:?}");
-        let verify = StockWork::Verify {
-            keys: 64,
-            bytes: MIB,
-            prefix,
-        };
-        let read = StockPod::new("reader", verify)
+        let read = StockPod::new("reader", StockWork::verify(64, MIB))
             .node("n2")
             .master(master)
             .run(&namespace, wait)

@@ -53,6 +53,28 @@ pub enum StockWork {
     Idle,
 }
 
+impl StockWork {
+    /// A `Put` under `k0`, `k1` and so on.
+    pub fn put(keys: u32, bytes: u64) -> Self {
+        let prefix = "k".to_owned();
+        Self::Put {
+            keys,
+            bytes,
+            prefix,
+        }
+    }
+
+    /// A `Verify` of [`StockWork::put`].
+    pub fn verify(keys: u32, bytes: u64) -> Self {
+        let prefix = "k".to_owned();
+        Self::Verify {
+            keys,
+            bytes,
+            prefix,
+        }
+    }
+}
+
 /// A pod with the stock wheel.
 #[derive(Debug, Clone)]
 pub struct StockPod {

@@ -35,7 +35,7 @@ async fn a_node_whose_agent_is_gone_is_named_within_a_minute_and_comes_back_clea
             let product = told;
             let pool = Pool::small(&namespace).await?;
             let before = pool.segments().await?;
-            stock(&namespace, "writer", put()).await?;
+            stock(&namespace, "writer", StockWork::put(KEYS, BYTES)).await?;
             let undisturbed = condition(&product, "n1", ConditionType::AgentAlive).await?;
 
             let gone = Instant::now();
@@ -59,7 +59,7 @@ async fn a_node_whose_agent_is_gone_is_named_within_a_minute_and_comes_back_clea
                 pool.segments().await? == before,
                 "the segments are others now"
             );
-            stock(&namespace, "reader", verify()).await?;
+            stock(&namespace, "reader", StockWork::verify(KEYS, BYTES)).await?;
             let told = news(&earlier, &events(&product, "n2").await?);
             let of_agent = told
                 .iter()
@@ -93,22 +93,6 @@ async fn a_node_whose_agent_is_gone_is_named_within_a_minute_and_comes_back_clea
         .with(|cluster| cluster.start(Part::Kubelet(2)))
         .await?;
     outcome
-}
-
-fn put() -> StockWork {
-    StockWork::Put {
-        keys: KEYS,
-        bytes: BYTES,
-        prefix: "k".to_owned(),
-    }
-}
-
-fn verify() -> StockWork {
-    StockWork::Verify {
-        keys: KEYS,
-        bytes: BYTES,
-        prefix: "k".to_owned(),
-    }
 }
 
 async fn stock(namespace: &Namespace, name: &str, work: StockWork) -> anyhow::Result<()> {
@@ -258,5 +242,5 @@ async fn another_node(product: &Product, pool: &Pool) -> anyhow::Result<()> {
     })
     .await?;
     pool.ready(BACK).await?;
-    stock(&pool.namespace, "again", verify()).await
+    stock(&pool.namespace, "again", StockWork::verify(KEYS, BYTES)).await
 }

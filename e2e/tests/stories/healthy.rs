@@ -40,24 +40,14 @@ async fn a_stock_pod_reads_through_our_agents_what_a_stock_pod_on_another_node_p
                     "{mounted:?}"
                 );
             }
-            let (keys, prefix) = (128, "k".to_owned());
-            let put = StockWork::Put {
-                keys,
-                bytes: MIB,
-                prefix: prefix.clone(),
-            };
-            let written = StockPod::new("writer", put)
+            let keys = 128;
+            let written = StockPod::new("writer", StockWork::put(keys, MIB))
                 .node("n1")
                 .inject("kv")
                 .run(&namespace, WAIT)
                 .await?;
             ensure!(written.done == u64::from(keys), "{written:?}");
-            let verify = StockWork::Verify {
-                keys,
-                bytes: MIB,
-                prefix,
-            };
-            let read = StockPod::new("reader", verify)
+            let read = StockPod::new("reader", StockWork::verify(keys, MIB))
                 .node("n2")
                 .inject("kv")
                 .run(&namespace, WAIT)

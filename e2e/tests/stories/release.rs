@@ -26,7 +26,7 @@ async fn a_release_is_upgraded_uninstalled_and_installed_again_over_pools_that_r
         .tell("release", async move |namespace| {
             let product = told;
             let pool = Pool::small(&namespace).await?;
-            let written = StockPod::new("writer", put())
+            let written = StockPod::new("writer", StockWork::put(KEYS, BYTES))
                 .inject("kv")
                 .run(&namespace, SOON)
                 .await?;
@@ -50,12 +50,7 @@ async fn a_release_is_upgraded_uninstalled_and_installed_again_over_pools_that_r
             product.install(&[]).await?;
             product.whole(SOON).await?;
             pool.ready(SOON).await?;
-            let verify = StockWork::Verify {
-                keys: KEYS,
-                bytes: BYTES,
-                prefix: "k".to_owned(),
-            };
-            let read = StockPod::new("reader", verify)
+            let read = StockPod::new("reader", StockWork::verify(KEYS, BYTES))
                 .inject("kv")
                 .run(&namespace, SOON)
                 .await?;
@@ -69,14 +64,6 @@ async fn a_release_is_upgraded_uninstalled_and_installed_again_over_pools_that_r
         .await;
     product.install(&[]).await?;
     outcome
-}
-
-fn put() -> StockWork {
-    StockWork::Put {
-        keys: KEYS,
-        bytes: BYTES,
-        prefix: "k".to_owned(),
-    }
 }
 
 /// UIDs of operators and agents.
