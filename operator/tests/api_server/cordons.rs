@@ -4,11 +4,10 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use crds::{MooncakeNode, MooncakeNodePolicy};
+use crds::{MooncakeNode, MooncakeNodePolicy, Reason};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use crate::policies::apply;
@@ -76,16 +75,6 @@ async fn says(world: &World, words: &str) -> anyhow::Result<()> {
     .await
 }
 
-async fn told(world: &World, node: &str, reason: &str) -> anyhow::Result<usize> {
-    let events = world.cluster_wide::<Event>();
-    let events = events.list(&ListParams::default()).await?;
-    let of = |event: &&Event| {
-        let about = event.regarding.as_ref().and_then(|of| of.name.as_deref());
-        about == Some(node) && event.reason.as_deref() == Some(reason)
-    };
-    Ok(events.iter().filter(of).count())
-}
-
 pub(crate) async fn come_and_go(world: &World) -> anyhow::Result<()> {
     for node in &NODES[2..] {
         world.make_node(node).await?;
@@ -135,13 +124,13 @@ pub(crate) async fn come_and_go(world: &World) -> anyhow::Result<()> {
     given_back(world, "n1").await?;
     cordoned(world, "n2").await?;
     for (node, reason) in [
-        ("n1", "NodeCordoned"),
-        ("n1", "RepairRequested"),
-        ("n1", "NodeUncordoned"),
-        ("n2", "NodeCordoned"),
+        ("n1", Reason::NodeCordoned),
+        ("n1", Reason::RepairRequested),
+        ("n1", Reason::NodeUncordoned),
+        ("n2", Reason::NodeCordoned),
     ] {
         eventually(&format!("the event {reason} of {node}"), || async {
-            Ok(told(world, node, reason).await? == 1)
+            Ok(world.told(node, reason, "").await?.len() == 1)
         })
         .await?;
     }

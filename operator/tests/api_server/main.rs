@@ -113,13 +113,11 @@ async fn a_cluster_becomes_its_objects_and_is_ready_when_all_serve() -> anyhow::
             metadata.name
         );
     }
-    let events = world.api::<Event>().list(&ListParams::default()).await?;
-    let told = events
-        .iter()
-        .filter(|event| event.reason.as_deref() == Some("AsExpected"))
-        .filter(|event| event.note.iter().any(|note| note.starts_with("Ready:")))
-        .count();
-    ensure!(told == 1, "one event for one transition, not {told}");
+    let told = world.told("kv", Reason::AsExpected, "Ready:").await?;
+    ensure!(
+        told.len() == 1,
+        "one event for one transition, not {told:?}"
+    );
     Ok(())
 }
 
@@ -309,13 +307,11 @@ async fn an_eviction_is_told_until_the_replacement_serves_though_the_pod_is_gone
     told("the node's agent has not yet met the pod").await?;
     world.serve("n2").await?;
     world.ready().await?;
-    let events = world.api::<Event>().list(&ListParams::default()).await?;
-    let told = events
-        .iter()
-        .filter(|event| event.reason.as_deref() == Some("PoolPodEvicted"))
-        .filter(|event| event.note.iter().any(|note| note.starts_with("Ready:")))
-        .count();
-    ensure!(told == 1, "one event for one transition, not {told}");
+    let told = world.told("kv", Reason::PoolPodEvicted, "Ready:").await?;
+    ensure!(
+        told.len() == 1,
+        "one event for one transition, not {told:?}"
+    );
     Ok(())
 }
 
@@ -327,19 +323,9 @@ async fn a_change_of_a_nodes_health_is_told_in_one_event_and_doubted_with_its_ag
     let world = World::new(&server.client).await?;
     world.ready().await?;
     let told = async |reason: Reason| {
-        let events = world.cluster_wide::<Event>();
-        let events = events.list(&ListParams::default()).await?;
-        let told = events.iter().filter(|event| {
-            let about = event
-                .regarding
-                .as_ref()
-                .and_then(|about| about.name.as_deref());
-            let note = event.note.as_deref().unwrap_or_default();
-            about == Some("n1")
-                && note.starts_with("NodeHealthy:")
-                && event.reason.as_deref() == Some(reason.as_str())
-        });
-        anyhow::Ok(told.map(|event| event.type_.clone()).collect::<Vec<_>>())
+        let told = world.told("n1", reason, "NodeHealthy:").await?;
+        let types = told.into_iter().map(|event| event.type_);
+        anyhow::Ok(types.collect::<Vec<_>>())
     };
     let (normal, warning) = (Some("Normal".to_owned()), Some("Warning".to_owned()));
     world
@@ -433,16 +419,7 @@ async fn what_an_agent_finds_in_an_injected_pod_is_told_on_the_pod_in_one_event_
         let said = mirror::condition(&pod, fit::FIT).cloned();
         anyhow::Ok(said.map(|said| format!("{} {}", said.status, said.reason.unwrap_or_default())))
     };
-    let events = async |reason: Reason| {
-        let events = world.cluster_wide::<Event>();
-        let events = events.list(&ListParams::default()).await?;
-        let told = events.iter().filter(|event| {
-            let about = event.regarding.as_ref();
-            about.and_then(|about| about.name.as_deref()) == Some("engine")
-                && event.reason.as_deref() == Some(reason.as_str())
-        });
-        anyhow::Ok(told.count())
-    };
+    let events = async |reason: Reason| anyhow::Ok(world.told("engine", reason, "").await?.len());
     world.ready().await?;
     ensure!(said().await?.is_none(), "nothing was found yet");
     world.find_in("n1", &pod, true).await?;

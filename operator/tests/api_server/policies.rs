@@ -2,9 +2,8 @@
 //! touch them.
 
 use anyhow::{Context, bail, ensure};
-use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy};
+use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, Reason};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::{ClusterRole, RoleBinding};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -231,19 +230,9 @@ pub(crate) async fn hold_and_conflict(world: &World) -> anyhow::Result<()> {
 /// A conflict is one Event for each of the two, and its end is one.
 async fn told_once(world: &World) -> anyhow::Result<()> {
     eventually("the events", || async {
-        let events = world.cluster_wide::<Event>();
-        let events = events.list(&ListParams::default()).await?;
         for name in ["everywhere", "gpu"] {
-            let about = |event: &&Event| {
-                let regarding = event.regarding.as_ref();
-                regarding.and_then(|about| about.name.as_deref()) == Some(name)
-            };
-            let conflicts = events
-                .iter()
-                .filter(about)
-                .filter(|event| event.reason.as_deref() == Some("PolicyConflict"))
-                .count();
-            ensure!(conflicts == 1, "{name}: {conflicts}");
+            let conflicts = world.told(name, Reason::PolicyConflict, "").await?;
+            ensure!(conflicts.len() == 1, "{name}: {conflicts:?}");
         }
         Ok(true)
     })

@@ -9,6 +9,7 @@ use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, Reason};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::conditions::is_crd_established;
@@ -488,27 +489,18 @@ impl World {
             "check": "PortActive", "verdict": "Fail", "reason": reason, "subject": "mlx5_0 port 1",
             "message": words, "since": now,
         }]);
-        let body = json!({
-            "apiVersion": MooncakeNode::api_version(&()),
-            "kind": "MooncakeNode",
-            "metadata": {"name": node},
-            "status": {
-                "checks": {
-                    "passed": 11, "warned": 0, "failed": u8::from(!well), "unknown": 0,
-                    "notApplicable": 9,
-                },
-                "findings": if well { json!([]) } else { found },
-                "conditions": [{
-                    "type": "NodeHealthy", "status": if well { "True" } else { "False" },
-                    "reason": reason, "message": words, "lastTransitionTime": now,
-                }],
+        let status = json!({
+            "checks": {
+                "passed": 11, "warned": 0, "failed": u8::from(!well), "unknown": 0,
+                "notApplicable": 9,
             },
+            "findings": if well { json!([]) } else { found },
+            "conditions": [{
+                "type": "NodeHealthy", "status": if well { "True" } else { "False" },
+                "reason": reason, "message": words, "lastTransitionTime": now,
+            }],
         });
-        let params = PatchParams::apply("mooncake-agent-checks").force();
-        self.cluster_wide::<MooncakeNode>()
-            .patch_status(node, &params, &Patch::Apply(body))
-            .await?;
-        Ok(())
+        self.agent_says(node, "mooncake-agent-checks", status).await
     }
 
     /// The agent of `node` has tried its two RDMA devices, and so many are sick.
@@ -516,21 +508,13 @@ impl World {
         let report = self.report(node).await?;
         let named = ["mlx5_0", "mlx5_1"].iter().take(sick);
         let named = named.map(|name| json!({"name": name, "reason": Reason::MkeyExhausted}));
-        let body = json!({
-            "apiVersion": MooncakeNode::api_version(&()),
-            "kind": "MooncakeNode",
-            "metadata": {"name": node},
-            "status": {
-                "nodeUid": report.spec.node_uid,
-                "bootId": report.spec.boot_id,
-                "devices": {"known": 2, "sick": sick, "named": named.collect::<Vec<_>>()},
-            },
+        let status = json!({
+            "nodeUid": report.spec.node_uid,
+            "bootId": report.spec.boot_id,
+            "devices": {"known": 2, "sick": sick, "named": named.collect::<Vec<_>>()},
         });
-        let params = PatchParams::apply("mooncake-agent-devices").force();
-        self.cluster_wide::<MooncakeNode>()
-            .patch_status(node, &params, &Patch::Apply(body))
-            .await?;
-        Ok(())
+        self.agent_says(node, "mooncake-agent-devices", status)
+            .await
     }
 
     /// What the agent of `node` has found in a pod, under the name that [`World::judge`] uses.
@@ -541,17 +525,8 @@ impl World {
             "message": "it has 0.3.11; the master speaks 0.3.13", "podUid": pod.uid(),
             "since": "2026-01-01T00:00:00Z",
         }]);
-        let body = json!({
-            "apiVersion": MooncakeNode::api_version(&()),
-            "kind": "MooncakeNode",
-            "metadata": {"name": node},
-            "status": {"findings": if found { findings } else { json!([]) }},
-        });
-        let params = PatchParams::apply("mooncake-agent-checks").force();
-        self.cluster_wide::<MooncakeNode>()
-            .patch_status(node, &params, &Patch::Apply(body))
-            .await?;
-        Ok(())
+        let status = json!({"findings": if found { findings } else { json!([]) }});
+        self.agent_says(node, "mooncake-agent-checks", status).await
     }
 
     /// The agent of `node` serves its pool pod in the present master and says so.
@@ -569,34 +544,57 @@ impl World {
         let report = self.report(node).await?;
         let entry = report.spec.pools.iter().find(|entry| entry.pod_uid == uid);
         let master = entry.and_then(|entry| entry.master.as_ref());
+        let status = json!({
+            "nodeUid": report.spec.node_uid,
+            "bootId": report.spec.boot_id,
+            "pools": [{
+                "podUid": uid, "podName": pod.name_any(), "namespace": TEAM,
+                "state": "Serving", "reason": "AsExpected", "message": "serving",
+                "masterPodUid": master.map(|master| &master.pod_uid),
+                "mounted": "64Mi",
+            }],
+            "conditions": [{
+                "type": "PoolsServing", "status": "True", "reason": "AsExpected",
+                "message": "1 of 1 pool pods served",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        });
+        self.agent_says(node, "mooncake-agent", status).await
+    }
+
+    /// Writes what the agent of `node` says under one of the names that it writes by.
+    async fn agent_says(&self, node: &str, writer: &str, status: Value) -> anyhow::Result<()> {
         let body = json!({
             "apiVersion": MooncakeNode::api_version(&()),
-            "kind": "MooncakeNode",
+            "kind": MooncakeNode::kind(&()),
             "metadata": {"name": node},
-            "status": {
-                "nodeUid": report.spec.node_uid,
-                "bootId": report.spec.boot_id,
-                "pools": [{
-                    "podUid": uid, "podName": pod.name_any(), "namespace": TEAM,
-                    "state": "Serving", "reason": "AsExpected", "message": "serving",
-                    "masterPodUid": master.map(|master| &master.pod_uid),
-                    "mounted": "64Mi",
-                }],
-                "conditions": [{
-                    "type": "PoolsServing", "status": "True", "reason": "AsExpected",
-                    "message": "1 of 1 pool pods served",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z",
-                }],
-            },
+            "status": status,
         });
+        let params = PatchParams::apply(writer).force();
         self.cluster_wide::<MooncakeNode>()
-            .patch_status(
-                node,
-                &PatchParams::apply("mooncake-agent").force(),
-                &Patch::Apply(body),
-            )
+            .patch_status(node, &params, &Patch::Apply(body))
             .await?;
         Ok(())
+    }
+
+    // === whoever reads Events ===
+
+    /// The Events of this reason about objects of this name whose note begins so.
+    pub(crate) async fn told(
+        &self,
+        about: &str,
+        reason: Reason,
+        note: &str,
+    ) -> anyhow::Result<Vec<Event>> {
+        let events = self.cluster_wide::<Event>();
+        let mut told = events.list(&ListParams::default()).await?.items;
+        told.retain(|event| {
+            let regarding = event.regarding.as_ref();
+            regarding.and_then(|regarding| regarding.name.as_deref()) == Some(about)
+                && event.reason.as_deref() == Some(reason.as_str())
+                && event.note.as_deref().unwrap_or_default().starts_with(note)
+        });
+        Ok(told)
     }
 }
 
