@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use crds::{CheckId, FixId, FixReport, Reason, Verdict};
-use mooncake_node_agent::checks::{Name, Owner, Way};
+use mooncake_node_agent::checks::{Name, Owner, Said, Way};
 use mooncake_node_agent::host::recording::Entry;
 
 use super::recorded::machine;
-use super::verdicts::{Wanted, round};
+use super::verdicts::{Wanted, said};
 use Verdict::{Fail, Warn};
+
+fn verdict(said: &Said) -> Option<(Verdict, Reason)> {
+    let trouble = said.trouble.as_ref();
+    trouble.map(|trouble| (trouble.verdict, trouble.reason))
+}
 
 #[test]
 fn s04_s05_s08_a_broken_way_is_a_warning_and_a_failure_where_none_works() {
@@ -24,11 +29,12 @@ fn s04_s05_s08_a_broken_way_is_a_warning_and_a_failure_where_none_works() {
                 .collect(),
             ..Wanted::default()
         };
-        let round = round(&machine("vm-without-devices").recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::PeerReachable);
-        let said = of.unwrap().said.iter().map(|said| said.trouble.as_ref());
-        said.map(|trouble| trouble.map(|trouble| (trouble.verdict, trouble.reason)))
-            .collect()
+        let said = said(
+            &machine("vm-without-devices").recording,
+            &wanted,
+            CheckId::PeerReachable,
+        );
+        said.iter().map(verdict).collect()
     };
     let [warns, fails] = [Warn, Fail].map(|verdict| Some((verdict, Reason::PeerUnreachable)));
     assert_eq!(told(&[]), []);
@@ -55,9 +61,12 @@ fn s12_a_pod_that_holds_sick_devices_is_named_once_with_each_of_them() {
         ],
         ..Wanted::default()
     };
-    let round = round(&machine("vm-without-devices").recording, &wanted);
-    let of = round.iter().find(|of| of.check == CheckId::PodDevices);
-    let said = of.unwrap().said.iter().map(|said| {
+    let said = said(
+        &machine("vm-without-devices").recording,
+        &wanted,
+        CheckId::PodDevices,
+    );
+    let said = said.iter().map(|said| {
         let trouble = said.trouble.as_ref().unwrap();
         assert_eq!(
             (trouble.verdict, trouble.reason),
@@ -87,9 +96,11 @@ fn a_slow_way_is_a_warning_that_names_the_other_end() {
         }],
         ..Wanted::default()
     };
-    let round = round(&machine("vm-without-devices").recording, &wanted);
-    let of = round.iter().find(|of| of.check == CheckId::PeerReachable);
-    let said = &of.unwrap().said[0];
+    let said = &said(
+        &machine("vm-without-devices").recording,
+        &wanted,
+        CheckId::PeerReachable,
+    )[0];
     let trouble = said.trouble.as_ref().unwrap();
     assert_eq!(
         (said.subject.as_str(), trouble.verdict, trouble.reason),
@@ -111,11 +122,12 @@ fn s05_a_name_that_does_not_resolve_is_a_warning_and_a_failure_where_none_does()
                 .collect(),
             ..Wanted::default()
         };
-        let round = round(&machine("vm-without-devices").recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::Dns);
-        let said = of.unwrap().said.iter().map(|said| said.trouble.as_ref());
-        said.map(|trouble| trouble.map(|trouble| (trouble.verdict, trouble.reason)))
-            .collect()
+        let said = said(
+            &machine("vm-without-devices").recording,
+            &wanted,
+            CheckId::Dns,
+        );
+        said.iter().map(verdict).collect()
     };
     let [warns, fails] = [Warn, Fail].map(|verdict| Some((verdict, Reason::NameNotResolved)));
     assert_eq!(told(&[]), []);
@@ -131,9 +143,12 @@ fn a_clock_that_is_seconds_off_is_told_in_steps_that_hold_still() {
             ahead,
             ..Wanted::default()
         };
-        let round = round(&machine("vm-without-devices").recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::Clock).unwrap();
-        let trouble = of.said.first().and_then(|said| said.trouble.clone());
+        let said = said(
+            &machine("vm-without-devices").recording,
+            &wanted,
+            CheckId::Clock,
+        );
+        let trouble = said.first().and_then(|said| said.trouble.clone());
         trouble.map(|trouble| (trouble.verdict, trouble.reason, trouble.words))
     };
     for fine in [None, Some(0), Some(4), Some(-4)] {
@@ -167,10 +182,13 @@ fn a_fix_that_the_node_refuses_or_somebody_sets_back_or_the_kubelet_does_not_see
             }],
             ..Wanted::default()
         };
-        let round = round(&machine("vm-without-devices").recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::Fixes);
-        let said = of.unwrap().said[0].trouble.as_ref();
-        said.map(|trouble| (trouble.verdict, trouble.reason))
+        verdict(
+            &said(
+                &machine("vm-without-devices").recording,
+                &wanted,
+                CheckId::Fixes,
+            )[0],
+        )
     };
     for fine in [
         Reason::FixApplied,
@@ -202,11 +220,8 @@ fn a_runtime_that_says_nothing_of_cdi_and_a_node_that_offers_nothing_are_left_in
             cdi,
             ..Wanted::default()
         };
-        let round = round(&recording, &wanted);
-        let of = round
-            .iter()
-            .find(|of| of.check == CheckId::ContainerRuntime);
-        let said = of.unwrap().said.first().cloned();
+        let said = said(&recording, &wanted, CheckId::ContainerRuntime);
+        let said = said.into_iter().next();
         said.map(|said| said.trouble.map(|trouble| trouble.words))
     };
     let off = r#"{"name":"containerd","version":"1.7.27","cdi":{"enabled":false,"folders":["/etc/cdi"]}}"#;

@@ -9,7 +9,7 @@ use mooncake_node_agent::host::interface::Sockets;
 use mooncake_node_agent::host::recording::Entry;
 
 use super::recorded::machine;
-use super::verdicts::{injected, round};
+use super::verdicts::{injected, round, said};
 use Verdict::Warn;
 
 #[test]
@@ -41,9 +41,8 @@ fn a_container_in_the_nodes_network_listens_on_the_ports_that_the_nodes_policy_h
             first: 20_000,
             last: 20_100,
         });
-        let round = round(&recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::PodHostPorts);
-        let trouble = of.and_then(|of| of.said.first()?.trouble.clone());
+        let said = said(&recording, &wanted, CheckId::PodHostPorts);
+        let trouble = said.first().and_then(|said| said.trouble.clone());
         trouble.map(|trouble| (trouble.verdict, trouble.reason, trouble.words))
     };
     assert_eq!(told("A=b", false), None, "it has a network of its own");
@@ -70,9 +69,8 @@ fn s02_s03_s07_what_a_container_sets_of_rdma_by_hand_is_what_the_node_has() {
             }
         }
         recording.replace("proc/4242/environ", Entry::Text(environ.replace(' ', "\0")));
-        let round = round(&recording, &injected());
-        let of = round.iter().find(|of| of.check == CheckId::PodByHand);
-        let trouble = of.and_then(|of| of.said.first()?.trouble.clone());
+        let said = said(&recording, &injected(), CheckId::PodByHand);
+        let trouble = said.first().and_then(|said| said.trouble.clone());
         trouble.map_or_else(String::new, |trouble| {
             format!(
                 "{:?} {}: {}",
@@ -130,9 +128,7 @@ fn pods_that_the_operator_does_not_name_are_not_looked_into() {
     let mut recording = machine("dgx-h100").recording;
     let stranger = "0::/kubepods/pod00000000-0000-4000-8000-000000000000/x";
     recording.replace("proc/4242/cgroup", Entry::Text(stranger.to_owned()));
-    let round = round(&recording, &injected());
-    let of = round.iter().find(|of| of.check == CheckId::PodEngine);
-    assert_eq!(of.unwrap().said, []);
+    assert_eq!(said(&recording, &injected(), CheckId::PodEngine), []);
 }
 
 #[test]
@@ -140,10 +136,8 @@ fn s17_the_ports_of_a_pod_are_judged_as_those_of_the_node_and_never_worse_than_a
     let told = |network: Option<Network>| {
         let mut wanted = injected();
         wanted.network = network;
-        let round = round(&machine("dgx-h100").recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::PodPorts);
-        let of = of.unwrap().said.first().cloned();
-        of.map(|said| {
+        let said = said(&machine("dgx-h100").recording, &wanted, CheckId::PodPorts);
+        said.into_iter().next().map(|said| {
             let trouble = said.trouble;
             let trouble = trouble.map(|trouble| (trouble.verdict, trouble.reason));
             (said.subject, trouble)
@@ -182,10 +176,8 @@ fn s19_s22_s23_s24_what_a_container_asks_of_hugepages_is_compared_with_limit_nod
         for (path, text) in others {
             recording.replace(path, Entry::Text((*text).to_owned()));
         }
-        let round = round(&recording, &injected());
-        let of = round.iter().find(|of| of.check == CheckId::PodHugepages);
-        let said = of.unwrap().said.first().cloned();
-        said.map(|said| {
+        let said = said(&recording, &injected(), CheckId::PodHugepages);
+        said.into_iter().next().map(|said| {
             said.trouble.map_or_else(String::new, |trouble| {
                 assert_eq!(trouble.verdict, Warn);
                 format!("{}: {}", trouble.reason, trouble.words)
@@ -266,9 +258,8 @@ fn s13_what_a_container_has_to_lock_is_what_its_engine_registers_with_each_devic
         ] {
             recording.replace(path, Entry::Text(text));
         }
-        let round = round(&recording, &injected());
-        let of = round.iter().find(|of| of.check == CheckId::PodMemlock);
-        let trouble = of.unwrap().said[0].trouble.clone();
+        let said = said(&recording, &injected(), CheckId::PodMemlock);
+        let trouble = said[0].trouble.clone();
         trouble.map_or_else(String::new, |trouble| trouble.words)
     };
     let environ = "MOONCAKE_GLOBAL_SEGMENT_SIZE=2gb MOONCAKE_LOCAL_BUFFER_SIZE=1gb";
@@ -304,11 +295,7 @@ fn s29_a_container_lacks_no_device_on_a_node_that_has_none_but_efa() {
             recording.insert(path, entry.clone());
         }
     }
-    let round = round(&recording, &injected());
-    let said = |check| {
-        let of = round.iter().find(|of| of.check == check);
-        of.unwrap().said.clone()
-    };
+    let said = |check| said(&recording, &injected(), check);
     // It is looked into, and nothing is made of the devices that a stock engine cannot use.
     assert_eq!(said(CheckId::PodEngine).len(), 1);
     for check in [CheckId::PodHcas, CheckId::PodByHand, CheckId::PodMemlock] {
@@ -326,9 +313,8 @@ fn s06_a_matrix_that_names_a_missing_card_or_is_none_is_named_with_the_cards_tha
         if let Some(file) = file {
             recording.insert(PATH, file);
         }
-        let round = round(&recording, &injected());
-        let of = round.iter().find(|of| of.check == CheckId::PodByHand);
-        let trouble = of.and_then(|of| of.said.first()?.trouble.clone());
+        let said = said(&recording, &injected(), CheckId::PodByHand);
+        let trouble = said.first().and_then(|said| said.trouble.clone());
         trouble.map_or_else(String::new, |trouble| {
             assert_eq!(trouble.verdict, Warn);
             format!("{}: {}", trouble.reason, trouble.words)
@@ -397,9 +383,8 @@ fn s06_of_the_cards_that_a_list_names_the_container_can_open_one() {
     let told = |environ: &str| {
         let mut recording = machine("dgx-h100").recording;
         recording.replace("proc/4242/environ", Entry::Text(environ.to_owned()));
-        let round = round(&recording, &injected());
-        let of = round.iter().find(|of| of.check == CheckId::PodByHand);
-        of.and_then(|of| of.said.first()?.trouble.clone())
+        let said = said(&recording, &injected(), CheckId::PodByHand);
+        said.into_iter().next()?.trouble
     };
     assert_eq!(told("MOONCAKE_DEVICE=mlx5_0,mlx5_3"), None);
     let trouble = told("MOONCAKE_DEVICE=mlx5_0,mlx5_4").unwrap();

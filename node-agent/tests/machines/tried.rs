@@ -6,7 +6,7 @@ use crds::{CheckId, Reason, Verdict};
 use mooncake_node_agent::host::recording::{Entry, Recording};
 
 use super::recorded::machine;
-use super::verdicts::{Becomes, Case, Wanted, injected, nothing, pool, pool_of_15_gib, round};
+use super::verdicts::{Becomes, Case, Wanted, injected, nothing, pool, pool_of_15_gib, said};
 
 use Becomes::Text;
 use Verdict::{Fail, Unknown, Warn};
@@ -162,10 +162,13 @@ pub(crate) const CASES: &[Case] = &[
 fn s11_a_pool_that_a_device_takes_in_pieces_only_is_a_warning_with_both_sizes() {
     let told = |size: u64| {
         let wanted = pool(size, PageSize::Base);
-        let round = round(&machine("alibaba-erdma").recording, &wanted);
-        let of = round.iter().find(|of| of.check == CheckId::MrLimit);
-        let said = of.unwrap().said[0].trouble.as_ref();
-        said.map(|trouble| (trouble.verdict, trouble.words.clone()))
+        let said = said(
+            &machine("alibaba-erdma").recording,
+            &wanted,
+            CheckId::MrLimit,
+        );
+        let trouble = said[0].trouble.clone();
+        trouble.map(|trouble| (trouble.verdict, trouble.words))
     };
     assert_eq!(told(64 << 30), None);
     let words = "it registers 64Gi in one piece, a pool of this node has 100Gi";
@@ -175,11 +178,7 @@ fn s11_a_pool_that_a_device_takes_in_pieces_only_is_a_warning_with_both_sizes() 
 #[test]
 fn a_write_over_a_port_that_is_active_no_more_is_not_told_of() {
     let mut recording = machine("dgx-h100").recording;
-    let told = |recording: &Recording| {
-        let round = round(recording, &Wanted::default());
-        let of = round.iter().find(|of| of.check == CheckId::RailLoop);
-        of.unwrap().said.len()
-    };
+    let told = |recording: &Recording| said(recording, &Wanted::default(), CheckId::RailLoop).len();
     assert_eq!(told(&recording), 9);
     let state = "sys/class/infiniband/mlx5_3/ports/1/state";
     recording.replace(state, Entry::Text("1: DOWN".to_owned()));

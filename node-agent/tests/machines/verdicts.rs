@@ -10,7 +10,7 @@ use crds::node::{DomainMembership, InjectedPod, PoolAssignment};
 use crds::policy::HostPorts;
 use crds::{ByteSize, CheckId, FixReport, Reason, Verdict};
 use mooncake_node_agent::checks::table::lines;
-use mooncake_node_agent::checks::{CATALOG, Judged, Name, Owner, Way, World, judge, page};
+use mooncake_node_agent::checks::{CATALOG, Judged, Name, Owner, Said, Way, World, judge, page};
 use mooncake_node_agent::host::Host;
 use mooncake_node_agent::host::container::Network;
 use mooncake_node_agent::host::recording::{Entry, Recording};
@@ -58,6 +58,13 @@ pub(crate) fn round(recording: &Recording, wanted: &Wanted) -> Vec<Judged> {
         cdi: wanted.cdi.map(Path::new),
     };
     judge(CATALOG, &world)
+}
+
+/// What one check says, of whatever it looks at.
+pub(crate) fn said(recording: &Recording, wanted: &Wanted, check: CheckId) -> Vec<Said> {
+    let round = round(recording, wanted);
+    let mut round = round.into_iter();
+    round.find(|of| of.check == check).unwrap().said
 }
 
 fn pinned(path: &Path, wanted: &str) {
