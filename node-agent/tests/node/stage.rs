@@ -96,21 +96,16 @@ impl Node {
 
     /// Shows a process in the node's procfs, in the cgroup of a pod.
     pub(crate) fn show(&self, pid: u32, pod_uid: &str) {
-        let entry = self.path("proc").join(pid.to_string());
-        std::fs::create_dir_all(&entry).unwrap();
-        std::fs::write(
-            entry.join("cgroup"),
-            format!("0::/kubepods/pod{pod_uid}/x\n"),
-        )
-        .unwrap();
-        std::os::unix::fs::symlink(format!("/proc/{pid}/ns"), entry.join("ns")).unwrap();
-        // Last: with it the process is to be seen.
-        std::fs::write(entry.join("comm"), "pool\n").unwrap();
+        self.show_as("pool", pid, pod_uid, pid);
     }
 
     /// Lets a process have the cgroup of a pod and the network namespace of another process, without
     /// the name of a pool process.
     pub(crate) fn show_only_cgroup(&self, pid: u32, pod_uid: &str, network_of: u32) {
+        self.show_as("impostor", pid, pod_uid, network_of);
+    }
+
+    fn show_as(&self, name: &str, pid: u32, pod_uid: &str, network_of: u32) {
         let entry = self.path("proc").join(pid.to_string());
         std::fs::create_dir_all(&entry).unwrap();
         std::fs::write(
@@ -119,7 +114,8 @@ impl Node {
         )
         .unwrap();
         std::os::unix::fs::symlink(format!("/proc/{network_of}/ns"), entry.join("ns")).unwrap();
-        std::fs::write(entry.join("comm"), "impostor\n").unwrap();
+        // Last: with it the process is to be seen.
+        std::fs::write(entry.join("comm"), format!("{name}\n")).unwrap();
     }
 
     /// Starts a pool process and shows it as one of a pod.
