@@ -65,7 +65,26 @@ pub struct Facts {
     pub faults: Vec<Fault>,
 }
 
+/// Modules through which a driver of RDMA devices reaches the memory of GPUs, by NVIDIA's and by Mellanox's name.
+const PEER_MEMORY: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
+
 impl Facts {
+    /// Whether a module is loaded through which RDMA devices reach the memory of GPUs.
+    pub fn peer_memory(&self) -> bool {
+        let mut modules = self.kernel.modules.iter();
+        modules.any(|module| PEER_MEMORY.contains(&module.name.as_str()))
+    }
+
+    /// Whether each GPU exports its memory as dma-buf, and whether it is made for RDMA devices at all: as CUDA says
+    /// of it, and where that was not asked, as its driver's kind can.
+    pub fn gpu_direct(&self) -> impl Iterator<Item = (bool, bool)> {
+        let open = self.gpu_driver.as_ref().is_some_and(|driver| driver.open);
+        self.gpus.iter().map(move |gpu| match gpu.can() {
+            Some(can) => (can.dma_buf, can.gpu_direct),
+            None => (open, true),
+        })
+    }
+
     /// How far a GPU is from a device.
     pub fn distance(hca: &Hca, gpu: &Gpu) -> Distance {
         hca.pci

@@ -7,9 +7,6 @@ use super::rails;
 use super::steady::Patience;
 use super::{Check, Said, World};
 
-/// Modules through which a driver of RDMA devices asks that of the GPUs.
-const PEER_MEMORY: [&str; 2] = ["nv_peer_mem", "nvidia_peermem"];
-
 pub(super) const CHECK: Check = Check {
     id: CheckId::GpuDirect,
     reasons: &[Reason::GpuDirectUnavailable],
@@ -26,18 +23,10 @@ fn look(world: &World<'_>) -> Vec<Said> {
     if facts.gpus.is_empty() || !real {
         return Vec::new();
     }
-    let peer = facts
-        .kernel
-        .modules
-        .iter()
-        .any(|module| PEER_MEMORY.contains(&module.name.as_str()));
-    // What CUDA says of a GPU holds; where it was not asked, what drivers of this kind can.
-    let ways = facts.gpus.iter().map(|gpu| match gpu.can() {
-        Some(can) => (can.dma_buf, can.gpu_direct),
-        None => (driver.open, true),
-    });
+    let peer = facts.peer_memory();
     // A GPU that is made for neither, such as one for desks, lacks nothing.
-    let mut ways = ways
+    let mut ways = facts
+        .gpu_direct()
         .filter(|(dma_buf, gpu_direct)| *dma_buf || *gpu_direct)
         .peekable();
     if ways.peek().is_none() {
@@ -81,7 +70,7 @@ mod tests {
         facts.gpu_driver.as_mut().unwrap().open = open;
         if !peer {
             let modules = &mut facts.kernel.modules;
-            modules.retain(|module| !PEER_MEMORY.contains(&module.name.as_str()));
+            modules.retain(|module| !module.name.contains("peer"));
         }
         for gpu in &mut facts.gpus {
             gpu.answer = can.map(|cuda| Answer {

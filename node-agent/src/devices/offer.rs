@@ -33,9 +33,6 @@ const TEXT: usize = 64;
 /// Characters of a device's name that its slots are named after.
 const NAME: usize = 40;
 
-/// Modules through which a driver of RDMA devices reaches the memory of GPUs.
-const PEER_MEMORY: [&str; 2] = ["nv_peer_mem", "nvidia_peermem"];
-
 /// The attribute of a device that is not to be lent: why.
 const SICK: &str = "sick";
 
@@ -209,14 +206,10 @@ fn attributes(
 
 /// By which way the drivers let the device reach GPU memory; that it works only a registration shows.
 fn gpu_direct(hca: &Hca, facts: &Facts) -> Option<&'static str> {
-    let driver = facts.gpu_driver.as_ref()?;
+    facts.gpu_driver.as_ref()?;
     hca.pci.as_ref()?;
-    let peer = facts
-        .kernel
-        .modules
-        .iter()
-        .any(|module| PEER_MEMORY.contains(&module.name.as_str()));
-    Some(match (driver.open, peer) {
+    let dma_buf = facts.gpu_direct().any(|(dma_buf, _)| dma_buf);
+    Some(match (dma_buf, facts.peer_memory()) {
         (true, _) => "dmabuf",
         (false, true) => "peermem",
         (false, false) => "none",

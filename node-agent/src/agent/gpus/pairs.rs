@@ -55,12 +55,7 @@ fn obstacle(facts: &Facts, gpu: &Gpu, hca: &Hca) -> Result<Pair, &'static str> {
     let Some(can) = told.cuda else {
         return Err("CUDA tells nothing of the GPU");
     };
-    let peer = facts
-        .kernel
-        .modules
-        .iter()
-        .any(|module| ["nvidia_peermem", "nv_peer_mem"].contains(&module.name.as_str()));
-    if !(can.dma_buf || can.gpu_direct && peer) {
+    if !(can.dma_buf || can.gpu_direct && facts.peer_memory()) {
         return Err("the GPU's memory can be reached by no way: see GpuDirect");
     }
     let Some(answer) = &hca.verbs else {
