@@ -37,6 +37,9 @@ use crate::check::CheckId;
     printcolumn(name = "Master", type_ = "string", json_path = ".status.masterEndpoint", priority = 1, description = "Address of the master")
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("!has(self.usage) || !self.usage.exists(usage, usage == 'Pd') || (self.transports.rdma != 'Forbid' && self.transports.tcp != 'Require')").message("usage Pd needs RDMA, by which the KV cache goes from GPU to GPU: let transports.rdma be Prefer or Require, and tcp not Require").field_path(".usage")
+)]
 pub struct MooncakeClusterSpec {
     /// The pools of memory. Each becomes a DaemonSet of pool pods, which own the memory. Adding or
     /// removing a pool starts or drains only its own pods.
@@ -48,6 +51,12 @@ pub struct MooncakeClusterSpec {
     /// Which transports may, must or must not carry the bytes. A change reconnects peers; no pod restarts.
     #[serde(default)]
     pub transports: Transports,
+
+    /// What the cluster's pods do with it. `Pd` requires RDMA, as if `transports.rdma` said so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2))]
+    #[x_kube(merge_strategy = ListMerge::Set)]
+    pub usage: Vec<Usage>,
 
     /// How peers find each other's segments.
     #[serde(default)]
@@ -235,6 +244,26 @@ pub struct Transports {
     /// which needs Kubernetes 1.34; they start only on nodes that have one.
     #[serde(default)]
     pub rdma: TransportPolicy,
+}
+
+/// What a cluster is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Usage {
+    /// Prefill and decode in pods of their own, whose KV cache goes from GPU to GPU: it needs GPUDirect RDMA.
+    Pd,
+    /// A cache behind the engines' own, which TCP serves as well.
+    HiCache,
+}
+
+impl MooncakeClusterSpec {
+    /// The policies that hold: what the cluster is used for may tighten those that it names.
+    pub fn transports_in_force(&self) -> Transports {
+        let mut policies = self.transports.clone();
+        if self.usage.contains(&Usage::Pd) && policies.rdma == TransportPolicy::Prefer {
+            policies.rdma = TransportPolicy::Require;
+        }
+        policies
+    }
 }
 
 /// How peers find each other's segments.

@@ -47,7 +47,7 @@ pub(super) fn of(
     cluster: Option<&MooncakeCluster>,
     claimable: &Claimable,
 ) -> Claim {
-    let policy = cluster.map(|cluster| cluster.spec.transports.rdma);
+    let policy = cluster.map(|cluster| cluster.spec.transports_in_force().rdma);
     let refused = annotation(pod, names::ANNOTATION_CLAIM_DEVICES) == Some("false");
     let template = names::claim_template(&wish.cluster);
     let here = namespace == wish.namespace;

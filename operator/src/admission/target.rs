@@ -63,7 +63,7 @@ impl Target {
 /// What the operator has found to work decides; before it has looked, only a spec that leaves no
 /// choice gives RDMA.
 fn transport(cluster: &MooncakeCluster) -> StockTransport {
-    let policies = &cluster.spec.transports;
+    let policies = cluster.spec.transports_in_force();
     let found = cluster.status.as_ref().and_then(|s| s.transport);
     match found {
         Some(Transport::Tcp) => StockTransport::Tcp,

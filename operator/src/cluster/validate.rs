@@ -135,7 +135,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             image: spec.master.image.clone(),
             resources: spec.master.resources.clone(),
         },
-        transports: spec.transports.clone(),
+        transports: spec.transports_in_force(),
         preflight: spec.preflight.checks.clone(),
         allowed_namespaces,
         allow_host_network: spec.access.allow_host_network,
@@ -218,8 +218,8 @@ fn is_label_name(name: &str) -> bool {
 pub fn transport(transports: &Transports) -> Result<crds::cluster::Transport, String> {
     if transports.rdma == TransportPolicy::Require {
         return Err(
-            "spec.transports.rdma is Require, and no storing node has proved RDMA: \
-             allow tcp by rdma: Prefer"
+            "spec.transports.rdma or spec.usage requires RDMA, and no storing node has proved it: \
+             allow tcp by rdma: Prefer, without usage Pd"
                 .to_owned(),
         );
     }
@@ -269,5 +269,9 @@ mod tests {
     fn s27_required_rdma_says_what_to_change() {
         let valid = validate(&fixture::cluster("{transports: {rdma: Require}}")).unwrap();
         assert!(transport(&valid.transports).unwrap_err().contains("Prefer"));
+        let pd = validate(&fixture::cluster("{usage: [Pd, HiCache]}")).unwrap();
+        assert!(transport(&pd.transports).unwrap_err().contains("usage Pd"));
+        let cache = validate(&fixture::cluster("{usage: [HiCache]}")).unwrap();
+        assert!(transport(&cache.transports).is_ok());
     }
 }

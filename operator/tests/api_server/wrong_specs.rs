@@ -68,6 +68,19 @@ pub(crate) const WRONG: &[Wrong] = &[
         "require only one",
     ),
     ("{transports: {tcp: 'on'}}", "Unsupported value"),
+    (
+        "{usage: [Pd], transports: {rdma: Forbid}}",
+        "usage Pd needs RDMA",
+    ),
+    (
+        "{usage: [HiCache, Pd], transports: {tcp: Require}}",
+        "usage Pd needs RDMA",
+    ),
+    ("{usage: [Training]}", "Unsupported value"),
+    (
+        "{preflight: {checks: [PodMemlock]}}",
+        "look at containers that run already",
+    ),
     ("{master: {version: 0.3.10}}", "Unsupported value"),
     (
         "{injection: {deadlineSeconds: 0}}",

@@ -86,7 +86,7 @@ pub(super) fn of(subject: &Subject, namespace: &str, wish: Option<&Wish>) -> Vec
         None => {}
         Some(cluster) => {
             let access = &cluster.spec.access;
-            let policies = &cluster.spec.transports;
+            let policies = cluster.spec.transports_in_force();
             let allowed = access.allowed_namespaces.join(", ");
             let ready = cluster
                 .status

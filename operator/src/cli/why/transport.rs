@@ -66,8 +66,8 @@ pub(super) fn used(pod: &Pod, wish: &Wish, cluster: Option<&MooncakeCluster>) ->
 
 /// Why stock pods of the cluster get the transport that they get.
 fn because(cluster: &MooncakeCluster) -> String {
-    let policies = &cluster.spec.transports;
-    match transport(policies) {
+    let policies = cluster.spec.transports_in_force();
+    match transport(&policies) {
         Err(why) => why,
         Ok(Transport::Rdma) => "every storing node has proved RDMA".to_owned(),
         Ok(Transport::Tcp) if policies.tcp == TransportPolicy::Require => {
