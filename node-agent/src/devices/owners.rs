@@ -33,11 +33,16 @@ pub(super) async fn keep(
         freed.mark_unchanged();
         let now = sick.borrow_and_update().clone();
         let owners = if now.is_empty() {
-            Vec::new()
+            Some(Vec::new())
         } else {
             look(&client, &holdings, &now).await
         };
         tell.send_if_modified(|told| {
+            // Of devices that are sick still, what was known stands while the API server does not answer.
+            let owners = owners.unwrap_or_else(|| {
+                let sick = |owner: &&Owner| now.contains_key(&owner.device);
+                told.iter().filter(sick).cloned().collect()
+            });
             let news = *told != owners;
             *told = owners;
             news
@@ -50,10 +55,11 @@ pub(super) async fn keep(
     }
 }
 
-async fn look(client: &kube::Client, holdings: &Arc<Holdings>, sick: &Sick) -> Vec<Owner> {
+/// All of them, or nothing where one claim is not known.
+async fn look(client: &kube::Client, holdings: &Arc<Holdings>, sick: &Sick) -> Option<Vec<Owner>> {
     let known = Arc::clone(holdings);
     let holders = tokio::task::spawn_blocking(move || known.holders()).await;
-    let holders = holders.unwrap_or_default().into_iter();
+    let holders = holders.ok()?.into_iter();
     let ours = holders.filter_map(|holder| {
         let why = *sick.get(&holder.hca)?;
         Some((holder, why))
@@ -64,15 +70,24 @@ async fn look(client: &kube::Client, holdings: &Arc<Holdings>, sick: &Sick) -> V
         let asked = tokio::time::timeout(ANSWER, api.get_opt(&holder.claim)).await;
         match asked {
             Ok(Ok(object)) => owners.extend(pods(&holder, object.as_ref(), why)),
-            // The device itself is told of in any case.
             Ok(Err(error)) => {
-                tracing::debug!(claim = holder.claim, %error, "whose claim it is is not known")
+                let (namespace, claim) = (holder.namespace, holder.claim);
+                tracing::warn!(namespace, claim, %error, "for which pods it is reserved is not known");
+                return None;
             }
-            Err(_) => return owners,
+            Err(_) => {
+                let (namespace, claim) = (holder.namespace, holder.claim);
+                tracing::warn!(
+                    namespace,
+                    claim,
+                    "for which pods it is reserved: no answer in {ANSWER:?}"
+                );
+                return None;
+            }
         }
     }
     owners.sort_unstable();
-    owners
+    Some(owners)
 }
 
 /// The pods for which a claim is reserved. One of the same name and another UID is another claim.

@@ -95,6 +95,8 @@ pub async fn tell(
 struct Nodes {
     api: Api<MooncakeNode>,
     said: HashMap<String, String>,
+    /// The API server has not answered: the next look asks again.
+    silent: bool,
 }
 
 impl Nodes {
@@ -102,6 +104,7 @@ impl Nodes {
         Self {
             api: Api::all(client.clone()),
             said: HashMap::new(),
+            silent: false,
         }
     }
 
@@ -114,13 +117,23 @@ impl Nodes {
         if let Some(said) = self.said.get(node) {
             return Some(said.clone());
         }
+        if self.silent {
+            return stands;
+        }
         let report = match tokio::time::timeout(ANSWER, self.api.get_opt(node)).await {
             Ok(Ok(report)) => report,
             Ok(Err(error)) => {
                 tracing::warn!(node, %error, "what a pod waits for on its node is not known");
                 return stands;
             }
-            Err(_) => return stands,
+            Err(_) => {
+                tracing::warn!(
+                    node,
+                    "what a pod waits for on its node: no answer in {ANSWER:?}"
+                );
+                self.silent = true;
+                return stands;
+            }
         };
         let said = preflight::word(cluster, report.as_ref());
         self.said.insert(node.to_owned(), said.clone());
