@@ -1,6 +1,7 @@
 # Everything starts here. `make` lists it; CONTRIBUTING.md says what lies where.
 
-TOOL := cargo run --quiet --package mooncake-e2e --bin
+# Not quiet: the first build takes minutes.
+TOOL := cargo run --package mooncake-e2e --bin
 TRIPLE := $(shell uname -m)-unknown-linux-gnu
 # YES=1 says yes to what the demo asks.
 DEMO := $(TOOL) demo -- $(if $(CONTEXT),--context $(CONTEXT)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(YES),--yes)
@@ -28,12 +29,12 @@ bench: ## Figures: ours beside a stock segment, on loopback and on a cluster; wh
 	@$(TOOL) figures
 
 cli: ## kubectl-mooncake, one static binary; prints its path. docs/cli.md says what it shows
-	@RUSTFLAGS="-C target-feature=+crt-static" cargo build --quiet --release --locked --package mooncake-operator \
+	@RUSTFLAGS="-C target-feature=+crt-static" cargo build --quiet --release --locked --package mooncake-cli \
 		--bin kubectl-mooncake --target $(TRIPLE)
 	@echo $${CARGO_TARGET_DIR:-target}/$(TRIPLE)/release/kubectl-mooncake
 
-images: ## The images as OCI archives; prints their paths
-	@$(TOOL) demo -- images
+images: ## The images as OCI archives. REGISTRY=…: pushes them and writes images.yaml for helm install
+	@$(TOOL) demo -- images $(if $(REGISTRY),--push $(REGISTRY))
 
 .PHONY: help demo demo-down test soak lint bench cli images
 .DEFAULT_GOAL := help

@@ -7,12 +7,12 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Whole bytes. Kubernetes' suffixes `k M G T P E` (powers of 1000) and `Ki Mi Gi Ti Pi Ei`
-/// (powers of 1024) are read; a fraction is accepted where it gives whole bytes (`1.5Gi`).
+/// A number of bytes. Parses the Kubernetes suffixes `k M G T P E` (powers of 1000) and `Ki Mi Gi Ti Pi Ei` (powers
+/// of 1024). Fractions must be whole bytes (`1.5Gi`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(pub u64);
 
-/// Why a text is no size.
+/// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     #[error(
@@ -72,7 +72,7 @@ impl FromStr for ByteSize {
 }
 
 impl fmt::Display for ByteSize {
-    /// The largest binary suffix that loses nothing.
+    /// Writes the largest binary suffix without loss.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (suffix, scale) in SUFFIXES[..6].iter().rev() {
             if self.0 != 0 && self.0.is_multiple_of(*scale) {
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_read_as_kubernetes_reads_them() {
+    fn quantities_are_parsed_as_in_kubernetes() {
         for (text, bytes) in [
             ("1Gi", 1 << 30),
             ("1.5Gi", 3 << 29),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_by_name() {
+    fn invalid_sizes_are_rejected_with_their_text() {
         for text in ["", "Gi", "1GB", "-1", "1e3", "1.Gi.2", " 1", "1 Gi", "one"] {
             assert!(
                 matches!(text.parse::<ByteSize>(), Err(ParseError::Malformed(_))),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_written_with_the_largest_suffix_that_loses_nothing() {
+    fn a_size_is_written_with_the_largest_suffix_without_loss() {
         assert_eq!(ByteSize(1 << 30).to_string(), "1Gi");
         assert_eq!(ByteSize(1536 << 20).to_string(), "1536Mi");
         assert_eq!(ByteSize(1001).to_string(), "1001");

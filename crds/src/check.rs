@@ -1,208 +1,157 @@
-//! The closed list of checks that an agent judges its node by, and how one can end. What each looks
-//! at is code of the agent's; the words here are what people and programs call them by.
-
-use std::fmt;
+//! Checks: the closed list of what an agent verifies on its node, and the results that it reports.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-macro_rules! checks {
-    ($($(#[doc = $doc:literal])+ $name:ident, [$($row:literal),*];)+) => {
-        /// What is looked at on a node. Closed: a new check is a new line in this list, which is
-        /// sorted.
-        #[derive(
-            Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-        )]
-        pub enum CheckId {
-            $($(#[doc = $doc])+ $name,)+
-        }
+use crate::catalog::catalog;
+use crate::reason::Reason;
+use crate::word::Word;
 
-        impl CheckId {
-            /// Every check, in the order of the list.
-            pub const ALL: &[Self] = &[$(Self::$name,)+];
+catalog! {
+    /// A check of a node. Each description states what holds when the check passes. The list is closed and
+    /// sorted: a new check is a new entry.
+    CheckId: ();
 
-            pub fn as_str(self) -> &'static str {
-                match self { $(Self::$name => stringify!($name),)+ }
-            }
-
-            /// What holds where it passes, in one sentence.
-            pub fn about(self) -> &'static str {
-                match self { $(Self::$name => concat!($($doc),+).trim_ascii(),)+ }
-            }
-
-            /// Rows of the seed documents that it belongs to.
-            pub fn rows(self) -> &'static [&'static str] {
-                match self { $(Self::$name => &[$($row),*],)+ }
-            }
-        }
-    };
-}
-
-checks! {
-    /// The node's clock is that of the API server, to a few seconds.
-    Clock, [];
-    /// The container runtime reads the files by which pods get the RDMA devices that they claim.
-    ContainerRuntime, [];
-    /// The kernel answers when it is asked about an RDMA device.
-    DeviceAnswers, ["S03"];
-    /// Programs find a device file by which they can open each RDMA device.
-    DeviceFile, ["S03", "S28"];
-    /// What the kernel tells of an RDMA device can be read.
-    DeviceReadable, ["S03"];
-    /// The names by which pods find their masters resolve on the node.
-    Dns, ["S05"];
-    /// A process has ports enough to connect from.
-    EphemeralPorts, ["S17"];
-    /// What a policy lets the agent set right could be set right, and stays so.
-    Fixes, [];
-    /// Each GPU answers NVML and CUDA when it is asked.
-    GpuAnswers, ["S28", "S29"];
-    /// Where a GPU and an RDMA device are, the device can reach the GPU's memory.
-    GpuDirect, ["S27", "S28"];
-    /// What an RDMA device writes to a GPU's memory arrives, and comes back from there, every byte the same.
-    GpuDirectProof, ["S27", "S28"];
+    /// The node's clock differs from the API server's by a few seconds at most.
+    Clock;
+    /// The container runtime reads the CDI specifications through which pods get the RDMA devices that they claim.
+    ContainerRuntime;
+    /// Each RDMA device has a device file that programs can open.
+    DeviceFile;
+    /// The kernel's attributes of each RDMA device can be read.
+    DeviceReadable;
+    /// The kernel responds to queries of each RDMA device.
+    DeviceResponsive formerly "DeviceAnswers";
+    /// The DNS names of the masters resolve on the node.
+    Dns;
+    /// The range of ephemeral ports is large enough for outgoing connections.
+    EphemeralPorts;
+    /// Every fix that the policy contains could be applied and stays applied.
+    Fixes;
+    /// Where the node has GPUs and RDMA devices, the devices support access to GPU memory.
+    GpuDirect;
+    /// Data that an RDMA device writes to GPU memory and reads back is unchanged.
+    GpuDirectProof;
     /// The RDMA device nearest to each GPU can be used.
-    GpuRail, ["S06", "S28"];
-    /// What the node says of its kernel, memory and network can be read.
-    HostReadable, [];
-    /// As many hugepages are set aside as the pools of this node take.
-    Hugepages, ["S20", "S21", "S26"];
-    /// Each NUMA node has its share of the hugepages that the pools of this node take.
-    HugepagesPerNuma, ["S20", "S26"];
-    /// Where the node takes part in a ComputeDomain, its GPU driver knows IMEX channels, its GPUs have joined their fabric, and the host runs no IMEX of its own.
-    Imex, ["S29", "S30"];
-    /// The kernel's log says nothing bad of RDMA devices and GPUs.
-    KernelLog, ["S11", "S12"];
-    /// A process may have as many mappings as registering much memory takes.
-    MapCount, ["S12"];
-    /// A container may lock as much memory as it registers.
-    Memlock, ["S13"];
-    /// Each RDMA device can be opened, registers a small piece of memory, and gives it back.
-    MemoryKey, ["S12", "S28"];
-    /// The drivers' other halves are loaded: without them a device is there and cannot be used.
-    Modules, ["S28"];
-    /// Each RDMA device registers a pool of this node in one piece.
-    MrLimit, ["S11"];
+    GpuRail;
+    /// Each GPU responds to queries through NVML and CUDA.
+    GpuResponsive formerly "GpuAnswers";
+    /// The node's kernel, memory and network files can be read.
+    HostReadable;
+    /// The node has as many hugepages as its pools require.
+    Hugepages;
+    /// Each NUMA node has its share of the hugepages that the pools of this node require.
+    HugepagesPerNuma;
+    /// On a node in a ComputeDomain, the GPU driver supports IMEX channels, the GPUs have joined their fabric, and the host runs no IMEX service of its own.
+    Imex;
+    /// The kernel log contains no recent error of an RDMA device or a GPU.
+    KernelLog;
+    /// The limit of memory mappings per process is high enough to register much memory.
+    MapCount;
+    /// The locked-memory limit of containers is high enough for the memory that they register.
+    Memlock;
+    /// Each RDMA device can be opened, and can register and deregister a small memory region.
+    MemoryKey;
+    /// The kernel modules that the node's devices require are loaded.
+    Modules;
+    /// Each RDMA device can register a pool of this node in one piece.
+    MrLimit;
     /// Each InfiniBand port is a full member of a partition.
-    PartitionKey, ["S38"];
-    /// Each RDMA device has the PCI Express link that others of its kind on this node have.
-    PciLink, [];
-    /// The agents of the next nodes can be reached: bytes written there come back the same, and soon.
-    PeerReachable, ["S04", "S05", "S08"];
-    /// What an injected pod sets of RDMA by hand, devices, port, GID, MTU and matrix, is what the node has.
-    PodByHand, ["S02", "S03", "S06", "S07"];
-    /// No pod holds an RDMA device that is sick.
-    PodDevices, ["S12"];
-    /// What an injected pod brings along is of the generation that its master speaks.
-    PodEngine, [];
-    /// A container that may use RDMA has a device of the node's that can be used.
-    PodHcas, ["S28", "S29"];
-    /// The engine of an injected pod in the node's own network listens on ports that the node has for that.
-    PodHostPorts, [];
-    /// The hugepages that the engine of an injected pod asks for by its own variables are there, and it holds some.
-    PodHugepages, ["S19", "S20", "S21", "S22", "S23", "S24", "S26"];
-    /// A container with RDMA devices may lock as much memory as it registers with them.
-    PodMemlock, ["S13"];
-    /// An injected pod has ports enough to connect from, and ended connections do not hold them.
-    PodPorts, ["S17"];
+    PartitionKey;
+    /// Each RDMA device has a PCI Express link as fast as that of identical devices on the node.
+    PciLink;
+    /// The agents of the assigned peer nodes can be reached: data written there is read back unchanged and without long delay.
+    PeerReachable;
+    /// No pod uses an unhealthy RDMA device.
+    PodDevices;
+    /// The Mooncake release in an injected pod is compatible with its master.
+    PodEngine;
+    /// A container that may use RDMA can open a usable RDMA device of the node.
+    PodHcas;
+    /// The engine of an injected hostNetwork pod listens on ports within hostPorts of the policy.
+    PodHostPorts;
+    /// The hugepages that the environment of an injected pod's engine configures exist, and the engine uses some of them.
+    PodHugepages;
+    /// The locked-memory limit of a container with RDMA devices is high enough for the memory that it registers.
+    PodMemlock;
+    /// An injected pod has enough free ephemeral ports.
+    PodPorts;
+    /// The RDMA settings in an injected pod's environment (devices, port, GID, MTU, matrix) match the node's devices.
+    PodRdmaSettings formerly "PodByHand";
     /// Each port is ACTIVE.
-    PortActive, ["S03", "S07"];
+    PortActive;
     /// Each port has a GID that peers can reach.
-    PortGid, ["S02", "S09"];
-    /// The interfaces of all RoCE rails leave room for packets of one size.
-    PortMtu, ["S02", "S10"];
-    /// No process takes ever more queue pairs of an RDMA device and gives none back, so that none is left soon.
-    QpGrowth, ["S14"];
-    /// Each RDMA device has room for more queue pairs.
-    QpHeadroom, ["S14"];
-    /// What an RDMA device writes to itself over an active port arrives, every byte the same.
-    RailLoop, ["S03", "S07", "S28"];
+    PortGid;
+    /// The interfaces of all RoCE rails have MTUs for the same RDMA packet size.
+    PortMtu;
+    /// No process allocates queue pairs of an RDMA device so fast that they run out soon.
+    QpGrowth;
+    /// Each RDMA device has free queue pairs.
+    QpHeadroom;
     /// Programs can use the RDMA connection manager.
-    RdmaCm, ["S28"];
-    /// Connections that have ended do not hold the ports that new ones need.
-    TimeWait, ["S17"];
+    RdmaCm;
+    /// Data that an RDMA device writes to itself over an active port arrives unchanged.
+    RdmaLoopback formerly "RailLoop";
+    /// Closed connections in TIME_WAIT leave enough ephemeral ports free.
+    TimeWait;
 }
 
-impl fmt::Display for CheckId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+catalog! {
+    /// The result of a check that did not pass, worst first.
+    Verdict: ();
 
-/// How a check ended that did not pass, worst first.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-pub enum Verdict {
     /// Something that the node has cannot be used.
-    Fail,
-    /// It could not be told.
-    Unknown,
-    /// It works, and is slower or nearer to its end than it should be.
-    Warn,
+    Fail;
+    /// The check has no result.
+    Unknown;
+    /// It works, but is slower or closer to a limit than expected.
+    Warn;
 }
 
-impl Verdict {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Fail => "Fail",
-            Self::Unknown => "Unknown",
-            Self::Warn => "Warn",
-        }
-    }
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// How many checks ended how; each is counted once, by the worst that it found.
-#[derive(KubeSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Number of checks by result. Each check counts once, by its worst finding.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckCounts {
-    /// Everything that they look at is as it should be.
+    /// Checks without a finding.
     pub passed: u32,
-    /// Something is worse than it should be.
+    /// Checks whose worst finding is a warning.
     pub warned: u32,
-    /// Something cannot be used.
+    /// Checks that failed.
     pub failed: u32,
-    /// It could not be told.
+    /// Checks without a result.
     pub unknown: u32,
-    /// The node has nothing that they look at.
+    /// Checks of hardware or objects that the node does not have.
     pub not_applicable: u32,
-    /// The node's policy ignores them, whatever they found.
+    /// Checks that the node's policy ignores, whatever their result.
     #[serde(default)]
     pub ignored: u32,
 }
 
-/// Most findings in a status.
+/// Maximum number of findings in a status.
 pub const FINDINGS_LIMIT: usize = 24;
 
-/// One thing on the node that is not as it should be.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A finding of a check that did not pass.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckFinding {
-    /// The check that found it.
-    pub check: CheckId,
-    /// How bad it is.
-    pub verdict: Verdict,
-    /// Why.
-    pub reason: crate::reason::Reason,
-    /// What on the node it is about, e.g. `mlx5_3 port 1`.
+    /// The check.
+    pub check: Word<CheckId>,
+    /// Result of the check: Fail, Unknown or Warn.
+    pub verdict: Word<Verdict>,
+    /// Cause of the finding.
+    pub reason: Word<Reason>,
+    /// The object on the node, e.g. `mlx5_3 port 1`.
     #[schemars(length(min = 1, max = 128))]
     pub subject: String,
-    /// The reason in words: what there is, what should be, what to do.
+    /// Explanation: actual state, expected state and remedy.
     #[schemars(length(max = 512))]
     pub message: String,
-    /// UID of the injected pod that it is about; absent where it is about the node.
+    /// UID of the injected pod that is affected. Absent for findings of the node itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub pod_uid: Option<String>,
-    /// Since when.
+    /// Time since which the finding exists.
     pub since: Time,
 }
 
@@ -211,13 +160,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_is_sorted_and_names_nothing_twice() {
+    fn checks_are_sorted_and_unique() {
         let names: Vec<_> = CheckId::ALL.iter().map(|check| check.as_str()).collect();
         assert!(names.is_sorted_by(|one, other| one < other), "{names:?}");
     }
 
     #[test]
-    fn every_check_says_in_a_sentence_what_holds_where_it_passes() {
+    fn every_check_has_a_description_that_is_a_sentence() {
         for check in CheckId::ALL {
             assert!(check.about().ends_with('.'), "{check}");
         }

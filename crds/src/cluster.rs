@@ -1,20 +1,24 @@
-//! MooncakeCluster: a tenant's wish for a pool of memory, a master and the pods that may use them.
+//! MooncakeCluster: a tenant's memory pools, their master and the pods that may use them.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::{CustomResource, KubeSchema};
+#[cfg(feature = "kube")]
+use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
+use crate::catalog::catalog;
 use crate::check::CheckId;
+use crate::update::{RolloutStatus, Update};
+use crate::word::Word;
 
-/// A pool of memory that stock Mooncake pods put to and get from. An empty spec gives one pool of
-/// 1Gi on every schedulable node, over TCP.
-#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[kube(
+/// A memory pool for stock Mooncake pods, with its master and access rules. An empty spec creates one pool of 1Gi on
+/// every schedulable node, over TCP.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "kube", derive(CustomResource), kube(
     group = "mooncake.io",
     version = "v1alpha1",
     kind = "MooncakeCluster",
@@ -23,123 +27,150 @@ use crate::check::CheckId;
     derive = "PartialEq",
     shortname = "mc",
     category = "mooncake",
-    doc = "A pool of memory that stock Mooncake pods put to and get from, its master, and who may use it.",
+    doc = "A memory pool for stock Mooncake pods, with its master and access rules.",
     validation = Rule::new("size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name becomes part of Service names: use at most 40 lower-case letters, digits and '-', starting with a letter"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status", description = "Stock pods can put and get now"),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", description = "Why it is or is not Ready"),
-    printcolumn(name = "Nodes", type_ = "string", json_path = ".status.nodes", description = "Storing nodes: serving/wanted"),
-    printcolumn(name = "Capacity", type_ = "string", json_path = ".status.capacity", description = "Memory that is mounted and serves"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", description = "Reason of the condition Ready"),
+    printcolumn(name = "Nodes", type_ = "string", json_path = ".status.nodes", description = "Nodes of the pools: serving/desired"),
+    printcolumn(name = "Capacity", type_ = "string", json_path = ".status.capacity", description = "Mounted memory that is served"),
     printcolumn(name = "Used", type_ = "string", json_path = ".status.used", description = "Share of the capacity that holds objects, rounded to 5 %"),
-    printcolumn(name = "Transport", type_ = "string", json_path = ".status.transport", description = "What stock pods use"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Since creation"),
-    printcolumn(name = "Version", type_ = "string", json_path = ".spec.master.version", priority = 1, description = "Generation of the wire schema"),
-    printcolumn(name = "NVLink", type_ = "string", json_path = ".status.mnnvl.nodes", priority = 1, description = "Nodes that may use NVLink between nodes: members/taking part"),
+    printcolumn(name = "Transport", type_ = "string", json_path = ".status.transport", description = "Transport of stock pods"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since creation"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".spec.master.version", priority = 1, description = "Mooncake release of the wire schema"),
+    printcolumn(name = "NVLink", type_ = "string", json_path = ".status.mnnvl.nodes", priority = 1, description = "Nodes that may use NVLink between nodes: members/participants"),
     printcolumn(name = "Master", type_ = "string", json_path = ".status.masterEndpoint", priority = 1, description = "Address of the master")
-)]
+))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("!has(self.usage) || !self.usage.exists(usage, usage == 'Pd') || (self.transports.rdma != 'Forbid' && self.transports.tcp != 'Require')").message("usage Pd needs RDMA, by which the KV cache goes from GPU to GPU: let transports.rdma be Prefer or Require, and tcp not Require").field_path(".usage")
-)]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "!has(self.usage) || !self.usage.exists(usage, usage == 'Pd') || (self.transports.rdma != 'Forbid' && self.transports.tcp != 'Require')", "message": "usage Pd requires RDMA to transfer the KV cache between GPUs: set transports.rdma to Prefer or Require, and transports.tcp to Prefer or Forbid", "fieldPath": ".usage" }
+    ]))]
 pub struct MooncakeClusterSpec {
-    /// The pools of memory. Each becomes a DaemonSet of pool pods, which own the memory. Adding or
-    /// removing a pool starts or drains only its own pods.
+    /// Memory pools. Each is a DaemonSet of pool pods, which own the memory. Adding or removing a pool starts or drains
+    /// only its own pods. Default: one pool named `default`.
     #[serde(default = "default_pools")]
     #[schemars(length(min = 1, max = 16))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub pools: Vec<Pool>,
 
-    /// Which transports may, must or must not carry the bytes. A change reconnects peers; no pod restarts.
+    /// Transports that are required, preferred or forbidden. A change reconnects peers and restarts no pod.
     #[serde(default)]
     pub transports: Transports,
 
-    /// What the cluster's pods do with it. `Pd` requires RDMA, as if `transports.rdma` said so.
+    /// Use cases of the cluster's pods. `Pd` has the effect of `transports.rdma: Require`. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2))]
-    #[x_kube(merge_strategy = ListMerge::Set)]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub usage: Vec<Usage>,
 
-    /// How peers find each other's segments.
+    /// How peers discover each other's segments.
     #[serde(default)]
     pub metadata: Metadata,
 
-    /// The stock Mooncake master that indexes the pool. A change restarts the master, which forgets every key.
+    /// The stock Mooncake master that indexes the pool. A change restarts the master, which then loses every key.
     #[serde(default)]
     pub master: Master,
 
-    /// What happens to pods with the label `mooncake.io/inject`. A change affects pods created later.
+    /// How pods with the label `mooncake.io/inject` are injected. A change affects pods that are created later.
     #[serde(default)]
     pub injection: Injection,
 
-    /// What must hold on a pod's node before the pod starts, beyond what is held of every node.
+    /// Checks of a node that must pass before an injected pod starts there. Default: none.
     #[serde(default)]
     pub preflight: Preflight,
 
-    /// Who may connect to the pool besides injected pods of this namespace. A change restarts nothing.
+    /// Peers that may connect to the pool besides injected pods of this namespace. A change restarts no pod.
     #[serde(default)]
     pub access: Access,
 
-    /// Multi-node NVLink: the ComputeDomain whose members may use it. Absent: nobody uses NVLink
-    /// between nodes. The pool does not wait for it. A change restarts nothing.
+    /// ComputeDomain whose members may use multi-node NVLink. If absent, NVLink is not used between nodes. The
+    /// pool does not wait for the ComputeDomain. A change restarts no pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mnnvl: Option<Mnnvl>,
+
+    /// How pool pods are replaced when their spec changes. A change restarts no pod. Default: one pod at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update: Option<Update>,
+
+    /// Percentage of the nodes of the pools that must serve for the cluster to be Ready, rounded up to a whole node. The
+    /// condition Degraded names the others. Default: 90.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub min_ready_percent: Option<u8>,
+
+    /// If true, the operator creates, changes and deletes no object of the cluster: no Service, policy, master, pool or
+    /// pool pod. It still writes the status. What runs keeps serving: the MooncakeNodes, which the agents follow, and
+    /// the conditions of injected pods are still written. Default: false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
+}
+
+impl MooncakeClusterSpec {
+    /// Returns the percentage of nodes that must serve.
+    pub fn min_ready_percent(&self) -> u8 {
+        self.min_ready_percent.unwrap_or(90)
+    }
 }
 
 fn default_pools() -> Vec<Pool> {
     vec![Pool::default()]
 }
 
-/// One pool: the same amount of memory on every node that it selects.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A pool: an equal amount of memory on every selected node.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("quantity(string(self.size)).compareTo(quantity('16Mi')) >= 0 && quantity(string(self.size)).compareTo(quantity('16Ti')) <= 0").message("size must be from 16Mi to 16Ti: it is the pool's memory on each node").field_path(".size"),
-    validation = Rule::new("!(self.pageSize in ['2Mi', '1Gi']) || quantity(string(self.size)).asInteger() % quantity(self.pageSize).asInteger() == 0").message("size must be a whole number of pages: raise it to a multiple of pageSize").field_path(".size"),
-    validation = Rule::new("quantity(string(self.size)).isInteger() && quantity(string(self.size)).asInteger() % 4096 == 0").message("size must be a multiple of 4096 bytes, the smallest page").field_path(".size")
-)]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "quantity(string(self.size)).compareTo(quantity('16Mi')) >= 0 && quantity(string(self.size)).compareTo(quantity('16Ti')) <= 0", "message": "size must be from 16Mi to 16Ti. It is the memory of the pool on each node", "fieldPath": ".size" },
+        { "rule": "!(self.pageSize in ['2Mi', '1Gi']) || quantity(string(self.size)).asInteger() % quantity(self.pageSize).asInteger() == 0", "message": "size must be a whole number of pages: raise it to a multiple of pageSize", "fieldPath": ".size" },
+        { "rule": "quantity(string(self.size)).isInteger() && quantity(string(self.size)).asInteger() % 4096 == 0", "message": "size must be a multiple of 4096 bytes, the smallest page", "fieldPath": ".size" }
+    ]))]
 pub struct Pool {
-    /// Name of the pool, part of its DaemonSet's name.
+    /// Name of the pool. It is part of the DaemonSet's name.
     #[schemars(
         length(min = 1, max = 20),
         regex(pattern = r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
     )]
     pub name: String,
 
-    /// Memory on each node, in bytes (`1Gi`). It is requested from the scheduler and charged to the
-    /// pool pod. A change drains and replaces the pool's pods one after the other.
+    /// Memory on each node, in bytes, e.g. `64Gi`. The pool pod requests it from the scheduler and is charged for it.
+    /// A change drains and replaces the pool's pods one by one. Default: 1Gi.
     #[serde(default = "default_size")]
     pub size: ByteSize,
 
-    /// Page size of the memory. `2Mi` and `1Gi` need that many free hugepages on the node. Above
-    /// 16Gi a pool of `4Ki` pages costs 2 MiB of page tables per GiB in the agent.
+    /// Page size of the memory. `2Mi` and `1Gi` require enough free hugepages of that size on the node. Above 16Gi a
+    /// pool of `4Ki` pages costs 2 MiB of page tables per GiB in the agent. Immutable. Default: 4Ki.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("pageSize is immutable: add another pool with the new page size and remove this one"))]
+    #[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "self == oldSelf", "message": "pageSize is immutable: add another pool with the new page size and remove this one" }
+    ]))]
     pub page_size: PageSize,
 
-    /// How the memory lies over the node's NUMA nodes.
+    /// Distribution of the memory over the node's NUMA nodes. Immutable. Default: Spread.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("numaPolicy is immutable: add another pool with the new policy and remove this one"))]
+    #[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "self == oldSelf", "message": "numaPolicy is immutable: add another pool with the new policy and remove this one" }
+    ]))]
     pub numa_policy: NumaPolicy,
 
-    /// Labels of the nodes that store. Empty: every schedulable node. A change starts or drains the
-    /// pods of the nodes that it adds or removes.
+    /// Labels of the nodes that the pool uses. If empty, the pool uses every schedulable node. A change starts or drains
+    /// the pods of added or removed nodes.
     #[serde(default)]
     #[schemars(extend("maxProperties" = 16))]
     pub node_selector: BTreeMap<String, String>,
 
-    /// Taints that the pool's pods tolerate. By default none: control-plane nodes do not store.
-    /// A change replaces the pool's pods one after the other.
+    /// Taints that the pool's pods tolerate. A change replaces the pool's pods one by one. Default: none, so
+    /// control-plane nodes are not used.
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub tolerations: Vec<Toleration>,
 
-    /// PriorityClass of the pool's pods. By default the chart's lowest class, which never preempts.
-    /// A change replaces the pool's pods one after the other.
+    /// PriorityClass of the pool's pods. A change replaces the pool's pods one by one. Default: the chart's
+    /// lowest class, which never preempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,
 
-    /// Longest time in seconds for which the master keeps a segment readable after its pool pod
-    /// was told to end. It is part of the pod's grace period. A change replaces the pool's pods one after the other.
+    /// Maximum time in seconds for which segments stay readable after their pool pod began to terminate. It is part
+    /// of the pod's grace period. A change replaces the pool's pods one by one. Default: 5.
     #[serde(default = "default_drain_seconds")]
     #[schemars(range(min = 0, max = 3600))]
     pub drain_seconds: u32,
@@ -171,14 +202,14 @@ impl Default for Pool {
 /// Page sizes of x86-64 and of 4 KiB-page arm64 kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum PageSize {
-    /// The kernel's base page.
+    /// The kernel's base page size.
     #[default]
     #[serde(rename = "4Ki")]
     Base,
-    /// Hugepages of 2 MiB, the pod resource `hugepages-2Mi`.
+    /// 2 MiB hugepages, pod resource `hugepages-2Mi`.
     #[serde(rename = "2Mi")]
     Huge2Mi,
-    /// Hugepages of 1 GiB, the pod resource `hugepages-1Gi`.
+    /// 1 GiB hugepages, pod resource `hugepages-1Gi`.
     #[serde(rename = "1Gi")]
     Huge1Gi,
 }
@@ -195,7 +226,7 @@ impl PageSize {
     /// Every size.
     pub const ALL: [Self; 3] = [Self::Base, Self::Huge2Mi, Self::Huge1Gi];
 
-    /// The pod resource that accounts for it.
+    /// Returns the name of the pod resource for pages of this size.
     pub fn resource(self) -> &'static str {
         match self {
             Self::Base => "memory",
@@ -205,58 +236,58 @@ impl PageSize {
     }
 }
 
-/// How a pool's extents lie over NUMA nodes.
+/// Distribution of a pool's extents over NUMA nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum NumaPolicy {
-    /// Equal parts on every NUMA node that has memory; each extent lies on one.
+    /// Equal parts on every NUMA node with memory. Each extent is on one NUMA node.
     #[default]
     Spread,
-    /// Wherever the kernel puts it.
+    /// The kernel places the memory.
     Any,
 }
 
-/// May, must or must not.
+/// Whether a transport is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum TransportPolicy {
-    /// Nothing else may carry the bytes.
+    /// No other transport is used.
     Require,
-    /// Used where it is proven.
+    /// The transport is used if it is proven to work.
     #[default]
     Prefer,
-    /// Never used.
+    /// The transport is never used.
     Forbid,
 }
 
-/// Policies, one a transport.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// One policy per transport.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("!(self.tcp == 'Forbid' && self.rdma == 'Forbid')").message("every transport is forbidden: allow tcp or rdma"),
-    validation = Rule::new("!(self.tcp == 'Require' && self.rdma == 'Require')").message("a stock peer uses exactly one transport: require only one of tcp and rdma")
-)]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "!(self.tcp == 'Forbid' && self.rdma == 'Forbid')", "message": "tcp and rdma are both Forbid: set one of them to Prefer or Require" },
+        { "rule": "!(self.tcp == 'Require' && self.rdma == 'Require')", "message": "a stock peer uses exactly one transport: require only one of tcp and rdma" }
+    ]))]
 pub struct Transports {
-    /// TCP on the pool pods' own addresses.
+    /// TCP between pod addresses. Default: Prefer.
     #[serde(default)]
     pub tcp: TransportPolicy,
-    /// RDMA on the nodes' HCAs. Used only when every storing node has proved it; until then
-    /// `Require` keeps the cluster from being Ready, with the cause in its conditions. Pods that are
-    /// injected while it says `Require` claim an RDMA device each, by the ResourceClaimTemplate `NAME-hca`,
-    /// which needs Kubernetes 1.34; they start only on nodes that have one.
+    /// RDMA through the nodes' HCAs. It is used only when it is proven on every node of the pools. With `Require` the
+    /// cluster is not Ready until then, and its conditions show the cause. Pods that are injected with `Require` each
+    /// claim an RDMA device through the ResourceClaimTemplate `NAME-hca`, which requires Kubernetes 1.34, and start
+    /// only on nodes with RDMA devices. Default: Prefer.
     #[serde(default)]
     pub rdma: TransportPolicy,
 }
 
-/// What a cluster is used for.
+/// Use case of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Usage {
-    /// Prefill and decode in pods of their own, whose KV cache goes from GPU to GPU: it needs GPUDirect RDMA.
+    /// Prefill and decode in separate pods, which transfer the KV cache between GPUs. Requires GPUDirect RDMA.
     Pd,
-    /// A cache behind the engines' own, which TCP serves as well.
+    /// A second-level cache of the engines. RDMA and TCP are both suitable.
     HiCache,
 }
 
 impl MooncakeClusterSpec {
-    /// The policies that hold: what the cluster is used for may tighten those that it names.
+    /// Returns the effective policies: a use case may change `Prefer` to `Require`.
     pub fn transports_in_force(&self) -> Transports {
         let mut policies = self.transports.clone();
         if self.usage.contains(&Usage::Pd) && policies.rdma == TransportPolicy::Prefer {
@@ -266,44 +297,47 @@ impl MooncakeClusterSpec {
     }
 }
 
-/// How peers find each other's segments.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How peers discover each other's segments.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
-    /// `P2P`: peers ask each other on the handshake port; nothing else has to run.
+    /// `P2P`: peers request segment descriptors from each other on the handshake port, without a metadata service. Immutable.
+    /// Default: P2P.
     #[serde(default, rename = "type")]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("metadata.type is immutable: peers cache what it gave them; make another MooncakeCluster"))]
+    #[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "self == oldSelf", "message": "metadata.type is immutable because peers cache its results: create another MooncakeCluster" }
+    ]))]
     pub kind: MetadataType,
 }
 
-/// Where segment descriptors stand.
+/// Source of segment descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum MetadataType {
-    /// Nowhere: peers ask each other.
+    /// Peers request them from each other.
     #[default]
     P2P,
 }
 
 /// The stock master.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Master {
-    /// Mooncake generation: it chooses the wire schema that every part of this cluster speaks.
+    /// Mooncake release. It determines the wire schema of all parts of this cluster. Default: 0.3.13.
     #[serde(default)]
     pub version: MooncakeVersion,
 
-    /// Where the master's image comes from, when not from the operator's setting for that version.
-    /// It must hold `mooncake_master` of that version on its PATH.
+    /// Image of the master. It must contain `mooncake_master` of that release in its PATH. Default: the operator's
+    /// setting for the release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     pub image: Option<String>,
 
-    /// Requests and limits of the master's container.
+    /// Resource requests and limits of the master's container. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
 }
 
-/// Generations whose wire schemas are built in.
+/// Mooncake releases with a supported wire schema.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum MooncakeVersion {
     /// 0.3.13 and its post releases.
@@ -320,22 +354,26 @@ impl MooncakeVersion {
     }
 }
 
-/// How labelled pods are prepared and held.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How labelled pods are injected and when they start.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Injection {
-    /// Seconds for which a pod's start is held until its master and pool answer from inside the pod.
+    /// Maximum time in seconds for which a pod's start is delayed until its master and pool respond from inside the pod.
+    /// Default: 120.
     #[serde(default = "default_gate_deadline")]
     #[schemars(range(min = 1, max = 3600))]
     pub deadline_seconds: u32,
 
-    /// What happens when the deadline passes.
+    /// Action when the deadline passes. Default: Start.
     #[serde(default)]
     pub on_deadline: OnDeadline,
 
-    /// Memory that a stock client takes for its own transfers, in bytes (`MOONCAKE_LOCAL_BUFFER_SIZE`).
+    /// Memory that a stock client allocates for its own transfers, in bytes (`MOONCAKE_LOCAL_BUFFER_SIZE`), from 1Mi
+    /// to 1Ti. Default: 64Mi.
     #[serde(default = "default_local_buffer")]
-    #[x_kube(validation = Rule::new("quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Ti')) <= 0").message("localBufferSize must be from 1Mi to 1Ti"))]
+    #[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Ti')) <= 0", "message": "localBufferSize must be from 1Mi to 1Ti" }
+    ]))]
     pub local_buffer_size: ByteSize,
 }
 
@@ -357,52 +395,51 @@ impl Default for Injection {
     }
 }
 
-/// What the gate does when it has waited long enough.
+/// What the gate does at its deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum OnDeadline {
-    /// Let the pod start; its condition says what was missing.
+    /// The pod starts. Its condition shows what is missing.
     #[default]
     Start,
-    /// Fail the pod's start; the kubelet tries again.
+    /// The pod's start fails. The kubelet retries it.
     Fail,
 }
 
-/// What is asked of a node before an injected pod starts there. It tightens for this cluster's pods alone:
-/// what is judged, told and set right on nodes is a MooncakeNodePolicy's.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Checks that a node must pass before an injected pod of this cluster starts there. The checks and fixes of nodes
+/// are configured in MooncakeNodePolicy.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Preflight {
-    /// Checks of the node that must find nothing, not even a warning, before the gate of a pod opens;
-    /// `deadlineSeconds` and `onDeadline` of `injection` hold. Checks of containers (`Pod...`) look at what runs
-    /// already and cannot be asked for. A change affects pods that wait, and pods created later.
+    /// Checks of the node that must pass without a warning before the gate of a pod opens. `deadlineSeconds` and
+    /// `onDeadline` of `injection` apply. Checks of containers (`Pod...`) inspect running containers and cannot be
+    /// listed. A change affects waiting pods and pods that are created later. Default: none.
     #[serde(default)]
     #[schemars(length(max = 64))]
-    #[x_kube(
-        merge_strategy = ListMerge::Set,
-        validation = Rule::new("self.all(check, !check.startsWith('Pod'))").message("preflight.checks must be checks of nodes: those whose names begin with Pod look at containers that run already")
-    )]
+    #[schemars(extend("x-kubernetes-list-type" = "set", "x-kubernetes-validations" = [
+        { "rule": "self.all(check, !check.startsWith('Pod'))", "message": "preflight.checks must be checks of nodes: remove the checks whose names begin with Pod, which inspect running containers" }
+    ]))]
     pub checks: Vec<CheckId>,
 }
 
-/// Which ComputeDomain the cluster's pods share.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The ComputeDomain of the cluster's pods. Set exactly one field.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("has(self.reference) != has(self.create)").message("set exactly one: reference names a ComputeDomain that exists, create lets the operator make one")
-)]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "has(self.reference) != has(self.create)", "message": "set exactly one of reference (an existing ComputeDomain) and create (the operator creates one)" }
+    ]))]
 pub struct Mnnvl {
-    /// A ComputeDomain of this namespace that somebody else makes and deletes.
+    /// An existing ComputeDomain in this namespace. The operator does not create or delete it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<DomainReference>,
 
-    /// The operator makes the ComputeDomain `NAME-mnnvl`, whose ResourceClaimTemplate has the same
-    /// name, and deletes it when it is no longer wanted and no claim uses it.
+    /// Lets the operator create the ComputeDomain `NAME-mnnvl` with a ResourceClaimTemplate of the same name. The operator
+    /// deletes it when this field is removed and no claim uses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub create: Option<DomainCreation>,
 }
 
-/// Names a ComputeDomain.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Reference to a ComputeDomain.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DomainReference {
     /// Name of the ComputeDomain.
@@ -413,13 +450,15 @@ pub struct DomainReference {
     pub name: String,
 }
 
-/// How a ComputeDomain is made.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Settings of a ComputeDomain that the operator creates.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DomainCreation {
-    /// Which IMEX channels a pod gets with one claim.
+    /// IMEX channels that a claim allocates. Immutable. Default: Single.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("channels is immutable, as a ComputeDomain is: remove spec.mnnvl, wait until the domain is gone, add it anew"))]
+    #[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "self == oldSelf", "message": "channels is immutable, as a ComputeDomain is: remove spec.mnnvl, wait until the ComputeDomain is deleted, then add spec.mnnvl again" }
+    ]))]
     pub channels: Channels,
 }
 
@@ -434,7 +473,7 @@ pub enum Channels {
 }
 
 impl Channels {
-    /// The word in a ComputeDomain's `allocationMode`.
+    /// Returns the value of a ComputeDomain's `allocationMode`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Single => "Single",
@@ -443,90 +482,95 @@ impl Channels {
     }
 }
 
-/// Who may connect.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Peers that may connect to the pool.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Access {
-    /// Other namespaces whose pods may name this cluster in `mooncake.io/inject` with the
-    /// annotation `mooncake.io/cluster-namespace`.
+    /// Other namespaces whose pods may use this cluster, with the label `mooncake.io/inject` and the annotation
+    /// `mooncake.io/cluster-namespace`. Default: none.
     #[serde(default)]
     #[schemars(length(max = 64), inner(length(min = 1, max = 63)))]
-    #[x_kube(merge_strategy = ListMerge::Set)]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub allowed_namespaces: Vec<String>,
 
-    /// Admit labelled pods that use the host's network. Every process in the network namespace of
-    /// such a pod's node is then admitted too.
+    /// Admits labelled pods that use the host network. Every process in the network namespace of such a pod's node is
+    /// then admitted too. Default: false.
     #[serde(default)]
     pub allow_host_network: bool,
 
-    /// Addresses of peers outside Kubernetes that may connect, IPv4 or IPv6, not loopback.
+    /// IPv4 or IPv6 addresses of peers outside Kubernetes that may connect. Loopback addresses are invalid. Default: none.
     #[serde(default)]
     #[schemars(length(max = 64), inner(length(min = 2, max = 45)))]
-    #[x_kube(
-        merge_strategy = ListMerge::Set,
-        validation = Rule::new("self.all(a, isIP(a))").message("access.addresses must be IPv4 or IPv6 addresses, without port or prefix"),
-        validation = Rule::new("self.all(a, !isIP(a) || ip(a).isGlobalUnicast())").message("access.addresses must not be loopback, unspecified, link-local or multicast: no other machine connects from there")
-    )]
+    #[schemars(extend("x-kubernetes-list-type" = "set", "x-kubernetes-validations" = [
+        { "rule": "self.all(a, isIP(a))", "message": "access.addresses must be IPv4 or IPv6 addresses, without port or prefix" },
+        { "rule": "self.all(a, !isIP(a) || ip(a).isGlobalUnicast())", "message": "access.addresses must not be loopback, unspecified, link-local or multicast: other machines do not connect from such addresses" }
+    ]))]
     pub addresses: Vec<String>,
 }
 
-/// What the operator has observed.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// State of the cluster as the operator observed it.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MooncakeClusterStatus {
-    /// Generation of the spec that this status is about.
+    /// Generation of the spec to which this status belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, Reconciling, Stalled, MasterReady, PoolsReady, TransportsReady, PodsInjected.
+    /// Conditions: Ready, MasterReady, PoolsReady, TransportsReady, PodsInjected and, with `spec.mnnvl`, MnnvlReady.
+    /// Reconciling, Stalled, Degraded and Paused are present only while they are True.
     #[serde(default)]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Storing nodes, serving/wanted.
+    /// Nodes of the pools: serving/desired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<String>,
-    /// Memory that is mounted and serves.
+    /// Mounted memory that is served, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ByteSize>,
-    /// Share of the capacity that holds objects, rounded to 5 %.
+    /// Share of the capacity that holds objects, rounded to 5 %. 0 % means that there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<String>,
-    /// What stock pods use.
+    /// Transport of stock pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transport: Option<Transport>,
+    pub transport: Option<Word<Transport>>,
     /// Host and port of the master.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master_endpoint: Option<String>,
-    /// The ComputeDomain and who is in it; absent without `spec.mnnvl`.
+    /// The ComputeDomain and its members. Absent without `spec.mnnvl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mnnvl: Option<MnnvlStatus>,
+    /// The rollout in progress. Absent if no pool pod is outdated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
 }
 
-/// What is known of the cluster's ComputeDomain.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// State of the cluster's ComputeDomain.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MnnvlStatus {
     /// Name of the ComputeDomain.
     pub domain: String,
-    /// UID of the ComputeDomain that was there last.
+    /// UID of the ComputeDomain that was observed last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain_uid: Option<String>,
-    /// Name that pods give as `resourceClaimTemplateName`; absent until that template is there and
-    /// belongs to the domain.
+    /// Name for `resourceClaimTemplateName` in pods. Absent until the template exists and belongs to the ComputeDomain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim_template: Option<String>,
-    /// NVLink clique of the members: one of another clique is not in reach.
+    /// NVLink clique of the members. Nodes of other cliques cannot be reached over NVLink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clique: Option<String>,
-    /// Nodes that take part: members/all.
+    /// Nodes that the ComputeDomain includes: members/all.
     pub nodes: String,
-    /// UIDs of deleted ComputeDomains whose claims pods still hold.
+    /// UIDs of deleted ComputeDomains whose claims are still allocated to pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former_uids: Vec<String>,
 }
 
-/// A transport of stock peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum Transport {
-    Tcp,
-    Rdma,
+catalog! {
+    /// A transport of stock peers.
+    Transport: ();
+
+    /// TCP.
+    Tcp;
+    /// RDMA.
+    Rdma;
 }

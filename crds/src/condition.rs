@@ -1,11 +1,11 @@
-//! Conditions: the closed list of types, and the one merge that owns transition times.
+//! Conditions: the closed list of types, and the merge that sets transition times.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::reason::Reason;
 
-/// Longest message of a condition, in bytes: it is for people.
+/// Maximum length of a condition's message, in bytes.
 pub const MESSAGE_LIMIT: usize = 1024;
 
 /// Every condition type that this project writes.
@@ -13,31 +13,35 @@ pub const MESSAGE_LIMIT: usize = 1024;
 pub enum ConditionType {
     /// MooncakeCluster: stock pods can put and get now.
     Ready,
-    /// MooncakeCluster, abnormal-true: the spec is being carried out.
+    /// MooncakeCluster, present only while true: the spec is being reconciled.
     Reconciling,
-    /// MooncakeCluster, abnormal-true: nothing more happens until a person changes something.
+    /// MooncakeCluster, present only while true: reconciliation cannot continue without a manual change.
     Stalled,
-    /// MooncakeCluster: the master says that it serves.
+    /// MooncakeCluster, present only while true: enough nodes serve to be Ready, but not all.
+    Degraded,
+    /// MooncakeCluster, present only while true: the operator changes no object of the cluster.
+    Paused,
+    /// MooncakeCluster: the master reports that it serves.
     MasterReady,
-    /// MooncakeCluster: every wanted pool pod has mounted its memory and serves it.
+    /// MooncakeCluster: the memory of every desired pool pod is mounted and served.
     PoolsReady,
-    /// MooncakeCluster: the transports that the spec asks for are proven.
+    /// MooncakeCluster: the transports that the spec requires are proven to work.
     TransportsReady,
     /// MooncakeCluster: every labelled pod was injected.
     PodsInjected,
-    /// MooncakeCluster, only with `spec.mnnvl`: every node that takes part is a member of the
+    /// MooncakeCluster, only with `spec.mnnvl`: every participating node is a member of the
     /// ComputeDomain. `Ready` does not wait for it.
     MnnvlReady,
-    /// MooncakeNode, written by the operator: the agent pod and the node are there.
+    /// MooncakeNode, set by the operator: the node and its agent pod are ready.
     AgentAlive,
-    /// MooncakeNode, written by the agent: every listed pool pod is served.
+    /// MooncakeNode, set by the agent: every pool pod in the spec is served.
     PoolsServing,
-    /// MooncakeNodePolicy: no other of the same priority asks something else of a node that it selects.
+    /// MooncakeNodePolicy: no policy of the same priority has different rules for a node that it selects.
     Accepted,
-    /// MooncakeNodePolicy, only with `spec.sickDevices`: every node that is to be cordoned is.
-    SickNodesCordoned,
-    /// MooncakeNode, written by the agent: no check of the node fails. The reason is that of the worst
-    /// finding, also where that is a warning.
+    /// MooncakeNodePolicy, only with `spec.unhealthyDevices`: every node that meets `cordonWhen` is cordoned.
+    UnhealthyNodesCordoned,
+    /// MooncakeNode, set by the agent: no check of the node fails. The reason is that of the worst finding, which
+    /// may be a warning.
     NodeHealthy,
 }
 
@@ -47,6 +51,8 @@ impl ConditionType {
             Self::Ready => "Ready",
             Self::Reconciling => "Reconciling",
             Self::Stalled => "Stalled",
+            Self::Degraded => "Degraded",
+            Self::Paused => "Paused",
             Self::MasterReady => "MasterReady",
             Self::PoolsReady => "PoolsReady",
             Self::TransportsReady => "TransportsReady",
@@ -56,20 +62,20 @@ impl ConditionType {
             Self::PoolsServing => "PoolsServing",
             Self::NodeHealthy => "NodeHealthy",
             Self::Accepted => "Accepted",
-            Self::SickNodesCordoned => "SickNodesCordoned",
+            Self::UnhealthyNodesCordoned => "UnhealthyNodesCordoned",
         }
     }
 }
 
 /// The three values of a condition's `status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ConditionStatus {
     True,
     False,
     Unknown,
 }
 
-impl State {
+impl ConditionStatus {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -79,25 +85,25 @@ impl State {
     }
 }
 
-impl From<bool> for State {
+impl From<bool> for ConditionStatus {
     fn from(holds: bool) -> Self {
         if holds { Self::True } else { Self::False }
     }
 }
 
-/// A condition before it is known whether it is news.
+/// An observed condition, without transition time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct NewCondition {
     pub kind: ConditionType,
-    pub state: State,
+    pub state: ConditionStatus,
     pub reason: Reason,
     pub message: String,
 }
 
-impl Finding {
+impl NewCondition {
     pub fn new(
         kind: ConditionType,
-        state: impl Into<State>,
+        state: impl Into<ConditionStatus>,
         reason: Reason,
         message: impl Into<String>,
     ) -> Self {
@@ -110,11 +116,11 @@ impl Finding {
     }
 }
 
-/// The conditions to write: those of `old` that somebody else owns are left out, a transition time
-/// moves only with the state. Equal findings over equal conditions give an equal list.
+/// Returns the conditions to write. Conditions of `old` that are not in `findings` belong to other writers and are
+/// omitted. The transition time changes only with the status, so unchanged findings give an equal list.
 pub fn merge(
     old: &[Condition],
-    findings: &[Finding],
+    findings: &[NewCondition],
     generation: Option<i64>,
     now: Timestamp,
 ) -> Vec<Condition> {
@@ -139,17 +145,17 @@ pub fn merge(
     merged
 }
 
-/// The condition of a type, if it is there.
+/// Returns the condition of a type, if present.
 pub fn find(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
     conditions.iter().find(|c| c.type_ == kind.as_str())
 }
 
-/// True where the condition is there and `True`.
+/// Returns true if the condition is present and `True`.
 pub fn is_true(conditions: &[Condition], kind: ConditionType) -> bool {
-    find(conditions, kind).is_some_and(|c| c.status == State::True.as_str())
+    find(conditions, kind).is_some_and(|c| c.status == ConditionStatus::True.as_str())
 }
 
-/// At most [`MESSAGE_LIMIT`] bytes of it.
+/// Truncates a message to [`MESSAGE_LIMIT`] bytes.
 pub fn shorten(message: &str) -> String {
     if message.len() <= MESSAGE_LIMIT {
         return message.to_owned();
@@ -166,17 +172,17 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn ready(state: bool, message: &str) -> Finding {
+    fn ready(state: bool, message: &str) -> NewCondition {
         let reason = if state {
             Reason::AsExpected
         } else {
             Reason::MasterNotReady
         };
-        Finding::new(ConditionType::Ready, state, reason, message)
+        NewCondition::new(ConditionType::Ready, state, reason, message)
     }
 
     #[test]
-    fn an_unchanged_world_merges_to_equal_conditions() {
+    fn unchanged_findings_merge_to_equal_conditions() {
         let first = merge(&[], &[ready(true, "serving")], Some(1), at(1));
         assert_eq!(
             merge(&first, &[ready(true, "serving")], Some(1), at(99)),
@@ -185,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_changed_state_moves_the_transition_time() {
+    fn only_a_changed_status_changes_the_transition_time() {
         let first = merge(&[], &[ready(true, "serving")], Some(1), at(1));
         let words = merge(&first, &[ready(true, "serving 2 nodes")], Some(1), at(2));
         assert_eq!(words[0].last_transition_time, Time(at(1)));
@@ -194,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_is_cut_at_a_character() {
+    fn a_long_message_is_truncated_at_a_character_boundary() {
         let cut = shorten(&"ü".repeat(MESSAGE_LIMIT));
         assert!(cut.len() <= MESSAGE_LIMIT && cut.ends_with("..."));
     }

@@ -1,224 +1,229 @@
-//! MooncakeInventory: what hardware a node has, as its agent reads it from the kernel. Written when
-//! the hardware changes; counters and timings are metrics.
+//! MooncakeInventory: a node's hardware, as its agent reads it from the kernel. It is written when the hardware
+//! changes. Counters and timings are metrics.
 
-use std::fmt;
-
-use kube::{CustomResource, KubeSchema};
+#[cfg(feature = "kube")]
+use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
+use crate::catalog::catalog;
+use crate::word::{Word, readable_entries};
 
-/// One node's hardware. Named after the node and owned by it, by UID.
-#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[kube(
-    group = "mooncake.io",
-    version = "v1alpha1",
-    kind = "MooncakeInventory",
-    plural = "mooncakeinventories",
-    status = "MooncakeInventoryStatus",
-    derive = "PartialEq",
-    shortname = "mi",
-    category = "mooncake",
-    doc = "One node's hardware as its agent reads it: HCAs, GPUs, memory, kernel.",
-    printcolumn(
-        name = "HCAs",
-        type_ = "integer",
-        json_path = ".status.counts.hcas",
-        description = "RDMA devices"
-    ),
-    printcolumn(
-        name = "Usable",
-        type_ = "integer",
-        json_path = ".status.counts.usablePorts",
-        description = "Ports that are active and have a GID that peers can reach"
-    ),
-    printcolumn(
-        name = "GPUs",
-        type_ = "integer",
-        json_path = ".status.counts.gpus",
-        description = "GPUs"
-    ),
-    printcolumn(
-        name = "IMEX",
-        type_ = "integer",
-        json_path = ".status.counts.imexChannels",
-        description = "IMEX channels"
-    ),
-    printcolumn(
-        name = "Memory",
-        type_ = "string",
-        json_path = ".status.counts.memory",
-        description = "Memory of all NUMA nodes"
-    ),
-    printcolumn(
-        name = "Hugepages",
-        type_ = "string",
-        json_path = ".status.counts.hugepages",
-        description = "Memory set aside for hugepages"
-    ),
-    printcolumn(
-        name = "Unread",
-        type_ = "integer",
-        json_path = ".status.counts.faults",
-        description = "Files that the agent could not read or understand"
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp",
-        description = "Since creation"
-    ),
-    printcolumn(
-        name = "Kernel",
-        type_ = "string",
-        json_path = ".status.kernel.release",
-        priority = 1,
-        description = "Release of the kernel"
-    ),
-    printcolumn(
-        name = "Driver",
-        type_ = "string",
-        json_path = ".status.gpuDriver.version",
-        priority = 1,
-        description = "Version of the GPU driver"
+/// Hardware of one node. It has the name of the Node, and the Node owns it.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kube",
+    derive(CustomResource),
+    kube(
+        group = "mooncake.io",
+        version = "v1alpha1",
+        kind = "MooncakeInventory",
+        plural = "mooncakeinventories",
+        status = "MooncakeInventoryStatus",
+        derive = "PartialEq",
+        shortname = "mi",
+        category = "mooncake",
+        doc = "Hardware of one node, as its agent reads it: HCAs, GPUs, memory, kernel.",
+        printcolumn(
+            name = "HCAs",
+            type_ = "integer",
+            json_path = ".status.counts.hcas",
+            description = "RDMA devices"
+        ),
+        printcolumn(
+            name = "Usable",
+            type_ = "integer",
+            json_path = ".status.counts.usablePorts",
+            description = "Active ports with a GID that peers can reach"
+        ),
+        printcolumn(
+            name = "GPUs",
+            type_ = "integer",
+            json_path = ".status.counts.gpus",
+            description = "GPUs"
+        ),
+        printcolumn(
+            name = "IMEX",
+            type_ = "integer",
+            json_path = ".status.counts.imexChannels",
+            description = "IMEX channels"
+        ),
+        printcolumn(
+            name = "Memory",
+            type_ = "string",
+            json_path = ".status.counts.memory",
+            description = "Memory of the node"
+        ),
+        printcolumn(
+            name = "Hugepages",
+            type_ = "string",
+            json_path = ".status.counts.hugepages",
+            description = "Memory reserved for hugepages"
+        ),
+        printcolumn(
+            name = "Unread",
+            type_ = "integer",
+            json_path = ".status.counts.faults",
+            description = "Files that the agent could not read or parse"
+        ),
+        printcolumn(
+            name = "Age",
+            type_ = "date",
+            json_path = ".metadata.creationTimestamp",
+            description = "Time since creation"
+        ),
+        printcolumn(
+            name = "Kernel",
+            type_ = "string",
+            json_path = ".status.kernel.release",
+            priority = 1,
+            description = "Release of the kernel"
+        ),
+        printcolumn(
+            name = "Driver",
+            type_ = "string",
+            json_path = ".status.gpuDriver.version",
+            priority = 1,
+            description = "Version of the GPU driver"
+        )
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MooncakeInventorySpec {
-    /// UID of the Node that the inventory is of. A status that names another is void.
+    /// UID of the Node. A status with another UID is invalid.
     #[schemars(length(min = 1, max = 64))]
     pub node_uid: String,
 }
 
-/// What the node has.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Hardware of the node as its agent read it.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MooncakeInventoryStatus {
-    /// UID of the Node that this was read on.
+    /// UID of the Node on which the status was read.
     #[schemars(length(max = 64))]
     pub node_uid: String,
-    /// How many there are of each; where a list is cut, these still count all.
+    /// Totals. They also count entries beyond the maximum length of a list.
     pub counts: Counts,
-    /// The kernel and what it was told.
+    /// The kernel and its settings.
     pub kernel: Kernel,
     /// RDMA devices, at most 256.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 256))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub hcas: Vec<Hca>,
-    /// Driver of the GPUs; absent where none is loaded.
+    /// Driver of the GPUs. Absent if none is loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_driver: Option<GpuDriver>,
     /// GPUs, at most 64.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 64))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["pci".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pci"]))]
     pub gpus: Vec<Gpu>,
-    /// NUMA nodes that have memory, at most 128.
-    #[serde(default)]
+    /// NUMA nodes with memory, at most 128.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 128))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub numa_nodes: Vec<NumaNode>,
-    /// What could not be read, at most 32; what hangs on it is absent above.
-    #[serde(default)]
+    /// Files that could not be read or parsed, at most 32. Fields that depend on them are absent.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 32))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["path".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
     pub faults: Vec<Fault>,
 }
 
-/// How many there are of each.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Totals of the node's hardware.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// RDMA devices.
+    /// Number of RDMA devices.
     pub hcas: u32,
-    /// Ports that are active and have a GID that peers can reach.
+    /// Number of active ports with a GID that peers can reach.
     pub usable_ports: u32,
-    /// GPUs.
+    /// Number of GPUs.
     pub gpus: u32,
-    /// IMEX channels: what GPUs of several nodes share memory through.
+    /// Number of IMEX channels, through which GPUs of several nodes share memory.
     pub imex_channels: u32,
-    /// Memory of all NUMA nodes.
+    /// Memory of the node (`MemTotal`), in bytes. Updated when it changes by more than 1/16.
     pub memory: ByteSize,
-    /// Memory set aside for hugepages of all sizes.
+    /// Memory reserved for hugepages of all sizes, in bytes.
     pub hugepages: ByteSize,
-    /// Files that could not be read or understood.
+    /// Number of files that could not be read or parsed.
     pub faults: u32,
 }
 
-/// The kernel and what it was told.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The kernel and its settings.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Kernel {
-    /// Its release, as `uname -r` says.
+    /// Kernel release, as in `uname -r`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub release: Option<String>,
-    /// The distribution, as /etc/os-release says.
+    /// Distribution, from /etc/os-release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub distribution: Option<String>,
-    /// 1 or 2: which cgroups the node has.
+    /// Version of the cgroup hierarchy, 1 or 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup_version: Option<u8>,
-    /// Modules that matter here and are there.
-    #[serde(default)]
+    /// Loaded modules that are relevant to Mooncake, at most 32.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 32))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub modules: Vec<Module>,
-    /// vm.max_map_count: mappings that one process may have.
+    /// vm.max_map_count: limit of memory mappings per process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_map_count: Option<u64>,
-    /// net.ipv4.ip_local_port_range of the node's network namespace: first and last.
+    /// net.ipv4.ip_local_port_range of the node's network namespace: first and last port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2, max = 2))]
     pub local_ports: Option<Vec<u16>>,
     /// net.ipv4.tcp_tw_reuse of the node's network namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_wait_reuse: Option<u8>,
-    /// Memory that a process of the node may lock: what its first process was given.
+    /// Locked-memory limit of the node's processes, read from its first process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memlock: Option<Limit>,
 }
 
 /// A soft and a hard limit, each a number of bytes or `unlimited`.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
-    /// What holds.
+    /// Soft limit.
     #[schemars(length(max = 20))]
     pub soft: String,
-    /// To what a process may raise it by itself.
+    /// Hard limit, to which a process may raise the soft limit.
     #[schemars(length(max = 20))]
     pub hard: String,
 }
 
-/// One module of the kernel.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A loaded kernel module.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Module {
-    /// Its name.
+    /// Name of the module.
     #[schemars(length(min = 1, max = 64))]
     pub name: String,
-    /// Its version, where it has one of its own.
+    /// Version of the module. Absent if the module declares none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub version: Option<String>,
 }
 
 /// One RDMA device.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hca {
-    /// Its name, e.g. `mlx5_0`.
+    /// Name of the device, e.g. `mlx5_0`.
     #[schemars(length(min = 1, max = 64))]
     pub name: String,
-    /// PCI address; absent for a device that is none, such as Soft-RoCE.
+    /// PCI address. Absent if the device is not a PCI device, such as Soft-RoCE.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub pci: Option<String>,
-    /// PCI vendor and device, e.g. `15b3:1021`.
+    /// PCI vendor and device ID, e.g. `15b3:1021`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub model: Option<String>,
@@ -226,23 +231,23 @@ pub struct Hca {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub driver: Option<String>,
-    /// Whether it is a whole device or a virtual function; absent where that cannot be told.
+    /// Physical or virtual function. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub function: Option<Function>,
-    /// Virtual functions that it has been cut into.
+    pub function: Option<Word<Function>>,
+    /// Number of enabled virtual functions of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_functions: Option<u32>,
-    /// NUMA node that it is attached to.
+    /// NUMA node of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// PCI Express link.
+    /// PCI Express link of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<PciLink>,
-    /// Firmware.
+    /// Firmware version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub firmware: Option<String>,
-    /// Kind of board, e.g. `MT_0000000838`.
+    /// Board ID, e.g. `MT_0000000838`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub board: Option<String>,
@@ -250,289 +255,297 @@ pub struct Hca {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 24))]
     pub node_guid: Option<String>,
-    /// The device file that programs open, e.g. `uverbs0`; absent where there is none to open.
+    /// Device file that programs open, e.g. `uverbs0`. Absent if it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub device_file: Option<String>,
-    /// The most that it takes, as it says itself; absent where it could not be asked.
+    /// Limits that the device reports. Absent if it could not be queried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<HcaLimits>,
-    /// Its ports.
-    #[serde(default)]
+    /// Ports of the device, at most 8.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 8))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["number".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["number"]))]
     pub ports: Vec<Port>,
-    /// How far each GPU of the node is.
-    #[serde(default)]
+    /// Distance to each GPU of the node, at most 64.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 64))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["gpu".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["gpu"]))]
     pub distances: Vec<GpuDistance>,
 }
 
-/// The most that an RDMA device takes, in its own numbers.
-#[derive(KubeSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Limits of an RDMA device, as it reports them.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HcaLimits {
-    /// Memory that is registered in one piece (max_mr_size).
+    /// Largest memory region in bytes (max_mr_size).
     pub max_mr_size: ByteSize,
-    /// Registrations (max_mr).
+    /// Maximum number of memory regions (max_mr).
     pub max_mr: u32,
-    /// Queue pairs (max_qp).
+    /// Maximum number of queue pairs (max_qp).
     pub max_qp: u32,
-    /// Entries of one completion queue (max_cqe).
+    /// Maximum number of entries of a completion queue (max_cqe).
     pub max_cqe: u32,
 }
 
-/// A whole device or a part of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum Function {
-    /// The whole device.
-    Physical,
-    /// A part of a device (SR-IOV).
-    Virtual,
+catalog! {
+    /// Kind of a PCI function.
+    Function: ();
+
+    /// Physical function: the whole device.
+    Physical;
+    /// Virtual function (SR-IOV): a part of a device.
+    Virtual;
 }
 
-/// A PCI Express link as it is and as it could be.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Current and maximum speed of a PCI Express link.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PciLink {
-    /// Speed of a lane, e.g. `32.0 GT/s`.
+    /// Current speed of a lane, e.g. `32.0 GT/s`.
     #[schemars(length(max = 32))]
     pub speed: String,
-    /// Lanes.
+    /// Current number of lanes.
     pub width: u32,
-    /// Speed that the device could have.
+    /// Maximum speed of a lane that the device supports.
+    #[serde(rename = "mostSpeed")]
     #[schemars(length(max = 32))]
-    pub most_speed: String,
-    /// Lanes that the device could have.
-    pub most_width: u32,
+    pub max_speed: String,
+    /// Maximum number of lanes that the device supports.
+    #[serde(rename = "mostWidth")]
+    pub max_width: u32,
 }
 
 /// One port of an RDMA device.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
-    /// Its number, from 1.
+    /// Number of the port, from 1.
     pub number: u8,
     /// Logical state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<PortState>,
-    /// Physical state in the kernel's word, e.g. `LinkUp`.
+    pub state: Option<Word<PortState>>,
+    /// Physical state as the kernel reports it, e.g. `LinkUp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub physical_state: Option<String>,
     /// Link layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub link_layer: Option<LinkLayer>,
-    /// Rate in megabits a second.
+    pub link_layer: Option<Word<LinkLayer>>,
+    /// Rate in megabits per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_mbps: Option<u64>,
-    /// Largest payload of an RDMA packet that the interface's MTU leaves room for; absent on
-    /// InfiniBand, whose MTU the kernel tells in no file.
+    /// Largest payload in bytes of an RDMA packet within the interface's MTU. Absent on InfiniBand, for which the
+    /// kernel has no MTU file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u32>,
-    /// Network interfaces of the port.
-    #[serde(default)]
+    /// Network interfaces of the port, at most 8.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 8))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub interfaces: Vec<Interface>,
-    /// Its GIDs but the empty ones, at most 32.
-    #[serde(default)]
+    /// Non-empty GIDs of the port, at most 32.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 32))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["index".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["index"]))]
     pub gids: Vec<Gid>,
-    /// Index of the GID that peers are to use; absent where none can be reached by them.
+    /// Index of the GID that peers use. Absent if they can reach none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen_gid: Option<u16>,
-    /// Why no GID was chosen.
+    /// Why no GID is selected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub no_gid: Option<NoGid>,
-    /// Partition keys, empty ones left out, at most 16.
+    pub no_gid: Option<Word<NoGid>>,
+    /// Non-empty partition keys, at most 16.
     #[serde(default)]
     #[schemars(length(max = 16), inner(length(max = 8)))]
     pub partition_keys: Vec<String>,
 }
 
-/// Logical state of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum PortState {
+catalog! {
+    /// Logical state of a port.
+    PortState: ();
+
     /// No link.
-    Down,
-    /// A link; the subnet manager has not configured it yet.
-    Initializing,
-    /// Configured, not yet to be used.
-    Armed,
-    /// To be used.
-    Active,
-    /// Active, its link lost for a moment.
-    ActiveDefer,
-    /// A state that is in no list of ours.
-    Other,
+    Down;
+    /// The link is up. The subnet manager has not configured it yet.
+    Initializing;
+    /// The link is configured, but not yet usable.
+    Armed;
+    /// The port is usable.
+    Active;
+    /// The port is active, with a temporary loss of its link.
+    ActiveDefer;
+    /// An unknown state.
+    Other;
 }
 
-/// What carries the packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum LinkLayer {
+catalog! {
+    /// Link layer of a port.
+    LinkLayer: ();
+
     /// InfiniBand.
-    InfiniBand,
+    InfiniBand;
     /// Ethernet: RoCE or iWARP.
-    Ethernet,
+    Ethernet;
     /// Neither, such as AWS EFA.
-    Other,
+    Other;
 }
 
-/// A network interface that an RDMA port stands on.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A network interface of an RDMA port.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Interface {
-    /// Its name, e.g. `eth0`.
+    /// Name of the interface, e.g. `eth0`.
     #[schemars(length(min = 1, max = 16))]
     pub name: String,
-    /// MTU.
+    /// MTU in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// State in the kernel's word, e.g. `up`.
+    /// State as the kernel reports it, e.g. `up`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub state: Option<String>,
-    /// The bond or bridge that it belongs to.
+    /// Bond or bridge of the interface. Absent if none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub master: Option<String>,
-    /// The node's default route leaves through it or through its master.
+    /// True if the node's default route uses the interface or its master. Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub default_route: bool,
 }
 
 /// One entry of a port's GID table.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gid {
-    /// Its index.
+    /// Index of the entry.
     pub index: u16,
     /// The GID as an IPv6 address.
     #[schemars(length(max = 40))]
     pub gid: String,
-    /// Protocol of packets that carry it; absent where the kernel does not tell.
+    /// Protocol of packets with this GID. Absent if the kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub protocol: Option<GidProtocol>,
-    /// Who can reach it.
-    pub scope: GidScope,
-    /// The network interface whose address it is.
+    pub protocol: Option<Word<GidProtocol>>,
+    /// Peers that can reach the GID.
+    pub scope: Word<GidScope>,
+    /// Network interface with the address of the GID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub interface: Option<String>,
 }
 
-/// Protocol of packets that carry a GID.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum GidProtocol {
+catalog! {
+    /// Protocol of packets with a GID.
+    GidProtocol: ();
+
     /// InfiniBand.
-    InfiniBand,
-    /// RoCE version 1, which no router passes on.
-    RoCEv1,
+    InfiniBand;
+    /// RoCE version 1, which is not routable.
+    RoCEv1;
     /// RoCE version 2.
-    RoCEv2,
+    RoCEv2;
 }
 
-/// Who can reach a GID.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum GidScope {
-    /// Nobody: a loopback or multicast address.
-    Unusable,
-    /// Who is on the same link.
-    LinkLocal,
-    /// Whoever has a route to the IPv4 address in it.
-    IPv4,
-    /// Whoever has a route to the IPv6 address.
-    IPv6,
+catalog! {
+    /// Peers that can reach a GID.
+    GidScope: ();
+
+    /// None: a loopback or multicast address.
+    Unusable;
+    /// Peers on the same link.
+    LinkLocal;
+    /// Peers with a route to its IPv4 address.
+    IPv4;
+    /// Peers with a route to its IPv6 address.
+    IPv6;
 }
 
-/// Why no GID of a port is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum NoGid {
-    /// The table is empty: no interface, or one without an address.
-    Empty,
-    /// All are link-local.
-    OnlyLinkLocal,
-    /// All that could be reached speak RoCE version 1.
-    OnlyRoCEv1,
+catalog! {
+    /// Why no GID of a port is selected.
+    NoGid: ();
+
+    /// The table is empty: the port has no interface, or the interface has no address.
+    Empty;
+    /// All GIDs are link-local.
+    OnlyLinkLocal;
+    /// All reachable GIDs use RoCE version 1.
+    OnlyRoCEv1;
     /// The link layer is neither InfiniBand nor Ethernet.
-    OtherLinkLayer,
+    OtherLinkLayer;
     /// The table could not be read.
-    Unread,
+    Unread;
 }
 
-/// How far a GPU is from an RDMA device.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Distance between a GPU and an RDMA device.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuDistance {
     /// PCI address of the GPU.
     #[schemars(length(max = 16))]
     pub gpu: String,
-    /// How far it is.
-    pub distance: Distance,
+    /// Distance to the GPU.
+    pub distance: Word<Distance>,
 }
 
-/// How far two PCI devices are from each other; nearer ones first.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-pub enum Distance {
-    /// Below one PCI switch (`PIX`).
-    Switch,
-    /// Below several PCI switches of one root port (`PXB`).
-    Switches,
-    /// At one root complex (`PHB`).
-    HostBridge,
-    /// At one NUMA node (`NODE`).
-    NumaNode,
+catalog! {
+    /// Distance between two PCI devices, nearest first. In parentheses: the name in `nvidia-smi topo -m`.
+    Distance: ();
+
+    /// Same PCI switch (`PIX`).
+    Switch;
+    /// Same root port, across several PCI switches (`PXB`).
+    Switches;
+    /// Same root complex (`PHB`).
+    HostBridge;
+    /// Same NUMA node (`NODE`).
+    NumaNode;
     /// Across the link between NUMA nodes (`SYS`).
-    System,
-    /// The kernel does not tell.
-    Unknown,
+    System;
+    /// The kernel does not report it.
+    Unknown;
 }
 
-impl fmt::Display for Distance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Distance {
+    /// The name in `nvidia-smi topo -m`.
+    pub fn in_topology(self) -> &'static str {
+        match self {
             Self::Switch => "PIX",
             Self::Switches => "PXB",
             Self::HostBridge => "PHB",
             Self::NumaNode => "NODE",
             Self::System => "SYS",
             Self::Unknown => "?",
-        })
+        }
     }
 }
 
 /// Driver of the GPUs.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuDriver {
-    /// Version.
+    /// Version of the driver.
     #[schemars(length(max = 64))]
     pub version: String,
-    /// The open kernel modules, which can export memory as dma-buf.
+    /// True for the open kernel modules, which can export memory as dma-buf.
     pub open: bool,
 }
 
 /// One GPU.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gpu {
-    /// PCI address.
+    /// PCI address of the GPU.
     #[schemars(length(min = 1, max = 16))]
     pub pci: String,
-    /// PCI vendor and device, e.g. `10de:2330`.
+    /// PCI vendor and device ID, e.g. `10de:2330`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub model: Option<String>,
-    /// Name that the driver gives it.
+    /// Name of the GPU, as the driver reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 96))]
     pub name: Option<String>,
-    /// UUID that the driver gives it.
+    /// UUID of the GPU, as the driver reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub uuid: Option<String>,
@@ -540,136 +553,142 @@ pub struct Gpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub driver: Option<String>,
-    /// NUMA node that it is attached to.
+    /// NUMA node of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// PCI Express link as it could be; as it is changes with the GPU's load.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Maximum PCI Express link. The current link changes with the GPU's load.
+    #[serde(default, rename = "mostLink", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 48))]
-    pub most_link: Option<String>,
-    /// The NVLink fabric of several nodes, as NVML tells it; absent where the GPU is made for none, or was
-    /// not asked.
+    pub max_link: Option<String>,
+    /// Multi-node NVLink fabric, as NVML reports it. Absent if the GPU does not support one or was not queried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<GpuFabric>,
-    /// Its memory can be exported as dma-buf, as CUDA says; absent where CUDA was not asked.
+    /// True if CUDA reports that GPU memory can be exported as dma-buf. Absent if CUDA was not queried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dma_buf: Option<bool>,
-    /// RDMA devices can reach its memory through a module of its driver's, as CUDA says; absent where CUDA
-    /// was not asked.
+    /// True if CUDA reports that RDMA devices can access GPU memory through a module of the GPU driver. Absent if CUDA
+    /// was not queried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_direct_rdma: Option<bool>,
-    /// Whether RDMA devices really reach its memory: the devices nearest to it, at most 32.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Probe results of transfers between GPU memory and the nearest RDMA devices, at most 32.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 32))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["device"]))]
     pub rdma: Vec<GpuPath>,
 }
 
-/// A GPU's memory and an RDMA device.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The path between a GPU's memory and an RDMA device.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPath {
     /// Name of the RDMA device.
     #[schemars(length(min = 1, max = 64))]
     pub device: String,
-    /// What came of it when it was tried last.
-    pub state: PathState,
-    /// By which way it was tried.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub way: Option<PathWay>,
-    /// Why it failed, or was not tried.
+    /// Result of the last probe.
+    pub state: Word<PathState>,
+    /// Method by which the memory was registered in the last probe.
+    #[serde(default, rename = "way", skip_serializing_if = "Option::is_none")]
+    pub method: Option<Word<RegistrationMethod>>,
+    /// Why the probe failed or did not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 192))]
     pub why: Option<String>,
 }
 
-/// Whether a device reaches a GPU's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum PathState {
-    /// Bytes came there and back the same.
-    Proved,
-    /// They did not.
-    Failed,
-    /// It could not be tried yet.
-    Unproved,
+catalog! {
+    /// Result of a probe of GPU memory access.
+    PathState: ();
+
+    /// Data was written and read back unchanged.
+    Proved;
+    /// The registration or the transfer failed.
+    Failed;
+    /// The probe has not run yet.
+    Unproved;
 }
 
-/// By which way a device reaches a GPU's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum PathWay {
+catalog! {
+    /// Method by which GPU memory is registered with an RDMA device.
+    RegistrationMethod: ();
+
     /// As dma-buf.
-    DmaBuf,
-    /// Through a module of the GPU driver's (nvidia_peermem).
-    PeerMemory,
+    DmaBuf;
+    /// Through a module of the GPU driver (nvidia_peermem).
+    PeerMemory;
 }
 
-/// The NVLink fabric of several nodes, as one GPU sees it.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The multi-node NVLink fabric of a GPU.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuFabric {
-    /// How far the GPU has come.
-    pub state: FabricState,
-    /// UUID of what it is connected to.
+    /// Registration state of the GPU.
+    pub state: Word<FabricState>,
+    /// UUID of the fabric cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 36))]
     pub cluster: Option<String>,
-    /// The part of it whose GPUs reach each other's memory.
+    /// Clique of the GPU. GPUs of one clique can access each other's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clique: Option<u32>,
 }
 
-/// How far a GPU has come in joining its fabric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum FabricState {
-    /// It has not begun.
-    NotStarted,
-    /// It is joining.
-    InProgress,
-    /// It has joined.
-    Completed,
-    /// It has come to an end, with an error.
-    Failed,
-    /// A state that is in no list of ours.
-    Other,
+catalog! {
+    /// State of a GPU's registration in its fabric.
+    FabricState: ();
+
+    /// The registration has not started.
+    NotStarted;
+    /// The registration is in progress.
+    InProgress;
+    /// The GPU has joined the fabric.
+    Completed;
+    /// The registration has ended with an error.
+    Failed;
+    /// An unknown state.
+    Other;
 }
 
 /// One NUMA node.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NumaNode {
-    /// Its number.
+    /// Number of the NUMA node.
     pub id: u32,
-    /// Its memory.
+    /// Memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
-    /// Distances to all NUMA nodes in the order of their numbers, as the firmware tells; 10 is near.
+    /// Distances to all NUMA nodes, by node number, as the firmware reports them. The distance to itself is 10.
     #[serde(default)]
     #[schemars(length(max = 128))]
     pub distances: Vec<u32>,
-    /// Hugepages set aside on it.
-    #[serde(default)]
+    /// Hugepages reserved on the NUMA node.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 8))]
     pub hugepages: Vec<Hugepages>,
 }
 
 /// Hugepages of one size.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hugepages {
-    /// Size of a page.
+    /// Page size in bytes.
     pub page_size: ByteSize,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 
-/// Something that could not be read.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A file that could not be read or parsed.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fault {
-    /// Where, below the node's root.
+    /// Path of the file, relative to the node's root.
     #[schemars(length(min = 1, max = 256))]
     pub path: String,
-    /// Why: the kernel's word, or ours in words.
+    /// Error of the kernel, or what is wrong with the content.
     #[schemars(length(max = 96))]
     pub problem: String,
 }

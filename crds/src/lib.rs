@@ -1,24 +1,24 @@
-//! The API `mooncake.io/v1alpha1`: what a user asks for, what the operator wants of a node, what
-//! an agent found, and the closed list of causes that all parts speak in.
+//! The API `mooncake.io/v1alpha1`: its custom resources, and the closed lists of Reasons, checks and fixes.
 //!
-//! With them what both operator and agents judge stock engines by, [`sizing`] and [`stock`].
+//! [`sizing`] and [`stock`] compute the memory of stock engines for operator and agents.
 //!
-//! Types and pure functions only: no client, no clock, no runtime. Invariants, each with a test of its name:
+//! Types and pure functions only: no client, no clock, no runtime. Invariants, each with a test:
 //!
 //! 1. The YAML in `crds/` and the chart's copy equal the types (`tests/golden.rs`).
 //! 2. Every field is documented.
-//! 3. An unchanged world merges to equal conditions, so nothing is written.
+//! 3. Unchanged findings merge to equal conditions, so nothing is written.
 
 #![allow(
     clippy::duplicated_attributes,
-    reason = "each printer column has a type of its own"
+    reason = "each printer column repeats its attributes"
 )]
 #![allow(
     unreachable_pub,
-    reason = "KubeSchema repeats each type inside a function"
+    reason = "JsonSchema repeats each type inside a function"
 )]
 
 pub mod byte_size;
+mod catalog;
 pub mod check;
 pub mod cluster;
 pub mod condition;
@@ -29,14 +29,25 @@ pub mod node;
 pub mod policy;
 pub mod reason;
 pub mod sizing;
+pub mod skew;
 pub mod stock;
+pub mod update;
+pub mod word;
 
 pub use byte_size::ByteSize;
 pub use check::{CheckCounts, CheckFinding, CheckId, Verdict};
-pub use cluster::{MooncakeCluster, MooncakeClusterSpec, MooncakeClusterStatus};
-pub use condition::{ConditionType, Finding, State};
+pub use cluster::{MooncakeClusterSpec, MooncakeClusterStatus};
+pub use condition::{ConditionStatus, ConditionType, NewCondition};
 pub use fix::{FixId, FixMode, FixReport};
-pub use inventory::{MooncakeInventory, MooncakeInventorySpec, MooncakeInventoryStatus};
-pub use node::{MooncakeNode, MooncakeNodeSpec, MooncakeNodeStatus};
-pub use policy::{MooncakeNodePolicy, MooncakeNodePolicySpec, MooncakeNodePolicyStatus};
+pub use inventory::{MooncakeInventorySpec, MooncakeInventoryStatus};
+pub use node::{MooncakeNodeSpec, MooncakeNodeStatus};
+pub use policy::{MooncakeNodePolicySpec, MooncakeNodePolicyStatus};
 pub use reason::{Owner, Reason};
+pub use word::{Vocabulary, Word};
+
+// Only the object types require the crate `kube`, so that pool, gate and checks build without it.
+#[cfg(feature = "kube")]
+pub use {
+    cluster::MooncakeCluster, inventory::MooncakeInventory, node::MooncakeNode,
+    policy::MooncakeNodePolicy,
+};

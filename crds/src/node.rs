@@ -1,212 +1,237 @@
-//! MooncakeNode: where operator and agent meet. The spec is what the operator wants of a node, the
-//! status what its agent has done; only `AgentAlive` in the status is the operator's, and the doubt in
-//! what an agent said that is not alive.
+//! MooncakeNode: the interface between operator and agent. The operator writes the spec, the node's agent writes
+//! the status. In the status the operator owns the condition `AgentAlive`, and sets the agent's conditions to
+//! Unknown while the agent is not alive.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::{CustomResource, KubeSchema};
+#[cfg(feature = "kube")]
+use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
+use crate::catalog::catalog;
 use crate::check::{CheckCounts, CheckFinding};
 use crate::cluster::{NumaPolicy, PageSize, TransportPolicy};
 use crate::fix::FixReport;
 use crate::inventory::{Hugepages, NoGid, PortState};
 use crate::policy::PolicyInForce;
+use crate::reason::Reason;
+use crate::word::{Word, open_words, readable_entries};
 
-/// One node's share in the pools. Named after the node and owned by it, by UID.
-#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[kube(
-    group = "mooncake.io",
-    version = "v1alpha1",
-    kind = "MooncakeNode",
-    status = "MooncakeNodeStatus",
-    derive = "PartialEq",
-    shortname = "mn",
-    category = "mooncake",
-    doc = "One node's share in the pools: what the operator wants of it and what its agent has done.",
-    printcolumn(
-        name = "Agent",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='AgentAlive')].status",
-        description = "The node's agent is there"
-    ),
-    printcolumn(
-        name = "Serving",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='PoolsServing')].status",
-        description = "Every listed pool pod is served"
-    ),
-    printcolumn(
-        name = "Reason",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='PoolsServing')].reason",
-        description = "Why it is or is not Serving"
-    ),
-    printcolumn(
-        name = "Capacity",
-        type_ = "string",
-        json_path = ".status.capacity",
-        description = "Memory that is mounted and serves"
-    ),
-    printcolumn(
-        name = "Healthy",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='NodeHealthy')].status",
-        description = "No check of the node fails"
-    ),
-    printcolumn(
-        name = "Finding",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='NodeHealthy')].reason",
-        description = "The worst that the checks have found"
-    ),
-    printcolumn(
-        name = "NVLink",
-        type_ = "string",
-        json_path = ".spec.domains[0].reason",
-        priority = 1,
-        description = "Why the node is or is not a member of a ComputeDomain, where it takes part in one"
-    ),
-    printcolumn(
-        name = "Policy",
-        type_ = "string",
-        json_path = ".spec.policy.name",
-        priority = 1,
-        description = "The MooncakeNodePolicy that holds on the node"
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp",
-        description = "Since creation"
-    ),
-    printcolumn(
-        name = "Message",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='PoolsServing')].message",
-        priority = 1,
-        description = "The reason in words"
-    ),
-    printcolumn(
-        name = "Finding in words",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='NodeHealthy')].message",
-        priority = 1,
-        description = "The worst that the checks have found, in words"
+/// Desired and observed state of one node's pool memory. It has the name of the Node, and the Node owns it.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kube",
+    derive(CustomResource),
+    kube(
+        group = "mooncake.io",
+        version = "v1alpha1",
+        kind = "MooncakeNode",
+        status = "MooncakeNodeStatus",
+        derive = "PartialEq",
+        shortname = "mn",
+        category = "mooncake",
+        doc = "Desired and observed state of one node: its pool pods, checks, fixes and paths to other nodes.",
+        printcolumn(
+            name = "Agent",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='AgentAlive')].status",
+            description = "The node's agent runs"
+        ),
+        printcolumn(
+            name = "Serving",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='PoolsServing')].status",
+            description = "Every listed pool pod is served"
+        ),
+        printcolumn(
+            name = "Reason",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='PoolsServing')].reason",
+            description = "Reason of the condition PoolsServing"
+        ),
+        printcolumn(
+            name = "Capacity",
+            type_ = "string",
+            json_path = ".status.capacity",
+            description = "Mounted memory that is served"
+        ),
+        printcolumn(
+            name = "Healthy",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='NodeHealthy')].status",
+            description = "No check of the node fails"
+        ),
+        printcolumn(
+            name = "Finding",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='NodeHealthy')].reason",
+            description = "Reason of the worst finding"
+        ),
+        printcolumn(
+            name = "NVLink",
+            type_ = "string",
+            json_path = ".spec.domains[0].reason",
+            priority = 1,
+            description = "Why the node is or is not a member of a ComputeDomain. Empty if no ComputeDomain includes it"
+        ),
+        printcolumn(
+            name = "Policy",
+            type_ = "string",
+            json_path = ".spec.policy.name",
+            priority = 1,
+            description = "The MooncakeNodePolicy that applies to the node"
+        ),
+        printcolumn(
+            name = "Age",
+            type_ = "date",
+            json_path = ".metadata.creationTimestamp",
+            description = "Time since creation"
+        ),
+        printcolumn(
+            name = "Message",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='PoolsServing')].message",
+            priority = 1,
+            description = "Message of the condition PoolsServing"
+        ),
+        printcolumn(
+            name = "Finding in words",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='NodeHealthy')].message",
+            priority = 1,
+            description = "Message of the worst finding"
+        )
     )
 )]
 // Not strict: while a release is rolled out, agents of the old one read what a new operator writes.
 #[serde(rename_all = "camelCase")]
 pub struct MooncakeNodeSpec {
-    /// UID of the Node that is meant. A status that names another is void.
+    /// UID of the Node. A status with another UID is invalid.
     #[serde(default)]
     #[schemars(length(max = 64))]
     pub node_uid: String,
 
-    /// Boot id of the node as its kubelet reports it. A status that names another is void.
+    /// Boot ID of the node, as its kubelet reports it. A status with another boot ID is invalid.
     #[serde(default)]
     #[schemars(length(max = 64))]
     pub boot_id: String,
 
-    /// The pool pods that the agent serves; it serves no other.
-    #[serde(default)]
+    /// Pool pods that the agent serves. It serves no others.
+    #[serde(default, deserialize_with = "readable_entries")]
     #[schemars(length(max = 64))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["podUid"]))]
     pub pools: Vec<PoolAssignment>,
 
-    /// For each MooncakeCluster with a ComputeDomain in which the node takes part: may its pods here
-    /// use NVLink between nodes, and if not, why. What is not listed may not.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// ComputeDomains that include the node, one per MooncakeCluster, and whether the cluster's pods on the node may use
+    /// NVLink between nodes. Pods of clusters that are not listed may not.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 16))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["namespace".into(), "cluster".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["namespace", "cluster"]))]
     pub domains: Vec<DomainMembership>,
 
-    /// The injected pods of this node, at most 64: the agent looks into their containers, and into those
-    /// of no other pod.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Injected pods of this node, at most 64. The agent inspects the containers of these pods only.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 64))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["podUid"]))]
     pub injected: Vec<InjectedPod>,
 
-    /// The MooncakeNodePolicy that holds on this node; absent where none selects it.
+    /// The MooncakeNodePolicy that applies to this node. Absent if no policy selects it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyInForce>,
 
-    /// What hugepages may be taken from; only where the policy has the agent set some aside.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub room: Option<Room>,
+    /// Resources from which hugepages may be reserved. Set only if the policy manages hugepages.
+    #[serde(default, rename = "room", skip_serializing_if = "Option::is_none")]
+    pub headroom: Option<Headroom>,
 
-    /// An upgrade of the GPU driver is announced or under way, by the label that NVIDIA's operator keeps on the
-    /// Node: nothing is asked of GPUs or made on them, which would keep the driver from being unloaded.
+    /// True while the label of NVIDIA's GPU operator on the Node announces an upgrade of the GPU driver. The agent then
+    /// does not query or use GPUs, so that the driver can be unloaded. Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gpu_driver_upgrade: bool,
 
-    /// The agents to which this node's agent proves the way, again and again: the next ones on a ring
-    /// of all nodes, the nearest first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Agents that this node's agent probes repeatedly: the next ones on a ring of all nodes, nearest first.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 4))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
     pub probes: Vec<Probe>,
 
-    /// The agents that prove their way to this one; it admits no other.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Agents that probe this node. The agent admits no others.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 4))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
     pub probers: Vec<Prober>,
 }
 
-/// What the node has beyond what its pods ask for, and what its kubelet knows of hugepages. Agents read
-/// neither pods nor Nodes.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Free memory and hugepages of a node, from its Node and pods. The operator passes them because agents may read
+/// neither Nodes nor pods.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Room {
-    /// The Node's allocatable memory beyond the requests of all its pods, rounded down; told only while
-    /// the agent has something to decide by it.
+pub struct Headroom {
+    /// Allocatable memory of the Node minus the requests of all its pods, rounded down. Set only while the agent needs
+    /// it for a decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
-    /// Hugepages that the kubelet gives to pods: it counts them when it starts, and not again.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Hugepages that the kubelet allocates to pods. It counts them only when it starts.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 2))]
     pub hugepages: Vec<Hugepages>,
 }
 
-/// So many agents each agent proves its way to, and is proved by; `probes` and `probers` have as many
-/// entries at most.
+/// Number of agents that each agent probes and is probed by: the maximum length of `probes` and `probers`.
 pub const PROBES_LIMIT: usize = 4;
 
-/// An agent to prove the way to.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// An agent to probe.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Probe {
-    /// Name of its node.
+    /// Name of the agent's node.
     #[schemars(length(min = 1, max = 253))]
     pub node: String,
-    /// Address and port on which it is asked for its descriptor.
+    /// IP address and port from which its descriptor is requested.
     #[schemars(length(min = 3, max = 64))]
     pub address: String,
-    /// The part of its memory for proofs that this node writes and reads back: nobody else does.
+    /// Slot of its probe memory that this node alone writes and reads back, from 0 to 3.
     #[schemars(range(max = 3))]
     pub slot: u8,
 }
 
-/// An agent that proves its way here.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// An agent that probes this node.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Prober {
-    /// Name of its node.
+    /// Name of the agent's node.
     #[schemars(length(min = 1, max = 253))]
     pub node: String,
-    /// Address that it connects from.
+    /// IP address from which it connects.
     #[schemars(length(min = 2, max = 45))]
     pub address: String,
 }
 
-/// Most entries of `spec.domains`: a node can be a member of one, the others are told why not.
+/// Maximum length of `spec.domains`. A node is a member of at most one entry.
 pub const DOMAINS_LIMIT: usize = 16;
 
-/// The node's place in one cluster's ComputeDomain.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Membership of the node in the ComputeDomain of a MooncakeCluster.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DomainMembership {
     /// Namespace of the MooncakeCluster and of the ComputeDomain.
@@ -218,29 +243,30 @@ pub struct DomainMembership {
     /// Name of the ComputeDomain.
     #[schemars(length(min = 1, max = 253))]
     pub domain: String,
-    /// UID of the ComputeDomain; absent where there is none.
+    /// UID of the ComputeDomain. Absent if it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub domain_uid: Option<String>,
-    /// NVLink clique of the node, where its IMEX daemon has told it.
+    /// NVLink clique of the node. Absent until its IMEX daemon has reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub clique: Option<String>,
-    /// True where pods that hold a channel here may use NVLink to the other members.
+    /// True if pods with a channel on this node may use NVLink to the other members.
     pub member: bool,
-    /// Why it is or is not a member.
-    pub reason: crate::reason::Reason,
-    /// The reason in words: who, which stage, what to do.
+    /// Why the node is or is not a member.
+    pub reason: Word<Reason>,
+    /// Explanation of the reason: object, stage and remedy.
     #[schemars(length(max = 1024))]
     pub message: String,
 }
 
-/// Most entries of `spec.injected`; pods beyond them are not looked into.
+/// Maximum length of `spec.injected`. Further pods are not inspected.
 pub const INJECTED_LIMIT: usize = 64;
 
-/// One pod that was injected, and what its containers are to fit.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// An injected pod and the settings that its containers are checked against.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = open_words)]
 pub struct InjectedPod {
     /// UID of the pod.
     #[schemars(length(min = 1, max = 64))]
@@ -251,26 +277,27 @@ pub struct InjectedPod {
     /// Name of the pod.
     #[schemars(length(min = 1, max = 253))]
     pub pod_name: String,
-    /// Namespace of the MooncakeCluster that it uses.
+    /// Namespace of the MooncakeCluster that the pod uses.
     #[schemars(length(min = 1, max = 63))]
     pub cluster_namespace: String,
-    /// Name of the MooncakeCluster that it uses.
+    /// Name of the MooncakeCluster that the pod uses.
     #[schemars(length(min = 1, max = 63))]
     pub cluster: String,
-    /// Generation of the wire schema that the cluster's master speaks.
+    /// Mooncake release whose wire schema the cluster's master uses.
     #[schemars(length(min = 1, max = 32))]
     pub version: String,
-    /// Whether the cluster lets its bytes go by RDMA.
+    /// RDMA policy of the cluster, or Forbid while the transport of the cluster is TCP.
     #[serde(default)]
     pub rdma: TransportPolicy,
-    /// It is in the node's own network.
+    /// True if the pod uses the host network. Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_network: bool,
 }
 
-/// One pool pod and how it is to be served.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A pool pod and how the agent serves it.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = open_words)]
 pub struct PoolAssignment {
     /// UID of the pool pod.
     #[schemars(length(min = 1, max = 64))]
@@ -287,101 +314,112 @@ pub struct PoolAssignment {
     /// UID of the MooncakeCluster.
     #[schemars(length(min = 1, max = 64))]
     pub cluster_uid: String,
-    /// Entry of `spec.pools` that the pod was made for.
+    /// Name of the entry of the cluster's `spec.pools` to which the pod belongs.
     #[schemars(length(min = 1, max = 20))]
     pub pool: String,
-    /// Memory of the pod.
+    /// Memory of the pod in bytes.
     pub size: ByteSize,
     /// Page size of the memory.
     pub page_size: PageSize,
-    /// How the memory lies over NUMA nodes.
+    /// Distribution of the memory over NUMA nodes.
     pub numa_policy: NumaPolicy,
-    /// Seconds for which segments stay readable once the pod was told to end.
+    /// Seconds for which segments stay readable after the pod began to terminate, from 0 to 3600.
     #[schemars(range(min = 0, max = 3600))]
     pub drain_seconds: u32,
-    /// The master in which the memory is mounted; absent while there is none that serves.
+    /// The master in which the memory is mounted. Absent while no master serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master: Option<MasterInstance>,
-    /// Admit the cluster's labelled pods that use the host's network.
+    /// Admit the cluster's labelled pods that use the host network. Default: false.
     #[serde(default)]
     pub allow_host_network: bool,
-    /// Addresses of peers outside Kubernetes that are admitted.
+    /// IP addresses of admitted peers outside Kubernetes.
     #[serde(default)]
     #[schemars(length(max = 64), inner(length(min = 2, max = 45)))]
     pub addresses: Vec<String>,
 }
 
-/// One life of a master.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// An instance of a master, from the start of its pod until it loses its index.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MasterInstance {
     /// IP address and RPC port of the master's Service.
     #[schemars(length(min = 3, max = 64))]
     pub address: String,
-    /// UID of the master pod and, where this node was lost and its segments were taken out of that
-    /// master, `/` and how often. Memory is mounted in one instance, never in two; another one means
-    /// new addresses.
+    /// ID of the instance: the UID of the master pod. If the node's segments were removed from that master because
+    /// the node was lost, `/` and the number of removals follow. Memory is mounted in one instance at a time, and
+    /// gets new addresses in another instance.
     #[schemars(length(min = 1, max = 64))]
     pub pod_uid: String,
-    /// Generation of the wire schema.
+    /// Mooncake release whose wire schema the master uses.
     #[schemars(length(min = 1, max = 32))]
     pub version: String,
 }
 
-/// What the agent of the node has done and found.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// State of the node as its agent observed it.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MooncakeNodeStatus {
-    /// UID of the Node that the agent runs on.
+    /// UID of the Node on which the agent runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_uid: String,
-    /// Boot id of the kernel that the agent runs on.
+    /// Boot ID of the kernel on which the agent runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
     /// Release of the agent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub agent_version: String,
-    /// Memory that is mounted and serves.
+    /// Mounted memory that is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ByteSize>,
-    /// One line for each port of the node's RDMA devices, at most 16; those that are active and can be
-    /// reached come first. MooncakeInventory has all of them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Ports of the node's RDMA devices, at most 16. Active ports that peers can reach come first. MooncakeInventory
+    /// lists all ports.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 16))]
     pub hcas: Vec<HcaLine>,
-    /// Ports that have no line above.
+    /// Number of ports that `hcas` omits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hcas_omitted: Option<u32>,
-    /// How many RDMA devices there are to be lent, and which of them are sick; absent before the first look,
-    /// and where there are none.
+    /// Number of allocatable RDMA devices, and those that are unhealthy. Absent before the first round of checks and
+    /// on nodes without RDMA devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<DeviceHealth>,
-    /// How many checks of the node ended how; absent before the first look.
+    /// Number of checks by result. Absent before the first round of checks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckCounts>,
-    /// What the checks have found, worst first, at most 24; what passes is not listed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Findings of the checks that did not pass, worst first, at most 24.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 24))]
     pub findings: Vec<CheckFinding>,
-    /// What the agent has set right, would set right or cannot, as the policy asks; what is in order has
-    /// no entry.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Fixes of the policy that are applied, proposed or rejected. A fix that the node does not need has no entry.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 16))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub fixes: Vec<FixReport>,
-    /// One entry for each listed pool pod, and for a refused one.
-    #[serde(default)]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["podUid".into()]))]
+    /// State of each pool pod in the spec, and of pool pods that were rejected.
+    #[serde(default, deserialize_with = "readable_entries")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["podUid"]))]
     pub pools: Vec<PoolReport>,
-    /// AgentAlive, the operator's, and PoolsServing and NodeHealthy, the agent's. Those of the agent are
-    /// Unknown from when AgentAlive is not True until the agent has spoken again.
+    /// Conditions: AgentAlive, which the operator sets, and PoolsServing and NodeHealthy, which the agent sets. If
+    /// AgentAlive is not True, the agent's conditions are Unknown until the agent reports again.
     #[serde(default)]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
 
-/// One port of an RDMA device, in short.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Summary of one port of an RDMA device.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HcaLine {
     /// Name of the device.
@@ -391,53 +429,59 @@ pub struct HcaLine {
     pub port: u8,
     /// Logical state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<PortState>,
-    /// Rate in megabits a second.
+    pub state: Option<Word<PortState>>,
+    /// Rate in megabits per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_mbps: Option<u64>,
-    /// Index of the GID that peers are to use.
+    /// Index of the GID that peers use. Absent if no GID can be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u16>,
-    /// Why there is none.
+    /// Why no GID is selected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub no_gid: Option<NoGid>,
+    pub no_gid: Option<Word<NoGid>>,
 }
 
-/// Most entries of `status.devices.named`.
-pub const SICK_LIMIT: usize = 16;
+/// Maximum number of listed unhealthy devices.
+pub const UNHEALTHY_DEVICES_LIMIT: usize = 16;
 
-/// The node's RDMA devices, well and sick.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Health of the node's RDMA devices.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceHealth {
-    /// Devices that programs can open, and those that are sick.
+    /// Number of devices that programs can open or that are unhealthy.
     pub known: u32,
-    /// Of these the sick ones: by a check they cannot be used, and no claim gets them anew.
-    pub sick: u32,
-    /// What a container that claims none of them may lock in memory, unless it is given more; absent where
-    /// that has no limit or is not known, and where Mooncake's RDMA can use none of them.
+    /// Number of unhealthy devices: a check failed, and they are not allocated to new claims.
+    #[serde(rename = "sick")]
+    pub unhealthy: u32,
+    /// Default locked-memory limit of containers without a device claim, in bytes. Absent if there is no limit, if it
+    /// is unknown, and if Mooncake can use none of the devices for RDMA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memlock: Option<ByteSize>,
-    /// The sick ones, at most 16.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// The unhealthy devices, at most 16.
+    #[serde(
+        default,
+        rename = "named",
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
     #[schemars(length(max = 16))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
-    pub named: Vec<SickDevice>,
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub unhealthy_devices: Vec<UnhealthyDevice>,
 }
 
-/// An RDMA device that cannot be used.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// An unhealthy RDMA device.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SickDevice {
+pub struct UnhealthyDevice {
     /// Name of the device.
     #[schemars(length(min = 1, max = 64))]
     pub name: String,
-    /// What the check found.
-    pub reason: crate::reason::Reason,
+    /// Reason of the failed check.
+    pub reason: Word<Reason>,
 }
 
-/// What became of one pool pod.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// State of one pool pod on the node.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolReport {
     /// UID of the pool pod.
@@ -448,47 +492,48 @@ pub struct PoolReport {
     /// Name of the pool pod.
     #[serde(default)]
     pub pod_name: String,
-    /// Where it is on its way.
-    pub state: PoolState,
-    /// Why it is there.
-    pub reason: crate::reason::Reason,
-    /// The reason in words: who, where, which stage, what to do.
+    /// Phase of the pool pod.
+    pub state: Word<PoolState>,
+    /// Cause of the phase.
+    pub reason: Word<Reason>,
+    /// Explanation of the reason: object, stage and remedy.
     pub message: String,
-    /// Server name under which peers reach it: address and handshake port.
+    /// Address and handshake port at which peers reach the pool. Also its server name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub endpoint: String,
-    /// The master instance in which it is mounted, as the spec names it.
+    /// ID of the master instance in which it is mounted, from the spec.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub master_pod_uid: String,
-    /// How often its segments were mounted under new addresses.
+    /// Number of times its segments were mounted at new addresses.
     #[serde(default)]
     pub data_epoch: u32,
     /// Names of its segments in the master.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub segments: Vec<String>,
-    /// Bytes that are mounted.
+    /// Mounted memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounted: Option<ByteSize>,
-    /// Page size that the kernel really gave, in bytes.
+    /// Page size that the kernel allocated, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_size_obtained: Option<ByteSize>,
 }
 
-/// Where a pool pod is on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum PoolState {
-    /// Known, not yet granted its memory.
-    Waiting,
-    /// Its memory is made and touched.
-    Preparing,
-    /// Its memory is being mounted in the master.
-    Mounting,
-    /// Mounted and served.
-    Serving,
-    /// Leaving the master.
-    Draining,
-    /// Gone; its memory is given back.
-    Released,
-    /// Not served; the reason says why.
-    Refused,
+catalog! {
+    /// Phase of a pool pod.
+    PoolState: ();
+
+    /// The agent has not granted the memory yet.
+    Waiting;
+    /// The memory is being allocated and touched.
+    Preparing;
+    /// The memory is being mounted in the master.
+    Mounting;
+    /// The memory is mounted and served.
+    Serving;
+    /// The segments are being removed from the master.
+    Draining;
+    /// The pool pod has ended and its memory is released.
+    Released;
+    /// The pool pod is not served. The reason explains why.
+    Refused;
 }

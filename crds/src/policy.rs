@@ -1,157 +1,183 @@
-//! MooncakeNodePolicy: how nodes are judged and what may be set right on them, as an administrator wants it. Node-wide power stands
-//! nowhere else: no tenant's role reaches it.
+//! MooncakeNodePolicy: which checks and fixes apply to which nodes. An administrator's object: no other API has
+//! effects on a whole node, and tenants cannot write it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::{CustomResource, KubeSchema};
-use schemars::JsonSchema;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize};
+#[cfg(feature = "kube")]
+use kube::CustomResource;
+use schemars::{JsonSchema, Schema};
+use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
+use crate::catalog::catalog;
 use crate::check::CheckId;
 use crate::cluster::PageSize;
 use crate::fix::{FixId, FixMode};
+use crate::word::{as_written, open_words, readable_entries};
 
-/// Cluster-scoped, an administrator's object.
-#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[kube(
-    group = "mooncake.io",
-    version = "v1alpha1",
-    kind = "MooncakeNodePolicy",
-    plural = "mooncakenodepolicies",
-    status = "MooncakeNodePolicyStatus",
-    derive = "PartialEq",
-    shortname = "mnp",
-    category = "mooncake",
-    doc = "How nodes are judged, and what may be set right on them. Of all policies that select a node the one of the highest priority holds there, and no other.",
-    printcolumn(
-        name = "Priority",
-        type_ = "integer",
-        json_path = ".spec.priority",
-        description = "The highest holds"
-    ),
-    printcolumn(
-        name = "Selected",
-        type_ = "integer",
-        json_path = ".status.selected",
-        description = "Nodes that it selects"
-    ),
-    printcolumn(
-        name = "Holds",
-        type_ = "integer",
-        json_path = ".status.holds",
-        description = "Nodes on which it holds"
-    ),
-    printcolumn(
-        name = "Accepted",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Accepted')].status",
-        description = "No policy of the same priority asks something else of the same node"
-    ),
-    printcolumn(
-        name = "Reason",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Accepted')].reason",
-        description = "Why it is or is not Accepted"
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp",
-        description = "Since creation"
-    ),
-    printcolumn(
-        name = "Message",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Accepted')].message",
-        priority = 1,
-        description = "The reason in words"
+/// Rules for checks, fixes, hugepages, probes and unhealthy devices of nodes. Cluster-scoped.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kube",
+    derive(CustomResource),
+    kube(
+        group = "mooncake.io",
+        version = "v1alpha1",
+        kind = "MooncakeNodePolicy",
+        plural = "mooncakenodepolicies",
+        status = "MooncakeNodePolicyStatus",
+        derive = "PartialEq",
+        shortname = "mnp",
+        category = "mooncake",
+        doc = "Rules for the checks and fixes of nodes. Of the policies that select a node, only the one with the highest priority applies to it.",
+        printcolumn(
+            name = "Priority",
+            type_ = "integer",
+            json_path = ".spec.priority",
+            description = "The policy with the highest priority applies"
+        ),
+        printcolumn(
+            name = "Selected",
+            type_ = "integer",
+            json_path = ".status.selected",
+            description = "Nodes that the policy selects"
+        ),
+        printcolumn(
+            name = "Holds",
+            type_ = "integer",
+            json_path = ".status.holds",
+            description = "Nodes to which the policy applies"
+        ),
+        printcolumn(
+            name = "Accepted",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='Accepted')].status",
+            description = "No policy of the same priority has different rules for the same node"
+        ),
+        printcolumn(
+            name = "Reason",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='Accepted')].reason",
+            description = "Reason of the condition Accepted"
+        ),
+        printcolumn(
+            name = "Age",
+            type_ = "date",
+            json_path = ".metadata.creationTimestamp",
+            description = "Time since creation"
+        ),
+        printcolumn(
+            name = "Message",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='Accepted')].message",
+            priority = 1,
+            description = "Message of the condition Accepted"
+        )
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("!has(self.fixes) || !self.fixes.exists(fix, fix.id == 'Hugepages') || (has(self.hugepages) && size(self.hugepages) > 0)").message("the fix Hugepages has no amount: add e.g. {pageSize: 2Mi, perNumaNode: 4Gi} to spec.hugepages").field_path(".hugepages")
-)]
+#[schemars(transform = accept_former_field)]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "!has(self.fixes) || !self.fixes.exists(fix, fix.id == 'Hugepages') || (has(self.hugepages) && size(self.hugepages) > 0)", "message": "the fix Hugepages requires an amount: add e.g. {pageSize: 2Mi, perNumaNode: 4Gi} to spec.hugepages", "fieldPath": ".hugepages" }
+    ]))]
 pub struct MooncakeNodePolicySpec {
-    /// Labels of the nodes that it selects. Empty: every node.
+    /// Labels of the nodes that the policy selects. If empty, it selects every node.
     #[serde(default)]
     #[schemars(extend("maxProperties" = 16))]
-    #[x_kube(
-        validation = Rule::new("self.all(key, size(key) > 0 && size(key) <= 317 && size(self[key]) <= 63)").message("nodeSelector must have label keys of at most 317 and values of at most 63 characters: no node can carry others")
-    )]
+    #[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "self.all(key, size(key) > 0 && size(key) <= 317 && size(self[key]) <= 63)", "message": "nodeSelector must have label keys of at most 317 and values of at most 63 characters, as labels of nodes have" }
+    ]))]
     pub node_selector: BTreeMap<String, String>,
 
-    /// Of the policies that select a node the one of the highest priority holds, as a whole. Of several
-    /// with the same priority that ask different things the oldest holds, and all of them say so.
+    /// Priority, from -1000 to 1000. Of the policies that select a node, only the one with the highest priority applies. Of
+    /// policies with the same priority and different rules the oldest applies, and none of them is Accepted. Default: 0.
     #[serde(default)]
     #[schemars(range(min = -1000, max = 1000))]
     pub priority: i32,
 
-    /// What becomes of the findings of checks; what is not listed is enforced.
+    /// Actions for the findings of checks. Checks that are not listed are enforced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub checks: Vec<CheckRule>,
 
-    /// What agents may set right on the nodes; what is not listed is left as it is.
+    /// Fixes that agents may apply on the nodes. Other fixes are not applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub fixes: Vec<FixRule>,
 
-    /// How many hugepages the fix Hugepages sets aside. A node is given all of it or nothing; an amount
-    /// that is made smaller takes none away.
+    /// Hugepages that the fix Hugepages reserves. A node gets the whole amount or none. Reducing the amount
+    /// releases no hugepages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["pageSize".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pageSize"]))]
     pub hugepages: Vec<HugepagesRule>,
 
-    /// What becomes of nodes whose RDMA devices are sick. Absent: such devices are lent to nobody new, and
-    /// the node is left as it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sick_devices: Option<SickDevices>,
+    /// When nodes with unhealthy RDMA devices are cordoned. If absent, they are not cordoned. Unhealthy devices
+    /// are never allocated to new claims.
+    #[serde(
+        default,
+        alias = "sickDevices",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub unhealthy_devices: Option<UnhealthyDevicesRule>,
 
-    /// How often agents try what they believe in. Absent: as its fields say.
+    /// Intervals of the agents' probes. If absent, the defaults of its fields apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbeRates>,
 
-    /// Ports of the nodes' own network on which engines of injected pods with hostNetwork may listen, for a
-    /// firewall between the nodes. Absent: nobody looks after them, and a stock engine takes some from 15000 to 17000.
+    /// Ports on which engines of injected hostNetwork pods may listen, for a firewall between the nodes. If absent,
+    /// ports are neither set nor checked, and a stock engine uses ports from 15000 to 17000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_ports: Option<HostPorts>,
 }
 
-/// TCP ports, from the first to the last. A stock engine takes two of them; it ignores a range of which an end lies
-/// in 32768 to 60999, so that none is accepted here.
-#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("self.first < self.last").message("hostPorts.first must be below hostPorts.last: an engine listens on two ports").field_path(".last"),
-    validation = Rule::new("self.last < 32768 || self.first > 60999").message("hostPorts must lie outside 32768 to 60999: a stock engine ignores a range that reaches into the ephemeral ports").field_path(".first")
-)]
+/// Adds `sickDevices`, the name of `unhealthyDevices` in release 0.1.0, to the schema.
+fn accept_former_field(schema: &mut Schema) {
+    let Some(properties) = schema
+        .get_mut("properties")
+        .and_then(|properties| properties.as_object_mut())
+    else {
+        return;
+    };
+    if let Some(mut former) = properties.get("unhealthyDevices").cloned() {
+        former["description"] =
+            "Former name of unhealthyDevices, read for one release. Set only one of them.".into();
+        properties.insert("sickDevices".to_owned(), former);
+    }
+}
+
+/// Range of TCP ports. A stock engine uses two of them, and ignores ranges that start or end within the ephemeral ports
+/// 32768 to 60999, so these are invalid.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "self.first < self.last", "message": "hostPorts.first must be lower than hostPorts.last: an engine listens on two ports", "fieldPath": ".last" },
+        { "rule": "self.last < 32768 || self.first > 60999", "message": "hostPorts must be outside 32768 to 60999: a stock engine ignores a range that overlaps the ephemeral ports", "fieldPath": ".first" }
+    ]))]
 pub struct HostPorts {
-    /// The first port.
+    /// First port, from 1024 to 65534.
     #[schemars(range(min = 1024, max = 65534))]
     pub first: u16,
-    /// The last port.
+    /// Last port, from 1025 to 65535.
     #[schemars(range(min = 1025, max = 65535))]
     pub last: u16,
 }
 
-/// How often agents try what they believe in. What is tried less often is told later.
-#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+/// Intervals of the agents' probes. With longer intervals, failures are detected later.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ProbeRates {
-    /// Seconds between two proofs of the way to another agent, each of 16 KiB there and back. Two that fail
-    /// in a row are told.
+    /// Seconds between two probes of the path to another agent, each of 16 KiB in both directions. Two consecutive
+    /// failures are reported. Default: 3.
     #[serde(default = "default_peer_seconds")]
     #[schemars(range(min = 1, max = 300))]
     pub peer_seconds: u32,
-    /// Seconds between two trials of an RDMA device that is well: it registers memory and writes to itself.
-    /// At least as many as the node has devices. One that is not well is tried every 8 seconds.
+    /// Seconds between two probes of a healthy RDMA device, which registers memory and writes to itself. The interval
+    /// has at least one second per device of the node. Unhealthy devices are probed every 8 seconds. Default: 8.
     #[serde(default = "default_device_seconds")]
     #[schemars(range(min = 4, max = 3600))]
     pub device_seconds: u32,
@@ -175,37 +201,37 @@ impl Default for ProbeRates {
 }
 
 impl ProbeRates {
-    /// Between two proofs of a way.
+    /// Returns the interval between two probes of a path.
     pub fn peers(self) -> Duration {
         Duration::from_secs(self.peer_seconds.max(1).into())
     }
 
-    /// Between two trials of a device, on a node with so many: a trial is a process, so that there is one a
-    /// second at most.
+    /// Returns the interval between two probes of a device on a node with `count` devices. Each probe starts a
+    /// process, so at most one probe starts per second.
     pub fn devices(self, count: usize) -> Duration {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Duration::from_secs(self.device_seconds.max(count).into())
     }
 }
 
-/// When a node is cordoned for its sick RDMA devices, and what is asked for then. A node that a person has
-/// cordoned is left as it is.
-#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// When nodes with unhealthy RDMA devices are cordoned, and which repair is requested. Manually cordoned nodes are
+/// not changed.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct SickDevices {
-    /// What of a node's devices must be sick. When that is over, the node is uncordoned.
+pub struct UnhealthyDevicesRule {
+    /// Which of a node's devices must be unhealthy. The node is uncordoned when the condition no longer holds.
     pub cordon_when: CordonWhen,
-    /// Seconds for which it must hold before, by the operator's clock.
+    /// Seconds for which `cordonWhen` must hold before the node is cordoned, by the operator's clock. Default: 300.
     #[serde(default = "default_after_seconds")]
     #[schemars(range(max = 86400))]
     pub after_seconds: u32,
-    /// Nodes of this policy that are cordoned at a time, at most. Where more than half of its nodes are sick
-    /// no further one is.
+    /// Maximum number of nodes of this policy that are cordoned at the same time. If more than half of its nodes have
+    /// unhealthy devices, no further node is cordoned. Default: 1.
     #[serde(default = "default_max_nodes")]
     #[schemars(range(min = 1, max = 1000))]
     pub max_nodes: u32,
-    /// What the annotation mooncake.io/repair-requested asks other tools to do to a node that is cordoned,
-    /// once for each time. Absent: nothing.
+    /// Repair that the annotation mooncake.io/repair-requested requests from other tools, once each time a node is
+    /// cordoned. If absent, no repair is requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<Repair>,
 }
@@ -218,21 +244,22 @@ fn default_max_nodes() -> u32 {
     1
 }
 
-/// What of a node's RDMA devices must be sick.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum CordonWhen {
-    /// Every one.
-    AllAreSick,
-    /// One of them.
-    AnyIsSick,
+catalog! {
+    /// Which of a node's RDMA devices must be unhealthy.
+    CordonWhen: ();
+
+    /// Every device.
+    AllUnhealthy formerly "AllAreSick";
+    /// At least one device.
+    AnyUnhealthy formerly "AnyIsSick";
 }
 
-/// What may make sick RDMA devices well; a tool that is not ours does it.
+/// Repair of unhealthy RDMA devices by an external tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Repair {
-    /// The devices' driver is loaded anew.
+    /// Reload the driver of the devices.
     DriverReload,
-    /// The node boots.
+    /// Reboot the node.
     Reboot,
 }
 
@@ -245,153 +272,146 @@ impl Repair {
     }
 }
 
-/// Hugepages of one size.
-#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("self.pageSize != '4Ki'").message("pageSize must be 2Mi or 1Gi: others are not set aside").field_path(".pageSize"),
-    validation = Rule::new("quantity(string(self.perNumaNode)).compareTo(quantity('2Mi')) >= 0 && quantity(string(self.perNumaNode)).compareTo(quantity('16Ti')) <= 0").message("perNumaNode must be from one page to 16Ti: it is set aside on each NUMA node").field_path(".perNumaNode"),
-    validation = Rule::new("quantity(string(self.perNumaNode)).isInteger() && quantity(string(self.perNumaNode)).asInteger() % quantity(self.pageSize).asInteger() == 0").message("perNumaNode must be a whole number of pages: raise it to a multiple of pageSize").field_path(".perNumaNode")
-)]
+/// Hugepages of one size to reserve.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "self.pageSize != '4Ki'", "message": "pageSize must be 2Mi or 1Gi: other sizes cannot be reserved", "fieldPath": ".pageSize" },
+        { "rule": "quantity(string(self.perNumaNode)).compareTo(quantity('2Mi')) >= 0 && quantity(string(self.perNumaNode)).compareTo(quantity('16Ti')) <= 0", "message": "perNumaNode must be from one page to 16Ti. It is reserved on each NUMA node", "fieldPath": ".perNumaNode" },
+        { "rule": "quantity(string(self.perNumaNode)).isInteger() && quantity(string(self.perNumaNode)).asInteger() % quantity(self.pageSize).asInteger() == 0", "message": "perNumaNode must be a whole number of pages: raise it to a multiple of pageSize", "fieldPath": ".perNumaNode" }
+    ]))]
 pub struct HugepagesRule {
     /// Size of the pages, `2Mi` or `1Gi`.
     pub page_size: PageSize,
-    /// Bytes in such pages on each NUMA node that has processors and memory, e.g. `4Gi`.
+    /// Bytes to reserve on each NUMA node that has processors and memory, e.g. `4Gi`. A multiple of `pageSize`.
     pub per_numa_node: ByteSize,
 }
 
 impl HugepagesRule {
-    /// Pages on each NUMA node.
+    /// Returns the number of pages on each NUMA node.
     pub fn pages(&self) -> u64 {
         self.per_numa_node.0 / self.page_size.bytes()
     }
 }
 
-/// One thing that may be set right.
+/// A fix that agents may apply.
 #[derive(
-    KubeSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
+    JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
 )]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct FixRule {
-    /// The fix; docs/policy.md tells what each does.
+    /// The fix. docs/policy.md describes each.
     pub id: FixId,
-    /// How far the agent may go.
+    /// Whether the agent applies the fix (`Apply`) or only reports it (`DryRun`).
     pub mode: FixMode,
 }
 
-/// What becomes of one check's findings.
+/// Action for the findings of one check.
 #[derive(
-    KubeSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
+    JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
 )]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct CheckRule {
-    /// The check; docs/checks.md tells what each looks at.
+    /// The check. docs/checks.md describes each.
+    #[serde(serialize_with = "as_written")]
     pub id: CheckId,
-    /// What becomes of what it finds.
+    /// Action for its findings.
     pub action: CheckAction,
 }
 
-/// What becomes of a finding.
+/// Action for a finding.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum CheckAction {
-    /// It counts as the check says: where it fails the node is not healthy.
+    /// The finding is reported as it is. If the check fails, the node is not healthy.
     Enforce,
-    /// It is told, but never as worse than a warning: the node stays healthy.
+    /// The finding is reported as a warning at most. The node stays healthy.
     Warn,
-    /// It is neither told nor counted; the check counts as ignored.
+    /// The finding is not reported. The check counts as ignored.
     Ignore,
 }
 
-/// What follows from the policy for the nodes.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Effect of the policy on the nodes.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MooncakeNodePolicyStatus {
-    /// Generation of the spec that this status is about.
+    /// Generation of the spec to which this status belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Nodes that it selects.
+    /// Number of nodes that the policy selects.
     #[serde(default)]
     pub selected: u32,
-    /// Nodes on which it holds; on the others one of a higher priority does, or an older one of the same.
+    /// Number of nodes to which the policy applies. To other selected nodes a policy with higher priority, or an older one
+    /// with the same priority, applies.
     #[serde(default)]
     pub holds: u32,
-    /// Accepted, and SickNodesCordoned where the policy has nodes cordoned.
+    /// Conditions: Accepted and, with `spec.unhealthyDevices`, UnhealthyNodesCordoned.
     #[serde(default)]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
 
-/// The policy that holds on a node, as its MooncakeNode has it.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The rules of the policy that applies to a node, as copied to its MooncakeNode.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = open_words)]
 pub struct PolicyInForce {
     /// Name of the MooncakeNodePolicy.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// What becomes of the findings of checks; what is not listed is enforced.
+    /// Actions for the findings of checks. Checks that are not listed are enforced.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "understood"
+        deserialize_with = "readable_entries"
     )]
     #[schemars(length(max = 64))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub checks: Vec<CheckRule>,
-    /// What the agent may set right; what is not listed is left as it is.
+    /// Fixes that the agent may apply. Other fixes are not applied.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "understood"
+        deserialize_with = "readable_entries"
     )]
     #[schemars(length(max = 16))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub fixes: Vec<FixRule>,
-    /// How many hugepages the fix Hugepages sets aside.
+    /// Hugepages that the fix Hugepages reserves.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "understood"
+        deserialize_with = "readable_entries"
     )]
     #[schemars(length(max = 2))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["pageSize".into()]))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pageSize"]))]
     pub hugepages: Vec<HugepagesRule>,
-    /// How often the agent tries what it believes in.
+    /// Intervals of the agent's probes. If absent, the defaults apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbeRates>,
-    /// Ports of the node's own network on which engines may listen.
+    /// Ports on which engines of injected hostNetwork pods may listen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_ports: Option<HostPorts>,
 }
 
 impl PolicyInForce {
-    /// True where the agent is to set hugepages aside, or to show how many it would.
-    pub fn asks_for_hugepages(&self) -> bool {
+    /// Returns true if the agent reserves hugepages or reports how many it would reserve.
+    pub fn manages_hugepages(&self) -> bool {
         self.mode(FixId::Hugepages).is_some() && !self.hugepages.is_empty()
     }
 
-    /// How far the agent may go with that fix.
+    /// Returns the mode of the fix. None: the fix is not in the policy.
     pub fn mode(&self, fix: FixId) -> Option<FixMode> {
         let rule = self.fixes.iter().find(|rule| rule.id == fix);
         rule.map(|rule| rule.mode)
     }
 
-    /// What becomes of what that check finds.
+    /// Returns the action for the findings of the check.
     pub fn action(&self, check: CheckId) -> CheckAction {
         let rule = self.checks.iter().find(|rule| rule.id == check);
         rule.map_or(CheckAction::Enforce, |rule| rule.action)
     }
-}
-
-/// While a release is rolled out, an operator of the new one names what agents of the old one do not
-/// know: they do without, and read the rest.
-fn understood<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Vec<T>, D::Error> {
-    let entries = Vec::<serde_json::Value>::deserialize(from)?;
-    let known = entries
-        .into_iter()
-        .filter_map(|entry| serde_json::from_value(entry).ok());
-    Ok(known.collect())
 }
 
 #[cfg(test)]
@@ -399,7 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_with_many_devices_tries_one_a_second() {
+    fn a_node_with_many_devices_probes_one_per_second() {
         let rates = ProbeRates::default();
         assert_eq!(
             [1, 8, 10].map(|count| rates.devices(count).as_secs()),
@@ -408,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_release_names_is_left_out_and_the_rest_is_read() {
+    fn unreadable_entries_are_skipped_and_the_others_are_read() {
         let text = r#"{"name": "p", "checks": [
             {"id": "OfTheNextRelease", "action": "Warn"},
             {"id": "MapCount", "action": "Warn"},

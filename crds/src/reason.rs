@@ -1,352 +1,325 @@
-//! The catalogue of causes. The same word stands in log, Event, condition, metric and CLI.
+//! Reasons: the closed list of causes. Logs, Events, conditions, metrics and kubectl-mooncake use the same names.
 
-use std::fmt;
+use self::Owner::{App, Cluster, Engine, Fabric, Node};
+use crate::catalog::catalog;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-/// Who can do something about a cause.
+/// The area whose owner can remove a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The workload that uses the pool.
     App,
-    /// Mooncake itself, stock or ours.
+    /// Mooncake itself: a stock engine or master, or this project.
     Engine,
     /// The machine.
     Node,
-    /// What lies between machines.
+    /// The network between machines.
     Fabric,
     /// Kubernetes objects and settings.
     Cluster,
 }
 
-macro_rules! reasons {
-    ($($(#[doc = $doc:literal])+ $name:ident, $owner:ident, $remedy:literal;)+) => {
-        /// Why something is as it is. Closed: a new cause is a new line in this list.
-        #[derive(
-            Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-        )]
-        pub enum Reason {
-            $($(#[doc = $doc])+ $name,)+
-        }
+catalog! {
+    /// The cause of a state. The list is closed: a new cause is a new entry.
+    Reason: (Owner, &'static str);
 
-        impl Reason {
-            /// Every reason, in the order of the catalogue.
-            pub const ALL: &[Self] = &[$(Self::$name,)+];
-
-            pub fn as_str(self) -> &'static str {
-                match self { $(Self::$name => stringify!($name),)+ }
-            }
-
-            /// Who can act on it.
-            pub fn owner(self) -> Owner {
-                match self { $(Self::$name => Owner::$owner,)+ }
-            }
-
-            /// What to do, in one line.
-            pub fn remedy(self) -> &'static str {
-                match self { $(Self::$name => $remedy,)+ }
-            }
-
-            /// What it means, in one line.
-            pub fn about(self) -> &'static str {
-                match self { $(Self::$name => concat!($($doc),+).trim_ascii(),)+ }
-            }
-        }
-    };
-}
-
-reasons! {
-    /// Everything is as the spec asks.
-    AsExpected, Cluster, "Nothing to do.";
-    /// The change is being carried out.
-    Progressing, Cluster, "Wait; the message says for what.";
+    /// The state is as specified.
+    AsExpected = (Cluster, "Nothing to do.");
+    /// The change is in progress.
+    Progressing = (Cluster, "Wait. The message names what is pending.");
+    /// The user paused the object, or an administrator paused the operator. Nothing is changed.
+    Paused nearest "Progressing" = (Cluster, "Nothing to do. To continue, remove spec.paused, or install the chart without operator.paused.");
+    /// A pool pod that a rollout replaced does not serve within spec.update.progressDeadlineSeconds. No further pod is replaced.
+    RolloutStopped nearest "PoolPodNotReady" = (Cluster, "Repair the named pool pod, or change the spec. The rollout then continues.");
     /// The object is being deleted.
-    Deleting, Cluster, "Wait; memory is drained and unmounted first.";
+    Deleting = (Cluster, "Wait. The memory is drained and unmounted first.");
 
-    /// The spec contradicts itself in a way that the API server cannot see.
-    InvalidSpec, Cluster, "Change the spec as the message says.";
-    /// Another MooncakeNodePolicy of the same priority asks something else of the same node; the oldest of them holds there.
-    PolicyConflict, Cluster, "Give one of the policies another priority, or keep their node selectors apart.";
+    /// The spec contradicts itself in a point that the API server cannot check.
+    InvalidSpec = (Cluster, "Change the spec as the message describes.");
+    /// Another MooncakeNodePolicy with the same priority has different rules for the same node. The oldest of them applies.
+    PolicyConflict = (Cluster, "Give one of the policies another priority, or make their node selectors disjoint.");
     /// No node matches a pool's node selector and tolerations.
-    NoNodeMatches, Cluster, "Label a node as the pool's nodeSelector asks, or change the selector.";
-    /// A pool pod cannot be scheduled; the message has the scheduler's own words.
-    PoolPodPending, Cluster, "Make room on the named node, or lower the pool's size.";
+    NoNodeMatches = (Cluster, "Add the labels of the pool's nodeSelector to a node, or change the selector.");
+    /// A pool pod cannot be scheduled. The message contains the scheduler's message.
+    PoolPodPending = (Cluster, "Free memory on the named node, or reduce the size of the pool.");
     /// A pool pod runs but does not serve yet.
-    PoolPodNotReady, Node, "See the message of that node's MooncakeNode.";
-    /// The node's kubelet evicted a pool pod; the message has the kubelet's own words.
-    PoolPodEvicted, Node, "Free what the message names on the node, or give the pool a priorityClassName that outranks others.";
-    /// No transport that the spec allows is proven on every storing node.
-    NoUsableTransport, Fabric, "Allow another transport, or repair the named one.";
+    PoolPodNotReady = (Node, "Read the message of the node's MooncakeNode.");
+    /// The node's kubelet evicted a pool pod. The message contains the kubelet's message.
+    PoolPodEvicted = (Node, "Free the named resource on the node, or set a priorityClassName with a higher priority for the pool.");
+    /// No transport that the spec allows is proven on every node of the pool.
+    NoUsableTransport = (Fabric, "Allow another transport in the spec, or repair the named transport.");
     /// A Kubernetes API call failed.
-    ApiFailed, Cluster, "See the message; the operator tries again by itself.";
+    ApiFailed = (Cluster, "Read the message. The operator retries the call.");
 
-    /// What the checks of the pod's node find, which its MooncakeCluster asks for, was not told yet.
-    PreflightUntold, Cluster, "Wait; if it stays, see that the operator and the agent of the pod's node run.";
-    /// A check that a MooncakeCluster asks for before its pods start is ignored on the node by its MooncakeNodePolicy: what it would find is not known.
-    CheckIgnored, Cluster, "Take the check out of spec.preflight.checks, or have the MooncakeNodePolicy of the node Warn or Enforce it.";
+    /// The results of the checks that spec.preflight of the MooncakeCluster requires on the pod's node are not reported yet.
+    PreflightPending formerly "PreflightUntold" = (Cluster, "Wait. If this continues, check that the operator and the agent of the pod's node run.");
+    /// The node's MooncakeNodePolicy ignores a check that spec.preflight of the MooncakeCluster requires, so its result is unknown.
+    CheckIgnored = (Cluster, "Remove the check from spec.preflight.checks, or set its action to Warn or Enforce in the node's MooncakeNodePolicy.");
 
-    /// The master pod is not there or does not say that it serves.
-    MasterNotReady, Cluster, "See the master pod's events and log.";
-    /// The master does not answer on its RPC port.
-    MasterUnreachable, Fabric, "Check the master pod and the NetworkPolicies between it and the pool pod.";
-    /// Master, engines and segments are of different generations, which do not understand each other.
-    EngineVersionSkew, Engine, "Use one Mooncake minor version for master, pods and spec.master.version.";
-    /// The master forgot this node; its segments are mounted anew under new addresses and old keys are gone.
-    MasterLostIndex, Engine, "Nothing to do; see why the master restarted or why the agent was away.";
-    /// The master refused to mount a segment.
-    MountRefused, Engine, "See the error code in the message.";
+    /// The master pod is missing or does not report that it serves.
+    MasterNotReady = (Cluster, "Read the events and the log of the master pod.");
+    /// The master does not respond on its RPC port.
+    MasterUnreachable = (Fabric, "Check the master pod and the NetworkPolicies between it and the pool pod.");
+    /// Master, engines or segments belong to different Mooncake releases whose protocols are incompatible.
+    EngineVersionSkew = (Engine, "Use one minor release of Mooncake for master, pods and spec.master.version.");
+    /// The master lost its index entries of this node. The segments are mounted again at new addresses, and earlier keys are lost.
+    MasterLostIndex = (Engine, "Nothing to do now. Find out why the master restarted or why the agent was not running.");
+    /// The master rejected the mount of a segment.
+    MountRefused = (Engine, "Look up the error code in the message.");
 
     /// The node is not Ready.
-    NodeNotReady, Node, "Repair the node.";
+    NodeNotReady = (Node, "Repair the node.");
     /// No agent pod runs on the node.
-    AgentMissing, Node, "Let the agent's DaemonSet run on this node.";
+    AgentMissing = (Node, "Let the DaemonSet of the agent schedule a pod on the node: check its nodeSelector, tolerations and events.");
     /// The agent pod runs but is not ready.
-    AgentNotReady, Node, "See the agent pod's log.";
-    /// Another agent holds this node; the second waits.
-    AnotherAgentActive, Node, "Delete the other agent pod.";
-    /// The status is of an earlier life of this node.
-    StaleStatus, Node, "Wait for the agent to report.";
+    AgentNotReady = (Node, "Read the log of the agent pod.");
+    /// Another agent is active on the node. This agent waits.
+    AnotherAgentActive = (Node, "Delete the other agent pod.");
+    /// The status was written before the last boot or re-creation of the node.
+    StaleStatus = (Node, "Wait until the agent reports.");
 
-    /// The pool pod waits for the agent to grant it its memory.
-    WaitingForGrant, Node, "Wait; the agent of the node must be there first.";
-    /// Memory of an earlier pool pod on this node is still mapped.
-    PreviousPoolNotReleased, Node, "See which earlier pod the message names; restart the agent if it stays.";
+    /// The pool pod waits until the agent grants its memory.
+    WaitingForGrant = (Node, "Wait. If this continues, check that the agent of the node runs.");
+    /// Memory of an earlier pool pod on the node is still mapped.
+    PreviousPoolNotReleased = (Node, "Wait. If this continues, check the earlier pod that the message names, then restart the agent.");
     /// The pool pod is touching its memory.
-    TouchingMemory, Node, "Wait; progress stands in the message.";
+    TouchingMemory = (Node, "Wait. The message shows the progress.");
     /// The segments are being mounted in the master.
-    Mounting, Engine, "Wait.";
-    /// The pool pod was told to end; its segments leave the master first.
-    Draining, Cluster, "Wait.";
-    /// The pool pod ended.
-    PoolPodGone, Cluster, "Wait for its replacement.";
-    /// The node lacks the memory for a pool pod, or the pool process could not make it.
-    MemoryUnavailable, Node, "Free memory or hugepages of that size on the node; see the message.";
-    /// The kernel gave pages of another size than the spec asks.
-    PageSizeMismatch, Node, "Provide hugepages of the asked size on the node.";
-    /// The pool pod's address is not an address of its network namespace, or is loopback.
-    AddressNotOwn, Node, "See the pod's status.podIP; restart the pod.";
+    Mounting = (Engine, "Wait.");
+    /// The pool pod is terminating. Its segments are removed from the master first.
+    Draining = (Cluster, "Wait.");
+    /// The pool pod has terminated.
+    PoolPodGone = (Cluster, "Wait for its replacement.");
+    /// The node has too little memory for a pool pod, or the pool process could not allocate it.
+    MemoryUnavailable = (Node, "Free memory or hugepages of the size that the message names on the node.");
+    /// The kernel allocated pages of another size than the spec requires.
+    PageSizeMismatch = (Node, "Provide hugepages of the specified size on the node.");
+    /// The pool pod's address is a loopback address or not an address of its network namespace.
+    AddressNotOwn = (Node, "Check status.podIP of the pod, then restart the pod.");
 
-    /// The pool process did not speak in time.
-    PoolSilent, Node, "Delete the pool pod; if it comes again, see its log.";
-    /// The process at the pool's socket is not of the pool pod that it claims to be.
-    ForeignProcess, App, "Somebody imitates a pool pod: see who made it.";
-    /// The pool handed over memory that can shrink or grow.
-    DescriptorNotSealed, App, "Somebody imitates a pool pod: see who made it.";
-    /// The pool handed over memory of another size than declared.
-    DescriptorWrongSize, App, "Somebody imitates a pool pod: see who made it.";
-    /// The record that the pool keeps for the agent was changed by somebody else.
-    RecordForged, App, "Delete the pool pod; its keys are lost.";
-    /// The pool spoke another hand-over protocol, or nonsense.
-    HandoverFailed, Node, "Use pool and agent images of one release; see the message.";
+    /// The pool process did not respond before its deadline.
+    PoolNotResponding formerly "PoolSilent" = (Node, "Delete the pool pod. If it happens again, read the log of the pod.");
+    /// The process at the pool's socket does not belong to the pool pod.
+    ForeignProcess = (App, "Find the process that imitates a pool pod, and its owner.");
+    /// The pool passed a memory descriptor that can shrink or grow.
+    DescriptorNotSealed = (App, "Find the process that imitates a pool pod, and its owner.");
+    /// The pool passed a memory descriptor of another size than declared.
+    DescriptorWrongSize = (App, "Find the process that imitates a pool pod, and its owner.");
+    /// A process other than the agent changed the record that the pool keeps for the agent.
+    RecordForged = (App, "Delete the pool pod. Its keys are lost.");
+    /// The pool sent an invalid message or uses another version of the hand-over protocol.
+    HandoverFailed = (Node, "Use pool and agent images of one release. The message has the details.");
 
-    /// No operator runs, so that nothing that is asked for is carried out.
-    OperatorMissing, Cluster, "Install the chart, or see why its Deployment is gone.";
-    /// The operator's Deployment has fewer ready pods than it wants.
-    OperatorNotReady, Cluster, "See the pods that the message names, their events and log.";
-    /// The API server does not call the webhook, so that labelled pods start as they are.
-    WebhookMissing, Cluster, "Install the chart with its MutatingWebhookConfiguration; its caBundle is the operator's to write.";
-    /// Operator, agents or this program are of different releases.
-    ReleaseSkew, Cluster, "Let the upgrade end, or use images and kubectl-mooncake of one release.";
+    /// No operator runs, so no spec is reconciled.
+    OperatorMissing = (Cluster, "Install the chart, or find out why the operator's Deployment is missing.");
+    /// The operator's Deployment has fewer ready pods than specified.
+    OperatorNotReady = (Cluster, "Read the events and logs of the pods that the message names.");
+    /// The API server does not call the webhook, so labelled pods start without injection.
+    WebhookMissing = (Cluster, "Install the chart with its MutatingWebhookConfiguration. The operator writes its caBundle.");
+    /// Operator, agents or kubectl-mooncake belong to different releases.
+    ReleaseSkew = (Cluster, "Wait until the upgrade ends, or use images and kubectl-mooncake of one release.");
     /// A pod names a MooncakeCluster that does not exist.
-    ClusterMissing, App, "Create the MooncakeCluster, or write the name of one that exists in the pod's label.";
+    ClusterMissing = (App, "Create the MooncakeCluster, or set the pod's label to the name of an existing one.");
 
     /// A labelled pod was not injected.
-    NotInjected, Cluster, "Recreate the pod; see its annotation mooncake.io/injection-skipped or the webhook.";
+    NotInjected = (Cluster, "Read the pod's annotation mooncake.io/injection-skipped, or check the webhook. Then re-create the pod.");
     /// The pod's namespace is not in the cluster's allowedNamespaces.
-    NamespaceNotAllowed, Cluster, "Add the namespace to spec.access.allowedNamespaces.";
-    /// The pod uses the host's network and the cluster does not allow that.
-    HostNetworkNotAllowed, Cluster, "Set spec.access.allowHostNetwork, or leave the host's network.";
-    /// A pod of a cluster that requires RDMA was injected without a claim of an RDMA device.
-    DeviceUnclaimed, App, "Do as the message says, or claim a device by the pod itself (docs/devices.md); then make the pod anew.";
+    NamespaceNotAllowed = (Cluster, "Add the namespace to spec.access.allowedNamespaces.");
+    /// The pod uses the host network, which the cluster does not allow.
+    HostNetworkNotAllowed = (Cluster, "Set spec.access.allowHostNetwork, or remove hostNetwork from the pod.");
+    /// A pod of a cluster that requires RDMA was injected without a claim for an RDMA device.
+    DeviceClaimMissing formerly "DeviceUnclaimed" = (App, "Follow the message, or add a device claim to the pod spec (docs/devices.md). Then re-create the pod.");
     /// The gate of an injected pod is still waiting.
-    GateWaiting, Cluster, "Wait; the message says for what.";
-    /// The gate gave up waiting and let the pod start, or failed it, as the spec says.
-    GateTimedOut, Cluster, "See which peer the message names.";
-    /// A segment name is not known to the master.
-    SegmentUnknown, Engine, "See the near names in the message: the owner is dead, restarted or never existed.";
-    /// The API server does not serve the NVIDIA driver's ComputeDomains, or not in a version that is understood.
-    ComputeDomainCrdMissing, Cluster, "Install the DRA driver dra-driver-nvidia-gpu with ComputeDomains, or remove spec.mnnvl; nothing else waits for it.";
-    /// The ComputeDomain that spec.mnnvl.reference names does not exist.
-    ComputeDomainMissing, Cluster, "Create it in the cluster's namespace, or let the operator by spec.mnnvl.create.";
-    /// A ComputeDomain of the name that the operator would give is there and belongs to somebody else.
-    ComputeDomainNameTaken, Cluster, "Delete or rename it, or use it by spec.mnnvl.reference.";
-    /// The name of the domain's ResourceClaimTemplate is taken by another object: a pod that uses the name joins another domain, or none.
-    TemplateNameClash, Cluster, "Delete the other template or its domain, or give this domain another template name.";
-    /// No pod holds a channel of the ComputeDomain, whatever its own status says.
-    DomainEmpty, App, "Give a pod a ResourceClaim from the template that status.mnnvl.claimTemplate names.";
+    GateWaiting = (Cluster, "Wait. The message names what is pending.");
+    /// The gate reached its deadline. It let the pod start or fail, as spec.injection.onDeadline specifies.
+    GateTimedOut = (Cluster, "Check the peer that the message names.");
+    /// The master does not know the segment name.
+    SegmentUnknown = (Engine, "Compare with the similar names in the message: the owner has terminated, has restarted or never existed.");
+    /// The API server does not serve the NVIDIA driver's ComputeDomains in a supported version.
+    ComputeDomainCrdMissing = (Cluster, "Install the DRA driver dra-driver-nvidia-gpu with ComputeDomains, or remove spec.mnnvl. Nothing else waits for it.");
+    /// The ComputeDomain in spec.mnnvl.reference does not exist.
+    ComputeDomainMissing = (Cluster, "Create it in the cluster's namespace, or set spec.mnnvl.create to let the operator create one.");
+    /// A ComputeDomain with the name that the operator uses exists and has another owner.
+    ComputeDomainNameTaken = (Cluster, "Delete or rename it, or use it with spec.mnnvl.reference.");
+    /// Another object uses the name of the ComputeDomain's ResourceClaimTemplate. A pod that uses the name joins another ComputeDomain, or none.
+    TemplateNameClash = (Cluster, "Delete the other template or its ComputeDomain, or change the template name of this ComputeDomain.");
+    /// No pod has allocated a channel of the ComputeDomain, although its status may be Ready.
+    ComputeDomainEmpty formerly "DomainEmpty" = (App, "Add a ResourceClaim from the template in status.mnnvl.claimTemplate to a pod.");
     /// The node's IMEX daemon is not ready in the ComputeDomain.
-    DomainNotReady, Node, "Wait; if it stays, see the daemon pod that the message names and the log of the driver's kubelet plugin on that node.";
-    /// The ComputeDomain was deleted while pods hold channels of it: they keep a device without a domain, or never start.
-    DomainDeletedInUse, Cluster, "Delete the pods that the message names; a new domain of the same name does not help them.";
-    /// The node's IMEX daemon runs but finds no place in its clique's IMEX domain.
-    DomainFull, Fabric, "Use at most 18 nodes of one clique in a ComputeDomain, or as many as the driver's setting allows.";
-    /// The node is in another NVLink clique than the members, so that they cannot reach each other.
-    CliqueMismatch, Fabric, "Keep the pods of one domain in one clique: required affinity on the node label nvidia.com/gpu.clique.";
-    /// The node's GPUs are not in an NVLink fabric: a claim is prepared there, but gives no channel.
-    NodeWithoutFabric, Fabric, "Keep the domain's pods off this node, or see why the fabric manager did not register its GPUs.";
-    /// The node is labelled for another ComputeDomain, and can be in one only.
-    DomainLabelConflict, Node, "Let the other domain's pods leave the node, or remove the label resource.nvidia.com/computeDomain if a hand has set it.";
-    /// The node's one IMEX channel is held by another claim.
-    ChannelBusy, Node, "Let the pod of the other claim end, share its claim, or use another node.";
-    /// No pod that could use NVLink on the node holds a channel: memory cannot be exported (cuMemCreate fails with 800).
-    ChannelNotInPod, App, "Add a resource claim from status.mnnvl.claimTemplate to the pod and to its container.";
-    /// The claim is of another namespace than its ComputeDomain: the driver never prepares it.
-    ChannelNotPermitted, App, "Delete the claim and its pod; make the claim in the ComputeDomain's namespace.";
-    /// The ComputeDomain kubelet plugin does not offer its channel on the node.
-    ComputeDomainPluginMissing, Node, "See the driver's kubelet plugin pod on this node; a plugin whose NVLink fabric is not attached refuses to start.";
-    /// IMEX is managed by the hosts, and nothing in the API proves that it is ready.
-    HostImexUnproven, Node, "See nvidia-imex.service on the node.";
+    ComputeDomainNotReady formerly "DomainNotReady" = (Node, "Wait. If this continues, check the daemon pod that the message names and the log of the driver's kubelet plugin on the node.");
+    /// The ComputeDomain was deleted while pods have channels of it allocated. These pods keep an unusable device or never start.
+    ComputeDomainDeletedInUse formerly "DomainDeletedInUse" = (Cluster, "Delete the pods that the message names. A new ComputeDomain with the same name does not repair them.");
+    /// The node's IMEX daemon runs, but the IMEX domain of its clique has no free place.
+    ImexDomainFull formerly "DomainFull" = (Fabric, "Use at most 18 nodes of one clique in a ComputeDomain, or the limit in the driver's configuration.");
+    /// The node is in another NVLink clique than the members, so they cannot reach each other over NVLink.
+    CliqueMismatch = (Fabric, "Keep the pods of one ComputeDomain in one clique: set required affinity on the node label nvidia.com/gpu.clique.");
+    /// The node's GPUs are not in an NVLink fabric. A claim is prepared on the node but has no channel.
+    NodeWithoutFabric = (Fabric, "Keep the pods of the ComputeDomain off the node, or find out why the fabric manager did not register its GPUs.");
+    /// The node is labelled for another ComputeDomain. A node can be in one ComputeDomain only.
+    ComputeDomainLabelConflict formerly "DomainLabelConflict" = (Node, "Wait until the pods of the other ComputeDomain leave the node, or remove the label resource.nvidia.com/computeDomain if it was set manually.");
+    /// The node's only IMEX channel is allocated to another claim.
+    ChannelBusy = (Node, "Wait until the pod of the other claim ends, share its claim, or use another node.");
+    /// No pod on the node that could use NVLink has a channel, so memory cannot be exported (cuMemCreate fails with 800).
+    ChannelNotInPod = (App, "Add a resource claim from status.mnnvl.claimTemplate to the pod and to its container.");
+    /// The claim is in another namespace than its ComputeDomain, so the driver never prepares it.
+    ChannelNotPermitted = (App, "Delete the claim and its pod, then create the claim in the namespace of the ComputeDomain.");
+    /// The ComputeDomain kubelet plugin does not publish a channel on the node.
+    ComputeDomainPluginMissing = (Node, "Check the driver's kubelet plugin pod on the node. The plugin does not start while the NVLink fabric is not attached.");
+    /// The hosts manage IMEX, and the API has no evidence that it is ready.
+    HostImexUnverified formerly "HostImexUnproven" = (Node, "Check nvidia-imex.service on the node.");
 
     /// A port of an RDMA device is not ACTIVE.
-    PortNotActive, Fabric, "Look at cable, switch port and, on InfiniBand, the subnet manager; set the interface up where it is switched off.";
+    PortNotActive = (Fabric, "Check cable, switch port and, on InfiniBand, the subnet manager. Set the interface up if it is down.");
     /// A port of an RDMA device has no GID that peers can reach.
-    NoRoutableGid, Node, "Give the interface of the port an IPv4 or global IPv6 address, and let the driver speak RoCE version 2.";
-    /// The interface of a RoCE port is too small for any RDMA packet.
-    MtuTooLow, Node, "Set the interface's MTU to 4200 or 9000, and that of the switch too.";
-    /// RoCE ports of one node carry packets of different sizes.
-    MtuMismatch, Node, "Give the interfaces of all rails one MTU, on every node.";
-    /// An InfiniBand port is in no partition as a full member: limited members do not reach each other.
-    PartitionLimited, Fabric, "Make the port a full member in the subnet manager's partitions.";
-    /// The kernel does not answer when it is asked about an RDMA device or a GPU.
-    DeviceHung, Node, "Take the device out of use; reload its driver or reboot the node.";
-    /// The kernel refuses to tell what an RDMA device is like.
-    DeviceFault, Node, "See the kernel's log for the device; reload its driver or reboot the node if it stays.";
-    /// The card has no memory keys left: killed programs leak them in its firmware, and registration fails with EAGAIN.
-    MkeyExhausted, Node, "Move pods off the node, then reload the driver (mlx5_ib, mlx5_core) or reboot.";
-    /// A program registered more memory in one piece than the device takes: registration fails with EIO.
-    MrTooLarge, App, "Let the program register smaller pieces, see max_mr_size in ibv_devinfo -v.";
-    /// An RDMA device registers less memory in one piece than a pool of the node has.
-    MrLimitLow, App, "Let programs register smaller pieces with it, or take RDMA from them: see limits.maxMrSize of the device in the node's MooncakeInventory; pools are cut into extents by themselves.";
-    /// An RDMA device cannot be opened or registers no memory, and the kernel names no cause that is better known.
-    RegistrationFailed, Node, "See the kernel's log for the device; reload its driver or reboot the node if it stays.";
-    /// What an RDMA device writes to itself over an active port does not arrive.
-    LoopbackFailed, Node, "See the stage in the message: up to RTR it is GID, address or routing of the port's interface, after that the device; see the kernel's log, reload the driver.";
-    /// An RDMA device has few queue pairs left: soon a new connection fails with ENOMEM.
-    QueuePairsLow, App, "Restart the program that the message names; stock engines make fewer with MC_ENABLE_DEST_DEVICE_AFFINITY=1.";
-    /// A process takes ever more queue pairs of an RDMA device: within a day no program of the node connects any more.
-    QueuePairsLeaking, App, "Restart the pod that the message names before that; engines that keep the queue pairs of failed transfers have later releases.";
-    /// An RDMA device could not be tried by verbs, for a cause that is not the device's.
-    VerbsUntried, Node, "See the message: use the agent image of this release, which has libibverbs and its drivers.";
-    /// The firmware of an RDMA device does not answer its driver.
-    FirmwareStuck, Node, "Take the device out of use; reset it (mlxfwreset) or reboot the node.";
+    NoRoutableGid = (Node, "Give the port's interface an IPv4 or a global IPv6 address, and enable RoCE version 2 in the driver.");
+    /// The MTU of a RoCE port's interface is too small for any RDMA packet.
+    MtuTooLow = (Node, "Set the MTU of the interface and of the switch to 4200 or 9000.");
+    /// The RoCE ports of the node have different MTUs.
+    MtuMismatch = (Node, "Set one MTU on the interfaces of all rails, on every node.");
+    /// An InfiniBand port is not a full member of any partition. Limited members cannot reach each other.
+    PartitionLimited = (Fabric, "Make the port a full member in the partition configuration of the subnet manager.");
+    /// The kernel does not respond to a query of an RDMA device or a GPU.
+    DeviceHung = (Node, "Take the device out of use, then reload its driver or reboot the node.");
+    /// The kernel returns an error for a query of an RDMA device.
+    DeviceFault = (Node, "Read the kernel log of the device. If the error continues, reload its driver or reboot the node.");
+    /// The RDMA device has no memory keys left: its firmware leaks keys of killed programs, and registration fails with EAGAIN.
+    MkeyExhausted = (Node, "Move the pods off the node, then reload the driver (mlx5_ib, mlx5_core) or reboot.");
+    /// A program registers more memory in one piece than the device allows: registration fails with EIO.
+    MrTooLarge = (App, "Configure the program to register smaller pieces. The limit is max_mr_size in ibv_devinfo -v.");
+    /// The RDMA device cannot register the size of a pool of the node in one piece.
+    MrLimitLow = (App, "Configure programs to register smaller pieces, or not to use RDMA. The limit is limits.maxMrSize of the device in the node's MooncakeInventory. Pools are split automatically.");
+    /// The RDMA device cannot be opened or cannot register memory, and no more specific cause is known.
+    RegistrationFailed = (Node, "Read the kernel log of the device. If the error continues, reload its driver or reboot the node.");
+    /// A loopback write of an RDMA device over an active port fails.
+    LoopbackFailed = (Node, "Read the stage in the message. Up to RTR: check GID, address and routing of the port's interface. Later: read the kernel log and reload the driver.");
+    /// The RDMA device has few queue pairs left. New connections will soon fail with ENOMEM.
+    QueuePairsLow = (App, "Restart the program that the message names. Set MC_ENABLE_DEST_DEVICE_AFFINITY=1 so that stock engines create fewer queue pairs.");
+    /// A process allocates more and more queue pairs of an RDMA device. Within a day no program on the node can connect.
+    QueuePairsLeaking = (App, "Restart the pod that the message names before then. If its engine keeps the queue pairs of failed transfers, use a later release of the engine.");
+    /// The agent cannot probe an RDMA device through verbs, and the cause is not the device.
+    VerbsProbeFailed formerly "VerbsUntried" = (Node, "Use the agent image of this release, which contains libibverbs and its drivers. The message has the error.");
+    /// The firmware of an RDMA device does not respond to its driver.
+    FirmwareStuck = (Node, "Take the device out of use, then reset it (mlxfwreset) or reboot the node.");
     /// A GPU has fallen off the bus.
-    GpuLost, Node, "Drain the node and reboot it; if it happens again, have power, heat and the card looked at.";
-    /// A GPU could not be asked by NVML or CUDA, for a cause that is not known to be the GPU's.
-    GpuUnasked, Node, "See the message: driver and libraries of one version are needed (a driver that was exchanged takes a reboot, or its module loaded anew), and /dev/nvidiactl and /dev/nvidia-uvm on the node.";
-    /// CUDA says that GPUs which share memory by NVLink switches are not set up: no program can use them.
-    FabricManagerNotReady, Node, "See nvidia-fabricmanager.service on the node: it runs in the driver's version, and before any program that uses a GPU.";
-    /// A GPU of a node that takes part in a ComputeDomain has not joined the NVLink fabric of its rack.
-    FabricNotJoined, Fabric, "See the Fabric section of nvidia-smi -q on the node, and the fabric manager of the rack (NMX-C); a GPU that was joined and is no more takes a reset.";
-    /// No device file leads to an RDMA device, so that no program can open it.
-    DeviceFileMissing, Node, "Load the module ib_uverbs; see /dev/infiniband on the node.";
-    /// Something that the agent reads of the node cannot be read.
-    HostUnreadable, Node, "See the path in the message: what hangs on it is not known.";
-    /// A module is not loaded without which a device that is there cannot be used.
-    ModuleMissing, Node, "Load it with modprobe, and name it in /etc/modules-load.d.";
+    GpuLost = (Node, "Drain and reboot the node. If it happens again, check power, temperature and the card.");
+    /// The agent cannot query a GPU through NVML or CUDA, and the cause is not known to be the GPU.
+    GpuProbeFailed formerly "GpuUnasked" = (Node, "Check that the driver and its libraries have one version (after a driver update: reboot or reload the module) and that /dev/nvidiactl and /dev/nvidia-uvm exist on the node.");
+    /// CUDA reports that GPUs connected by NVLink switches are not initialized. No program can use them.
+    FabricManagerNotReady = (Node, "Check nvidia-fabricmanager.service on the node: it must have the driver's version and start before any program that uses a GPU.");
+    /// A GPU of a node in a ComputeDomain has not joined the NVLink fabric of its rack.
+    FabricNotJoined = (Fabric, "Check the Fabric section of nvidia-smi -q on the node, and the fabric manager of the rack (NMX-C). Reset a GPU that has left the fabric.");
+    /// No device file exists for an RDMA device, so no program can open it.
+    DeviceFileMissing = (Node, "Load the module ib_uverbs, then check /dev/infiniband on the node.");
+    /// The agent cannot read a file of the node.
+    HostUnreadable = (Node, "Check the path in the message. Facts that depend on it are unknown.");
+    /// A kernel module that an existing device requires is not loaded.
+    ModuleMissing = (Node, "Load the module with modprobe, and add it to /etc/modules-load.d.");
     /// Programs cannot use the RDMA connection manager.
-    RdmaCmMissing, Node, "Load the module rdma_ucm; see /dev/infiniband/rdma_cm.";
-    /// The PCI Express link of an RDMA device is slower than that of its like on the node.
-    PciLinkDegraded, Node, "Seat the card anew, or see the BIOS setting of its slot.";
-    /// A container may lock less memory than RDMA needs: registration fails with ENOMEM.
-    MemlockTooLow, Node, "Let the pod claim its RDMA devices, which lifts the limit; or set LimitMEMLOCK=infinity for the container runtime, and restart it.";
-    /// The node has RDMA devices, and a container that may use them can open none: its engine silently takes another way.
-    HcaNotInPod, App, "Give the container a ResourceClaim of the DeviceClass hca.mooncake.io (docs/devices.md), or set spec.transports.rdma of its MooncakeCluster to Forbid.";
-    /// A container names an RDMA device that the node does not have, or that the container cannot open.
-    DeviceNameUnknown, App, "Unset the variable that the message names, so that devices are chosen by themselves; or name devices that the message lists.";
-    /// What a container sets of RDMA by hand is not what the node's devices have.
-    ByHandUnfit, App, "Unset the variable that the message names: what fits is chosen by itself, for each device.";
-    /// A process may have too few mappings for registering much memory.
-    MapCountTooLow, Node, "Run sysctl -w vm.max_map_count=16777216, and write it to /etc/sysctl.d.";
-    /// Fewer hugepages are set aside than the pools of the node take.
-    HugepagesShort, Node, "Set aside as many as the message says (vm.nr_hugepages), restart the kubelet, or make the pool smaller.";
-    /// An engine asks by its own variables for more hugepages than its container may take, or than the node has beside its pools.
-    PodHugepagesShort, App, "Give the container a limit of that resource (resources.limits), and the node as many; or lower or unset the variable that the message names. Then make the pod anew.";
-    /// An engine asks by its own variables for hugepages, and holds none though they are there.
-    HugepagesNotTaken, App, "Make the pod anew: an engine asks once in its life. Where the message names a variable that is missing, set it, or unset the one that it names beside it.";
+    RdmaCmMissing = (Node, "Load the module rdma_ucm, then check /dev/infiniband/rdma_cm.");
+    /// The PCI Express link of an RDMA device is slower than that of identical devices on the node.
+    PciLinkDegraded = (Node, "Reseat the card, or check the BIOS setting of its slot.");
+    /// The locked-memory limit of a container is lower than RDMA requires: registration fails with ENOMEM.
+    MemlockTooLow = (Node, "Let the pod claim its RDMA devices, which raises the limit. Or set LimitMEMLOCK=infinity for the container runtime and restart it.");
+    /// The node has RDMA devices, but a container that may use RDMA can open none. Its engine silently uses another transport.
+    HcaNotInPod = (App, "Give the container a ResourceClaim of the DeviceClass hca.mooncake.io (docs/devices.md), or set spec.transports.rdma of its MooncakeCluster to Forbid.");
+    /// A container names an RDMA device that the node does not have or that the container cannot open.
+    DeviceNameUnknown = (App, "Unset the variable that the message names, so that devices are selected automatically. Or set it to devices that the message lists.");
+    /// RDMA settings in a container's environment do not match the node's devices.
+    RdmaSettingMismatch formerly "ByHandUnfit" = (App, "Unset the variable that the message names. The correct value is selected automatically for each device.");
+    /// The limit of memory mappings per process is too low to register much memory.
+    MapCountTooLow = (Node, "Run sysctl -w vm.max_map_count=16777216, and add it to /etc/sysctl.d.");
+    /// The node has fewer hugepages than its pools require.
+    HugepagesInsufficient formerly "HugepagesShort" = (Node, "Reserve the number in the message (vm.nr_hugepages) and restart the kubelet, or reduce the size of the pool.");
+    /// The environment of an engine configures more hugepages than its container's limit, or than the node has besides its pools.
+    PodHugepagesInsufficient formerly "PodHugepagesShort" = (App, "Set the container's limit for the hugepage resource (resources.limits) and reserve as many on the node, or reduce or unset the variable that the message names. Then re-create the pod.");
+    /// The environment of an engine configures hugepages, and the engine uses none although they are free.
+    HugepagesUnused formerly "HugepagesNotTaken" = (App, "Set or unset the variables that the message names, if any, and re-create the pod: an engine requests hugepages only when it starts.");
     /// A NUMA node has fewer hugepages than its share of the pools.
-    HugepagesUneven, Node, "Set them aside per NUMA node: /sys/devices/system/node/node*/hugepages.";
+    HugepagesUneven = (Node, "Reserve hugepages per NUMA node in /sys/devices/system/node/node*/hugepages.");
     /// The range of ephemeral ports is small.
-    EphemeralPortsLow, Node, "Run sysctl -w net.ipv4.ip_local_port_range='1024 65535', leaving out what services listen on; in a pod, by its securityContext.sysctls.";
-    /// Ended connections hold most of the ephemeral ports.
-    EphemeralPortsBusy, Node, "Find who opens so many connections; sysctl -w net.ipv4.tcp_tw_reuse=1 helps who connects; each pod has its own.";
-    /// RDMA devices cannot reach the memory of the node's GPUs.
-    GpuDirectUnavailable, Node, "Load nvidia_peermem, or install the open kernel modules of the GPU driver.";
-    /// An RDMA device could not register a GPU's memory, or bytes did not come there and back.
-    GpuDirectFailed, Node, "See stage and way in the message: registering takes nvidia_peermem, or drivers of GPU and device that know dma-buf; after that see the kernel's log, PCIe access control (ACS) and IOMMU.";
+    EphemeralPortsLow = (Node, "Run sysctl -w net.ipv4.ip_local_port_range='1024 65535', without the ports that services listen on. For a pod, use its securityContext.sysctls.");
+    /// Closed connections in TIME_WAIT occupy most of the ephemeral ports.
+    EphemeralPortsBusy = (Node, "Find the program that opens so many connections. For the connecting side, set sysctl -w net.ipv4.tcp_tw_reuse=1 in its network namespace.");
+    /// RDMA devices cannot access the memory of the node's GPUs.
+    GpuDirectUnavailable = (Node, "Load nvidia_peermem, or install the open kernel modules of the GPU driver.");
+    /// An RDMA device cannot register GPU memory, or a transfer to GPU memory and back fails.
+    GpuDirectFailed = (Node, "Read stage and method in the message. Registration requires nvidia_peermem, or GPU and RDMA drivers that support dma-buf. For later stages, check the kernel log, PCIe access control (ACS) and the IOMMU.");
     /// The RDMA device nearest to a GPU cannot be used.
-    GpuRailLost, Node, "Repair the device that the message names; until then traffic of the GPU takes a longer way.";
-    /// The GPU driver has no IMEX channels, so that memory cannot be shared with other nodes.
-    ImexUnsupported, Node, "Install a GPU driver with IMEX, or keep ComputeDomains off the node.";
-    /// The host runs an IMEX service of its own, which excludes that of a ComputeDomain.
-    HostImexConfigured, Node, "Stop and disable nvidia-imex.service, and remove /etc/nvidia-imex/nodes_config.cfg.";
-    /// The container runtime does not read the files by which pods get the RDMA devices that they claim: they start without them.
-    CdiUnread, Node, "Set enable_cdi = true in the runtime's configuration, have the agent's folder (agent.devices.cdiDir) stand among its cdi_spec_dirs, and restart it.";
-    /// The API server does not serve resource.k8s.io/v1, so that no RDMA device can be claimed.
-    DeviceApiMissing, Cluster, "Use Kubernetes 1.34 or later, or set agent.devices.enabled to false.";
-    /// The kubelet does not take the agent's offer of RDMA devices.
-    KubeletRefused, Node, "See the kubelet's words in the agent's log, and agent.devices.kubeletDir.";
-    /// A ResourceClaim asks for what the agent does not give, or is not the one that the kubelet named.
-    ClaimInvalid, App, "Change the claim as the message says, and make the pod anew.";
-    /// An RDMA device that was allocated to a claim is not on the node, or cannot be opened there.
-    DeviceMissing, Node, "See the node's MooncakeInventory; delete the pod, so that another device is allocated.";
-    /// An RDMA device that was allocated to a claim is still held by another that has not been let go.
-    DeviceBusy, Node, "See why the pod of the other claim does not end on the node.";
-    /// An RDMA device that was allocated to a claim is sick by a check of the agent's: it is not given anew, and whoever has it keeps it.
-    DeviceSick, Node, "See what is told of the device (kubectl describe mooncakenode); delete the pod, so that another device is allocated.";
-    /// The agent cannot write down which devices it gave, or where the container runtime looks for them.
-    DeviceRecordFailed, Node, "See the path in the message: the disk is full, read-only or broken.";
-    /// A check of the agent broke off: a fault of the agent's, not of the node's.
-    CheckBroken, Engine, "Report it with the message and a recording (agent record).";
-    /// The agent would set something right on the node, and the policy has it shown only.
-    FixProposed, Cluster, "Set the fix's mode to Apply in the MooncakeNodePolicy, or do it by hand.";
-    /// The agent has set something right on the node, as the policy asks.
-    FixApplied, Cluster, "Nothing to do; it is undone when the policy no longer asks for it.";
-    /// A fix is no more: the policy no longer asks for it, or the node is in order without it.
-    FixEnded, Cluster, "Nothing to do.";
-    /// The node refuses a fix that the policy asks for.
-    FixRefused, Node, "See the error in the message: do it by hand on the node, or remove the fix from the MooncakeNodePolicy.";
-    /// How much memory the pods of the node leave is not known yet, and hugepages are taken from nothing else.
-    PodRequestsUnknown, Cluster, "Wait; if it stays, see the operator's log: it counts what the node's pods ask for.";
-    /// The agent has set hugepages aside, and the kubelet, which counts them only when it starts, gives none of them to pods yet.
-    KubeletRestartRequired, Node, "Restart the kubelet on the node: systemctl restart kubelet; pods go on running.";
-    /// Hugepages that no policy asks for any more are in use; they go as soon as they are free.
-    HugepagesInUse, App, "Let the pods that use them end, or leave them be.";
-    /// IPv6 of an interface that no policy asks for any more stays on while processes hold queue pairs of its RDMA device.
-    Ipv6InUse, App, "Let the processes that use the device end, or leave it be.";
-    /// The engine of a pod in the node's own network listens on ports that the node's MooncakeNodePolicy does not have for that: a firewall may drop who connects.
-    HostPortsDiffer, App, "Set MC_MIN_RPC_PORT and MC_MAX_RPC_PORT in the container as the message says, or leave them to the webhook.";
-    /// What the agent has set right was set back by somebody else; it is set right again once a minute.
-    FixSetBack, Node, "Find who sets it back (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.";
-    /// The operator has cordoned a node, because a MooncakeNodePolicy asks so where RDMA devices are sick.
-    NodeCordoned, Node, "Repair the devices that the message names: the node is uncordoned when they are well. Remove the annotation mooncake.io/cordoned to keep it as it is.";
+    GpuRailLost = (Node, "Repair the device that the message names. Until then, traffic of the GPU takes a longer PCIe path.");
+    /// The GPU driver has no IMEX channels, so memory cannot be shared with other nodes.
+    ImexUnsupported = (Node, "Install a GPU driver with IMEX, or keep ComputeDomains off the node.");
+    /// The host runs its own IMEX service, which conflicts with that of a ComputeDomain.
+    HostImexConfigured = (Node, "Stop and disable nvidia-imex.service, and remove /etc/nvidia-imex/nodes_config.cfg.");
+    /// The container runtime does not read CDI specifications, so pods start without the RDMA devices that they claim.
+    CdiDisabled formerly "CdiUnread" = (Node, "Set enable_cdi = true in the runtime's configuration, add the agent's directory (agent.devices.cdiDir) to its cdi_spec_dirs, and restart the runtime.");
+    /// The API server does not serve resource.k8s.io/v1, so RDMA devices cannot be claimed.
+    DeviceApiMissing = (Cluster, "Use Kubernetes 1.34 or later, or set agent.devices.enabled to false.");
+    /// The kubelet does not register the agent's DRA plugin.
+    KubeletRefused = (Node, "Read the kubelet's message in the agent's log, and check agent.devices.kubeletDir.");
+    /// A ResourceClaim requests something that the agent does not provide, or is not the claim that the kubelet named.
+    ClaimInvalid = (App, "Change the claim as the message describes, and re-create the pod.");
+    /// An RDMA device that is allocated to a claim does not exist on the node, or cannot be opened.
+    DeviceMissing = (Node, "Check the node's MooncakeInventory. Delete the pod, so that another device is allocated.");
+    /// An RDMA device that is allocated to a claim is still prepared for another claim.
+    DeviceBusy = (Node, "Find out why the pod of the other claim does not terminate on the node.");
+    /// A check of the agent reports that an RDMA device allocated to a claim is unhealthy. It is not prepared for new claims. Pods that have it keep it.
+    DeviceUnhealthy formerly "DeviceSick" = (Node, "Read the findings of the device (kubectl describe mooncakenode). Delete the pod, so that another device is allocated.");
+    /// The agent cannot write its record of prepared devices or the CDI specification.
+    DeviceRecordFailed = (Node, "Check the path in the message: the disk is full, read-only or broken.");
+    /// A check of the agent panicked. This is a defect of the agent, not of the node.
+    CheckPanicked formerly "CheckBroken" = (Engine, "Report the defect with the message and a recording (agent record).");
+    /// The agent would apply a fix on the node, and the policy allows a dry run only.
+    FixProposed = (Cluster, "Set the mode of the fix to Apply in the MooncakeNodePolicy, or apply the fix manually.");
+    /// The agent has applied a fix on the node, as the policy specifies.
+    FixApplied = (Cluster, "Nothing to do. The fix is reverted when the policy no longer contains it.");
+    /// A fix has ended: the policy no longer contains it, or the node no longer needs it.
+    FixEnded = (Cluster, "Nothing to do.");
+    /// The node rejects a fix that the policy contains.
+    FixRefused = (Node, "Read the error in the message. Apply the fix manually on the node, or remove it from the MooncakeNodePolicy.");
+    /// The memory that the requests of the node's pods leave free is not known yet. Hugepages are reserved from that memory only.
+    PodRequestsUnknown = (Cluster, "Wait. If this continues, read the log of the operator, which sums the requests of the node's pods.");
+    /// The agent has reserved hugepages, but the kubelet, which counts them only when it starts, does not allocate them to pods yet.
+    KubeletRestartRequired = (Node, "Restart the kubelet on the node: systemctl restart kubelet. Pods keep running.");
+    /// Hugepages that no policy requires any more are in use. They are released when they become free.
+    HugepagesInUse = (App, "End the pods that use them, or leave them reserved.");
+    /// IPv6 stays enabled on an interface although no policy requires it any more, because processes have queue pairs of its RDMA device.
+    Ipv6InUse = (App, "End the processes that use the device, or leave IPv6 enabled.");
+    /// The engine of a hostNetwork pod listens on ports outside hostPorts of the node's MooncakeNodePolicy. A firewall may drop connections to it.
+    HostPortMismatch formerly "HostPortsDiffer" = (App, "Set MC_MIN_RPC_PORT and MC_MAX_RPC_PORT in the container as the message describes, or let the webhook set them.");
+    /// Another program reverted a fix of the agent. The agent applies it again once a minute.
+    FixReverted formerly "FixSetBack" = (Node, "Find the program that reverts it (tuned, a boot script, another DaemonSet), or remove the fix from the MooncakeNodePolicy.");
+    /// The operator has cordoned a node with unhealthy RDMA devices, as a MooncakeNodePolicy specifies.
+    NodeCordoned = (Node, "Repair the devices that the message names. The node is uncordoned when they are healthy. To keep it cordoned, remove the annotation mooncake.io/cordoned.");
     /// The operator has uncordoned a node that it had cordoned.
-    NodeUncordoned, Cluster, "Nothing to do.";
-    /// Other tools are asked to make the RDMA devices of a cordoned node well.
-    RepairRequested, Node, "Have a tool of yours follow the annotation mooncake.io/repair-requested, or do by hand what it says.";
-    /// A node with sick RDMA devices is not cordoned, because as many are as the MooncakeNodePolicy allows at a time.
-    CordonBudgetSpent, Cluster, "Repair the nodes that are cordoned, or raise spec.sickDevices.maxNodes.";
-    /// More than half of a policy's nodes have sick RDMA devices, so that none more is cordoned: what they suffer from is hardly their own.
-    MostNodesSick, Fabric, "Look for what they share: fabric, driver, firmware, or the agent's release; cordon by hand what must be.";
-    /// The way to a peer works and is much slower than a network is.
-    TransportDegraded, Fabric, "Look for loss on the way (ip -s link, ethtool -S), for another MTU in between, or for a link that is full.";
-    /// The name by which pods find their master does not resolve on the node.
-    NameNotResolved, Cluster, "See the cluster's DNS pods and the way from this node to their Service: the message names resolver, name and error.";
+    NodeUncordoned = (Cluster, "Nothing to do.");
+    /// The operator requests a repair of the RDMA devices of a cordoned node from other tools.
+    RepairRequested = (Node, "Run a tool that watches the annotation mooncake.io/repair-requested, or do the named repair manually.");
+    /// A node with unhealthy RDMA devices is not cordoned, because the MooncakeNodePolicy's limit of cordoned nodes is reached.
+    CordonLimitReached formerly "CordonBudgetSpent" = (Cluster, "Repair the cordoned nodes, or increase spec.unhealthyDevices.maxNodes.");
+    /// More than half of a policy's nodes have unhealthy RDMA devices, so no further node is cordoned: the cause is probably common to them.
+    MostNodesUnhealthy formerly "MostNodesSick" = (Fabric, "Check what the nodes share: fabric, driver, firmware, or the agent's release. Cordon nodes manually where necessary.");
+    /// The path to a peer works but is much slower than expected of a network.
+    TransportDegraded = (Fabric, "Check the path for packet loss (ip -s link, ethtool -S), for a different MTU, and for a saturated link.");
+    /// The DNS name of a master does not resolve on the node.
+    NameNotResolved = (Cluster, "Check the cluster's DNS pods and the path from this node to their Service. The message names resolver, name and error.");
     /// The node's clock differs from the API server's.
-    ClockSkewed, Node, "Let NTP keep the node's clock (chronyc tracking, timedatectl); where every node is told this, the API server's.";
+    ClockSkewed = (Node, "Synchronize the node's clock with NTP (chronyc tracking, timedatectl). If every node reports this, check the API server's clock.");
     /// A peer could not be reached.
-    PeerUnreachable, Fabric, "Check the named address, port and the NetworkPolicies between.";
+    PeerUnreachable = (Fabric, "Check the named address, its port and the NetworkPolicies on the path.");
 }
 
 impl Reason {
-    /// Where the documentation explains it.
+    /// Returns who can remove the cause.
+    pub fn owner(self) -> Owner {
+        self.row().0
+    }
+
+    /// Returns what to do, in one line.
+    pub fn remedy(self) -> &'static str {
+        self.row().1
+    }
+
+    /// Returns the link to the documentation.
     pub fn docs_anchor(self) -> String {
         format!("docs/reasons.md#{}", self.as_str().to_ascii_lowercase())
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }

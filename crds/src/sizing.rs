@@ -1,39 +1,43 @@
-//! How much hugepage memory a stock HiCache launch needs: the inputs, the formula and the status words
-//! of Mooncake's own helper (`check_hicache_hugepage_requirements.py`). Pure.
+//! Computes the hugepage memory of a stock HiCache launch, with the inputs, formula and status words of Mooncake's
+//! script `check_hicache_hugepage_requirements.py`. Pure.
 
 use std::fmt;
 use std::num::NonZeroU32;
 
 use serde::Serialize;
 
-/// What is to be launched on one node, as its own flags and variables say it.
+/// Size of the largest extent of a pool, in bytes. Pools are divided into extents of at most this size, each
+/// of which is registered and mounted as one piece.
+pub const MAX_EXTENT_BYTES: u64 = 16 << 30;
+
+/// A launch on one node, by its flags and environment variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// `--tp-size`: ranks on the node.
+    /// `--tp-size`: number of ranks on the node.
     pub tp_size: NonZeroU32,
-    /// `--hicache-size`, bytes of a rank.
+    /// `--hicache-size`, bytes per rank.
     pub hicache: u64,
-    /// `MOONCAKE_GLOBAL_SEGMENT_SIZE`, bytes of a rank.
+    /// `MOONCAKE_GLOBAL_SEGMENT_SIZE`, bytes per rank.
     pub segment: u64,
-    /// `MC_MMAP_ARENA_POOL_SIZE`, bytes of a rank; 0: no arena.
+    /// `MC_MMAP_ARENA_POOL_SIZE`, bytes per rank. 0: no arena.
     pub arena: u64,
 }
 
-/// The helper's words for how a launch fits.
+/// Whether the available memory is sufficient for a launch, in the script's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fit {
-    /// Nobody knows how much there is.
+pub enum LaunchStatus {
+    /// The available memory is unknown.
     PlanningOnly,
-    /// It will not start.
+    /// The launch will fail.
     InsufficientForBaseline,
-    /// It starts; the arena may spill onto regular pages.
+    /// The launch starts, but the arena may use regular pages.
     BaselineFitsArenaMayFallback,
-    /// All of it fits.
+    /// The memory is sufficient, including the arena.
     CleanArenaBudgetAvailable,
 }
 
-impl Fit {
+impl LaunchStatus {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PlanningOnly => "planning_only",
@@ -43,62 +47,62 @@ impl Fit {
         }
     }
 
-    /// What it means and what to do, in one line.
+    /// Returns the meaning and the remedy, in one line.
     pub fn about(self) -> &'static str {
         match self {
             Self::PlanningOnly => {
-                "nobody said how much there is: name a node, or give the memory set aside"
+                "the available memory is unknown: set a node or the amount of reserved memory"
             }
             Self::InsufficientForBaseline => {
-                "it will not start: raise vm.nr_hugepages, or lower --hicache-size or \
+                "the launch will fail: raise vm.nr_hugepages, or lower --hicache-size or \
                  MOONCAKE_GLOBAL_SEGMENT_SIZE"
             }
             Self::BaselineFitsArenaMayFallback => {
-                "it starts, but the arena may spill onto regular pages: raise vm.nr_hugepages, or \
+                "the launch starts, but the arena may use regular pages: raise vm.nr_hugepages, or \
                  lower MC_MMAP_ARENA_POOL_SIZE"
             }
-            Self::CleanArenaBudgetAvailable => "all of it fits",
+            Self::CleanArenaBudgetAvailable => "the memory is sufficient",
         }
     }
 }
 
-impl fmt::Display for Fit {
+impl fmt::Display for LaunchStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-/// What a launch needs, and how it fits.
+/// Required and available memory of a launch, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Budget {
-    /// HiCache and segment of one rank.
+    /// HiCache and segment per rank.
     pub baseline_per_rank: u64,
-    /// The same of all ranks: below it nothing starts.
+    /// Minimum of all ranks, below which the launch fails.
     pub baseline: u64,
-    /// Baseline and arena of one rank.
+    /// Baseline and arena per rank.
     pub clean_per_rank: u64,
-    /// The same of all ranks: from it on nothing spills.
+    /// Sum of all ranks including arenas, above which only hugepages are used.
     pub clean: u64,
-    /// What there is; absent where nobody knows.
+    /// Available memory. None: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<u64>,
-    pub status: Fit,
-    /// Bytes that lack for the baseline.
+    pub status: LaunchStatus,
+    /// Bytes missing for `baseline`.
     pub short_of_baseline: u64,
-    /// Bytes that lack for all of it.
+    /// Bytes missing for `clean`.
     pub short_of_clean: u64,
 }
 
-/// The launch needs more than 2^64 - 1 bytes.
+/// The launch requires more than 2^64 - 1 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the sizes add up to more than 2^64 - 1 bytes: see their units")]
+#[error("the sum of the sizes exceeds 2^64 - 1 bytes: check their units")]
 pub struct TooLarge;
 
-/// Compares a launch with what there is.
+/// Compares the memory of a launch with the available bytes.
 ///
 /// # Errors
-/// Where the sum is no number of bytes.
+/// [`TooLarge`]: the sum exceeds 2^64 - 1 bytes.
 pub fn budget(launch: &Launch, available: Option<u64>) -> Result<Budget, TooLarge> {
     let Launch {
         tp_size,
@@ -111,10 +115,10 @@ pub fn budget(launch: &Launch, available: Option<u64>) -> Result<Budget, TooLarg
     let all = |rank: u64| rank.checked_mul(u64::from(tp_size.get())).ok_or(TooLarge);
     let (baseline, clean) = (all(baseline_per_rank)?, all(clean_per_rank)?);
     let status = match available {
-        None => Fit::PlanningOnly,
-        Some(there) if there < baseline => Fit::InsufficientForBaseline,
-        Some(there) if there < clean => Fit::BaselineFitsArenaMayFallback,
-        Some(_) => Fit::CleanArenaBudgetAvailable,
+        None => LaunchStatus::PlanningOnly,
+        Some(there) if there < baseline => LaunchStatus::InsufficientForBaseline,
+        Some(there) if there < clean => LaunchStatus::BaselineFitsArenaMayFallback,
+        Some(_) => LaunchStatus::CleanArenaBudgetAvailable,
     };
     let short = |of: u64| available.map_or(0, |there| of.saturating_sub(there));
     Ok(Budget {
@@ -129,22 +133,22 @@ pub fn budget(launch: &Launch, available: Option<u64>) -> Result<Budget, TooLarg
     })
 }
 
-/// Why a text is no size.
+/// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     #[error(
-        "`{0}` is no size: write a number and one of b, k, m, g, t, with `b` or `ib` behind if you like (96gb)"
+        "`{0}` is not a size: write a number and one of b, k, m, g, t, optionally followed by `b` or `ib` (96gb)"
     )]
     Malformed(String),
     #[error("`{0}` is more than 2^64 - 1 bytes")]
     TooLarge(String),
 }
 
-/// Reads a size as the helper does: every unit is a power of 1024, in upper or lower case. Kubernetes'
-/// `Gi` is read too; its `G` of 1000^3 is not, as stock programs know none.
+/// Parses a size as the script does: every unit is a power of 1024, in upper or lower case. `Gi` is accepted too. `G`
+/// is 1024^3, unlike in Kubernetes.
 ///
 /// # Errors
-/// What was written, and what to write.
+/// [`SizeError`]: the text is malformed, or exceeds 2^64 - 1 bytes.
 pub fn size(text: &str) -> Result<u64, SizeError> {
     let malformed = || SizeError::Malformed(text.to_owned());
     let plain = text.trim().to_ascii_lowercase().replace('_', "");
@@ -166,7 +170,7 @@ pub fn size(text: &str) -> Result<u64, SizeError> {
         None => (number, ""),
     };
     let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
-    // Past nine digits a fraction of a tebibyte is no whole byte any more.
+    // More than nine digits of a fraction are below one byte.
     if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 9 {
         return Err(malformed());
     }
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn s20_s21_s22_the_words_are_the_seeds_helpers_at_each_edge() {
+    fn the_status_equals_the_scripts_at_each_limit() {
         for (available, word, short) in [
             (None, "planning_only", (0, 0)),
             (
@@ -226,20 +230,20 @@ mod tests {
     }
 
     #[test]
-    fn without_an_arena_nothing_can_spill() {
+    fn without_an_arena_the_baseline_is_sufficient() {
         let budget = budget(&launch(0), Some(48 * GIB)).unwrap();
-        assert_eq!(budget.status, Fit::CleanArenaBudgetAvailable);
+        assert_eq!(budget.status, LaunchStatus::CleanArenaBudgetAvailable);
     }
 
     #[test]
-    fn a_sum_that_is_no_number_of_bytes_is_refused() {
+    fn a_sum_that_overflows_is_rejected() {
         let mut huge = launch(0);
         huge.segment = u64::MAX;
         assert_eq!(budget(&huge, None), Err(TooLarge));
     }
 
     #[test]
-    fn sizes_are_read_as_the_helper_reads_them() {
+    fn sizes_are_parsed_as_in_the_script() {
         for (text, bytes) in [
             ("0", 0),
             ("1024", 1024),

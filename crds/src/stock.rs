@@ -1,6 +1,5 @@
-//! What a stock engine takes of memory by its own variables and flags: how much of it on hugepages, and how
-//! much it registers with each RDMA device. Pure. What a wheel makes of each word is tried with the wheel in
-//! `node-agent/tests/node/hugepages.rs`.
+//! Computes the memory that a stock engine allocates by its environment variables and flags: the part on hugepages, and
+//! the part that it registers with each RDMA device. Pure. `node-agent/tests/node/hugepages.rs` compares it with the wheel.
 
 use std::num::NonZeroU32;
 
@@ -8,62 +7,62 @@ use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
 use crate::cluster::PageSize;
-use crate::sizing::{Budget, Fit, Launch, budget, size};
+use crate::sizing::{Budget, Launch, LaunchStatus, budget, size};
 
-/// Memory that the engine lends.
+/// Memory of the engine's segment in the pool.
 pub const GLOBAL_SEGMENT_SIZE: &str = "MOONCAKE_GLOBAL_SEGMENT_SIZE";
-/// Memory that it takes for its own transfers.
+/// Buffer for the engine's own transfers.
 pub const LOCAL_BUFFER_SIZE: &str = "MOONCAKE_LOCAL_BUFFER_SIZE";
-/// Names the file that vLLM, LMCache and the wheel's own loader read in place of the environment.
+/// Configuration file that vLLM, LMCache and the wheel's loader read instead of the environment.
 pub const CONFIG_PATH: &str = "MOONCAKE_CONFIG_PATH";
-/// Its presence has all of that memory made of hugepages, even where it is `0` or empty.
+/// If set, even to `0` or an empty value, all of that memory is on hugepages.
 pub const USE_HUGEPAGE: &str = "MC_STORE_USE_HUGEPAGE";
-/// Of which size; 2 MiB unless it says 1 GiB.
+/// Size of the hugepages: 1 GiB, otherwise 2 MiB.
 pub const HUGEPAGE_SIZE: &str = "MC_STORE_HUGEPAGE_SIZE";
-/// Asks for an arena on hugepages, and how large.
+/// Enables an arena on hugepages and sets its size.
 pub const ARENA_POOL_SIZE: &str = "MC_MMAP_ARENA_POOL_SIZE";
-/// Keeps it away.
+/// Disables the arena.
 pub const DISABLE_ARENA: &str = "MC_DISABLE_MMAP_ARENA";
 
-/// Variables by which a container brings a configuration of its own.
+/// Variables by which a container uses its own configuration.
 pub const OWN_CONFIGURATION: [&str; 3] =
     [CONFIG_PATH, "LMCACHE_CONFIG_FILE", "LMCACHE_EXTRA_CONFIG"];
 
-/// Where the files of the gate lie in an injected container. They say what its variables say.
+/// Directory of the gate's files in an injected container. They have the same settings as its environment.
 pub const FILES: &str = "/run/mooncake-gate";
 
-/// The arena of a variable that says no size.
+/// Size of the arena if the variable's value is not a size.
 const ARENA: u64 = 8 << 30;
 
 /// SGLang's gigabyte.
 const GIGABYTE: u64 = 1_000_000_000;
 
-/// How a variable stands in the environment.
+/// State of an environment variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Set<'a> {
     No,
     To(&'a str),
-    /// To something that cannot be seen from here.
+    /// The value is not known here.
     Unseen,
 }
 
-/// What one engine takes. Of several in one container each takes as much, so that this is the least.
+/// Memory of one engine. Several engines in a container use this much each, so it is a minimum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demand {
-    /// What it makes, and registers with each RDMA device; absent where nobody can see how much.
+    /// Memory that it allocates and registers with each RDMA device. None: unknown.
     pub memory: Option<Memory>,
-    /// Hugepages that all of that is made of; absent where it is made of regular pages.
+    /// Size of the hugepages of that memory. None: regular pages.
     pub pages: Option<PageSize>,
-    /// Bytes of its arena; 0 where it has none.
+    /// Size of the arena in bytes. 0: no arena.
     pub arena: u64,
 }
 
-/// Bytes of each part.
+/// Size of each part in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     pub segment: u64,
     pub buffer: u64,
-    /// SGLang's HiCache, where it stores in Mooncake.
+    /// SGLang's HiCache, if its storage backend is Mooncake.
     pub hicache: u64,
 }
 
@@ -78,14 +77,14 @@ impl Memory {
     }
 }
 
-/// True for a file of the gate's.
+/// Returns true for a file of the gate.
 pub fn is_ours(path: &str) -> bool {
     path.strip_prefix(FILES)
         .is_some_and(|rest| rest.starts_with("/config"))
 }
 
 impl Demand {
-    /// None where a variable that decides of which pages cannot be seen.
+    /// Computes the memory from environment and arguments. None: a variable that selects the page size is unknown.
     pub fn of<'a>(
         variable: impl Fn(&str) -> Set<'a>,
         arguments: impl Iterator<Item = &'a str>,
@@ -97,7 +96,7 @@ impl Demand {
         };
         let huge = seen(USE_HUGEPAGE)?.is_some();
         let page = seen(HUGEPAGE_SIZE)?.unwrap_or_default();
-        let asked = seen(ARENA_POOL_SIZE)?.unwrap_or_default().trim();
+        let requested = seen(ARENA_POOL_SIZE)?.unwrap_or_default().trim();
         let disabled = seen(DISABLE_ARENA)?.unwrap_or_default().trim();
         let disabled = ["1", "true", "yes", "on"]
             .iter()
@@ -121,21 +120,23 @@ impl Demand {
                 Some(bytes) if bytes == PageSize::Huge1Gi.bytes() => PageSize::Huge1Gi,
                 _ => PageSize::Huge2Mi,
             }),
-            arena: match asked {
+            arena: match requested {
                 "" => 0,
                 _ if disabled => 0,
-                asked => wheels_size(asked).filter(|size| *size > 0).unwrap_or(ARENA),
+                requested => wheels_size(requested)
+                    .filter(|size| *size > 0)
+                    .unwrap_or(ARENA),
             },
         })
     }
 
-    /// The pages that it asks for. An arena is made of the kernel's default ones, which are of 2 MiB.
+    /// Returns the page size. An arena uses the kernel's default hugepages, which are 2 MiB.
     pub fn page(&self) -> PageSize {
         self.pages.unwrap_or(PageSize::Huge2Mi)
     }
 
-    /// What of it is to be on those pages, in the helper's terms: as the helper has no buffer, that goes with
-    /// the segment. None where it asks for no hugepages, or nobody knows for how many.
+    /// Returns the part on hugepages as a [`Launch`], with the buffer counted in the segment. None: no hugepages are
+    /// configured, or their number is unknown.
     pub fn launch(&self) -> Option<Launch> {
         let page = self.page();
         let whole = |bytes: u64| {
@@ -171,51 +172,51 @@ impl Demand {
             .then_some(launch)
     }
 
-    /// How what it asks for fits into so many bytes of such pages; none where it does, or asks for none.
-    pub fn misfit(&self, available: u64) -> Option<Misfit> {
+    /// Compares the hugepages with `available` bytes. None: they are sufficient, or none are configured.
+    pub fn shortage(&self, available: u64) -> Option<Shortage> {
         let launch = self.launch()?;
-        // More than 2^64 bytes no machine has.
+        // No machine has more than 2^64 bytes.
         let budget = budget(&launch, Some(available)).ok()?;
         let lacks = match budget.status {
-            Fit::InsufficientForBaseline => budget.short_of_baseline,
-            Fit::BaselineFitsArenaMayFallback => budget.short_of_clean,
-            Fit::PlanningOnly | Fit::CleanArenaBudgetAvailable => return None,
+            LaunchStatus::InsufficientForBaseline => budget.short_of_baseline,
+            LaunchStatus::BaselineFitsArenaMayFallback => budget.short_of_clean,
+            LaunchStatus::PlanningOnly | LaunchStatus::CleanArenaBudgetAvailable => return None,
         };
-        Some(Misfit {
-            asked: asked(&budget, self.page()),
+        Some(Shortage {
+            requested: requested(&budget, self.page()),
             status: budget.status,
             lacks,
             page: self.page(),
         })
     }
 
-    /// What it asks for, in words; none where it asks for no hugepages.
-    pub fn asked(&self) -> Option<String> {
+    /// Describes the configured hugepages. None: no hugepages are configured.
+    pub fn requested(&self) -> Option<String> {
         let budget = budget(&self.launch()?, None).ok()?;
-        Some(asked(&budget, self.page()))
+        Some(requested(&budget, self.page()))
     }
 }
 
-/// More is asked for than there is.
+/// The configured hugepages exceed the available ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misfit {
-    /// In words: which variable asks for how much.
-    pub asked: String,
-    pub status: Fit,
-    /// Bytes.
+pub struct Shortage {
+    /// Description of the configured hugepages, with their variables.
+    pub requested: String,
+    pub status: LaunchStatus,
+    /// Missing bytes.
     pub lacks: u64,
     pub page: PageSize,
 }
 
-impl Misfit {
-    /// E.g. `4Gi (2048 pages) too little`.
+impl Shortage {
+    /// Describes the missing memory, e.g. `4Gi (2048 pages) too little`.
     pub fn lacks(&self) -> String {
         let pages = self.lacks.div_ceil(self.page.bytes());
         format!("{} ({pages} pages) too little", ByteSize(self.lacks))
     }
 }
 
-fn asked(budget: &Budget, page: PageSize) -> String {
+fn requested(budget: &Budget, page: PageSize) -> String {
     let resource = page.resource();
     let arena = budget.clean.saturating_sub(budget.baseline);
     let of = |bytes, variable| format!("{} of {resource} ({variable})", ByteSize(bytes));
@@ -230,28 +231,30 @@ fn asked(budget: &Budget, page: PageSize) -> String {
     }
 }
 
-/// A size as the wheel reads its own variables: without the `i` that others write.
+/// Parses a size as the wheel does: suffixes with `i` are invalid.
 fn wheels_size(text: &str) -> Option<u64> {
     let kubernetes = text.contains(['i', 'I']);
     (!kubernetes).then(|| size(text).ok())?
 }
 
-/// `--hicache-size` of a launch that stores in Mooncake, where it is given; also within one argument, as a
-/// shell takes it.
+/// Returns the value of a flag, from words such as `--name value` and `--name=value`.
+pub fn flag<'a>(words: &[&'a str], name: &str) -> Option<&'a str> {
+    words.iter().enumerate().find_map(|(at, word)| {
+        let rest = word.strip_prefix(name)?;
+        match rest.strip_prefix('=') {
+            Some(value) => Some(value),
+            None if rest.is_empty() => words.get(at + 1).copied(),
+            None => None,
+        }
+    })
+}
+
+/// Returns `--hicache-size` in bytes, or 0 if the storage backend is not Mooncake. The flags may also be words of one
+/// argument, as in a shell command.
 fn hicache<'a>(arguments: impl Iterator<Item = &'a str>) -> u64 {
     let words: Vec<&str> = arguments.flat_map(str::split_ascii_whitespace).collect();
-    let flag = |name: &str| {
-        words.iter().enumerate().find_map(|(at, word)| {
-            let rest = word.strip_prefix(name)?;
-            match rest.strip_prefix('=') {
-                Some(value) => Some(value),
-                None if rest.is_empty() => words.get(at + 1).copied(),
-                None => None,
-            }
-        })
-    };
-    let stores = flag("--hicache-storage-backend") == Some("mooncake");
-    let gigabytes = flag("--hicache-size").filter(|_| stores);
+    let stores = flag(&words, "--hicache-storage-backend") == Some("mooncake");
+    let gigabytes = flag(&words, "--hicache-size").filter(|_| stores);
     let gigabytes = gigabytes.and_then(|text| text.parse::<u64>().ok());
     gigabytes.map_or(0, |gigabytes| gigabytes.saturating_mul(GIGABYTE))
 }
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn s19_s23_only_what_asks_for_hugepages_counts_and_its_presence_is_enough() {
+    fn hugepages_count_if_their_variable_is_set_to_any_value() {
         let buffer = 64 << 20;
         for (set, wanted) in [
             ("A=b", None),
@@ -315,26 +318,26 @@ mod tests {
     }
 
     #[test]
-    fn s20_s21_s22_what_does_not_fit_is_told_in_the_helpers_words_and_by_how_much() {
+    fn a_shortage_has_the_scripts_status_and_the_missing_amount() {
         let set = "MOONCAKE_GLOBAL_SEGMENT_SIZE=3gb MOONCAKE_LOCAL_BUFFER_SIZE=1gb \
                    MC_STORE_USE_HUGEPAGE=1 MC_MMAP_ARENA_POOL_SIZE=2gb";
         let demand = demand(set, "").unwrap();
-        let told = |available| {
-            let misfit = demand.misfit(available)?;
-            Some((misfit.status.as_str(), misfit.lacks()))
+        let shortage = |available| {
+            let shortage = demand.shortage(available)?;
+            Some((shortage.status.as_str(), shortage.lacks()))
         };
         let lacks = "1Gi (512 pages) too little".to_owned();
         assert_eq!(
-            told(3 * GIB),
+            shortage(3 * GIB),
             Some(("insufficient_for_baseline", lacks.clone()))
         );
         assert_eq!(
-            told(5 * GIB),
+            shortage(5 * GIB),
             Some(("baseline_fits_arena_may_fallback", lacks))
         );
-        assert_eq!(told(6 * GIB), None);
+        assert_eq!(shortage(6 * GIB), None);
         assert_eq!(
-            demand.asked().as_deref(),
+            demand.requested().as_deref(),
             Some(
                 "4Gi of hugepages-2Mi (MC_STORE_USE_HUGEPAGE) and an arena of 2Gi of hugepages-2Mi \
                  (MC_MMAP_ARENA_POOL_SIZE)"
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_seen_is_not_guessed() {
+    fn unknown_variables_give_unknown_memory() {
         let known = "MOONCAKE_GLOBAL_SEGMENT_SIZE=0 MOONCAKE_LOCAL_BUFFER_SIZE=64mb";
         let memory = |set: &str| demand(set, "").unwrap().memory.map(|memory| memory.bytes());
         assert_eq!(memory(known), Some(64 << 20));
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn hicache_counts_where_it_stores_in_mooncake() {
+    fn hicache_counts_if_its_storage_backend_is_mooncake() {
         let known = "MOONCAKE_GLOBAL_SEGMENT_SIZE=0 MOONCAKE_LOCAL_BUFFER_SIZE=0";
         for (arguments, gigabytes) in [
             ("python3\n-m\nsglang.launch_server", 0),

@@ -1,4 +1,4 @@
-"""What the two stock pods of the demo agree on: names and contents of the objects."""
+"""Names and contents of the demo's objects, shared by its two stock pods."""
 
 import json
 import random
@@ -20,7 +20,7 @@ def value(number):
 
 
 def connect():
-    """A stock store, configured as the webhook left it in the environment."""
+    """A stock store with the settings that the webhook set in the environment."""
     config = MooncakeConfig.load_from_env()
     store = MooncakeDistributedStore()
     code = store.setup(
@@ -38,7 +38,7 @@ def connect():
 
 
 class Clock:
-    """Counts the seconds spent inside `with`, so that making and comparing contents costs nothing."""
+    """Measures the seconds inside `with`, without the time to create and compare contents."""
 
     seconds = 0.0
 

@@ -8,6 +8,6 @@ for number in range(objects.COUNT):
     with clock:
         content = store.get(objects.key(number))
     if content != objects.value(number):
-        raise SystemExit(f"{objects.key(number)}: {len(content)} bytes that are not what was put")
+        raise SystemExit(f"{objects.key(number)}: {len(content)} bytes that differ from the value")
 objects.report(clock)
 store.close()

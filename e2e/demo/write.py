@@ -3,7 +3,7 @@
 import objects
 
 store = objects.connect()
-# What an earlier run of the demo left.
+# Removes the objects of an earlier run.
 store.remove_all(True)
 clock = objects.Clock()
 for number in range(objects.COUNT):

@@ -1,9 +1,9 @@
 //! The product as a user gets it: static binaries, their images, the chart installed with both. Two
 //! programs are linked dynamically, and come with libraries in the agent's image: they load drivers.
 
-use crate::cache::{Cache, Inputs};
-use crate::command::Run;
-use crate::{Error, Settings, images};
+use local_cluster::cache::{Cache, Inputs};
+use local_cluster::command::Run;
+use local_cluster::{Error, Settings, images};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +11,9 @@ use std::time::Duration;
 /// Helm release and its namespace.
 pub const RELEASE: &str = "mooncake";
 pub const NAMESPACE: &str = "mooncake-system";
+
+/// The commit of release 0.1.0, the oldest release that this one works with.
+const RELEASE_0_1_0: &str = "55eba4e";
 
 const COLD_BUILD: Duration = Duration::from_secs(30 * 60);
 const COPY: Duration = Duration::from_secs(60);
@@ -46,14 +49,91 @@ pub fn chart() -> PathBuf {
     source().join("charts/mooncake")
 }
 
+/// A source tree to build images from.
+#[derive(Debug, Clone)]
+pub struct SourceTree {
+    root: PathBuf,
+    /// Packages of the static binaries.
+    packages: &'static [&'static str],
+    /// Cargo's folder, if not the usual one.
+    target: Option<PathBuf>,
+    /// Cargo's folder for the programs that are linked dynamically.
+    target_verbs: PathBuf,
+}
+
+impl SourceTree {
+    /// The tree that this program was built from.
+    fn this(settings: &Settings) -> Self {
+        Self {
+            root: source().to_owned(),
+            packages: &[
+                "mooncake-operator",
+                "mooncake-cli",
+                "mooncake-node-agent",
+                "mooncake-devices",
+                "mooncake-pool",
+                "mooncake-gate",
+            ],
+            target: None,
+            target_verbs: settings.cache.join("target-verbs"),
+        }
+    }
+
+    /// Release 0.1.0, from the history.
+    ///
+    /// # Errors
+    /// git's, for instance in a shallow clone.
+    pub fn release_0_1_0(settings: &Settings) -> Result<Self, Error> {
+        let cache = Cache::new(&settings.cache);
+        let inputs = Inputs::default().and(RELEASE_0_1_0);
+        let root = cache.entry("source", inputs, |folder| {
+            let archive = folder.join("source.tar");
+            Run::new("git")
+                .args(["archive", "--output"])
+                .arg(&archive)
+                .arg(RELEASE_0_1_0)
+                .directory(source())
+                .deadline(COPY)
+                .done()?;
+            Run::new("tar")
+                .arg("-xf")
+                .arg(&archive)
+                .arg("-C")
+                .arg(folder)
+                .deadline(COPY)
+                .done()?;
+            fs::remove_file(&archive).map_err(Error::file("removing", &archive))
+        })?;
+        Ok(Self {
+            root,
+            packages: &["mooncake-operator", "mooncake-node-agent"],
+            target: Some(settings.cache.join("target-v0.1.0")),
+            target_verbs: settings.cache.join("target-v0.1.0-verbs"),
+        })
+    }
+
+    /// The chart's folder.
+    pub fn chart(&self) -> PathBuf {
+        self.root.join("charts/mooncake")
+    }
+}
+
 /// The images of this source tree; cargo and the cache build only what changed.
 ///
 /// # Errors
 /// Those of cargo and buildah, with their words.
 pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
+    build_tree(settings, &SourceTree::this(settings))
+}
+
+/// The images of a source tree.
+///
+/// # Errors
+/// Those of cargo and buildah, with their words.
+pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, Error> {
     tracing::info!("building operator, agent, pool and gate: about 6 minutes cold on 2 cores");
-    let binaries = binaries()?;
-    let ([verbs, gpu], libraries) = (loading(settings)?, images::verbs_base(settings)?);
+    let binaries = binaries(tree)?;
+    let ([verbs, gpu], libraries) = (loading(tree)?, images::verbs_base(settings)?);
     let cache = Cache::new(&settings.cache);
     PARTS
         .iter()
@@ -71,7 +151,7 @@ pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
                 value,
                 find(&binaries, value)?,
                 beside,
-                &source().join(folder).join(containerfile),
+                &tree.root.join(folder).join(containerfile),
             )
         })
         .collect()
@@ -90,7 +170,30 @@ struct Beside<'a> {
 /// # Errors
 /// Those of cargo.
 pub fn cli() -> Result<PathBuf, Error> {
-    find(&binaries()?, "kubectl-mooncake").map(Path::to_owned)
+    let tree = SourceTree::this(&Settings::read());
+    find(&binaries(&tree)?, "kubectl-mooncake").map(Path::to_owned)
+}
+
+/// The command line `local-cluster` of this source tree, in the profile of development.
+///
+/// # Errors
+/// Those of cargo.
+pub fn local_cluster() -> Result<PathBuf, Error> {
+    let messages = Run::cargo()
+        .args(["build", "--locked", "--bin", "local-cluster"])
+        // Both packages, so that dependencies keep the features that the tests were built with.
+        .args([
+            "--package",
+            "mooncake-local-cluster",
+            "--package",
+            "mooncake-e2e",
+        ])
+        .args(["--message-format", "json-render-diagnostics"])
+        .directory(source())
+        .deadline(COLD_BUILD)
+        .output()?;
+    let built: Vec<_> = executables(&messages).collect();
+    find(&built, "local-cluster").map(Path::to_owned)
 }
 
 fn image(
@@ -152,16 +255,17 @@ fn image(
 }
 
 /// Static binaries: they run in images that hold nothing else.
-fn binaries() -> Result<Vec<PathBuf>, Error> {
+fn binaries(tree: &SourceTree) -> Result<Vec<PathBuf>, Error> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let packages = tree.packages.iter().flat_map(|name| ["--package", name]);
+    let folder = tree.target.iter().flat_map(|folder| {
+        let folder = folder.display().to_string();
+        ["--target-dir".to_owned(), folder]
+    });
     let messages = Run::cargo()
         .args(["build", "--release", "--locked", "--bins"])
-        .args([
-            "--package",
-            "mooncake-operator",
-            "--package",
-            "mooncake-node-agent",
-        ])
+        .args(packages)
+        .args(folder)
         .args([
             "--message-format",
             "json-render-diagnostics",
@@ -169,7 +273,7 @@ fn binaries() -> Result<Vec<PathBuf>, Error> {
             &target,
         ])
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .directory(source())
+        .directory(&tree.root)
         .deadline(COLD_BUILD)
         .output()?;
     Ok(executables(&messages).collect())
@@ -177,16 +281,16 @@ fn binaries() -> Result<Vec<PathBuf>, Error> {
 
 /// The programs that load libibverbs and the GPU driver's libraries, which static ones cannot. They have a
 /// folder of their own to be built in: what they share with the others is compiled otherwise for them.
-fn loading(settings: &Settings) -> Result<[PathBuf; 2], Error> {
+fn loading(tree: &SourceTree) -> Result<[PathBuf; 2], Error> {
     let messages = Run::cargo()
         .args(["build", "--release", "--locked"])
         .args(["--package", "mooncake-verbs", "--bin", "verbs"])
         .args(["--package", "mooncake-gpu", "--bin", "gpu"])
         .args(["--message-format", "json-render-diagnostics"])
         .arg("--target-dir")
-        .arg(settings.cache.join("target-verbs"))
+        .arg(&tree.target_verbs)
         .env("RUSTFLAGS", "")
-        .directory(source())
+        .directory(&tree.root)
         .deadline(COLD_BUILD)
         .output()?;
     let built: Vec<_> = executables(&messages).collect();
@@ -219,11 +323,28 @@ fn find<'a>(binaries: &'a [PathBuf], name: &str) -> Result<&'a Path, Error> {
 /// # Errors
 /// Helm's own.
 pub fn install(helm: Run, images: &[Image], settings: &[String]) -> Result<(), Error> {
-    let references = images
+    install_chart(helm, &chart(), images, settings)
+}
+
+/// Installs or upgrades the release with this chart.
+///
+/// # Errors
+/// Helm's own.
+pub fn install_chart(
+    helm: Run,
+    chart: &Path,
+    images: &[Image],
+    settings: &[String],
+) -> Result<(), Error> {
+    // References under which nodes have images that are not listed; later ones override them.
+    let loaded = PARTS.map(|(value, ..)| format!("images.{value}=localhost/mooncake-{value}:dev"));
+    let stock = format!("images.master={}", images::MOONCAKE_STOCK);
+    let listed = images
         .iter()
         .map(|image| format!("images.{}={}", image.value, image.reference));
+    let references = loaded.into_iter().chain([stock]).chain(listed);
     helm.args(["upgrade", "--install", RELEASE])
-        .arg(chart())
+        .arg(chart)
         .args(["--namespace", NAMESPACE, "--create-namespace"])
         .args(
             references
@@ -260,7 +381,7 @@ mod tests {
         let values = fs::read_to_string(chart().join("values.yaml")).unwrap();
         for (value, folder, containerfile) in PARTS {
             assert!(source().join(folder).join(containerfile).is_file());
-            assert!(values.contains(&format!("  {value}: localhost/mooncake-{value}:dev")));
+            assert!(values.contains(&format!("\n  {value}: \"\"\n")));
         }
     }
 }

@@ -1,108 +1,31 @@
-//! Where the tool keeps things: one cache for all checkouts, one state folder for all clusters.
+//! What a test run reads from the environment.
 
-use std::path::PathBuf;
+use local_cluster::{Scale, Settings};
 
-/// Both folders lie outside the source tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
-    /// Binaries and images, safe to delete when no cluster runs.
-    pub cache: PathBuf,
-    /// One folder for each cluster.
-    pub state: PathBuf,
+/// Read once, at the start of a test.
+#[derive(Debug, Clone)]
+pub struct TestSettings {
+    pub local: Settings,
+    pub scale: Scale,
+    /// Name of the shared cluster (`MOONCAKE_K8S_CLUSTER`, else `e2e`).
+    pub cluster: String,
+    /// Number of clusters that scenarios may use at a time (`MOONCAKE_TEST_CLUSTERS`, else 1).
+    pub clusters: usize,
+    /// Whether the nodes already have images under the chart's own names (`MOONCAKE_IMAGES=loaded`).
+    pub images_loaded: bool,
 }
 
-/// The variables that settings come from, read once at the rim.
-#[derive(Debug, Clone, Default)]
-pub struct Environment {
-    pub cache: Option<PathBuf>,
-    pub state: Option<PathBuf>,
-    pub xdg_cache: Option<PathBuf>,
-    pub xdg_state: Option<PathBuf>,
-    pub home: Option<PathBuf>,
-    /// The cluster that stories use.
-    pub cluster: Option<String>,
-    /// `full` for the soak's counts.
-    pub stories: Option<String>,
-    /// `loaded` where the nodes have images of the product under the chart's own names.
-    pub images: Option<String>,
-    /// On how many clusters stories may be told at a time.
-    pub stages: usize,
-}
-
-impl Environment {
-    /// `MOONCAKE_K8S_CACHE`, `MOONCAKE_K8S_STATE`, `MOONCAKE_K8S_CLUSTER`, `MOONCAKE_STORIES`,
-    /// `MOONCAKE_IMAGES`, `MOONCAKE_STAGES` (one where it is no number), `XDG_CACHE_HOME`,
-    /// `XDG_STATE_HOME`, `HOME`.
+impl TestSettings {
     pub fn read() -> Self {
-        let path = |name| {
-            std::env::var_os(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        };
         let word = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self {
-            cache: path("MOONCAKE_K8S_CACHE"),
-            state: path("MOONCAKE_K8S_STATE"),
-            xdg_cache: path("XDG_CACHE_HOME"),
-            xdg_state: path("XDG_STATE_HOME"),
-            home: path("HOME"),
-            cluster: word("MOONCAKE_K8S_CLUSTER"),
-            stories: word("MOONCAKE_STORIES"),
-            images: word("MOONCAKE_IMAGES"),
-            stages: word("MOONCAKE_STAGES")
+            local: Settings::read(),
+            scale: Scale::read(),
+            cluster: word("MOONCAKE_K8S_CLUSTER").unwrap_or_else(|| "e2e".to_owned()),
+            clusters: word("MOONCAKE_TEST_CLUSTERS")
                 .and_then(|count| count.parse().ok())
                 .unwrap_or(1),
+            images_loaded: word("MOONCAKE_IMAGES").is_some_and(|value| value == "loaded"),
         }
-    }
-}
-
-impl Settings {
-    /// The tool's own variables win over the desktop's, those over the home directory.
-    pub fn from_environment(environment: Environment) -> Self {
-        let Environment {
-            cache,
-            state,
-            xdg_cache,
-            xdg_state,
-            home,
-            cluster: _,
-            stories: _,
-            images: _,
-            stages: _,
-        } = environment;
-        let home = home.unwrap_or_else(|| PathBuf::from("/root"));
-        Self {
-            cache: cache.unwrap_or_else(|| {
-                xdg_cache
-                    .unwrap_or_else(|| home.join(".cache"))
-                    .join("mooncake-k8s")
-            }),
-            state: state.unwrap_or_else(|| {
-                xdg_state
-                    .unwrap_or_else(|| home.join(".local/state"))
-                    .join("mooncake-k8s")
-            }),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn own_variables_win_over_the_desktops_and_those_over_the_home() {
-        let path = |text: &str| Some(PathBuf::from(text));
-        let settings = Settings::from_environment(Environment {
-            cache: path("/mine"),
-            xdg_cache: path("/desktop"),
-            home: path("/home/a"),
-            ..Environment::default()
-        });
-        assert_eq!(settings.cache, PathBuf::from("/mine"));
-        assert_eq!(
-            settings.state,
-            PathBuf::from("/home/a/.local/state/mooncake-k8s")
-        );
     }
 }

@@ -1,7 +1,7 @@
-"""A stock Mooncake client under orders: puts, verifies or both without end; every value follows from its key.
+"""A stock Mooncake client that puts, verifies, or both in a loop; values are computed from their keys.
 
-driver.py put|verify|remove|load KEYS BYTES PREFIX [SECONDS]
-Reads what the stock stacks read: MOONCAKE_MASTER, MOONCAKE_LOCAL_HOSTNAME, MOONCAKE_PROTOCOL,
+driver.py put|verify|load KEYS BYTES PREFIX [SECONDS]
+Reads the variables of the stock wheel: MOONCAKE_MASTER, MOONCAKE_LOCAL_HOSTNAME, MOONCAKE_PROTOCOL,
 MOONCAKE_TE_META_DATA_SERVER, MOONCAKE_GLOBAL_SEGMENT_SIZE. The last line of output is its report, as JSON.
 """
 import collections
@@ -15,7 +15,7 @@ import time
 from mooncake.store import MooncakeDistributedStore
 
 
-# The stock error for a key that nobody has; a master that lost its index answers so.
+# The stock error for an unknown key; a master that lost its index returns it.
 NOT_FOUND = -704
 
 
@@ -63,18 +63,13 @@ class Report:
             self.inside += time.monotonic() - start
             if code != 0:
                 return self.fail("failed", operation, key, code)
-        elif operation == "remove":
-            code = store.remove(key)
-            self.inside += time.monotonic() - start
-            if code != 0:
-                return self.fail("failed", operation, key, code)
         else:
             got = store.get(key)
             self.inside += time.monotonic() - start
             if len(got) == 0 and size > 0:
                 return self.fail("failed", operation, key, "empty")
             if got != want:
-                return self.fail("wrong", operation, key, f"{len(got)} bytes, other than were put")
+                return self.fail("wrong", operation, key, f"{len(got)} bytes that differ from the value")
         self.counts["done"] += 1
         self.counts["bytes"] += size
         return True
@@ -87,12 +82,12 @@ class Report:
 def main():
     operation, keys, size, prefix = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     store, report = connect(size), Report()
-    asked_to_end = []
-    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
+    ended = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
     if operation == "load":
         until, turn, held = time.monotonic() + float(sys.argv[5]), 0, collections.deque()
         print("loading", flush=True)
-        while not asked_to_end and time.monotonic() < until:
+        while not ended and time.monotonic() < until:
             if len(held) < keys:
                 key = f"{prefix}{turn}"
                 turn += 1
@@ -102,13 +97,13 @@ def main():
             elif store.remove(held[0]) in (0, NOT_FOUND):
                 held.popleft()
             else:
-                # Its lease has not run out yet: read on, but nothing that is to go next.
+                # Its lease is still valid: read another key meanwhile.
                 report.operate(store, "verify", held[-1], size)
     else:
         for number in range(keys):
             report.operate(store, operation, f"{prefix}{number}", size)
     report.close()
-    # The stock client's own teardown is not what is tested here.
+    # Skips the stock client's teardown, which is not tested.
     os._exit(0)
 
 

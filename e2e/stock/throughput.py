@@ -1,10 +1,10 @@
-"""A stock client that puts and gets against named segments in turn, and times both.
+"""A stock client that times puts and gets on named segments in turn.
 
 throughput.py FILL_BYTES VOLUME_BYTES ROUNDS [VALUE_BYTES,…] SEGMENT,…
-First FILL_BYTES are put in each segment and removed, so that its memory has been used: in each, for puts of 64 KiB
-in a segment that was filled once are slower by up to a fifth, whosever it is. Then, for each size of value, in ROUNDS
-turns and one before that does not count: VOLUME_BYTES put in and got from each segment, every value compared; who is
-first changes with each turn. One JSON line for each segment and turn; any failure ends it.
+First puts and removes FILL_BYTES in each segment, because puts of 64 KiB are up to a fifth slower in a segment that was
+full once. Then, for each value size, ROUNDS rounds after one that does not count: puts VOLUME_BYTES to each segment and
+gets and compares them; the first segment changes with each round. One JSON line per segment and round; any failure
+ends the run.
 """
 import json
 import os
@@ -33,12 +33,12 @@ def connect():
         config.master_server_address,
     )
     if code != 0:
-        sys.exit(f"setup at {config.master_server_address} answered {code}")
+        sys.exit(f"setup at {config.master_server_address} returned {code}")
     return store
 
 
 def turn(store, segment, size, volume):
-    """Seconds that the puts took, and the gets."""
+    """Seconds of all puts, and of all gets."""
     wanted = ReplicateConfig()
     wanted.preferred_segment = segment
     value, keys = os.urandom(size), [f"figure-{number}" for number in range(volume // size)]
@@ -46,7 +46,7 @@ def turn(store, segment, size, volume):
     refused = sum(store.put(key, value, wanted) != 0 for key in keys)
     put = time.perf_counter() - start
     if refused:
-        sys.exit(f"{refused} of {len(keys)} puts to {segment} were refused")
+        sys.exit(f"{refused} of {len(keys)} puts to {segment} failed")
     start = time.perf_counter()
     wrong = sum(store.get(key) != value for key in keys)
     get = time.perf_counter() - start
@@ -69,7 +69,7 @@ def main():
                 if number > 0:
                     line = {"segment": segment, "value": size, "bytes": VOLUME // size * size, "put": put, "get": get}
                     print(json.dumps(line), flush=True)
-    # The stock client's own teardown is not what is measured.
+    # Skips the stock client's teardown, which is not measured.
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,30 +1,34 @@
-//! What must end well for the tool itself: crashes, neighbours, cuts, killed parts.
+//! Tests of the local Kubernetes itself: crashes of its starter, two clusters side by side, partitions, killed parts.
 
 use anyhow::{Context, ensure};
-use mooncake_e2e::settings::Environment;
-use mooncake_e2e::story::{Scale, Seen, Stage, StockPod, StockWork, eventually, with_namespace};
-use mooncake_e2e::{Cluster, Error, NodeKind, Part, Settings, Spec, images};
+use local_cluster::{Cluster, Error, NodeKind, Part, Scale, Settings, Spec, images};
+use mooncake_e2e::product;
+use mooncake_e2e::scenario::{
+    Seen, StockPod, StockWork, TestCluster, eventually, watches_resume, with_namespace,
+};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
-const TOOL: &str = env!("CARGO_BIN_EXE_local-cluster");
 const SOON: Duration = Duration::from_secs(180);
 
-/// Who disturbs the cluster that they share: one at a time. The others have clusters of their own.
-static TURN: Mutex<()> = Mutex::const_new(());
+/// Held by the test that uses the shared cluster. Other tests have clusters of their own.
+static SHARED: Mutex<()> = Mutex::const_new(());
 
 fn settings() -> Settings {
-    Settings::from_environment(Environment::read())
+    Settings::read()
 }
 
-async fn stage() -> anyhow::Result<(MutexGuard<'static, ()>, Stage)> {
-    let turn = TURN.lock().await;
-    Ok((turn, Stage::named(settings(), "tool".to_owned()).await?))
+async fn cluster() -> anyhow::Result<(MutexGuard<'static, ()>, TestCluster)> {
+    let guard = SHARED.lock().await;
+    Ok((
+        guard,
+        TestCluster::named(settings(), "tool".to_owned()).await?,
+    ))
 }
 
-/// Runs a test with clusters of its own, which are gone afterwards whatever became of it.
+/// Runs a test with clusters of its own and removes them afterwards, also when the test fails.
 async fn with_own(
     names: &[&str],
     test: impl Future<Output = anyhow::Result<()>>,
@@ -37,7 +41,7 @@ async fn with_own(
     Ok(gone.into_iter().collect::<Result<(), Error>>()?)
 }
 
-/// Everything on the machine that bears a cluster's name.
+/// Everything on the machine with a cluster's name.
 fn remains(name: &str) -> Vec<String> {
     let mut found: Vec<String> = ["/run/netns", "/sys/class/net"]
         .into_iter()
@@ -76,14 +80,14 @@ fn remains(name: &str) -> Vec<String> {
     found
 }
 
-/// Starts the tool's `up` in a process of its own and kills it as soon as a part is recorded.
+/// Runs `local-cluster up` and kills it as soon as it has recorded a part.
 async fn start_and_kill(name: &str, part: Part) -> anyhow::Result<()> {
-    let words = tempfile::NamedTempFile::new()?;
-    let mut starter = Command::new(TOOL)
+    let output = tempfile::NamedTempFile::new()?;
+    let mut starter = Command::new(product::local_cluster()?)
         .args(["up", "--name", name, "--nodes", "1"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(words.reopen()?)
+        .stderr(output.reopen()?)
         .spawn()?;
     let recorded = settings()
         .state
@@ -99,24 +103,21 @@ async fn start_and_kill(name: &str, part: Part) -> anyhow::Result<()> {
     .await;
     starter.kill()?;
     starter.wait()?;
-    let words = std::fs::read_to_string(words.path())?;
-    reached.with_context(|| words.clone())?;
-    ensure!(ended.is_none(), "the starter ended by itself: {words}");
+    let output = std::fs::read_to_string(output.path())?;
+    reached.with_context(|| output.clone())?;
+    ensure!(ended.is_none(), "`up` ended by itself: {output}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes clusters"]
-async fn a_starter_that_is_killed_leaves_nothing_that_down_does_not_remove() -> anyhow::Result<()> {
+async fn down_removes_everything_that_a_killed_up_has_left() -> anyhow::Result<()> {
     let name = "crash";
     with_own(&[name], async {
-        // Ever later: while the network is made, with a control plane, with nodes.
+        // Each later than the one before: before the control plane, with it, with nodes.
         for part in [Part::Etcd, Part::Controllers, Part::Kubelet(1)] {
             start_and_kill(name, part).await?;
-            ensure!(
-                !remains(name).is_empty(),
-                "the starter had made nothing yet"
-            );
+            ensure!(!remains(name).is_empty(), "`up` had created nothing yet");
             Cluster::down(&settings(), name).with_context(|| format!("killed at {part}"))?;
             let left = remains(name);
             ensure!(left.is_empty(), "killed at {part}, left: {left:#?}");
@@ -129,7 +130,7 @@ async fn a_starter_that_is_killed_leaves_nothing_that_down_does_not_remove() -> 
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes clusters"]
-async fn what_an_unfinished_start_left_is_made_anew_by_the_next() -> anyhow::Result<()> {
+async fn up_replaces_what_an_unfinished_up_has_left() -> anyhow::Result<()> {
     let name = "again";
     with_own(&[name], async {
         start_and_kill(name, Part::ApiServer).await?;
@@ -138,7 +139,7 @@ async fn what_an_unfinished_start_left_is_made_anew_by_the_next() -> anyhow::Res
                 Cluster::attach(&settings(), name),
                 Err(Error::NoCluster { .. })
             ),
-            "half a cluster must not be found"
+            "an incomplete cluster must not be found"
         );
         let spec = Spec {
             name: name.to_owned(),
@@ -157,8 +158,7 @@ async fn what_an_unfinished_start_left_is_made_anew_by_the_next() -> anyhow::Res
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes clusters"]
-async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() -> anyhow::Result<()>
-{
+async fn one_of_two_clusters_is_removed_with_its_pods_running() -> anyhow::Result<()> {
     let up = |name: &str| {
         let spec = Spec {
             name: name.to_owned(),
@@ -174,13 +174,13 @@ async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() ->
             first.block() != second.block(),
             "both have one address block"
         );
-        let second = Stage::on(second).await?;
+        let second = TestCluster::connect(second).await?;
         with_namespace(&second, "stays", async |namespace| {
             StockPod::new("idle", StockWork::Idle)
                 .start(&namespace)
                 .await?;
             namespace.pod_ready("idle", SOON).await?;
-            let first = Stage::on(first).await?;
+            let first = TestCluster::connect(first).await?;
             first
                 .kubectl([
                     "create",
@@ -198,7 +198,7 @@ async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() ->
             tokio::task::spawn_blocking(|| Cluster::down(&settings(), "left")).await??;
             let left = remains("left");
             ensure!(left.is_empty(), "{left:#?}");
-            // The neighbour does not notice.
+            // The other cluster is not disturbed.
             namespace.exec("idle", "main", &["true"], SOON).await?;
             namespace.pod_ready("idle", SOON).await?;
             Ok(())
@@ -212,10 +212,10 @@ async fn two_clusters_stand_side_by_side_and_one_goes_with_its_pods_running() ->
     .await
 }
 
-async fn node_ready(stage: &Stage, node: &str, wanted: &str) -> anyhow::Result<()> {
+async fn node_ready(cluster: &TestCluster, node: &str, wanted: &str) -> anyhow::Result<()> {
     eventually(format!("{node} to be Ready={wanted}"), SOON, || async {
         let path = r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
-        let ready = stage.kubectl(["get", "node", node, "-o", path]).await?;
+        let ready = cluster.kubectl(["get", "node", node, "-o", path]).await?;
         Ok(Seen::when((ready == wanted).then_some(()), ready))
     })
     .await
@@ -223,20 +223,20 @@ async fn node_ready(stage: &Stage, node: &str, wanted: &str) -> anyhow::Result<(
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes a cluster"]
-async fn a_node_that_is_cut_off_is_noticed_and_comes_back() -> anyhow::Result<()> {
-    let (_turn, stage) = stage().await?;
-    stage.with(|cluster| cluster.cut("n2")).await?;
-    node_ready(&stage, "n2", "Unknown").await?;
-    stage.with(|cluster| cluster.heal("n2")).await?;
-    node_ready(&stage, "n2", "True").await
+async fn a_disconnected_node_becomes_unknown_and_returns() -> anyhow::Result<()> {
+    let (_guard, cluster) = cluster().await?;
+    cluster.with(|cluster| cluster.cut("n2")).await?;
+    node_ready(&cluster, "n2", "Unknown").await?;
+    cluster.with(|cluster| cluster.heal("n2")).await?;
+    node_ready(&cluster, "n2", "True").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes a cluster"]
-async fn every_part_that_is_killed_can_be_started_again() -> anyhow::Result<()> {
-    let (_turn, stage) = stage().await?;
-    with_namespace(&stage, "parts", async |namespace| {
-        let stage = &namespace.stage;
+async fn every_killed_part_can_be_started_again() -> anyhow::Result<()> {
+    let (_guard, cluster) = cluster().await?;
+    with_namespace(&cluster, "parts", async |namespace| {
+        let cluster = &namespace.cluster;
         StockPod::new("before", StockWork::Idle)
             .node("n1")
             .start(&namespace)
@@ -251,12 +251,12 @@ async fn every_part_that_is_killed_can_be_started_again() -> anyhow::Result<()> 
             Part::ApiServer,
             Part::Etcd,
         ] {
-            stage.with(move |cluster| cluster.kill(part)).await?;
-            stage.with(move |cluster| cluster.start(part)).await?;
+            cluster.with(move |cluster| cluster.kill(part)).await?;
+            cluster.with(move |cluster| cluster.start(part)).await?;
         }
-        node_ready(stage, "n1", "True").await?;
-        namespace.everyone_listens(&["n1", "n2"], SOON).await?;
-        // Everyone is needed for a new pod, and the old one has not noticed.
+        node_ready(cluster, "n1", "True").await?;
+        watches_resume(&namespace, &["n1", "n2"], SOON).await?;
+        // A new pod needs every part; the old pod was not restarted.
         StockPod::new("after", StockWork::Idle)
             .node("n1")
             .start(&namespace)
@@ -277,18 +277,18 @@ async fn every_part_that_is_killed_can_be_started_again() -> anyhow::Result<()> 
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes a cluster"]
-async fn pods_talk_on_while_the_api_server_is_stopped() -> anyhow::Result<()> {
+async fn pods_transfer_data_while_the_api_server_is_stopped() -> anyhow::Result<()> {
     let name = "silent";
     with_own(&[name], async {
-        let stage = Stage::named(settings(), name.to_owned()).await?;
-        with_namespace(&stage, "stopped", async |namespace| {
-            let stage = &namespace.stage;
+        let cluster = TestCluster::named(settings(), name.to_owned()).await?;
+        with_namespace(&cluster, "stopped", async |namespace| {
+            let cluster = &namespace.cluster;
             namespace
                 .apply(include_str!("../manifests/stock-master.yaml"))
                 .await?;
             let master = "master:50051";
             namespace
-                .stage
+                .cluster
                 .rolled_out(&namespace.name, "master")
                 .await?;
             StockPod::new("segment", StockWork::Segment { bytes: 64 << 20 })
@@ -306,16 +306,20 @@ async fn pods_talk_on_while_the_api_server_is_stopped() -> anyhow::Result<()> {
             let load = StockPod::new("load", work).node("n2").master(master);
             load.start(&namespace).await?;
             namespace.pod_ready("load", SOON).await?;
-            stage.with(|cluster| cluster.stop(Part::ApiServer)).await?;
-            let refused = stage.kubectl(["get", "nodes"]).await;
-            // Time for the load to work without it: what is tested is a while, not a state.
+            cluster
+                .with(|cluster| cluster.stop(Part::ApiServer))
+                .await?;
+            let refused = cluster.kubectl(["get", "nodes"]).await;
+            // The load runs without API server for a while.
             tokio::time::sleep(Duration::from_secs(20)).await;
-            stage.with(|cluster| cluster.start(Part::ApiServer)).await?;
+            cluster
+                .with(|cluster| cluster.start(Part::ApiServer))
+                .await?;
             ensure!(
                 refused.is_err(),
                 "the API server answered although it was stopped"
             );
-            namespace.everyone_listens(&["n1", "n2"], SOON).await?;
+            watches_resume(&namespace, &["n1", "n2"], SOON).await?;
             let report = load.end(&namespace, SOON).await?;
             ensure!(
                 report.done > 100 && report.failed == 0 && report.wrong == 0,
@@ -330,8 +334,8 @@ async fn pods_talk_on_while_the_api_server_is_stopped() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes a cluster"]
-async fn an_image_that_is_built_and_loaded_runs_on_every_node() -> anyhow::Result<()> {
-    let (_turn, stage) = stage().await?;
+async fn a_built_and_loaded_image_runs_on_every_node() -> anyhow::Result<()> {
+    let (_guard, cluster) = cluster().await?;
     let folder = tempfile::tempdir()?;
     let archive = folder.path().join("image.tar");
     let tag = "localhost/loaded:dev";
@@ -346,11 +350,11 @@ async fn an_image_that_is_built_and_loaded_runs_on_every_node() -> anyhow::Resul
         tag,
         &archive,
     )?;
-    stage
+    cluster
         .with(move |cluster| cluster.load_image(&archive))
         .await?;
-    with_namespace(&stage, "loaded", async |namespace| {
-        for node in namespace.stage.cluster.nodes() {
+    with_namespace(&cluster, "loaded", async |namespace| {
+        for node in namespace.cluster.local.nodes() {
             let overrides =
                 format!(r#"{{"spec":{{"nodeName":"{node}","terminationGracePeriodSeconds":1}}}}"#);
             namespace
@@ -372,9 +376,9 @@ async fn an_image_that_is_built_and_loaded_runs_on_every_node() -> anyhow::Resul
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes a cluster"]
-async fn a_node_that_was_removed_comes_back_under_its_name() -> anyhow::Result<()> {
-    let (_turn, stage) = stage().await?;
-    let mut cluster = Cluster::attach(&settings(), stage.cluster.name())?;
+async fn a_removed_node_can_be_added_under_its_old_name() -> anyhow::Result<()> {
+    let (_guard, shared) = cluster().await?;
+    let mut cluster = Cluster::attach(&settings(), shared.local.name())?;
     let added = tokio::task::spawn_blocking(move || {
         let added = cluster.add_node(NodeKind::Namespace)?;
         cluster.remove_node(&added)?;
@@ -384,8 +388,8 @@ async fn a_node_that_was_removed_comes_back_under_its_name() -> anyhow::Result<(
     })
     .await??;
     let node = added.clone();
-    let outcome = with_namespace(&stage, "newnode", async move |namespace| {
-        // There, and talking with the others: its name server runs elsewhere.
+    let outcome = with_namespace(&shared, "newnode", async move |namespace| {
+        // The DNS server runs on another node.
         StockPod::new("new", StockWork::Idle)
             .node(&node)
             .start(&namespace)
@@ -402,12 +406,12 @@ async fn a_node_that_was_removed_comes_back_under_its_name() -> anyhow::Result<(
         Ok(())
     })
     .await;
-    let mut cluster = Cluster::attach(&settings(), stage.cluster.name())?;
+    let mut cluster = Cluster::attach(&settings(), shared.local.name())?;
     let gone = added.clone();
     tokio::task::spawn_blocking(move || cluster.remove_node(&added)).await??;
     outcome?;
     ensure!(
-        stage.kubectl(["get", "node", &gone]).await.is_err(),
+        shared.kubectl(["get", "node", &gone]).await.is_err(),
         "the Node object is still there"
     );
     Ok(())
@@ -415,35 +419,35 @@ async fn a_node_that_was_removed_comes_back_under_its_name() -> anyhow::Result<(
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: boots a virtual machine"]
-async fn a_virtual_machine_is_a_node_with_a_kernel_and_cgroups_of_its_own() -> anyhow::Result<()> {
-    // Its processor is emulated: minutes that the everyday run does not have.
-    let machines = Scale::from_environment(&Environment::read()).of("virtual machines", 0, 1);
+async fn a_virtual_machine_node_has_its_own_kernel_and_cgroups() -> anyhow::Result<()> {
+    // The emulated processor takes minutes: soak only.
+    let machines = Scale::read().of("virtual machines", 0, 1);
     if machines == 0 {
         return Ok(());
     }
-    let (_turn, stage) = stage().await?;
-    let name = stage.cluster.name().to_owned();
+    let (_guard, shared) = cluster().await?;
+    let name = shared.local.name().to_owned();
     let attach = move || Cluster::attach(&settings(), &name);
     let mut cluster = attach()?;
     let node = tokio::task::spawn_blocking(move || cluster.add_node(NodeKind::Machine)).await??;
-    let (guest, told) = (node.clone(), attach()?);
-    let outcome = with_namespace(&stage, "guest", async move |namespace| {
+    let (guest, attached) = (node.clone(), attach()?);
+    let outcome = with_namespace(&shared, "guest", async move |namespace| {
         StockPod::new("inside", StockWork::Idle)
             .node(&guest)
             .start(&namespace)
             .await?;
         namespace.pod_ready("inside", 3 * SOON).await?;
-        // Names, service addresses and the way back to a pod of another node.
+        // DNS, service addresses and the route back to a pod on another node.
         let lookup = ["getent", "hosts", "kubernetes.default.svc.cluster.local"];
         namespace.exec("inside", "main", &lookup, SOON).await?;
         let command = ["sh", "-c", "uname -r; cat /proc/self/cgroup; rdma link"].map(str::to_owned);
-        let (guest, told) = (guest.clone(), told);
+        let (guest, attached) = (guest.clone(), attached);
         let words =
-            tokio::task::spawn_blocking(move || told.run_on(&guest, &command, SOON)).await??;
+            tokio::task::spawn_blocking(move || attached.run_on(&guest, &command, SOON)).await??;
         let ours = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
         ensure!(
             !words.starts_with(ours.trim()),
-            "the kernel is this machine's: {words}"
+            "the kernel is the one of this machine: {words}"
         );
         ensure!(words.contains("\n0::/"), "no cgroup v2: {words}");
         ensure!(words.contains("state ACTIVE"), "no RDMA link: {words}");

@@ -1,7 +1,7 @@
 //! Stock pods exchange data across nodes: what everything else is compared with.
 
 use anyhow::ensure;
-use mooncake_e2e::story::{Stage, StockPod, StockWork, with_namespace};
+use mooncake_e2e::scenario::{StockPod, StockWork, TestCluster, with_namespace};
 use std::time::Duration;
 
 const MASTER: &str = include_str!("../manifests/stock-master.yaml");
@@ -9,14 +9,15 @@ const MIB: u64 = 1 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 2 GiB of memory"]
-async fn a_stock_pod_on_one_node_reads_what_a_stock_pod_on_the_other_wrote() -> anyhow::Result<()> {
-    let stage = Stage::get().await?;
-    with_namespace(&stage, "stock", async |namespace| {
+async fn a_stock_pod_reads_what_a_stock_pod_on_another_node_wrote_without_the_product()
+-> anyhow::Result<()> {
+    let cluster = TestCluster::get().await?;
+    with_namespace(&cluster, "stock", async |namespace| {
         namespace.apply(MASTER).await?;
         let master = "master:50051";
         let wait = Duration::from_secs(90);
         namespace
-            .stage
+            .cluster
             .rolled_out(&namespace.name, "master")
             .await?;
         StockPod::new("segment", StockWork::Segment { bytes: 256 * MIB })

@@ -1,14 +1,16 @@
 //! The house rules that no compiler keeps. Each test is one rule; CONTRIBUTING.md has the reasons.
 #![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Lines past which a file must be on this list, with its reason.
 const LONGEST_FILE: usize = 800;
 const LONG_FILES: &[(&str, &str)] = &[];
 
-const ATTICS: [&str; 12] = [
+const VAGUE_NAMES: [&str; 12] = [
     "util", "utils", "common", "shared", "helper", "helpers", "misc", "manager", "impl", "base",
     "v2", "mod",
 ];
@@ -92,7 +94,7 @@ fn mentions_outside(places: &[&str], words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn no_file_grows_past_reading() {
+fn no_file_is_longer_than_800_lines() {
     let mut files: Vec<_> = sources()
         .into_iter()
         .map(|(path, text)| (text.lines().count(), path))
@@ -114,9 +116,9 @@ fn no_file_grows_past_reading() {
 }
 
 #[test]
-fn every_file_says_what_it_is_for() {
+fn every_file_states_its_purpose() {
     none(
-        "start with one to three lines of //! (lib.rs may say more)",
+        "start with one to three lines of //! (lib.rs may have more)",
         sources()
             .into_iter()
             .filter(|(path, text)| {
@@ -132,20 +134,20 @@ fn every_file_says_what_it_is_for() {
 }
 
 #[test]
-fn no_file_is_an_attic() {
+fn no_file_has_a_vague_name() {
     none(
         "name these after what is in them",
         sources().into_iter().map(|(path, _)| path).filter(|path| {
             Path::new(path)
                 .components()
                 .filter_map(|part| Path::new(part.as_os_str()).file_stem()?.to_str())
-                .any(|part| ATTICS.contains(&part))
+                .any(|part| VAGUE_NAMES.contains(&part))
         }),
     );
 }
 
 #[test]
-fn unsafe_has_one_room() {
+fn unsafe_code_is_only_in_engine_sys() {
     none(
         "unsafe code lives in engine/sys",
         mentions_outside(&["engine/sys/"], &["unsafe {", "unsafe fn", "unsafe impl"]),
@@ -153,7 +155,7 @@ fn unsafe_has_one_room() {
 }
 
 #[test]
-fn settings_are_read_once() {
+fn the_environment_is_read_in_one_place() {
     none(
         "read the environment in args.rs and pass a setting",
         mentions_outside(&ENVIRONMENT, &["env::var"])
@@ -188,7 +190,7 @@ fn impure() -> Vec<String> {
 }
 
 #[test]
-fn every_exception_has_its_reason() {
+fn every_exception_has_a_reason() {
     none(
         "write #[ignore = \"…\"], and `reason = \"…\"` in allow and expect",
         sources().iter().flat_map(|(path, text)| {
@@ -255,7 +257,7 @@ fn every_value_of_the_chart_is_used() {
 }
 
 #[test]
-fn every_test_target_stands_in_a_suite() {
+fn every_test_target_belongs_to_a_suite() {
     let suites = fs::read_to_string(root().join("e2e/src/bin/suites/suite.rs")).unwrap();
     none(
         "give these a suite and a budget in e2e/src/bin/suites/suite.rs",
@@ -283,7 +285,7 @@ fn the_readme_shows_the_cluster_that_the_demo_applies() {
 }
 
 #[test]
-fn a_decision_fits_on_a_page() {
+fn a_decision_has_at_most_40_lines() {
     none(
         "at most 40 lines",
         fs::read_dir(root().join("docs/decisions"))
@@ -292,4 +294,196 @@ fn a_decision_fits_on_a_page() {
             .filter(|path| fs::read_to_string(path).unwrap().lines().count() > 40)
             .map(|path| path.display().to_string()),
     );
+}
+
+/// Names of registered metrics: the first string of each `register` call, with its unit.
+fn registered_metrics() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (path, text) in sources() {
+        let prefix = match path.split('/').next() {
+            Some("node-agent") => "mooncake_agent_",
+            Some("operator") => "mooncake_operator_",
+            _ => continue,
+        };
+        let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        for call in ["registry.register(", "registry.register_with_unit("] {
+            for rest in product.split(call).skip(1) {
+                let words: Vec<_> = rest.split('"').take(5).collect();
+                let unit = words.get(4).and_then(|rest| {
+                    rest.trim_start_matches([',', ' ', '\n'])
+                        .strip_prefix("Unit::")
+                });
+                let unit = unit.and_then(|unit| unit.split(',').next());
+                let suffix = unit.map(|unit| format!("_{}", unit.to_lowercase()));
+                names.insert(format!(
+                    "{prefix}{}{}",
+                    words[1],
+                    suffix.unwrap_or_default()
+                ));
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn the_page_of_metrics_lists_every_registered_metric_and_no_other() {
+    let page = fs::read_to_string(root().join("docs/metrics.md")).unwrap();
+    let listed: BTreeSet<_> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .filter(|name| name.starts_with("mooncake_"))
+        .map(|name| name.trim_end_matches("_total").to_owned())
+        .collect();
+    let registered = registered_metrics();
+    assert!(registered.len() > 10, "only {registered:?} are found");
+    none(
+        "docs/metrics.md and the code differ in",
+        listed.symmetric_difference(&registered).cloned(),
+    );
+}
+
+/// Every page of the documentation, with its path from the root.
+fn pages() -> Vec<(String, String)> {
+    let mut pages = Vec::new();
+    walk(&root().join("docs"), "md", &mut pages);
+    for page in ["README.md", "CONTRIBUTING.md"] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        pages.push((page.to_owned(), text));
+    }
+    pages
+}
+
+#[test]
+fn every_source_file_that_the_documentation_names_exists() {
+    let top = [
+        "charts/",
+        "crds/",
+        "docs/",
+        "e2e/",
+        "engine/",
+        "node-agent/",
+        "operator/",
+    ];
+    let missing = pages().into_iter().flat_map(|(page, text)| {
+        let quoted = text.split('`').skip(1).step_by(2);
+        let named = quoted.filter(|name| {
+            top.iter().any(|folder| name.starts_with(folder))
+                && [".rs", ".md", ".py"]
+                    .iter()
+                    .any(|ending| name.ends_with(ending))
+        });
+        let missing = named.filter(|name| !root().join(name).exists());
+        missing
+            .map(|name| format!("{page}: {name}"))
+            .collect::<Vec<_>>()
+    });
+    none("these files do not exist", missing);
+}
+
+#[test]
+fn every_link_in_the_documentation_leads_somewhere() {
+    let mut broken = Vec::new();
+    for (page, text) in &pages() {
+        let folder = root().join(page).parent().unwrap().to_owned();
+        for target in text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next())
+        {
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            if target.starts_with("http") {
+                continue;
+            }
+            let path = if file.is_empty() {
+                root().join(page)
+            } else {
+                folder.join(file)
+            };
+            let leads = path.exists()
+                && (anchor.is_empty()
+                    || anchors(&fs::read_to_string(&path).unwrap()).contains(anchor));
+            if !leads {
+                broken.push(format!("{page}: {target}"));
+            }
+        }
+    }
+    none("these links lead nowhere", broken);
+}
+
+#[test]
+fn every_scenario_that_the_troubleshooting_page_names_exists() {
+    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
+    let lines = page.lines().filter(|line| line.contains("scenario"));
+    let named: BTreeSet<_> = lines
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
+        .filter(|name| name.contains('_') && !name.contains(['/', '.', ' ']))
+        .collect();
+    assert!(named.len() > 5, "only {named:?} are found");
+    let exists = |name: &str| {
+        root()
+            .join(format!("e2e/tests/scenarios/{name}.rs"))
+            .is_file()
+    };
+    none(
+        "these scenarios do not exist",
+        named
+            .into_iter()
+            .filter(|name| !exists(name))
+            .map(str::to_owned),
+    );
+}
+
+/// Anchors of a page: marked ones and those of its headings, as GitHub forms them.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let marked = page.split("<a id=\"").skip(1);
+    let marked = marked
+        .filter_map(|rest| rest.split('"').next())
+        .map(str::to_owned);
+    let headings = page.lines().filter_map(|line| {
+        let words = line.strip_prefix('#')?.trim_start_matches('#').trim();
+        let kept = |sign: &char| sign.is_alphanumeric() || " -_".contains(*sign);
+        let words: String = words.to_lowercase().chars().filter(kept).collect();
+        Some(words.replace(' ', "-"))
+    });
+    marked.chain(headings).collect()
+}
+
+/// What each of these packages must not depend on, so that its promise is kept by its manifest.
+const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str])] = &[
+    (
+        "mooncake-pool",
+        &["kube", "tonic", "axum", "hyper", "mooncake-engine"],
+    ),
+    (
+        "mooncake-gate",
+        &["kube", "tonic", "axum", "hyper", "mooncake-engine"],
+    ),
+    ("mooncake-host", &["kube", "tokio", "mooncake-engine"]),
+    ("mooncake-checks", &["kube", "tokio", "mooncake-engine"]),
+    ("mooncake-engine", &["kube", "mooncake-crds"]),
+    ("mooncake-proto", &["tokio", "mooncake-sys"]),
+];
+
+#[test]
+fn no_crate_depends_on_what_it_must_not_know() {
+    let offenders = FORBIDDEN_DEPENDENCIES
+        .iter()
+        .flat_map(|(package, forbidden)| {
+            let tree = Command::new(env!("CARGO"))
+                .args(["tree", "--locked", "--edges", "normal", "--prefix", "none"])
+                .args(["--package", package])
+                .output()
+                .unwrap();
+            let error = String::from_utf8_lossy(&tree.stderr);
+            assert!(tree.status.success(), "cargo tree of {package}: {error}");
+            let tree = String::from_utf8_lossy(&tree.stdout).into_owned();
+            let found = forbidden.iter().filter(move |crate_name| {
+                let family = format!("{crate_name}-");
+                let mut names = tree.lines().filter_map(|line| line.split(' ').next());
+                names.any(|name| name == **crate_name || name.starts_with(&family))
+            });
+            found.map(move |crate_name| format!("{package} depends on {crate_name}"))
+        });
+    none("these packages must do without", offenders);
 }

@@ -1,27 +1,29 @@
-//! Who may connect, and how many may: decided from the source address before a byte is parsed.
+//! Decides from the source address, before any byte is parsed, which peers may connect and how many
+//! connections they may have.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::peers::Peer;
 
-/// Who may connect to a host's listeners.
+/// Peers that may connect to an endpoint's listeners.
 #[derive(Debug, Clone)]
 pub enum Admission {
-    /// Everybody who can reach them.
+    /// Any peer.
     Anyone,
-    /// These addresses. IPv4 addresses mapped into IPv6 count as IPv4.
+    /// These addresses. IPv4-mapped IPv6 addresses count as IPv4.
     Only(Arc<HashSet<IpAddr>>),
 }
 
 impl Admission {
-    /// Only these addresses.
+    /// Admits these addresses only.
     pub fn only(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
-        Self::Only(Arc::new(
-            addresses.into_iter().map(|a| a.to_canonical()).collect(),
-        ))
+        let addresses = addresses.into_iter().map(|address| address.to_canonical());
+        Self::Only(Arc::new(addresses.collect()))
     }
 
     pub(crate) fn allows(&self, address: IpAddr) -> bool {
@@ -32,82 +34,72 @@ impl Admission {
     }
 }
 
-/// Counts connections against the bounds. Touched when a connection comes or goes only.
+/// Limits the connections of one listener, per peer address and in total.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct ConnectionLimit {
     per_address: usize,
     in_total: usize,
     total: Arc<AtomicUsize>,
-    here: Mutex<HashMap<IpAddr, usize>>,
+    open: Mutex<HashMap<IpAddr, usize>>,
 }
 
-impl Gate {
-    /// `total` counts all hosts together against `in_total`.
+impl ConnectionLimit {
+    /// `total` counts the connections of every limiter that shares it.
     pub(crate) fn new(per_address: usize, in_total: usize, total: Arc<AtomicUsize>) -> Arc<Self> {
         Arc::new(Self {
             per_address,
             in_total,
             total,
-            here: Mutex::default(),
+            open: Mutex::default(),
         })
     }
 
-    /// Counts one more connection of a peer in, or refuses it.
-    pub(crate) fn enter(self: &Arc<Self>, peer: &Arc<Peer>) -> Option<Ticket> {
-        let address = peer.address();
-        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = here.get(&address).copied().unwrap_or(0);
-        let taken = self.total.load(Ordering::Relaxed);
-        if count >= self.per_address || taken >= self.in_total {
+    /// Counts a new connection of a peer; `None` if a limit is reached.
+    pub(crate) fn acquire(self: &Arc<Self>, peer: &Arc<Peer>) -> Option<ConnectionPermit> {
+        let mut open = self.open.lock();
+        let of_peer = open.get(&peer.address()).copied().unwrap_or(0);
+        if of_peer >= self.per_address || self.total.load(Ordering::Relaxed) >= self.in_total {
             return None;
         }
-        here.insert(address, count + 1);
+        open.insert(peer.address(), of_peer + 1);
         self.total.fetch_add(1, Ordering::Relaxed);
-        Some(Ticket {
-            gate: Arc::clone(self),
+        Some(ConnectionPermit {
+            limit: Arc::clone(self),
             peer: Arc::clone(peer),
         })
     }
 
-    /// Connections that are in.
+    /// Returns the number of open connections.
     pub(crate) fn count(&self) -> usize {
-        self.here
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .sum()
+        self.open.lock().values().sum()
     }
 }
 
-/// A place at a host; given back when dropped.
+/// One connection within a [`ConnectionLimit`]; returned when dropped.
 #[derive(Debug)]
-pub struct Ticket {
-    gate: Arc<Gate>,
+pub struct ConnectionPermit {
+    limit: Arc<ConnectionLimit>,
     peer: Arc<Peer>,
 }
 
-impl Ticket {
-    /// Who it was given to.
+impl ConnectionPermit {
+    /// The peer of the connection.
     #[must_use]
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 }
 
-impl Drop for Ticket {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut here = self
-            .gate
-            .here
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = here.get_mut(&self.peer.address()) {
+        let mut open = self.limit.open.lock();
+        if let Some(count) = open.get_mut(&self.peer.address()) {
             *count -= 1;
             if *count == 0 {
-                here.remove(&self.peer.address());
+                open.remove(&self.peer.address());
             }
         }
-        self.gate.total.fetch_sub(1, Ordering::Relaxed);
+        self.limit.total.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -117,24 +109,24 @@ mod tests {
     use crate::peers::Peers;
 
     #[test]
-    fn mapped_addresses_are_the_addresses_they_map() {
+    fn ipv4_mapped_addresses_count_as_ipv4() {
         let admission = Admission::only(["10.0.0.1".parse().unwrap()]);
         assert!(admission.allows("::ffff:10.0.0.1".parse().unwrap()));
         assert!(!admission.allows("10.0.0.2".parse().unwrap()));
     }
 
     #[test]
-    fn bounds_refuse_newcomers_and_places_come_back() {
-        let gate = Gate::new(2, 3, Arc::default());
+    fn connections_over_a_limit_are_refused_until_others_close() {
+        let limit = ConnectionLimit::new(2, 3, Arc::default());
         let peers = Peers::default();
         let [a, b] = ["10.0.0.1", "10.0.0.2"].map(|text| peers.of(text.parse().unwrap()));
-        let first = gate.enter(&a).unwrap();
-        let _second = gate.enter(&a).unwrap();
-        assert!(gate.enter(&a).is_none());
-        let _third = gate.enter(&b).unwrap();
-        assert!(gate.enter(&b).is_none());
+        let first = limit.acquire(&a).unwrap();
+        let _second = limit.acquire(&a).unwrap();
+        assert!(limit.acquire(&a).is_none());
+        let _third = limit.acquire(&b).unwrap();
+        assert!(limit.acquire(&b).is_none());
         drop(first);
-        assert!(gate.enter(&b).is_some());
-        assert_eq!(gate.count(), 2);
+        assert!(limit.acquire(&b).is_some());
+        assert_eq!(limit.count(), 2);
     }
 }

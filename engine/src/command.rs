@@ -1,8 +1,9 @@
-//! What a data thread is asked to do, and the bounded ring that carries it.
+//! Commands to a data thread, and the channel that carries them. Its length is bounded by what it carries: limits
+//! of connections and of transfers, and callers that wait.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use proto::scheduler::{PeerKey, Request};
@@ -11,142 +12,152 @@ use sys::mem::Region;
 use tokio::sync::oneshot;
 
 use crate::admission::Admission;
-use crate::batch::Cell;
-use crate::control::Outbound;
-use crate::error::Error;
+use crate::batch::Completion;
+use crate::error::{Error, TransferError};
+use crate::outstanding::Share;
+use crate::resolve::Resolver;
 use crate::stats::Counters;
-use crate::transport::{HostId, Incoming, LinkError, PeerCard, RegionId};
+use crate::transport::{EndpointId, LinkError, NewSocket, PeerAddress, RegionId};
 
-/// Commands that wait for one data thread at most.
-const DEPTH: usize = 4096;
-
-/// One transfer of a submission; its deadline and token are set by the data thread.
+/// One transfer; the data thread sets deadline and token of the request.
 #[derive(Debug)]
 pub(crate) struct Submission {
-    pub(crate) peer: Arc<str>,
+    pub(crate) share: Share,
     pub(crate) request: Request<RegionId>,
     pub(crate) deadline: Instant,
-    pub(crate) cell: Arc<Cell>,
+    pub(crate) completion: Arc<Completion>,
+}
+
+impl Submission {
+    /// Fails it: the endpoint is closed or the engine has stopped.
+    pub(crate) fn refuse(self) {
+        let peer = self.share.peer().to_owned();
+        self.completion.end(Err(TransferError::Closed { peer }));
+        drop(self.share);
+        self.completion.release();
+    }
 }
 
 #[derive(Debug)]
 pub(crate) enum Command {
     Open {
-        host: HostId,
+        endpoint: EndpointId,
         admission: Admission,
         counters: Arc<Counters>,
-        outbound: Arc<Outbound>,
+        resolver: Arc<Resolver>,
     },
     Close {
-        host: HostId,
+        endpoint: EndpointId,
         done: oneshot::Sender<()>,
     },
-    Admit {
-        host: HostId,
+    SetAdmission {
+        endpoint: EndpointId,
         admission: Admission,
     },
-    Export {
-        host: HostId,
+    AddRegion {
+        endpoint: EndpointId,
         region: RegionId,
         memory: Arc<Region>,
         wire_base: u64,
     },
-    Remove {
-        host: HostId,
+    RemoveRegion {
+        endpoint: EndpointId,
         region: RegionId,
         done: oneshot::Sender<()>,
     },
-    Rebase {
-        host: HostId,
+    RebaseRegion {
+        endpoint: EndpointId,
         region: RegionId,
         memory: Arc<Region>,
         wire_base: u64,
         done: oneshot::Sender<()>,
     },
-    Adopt(Incoming),
+    AddSocket(NewSocket),
     Submit {
-        host: HostId,
+        endpoint: EndpointId,
         submission: Submission,
     },
+    /// End the transfers of a batch that nobody waits for.
+    Cancel {
+        endpoint: EndpointId,
+        completion: Arc<Completion>,
+    },
     Resolved {
-        host: HostId,
+        endpoint: EndpointId,
         peer: PeerKey,
-        answer: Result<(u64, PeerCard), LinkError>,
+        answer: Result<(u64, PeerAddress), LinkError>,
     },
     Stop,
 }
 
-/// The sending end of one data thread's ring.
+/// The sending end of one data thread's channel. Each send wakes the thread through an eventfd.
 #[derive(Debug, Clone)]
-pub(crate) struct Lane {
-    ring: SyncSender<Command>,
-    bell: Arc<OwnedFd>,
+pub(crate) struct CommandSender {
+    channel: Sender<Command>,
+    wakeup: Arc<OwnedFd>,
 }
 
 /// The receiving end.
 #[derive(Debug)]
-pub(crate) struct Inbox {
-    ring: Receiver<Command>,
-    bell: Arc<OwnedFd>,
+pub(crate) struct CommandReceiver {
+    channel: Receiver<Command>,
+    wakeup: Arc<OwnedFd>,
 }
 
-/// A new ring.
-pub(crate) fn ring() -> Result<(Lane, Inbox), Error> {
+/// Creates a channel.
+pub(crate) fn channel() -> Result<(CommandSender, CommandReceiver), Error> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let bell = rustix::event::eventfd(0, flags)
-        .map_err(|errno| Error::io("making an eventfd")(errno.into()))?;
-    let bell = Arc::new(bell);
-    let (sender, receiver) = sync_channel(DEPTH);
-    let lane = Lane {
-        ring: sender,
-        bell: Arc::clone(&bell),
+    let wakeup = rustix::event::eventfd(0, flags)
+        .map_err(|errno| Error::io("cannot create an eventfd")(errno.into()))?;
+    let wakeup = Arc::new(wakeup);
+    let (sender, receiver) = mpsc::channel();
+    let sender = CommandSender {
+        channel: sender,
+        wakeup: Arc::clone(&wakeup),
     };
-    Ok((
-        lane,
-        Inbox {
-            ring: receiver,
-            bell,
-        },
-    ))
+    let receiver = CommandReceiver {
+        channel: receiver,
+        wakeup,
+    };
+    Ok((sender, receiver))
 }
 
-impl Lane {
-    /// Sends a command that must arrive. The ring is drained on every turn of its thread, so a
-    /// full one is a wait of microseconds.
+impl CommandSender {
+    /// Sends a command. Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if the thread has ended.
     pub(crate) fn send(&self, command: Command) -> Result<(), Error> {
-        let sent = self.ring.send(command).map_err(|_| Error::Stopped);
-        self.ring_bell();
+        let sent = self.queue(command).map_err(|_| Error::Stopped);
+        self.wake();
         sent
     }
 
-    /// Sends a command unless the ring is full; gives it back then.
-    pub(crate) fn try_send(&self, command: Command) -> Result<(), Command> {
-        let sent = self.ring.try_send(command).map_err(|error| match error {
-            TrySendError::Full(command) | TrySendError::Disconnected(command) => command,
-        });
-        self.ring_bell();
-        sent
+    /// Queues a command without waking the thread. Returns it if the thread has ended.
+    pub(crate) fn queue(&self, command: Command) -> Result<(), Command> {
+        self.channel.send(command).map_err(|error| error.0)
     }
 
-    fn ring_bell(&self) {
-        // A full counter rings already.
-        let _rings_already = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    /// Wakes the thread for queued commands.
+    pub(crate) fn wake(&self) {
+        // Fails only if the counter is full; the thread is being woken then.
+        let _already_set = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
     }
 }
 
-impl Inbox {
+impl CommandReceiver {
     /// Takes the next command, if there is one.
     pub(crate) fn next(&self) -> Option<Command> {
-        self.ring.try_recv().ok()
+        self.channel.try_recv().ok()
     }
 
-    /// Silences the bell, before taking commands.
-    pub(crate) fn hush(&self) {
+    /// Resets the wakeup; called before taking commands.
+    pub(crate) fn clear_wakeup(&self) {
         let mut count = [0; 8];
-        let _was_silent = rustix::io::read(&self.bell, &mut count);
+        let _was_clear = rustix::io::read(&self.wakeup, &mut count);
     }
 
-    pub(crate) fn bell(&self) -> impl AsFd {
-        &*self.bell
+    pub(crate) fn wakeup(&self) -> impl AsFd {
+        &*self.wakeup
     }
 }

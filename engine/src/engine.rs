@@ -1,46 +1,35 @@
-//! The engine: its data threads, and the handle to them.
+//! Starts and stops the engine: its data threads, and the handle to them.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use crate::command::{Command, Lane, ring};
-use crate::control::Control;
+use crate::command::channel;
+use crate::control::SocketConnector;
+use crate::endpoint::{Endpoint, EndpointSpec};
+use crate::engine_state::Shared;
 use crate::error::Error;
-use crate::host::{Host, HostSpec};
 use crate::numa::{self, Node};
 use crate::settings::Settings;
 use crate::thread::DataThread;
+use crate::transport::Transport;
 use crate::transport::tcp::{Bounds, Tcp};
-use crate::transport::{HostId, RegionId, Transport};
 
-/// A handle to running data threads. They end when the last handle and the last host are gone.
+/// A handle to running data threads. They stop when the last handle and the last endpoint are dropped.
 #[derive(Debug, Clone)]
 pub struct Engine(Arc<Shared>);
 
-/// What hosts and handles share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) settings: Settings,
-    pub(crate) lanes: Vec<Lane>,
-    pub(crate) runtime: tokio::runtime::Handle,
-    /// Served data connections of all hosts.
-    pub(crate) connections: Arc<AtomicUsize>,
-    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
-    names: AtomicU64,
-}
-
 impl Engine {
-    /// Starts the data threads with TCP. Must be called inside a tokio runtime, which then
-    /// carries accepting, handshakes and connecting.
+    /// Starts the data threads with TCP. Must be called inside a tokio runtime, which then runs
+    /// accepting, handshakes and connecting.
     ///
     /// # Errors
-    /// No runtime, or no threads or descriptors to be had.
+    /// [`Error::NoRuntime`] outside a tokio runtime; [`Error::Io`] if a thread or descriptor cannot be
+    /// created.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         Self::start_with(settings, |tcp| Box::new(tcp))
     }
 
-    /// As [`Self::start`], with something put around the TCP transport of each data thread.
+    /// Like [`Self::start`], with a wrapper around the TCP transport of each data thread.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -61,78 +50,50 @@ impl Engine {
             header: settings.header_deadline,
             stall: settings.user_timeout,
         };
-        let mut lanes = Vec::new();
+        let mut senders = Vec::new();
         let mut threads = Vec::new();
-        let places = numa::plan(nodes, settings.data_threads.max(1));
-        for (index, node) in places.into_iter().enumerate() {
-            let (lane, inbox) = ring()?;
-            let connector = Control::new(runtime.clone(), lane.clone(), settings);
-            let tcp =
-                Tcp::new(bounds, Box::new(connector)).map_err(Error::io("making an epoll set"))?;
-            let thread = DataThread::new(inbox, lane.clone(), wrap(tcp), settings)
-                .map_err(Error::io("watching a data thread's bell"))?;
+        let plan = numa::plan(nodes, settings.data_threads.max(1));
+        for (index, node) in plan.into_iter().enumerate() {
+            let (sender, receiver) = channel()?;
+            let connector = SocketConnector {
+                runtime: runtime.clone(),
+                commands: sender.clone(),
+                settings,
+            };
+            let tcp = Tcp::new(bounds, Box::new(connector))
+                .map_err(Error::io("cannot create an epoll set"))?;
+            let thread = DataThread::new(receiver, sender.clone(), wrap(tcp), settings)
+                .map_err(Error::io("cannot watch a data thread's eventfd"))?;
             let node = node.cloned();
             let thread = std::thread::Builder::new()
                 .name(format!("data-{index}"))
                 .spawn(move || {
-                    settle(node.as_ref());
+                    bind(node.as_ref());
                     thread.run();
                 })
-                .map_err(Error::io("starting a data thread"))?;
-            lanes.push(lane);
+                .map_err(Error::io("cannot start a data thread"))?;
+            senders.push(sender);
             threads.push(thread);
         }
-        Ok(Self(Arc::new(Shared {
-            settings,
-            lanes,
-            runtime,
-            connections: Arc::default(),
-            threads: Mutex::new(threads),
-            names: AtomicU64::new(1),
-        })))
+        let shared = Shared::new(settings, runtime, (senders, threads));
+        Ok(Self(Arc::new(shared)))
     }
 
-    /// Begins to serve one identity.
+    /// Opens an endpoint, which serves from now on.
     ///
     /// # Errors
-    /// If a listener cannot be used.
-    pub fn host(&self, spec: HostSpec) -> Result<Host, Error> {
-        Host::open(Arc::clone(&self.0), spec)
+    /// [`Error::Io`] if a listener cannot be used; [`Error::Stopped`] if a data thread has ended.
+    pub fn endpoint(&self, spec: EndpointSpec) -> Result<Endpoint, Error> {
+        Endpoint::open(Arc::clone(&self.0), spec)
     }
 }
 
-/// Keeps a data thread on its NUMA node. Where that fails it works from afar.
-fn settle(node: Option<&Node>) {
+/// Binds the calling thread to a NUMA node. An unbound thread works, with remote memory access.
+fn bind(node: Option<&Node>) {
     let Some(node) = node else { return };
-    match numa::stay_on(node) {
+    match numa::bind(node) {
         Ok(()) => tracing::info!(node = node.id, "data thread bound to a NUMA node"),
         Err(error) => tracing::warn!(node = node.id, %error, "data thread not bound"),
-    }
-}
-
-impl Shared {
-    pub(crate) fn new_host(&self) -> HostId {
-        HostId(self.names.fetch_add(1, Ordering::Relaxed))
-    }
-
-    pub(crate) fn new_region(&self) -> RegionId {
-        RegionId(self.names.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        for lane in &self.lanes {
-            // A thread that is gone needs no telling.
-            let _gone = lane.send(Command::Stop);
-        }
-        let threads =
-            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!("a data thread had panicked");
-            }
-        }
     }
 }
 
@@ -140,13 +101,13 @@ impl Drop for Shared {
 mod tests {
     use super::*;
 
-    /// Processors on which the data threads of this process may run, by thread.
+    /// Returns the allowed processors of this process's data threads, by thread name.
     fn allowed() -> Vec<(String, Vec<u32>)> {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let mut found: Vec<_> = tasks
             .filter_map(|task| {
                 let folder = task.unwrap().path();
-                // A thread of another test may end meanwhile.
+                // A thread of another test may end during the loop.
                 let name = std::fs::read_to_string(folder.join("comm")).ok()?;
                 let status = std::fs::read_to_string(folder.join("status")).ok()?;
                 let list = status
@@ -154,7 +115,7 @@ mod tests {
                     .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
                 let name = name.trim().to_owned();
                 name.starts_with("data-")
-                    .then(|| (name, numa::parse_list(list)))
+                    .then(|| (name, sys::numa::parse_id_list(list)))
             })
             .collect();
         found.sort();
@@ -162,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn data_threads_stay_on_their_numa_nodes() {
+    async fn data_threads_run_on_their_numa_nodes() {
         let mine = rustix::thread::sched_getaffinity(None).unwrap();
         let mine = (0..1024).filter(|cpu| mine.is_set(*cpu as usize));
         let mine: Vec<u32> = mine.collect();
@@ -176,12 +137,12 @@ mod tests {
             ..Settings::default()
         };
         let engine = Engine::start_on(&nodes, settings, |tcp| Box::new(tcp)).unwrap();
-        let wanted = [
+        let expected = [
             ("data-0".to_owned(), vec![first]),
             ("data-1".to_owned(), vec![last]),
         ];
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while allowed() != wanted {
+        while allowed() != expected {
             assert!(std::time::Instant::now() < end, "{:?}", allowed());
             tokio::task::yield_now().await;
         }

@@ -1,4 +1,4 @@
-//! What can go wrong at the engine's face.
+//! Errors of the engine's public functions.
 
 use std::io;
 
@@ -8,28 +8,28 @@ use proto::scheduler::{Cause, Fault, Stage};
 
 use crate::transport::LinkError;
 
-/// Why the engine could not be set up as asked.
+/// Why a control operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The engine's control side lives in a tokio runtime.
+    /// [`crate::Engine::start`] was called outside a tokio runtime.
     #[error("the engine must be started inside a tokio runtime")]
     NoRuntime,
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// What failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// A region cannot be served at that wire base.
     #[error("region cannot be served: {0}")]
     Unmappable(#[from] Unmappable),
-    /// No such region at this host.
-    #[error("no such region at this host")]
+    /// The endpoint has no such region.
+    #[error("the endpoint has no such region")]
     UnknownRegion,
-    /// The engine's data threads are gone.
+    /// A data thread has ended.
     #[error("the engine has stopped")]
     Stopped,
 }
@@ -43,54 +43,73 @@ impl Error {
 /// Why a transfer did not succeed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TransferError {
-    /// It failed, and for a write: the peer has taken nothing of it.
-    #[error("{} {peer} failed while {}: {}", verb(*.op), doing(*.stage), words(.cause))]
+    /// The transfer failed. The peer has received nothing of a write.
+    #[error("{} {peer} failed while {}: {}", verb(*.op), step(*.stage), reason(.cause))]
     Failed {
         /// Server name of the peer.
         peer: String,
-        /// Direction.
+        /// The direction.
         op: Op,
-        /// What was being done.
+        /// The step that failed.
         stage: Stage,
-        /// What went wrong.
+        /// Why it failed.
         cause: Cause<LinkError>,
     },
-    /// A write of which the peer may have taken some or all. Its target range must be seen as
-    /// undefined until it is written again or read back.
+    /// A write failed, and the peer may have received some or all of it. The target range is undefined
+    /// until it is written again or read back.
     #[error(
-        "{} {peer} ended unknown while {}: {}; the peer may hold some or all of it",
-        verb(*.op), doing(*.stage), words(.cause)
+        "{} {peer} has an unknown outcome: failed while {}: {}; the peer may have received some or all bytes",
+        verb(*.op), step(*.stage), reason(.cause)
     )]
     Indeterminate {
         /// Server name of the peer.
         peer: String,
-        /// Direction, always a write.
+        /// Always a write.
         op: Op,
-        /// What was being done.
+        /// The step that failed.
         stage: Stage,
-        /// What went wrong.
+        /// Why it failed.
         cause: Cause<LinkError>,
     },
-    /// Not tried: the range is not inside the local region, or the region is unknown.
+    /// Not started, and no other transfer of the batch: the range is not inside the local region, or the region is unknown.
     #[error("{length} bytes at offset {offset} are not inside the local region")]
     LocalRange {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         length: u64,
     },
-    /// Not tried: the data thread's ring is full.
-    #[error("too many transfers wait for the data thread; nothing was sent to {peer}")]
+    /// Not started, and no other transfer of the batch: too much is submitted and not released.
+    #[error("the limit of {bound} is reached with {peer}; submit again when transfers have ended")]
     Busy {
-        /// Server name of the peer.
+        /// Server name of the peer of the first transfer above the limit.
         peer: String,
+        /// The limit.
+        bound: Bound,
     },
-    /// Not tried, or given up: the host or the engine is gone.
-    #[error("the host was closed before the transfer to {peer} ended")]
+    /// Not started or cancelled: the endpoint is closed or the engine has stopped.
+    #[error("the endpoint was closed before the transfer with {peer} ended")]
     Closed {
         /// Server name of the peer.
         peer: String,
     },
+}
+
+/// A limit of an endpoint's transfers that are not released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Bound {
+    /// Transfers with one peer.
+    #[error("{0} transfers with one peer")]
+    TransfersOfPeer(u64),
+    /// Bytes with one peer.
+    #[error("{0} bytes with one peer")]
+    BytesOfPeer(u64),
+    /// Transfers with all peers.
+    #[error("{0} transfers")]
+    Transfers(u64),
+    /// Bytes with all peers.
+    #[error("{0} bytes")]
+    Bytes(u64),
 }
 
 impl TransferError {
@@ -126,20 +145,21 @@ fn verb(op: Op) -> &'static str {
     }
 }
 
-fn doing(stage: Stage) -> &'static str {
+fn step(stage: Stage) -> &'static str {
     match stage {
-        Stage::Resolve => "asking for its descriptor",
+        Stage::Resolve => "requesting its descriptor",
         Stage::Connect => "connecting",
         Stage::Queue => "waiting for a free connection",
         Stage::Transfer => "moving bytes",
     }
 }
 
-fn words(cause: &Cause<LinkError>) -> String {
+fn reason(cause: &Cause<LinkError>) -> String {
     match cause {
-        Cause::Deadline => "the deadline passed".to_owned(),
-        Cause::PeerMoved => "the peer is no longer the same engine".to_owned(),
-        Cause::Withdrawn => "the local region was removed".to_owned(),
+        Cause::Deadline => "the deadline has passed".to_owned(),
+        Cause::PeerMoved => "the peer was replaced by another engine".to_owned(),
+        Cause::Withdrawn => "the local region was removed or got another wire base".to_owned(),
+        Cause::Cancelled => "its caller has dropped it".to_owned(),
         Cause::Transport(error) => error.to_string(),
     }
 }

@@ -1,36 +1,42 @@
-//! The transfer engine: memory given by descriptor is served to stock and own peers, and moved
-//! from and to them. Knows nothing of Kubernetes.
+//! The transfer engine: serves memory regions to Mooncake peers, and transfers bytes between regions
+//! and peers. Knows nothing of Kubernetes.
 //!
 //! ```text
-//!  Host (one served identity: name, listeners, regions, admission)
-//!    │ commands: bounded ring + eventfd            control: tokio
+//!  Endpoint (one served identity: name, listeners, regions, admission)
+//!    │ commands: channel + eventfd                 control: tokio
 //!  ┌─▼───────────────────────────────┐   ┌────────────────────────────────┐
 //!  │ data thread (n of them)         │◄──│ accept · handshake · resolve · │
-//!  │  scheduler (pure) per host      │   │ connect                        │
+//!  │  scheduler (pure) per endpoint  │   │ connect                        │
 //!  │  transport: sockets, regions    │   └────────────────────────────────┘
 //!  └─────────────────────────────────┘
 //! ```
 //!
 //! Invariants:
 //! 1. Bytes of a region move only on data threads, and only by the kernel on checked ranges.
-//! 2. A transfer has one outcome, by its deadline, and one release, after which nothing touches
+//! 2. A transfer has one outcome, by its deadline, and one release, after which nothing accesses
 //!    its memory.
 //! 3. A wire address is translated for every request; after `remove_region` or `rebase_region`
 //!    resolves, no byte under the old address moves.
-//! 4. Nobody who is not admitted gets a byte parsed.
-//! 5. A connection that has transferred is never closed for being idle; newcomers are refused
-//!    at the bounds and nobody served is evicted.
+//! 4. No byte of a peer that is not admitted is parsed.
+//! 5. A connection that has transferred is never closed for being idle. At a limit new connections
+//!    are refused; open ones stay.
 #![forbid(unsafe_code)]
 
 mod admission;
 mod batch;
 mod command;
+mod connect;
 mod control;
+mod ended;
+mod endpoint;
 mod engine;
+mod engine_state;
 mod error;
-mod host;
+mod identity;
 mod numa;
+mod outstanding;
 mod peers;
+mod resolve;
 mod settings;
 mod stats;
 mod thread;
@@ -38,16 +44,17 @@ pub mod transport;
 
 pub use admission::Admission;
 pub use batch::Batch;
+pub use ended::{Ended, Ends};
+pub use endpoint::{Endpoint, EndpointSpec, Transfer};
 pub use engine::Engine;
-pub use error::{Error, TransferError};
-pub use host::{Host, HostSpec, Transfer};
-pub use numa::parse_list;
+pub use error::{Bound, Error, TransferError};
+pub use outstanding::Limits;
 pub use peers::PeerFailures;
 pub use proto::frame::Op;
 pub use proto::handshake::Notify;
 pub use proto::scheduler::{Cause, Stage};
 pub use settings::Settings;
-pub use stats::{Ended, Ends, HostStats};
-pub use sys::mem::{NumaPolicy, PageSize, Region};
+pub use stats::EndpointStats;
+pub use sys::mem::{PageSize, Region};
 pub use sys::net::Namespace;
 pub use transport::RegionId;

@@ -1,19 +1,20 @@
-//! On which processors each data thread runs: those of one NUMA node, where a machine has several.
+//! Distributes data threads over the NUMA nodes of a machine.
 
 use std::io;
 use std::path::Path;
 
 use rustix::thread::CpuSet;
+use sys::numa::parse_id_list;
 
-/// A NUMA node, with those of its processors that this process may use.
+/// A NUMA node with the processors that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) id: u32,
     pub(crate) processors: Vec<u32>,
 }
 
-/// The node for each of `threads` data threads, so that each node gets them in proportion to its
-/// processors. None of them where there is nothing to choose between.
+/// Returns a node for each of `threads` data threads, in proportion to the nodes' processors. All are
+/// `None` on a machine with fewer than two nodes that have processors.
 pub(crate) fn plan(nodes: &[Node], threads: usize) -> Vec<Option<&Node>> {
     let nodes: Vec<&Node> = nodes
         .iter()
@@ -24,11 +25,11 @@ pub(crate) fn plan(nodes: &[Node], threads: usize) -> Vec<Option<&Node>> {
     }
     let mut taken = vec![0_usize; nodes.len()];
     let next = |_| {
-        // The node on which this thread would have the most processors to itself.
+        // The node that would have the most processors per thread.
         let (index, node) = nodes.iter().enumerate().max_by(|(a, one), (b, other)| {
             let left = one.processors.len() * (taken[*b] + 1);
             let right = other.processors.len() * (taken[*a] + 1);
-            // Equals are taken in their order.
+            // Of equal nodes the first is chosen.
             left.cmp(&right).then(b.cmp(a))
         })?;
         taken[index] += 1;
@@ -37,9 +38,9 @@ pub(crate) fn plan(nodes: &[Node], threads: usize) -> Vec<Option<&Node>> {
     (0..threads).map(next).collect()
 }
 
-/// The machine's NUMA nodes; none where the kernel has no NUMA.
+/// Reads the machine's NUMA nodes; empty if the kernel has no NUMA.
 pub(crate) fn nodes(sysfs: &Path) -> Vec<Node> {
-    // What cannot be asked forbids nothing.
+    // Without an answer every processor counts as allowed.
     let allowed = rustix::thread::sched_getaffinity(None).ok();
     let may_use = |processor: &u32| {
         let index = *processor as usize;
@@ -49,15 +50,18 @@ pub(crate) fn nodes(sysfs: &Path) -> Vec<Node> {
     let online = std::fs::read_to_string(folder.join("online")).unwrap_or_default();
     let node = |id| {
         let list = folder.join(format!("node{id}/cpulist"));
-        let processors = parse_list(&std::fs::read_to_string(list).ok()?);
+        let processors = parse_id_list(&std::fs::read_to_string(list).ok()?);
         let processors = processors.into_iter().filter(may_use).collect();
         Some(Node { id, processors })
     };
-    parse_list(&online).into_iter().filter_map(node).collect()
+    parse_id_list(&online)
+        .into_iter()
+        .filter_map(node)
+        .collect()
 }
 
-/// Keeps the calling thread on a node's processors.
-pub(crate) fn stay_on(node: &Node) -> io::Result<()> {
+/// Binds the calling thread to a node's processors.
+pub(crate) fn bind(node: &Node) -> io::Result<()> {
     let mut set = CpuSet::new();
     for processor in &node.processors {
         set.set(*processor as usize);
@@ -65,21 +69,11 @@ pub(crate) fn stay_on(node: &Node) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-/// The kernel's list format: `0-1,4`.
-#[must_use]
-pub fn parse_list(text: &str) -> Vec<u32> {
-    let ranges = text.trim().split(',').filter_map(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
-    });
-    ranges.flatten().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// `online` and each node's `cpulist`, as machines show them in sysfs.
+    /// Creates a sysfs with `online` and each node's `cpulist`.
     fn machine(online: &str, lists: &[(u32, &str)]) -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
         let folder = sysfs.path().join("devices/system/node");
@@ -96,7 +90,7 @@ mod tests {
     fn recorded(lists: &[(u32, &str)]) -> Vec<Node> {
         let node = |(id, list): &(u32, &str)| Node {
             id: *id,
-            processors: parse_list(list),
+            processors: parse_id_list(list),
         };
         lists.iter().map(node).collect()
     }
@@ -107,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn two_sockets_share_the_threads() {
+    fn threads_are_split_over_two_sockets() {
         let nodes = recorded(&[(0, "0-55,112-167\n"), (1, "56-111,168-223\n")]);
         assert_eq!(ids(&nodes, 3), [Some(0), Some(1), Some(0)]);
         let count = |id| {
@@ -137,8 +131,8 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_are_memory_alone_get_none() {
-        // A processor with the memory of its GPU as further nodes.
+    fn nodes_without_processors_get_no_threads() {
+        // The memory of a GPU appears as further nodes.
         let one = recorded(&[(0, "0-71"), (1, ""), (2, ""), (8, "")]);
         assert_eq!(ids(&one, 9), [None; 9]);
         let two = recorded(&[(0, "0-71"), (1, "72-143"), (2, ""), (10, "")]);
@@ -153,24 +147,18 @@ mod tests {
     }
 
     #[test]
-    fn one_node_or_none_binds_nothing() {
+    fn threads_are_not_bound_on_a_machine_with_one_node() {
         assert_eq!(ids(&recorded(&[(0, "0-1")]), 2), [None, None]);
         assert_eq!(ids(&[], 1), [None]);
         assert_eq!(nodes(Path::new("/nonexistent")), []);
     }
 
     #[test]
-    fn only_processors_that_this_process_may_use_count() {
+    fn only_allowed_processors_count() {
         let sysfs = machine("0-1\n", &[(0, "0-1023\n"), (1, "1024-1100\n")]);
         let found = nodes(sysfs.path());
         let allowed = rustix::thread::sched_getaffinity(None).unwrap();
         assert_eq!(found[0].processors.len(), allowed.count() as usize);
         assert!(found[1].processors.is_empty());
-    }
-
-    #[test]
-    fn the_kernels_lists_are_read() {
-        assert_eq!(parse_list("0-2,5\n"), [0, 1, 2, 5]);
-        assert!(parse_list("\n").is_empty());
     }
 }

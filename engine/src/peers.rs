@@ -1,16 +1,18 @@
-//! What became of the connections of each peer address. The addresses that are connected are all
-//! known; of the others as many as there is room for, those with the most failures.
+//! Failures of connections by peer address. Keeps every connected address, and of the others a bounded
+//! number: those with the most failures.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use crate::stats::{EndCounters, Ended};
+use parking_lot::{Mutex, MutexGuard};
 
-/// Most addresses without a connection that are remembered.
+use crate::ended::{EndCounters, Ended};
+
+/// Most addresses without a connection that are kept.
 const REMEMBERED: usize = 1024;
 
-/// One peer address. Who serves a connection of it holds it, and counts without a lock.
+/// One peer address. Each of its connections holds a reference and counts without a lock.
 #[derive(Debug)]
 pub struct Peer {
     address: IpAddr,
@@ -18,13 +20,13 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The address; IPv4 addresses mapped into IPv6 stand as IPv4.
+    /// The address; IPv4-mapped IPv6 addresses are returned as IPv4.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Connections that ended by its own fault, as far as we can tell, with their causes.
+    /// Counts by cause of the connections that ended through a fault of the peer.
     fn failures(&self) -> impl Iterator<Item = (Ended, u64)> {
         let causes = Ended::ALL
             .into_iter()
@@ -33,19 +35,19 @@ impl Peer {
     }
 }
 
-/// How often connections of one peer ended by one cause.
+/// Number of connections of one peer that ended by one cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerFailures {
-    /// The peer.
+    /// Address of the peer.
     pub peer: IpAddr,
     /// The cause.
     pub cause: Ended,
-    /// How often.
+    /// Connections.
     pub count: u64,
 }
 
 impl PeerFailures {
-    /// The `most` worst of these, the worst first; equals stand in the order of their addresses.
+    /// Returns the `most` highest counts, highest first; equal counts are ordered by address.
     #[must_use]
     pub fn worst(mut all: Vec<Self>, most: usize) -> Vec<Self> {
         all.sort_unstable_by_key(|one| (std::cmp::Reverse(one.count), one.peer, one.cause));
@@ -54,19 +56,19 @@ impl PeerFailures {
     }
 }
 
-/// The peers of one host. Touched when a connection comes, and by who reads the counts.
+/// The peers of one endpoint. Locked per new connection and per read of the counts only.
 #[derive(Debug, Default)]
 pub(crate) struct Peers(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     known: HashMap<IpAddr, Arc<Peer>>,
-    /// Size at which it is looked for addresses to forget.
+    /// Size at which idle addresses are dropped.
     full: usize,
 }
 
 impl Peers {
-    /// The peer of an address.
+    /// Returns the entry of an address, creating it if needed.
     pub(crate) fn of(&self, address: IpAddr) -> Arc<Peer> {
         let address = address.to_canonical();
         let mut table = self.lock();
@@ -84,7 +86,7 @@ impl Peers {
         peer
     }
 
-    /// The worst peers and causes.
+    /// Returns the highest counts by peer and cause, highest first.
     pub(crate) fn worst(&self, most: usize) -> Vec<PeerFailures> {
         let table = self.lock();
         let failures = table.known.values().flat_map(|peer| {
@@ -99,13 +101,13 @@ impl Peers {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
 impl Table {
-    /// Makes room: of the addresses without a connection the better half goes. Whoever comes next
-    /// comes many times before this is done again.
+    /// Drops the idle addresses with the fewest failures, down to half of [`REMEMBERED`], so that it
+    /// runs once per many new addresses.
     fn forget(&mut self) {
         let sum = |peer: &Peer| peer.failures().map(|(_, count)| count).sum::<u64>();
         let idle = self
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_come_first_with_their_causes() {
+    fn peers_are_ordered_by_failures_with_causes() {
         let peers = Peers::default();
         for n in 0..2_000 {
             let peer = peers.of(address(n));
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_strangers_is_forgotten_but_neither_the_connected_nor_the_worst() {
+    fn idle_peers_are_dropped_but_neither_connected_peers_nor_the_worst() {
         let peers = Peers::default();
         let connected: Vec<_> = (0..2_000).map(|n| peers.of(address(n))).collect();
         let bad = peers.of(address(5_000));

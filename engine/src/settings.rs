@@ -1,26 +1,32 @@
-//! What an engine is started with.
+//! The settings of an engine.
 
 use std::time::Duration;
+
+use crate::outstanding::Limits;
 
 /// Settings of an engine; [`Settings::default`] suits a node.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// Threads that move bytes. Default: one per 8 cores, at least one.
     pub data_threads: usize,
-    /// Most served data connections of all hosts together; newcomers beyond are refused.
+    /// Most served data connections of all endpoints together; further ones are refused.
     pub max_connections: usize,
-    /// Most served data connections of one peer address at one host.
+    /// Most served data connections of one peer address at one endpoint.
     pub max_connections_per_address: usize,
-    /// A served connection without a whole valid header is closed after this.
+    /// A served connection without a complete valid header is closed after this time.
     pub header_deadline: Duration,
-    /// A peer that answers nothing is found dead within this (keep-alive, `TCP_USER_TIMEOUT`),
-    /// and a payload that does not move for this long ends its connection.
+    /// An unresponsive peer is detected within this time (keep-alive, `TCP_USER_TIMEOUT`). A payload
+    /// without progress for this time ends its connection.
     pub user_timeout: Duration,
-    /// Most bytes of one wire request that we make; larger transfers are cut.
+    /// Most bytes of one outgoing wire request; larger transfers are split.
     pub slice_bytes: u64,
-    /// Most connections that we make to one peer, per data thread.
+    /// Most outgoing connections to one peer, per data thread.
     pub lanes_per_peer: usize,
-    /// Bound of asking a peer for its descriptor, and of connecting to it.
+    /// Limits of an endpoint's own transfers with one peer.
+    pub transfers_per_peer: Limits,
+    /// Limits of all own transfers of an endpoint.
+    pub transfers: Limits,
+    /// Deadline for fetching a peer's descriptor, and for connecting to it.
     pub connect_timeout: Duration,
 }
 
@@ -35,6 +41,14 @@ impl Default for Settings {
             user_timeout: Duration::from_secs(30),
             slice_bytes: 16 << 20,
             lanes_per_peer: 4,
+            transfers_per_peer: Limits {
+                transfers: 4096,
+                bytes: 64 << 30,
+            },
+            transfers: Limits {
+                transfers: 16_384,
+                bytes: 256 << 30,
+            },
             connect_timeout: Duration::from_secs(5),
         }
     }

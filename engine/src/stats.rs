@@ -1,161 +1,74 @@
-//! Counters of one host. Data threads add, readers look; nobody waits.
+//! Counters of one endpoint. Data threads add to them without locks.
 
-use std::ops::Index;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::frame::Op;
 
+use crate::ended::{EndCounters, Ended, Ends};
 use crate::peers::{Peer, Peers};
 
-/// Why a connection was refused or cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ended {
-    /// Its address is not admitted (any more).
-    NotAdmitted,
-    /// A bound on connections was reached.
-    OverLimit,
-    /// No whole valid header came in time.
-    HeaderDeadline,
-    /// A handshake frame that is broken or of the wrong types.
-    BadHeader,
-    /// It asked for a range that is not inside one region.
-    BadAddress,
-    /// Its payload did not move.
-    Stalled,
-    /// The peer broke it off within a request.
-    Broken,
-    /// The region under its request went away.
-    Withdrawn,
-}
-
-impl Ended {
-    /// Every cause.
-    pub const ALL: [Self; 8] = [
-        Self::NotAdmitted,
-        Self::OverLimit,
-        Self::HeaderDeadline,
-        Self::BadHeader,
-        Self::BadAddress,
-        Self::Stalled,
-        Self::Broken,
-        Self::Withdrawn,
-    ];
-
-    /// Its name in logs and metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NotAdmitted => "not_admitted",
-            Self::OverLimit => "over_limit",
-            Self::HeaderDeadline => "header_deadline",
-            Self::BadHeader => "bad_header",
-            Self::BadAddress => "bad_address",
-            Self::Stalled => "stalled",
-            Self::Broken => "broken",
-            Self::Withdrawn => "withdrawn",
-        }
-    }
-}
-
-/// Connections refused or cut, by cause.
+/// Counts since the endpoint was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Ends([u64; Ended::ALL.len()]);
-
-impl Index<Ended> for Ends {
-    type Output = u64;
-
-    fn index(&self, why: Ended) -> &u64 {
-        &self.0[why as usize]
-    }
-}
-
-/// What a host has done since it began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HostStats {
-    /// Data connections being served now.
+pub struct EndpointStats {
+    /// Data connections that are served now.
     pub connections: u64,
-    /// Bytes that peers read from our regions.
+    /// Bytes that peers read from the endpoint's regions.
     pub bytes_read: u64,
-    /// Bytes that peers wrote into our regions.
+    /// Bytes that peers wrote into the endpoint's regions.
     pub bytes_written: u64,
-    /// Requests of peers that were carried out.
+    /// Requests of peers that completed.
     pub requests: u64,
-    /// Handshake requests answered.
+    /// Handshake requests that were answered.
     pub handshakes: u64,
-    /// Connections that were refused or cut.
+    /// Connections that were refused or closed.
     pub ended: Ends,
 }
 
-/// One counter.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, count: u64) {
-        self.0.fetch_add(count, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// The counters behind [`Ends`].
-#[derive(Debug, Default)]
-pub(crate) struct EndCounters([Counter; Ended::ALL.len()]);
-
-impl EndCounters {
-    pub(crate) fn add(&self, why: Ended) {
-        self.0[why as usize].add(1);
-    }
-
-    pub(crate) fn get(&self, why: Ended) -> u64 {
-        self.0[why as usize].get()
-    }
-
-    fn read(&self) -> Ends {
-        Ends(Ended::ALL.map(|why| self.get(why)))
-    }
-}
-
-/// The counters behind [`HostStats`].
+/// The counters behind [`EndpointStats`].
 #[derive(Debug, Default)]
 pub struct Counters {
-    bytes_read: Counter,
-    bytes_written: Counter,
-    requests: Counter,
-    pub(crate) handshakes: Counter,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    requests: AtomicU64,
+    handshakes: AtomicU64,
     ended: EndCounters,
     pub(crate) peers: Peers,
 }
 
 impl Counters {
-    /// A peer's request moved bytes.
+    /// Counts payload bytes of a peer's request.
     pub fn moved(&self, op: Op, bytes: u64) {
-        match op {
-            Op::Read => self.bytes_read.add(bytes),
-            Op::Write => self.bytes_written.add(bytes),
-        }
+        let counter = match op {
+            Op::Read => &self.bytes_read,
+            Op::Write => &self.bytes_written,
+        };
+        counter.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A peer's request was carried out.
+    /// Counts a completed request of a peer.
     pub fn served(&self) {
-        self.requests.add(1);
+        self.requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection of a peer ended otherwise than by its wish.
+    /// Counts an answered handshake request.
+    pub(crate) fn answered(&self) {
+        self.handshakes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a connection that was refused or closed by this end.
     pub fn ended(&self, peer: &Peer, why: Ended) {
         self.ended.add(why);
         peer.ended.add(why);
     }
 
-    pub(crate) fn read(&self, connections: usize) -> HostStats {
-        HostStats {
+    pub(crate) fn read(&self, connections: usize) -> EndpointStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        EndpointStats {
             connections: connections as u64,
-            bytes_read: self.bytes_read.get(),
-            bytes_written: self.bytes_written.get(),
-            requests: self.requests.get(),
-            handshakes: self.handshakes.get(),
+            bytes_read: get(&self.bytes_read),
+            bytes_written: get(&self.bytes_written),
+            requests: get(&self.requests),
+            handshakes: get(&self.handshakes),
             ended: self.ended.read(),
         }
     }

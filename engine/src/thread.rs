@@ -1,5 +1,5 @@
-//! A data thread: takes commands, asks the schedulers, drives the transport, sleeps until one of
-//! them has work.
+//! A data thread: carries out commands, runs the schedulers, drives the transport, and sleeps until one
+//! of them has work.
 
 mod initiator;
 
@@ -10,80 +10,80 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::command::{Command, Inbox, Lane};
+use crate::command::{Command, CommandReceiver, CommandSender};
 use crate::settings::Settings;
-use crate::transport::{Event, HostId, RegionId, Transport};
+use crate::transport::{EndpointId, Event, RegionId, Transport};
 
 use initiator::Initiator;
 
 /// Everything that one data thread owns.
 #[derive(Debug)]
 pub(crate) struct DataThread {
-    inbox: Inbox,
-    lane: Lane,
+    receiver: CommandReceiver,
+    sender: CommandSender,
     transport: Box<dyn Transport>,
     settings: Settings,
-    hosts: HashMap<HostId, Initiator>,
-    withdrawing: Vec<Withdrawing>,
+    endpoints: HashMap<EndpointId, Initiator>,
+    withdrawals: Vec<Withdrawal>,
     origin: Instant,
 }
 
-/// A region on its way out.
+/// The removal of a region, or of its wire base, in progress.
 #[derive(Debug)]
-struct Withdrawing {
-    host: HostId,
+struct Withdrawal {
+    endpoint: EndpointId,
     region: RegionId,
-    /// Peers cannot touch it any more.
+    /// Peers cannot access the region any more.
     served_done: bool,
-    /// Our own transfers must be over as well.
-    own_too: bool,
+    /// Own transfers with the region, of the first so many, must be released as well.
+    submitted: u64,
     done: Option<oneshot::Sender<()>>,
 }
 
 impl DataThread {
     pub(crate) fn new(
-        inbox: Inbox,
-        lane: Lane,
+        receiver: CommandReceiver,
+        sender: CommandSender,
         mut transport: Box<dyn Transport>,
         settings: Settings,
     ) -> io::Result<Self> {
-        transport.answer_to(inbox.bell().as_fd())?;
+        transport.set_wakeup(receiver.wakeup().as_fd())?;
         Ok(Self {
-            inbox,
-            lane,
+            receiver,
+            sender,
             transport,
             settings,
-            hosts: HashMap::new(),
-            withdrawing: Vec::new(),
+            endpoints: HashMap::new(),
+            withdrawals: Vec::new(),
             origin: Instant::now(),
         })
     }
 
-    /// Runs until it is told to stop.
+    /// Runs until [`Command::Stop`].
     pub(crate) fn run(mut self) {
         let mut events = Vec::with_capacity(256);
         loop {
-            let rung = self.sleep();
+            let woken = self.sleep();
             let now = Instant::now();
-            if rung {
-                self.inbox.hush();
+            if woken {
+                self.receiver.clear_wakeup();
             }
             // Commands first: what they withdraw must not be served with the bytes that follow.
-            while let Some(command) = self.inbox.next() {
+            while let Some(command) = self.receiver.next() {
                 if matches!(command, Command::Stop) {
                     return;
                 }
-                self.obey(command, now);
+                self.execute(command, now);
             }
             self.transport.progress(now, &mut events);
-            for event in events.drain(..) {
-                self.hear(event, now);
-            }
             let elapsed = self.elapsed(now);
-            for (id, host) in &mut self.hosts {
-                host.act(*id, elapsed, &mut *self.transport, &self.lane);
+            for event in events.drain(..) {
+                self.handle(event, elapsed);
             }
-            self.settle();
+            for (id, endpoint) in &mut self.endpoints {
+                endpoint.act(*id, elapsed, &mut *self.transport, &self.sender);
+            }
+            self.finish_withdrawals();
         }
     }
 
@@ -91,140 +91,167 @@ impl DataThread {
         now.saturating_duration_since(self.origin)
     }
 
-    /// Waits for a command, a socket or the next deadline; says whether the bell rang.
+    /// Waits for a command, a socket or the next deadline. Returns whether the wakeup was signalled.
     fn sleep(&mut self) -> bool {
-        let timers = self.hosts.values().filter_map(Initiator::next_timeout);
+        let timers = self.endpoints.values().filter_map(Initiator::next_timeout);
         let due = timers
             .map(|at| self.origin + at)
             .chain(self.transport.next_deadline())
             .min();
         let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
         self.transport.wait(wait).unwrap_or_else(|error| {
-            tracing::error!(%error, "a data thread cannot wait");
+            tracing::error!(%error, "a data thread cannot wait for events");
             true
         })
     }
 
-    fn obey(&mut self, command: Command, now: Instant) {
+    fn execute(&mut self, command: Command, now: Instant) {
         match command {
             Command::Open {
-                host,
+                endpoint,
                 admission,
                 counters,
-                outbound,
+                resolver,
             } => {
-                self.transport.host(host, admission, counters);
-                self.hosts
-                    .insert(host, Initiator::new(outbound, self.settings));
+                self.transport.add_endpoint(endpoint, admission, counters);
+                let initiator = Initiator::new(resolver, self.settings);
+                self.endpoints.insert(endpoint, initiator);
             }
-            Command::Close { host, done } => {
-                self.transport.forget(host);
-                if let Some(mut initiator) = self.hosts.remove(&host) {
+            Command::Close { endpoint, done } => {
+                self.transport.remove_endpoint(endpoint);
+                if let Some(mut initiator) = self.endpoints.remove(&endpoint) {
                     initiator.abandon();
                 }
-                self.withdrawing.retain(|one| one.host != host);
-                // The caller may have gone; then nobody waits.
-                let _nobody_waits = done.send(());
+                self.withdrawals.retain(|one| one.endpoint != endpoint);
+                // Fails if the caller does not wait.
+                let _not_waiting = done.send(());
             }
-            Command::Admit { host, admission } => self.transport.admit(host, admission),
-            Command::Export {
-                host,
+            Command::SetAdmission {
+                endpoint,
+                admission,
+            } => self.transport.set_admission(endpoint, admission),
+            Command::AddRegion {
+                endpoint,
                 region,
                 memory,
                 wire_base,
-            } => {
-                self.transport.export(host, region, &memory, wire_base);
-            }
-            Command::Remove { host, region, done } => {
-                self.begin_withdrawal(host, region, true, done);
-                if let Some(initiator) = self.hosts.get_mut(&host) {
-                    let elapsed = now.saturating_duration_since(self.origin);
-                    initiator.withdraw(region, elapsed);
-                }
-                self.transport.withdraw(host, region, true);
-            }
-            Command::Rebase {
-                host,
+            } => self
+                .transport
+                .add_region(endpoint, region, &memory, wire_base),
+            Command::RemoveRegion {
+                endpoint,
+                region,
+                done,
+            } => self.begin_withdrawal(endpoint, region, true, done, now),
+            Command::RebaseRegion {
+                endpoint,
                 region,
                 memory,
                 wire_base,
                 done,
             } => {
-                self.begin_withdrawal(host, region, false, done);
-                self.transport.withdraw(host, region, false);
-                self.transport.export(host, region, &memory, wire_base);
+                self.begin_withdrawal(endpoint, region, false, done, now);
+                self.transport
+                    .add_region(endpoint, region, &memory, wire_base);
             }
-            Command::Adopt(incoming) => self.transport.adopt(incoming, now),
-            Command::Submit { host, submission } => match self.hosts.get_mut(&host) {
-                Some(initiator) => initiator.submit(submission, self.origin),
-                None => Initiator::refuse(&submission),
+            Command::AddSocket(socket) => self.transport.add_socket(socket, now),
+            Command::Submit {
+                endpoint,
+                submission,
+            } => match self.endpoints.get_mut(&endpoint) {
+                Some(initiator) => {
+                    let elapsed = now.saturating_duration_since(self.origin);
+                    initiator.submit(submission, self.origin, elapsed);
+                }
+                None => submission.refuse(),
             },
-            Command::Resolved { host, peer, answer } => {
-                if let Some(initiator) = self.hosts.get_mut(&host) {
-                    initiator.resolved(peer, answer);
+            Command::Cancel {
+                endpoint,
+                completion,
+            } => {
+                if let Some(initiator) = self.endpoints.get_mut(&endpoint) {
+                    initiator.cancel(&completion);
+                }
+            }
+            Command::Resolved {
+                endpoint,
+                peer,
+                answer,
+            } => {
+                let elapsed = self.elapsed(now);
+                if let Some(initiator) = self.endpoints.get_mut(&endpoint) {
+                    initiator.resolved(peer, answer, elapsed);
                 }
             }
             Command::Stop => {}
         }
     }
 
-    fn hear(&mut self, event: Event, now: Instant) {
-        let elapsed = self.elapsed(now);
-        match event {
-            Event::Up(id) => self.tell(id.host, |host| host.scheduler().link_up(id.link, elapsed)),
-            Event::Done(id) => {
-                self.tell(id.host, |host| {
-                    host.scheduler().slice_done(id.link, elapsed)
+    fn handle(&mut self, event: Event, elapsed: Duration) {
+        let id = match &event {
+            Event::Up(id) | Event::Done(id) | Event::Down(id, _) | Event::Released(id) => *id,
+            Event::Withdrawn(endpoint, region) => {
+                // The transport answers in the order of the requests.
+                let mut pending = self.withdrawals.iter_mut();
+                let first = pending.find(|one| {
+                    one.endpoint == *endpoint && one.region == *region && !one.served_done
                 });
-            }
-            Event::Down(id, failure) => {
-                self.tell(id.host, |host| host.scheduler().link_down(id.link, failure));
-            }
-            Event::Released(id) => {
-                self.tell(id.host, |host| host.scheduler().link_released(id.link));
-            }
-            Event::Withdrawn(host, region) => {
-                for one in &mut self.withdrawing {
-                    one.served_done |= one.host == host && one.region == region;
+                if let Some(first) = first {
+                    first.served_done = true;
                 }
+                return;
             }
+        };
+        let Some(initiator) = self.endpoints.get_mut(&id.endpoint) else {
+            return;
+        };
+        let scheduler = &mut initiator.scheduler;
+        match event {
+            Event::Up(_) => scheduler.link_up(id.link, elapsed),
+            Event::Done(_) => scheduler.slice_done(id.link, elapsed),
+            Event::Down(_, failure) => scheduler.link_down(id.link, failure, elapsed),
+            Event::Released(_) => scheduler.link_released(id.link),
+            Event::Withdrawn(..) => {}
         }
     }
 
-    fn tell(&mut self, host: HostId, what: impl FnOnce(&mut Initiator)) {
-        if let Some(initiator) = self.hosts.get_mut(&host) {
-            what(initiator);
-        }
-    }
-
+    /// Cuts all access to a region: peers' requests and own transfers, which would otherwise write bytes of an
+    /// ended epoch.
     fn begin_withdrawal(
         &mut self,
-        host: HostId,
+        endpoint: EndpointId,
         region: RegionId,
-        own_too: bool,
+        forget: bool,
         done: oneshot::Sender<()>,
+        now: Instant,
     ) {
-        let done = Some(done);
-        self.withdrawing.push(Withdrawing {
-            host,
+        let elapsed = self.elapsed(now);
+        let initiator = self.endpoints.get_mut(&endpoint);
+        let submitted =
+            initiator.map_or(0, |initiator| initiator.scheduler.withdraw(region, elapsed));
+        self.withdrawals.push(Withdrawal {
+            endpoint,
             region,
             served_done: false,
-            own_too,
-            done,
+            submitted,
+            done: Some(done),
         });
+        self.transport.withdraw(endpoint, region, forget);
     }
 
-    /// Answers those whose regions nothing can touch any more.
-    fn settle(&mut self) {
-        let hosts = &self.hosts;
-        self.withdrawing.retain_mut(|one| {
-            let own = one.own_too && hosts.get(&one.host).is_some_and(|h| h.uses(one.region));
-            let over = one.served_done && !own;
-            if over && let Some(done) = one.done.take() {
-                // The caller may have gone; then nobody waits.
-                let _nobody_waits = done.send(());
+    /// Answers the withdrawals whose regions nothing can access any more.
+    fn finish_withdrawals(&mut self) {
+        let endpoints = &self.endpoints;
+        self.withdrawals.retain_mut(|one| {
+            let in_use = endpoints
+                .get(&one.endpoint)
+                .is_some_and(|initiator| initiator.scheduler.uses(one.region, one.submitted));
+            let finished = one.served_done && !in_use;
+            if finished && let Some(done) = one.done.take() {
+                // Fails if the caller does not wait.
+                let _not_waiting = done.send(());
             }
-            !over
+            !finished
         });
     }
 }

@@ -1,4 +1,4 @@
-//! What a way of moving bytes must offer to a data thread.
+//! The interface between a data thread and a transport.
 
 pub mod fault;
 pub mod tcp;
@@ -15,68 +15,68 @@ use proto::scheduler::{Failure, LinkKey, Slice};
 use sys::mem::Region;
 use sys::net::Namespace;
 
-use crate::admission::{Admission, Ticket};
+use crate::admission::{Admission, ConnectionPermit};
 use crate::stats::Counters;
 
-/// Names a host for the life of the engine.
+/// Identifies an endpoint; unique within the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HostId(pub(crate) u64);
+pub struct EndpointId(pub(crate) u64);
 
-/// Names a region for the life of the engine.
+/// Identifies a region; unique within the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionId(pub(crate) u64);
 
-/// Names a link within a data thread.
+/// Identifies a link; unique within a data thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId {
-    /// Whose link.
-    pub host: HostId,
-    /// Its name at that host's scheduler.
+    /// The endpoint of the link.
+    pub endpoint: EndpointId,
+    /// The key in the endpoint's scheduler.
     pub link: LinkKey,
 }
 
-/// How to reach a peer, as read from its descriptor.
+/// The addresses of a peer, from its descriptor.
 #[derive(Debug, Clone)]
-pub struct PeerCard {
+pub struct PeerAddress {
     /// Server name.
     pub name: Arc<str>,
-    /// Addresses of its data listener, to be tried in order.
+    /// Addresses of its data listener, tried in order.
     pub data: Vec<SocketAddr>,
     /// Protocol version to use.
     pub version: Version,
-    /// Network namespace in which sockets to it are made; our own if there is none.
+    /// Network namespace in which sockets are created. `None`: that of this process.
     pub network: Option<Arc<Namespace>>,
 }
 
-/// Why a link does not work.
+/// Why a link failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LinkError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The step that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
-    /// An answer did not come within the bound of that step.
+    /// The peer did not answer in time.
     #[error("{what}: no answer in time")]
     Silent {
-        /// What was being done.
+        /// The step that failed.
         what: &'static str,
     },
-    /// The peer ended the connection.
+    /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
     /// The peer does not serve that range.
     #[error("the peer does not serve that address range")]
     Rejected,
-    /// The peer said something that the protocol does not have.
-    #[error("the peer broke the protocol: {0}")]
+    /// The peer violated the protocol.
+    #[error("the peer violated the protocol: {0}")]
     Protocol(String),
-    /// A test asked for this failure.
-    #[error("failed on purpose")]
+    /// Injected by a test.
+    #[error("injected by a test")]
     Injected,
 }
 
@@ -89,78 +89,84 @@ impl LinkError {
     }
 }
 
-/// A socket that somebody else made.
+/// A socket that the control side has created.
 #[derive(Debug)]
-pub enum Incoming {
-    /// A peer connected to a host's data listener and was admitted.
+pub enum NewSocket {
+    /// Accepted on an endpoint's data listener, from an admitted peer.
     Accepted {
-        /// Whose listener.
-        host: HostId,
+        /// The endpoint of the listener.
+        endpoint: EndpointId,
         /// Non-blocking.
         socket: OwnedFd,
-        /// Its place within the bounds.
-        ticket: Ticket,
+        /// Returned to the limiter when the connection closes.
+        permit: ConnectionPermit,
     },
-    /// The end of a connect that [`Transport::open`] asked for.
+    /// The result of a connect that [`Transport::open`] started.
     Connected {
-        /// Whose.
+        /// The link.
         link: LinkId,
-        /// Non-blocking and connected, or why not.
+        /// Non-blocking and connected, or the error.
         socket: Result<OwnedFd, LinkError>,
-        /// Protocol version to use on it.
+        /// Protocol version of the link.
         version: Version,
     },
 }
 
-/// What a transport reports.
+/// An event that a transport reports.
 #[derive(Debug)]
 pub enum Event {
     /// A link can carry requests.
     Up(LinkId),
     /// A link failed; its release follows.
     Down(LinkId, Failure<LinkError>),
-    /// Nothing of a link can touch memory any more.
+    /// Nothing of a link can access memory any more.
     Released(LinkId),
-    /// The request on a link is done.
+    /// The request on a link has completed.
     Done(LinkId),
-    /// Nothing that peers asked for can touch this region any more.
-    Withdrawn(HostId, RegionId),
+    /// No request of a peer can access this region any more.
+    Withdrawn(EndpointId, RegionId),
 }
 
-/// One instance per data thread; only that thread calls it.
+/// A transport. Each data thread owns one instance and is its only caller.
 pub trait Transport: Debug + Send {
-    /// A host begins: who may connect, and where to count.
-    fn host(&mut self, host: HostId, admission: Admission, counters: Arc<Counters>);
-    /// A host ends: everything of it is closed, and released before this returns or by Events.
-    fn forget(&mut self, host: HostId);
-    /// Who may connect has changed; connections of others are closed.
-    fn admit(&mut self, host: HostId, admission: Admission);
-    /// Memory that links may use from now on, served to peers at a wire base.
-    fn export(&mut self, host: HostId, region: RegionId, memory: &Arc<Region>, wire_base: u64);
-    /// Peers are refused this region's addresses, and what they have under way in it is cut.
-    /// Answered by [`Event::Withdrawn`]. With `forget` the memory itself is let go of.
-    fn withdraw(&mut self, host: HostId, region: RegionId, forget: bool);
-    /// Makes a link; Up or Down is an Event.
-    fn open(&mut self, link: LinkId, to: &PeerCard);
-    /// Takes a socket that somebody else made.
-    fn adopt(&mut self, incoming: Incoming, now: Instant);
-    /// Carries out one request on a link that is up and has none; Done or Down is an Event.
+    /// Adds an endpoint.
+    fn add_endpoint(&mut self, endpoint: EndpointId, admission: Admission, counters: Arc<Counters>);
+    /// Removes an endpoint and closes its connections. They are released on return or by later events.
+    fn remove_endpoint(&mut self, endpoint: EndpointId);
+    /// Replaces the admission; closes connections of peers that are no longer admitted.
+    fn set_admission(&mut self, endpoint: EndpointId, admission: Admission);
+    /// Adds memory that links may use, and serves it to peers at a wire base.
+    fn add_region(
+        &mut self,
+        endpoint: EndpointId,
+        region: RegionId,
+        memory: &Arc<Region>,
+        wire_base: u64,
+    );
+    /// Rejects this region's addresses from now on and cuts peers' requests in it. Answered by
+    /// [`Event::Withdrawn`], for one region in the order of the calls. `forget` also drops the memory.
+    fn withdraw(&mut self, endpoint: EndpointId, region: RegionId, forget: bool);
+    /// Opens a link. Answered by [`Event::Up`] or [`Event::Down`].
+    fn open(&mut self, link: LinkId, to: &PeerAddress);
+    /// Takes over a socket from the control side.
+    fn add_socket(&mut self, socket: NewSocket, now: Instant);
+    /// Starts one request on an idle link. Answered by [`Event::Done`] or [`Event::Down`].
     fn post(&mut self, link: LinkId, slice: &Slice<RegionId>);
-    /// Gives a link up; Released is an Event, and nothing else comes of the link.
+    /// Closes a link. Answered by [`Event::Released`], its last event.
     fn close(&mut self, link: LinkId);
-    /// From now on [`Self::wait`] also ends when this rings.
+    /// Sets an eventfd that ends [`Self::wait`] when it becomes readable.
     ///
     /// # Errors
-    /// What the kernel says about watching it.
-    fn answer_to(&mut self, bell: BorrowedFd<'_>) -> io::Result<()>;
-    /// Sleeps until there is work, the bell rings, or for so long; the one call that may block. Says
-    /// whether the bell rang.
+    /// From `epoll_ctl`.
+    fn set_wakeup(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()>;
+    /// Blocks until there is work, the eventfd is readable, or `longest` has passed. Returns whether the
+    /// eventfd is readable. No other method blocks.
     ///
     /// # Errors
-    /// If it cannot be waited.
+    /// From `epoll_wait`.
     fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool>;
-    /// Does what [`Self::wait`] found to be done and reports what happened.
+    /// Does the work that [`Self::wait`] found, and reports events.
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>);
-    /// When [`Self::progress`] has work that no descriptor announces.
+    /// The time at which [`Self::progress`] has work that no descriptor signals.
     fn next_deadline(&self) -> Option<Instant>;
 }

@@ -1,5 +1,5 @@
-//! Half-open connections: what each costs, and that they starve nobody. Alone in its process,
-//! because it measures the memory of the whole of it.
+//! Tests the memory use of half-open connections, and that other peers are served. The only test of its
+//! process, because it measures the memory of the process.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 #[path = "fixture/rig.rs"]
@@ -12,7 +12,7 @@ use mooncake_engine::{Ended, Settings};
 use proto::frame::Status;
 use rig::{BASE, Rig, connect, put, quick, until};
 
-/// Anonymous memory of this process in bytes.
+/// Returns the anonymous memory of this process in bytes.
 fn anonymous() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -28,7 +28,7 @@ fn anonymous() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_open_connections_beyond_the_bounds_cost_little_and_starve_nobody() {
+async fn half_open_connections_use_little_memory_and_block_no_peer() {
     let header_deadline = Duration::from_secs(5);
     let settings = Settings {
         max_connections_per_address: 400,
@@ -40,8 +40,8 @@ async fn half_open_connections_beyond_the_bounds_cost_little_and_starve_nobody()
     assert_eq!(put(&mut honest, BASE, b"honest"), Status::Ok);
     let before = anonymous();
     let mut half = Vec::new();
-    // One at a time: a burst would only measure the kernel's queue of the listener.
-    while rig.host.stats().connections < 400 {
+    // One at a time: a burst would only fill the listener's queue in the kernel.
+    while rig.endpoint.stats().connections < 400 {
         let mut stream = connect(rig.data);
         stream.write_all(&[0; 20]).unwrap();
         half.push(stream);
@@ -56,10 +56,10 @@ async fn half_open_connections_beyond_the_bounds_cost_little_and_starve_nobody()
         assert_eq!(put(&mut honest, BASE, b"still here"), Status::Ok);
     }
     until("the half-open ones are gone", || {
-        rig.host.stats().connections == 1
+        rig.endpoint.stats().connections == 1
     })
     .await;
-    let ended = rig.host.stats().ended;
+    let ended = rig.endpoint.stats().ended;
     assert!(
         ended[Ended::HeaderDeadline] >= 399 && ended[Ended::OverLimit] >= 50,
         "{ended:?}"

@@ -1,4 +1,4 @@
-//! Hostile bytes on both listeners: no crash, bounded memory, honest peers served meanwhile.
+//! Malicious bytes on both listeners: no crash, bounded memory, and other peers are served.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 #[path = "fixture/rig.rs"]
@@ -14,7 +14,7 @@ use proto::handshake::{self, Kind};
 use rig::{BASE, LENGTH, Rig, connect, get, hasty, is_closed, pattern, put, quick, until};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_random_headers_do_no_harm() {
+async fn random_headers_write_nothing() {
     let rig = Rig::new(Settings {
         max_connections_per_address: 64,
         ..quick()
@@ -22,29 +22,29 @@ async fn ten_thousand_random_headers_do_no_harm() {
     rig.region.copy_in(0, &pattern(5, 1 << 20)).unwrap();
     let mut bytes = pattern(6, 24 * 10_000);
     for (index, header) in bytes.chunks_exact_mut(24).enumerate() {
-        // A third of them is close to the truth.
+        // A third of them are almost valid.
         if index.is_multiple_of(3) {
             header[8..16].copy_from_slice(&(BASE + LENGTH - 1).to_le_bytes());
             header[3..8].fill(0);
-            // A true one byte would be a good read; make it leave the region.
+            // A size of one byte would be a valid read, so the range leaves the region.
             header[0] |= 2;
         }
         let mut stream = connect(rig.data);
         stream.write_all(header).unwrap();
-        // All are refused; the answer is read now and then only.
+        // All are rejected; only some answers are read.
         if index.is_multiple_of(64) {
             assert!(is_closed(&mut stream));
         }
     }
     let mut stream = connect_when_free(&rig).await;
     assert!(get(&mut stream, BASE, 1 << 20) == pattern(5, 1 << 20));
-    assert_eq!(rig.host.stats().bytes_written, 8);
+    assert_eq!(rig.endpoint.stats().bytes_written, 8);
 }
 
-/// The bound may still be full of connections that are just ending.
+/// Retries while the limit is reached by connections that are closing.
 async fn connect_when_free(rig: &Rig) -> TcpStream {
     until("connections have ended", || {
-        rig.host.stats().connections < 10
+        rig.endpoint.stats().connections < 10
     })
     .await;
     let mut stream = rig.connect();
@@ -53,7 +53,7 @@ async fn connect_when_free(rig: &Rig) -> TcpStream {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hostile_handshakes_get_no_answer_and_honest_ones_do() {
+async fn malformed_handshakes_get_no_answer_and_valid_ones_do() {
     let rig = Rig::new(hasty());
     let framed = |payload: &[u8]| handshake::encode(None, payload);
     let hostile: Vec<Vec<u8>> = vec![
@@ -74,7 +74,7 @@ async fn hostile_handshakes_get_no_answer_and_honest_ones_do() {
         let mut stream = connect(rig.handshake);
         stream.write_all(bytes).unwrap();
         let mut reply = Vec::new();
-        // Unread bytes make the close a reset; either way nothing is said.
+        // Unread bytes turn the close into a reset; there is no answer in both cases.
         let _may_be_reset = stream.read_to_end(&mut reply);
         assert!(reply.is_empty(), "{bytes:?} was answered");
         let mut honest = connect(rig.handshake);
@@ -87,18 +87,18 @@ async fn hostile_handshakes_get_no_answer_and_honest_ones_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_handshake_blocks_nobody_and_is_closed_in_time() {
+async fn an_idle_handshake_is_closed_and_blocks_no_peer() {
     let rig = Rig::new(hasty());
     let begun = Instant::now();
     let mut idle: Vec<_> = (0..32).map(|_| connect(rig.handshake)).collect();
-    // Announced but never sent: memory follows what comes, not what is announced.
+    // Announced but never sent: memory is proportional to the received bytes.
     let mut announced = Vec::new();
     for stream in &mut idle {
         stream.write_all(&(1_u64 << 20).to_le_bytes()).unwrap();
         announced.push(stream);
     }
     until("the bound is reached", || {
-        is_closed(&mut connect(rig.handshake)) && rig.host.stats().ended[Ended::OverLimit] > 0
+        is_closed(&mut connect(rig.handshake)) && rig.endpoint.stats().ended[Ended::OverLimit] > 0
     })
     .await;
     for stream in announced {
@@ -120,7 +120,7 @@ async fn an_idle_handshake_blocks_nobody_and_is_closed_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rendezvous_for_rdma_is_declined_with_a_reason() {
+async fn an_rdma_rendezvous_is_rejected_with_a_reason() {
     let rig = Rig::new(quick());
     for typed in [Some(Kind::Connection), None] {
         let mut stream = connect(rig.handshake);

@@ -1,5 +1,5 @@
-//! Our initiator against our target and against peers that misbehave: every transfer ends by its
-//! deadline, and says how.
+//! Tests of outgoing transfers, to this engine and to misbehaving peers: every transfer ends by its deadline
+//! with an exact error.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 #[path = "fixture/rig.rs"]
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use mooncake_engine::transport::LinkError;
 use mooncake_engine::transport::fault::{Faulty, Policy};
-use mooncake_engine::{Cause, Engine, Op, Settings, Stage, Transfer, TransferError};
+use mooncake_engine::{Bound, Cause, Engine, Limits, Op, Settings, Stage, Transfer, TransferError};
 use proto::descriptor::Descriptor;
 use proto::frame::Status;
 use proto::handshake::{self, Kind};
@@ -35,7 +35,7 @@ fn localhost() -> IpAddr {
     IpAddr::V4(Ipv4Addr::LOCALHOST)
 }
 
-/// A peer that publishes a data port of our choice and lets `serve` have each data connection.
+/// A peer that publishes the given data port, and passes each data connection to `serve`.
 struct Peer {
     name: String,
     _threads: [JoinHandle<()>; 2],
@@ -79,7 +79,7 @@ fn peer(version: u32, serve: impl Fn(usize, TcpStream) + Send + 'static) -> Peer
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_go_out_and_come_back_between_engines_of_several_threads() {
+async fn bytes_are_written_and_read_back_with_several_threads() {
     let settings = Settings {
         data_threads: 3,
         ..quick()
@@ -87,21 +87,23 @@ async fn bytes_go_out_and_come_back_between_engines_of_several_threads() {
     let (ours, theirs) = (Rig::new(settings), Rig::new(settings));
     let bytes = pattern(8, 1 << 20);
     ours.region.copy_in(0, &bytes).unwrap();
-    let asked: Vec<_> = (0..64)
+    let transfer: Vec<_> = (0..64)
         .map(|part| transfer(Op::Write, &ours, &theirs.name, part << 14, 1 << 14))
         .collect();
-    bounded(ours.host.submit(&asked, soon()).outcome())
+    bounded(ours.endpoint.submit(&transfer, soon()).outcome())
         .await
         .unwrap();
     let mut there = vec![0; bytes.len()];
     theirs.region.copy_out(0, &mut there).unwrap();
     assert!(there == bytes);
-    bounded(theirs.host.remove_region(theirs.id)).await.unwrap();
+    bounded(theirs.endpoint.remove_region(theirs.id))
+        .await
+        .unwrap();
     assert_eq!(Arc::strong_count(&theirs.region), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_go_out_and_come_back_in_slices_over_several_connections() {
+async fn bytes_are_written_and_read_back_in_slices_over_several_connections() {
     let settings = Settings {
         slice_bytes: 1 << 20,
         ..quick()
@@ -111,7 +113,7 @@ async fn bytes_go_out_and_come_back_in_slices_over_several_connections() {
     ours.region.copy_in(4097, &bytes).unwrap();
     let length = bytes.len() as u64;
     let write = transfer(Op::Write, &ours, &theirs.name, 4097, length);
-    bounded(ours.host.transfer(write.clone(), soon()))
+    bounded(ours.endpoint.transfer(write.clone(), soon()))
         .await
         .unwrap();
     let mut there = vec![0; bytes.len()];
@@ -122,19 +124,19 @@ async fn bytes_go_out_and_come_back_in_slices_over_several_connections() {
         op: Op::Read,
         ..write
     };
-    bounded(ours.host.transfer(read, soon())).await.unwrap();
+    bounded(ours.endpoint.transfer(read, soon())).await.unwrap();
     ours.region.copy_out(4097, &mut there).unwrap();
     assert!(there == bytes);
-    assert_eq!(theirs.host.stats().requests, 18);
-    assert!((2..=4).contains(&theirs.host.stats().connections));
+    assert_eq!(theirs.endpoint.stats().requests, 18);
+    assert!((2..=4).contains(&theirs.endpoint.stats().connections));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_address_is_named_and_nothing_was_written() {
+async fn a_rejected_address_is_an_error_and_nothing_is_written() {
     let (ours, theirs) = (Rig::new(quick()), Rig::new(quick()));
     let mut write = transfer(Op::Write, &ours, &theirs.name, 0, 8 << 20);
     write.remote = 77;
-    let error = bounded(ours.host.transfer(write, soon()))
+    let error = bounded(ours.endpoint.transfer(write, soon()))
         .await
         .unwrap_err();
     let TransferError::Failed {
@@ -144,8 +146,7 @@ async fn a_refused_address_is_named_and_nothing_was_written() {
         panic!("{error}")
     };
     assert_eq!((peer, *stage), (&theirs.name, Stage::Transfer));
-    // Whether the answer outruns the reset of the unread payload is the kernel's to say, but with
-    // the answer listened for all the time it should.
+    // The status should be read before the reset that the unread payload causes.
     assert!(
         matches!(cause, Cause::Transport(LinkError::Rejected)),
         "{error}"
@@ -153,7 +154,7 @@ async fn a_refused_address_is_named_and_nothing_was_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_absent_peer_is_named_with_the_stage() {
+async fn an_error_names_an_absent_peer_and_the_stage() {
     let ours = Rig::new(quick());
     let gone = TcpListener::bind((localhost(), 0))
         .unwrap()
@@ -161,7 +162,9 @@ async fn an_absent_peer_is_named_with_the_stage() {
         .unwrap()
         .to_string();
     let read = transfer(Op::Read, &ours, &gone, 0, 8);
-    let error = bounded(ours.host.transfer(read, soon())).await.unwrap_err();
+    let error = bounded(ours.endpoint.transfer(read, soon()))
+        .await
+        .unwrap_err();
     assert!(
         matches!(
             error,
@@ -176,15 +179,15 @@ async fn an_absent_peer_is_named_with_the_stage() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_peer_costs_the_deadline_and_a_write_is_indeterminate() {
+async fn a_transfer_with_an_unresponsive_peer_ends_at_its_deadline() {
     let ours = Rig::new(quick());
     let (keep, kept) = std::sync::mpsc::channel();
     let silent = peer(2, move |_, stream| keep.send(stream).unwrap());
     for op in [Op::Read, Op::Write] {
         let begun = Instant::now();
         let deadline = begun + Duration::from_millis(200);
-        let asked = transfer(op, &ours, &silent.name, 0, 1000);
-        let mut batch = ours.host.submit(&[asked], deadline);
+        let transfer = transfer(op, &ours, &silent.name, 0, 1000);
+        let mut batch = ours.endpoint.submit(&[transfer], deadline);
         let error = bounded(batch.outcome()).await.unwrap_err();
         let late = begun.elapsed();
         assert!((200..2000).contains(&late.as_millis()), "{late:?}");
@@ -202,9 +205,9 @@ async fn a_silent_peer_costs_the_deadline_and_a_write_is_indeterminate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stale_pooled_connection_is_replaced_once_without_a_word() {
+async fn a_stale_connection_is_replaced_once_without_an_error() {
     let ours = Rig::new(quick());
-    // Serves one good read per connection and then breaks off when the next is asked for.
+    // Serves one read per connection, and closes it at the next request.
     let fickle = peer(2, |_, mut stream| {
         let mut header = [0; 24];
         stream.read_exact(&mut header).unwrap();
@@ -214,12 +217,89 @@ async fn a_stale_pooled_connection_is_replaced_once_without_a_word() {
     });
     for _ in 0..5 {
         let read = transfer(Op::Read, &ours, &fickle.name, 0, 8);
-        bounded(ours.host.transfer(read, soon())).await.unwrap();
+        bounded(ours.endpoint.transfer(read, soon())).await.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fresh_connection_that_breaks_is_an_error_at_once() {
+async fn a_write_whose_payload_was_sent_is_not_sent_again() {
+    let ours = Rig::new(quick());
+    let (count, requests) = std::sync::mpsc::channel();
+    // Answers the first write of each connection, and breaks in the middle of the second one.
+    let broken = peer(2, move |_, mut stream| {
+        let mut request = [0; 24 + 8];
+        stream.read_exact(&mut request).unwrap();
+        count.send(()).unwrap();
+        stream.write_all(&Status::Ok.encode()).unwrap();
+        stream.read_exact(&mut request).unwrap();
+        count.send(()).unwrap();
+    });
+    let write = transfer(Op::Write, &ours, &broken.name, 0, 8);
+    bounded(ours.endpoint.transfer(write.clone(), soon()))
+        .await
+        .unwrap();
+    let error = bounded(ours.endpoint.transfer(write, soon()))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, TransferError::Indeterminate { .. }),
+        "{error}"
+    );
+    assert_eq!(requests.try_iter().count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_that_the_peer_closed_costs_no_failed_write() {
+    // The end of the link then arrives together with the status before it.
+    let policy = Policy {
+        pause: Duration::from_millis(20),
+        ..Policy::default()
+    };
+    let settings = Settings {
+        lanes_per_peer: 1,
+        ..quick()
+    };
+    let engine = Engine::start_with(settings, |tcp| Box::new(Faulty::new(tcp, policy))).unwrap();
+    let ours = Rig::with(engine, localhost(), BASE);
+    let fickle = peer(2, |_, mut stream| {
+        let mut request = [0; 24 + 8];
+        stream.read_exact(&mut request).unwrap();
+        stream.write_all(&Status::Ok.encode()).unwrap();
+    });
+    let writes = vec![transfer(Op::Write, &ours, &fickle.name, 0, 8); 10];
+    bounded(ours.endpoint.submit(&writes, soon()).outcome())
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_is_cut_ends_its_connection_with_a_reset() {
+    let ours = Rig::new(quick());
+    let (tell, heard) = std::sync::mpsc::channel();
+    let slow = peer(2, move |_, mut stream| {
+        let mut start = [0; 24 + 100];
+        stream.read_exact(&mut start).unwrap();
+        let mut rest = Vec::new();
+        // Waits until the transfer was cut; what it left in the kernels is readable before the reset.
+        std::thread::park_timeout(Duration::from_millis(500));
+        tell.send(stream.read_to_end(&mut rest).map_err(|error| error.kind()))
+            .unwrap();
+    });
+    let write = transfer(Op::Write, &ours, &slow.name, 0, 16 << 20);
+    let deadline = Instant::now() + Duration::from_millis(200);
+    let error = bounded(ours.endpoint.transfer(write, deadline))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, TransferError::Indeterminate { .. }),
+        "{error}"
+    );
+    let end = heard.recv_timeout(rig::TIMEOUT).unwrap();
+    assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_connection_that_breaks_is_an_error_at_once() {
     let ours = Rig::new(quick());
     let broken = peer(2, |_, mut stream| {
         let mut header = [0; 24];
@@ -227,7 +307,9 @@ async fn a_fresh_connection_that_breaks_is_an_error_at_once() {
     });
     let begun = Instant::now();
     let read = transfer(Op::Read, &ours, &broken.name, 0, 8);
-    let error = bounded(ours.host.transfer(read, soon())).await.unwrap_err();
+    let error = bounded(ours.endpoint.transfer(read, soon()))
+        .await
+        .unwrap_err();
     assert!(
         matches!(
             error,
@@ -239,7 +321,7 @@ async fn a_fresh_connection_that_breaks_is_an_error_at_once() {
         "{error}"
     );
     let write = transfer(Op::Write, &ours, &broken.name, 0, 8);
-    let error = bounded(ours.host.transfer(write, soon()))
+    let error = bounded(ours.endpoint.transfer(write, soon()))
         .await
         .unwrap_err();
     assert!(
@@ -262,14 +344,14 @@ async fn peers_of_version_one_are_served_in_version_one() {
         });
     });
     let read = transfer(Op::Read, &ours, &old.name, 16, 8);
-    bounded(ours.host.transfer(read, soon())).await.unwrap();
+    bounded(ours.endpoint.transfer(read, soon())).await.unwrap();
     let mut got = [0; 8];
     ours.region.copy_out(16, &mut got).unwrap();
     assert_eq!(&got, b"12345678");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_lies_in_its_answer_is_an_error() {
+async fn an_invalid_status_is_an_error() {
     let ours = Rig::new(quick());
     let liar = peer(2, |_, mut stream| {
         let mut header = [0; 24];
@@ -277,7 +359,9 @@ async fn a_peer_that_lies_in_its_answer_is_an_error() {
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
     });
     let read = transfer(Op::Read, &ours, &liar.name, 0, 8);
-    let error = bounded(ours.host.transfer(read, soon())).await.unwrap_err();
+    let error = bounded(ours.endpoint.transfer(read, soon()))
+        .await
+        .unwrap_err();
     let TransferError::Failed {
         cause: Cause::Transport(LinkError::Protocol(_)),
         ..
@@ -288,17 +372,17 @@ async fn a_peer_that_lies_in_its_answer_is_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn removing_the_local_region_ends_its_transfers_and_frees_it() {
+async fn removing_the_local_region_ends_its_transfers_and_releases_it() {
     let ours = Rig::new(quick());
     let silent = peer(2, |_, stream| std::mem::forget(stream));
     let mut batch = ours
-        .host
+        .endpoint
         .submit(&[transfer(Op::Read, &ours, &silent.name, 0, 1000)], soon());
     rig::until("the request is under way", || {
         Arc::strong_count(&ours.region) > 3
     })
     .await;
-    bounded(ours.host.remove_region(ours.id)).await.unwrap();
+    bounded(ours.endpoint.remove_region(ours.id)).await.unwrap();
     assert_eq!(Arc::strong_count(&ours.region), 1);
     let error = bounded(batch.outcome()).await.unwrap_err();
     assert!(
@@ -315,39 +399,179 @@ async fn removing_the_local_region_ends_its_transfers_and_frees_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn closing_the_host_ends_its_transfers() {
+async fn rebasing_the_local_region_ends_its_transfers_and_waits_for_their_release() {
+    let release_delay = Duration::from_millis(300);
+    let policy = Policy {
+        release_delay,
+        ..Policy::default()
+    };
+    let engine = Engine::start_with(quick(), |tcp| Box::new(Faulty::new(tcp, policy))).unwrap();
+    let ours = Rig::with(engine, localhost(), BASE);
+    let silent = peer(2, |_, stream| std::mem::forget(stream));
+    let baseline = Arc::strong_count(&ours.region);
+    let write = transfer(Op::Write, &ours, &silent.name, 0, 1000);
+    let mut batch = ours.endpoint.submit(std::slice::from_ref(&write), soon());
+    rig::until("the request is under way", || {
+        Arc::strong_count(&ours.region) > baseline
+    })
+    .await;
+    let begun = Instant::now();
+    bounded(ours.endpoint.rebase_region(ours.id, 2 * BASE))
+        .await
+        .unwrap();
+    assert!(begun.elapsed() >= release_delay);
+    let error = bounded(batch.outcome()).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            TransferError::Indeterminate {
+                cause: Cause::Withdrawn,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    // A transfer of the new epoch is not cut.
+    let theirs = Rig::new(quick());
+    let write = Transfer {
+        peer: theirs.name.clone(),
+        ..write
+    };
+    bounded(ours.endpoint.transfer(write, soon()))
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_the_endpoint_ends_its_transfers() {
     let ours = Rig::new(quick());
     let silent = peer(2, |_, stream| std::mem::forget(stream));
     let mut batch = ours
-        .host
+        .endpoint
         .submit(&[transfer(Op::Write, &ours, &silent.name, 0, 1000)], soon());
-    bounded(ours.host.close()).await.unwrap();
+    bounded(ours.endpoint.close()).await.unwrap();
     let error = bounded(batch.outcome()).await.unwrap_err();
     assert!(matches!(error, TransferError::Closed { .. }), "{error}");
     bounded(batch.released()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_outside_the_local_region_are_not_tried() {
+async fn ranges_outside_the_local_region_are_rejected() {
     let ours = Rig::new(quick());
     for (offset, length) in [(rig::LENGTH, 1), (1, rig::LENGTH), (u64::MAX, 2)] {
-        let mut asked = transfer(Op::Read, &ours, &ours.name, 0, length);
-        asked.local_offset = offset;
-        let error = bounded(ours.host.transfer(asked, soon()))
+        let mut transfer = transfer(Op::Read, &ours, &ours.name, 0, length);
+        transfer.local_offset = offset;
+        let error = bounded(ours.endpoint.transfer(transfer, soon()))
             .await
             .unwrap_err();
         assert!(matches!(error, TransferError::LocalRange { .. }), "{error}");
     }
-    let nothing = transfer(Op::Write, &ours, "nobody.invalid:1", 0, 0);
-    bounded(ours.host.transfer(nothing, soon())).await.unwrap();
+    let nothing = transfer(Op::Write, &ours, "absent.invalid:1", 0, 0);
+    bounded(ours.endpoint.transfer(nothing, soon()))
+        .await
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_failures_on_purpose_every_transfer_still_ends_and_is_released() {
+async fn an_unreachable_peer_is_not_tried_without_a_pause() {
+    let ours = Rig::new(quick());
+    // Closes each handshake without an answer.
+    let gone = TcpListener::bind((localhost(), 0)).unwrap();
+    let name = gone.local_addr().unwrap().to_string();
+    let (count, connections) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        while let Ok((stream, _)) = gone.accept() {
+            drop(stream);
+            if count.send(()).is_err() {
+                return;
+            }
+        }
+    });
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1) {
+        let read = transfer(Op::Read, &ours, &name, 0, 8);
+        bounded(ours.endpoint.transfer(read, soon()))
+            .await
+            .unwrap_err();
+    }
+    // At 0, 50, 150, 350 and 750 ms.
+    let attempts = connections.try_iter().count();
+    assert!((3..=6).contains(&attempts), "{attempts}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_above_a_limit_starts_no_transfer() {
+    let settings = Settings {
+        data_threads: 2,
+        transfers_per_peer: Limits {
+            transfers: 10,
+            bytes: 1 << 20,
+        },
+        ..quick()
+    };
+    let ours = Rig::new(settings);
+    let theirs = [Rig::new(quick()), Rig::new(quick()), Rig::new(quick())];
+    let mut batch: Vec<_> = theirs
+        .iter()
+        .map(|peer| transfer(Op::Write, &ours, &peer.name, 0, 8))
+        .collect();
+    batch.extend(vec![transfer(Op::Write, &ours, &theirs[2].name, 0, 8); 10]);
+    let wrong = [
+        transfer(Op::Write, &ours, &theirs[0].name, 0, 8),
+        transfer(Op::Write, &ours, &theirs[0].name, rig::LENGTH, 8),
+    ];
+    for _ in 0..20 {
+        let error = bounded(ours.endpoint.submit(&batch, soon()).outcome()).await;
+        let error = error.unwrap_err();
+        let TransferError::Busy { peer, bound } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (peer, *bound),
+            (&theirs[2].name, Bound::TransfersOfPeer(10))
+        );
+        let error = bounded(ours.endpoint.submit(&wrong, soon()).outcome()).await;
+        assert!(matches!(error, Err(TransferError::LocalRange { .. })));
+    }
+    batch.pop();
+    for round in 1..=3 {
+        let mut started = ours.endpoint.submit(&batch, soon());
+        bounded(started.outcome()).await.unwrap();
+        bounded(started.released()).await;
+        let requests = theirs.each_ref().map(|peer| peer.endpoint.stats().requests);
+        assert_eq!(requests, [round, round, 10 * round]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_batch_is_cancelled_and_releases_its_memory() {
+    let ours = Rig::new(quick());
+    let silent = peer(2, |_, stream| std::mem::forget(stream));
+    let baseline = Arc::strong_count(&ours.region);
+    let batch = vec![transfer(Op::Read, &ours, &silent.name, 0, 8); 10];
+    let mut batch = ours
+        .endpoint
+        .submit(&batch, Instant::now() + 10 * rig::TIMEOUT);
+    rig::until("requests are under way", || {
+        Arc::strong_count(&ours.region) > baseline
+    })
+    .await;
+    let early = tokio::time::timeout(Duration::from_millis(10), batch.outcome()).await;
+    assert!(early.is_err());
+    drop(batch);
+    rig::until("the memory is released", || {
+        Arc::strong_count(&ours.region) == baseline
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_transfer_ends_and_is_released_despite_injected_failures() {
     let policy = Policy {
         fail_every: Some(7),
         stale_every: Some(5),
         release_delay: Duration::from_millis(20),
+        ..Policy::default()
     };
     let settings = Settings {
         slice_bytes: 64 << 10,
@@ -358,7 +582,7 @@ async fn with_failures_on_purpose_every_transfer_still_ends_and_is_released() {
     let theirs = Rig::new(quick());
     let mut failed = 0;
     for round in 0..40 {
-        let asked: Vec<_> = (0..4)
+        let transfer: Vec<_> = (0..4)
             .map(|part| {
                 transfer(
                     Op::Write,
@@ -370,7 +594,9 @@ async fn with_failures_on_purpose_every_transfer_still_ends_and_is_released() {
             })
             .collect();
         let begun = Instant::now();
-        let mut batch = ours.host.submit(&asked, begun + Duration::from_secs(2));
+        let mut batch = ours
+            .endpoint
+            .submit(&transfer, begun + Duration::from_secs(2));
         failed += u64::from(bounded(batch.outcome()).await.is_err());
         assert!(begun.elapsed() < Duration::from_secs(5));
         bounded(batch.released()).await;
@@ -379,7 +605,7 @@ async fn with_failures_on_purpose_every_transfer_still_ends_and_is_released() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_are_left_fetched_and_bounded() {
+async fn messages_are_received_and_limited() {
     let ours = Rig::new(quick());
     let send = |text: &str| {
         let mut stream = connect(ours.handshake);
@@ -395,7 +621,7 @@ async fn messages_are_left_fetched_and_bounded() {
     let large = "x".repeat(1_000_000);
     assert!(send(&large).contains("success"));
     assert!(!send(&large).contains("success"));
-    let messages = ours.host.notifies();
+    let messages = ours.endpoint.notifies();
     assert_eq!(
         (messages.len(), messages[0].notify_msg.as_str()),
         (2, "hello")

@@ -1,5 +1,5 @@
-//! Hosts in network namespaces of their own: sockets are made there, and a peer behind a dead
-//! wire is found. Needs root and `ip`; says so and passes where they are missing.
+//! Endpoints in network namespaces: sockets are created there, and a peer behind a broken link is detected.
+//! Requires root and `ip`; without them it prints a message and passes.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 #[path = "fixture/rig.rs"]
@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mooncake_engine::{
-    Admission, Engine, Host, HostSpec, Namespace, Op, RegionId, Settings, Transfer,
+    Admission, Endpoint, EndpointSpec, Engine, Namespace, Op, RegionId, Settings, Transfer,
 };
 use rig::{BASE, bounded, quick, region, soon, until};
 
-/// Two namespaces with a wire between them; gone when dropped.
+/// Two namespaces with a link between them; removed when dropped.
 struct Wire {
     names: [String; 2],
 }
@@ -52,7 +52,7 @@ impl Wire {
         Arc::new(Namespace::open(&path).unwrap())
     }
 
-    /// Packets are lost from now on, in both directions, without a word to the sockets.
+    /// Drops all packets in both directions.
     fn die(&self) {
         assert!(ip(&format!("-n {} link set wire down", self.names[1])));
     }
@@ -61,19 +61,19 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         for name in &self.names {
-            // What was never made cannot be removed.
+            // Fails if it was not created.
             let _never_made = ip(&format!("netns del {name}"));
         }
     }
 }
 
-fn host(engine: &Engine, namespace: &Arc<Namespace>, ip: &str) -> (Host, RegionId, String) {
+fn endpoint(engine: &Engine, namespace: &Arc<Namespace>, ip: &str) -> (Endpoint, RegionId, String) {
     let bind = |ip: &str| TcpListener::bind(format!("{ip}:0"));
     let (handshake, data) = namespace.run(|| Ok((bind(ip)?, bind(ip)?))).unwrap();
     let name = handshake.local_addr().unwrap().to_string();
     let data_port = data.local_addr().map(|at: SocketAddr| at.port()).unwrap();
-    let host = engine
-        .host(HostSpec {
+    let endpoint = engine
+        .endpoint(EndpointSpec {
             name: name.clone(),
             data_port,
             data_host: ip.to_owned(),
@@ -83,12 +83,12 @@ fn host(engine: &Engine, namespace: &Arc<Namespace>, ip: &str) -> (Host, RegionI
             admission: Admission::Anyone,
         })
         .unwrap();
-    let region = host.add_region(region(rig::LENGTH), BASE).unwrap();
-    (host, region, name)
+    let region = endpoint.add_region(region(rig::LENGTH), BASE).unwrap();
+    (endpoint, region, name)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn transfers_leave_from_the_hosts_namespace_and_dead_peers_are_found() {
+async fn transfers_use_the_endpoints_namespace_and_dead_peers_are_detected() {
     let Some(wire) = Wire::new("x") else {
         eprintln!("not checked: network namespaces need root and `ip`");
         return;
@@ -99,8 +99,8 @@ async fn transfers_leave_from_the_hosts_namespace_and_dead_peers_are_found() {
         ..quick()
     })
     .unwrap();
-    let (ours, local, _) = host(&engine, &wire.namespace(0), "10.99.0.1");
-    let (theirs, _, peer) = host(&engine, &wire.namespace(1), "10.99.0.2");
+    let (ours, local, _) = endpoint(&engine, &wire.namespace(0), "10.99.0.1");
+    let (theirs, _, peer) = endpoint(&engine, &wire.namespace(1), "10.99.0.2");
     theirs
         .admit(Admission::only(["10.99.0.1".parse().unwrap()]))
         .unwrap();
@@ -119,7 +119,7 @@ async fn transfers_leave_from_the_hosts_namespace_and_dead_peers_are_found() {
     );
     wire.die();
     let begun = Instant::now();
-    // Idle as it is, the served connection is found dead within the bound.
+    // The idle served connection is closed within the timeout.
     until("the dead peer is found", || theirs.stats().connections == 0).await;
     assert!(
         begun.elapsed() <= bound + Duration::from_secs(1),

@@ -1,4 +1,4 @@
-//! Both roles against the real wheel: a stock engine must not notice that we are another.
+//! Tests of both roles against the stock wheel.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 #[path = "fixture/rig.rs"]
@@ -7,10 +7,13 @@ mod rig;
 mod stock;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mooncake_engine::{Ended, Op, Settings, Transfer, TransferError};
+use mooncake_engine::{Ended, Engine, Namespace, Op, Settings, Transfer, TransferError};
+use mooncake_stock::Space;
 use rig::{BASE, Rig, bounded, hasty, quick, soon};
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 use stock::Stock;
 
@@ -28,11 +31,11 @@ fn region_has(rig: &Rig, offset: u64, wanted: &[u8]) -> bool {
     there == wanted
 }
 
-/// A stock engine writes into our region, reads it back, and gets an error for a bad address.
+/// A stock engine writes into a region of this engine, reads it back, and gets an error for a bad address.
 fn stock_initiates(rig: &Rig, stock: &mut Stock, base: u64) {
     let local = stock.allocate(LENGTH);
     assert_eq!(
-        stock.ask(json!({"call": "first", "peer": rig.name}))["address"].as_u64(),
+        stock.request(json!({"call": "first", "peer": rig.name}))["address"].as_u64(),
         Some(base)
     );
     for (round, length) in [1, 4096, 65_537, LENGTH].into_iter().enumerate() {
@@ -43,7 +46,7 @@ fn stock_initiates(rig: &Rig, stock: &mut Stock, base: u64) {
             stock.transfer("write", &rig.name, local, base + offset, length),
             0
         );
-        // Version 1 has no answer, so the last bytes may still be under way.
+        // Version 1 has no status, so the last bytes may still be in flight.
         let end = Instant::now() + Duration::from_secs(5);
         while !region_has(rig, offset, &stock_pattern(seed, length)) {
             assert!(Instant::now() < end, "{length} bytes never arrived");
@@ -87,7 +90,7 @@ async fn a_stock_engine_reads_and_writes_our_region_over_ipv6() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_requests_at_once_of_a_stock_engine_all_arrive() {
+async fn concurrent_requests_of_a_stock_engine_all_complete() {
     let rig = Rig::new(quick());
     let mut stock = Stock::start("127.0.0.1", &[]);
     let local = stock.allocate(LENGTH);
@@ -96,13 +99,13 @@ async fn many_requests_at_once_of_a_stock_engine_all_arrive() {
         "call": "parallel", "peer": rig.name,
         "local": local, "remote": BASE, "length": LENGTH, "count": 256,
     });
-    assert_eq!(stock.ask(batch)["code"], 0);
+    assert_eq!(stock.request(batch)["code"], 0);
     assert!(region_has(&rig, 0, &stock_pattern(9, LENGTH)));
-    assert_eq!(rig.host.stats().requests, 256);
+    assert_eq!(rig.endpoint.stats().requests, 256);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stock_engine_that_rests_longer_than_the_header_deadline_goes_on() {
+async fn a_stock_engine_idle_beyond_the_header_deadline_keeps_its_connection() {
     let rig = Rig::new(hasty());
     let mut stock = Stock::start("127.0.0.1", &[]);
     let local = stock.allocate(4096);
@@ -111,7 +114,7 @@ async fn a_stock_engine_that_rests_longer_than_the_header_deadline_goes_on() {
     for _ in 0..8 {
         assert_eq!(stock.transfer("write", &rig.name, local, BASE, 4096), 0);
     }
-    assert_eq!(rig.host.stats().ended[Ended::HeaderDeadline], 0);
+    assert_eq!(rig.endpoint.stats().ended[Ended::HeaderDeadline], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +122,7 @@ async fn stock_probes_and_messages_are_answered() {
     let rig = Rig::new(quick());
     let mut stock = Stock::start("127.0.0.1", &[]);
     assert_eq!(
-        stock.ask(json!({"call": "probe", "peer": rig.name}))["code"],
+        stock.request(json!({"call": "probe", "peer": rig.name}))["code"],
         0
     );
     let local = stock.allocate(4096);
@@ -127,10 +130,10 @@ async fn stock_probes_and_messages_are_answered() {
         "call": "notify", "peer": rig.name, "local": local, "remote": BASE,
         "name": "done", "text": "grüße",
     });
-    assert_eq!(stock.ask(message)["code"], 0);
+    assert_eq!(stock.request(message)["code"], 0);
     let mut messages = Vec::new();
     rig::until("the message is there", || {
-        messages.extend(rig.host.notifies());
+        messages.extend(rig.endpoint.notifies());
         !messages.is_empty()
     })
     .await;
@@ -140,7 +143,7 @@ async fn stock_probes_and_messages_are_answered() {
     );
 }
 
-/// We write into a stock engine's buffer and read it back.
+/// This engine writes into a stock engine's buffer and reads it back.
 async fn we_initiate(rig: &Rig, stock: &mut Stock) {
     let remote = stock.allocate(LENGTH);
     for (round, length) in [1, 4096, 65_537, LENGTH].into_iter().enumerate() {
@@ -156,7 +159,7 @@ async fn we_initiate(rig: &Rig, stock: &mut Stock) {
             local_offset: 11,
             length,
         };
-        bounded(rig.host.transfer(write.clone(), soon()))
+        bounded(rig.endpoint.transfer(write.clone(), soon()))
             .await
             .unwrap();
         assert!(stock.check(remote, length, seed), "{length} bytes");
@@ -165,7 +168,7 @@ async fn we_initiate(rig: &Rig, stock: &mut Stock) {
             op: Op::Read,
             ..write
         };
-        bounded(rig.host.transfer(read, soon())).await.unwrap();
+        bounded(rig.endpoint.transfer(read, soon())).await.unwrap();
         assert!(
             region_has(rig, 11, &stock_pattern(seed + 1, length)),
             "{length} bytes"
@@ -179,7 +182,9 @@ async fn we_initiate(rig: &Rig, stock: &mut Stock) {
         local_offset: 0,
         length: 1 << 20,
     };
-    let error = bounded(rig.host.transfer(bad, soon())).await.unwrap_err();
+    let error = bounded(rig.endpoint.transfer(bad, soon()))
+        .await
+        .unwrap_err();
     assert!(
         matches!(
             error,
@@ -209,7 +214,7 @@ async fn we_read_and_write_a_stock_engines_buffer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stock_engine_that_dies_is_an_error_and_its_successor_is_found() {
+async fn a_stopped_stock_engine_is_an_error_and_its_successor_is_resolved() {
     let rig = Rig::new(quick());
     let mut stock = Stock::start("127.0.0.1", &[]);
     let remote = stock.allocate(4096);
@@ -221,16 +226,102 @@ async fn a_stock_engine_that_dies_is_an_error_and_its_successor_is_found() {
         local_offset: 0,
         length: 4096,
     };
-    bounded(rig.host.transfer(read.clone(), soon()))
+    bounded(rig.endpoint.transfer(read.clone(), soon()))
         .await
         .unwrap();
     drop(stock);
-    let error = bounded(rig.host.transfer(read.clone(), soon()))
+    let error = bounded(rig.endpoint.transfer(read.clone(), soon()))
         .await
         .unwrap_err();
     assert!(error.to_string().contains(&read.peer), "{error}");
     let mut stock = Stock::start("127.0.0.1", &[]);
     read.peer = stock.name.clone();
     read.remote = stock.allocate(4096);
-    bounded(rig.host.transfer(read, soon())).await.unwrap();
+    bounded(rig.endpoint.transfer(read, soon())).await.unwrap();
+}
+
+/// A process that a stock engine has left behind; killed when dropped.
+struct Child(Pid);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Fails if it has already ended.
+        let _gone = rustix::process::kill_process(self.0, Signal::KILL);
+    }
+}
+
+/// Starts a stock engine on the handshake port of an earlier one. A stock engine chooses its ports at random
+/// from a range.
+fn restart_on(name: &str, space: &Space) -> Stock {
+    let (host, port) = name.rsplit_once(':').unwrap();
+    let last = (port.parse::<u16>().unwrap() + 2).to_string();
+    let range = [("MC_MIN_RPC_PORT", port), ("MC_MAX_RPC_PORT", &last)];
+    for _ in 0..30 {
+        let stock = Stock::start_in(space, host, &range);
+        if stock.name == name {
+            return stock;
+        }
+    }
+    panic!("no stock engine got port {port}");
+}
+
+/// A network namespace in which a port is free as soon as its process has ended.
+async fn space_without_lingering_ports() -> Space {
+    let space = Space::new().await.unwrap();
+    let mut command = space.command("sh");
+    command.args(["-c", "echo 0 >/proc/sys/net/ipv4/tcp_max_tw_buckets"]);
+    assert!(command.status().await.unwrap().success());
+    space
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_engine_that_restarts_on_its_port_is_resolved_while_another_link_is_busy() {
+    let settings = Settings {
+        lanes_per_peer: 2,
+        slice_bytes: 1 << 20,
+        ..quick()
+    };
+    let space = space_without_lingering_ports().await;
+    let network = Arc::new(Namespace::of_process(space.pid()).unwrap());
+    let engine = Engine::start(settings).unwrap();
+    let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let rig = Rig::inside(Some(network), engine, localhost, BASE);
+    let mut stock = Stock::start_in(&space, "127.0.0.1", &[]);
+    let first = Transfer {
+        op: Op::Read,
+        peer: stock.name.clone(),
+        remote: stock.allocate(LENGTH),
+        local: rig.id,
+        local_offset: 0,
+        length: LENGTH,
+    };
+    bounded(rig.endpoint.transfer(first.clone(), soon()))
+        .await
+        .unwrap();
+    let forked = stock.request(json!({"call": "fork"}));
+    assert_eq!(forked["connections"], 2);
+    let pid = i32::try_from(forked["pid"].as_i64().unwrap()).unwrap();
+    let _child = Child(Pid::from_raw(pid).unwrap());
+    // One link ends with the engine. The child holds the other one, and answers nothing.
+    drop(stock);
+    let waiting = Transfer {
+        length: 1,
+        ..first.clone()
+    };
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut waiting = rig.endpoint.submit(&[waiting], end);
+    let mut stock = restart_on(&first.peer, &space);
+    let second = Transfer {
+        remote: stock.allocate(LENGTH),
+        local_offset: LENGTH,
+        ..first
+    };
+    stock.fill(second.remote, LENGTH, 5);
+    let deadline = Instant::now() + Duration::from_secs(3);
+    bounded(rig.endpoint.transfer(second, deadline))
+        .await
+        .unwrap();
+    assert!(region_has(&rig, LENGTH, &stock_pattern(5, LENGTH)));
+    let still = tokio::time::timeout(Duration::from_millis(10), waiting.outcome()).await;
+    assert!(still.is_err(), "the other link is busy");
 }

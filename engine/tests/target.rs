@@ -1,11 +1,12 @@
-//! The target's side of the TCP wire, tried by hand-made peers.
+//! Tests of served connections, with hand-written peers.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 #[path = "fixture/rig.rs"]
 mod rig;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, TcpStream};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use mooncake_engine::{Admission, Ended, PeerFailures, Settings};
@@ -14,6 +15,7 @@ use rig::{
     BASE, LENGTH, Rig, connect, connect_from, get, hasty, header, is_closed, pattern, put, quick,
     status, until,
 };
+use socket2::SockRef;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn version_two_writes_are_answered_after_the_last_byte_and_read_back() {
@@ -25,7 +27,7 @@ async fn version_two_writes_are_answered_after_the_last_byte_and_read_back() {
     rig.region.copy_out(4095, &mut there).unwrap();
     assert!(there == bytes);
     assert!(get(&mut stream, BASE + 4095, bytes.len()) == bytes);
-    let stats = rig.host.stats();
+    let stats = rig.endpoint.stats();
     assert_eq!((stats.connections, stats.requests), (1, 2));
     assert_eq!((stats.bytes_written, stats.bytes_read), (5 << 20, 5 << 20));
 }
@@ -46,7 +48,7 @@ async fn version_one_has_no_answers_and_pipelined_headers_are_served_in_order() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_addresses_are_refused_and_the_connection_ends() {
+async fn bad_addresses_are_rejected_and_the_connection_is_closed() {
     let rig = Rig::new(quick());
     let ranges = [
         (BASE - 1, 1),
@@ -74,13 +76,13 @@ async fn bad_addresses_are_refused_and_the_connection_ends() {
         }
     }
     assert_eq!(
-        rig.host.stats().ended[Ended::BadAddress],
+        rig.endpoint.stats().ended[Ended::BadAddress],
         4 * ranges.len() as u64
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s16_a_connection_without_a_whole_header_is_closed_in_time_and_others_are_served() {
+async fn a_connection_without_a_complete_header_is_closed_in_time() {
     let rig = Rig::new(hasty());
     let begun = Instant::now();
     let mut silent = rig.connect();
@@ -90,8 +92,8 @@ async fn s16_a_connection_without_a_whole_header_is_closed_in_time_and_others_ar
     assert_eq!(put(&mut honest, BASE, b"x"), Status::Ok);
     assert!(is_closed(&mut silent) && is_closed(&mut half));
     assert!(begun.elapsed() < Duration::from_secs(5));
-    assert_eq!(rig.host.stats().ended[Ended::HeaderDeadline], 2);
-    // One that has transferred stays, also in the middle of a later header.
+    assert_eq!(rig.endpoint.stats().ended[Ended::HeaderDeadline], 2);
+    // A connection that has transferred stays open, also within a later header.
     honest
         .write_all(&header(Op::Read, Version::V2, BASE, 1)[..10])
         .unwrap();
@@ -106,7 +108,7 @@ async fn s16_a_connection_without_a_whole_header_is_closed_in_time_and_others_ar
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_that_does_not_move_ends_its_connection() {
+async fn a_stalled_payload_ends_its_connection() {
     let settings = Settings {
         user_timeout: Duration::from_secs(1),
         ..quick()
@@ -118,11 +120,82 @@ async fn a_payload_that_does_not_move_ends_its_connection() {
         .unwrap();
     stream.write_all(&[1; 50]).unwrap();
     assert!(is_closed(&mut stream));
-    assert_eq!(rig.host.stats().ended[Ended::Stalled], 1);
+    assert_eq!(rig.endpoint.stats().ended[Ended::Stalled], 1);
+}
+
+/// Bytes of a write in the next two tests, which the target receives in one portion.
+const PORTION: usize = 256 << 10;
+
+/// Starts a write whose bytes stay in the target's socket buffer, because they are less than a portion, and
+/// then completes another write to the same range. Returns the first connection and the second payload.
+async fn overwritten_while_queued(rig: &Rig) -> (TcpStream, Vec<u8>) {
+    let mut first = rig.connect();
+    let mut begin = header(Op::Write, Version::V2, BASE, PORTION as u64).to_vec();
+    begin.push(0);
+    first.write_all(&begin).unwrap();
+    until("the target waits for the rest", || {
+        rig.endpoint.stats().bytes_written == 1
+    })
+    .await;
+    // On loopback it is in the target's socket buffer when this returns.
+    first.write_all(&pattern(1, 100 << 10)).unwrap();
+    let second = pattern(2, PORTION);
+    assert_eq!(put(&mut rig.connect(), BASE, &second), Status::Ok);
+    assert_eq!(rig.endpoint.stats().bytes_written, 1 + PORTION as u64);
+    (first, second)
+}
+
+/// Checks that ending a connection has written nothing of what it left in the socket buffer.
+async fn nothing_more_is_written(rig: &Rig, second: &[u8]) {
+    until("both connections have ended", || {
+        rig.endpoint.stats().connections == 0
+    })
+    .await;
+    let mut there = vec![0; second.len()];
+    rig.region.copy_out(0, &mut there).unwrap();
+    assert!(there == second, "bytes of the first write landed");
+    assert_eq!(rig.endpoint.stats().ended[Ended::Broken], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn payloads_that_come_in_pieces_end_with_their_last_byte_and_the_next_request_is_heard() {
+async fn queued_bytes_of_a_reset_connection_are_not_written() {
+    let rig = Rig::new(quick());
+    let (first, second) = overwritten_while_queued(&rig).await;
+    SockRef::from(&first)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+    drop(first);
+    nothing_more_is_written(&rig, &second).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queued_bytes_of_a_sender_that_has_closed_are_not_written() {
+    let rig = Rig::new(quick());
+    let (first, second) = overwritten_while_queued(&rig).await;
+    drop(first);
+    nothing_more_is_written(&rig, &second).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_one_sender_may_close_after_its_last_byte() {
+    let rig = Rig::new(quick());
+    let bytes = pattern(4, 3 << 20);
+    let mut sender = rig.connect();
+    let head = header(Op::Write, Version::V1, BASE, bytes.len() as u64);
+    sender.write_all(&head).unwrap();
+    sender.write_all(&bytes).unwrap();
+    drop(sender);
+    until("the write is complete", || {
+        rig.endpoint.stats().requests == 1
+    })
+    .await;
+    let mut there = vec![0; bytes.len()];
+    rig.region.copy_out(0, &mut there).unwrap();
+    assert!(there == bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payloads_in_parts_complete_and_the_next_request_is_served() {
     let rig = Rig::new(quick());
     let mut stream = rig.connect();
     let mut before = 0;
@@ -137,22 +210,22 @@ async fn payloads_that_come_in_pieces_end_with_their_last_byte_and_the_next_requ
         let head = header(Op::Write, Version::V2, BASE, size as u64);
         stream.write_all(&head).unwrap();
         stream.write_all(&bytes[..size - 1]).unwrap();
-        // As much as is sure to be taken before the end is there.
+        // Bytes that are certainly received before the last part.
         let sure = before + (size as u64).saturating_sub(256 << 10);
         until("the beginning is taken", || {
-            rig.host.stats().bytes_written >= sure
+            rig.endpoint.stats().bytes_written >= sure
         })
         .await;
         stream.write_all(&bytes[size - 1..]).unwrap();
         assert_eq!(status(&mut stream), Status::Ok);
         assert_eq!(put(&mut stream, BASE + (16 << 20), b"x"), Status::Ok);
         assert!(get(&mut stream, BASE, size) == bytes);
-        before = rig.host.stats().bytes_written;
+        before = rig.endpoint.stats().bytes_written;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_that_comes_byte_by_byte_moves() {
+async fn a_payload_is_received_byte_by_byte() {
     let settings = Settings {
         user_timeout: Duration::from_secs(1),
         ..quick()
@@ -165,7 +238,7 @@ async fn a_payload_that_comes_byte_by_byte_moves() {
     for taken in 1..=3 {
         stream.write_all(&[1]).unwrap();
         until("the byte is taken", || {
-            rig.host.stats().bytes_written == taken
+            rig.endpoint.stats().bytes_written == taken
         })
         .await;
     }
@@ -174,7 +247,7 @@ async fn a_payload_that_comes_byte_by_byte_moves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bounds_refuse_newcomers_and_evict_nobody() {
+async fn connections_over_the_limits_are_refused_and_open_ones_stay() {
     let rig = Rig::new(Settings {
         max_connections_per_address: 3,
         ..quick()
@@ -189,21 +262,21 @@ async fn bounds_refuse_newcomers_and_evict_nobody() {
     for stream in &mut served {
         assert_eq!(put(stream, BASE, b"still in"), Status::Ok);
     }
-    assert_eq!(rig.host.stats().ended[Ended::OverLimit], 20);
+    assert_eq!(rig.endpoint.stats().ended[Ended::OverLimit], 20);
     drop(served.pop());
     until("the place is free again", || {
-        rig.host.stats().connections == 2
+        rig.endpoint.stats().connections == 2
     })
     .await;
     assert_eq!(put(&mut rig.connect(), BASE, b"new"), Status::Ok);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn admission_is_decided_by_address_and_withdrawn_at_once() {
+async fn admission_is_by_address_and_its_removal_closes_connections() {
     let rig = Rig::new(quick());
     let mut stream = rig.connect();
     assert_eq!(put(&mut stream, BASE, b"x"), Status::Ok);
-    rig.host
+    rig.endpoint
         .admit(Admission::only(["127.0.0.2".parse().unwrap()]))
         .unwrap();
     let begun = Instant::now();
@@ -211,15 +284,15 @@ async fn admission_is_decided_by_address_and_withdrawn_at_once() {
     assert!(is_closed(&mut rig.connect()));
     assert!(is_closed(&mut connect(rig.handshake)));
     assert!(begun.elapsed() < Duration::from_secs(1));
-    assert_eq!(rig.host.stats().ended[Ended::NotAdmitted], 3);
-    rig.host
+    assert_eq!(rig.endpoint.stats().ended[Ended::NotAdmitted], 3);
+    rig.endpoint
         .admit(Admission::only(["127.0.0.1".parse().unwrap()]))
         .unwrap();
     assert_eq!(put(&mut rig.connect(), BASE, b"y"), Status::Ok);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_peers_whose_connections_fail_are_known_by_address_and_cause() {
+async fn failed_connections_are_counted_by_address_and_cause() {
     let rig = Rig::new(hasty());
     let [honest, lost, silent] = [1, 2, 3].map(|last| IpAddr::from([127, 0, 0, last]));
     assert_eq!(
@@ -231,7 +304,7 @@ async fn the_peers_whose_connections_fail_are_known_by_address_and_cause() {
         assert_eq!(put(&mut stream, 7, b"x"), Status::AddressRejected);
     }
     assert!(is_closed(&mut connect_from(silent, rig.data)));
-    rig.host.admit(Admission::only([honest])).unwrap();
+    rig.endpoint.admit(Admission::only([honest])).unwrap();
     for _ in 0..2 {
         assert!(is_closed(&mut connect_from(silent, rig.handshake)));
     }
@@ -241,12 +314,12 @@ async fn the_peers_whose_connections_fail_are_known_by_address_and_cause() {
         failures(silent, Ended::NotAdmitted, 2),
         failures(silent, Ended::HeaderDeadline, 1),
     ];
-    assert_eq!(rig.host.worst_peers(10), wanted);
-    assert_eq!(rig.host.worst_peers(1), wanted[..1]);
+    assert_eq!(rig.endpoint.worst_peers(10), wanted);
+    assert_eq!(rig.endpoint.worst_peers(1), wanted[..1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s01_ipv6_and_wire_bases_beyond_2_to_the_58_are_served() {
+async fn ipv6_and_wire_bases_beyond_2_to_the_58_are_served() {
     let base = (1 << 61) + (5 << 30);
     let rig = Rig::on(quick(), IpAddr::V6(Ipv6Addr::LOCALHOST), base);
     assert!(rig.name.starts_with("[::1]:"));
@@ -257,7 +330,7 @@ async fn s01_ipv6_and_wire_bases_beyond_2_to_the_58_are_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removed_region_is_free_and_answers_no_more() {
+async fn a_removed_region_is_released_and_its_addresses_rejected() {
     let rig = Rig::new(quick());
     let mut idle = rig.connect();
     assert_eq!(put(&mut idle, BASE, b"x"), Status::Ok);
@@ -267,20 +340,22 @@ async fn a_removed_region_is_free_and_answers_no_more() {
         .unwrap();
     midway.write_all(&[7; 1000]).unwrap();
     until("the write is under way", || {
-        rig.host.stats().bytes_written >= 1001
+        rig.endpoint.stats().bytes_written >= 1001
     })
     .await;
     let region = rig.region.clone();
-    rig::bounded(rig.host.remove_region(rig.id)).await.unwrap();
+    rig::bounded(rig.endpoint.remove_region(rig.id))
+        .await
+        .unwrap();
     drop(rig.region);
-    assert_eq!(std::sync::Arc::strong_count(&region), 1);
+    assert_eq!(Arc::strong_count(&region), 1);
     let _may_fail = midway.write_all(&[7; 100_000]);
     assert!(is_closed(&mut midway));
     let mut byte = [0];
     region.copy_out(1000, &mut byte).unwrap();
     assert_eq!(byte, [0]);
     assert_eq!(put(&mut idle, BASE, b"x"), Status::AddressRejected);
-    assert_eq!(rig.host.stats().ended[Ended::Withdrawn], 1);
+    assert_eq!(rig.endpoint.stats().ended[Ended::Withdrawn], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -293,10 +368,10 @@ async fn a_late_write_never_lands_after_a_rebase() {
         late.write_all(&header(Op::Write, Version::V2, old, LENGTH))
             .unwrap();
         late.write_all(&vec![0xEE; 300_000]).unwrap();
-        rig::bounded(rig.host.rebase_region(rig.id, new))
+        rig::bounded(rig.endpoint.rebase_region(rig.id, new))
             .await
             .unwrap();
-        // The new life's bytes, over everything that the old one wrote.
+        // The bytes of the new epoch, over those of the old one.
         rig.region.copy_in(0, &vec![0x11; 1 << 20]).unwrap();
         let _may_fail = late.write_all(&vec![0xEE; 300_000]);
         assert!(is_closed(&mut late));
@@ -310,22 +385,22 @@ async fn a_late_write_never_lands_after_a_rebase() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn closing_a_host_closes_everything_and_frees_its_memory() {
+async fn closing_an_endpoint_closes_connections_and_releases_memory() {
     let rig = Rig::new(quick());
     let mut stream = rig.connect();
     assert_eq!(put(&mut stream, BASE, b"x"), Status::Ok);
-    rig::bounded(rig.host.close()).await.unwrap();
+    rig::bounded(rig.endpoint.close()).await.unwrap();
     assert!(is_closed(&mut stream));
-    assert_eq!(std::sync::Arc::strong_count(&rig.region), 1);
-    assert!(std::net::TcpStream::connect(rig.data).is_err());
-    assert!(std::net::TcpStream::connect(rig.handshake).is_err());
+    assert_eq!(Arc::strong_count(&rig.region), 1);
+    assert!(TcpStream::connect(rig.data).is_err());
+    assert!(TcpStream::connect(rig.handshake).is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_busy_connection_does_not_starve_the_others() {
+async fn a_busy_connection_does_not_block_others() {
     let rig = Rig::new(quick());
     let data = rig.data;
-    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let flag = stop.clone();
     let busy = std::thread::spawn(move || {
         let mut stream = connect(data);
@@ -344,4 +419,54 @@ async fn one_busy_connection_does_not_starve_the_others() {
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     busy.join().unwrap();
     assert!(worst < Duration::from_secs(1), "{worst:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_changes_of_a_region_take_effect_in_one_order() {
+    let settings = Settings {
+        data_threads: 3,
+        ..quick()
+    };
+    let rig = Rig::new(settings);
+    let runtime = tokio::runtime::Handle::current();
+    // Carries out changes of the region at the same time, each on a thread of its own.
+    let at_once = |id, changes: &[Option<u64>]| {
+        let start = Barrier::new(changes.len());
+        let (rig, start, runtime) = (&rig, &start, &runtime);
+        tokio::task::block_in_place(|| {
+            std::thread::scope(|scope| {
+                for change in changes {
+                    scope.spawn(move || {
+                        start.wait();
+                        // A removed region cannot be changed.
+                        let _unknown = match *change {
+                            Some(base) => runtime.block_on(rig.endpoint.rebase_region(id, base)),
+                            None => runtime.block_on(rig.endpoint.remove_region(id)),
+                        };
+                    });
+                }
+            });
+        });
+    };
+    for round in 1..100 {
+        let memory = rig::region(1 << 20);
+        let bases = [0, 1, 2].map(|n| BASE + (round << 32) + (n << 30));
+        let id = rig
+            .endpoint
+            .add_region(Arc::clone(&memory), bases[0])
+            .unwrap();
+        at_once(id, &[Some(bases[1]), Some(bases[2])]);
+        let served = bases.map(|base| {
+            // Accepted connections go to the data threads in turn.
+            [(); 3].map(|()| put(&mut rig.connect(), base, b"x") == Status::Ok)
+        });
+        assert_eq!(served[0], [false; 3], "round {round}");
+        assert!(
+            [[false; 3], [true; 3]] == [served[1], served[2]]
+                || [[true; 3], [false; 3]] == [served[1], served[2]],
+            "round {round}: {served:?}"
+        );
+        at_once(id, &[Some(bases[0]), None]);
+        assert_eq!(Arc::strong_count(&memory), 1, "round {round}");
+    }
 }

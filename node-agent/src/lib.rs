@@ -1,21 +1,23 @@
-//! What runs on a node: the agent, the pool process that owns memory, and the gate of an injected
-//! pod.
+//! The agent of a node: receives the memory of pool pods as descriptors, serves it to peers and mounts it in the
+//! master of the cluster.
 //!
 //! Invariants of agent and pool:
-//! 1. A pool process makes nothing before the grant of an agent, and its memory, listeners and
-//!    record outlive every agent.
-//! 2. The agent maps only memory that is sealed, of the granted size and page size, from the
-//!    process whose cgroup is that pod's and which stands in the node's spec (or in a record that
-//!    an agent of this node sealed).
+//! 1. A pool process allocates memory only after the grant of an agent. Its memory, listeners and record outlive
+//!    every agent.
+//! 2. The agent maps only sealed memory of the granted size and page size, from a process in the cgroup of a pod
+//!    that the node's spec, or a record sealed on this node, assigns.
 //! 3. A change of identity (segments, wire bases, master) is recorded before it takes effect.
-//! 4. An agent's end unmounts nothing; a pool pod's end unmounts everything of it.
-//! 5. The Kubernetes API being away changes nothing that serves.
+//! 4. The end of an agent unmounts nothing; the end of a pool pod unmounts all its segments.
+//! 5. While the Kubernetes API is unavailable, pools are served unchanged.
 
-pub mod agent;
-pub mod checks;
-mod devices;
-pub mod fixes;
-pub mod gate;
-pub mod handover;
-pub mod host;
-pub mod pool;
+pub mod args;
+mod assignments;
+pub mod describe;
+mod facts;
+mod health;
+mod peers;
+mod pools;
+pub mod process;
+mod publish;
+mod watched;
+pub mod worker;

@@ -1,5 +1,5 @@
-//! Agent and pool processes without Kubernetes, against a real stock master and a stock client.
-//! Needs root, for network namespaces, and the stock wheel, which is installed on first use.
+//! Agent and pool processes without Kubernetes, against a stock master and a stock client. Requires root for
+//! network namespaces, and the stock wheel, which is installed on first use.
 #![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
 #[path = "node/efa.rs"]

@@ -11,39 +11,40 @@ mod inject;
 mod launch;
 mod lookup;
 mod patch;
+mod prefill_decode;
+mod request;
 mod review;
-mod server;
+mod selection;
 mod sidecar;
+mod skipped;
 mod target;
 mod volume;
-mod wish;
 
 pub use advice::Room;
 pub use advisor::Rooms;
 pub use claim::Devices;
+pub use configuration::injected_protocol;
 pub use environment::{FORCE_TCP, PROTOCOL};
 pub use host_ports::Policies;
-pub use inject::{Decision, Skipped, Surroundings, inject};
+pub use inject::{Decision, InjectionContext, inject};
 pub use lookup::{ApiServer, Clusters, LookupError};
+pub use request::{InjectionRequest, InvalidRequest};
 pub use review::router;
-pub use server::run as serve_tls;
-pub use sidecar::NAME as GATE_CONTAINER;
+pub use skipped::Skipped;
 pub use target::{StockTransport, Target};
-pub use wish::{Unreadable, Wish};
 
-use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use kube::Client;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::certificates::{self, Keeper, Resolver, Schedule};
+use crate::{listener, tls_server};
 
 /// Settings of the webhook.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Namespace of the operator, where the certificate's Secret stands.
+    /// Namespace of the operator, of the certificate's Secret.
     pub namespace: String,
     /// Image of the sidecar.
     pub gate_image: String,
@@ -58,7 +59,7 @@ pub struct Settings {
 /// Why the webhook does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("port {port} of the webhook cannot be listened on: {cause}")]
+    #[error("cannot listen on the webhook's port {port}: {cause}")]
     Listen { port: u16, cause: std::io::Error },
     #[error(transparent)]
     Tls(#[from] certificates::TlsError),
@@ -66,12 +67,12 @@ pub enum Error {
 
 /// Serves the webhook until `shutdown` resolves, at most ten seconds longer.
 ///
-/// Every replica calls it. `leader` says whether this one writes Secret and caBundle; the others
+/// Every replica calls it. `leader`: this replica writes Secret and caBundle; the others
 /// wait for what it writes. `certificate` is empty until then: handshakes fail, and the replica is
 /// not ready ([`Resolver::loaded`]).
 ///
 /// # Errors
-/// When the port cannot be had or TLS cannot be set up.
+/// Listen: the port is in use. Tls: the TLS configuration is invalid.
 pub async fn serve(
     settings: Settings,
     client: Client,
@@ -88,13 +89,9 @@ pub async fn serve(
         secret,
     } = settings;
     let tls = certificates::server_config(certificate.clone())?;
-    // Dual stack where the node has IPv6, IPv4 alone where it has none.
-    let listener = match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
-        Ok(listener) => listener,
-        Err(_) => TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], port)))
-            .await
-            .map_err(|cause| Error::Listen { port, cause })?,
-    };
+    let listener = listener::listen(port)
+        .await
+        .map_err(|cause| Error::Listen { port, cause })?;
     let keeper = Keeper::new(
         client.clone(),
         &namespace,
@@ -105,7 +102,7 @@ pub async fn serve(
     );
     let routes = router(ApiServer(client), known, gate_image);
     tokio::select! {
-        () = serve_tls(listener, tls, routes, shutdown) => Ok(()),
+        () = tls_server::serve(listener, tls, routes, shutdown) => Ok(()),
         never = keeper.run(leader) => match never {},
     }
 }

@@ -1,18 +1,20 @@
-//! The only writer: server-side apply and delete, each fenced by the Lease, bounded in time,
-//! counted, and left out where nothing would change.
+//! All writes to the API server: server-side apply and delete, each fenced by the Lease, with a deadline and a metric,
+//! and skipped if nothing would change.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::lease::{Deposed, Fence};
+use crate::lease::{Deposed, Fence, WRITE_LIMIT};
 use crate::metrics::Metrics;
 
 mod compare;
@@ -21,11 +23,15 @@ pub use compare::{covers, fingerprint, thousandths};
 
 /// Field manager of every write of the operator.
 pub const FIELD_MANAGER: &str = "mooncake-operator";
-/// On every applied object: fingerprint of what was applied, so that a changed wish is seen.
+/// The label that names who manages an object.
+pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// The same for an EndpointSlice: its controller ignores slices with another value.
+pub const LABEL_SLICE_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+/// The value of both labels.
+pub const MANAGED_BY: &str = "mooncake-operator";
+/// On every applied object: fingerprint of what was applied, so that a change of the desired object is detected.
 const ANNOTATION_APPLIED: &str = "mooncake.io/applied";
-/// Longest time for one write. [`crate::lease`] counts on it.
-pub const WRITE_LIMIT: Duration = Duration::from_secs(5);
-/// How long a write may be ahead of the cache before it is doubted.
+/// How long the cache may lag behind a write. After that the object is written again.
 const CACHE_LAG: Duration = Duration::from_secs(10);
 
 /// Why a write did not happen.
@@ -42,7 +48,7 @@ pub enum Error {
          name for the cluster or the pool"
     )]
     NotOurs { object: String, owner: String },
-    #[error("{verb} {object}: the API server refused: {source}")]
+    #[error("{verb} {object}: the API server rejected it: {source}")]
     Refused {
         verb: &'static str,
         object: String,
@@ -73,20 +79,20 @@ impl Error {
     }
 }
 
-/// What an apply came to.
+/// Result of an apply.
 #[derive(Clone, Debug)]
 pub struct Applied<K> {
-    /// The object as last seen, with what others wrote in it; `None` while the cache does not show
-    /// our creation yet.
+    /// The object as last read, with the fields of other writers; `None` until the cache contains
+    /// the created object.
     pub object: Option<K>,
-    /// True where something was written, now or so lately that the cache does not show it.
+    /// True if the object was written, now or so recently that the cache does not contain the write.
     pub changed: bool,
 }
 
 /// Our latest write of one object.
 #[derive(Clone, Debug)]
 struct Write {
-    wish: String,
+    desired_fingerprint: String,
     version: Option<u64>,
     at: Instant,
 }
@@ -100,13 +106,16 @@ enum Step {
     Write,
 }
 
-/// Writes for one leader.
+/// Writes for one leader. Paused, it writes statuses and Events only.
 pub struct Writer {
     fence: Fence,
     metrics: Metrics,
-    writes: Mutex<HashMap<String, Write>>,
+    writes: Arc<Mutex<HashMap<String, Write>>>,
     /// Resource version and time of our latest write of each object's status.
-    statuses: Mutex<HashMap<String, (u64, Instant)>>,
+    statuses: Arc<Mutex<HashMap<String, (u64, Instant)>>>,
+    paused: bool,
+    /// Changes that were not made because of the pause.
+    withheld: AtomicUsize,
 }
 
 impl Writer {
@@ -114,13 +123,48 @@ impl Writer {
         Self {
             fence,
             metrics,
-            writes: Mutex::default(),
-            statuses: Mutex::default(),
+            writes: Arc::default(),
+            statuses: Arc::default(),
+            paused: false,
+            withheld: AtomicUsize::new(0),
         }
     }
 
-    /// Makes `desired` so, unless `observed` (from the cache) already is. An object of that name that
-    /// has another owner is left alone.
+    /// The same writer for one reconcile, paused if `paused` or if this one is. It counts what it withholds.
+    pub fn pausing(&self, paused: bool) -> Self {
+        Self {
+            fence: self.fence.clone(),
+            metrics: self.metrics.clone(),
+            writes: Arc::clone(&self.writes),
+            statuses: Arc::clone(&self.statuses),
+            paused: self.paused || paused,
+            withheld: AtomicUsize::new(0),
+        }
+    }
+
+    /// True if no object is created, changed or deleted.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Number of changes that were not made because of the pause.
+    pub fn withheld(&self) -> usize {
+        self.withheld.load(Ordering::Relaxed)
+    }
+
+    /// True if the change must not be made; counts it.
+    fn withholds(&self, verb: &str, object: &str) -> bool {
+        if self.paused {
+            self.withheld.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(verb, object, "paused; not written");
+        }
+        self.paused
+    }
+
+    /// Applies `desired` unless `observed`, from the cache, equals it.
+    ///
+    /// # Errors
+    /// [`Error::NotOurs`] for an object of that name with another owner; else the failed write.
     pub async fn apply<K>(
         &self,
         api: &Api<K>,
@@ -145,14 +189,14 @@ impl Writer {
         K: Resource + Clone + Debug + Serialize + DeserializeOwned,
     {
         let object = describe(kind, &desired);
-        let wish = fingerprint(&desired);
+        let desired_fingerprint = fingerprint(&desired);
         desired
             .annotations_mut()
-            .insert(ANNOTATION_APPLIED.to_owned(), wish.clone());
+            .insert(ANNOTATION_APPLIED.to_owned(), desired_fingerprint.clone());
         let step = {
-            let mut writes = self.lock();
+            let mut writes = self.writes.lock();
             let step = step(
-                &wish,
+                &desired_fingerprint,
                 &desired,
                 observed,
                 writes.get(&object),
@@ -170,6 +214,12 @@ impl Writer {
                     changed: step == Step::Await,
                 });
             }
+            Step::Write if self.withholds("apply", &object) => {
+                return Ok(Applied {
+                    object: observed.cloned(),
+                    changed: false,
+                });
+            }
             Step::Write => {}
         }
         if observed.is_none() {
@@ -181,10 +231,10 @@ impl Writer {
                 api.patch(&name, &ours(), &Patch::Apply(&desired)).await
             })
             .await?;
-        self.lock().insert(
+        self.writes.lock().insert(
             object.clone(),
             Write {
-                wish,
+                desired_fingerprint,
                 version: version(&written),
                 at: Instant::now(),
             },
@@ -196,8 +246,9 @@ impl Writer {
         })
     }
 
-    /// Writes fields of the status subresource; the caller has compared.
-    pub async fn apply_status<K>(&self, api: &Api<K>, name: &str, body: &Value) -> Result<(), Error>
+    /// Writes fields of the status subresource, also while paused; the caller has compared. Returns the object as
+    /// it was stored.
+    pub async fn apply_status<K>(&self, api: &Api<K>, name: &str, body: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
@@ -209,23 +260,22 @@ impl Writer {
             .await?;
         if let Some(version) = version(&written) {
             let now = Instant::now();
-            let mut statuses = self.statuses();
+            let mut statuses = self.statuses.lock();
             statuses.retain(|_, (_, at)| now.duration_since(*at) < CACHE_LAG);
             statuses.insert(object_of(&written), (version, now));
         }
-        Ok(())
+        Ok(written)
     }
 
-    /// True where `observed`, from the cache, is older than our last write of its status: what follows
-    /// from it was written, and told, already. The watch shows our write in a moment, which is a reason
-    /// to look again.
+    /// True if `observed`, from the cache, is older than the last write of its status. The watch event of
+    /// that write triggers another reconcile.
     pub fn status_lags<K: Resource<DynamicType = ()>>(&self, observed: &K) -> bool {
-        let statuses = self.statuses();
+        let statuses = self.statuses.lock();
         let written = statuses.get(&object_of(observed));
         written.is_some_and(|written| lags(*written, version(observed), Instant::now()))
     }
 
-    /// Deletes exactly this object, not a namesake. Gone already is fine.
+    /// Deletes the object with this UID. An object that does not exist is no error.
     pub async fn delete<K>(&self, api: &Api<K>, victim: &K) -> Result<(), Error>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -239,6 +289,9 @@ impl Writer {
         K: Resource + Clone + Debug + DeserializeOwned,
     {
         let object = describe(kind, victim);
+        if self.withholds("delete", &object) {
+            return Ok(());
+        }
         let parameters = DeleteParams::background().preconditions(Preconditions {
             uid: victim.uid(),
             resource_version: None,
@@ -247,21 +300,21 @@ impl Writer {
         let outcome = self
             .bounded("delete", &object, async {
                 match api.delete(&name, &parameters).await {
-                    // 409: another life of that name.
+                    // 409: an object of that name with another UID.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
                     Err(error) => Err(error),
                     Ok(_) => Ok(true),
                 }
             })
             .await?;
-        self.lock().remove(&object);
+        self.writes.lock().remove(&object);
         if outcome {
             tracing::info!(%object, "deleted");
         }
         Ok(())
     }
 
-    /// Ok where a write may start now; for what is written elsewhere than to the API server.
+    /// Checks whether a write may start now. For writes that do not go to the API server.
     pub fn permit(&self, verb: &'static str, object: &str) -> Result<(), Error> {
         self.fence.permit().map_err(|source| Error::Deposed {
             verb,
@@ -308,26 +361,14 @@ impl Writer {
         }
         Err(Error::NotOurs {
             object: object.to_owned(),
-            owner: owner(&found.metadata).map_or_else(|| "nobody".to_owned(), |(_, words)| words),
+            owner: owner(&found.metadata).map_or_else(|| "no owner".to_owned(), |(_, name)| name),
         })
-    }
-
-    fn statuses(&self) -> std::sync::MutexGuard<'_, HashMap<String, (u64, Instant)>> {
-        self.statuses
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Write>> {
-        self.writes
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-/// True where `standing` was applied by an operator that wished something else than `desired`.
-pub fn applied_otherwise<K: Resource + Serialize>(desired: &K, standing: &K) -> bool {
-    standing
+/// True if `current` was applied from another desired object.
+pub fn applied_otherwise<K: Resource + Serialize>(desired: &K, current: &K) -> bool {
+    current
         .meta()
         .annotations
         .as_ref()
@@ -339,7 +380,7 @@ fn ours() -> PatchParams {
     PatchParams::apply(FIELD_MANAGER).force()
 }
 
-/// UID of the controlling owner, and its name for people.
+/// UID of the controlling owner, and its name for messages.
 fn owner(
     metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
 ) -> Option<(String, String)> {
@@ -373,7 +414,7 @@ fn api_error(verb: &'static str, object: &str, error: kube::Error) -> Error {
     }
 }
 
-/// Whether the API server says by a cause of its own that nothing new comes into the namespace.
+/// True if the API server rejects new objects because the namespace is being deleted.
 fn terminating(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else {
         return false;
@@ -389,7 +430,7 @@ fn describe<K: Resource>(kind: &str, object: &K) -> String {
     }
 }
 
-/// Whether a version that is seen is older than the one that we wrote, which is not for ever believed.
+/// True if the observed version is older than the written one; for at most `CACHE_LAG`.
 fn lags((written, at): (u64, Instant), seen: Option<u64>, now: Instant) -> bool {
     now.duration_since(at) < CACHE_LAG && seen.is_some_and(|seen| seen < written)
 }
@@ -404,7 +445,7 @@ fn version<K: Resource>(object: &K) -> Option<u64> {
 }
 
 fn step<K: Resource + Serialize>(
-    wish: &str,
+    desired_fingerprint: &str,
     desired: &K,
     observed: Option<&K>,
     latest: Option<&Write>,
@@ -412,7 +453,9 @@ fn step<K: Resource + Serialize>(
 ) -> Step {
     let lagging = latest.is_some_and(|write| {
         let behind = observed.and_then(version) < write.version;
-        behind && write.wish == wish && now.duration_since(write.at) < CACHE_LAG
+        behind
+            && write.desired_fingerprint == desired_fingerprint
+            && now.duration_since(write.at) < CACHE_LAG
     });
     if lagging {
         return Step::Await;
@@ -420,13 +463,13 @@ fn step<K: Resource + Serialize>(
     let Some(observed) = observed else {
         return Step::Write;
     };
-    let same_wish = observed
+    let same_fingerprint = observed
         .meta()
         .annotations
         .as_ref()
         .and_then(|all| all.get(ANNOTATION_APPLIED))
-        .is_some_and(|applied| applied == wish);
-    if same_wish && covers(&json(observed), &json(desired)) {
+        .is_some_and(|applied| applied == desired_fingerprint);
+    if same_fingerprint && covers(&json(observed), &json(desired)) {
         Step::Leave
     } else {
         Step::Write
@@ -454,34 +497,43 @@ mod tests {
         .unwrap()
     }
 
-    fn wished(port: i32) -> Service {
-        let mut wished = service("", "w", port);
-        wished.metadata.resource_version = None;
-        wished.spec.as_mut().unwrap().type_ = None;
-        wished
+    fn desired_service(port: i32) -> Service {
+        let mut desired = service("", "w", port);
+        desired.metadata.resource_version = None;
+        desired.spec.as_mut().unwrap().type_ = None;
+        desired
     }
 
     #[test]
-    fn what_is_as_wished_is_left_alone() {
+    fn an_object_that_has_its_spec_is_not_written() {
         let observed = service("5", "w", 80);
-        let step = step("w", &wished(80), Some(&observed), None, Instant::now());
+        let step = step(
+            "w",
+            &desired_service(80),
+            Some(&observed),
+            None,
+            Instant::now(),
+        );
         assert_eq!(step, Step::Leave);
     }
 
     #[test]
-    fn another_wish_and_a_changed_field_are_written() {
+    fn another_spec_and_a_changed_field_are_written() {
         let now = Instant::now();
         let earlier = service("5", "before", 80);
         assert_eq!(
-            step("w", &wished(80), Some(&earlier), None, now),
+            step("w", &desired_service(80), Some(&earlier), None, now),
             Step::Write
         );
         let edited = service("5", "w", 81);
         assert_eq!(
-            step("w", &wished(80), Some(&edited), None, now),
+            step("w", &desired_service(80), Some(&edited), None, now),
             Step::Write
         );
-        assert_eq!(step("w", &wished(80), None, None, now), Step::Write);
+        assert_eq!(
+            step("w", &desired_service(80), None, None, now),
+            Step::Write
+        );
     }
 
     #[test]
@@ -497,12 +549,12 @@ mod tests {
     fn a_cache_that_lags_behind_our_write_causes_no_second_one() {
         let now = Instant::now();
         let write = Write {
-            wish: "w".to_owned(),
+            desired_fingerprint: "w".to_owned(),
             version: Some(6),
             at: now,
         };
         let stale = service("5", "before", 80);
-        let step = |observed, at| step("w", &wished(80), observed, Some(&write), at);
+        let step = |observed, at| step("w", &desired_service(80), observed, Some(&write), at);
         assert_eq!(step(Some(&stale), now), Step::Await);
         assert_eq!(step(None, now), Step::Await);
         assert_eq!(step(None, now + CACHE_LAG), Step::Write);

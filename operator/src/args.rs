@@ -35,6 +35,10 @@ pub struct Args {
     )]
     pub pool_priority_class: String,
 
+    /// Namespaces whose pods may read the metrics of masters, separated by commas.
+    #[arg(long, env = "METRICS_NAMESPACES", value_delimiter = ',')]
+    pub metrics_namespaces: Vec<String>,
+
     /// Port of the metrics, TLS; readers are checked by TokenReview and SubjectAccessReview.
     #[arg(long, env = "METRICS_PORT", default_value_t = 8443)]
     pub metrics_port: u16,
@@ -62,6 +66,10 @@ pub struct Args {
     /// Lease in the operator's namespace by which one replica leads.
     #[arg(long, env = "LEASE_NAME", default_value = "mooncake-operator")]
     pub lease_name: String,
+
+    /// Observe and write statuses, but create, change and delete no object. Injection of pods continues.
+    #[arg(long, env = "PAUSED")]
+    pub paused: bool,
 
     /// Log filter, as in RUST_LOG.
     #[arg(long, env = "LOG", default_value = "info,kube=warn")]

@@ -1,10 +1,9 @@
-//! What the operator knows of the API server: one narrowed, pruned watch for each kind, and who is
-//! to be reconciled when something in it moves.
+//! The operator's cache of the API server: one filtered, pruned watch for each kind, and the triggers
+//! that a change sends to the controllers.
 
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
@@ -14,29 +13,33 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::core::DeserializeGuard;
-use kube::runtime::reflector::{self, Store};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, watcher};
-use kube::runtime::{WatchStreamExt, reflector as reflect};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource};
+use parking_lot::{Mutex, RwLock};
 use serde::de::DeserializeOwned;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
-use crate::cluster::eviction::Evictions;
-use crate::domain::{Fabric, view};
 use crate::metrics::Metrics;
-use crate::node::observe::probed_at;
-use crate::node::ring::{Neighbours, Ring};
+use crate::pod::probed_at;
 
+pub mod compute_domains;
 pub(crate) mod devices;
+pub mod evictions;
 mod index;
+pub mod probe_ring;
 pub(crate) mod prune;
 mod trigger;
 
+pub use compute_domains::ComputeDomains;
 pub use devices::{Claimable, Devices};
+pub use evictions::Evictions;
 pub use index::Index;
-pub use trigger::{ClusterName, Trigger, wanted_cluster};
+use probe_ring::{Neighbours, ProbeRing};
+pub use trigger::{ClusterName, Trigger, requested_cluster};
 
-/// Moves of which a controller may be behind before it reconciles everything instead.
+/// Triggers that a controller may lag behind before it reconciles everything instead.
 const BACKLOG: usize = 1024;
 
 /// Every watched kind.
@@ -49,32 +52,37 @@ pub struct Caches {
     pub nodes: Store<Node>,
     /// Pods of masters and pools.
     pub pods: Store<Pod>,
-    /// Of those the pods on a node.
+    /// Index of these by node.
     pub pods_on: Index<Pod, String>,
-    /// Of those the masters of a cluster.
+    /// Index of these by cluster.
+    pub pods_of: Index<Pod, ClusterName>,
+    /// Index of the masters by cluster.
     pub masters_of: Index<Pod, ClusterName>,
     /// Pods of the agent on a node.
     pub agents_on: Index<Pod, String>,
-    agents: Store<Pod>,
-    /// All agents that are proved to be there by others.
-    ring: Arc<RwLock<Ring>>,
-    /// Pods that ask for injection.
+    /// All agents that other agents probe.
+    ring: Arc<RwLock<ProbeRing>>,
+    /// Pods that request injection.
     pub labelled: Store<Pod>,
-    /// Of those the pods on a node.
+    /// Index of these by node.
     pub labelled_on: Index<Pod, String>,
+    /// Index of these by requested cluster.
+    pub labelled_of: Index<Pod, ClusterName>,
     pub deployments: Store<Deployment>,
     pub daemon_sets: Store<DaemonSet>,
     pub services: Store<Service>,
     pub accounts: Store<ServiceAccount>,
     pub policies: Store<NetworkPolicy>,
     pub slices: Store<EndpointSlice>,
-    /// Pool pods that were evicted, also where they are gone by now.
+    /// Evicted pool pods, also deleted ones.
     pub evictions: Evictions,
-    /// ComputeDomains and what belongs to them, while the API server has them.
-    pub fabric: Fabric,
-    /// Whether pods can claim RDMA devices, and by which templates of ours.
+    /// ComputeDomains and related objects, while the API server serves them.
+    pub compute_domains: ComputeDomains,
+    /// Whether pods can claim RDMA devices, and the clusters' claim templates.
     pub devices: Devices,
     triggers: broadcast::Sender<Trigger>,
+    /// One for each kind that is always served: true after its first list.
+    listed: Vec<watch::Receiver<bool>>,
 }
 
 impl Caches {
@@ -84,6 +92,7 @@ impl Caches {
         let watches = Watches {
             triggers: triggers.clone(),
             metrics: metrics.clone(),
+            listed: Mutex::default(),
         };
         let every = watcher::Config::default;
         let components = format!(
@@ -98,26 +107,30 @@ impl Caches {
         let noted = evictions.clone();
         let (pods, pods_writer) = reflector::store();
         let pods_on = Index::new(pods.clone(), index::node);
+        let pods_of = Index::new(pods.clone(), index::clustered);
         let masters_of = Index::new(pods.clone(), index::mastered);
         let (agents, agents_writer) = reflector::store();
         let agents_on = Index::new(agents.clone(), index::node);
         let ring = Arc::default();
         let (labelled, labelled_writer) = reflector::store();
         let labelled_on = Index::new(labelled.clone(), index::node);
+        let labelled_of = Index::new(labelled.clone(), requested_cluster);
         watches.follow(
             pods_writer,
             Api::<Pod>::all(client.clone()),
             every().labels(&components),
             move |pod| {
                 prune::pod(pod);
-                // Here, because it may be gone before anybody is reconciled.
+                // Here: the pod may be deleted before the next reconcile.
                 noted.note(pod, Instant::now());
             },
             trigger::of_component,
             {
-                let (pods_on, masters_of) = (pods_on.clone(), masters_of.clone());
+                let (pods_on, pods_of) = (pods_on.clone(), pods_of.clone());
+                let masters_of = masters_of.clone();
                 move |event| {
                     pods_on.note(event);
+                    pods_of.note(event);
                     masters_of.note(event);
                 }
             },
@@ -144,8 +157,11 @@ impl Caches {
             prune::pod,
             trigger::of_labelled,
             {
-                let labelled_on = labelled_on.clone();
-                move |event| labelled_on.note(event)
+                let (labelled_on, labelled_of) = (labelled_on.clone(), labelled_of.clone());
+                move |event| {
+                    labelled_on.note(event);
+                    labelled_of.note(event);
+                }
             },
         );
         Self {
@@ -165,32 +181,33 @@ impl Caches {
                 Api::<DeserializeGuard<MooncakeNodePolicy>>::all(client.clone()),
                 every(),
                 prune::node_policy,
-                |_| vec![Trigger::Policies],
+                trigger::of_policy,
             ),
             nodes: watches.start(
                 Api::<Node>::all(client.clone()),
                 every(),
                 prune::node,
-                |node| vec![Trigger::Node(node.name_any())],
+                trigger::of_machine,
             ),
             pods,
             pods_on,
+            pods_of,
             masters_of,
-            agents,
             agents_on,
             ring,
             labelled,
             labelled_on,
+            labelled_of,
             deployments: watches.start(
                 Api::<Deployment>::all(client.clone()),
                 ours(),
-                prune::managed_fields,
+                prune::deployment,
                 trigger::of_child,
             ),
             daemon_sets: watches.start(
                 Api::<DaemonSet>::all(client.clone()),
                 ours(),
-                prune::managed_fields,
+                prune::daemon_set,
                 trigger::of_child,
             ),
             services: watches.start(
@@ -216,85 +233,61 @@ impl Caches {
                 ours().labels(&format!(
                     "{},{}={}",
                     names::LABEL_CLUSTER,
-                    crate::cluster::desired::network::LABEL_SLICE_MANAGED_BY,
-                    crate::cluster::desired::MANAGED_BY
+                    crate::apply::LABEL_SLICE_MANAGED_BY,
+                    crate::apply::MANAGED_BY
                 )),
                 prune::managed_fields,
                 trigger::of_child,
             ),
             evictions,
-            fabric: Fabric::start(client, triggers.clone(), metrics),
+            listed: watches.listed(),
+            compute_domains: ComputeDomains::start(client, triggers.clone(), metrics),
             devices: Devices::start(client, watches),
             triggers,
         }
     }
 
-    /// Moves from now on.
+    /// Sends a trigger to the controllers.
+    pub fn trigger(&self, trigger: Trigger) {
+        // No receiver while this replica is not the leader.
+        self.triggers.send(trigger).ok();
+    }
+
+    /// Triggers from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Trigger> {
         self.triggers.subscribe()
     }
 
-    /// Resolves when every kind was listed once. One caller only: a store wakes no second one.
-    pub async fn synced(&self) -> Result<(), reflector::store::WriterDropped> {
-        self.clusters.wait_until_ready().await?;
-        self.reports.wait_until_ready().await?;
-        self.node_policies.wait_until_ready().await?;
-        self.nodes.wait_until_ready().await?;
-        self.pods.wait_until_ready().await?;
-        self.agents.wait_until_ready().await?;
-        self.labelled.wait_until_ready().await?;
-        self.deployments.wait_until_ready().await?;
-        self.daemon_sets.wait_until_ready().await?;
-        self.services.wait_until_ready().await?;
-        self.accounts.wait_until_ready().await?;
-        self.policies.wait_until_ready().await?;
-        self.slices.wait_until_ready().await
+    /// Resolves when every kind was listed once and is indexed.
+    ///
+    /// # Errors
+    /// A watch has ended, with its runtime.
+    pub async fn synced(&self) -> Result<(), watch::error::RecvError> {
+        for listed in &self.listed {
+            listed.clone().wait_for(|listed| *listed).await?;
+        }
+        Ok(())
     }
 
-    /// The agents around a node on the ring. Beside those that are there now, `standing` are where they
-    /// are said to stand.
+    /// The agents around a node on the ring: those that run now, and the `recorded` ones.
     pub fn neighbours<'a>(
         &self,
         node: &str,
-        standing: impl IntoIterator<Item = (&'a str, SocketAddr)>,
+        recorded: impl IntoIterator<Item = (&'a str, SocketAddr)>,
     ) -> Neighbours {
-        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
-        ring.around(node, standing)
-    }
-
-    /// Nodes on which pool pods of `cluster` or pods that ask for it are, and those that take part in its
-    /// ComputeDomain.
-    pub fn nodes_of(&self, cluster: &ClusterName) -> BTreeSet<String> {
-        self.pods
-            .state()
-            .iter()
-            .filter(|pod| {
-                pod.labels().get(names::LABEL_CLUSTER) == Some(&cluster.name)
-                    && pod.namespace().as_ref() == Some(&cluster.namespace)
-            })
-            .filter_map(|pod| index::node(pod))
-            .chain(self.nodes_of_labelled(cluster))
-            .chain(view::nodes_of_cluster(self, cluster))
-            .collect()
-    }
-
-    fn nodes_of_labelled(&self, cluster: &ClusterName) -> Vec<String> {
-        let labelled = self.labelled.state();
-        let asking = labelled
-            .iter()
-            .filter(|pod| wanted_cluster(pod).as_ref() == Some(cluster));
-        asking.filter_map(|pod| index::node(pod)).collect()
+        let ring = self.ring.read();
+        ring.around(node, recorded)
     }
 }
 
 /// Keeps the ring in step with the agents' pods.
 fn note_ring(
-    ring: &RwLock<Ring>,
+    ring: &RwLock<ProbeRing>,
     agents: &Store<Pod>,
     agents_on: &Index<Pod, String>,
     event: &watcher::Event<Pod>,
 ) {
-    let mut ring = ring.write().unwrap_or_else(PoisonError::into_inner);
+    let mut ring = ring.write();
     match event {
         watcher::Event::Apply(pod) | watcher::Event::Delete(pod) => {
             if let Some(node) = index::node(pod) {
@@ -303,7 +296,7 @@ fn note_ring(
             }
         }
         watcher::Event::InitDone => {
-            *ring = Ring::default();
+            *ring = ProbeRing::default();
             for pod in agents.state() {
                 if let (Some(node), Some(address)) = (index::node(&pod), probed_at(&pod)) {
                     ring.place(&node, Some(address));
@@ -317,15 +310,20 @@ fn note_ring(
 struct Watches {
     triggers: broadcast::Sender<Trigger>,
     metrics: Metrics,
+    listed: Mutex<Vec<watch::Receiver<bool>>>,
 }
 
 impl Watches {
+    fn listed(&self) -> Vec<watch::Receiver<bool>> {
+        self.listed.lock().clone()
+    }
+
     fn start<K>(
         &self,
         api: Api<K>,
         config: watcher::Config,
         prune: impl Fn(&mut K) + Send + 'static,
-        of: fn(&K) -> Vec<Trigger>,
+        of: fn(Option<&K>, &K) -> Vec<Trigger>,
     ) -> Store<K>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -335,45 +333,57 @@ impl Watches {
         store
     }
 
-    /// `note` sees each event after the store has taken it in, and before anybody is told.
+    /// `of` gets each object with the one that it replaces in the store; after a deletion that is none. `note` gets
+    /// each event after the store and before the triggers are sent.
     fn follow<K>(
         &self,
-        writer: reflector::store::Writer<K>,
+        mut writer: reflector::store::Writer<K>,
         api: Api<K>,
         config: watcher::Config,
         prune: impl Fn(&mut K) + Send + 'static,
-        of: fn(&K) -> Vec<Trigger>,
+        of: fn(Option<&K>, &K) -> Vec<Trigger>,
         note: impl Fn(&watcher::Event<K>) + Send + 'static,
     ) where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     {
         let (triggers, metrics) = (self.triggers.clone(), self.metrics.clone());
+        let (listed, listener) = watch::channel(false);
+        self.listed.lock().push(listener);
         let kind = K::kind(&());
         let stream = watcher(api, config)
             .map_ok(move |event| event.modify(&prune))
             .default_backoff();
         tokio::spawn(async move {
-            let mut events = Box::pin(reflect(writer, stream));
+            let mut events = Box::pin(stream);
+            let store = writer.as_reader();
             while let Some(event) = events.next().await {
-                if let Ok(event) = &event {
-                    note(event);
-                }
-                match event {
-                    Ok(watcher::Event::Apply(object) | watcher::Event::Delete(object)) => {
-                        for trigger in of(&object) {
-                            // Nobody listens while this replica follows.
-                            triggers.send(trigger).ok();
-                        }
-                    }
-                    // What was deleted while the watch was broken gives no event of its own.
-                    Ok(watcher::Event::InitDone) => {
-                        triggers.send(Trigger::Everything).ok();
-                    }
-                    Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => {}
+                let event = match event {
+                    Ok(event) => event,
                     Err(error) => {
                         metrics.count_watch_error(&kind);
-                        tracing::warn!(%kind, %error, "watch broken, trying again");
+                        tracing::warn!(%kind, %error, "watch failed; retrying");
+                        continue;
                     }
+                };
+                let changes = match &event {
+                    watcher::Event::Apply(object) => {
+                        let old = store.get(&ObjectRef::from_obj(object));
+                        of(old.as_deref(), object)
+                    }
+                    watcher::Event::Delete(object) => of(None, object),
+                    // Deletions while the watch was broken send no event.
+                    watcher::Event::InitDone => vec![Trigger::Everything],
+                    watcher::Event::Init | watcher::Event::InitApply(_) => Vec::new(),
+                };
+                writer.apply_watcher_event(&event);
+                note(&event);
+                if matches!(event, watcher::Event::InitDone) {
+                    // After the indices: an assignment that is only not indexed yet must not be removed.
+                    listed.send_replace(true);
+                }
+                for trigger in changes {
+                    // No receiver while this replica is not the leader.
+                    triggers.send(trigger).ok();
                 }
             }
         });

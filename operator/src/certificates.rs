@@ -1,5 +1,5 @@
-//! The webhook's own certificate authority: issued, stored, announced, rotated with an overlap in
-//! which old and new are trusted, and served from memory.
+//! The webhook's certificate authority: creation, storage, publication and rotation. During a rotation clients
+//! trust the old and the new authority.
 
 mod identity;
 mod keeper;

@@ -1,12 +1,12 @@
 //! MooncakeCluster: observe, validate, desired, apply, status. The middle is pure.
 //!
-//! Nothing of a cluster needs the operator in order to go: owner references remove its objects, and
-//! its pool pods drain by themselves. So there is no finalizer.
+//! There is no finalizer: owner references delete the objects of a cluster, and its pool pods drain by themselves.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crds::{MooncakeCluster, MooncakeClusterStatus, Reason};
+use crds::update::PoolPlace;
+use crds::{ConditionType, MooncakeCluster, MooncakeClusterStatus, Reason, condition};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -17,35 +17,39 @@ use serde_json::json;
 
 use crate::apply::{Error as WriteError, Writer};
 use crate::cache::{Caches, ClusterName};
-use crate::domain::view;
+use crate::compute_domain::view;
 use crate::event::Events;
 use crate::metrics::Metrics;
 
 pub mod admin;
 pub mod apply;
+pub mod container_compatibility;
 pub mod desired;
 pub mod eviction;
-pub mod fit;
-pub mod injected;
+pub mod injection;
 pub mod instance;
-pub mod mirror;
 pub mod mnnvl;
 pub mod observe;
+pub mod pod_condition;
+pub mod pod_conditions;
+pub mod pool_pod;
 pub mod preflight;
 pub mod rollout;
 pub mod status;
 pub mod usage;
 pub mod validate;
-pub mod verdict;
 
 use observe::Observed;
+use pool_pod::{PoolPodStatus, PoolService};
 use validate::{Settings, Valid};
-use verdict::{Service, Verdict};
 
-/// How often a cluster at rest is looked at: use moves without any event.
-const LOOK: Duration = Duration::from_secs(60);
+/// Reconcile period of a cluster that is not as specified: something may have been missed. At rest nothing is
+/// reconciled.
+const PERIOD: Duration = Duration::from_secs(60);
+/// When to reconcile again if the cache did not show the last status yet.
+const CACHE_LAG: Duration = Duration::from_secs(1);
 
-/// What every reconcile of a cluster uses.
+/// Shared by all reconciles of clusters.
 pub struct Context {
     pub client: Client,
     pub caches: Caches,
@@ -53,7 +57,7 @@ pub struct Context {
     pub events: Events,
     pub metrics: Metrics,
     pub settings: Settings,
-    pub usage: usage::Meter,
+    pub usage: Arc<usage::Meter>,
 }
 
 /// Why a reconcile ended early.
@@ -65,7 +69,7 @@ pub enum Error {
     Apply { cluster: String, source: WriteError },
 }
 
-/// Brings one cluster closer to its spec.
+/// Reconciles one cluster.
 pub async fn reconcile(
     object: Arc<DeserializeGuard<MooncakeCluster>>,
     context: Arc<Context>,
@@ -76,7 +80,7 @@ pub async fn reconcile(
             context.metrics.count_undecodable("MooncakeCluster");
             let namespace = object.namespace().unwrap_or_default();
             tracing::warn!(%namespace, name = %object.name_any(), error = %invalid.error,
-                "MooncakeCluster not understood; it waits for a change");
+                "cannot decode MooncakeCluster; waiting for a change");
             return Ok(Action::await_change());
         }
     };
@@ -93,17 +97,23 @@ pub async fn reconcile(
         lags: context.writer.status_lags(cluster),
         name,
     };
-    session.reconcile().await.map_err(|source| Error::Apply {
-        cluster: format!("{}/{}", session.name.namespace, session.name.name),
-        source,
-    })
+    let outcome = session.reconcile().await;
+    match outcome {
+        // Nothing was written, and the watch triggers nothing when it shows that status.
+        Ok(_) if session.lags => Ok(Action::requeue(CACHE_LAG)),
+        Ok(action) => Ok(action),
+        Err(source) => Err(Error::Apply {
+            cluster: format!("{}/{}", session.name.namespace, session.name.name),
+            source,
+        }),
+    }
 }
 
 struct Session<'a> {
     context: &'a Context,
     cluster: &'a MooncakeCluster,
     old: MooncakeClusterStatus,
-    /// `old` is not what was written last.
+    /// `old` is older than the last write.
     lags: bool,
     name: ClusterName,
 }
@@ -132,7 +142,7 @@ impl Session<'_> {
                 Ok(Action::await_change())
             }
             Err(error) => {
-                // A deposed replica says nothing more.
+                // A deposed replica writes nothing.
                 if !matches!(error, WriteError::Deposed { .. }) {
                     let reason = if error.is_permanent() {
                         Reason::InvalidSpec
@@ -153,14 +163,15 @@ impl Session<'_> {
         observed: &Observed,
     ) -> Result<Action, WriteError> {
         let context = self.context;
+        let writer = context.writer.pausing(valid.paused);
         let peers = observed.foreign_peers(&valid.namespace, &valid.name);
         let desired = desired::desired(valid, &context.settings, &peers);
-        if self.old.observed_generation != Some(valid.generation) {
+        if self.old.observed_generation != Some(valid.generation) && !writer.is_paused() {
             self.begin(valid).await?;
         }
         let applied = apply::apply(
             &context.client,
-            &context.writer,
+            &writer,
             &valid.namespace,
             desired,
             &observed.existing,
@@ -174,35 +185,38 @@ impl Session<'_> {
 
         let master = observed.ready_master();
         let master_uid = master.and_then(|pod| pod.uid());
-        let verdicts: Vec<Verdict> = observed
+        let pod_statuses: Vec<PoolPodStatus> = observed
             .pool_pods
             .iter()
             .map(|pod| {
-                let node = observe::node_of(pod).unwrap_or_default();
-                verdict::judge(pod, observed.reports.get(&node), master_uid.as_deref())
+                let node = crate::pod::node_of(pod).unwrap_or_default();
+                pool_pod::evaluate(pod, observed.report(&node), master_uid.as_deref())
             })
             .collect();
-        let step = self.roll(valid, observed, &pools, &verdicts).await?;
-        let mnnvl = mnnvl::look(context, self.cluster, &self.old).await?;
-        let used = context.usage.read(&valid.uid, master).await;
-        let told = eviction::explain(
+        let rollout = self
+            .roll(&writer, valid, observed, &pools, &pod_statuses)
+            .await?;
+        let mnnvl = mnnvl::reconcile(context, &writer, self.cluster, &self.old).await?;
+        let used = context.usage.last(&valid.uid, master);
+        let explained = eviction::explain(
             &observed.evictions,
             &observed.pool_pods,
-            &verdicts,
+            &pod_statuses,
             Instant::now(),
         );
         let facts = status::Facts {
             cluster: valid,
             observed,
             pools: &pools,
-            verdicts: &told,
-            rollout: &step,
+            pod_statuses: &explained,
+            rollout: &rollout,
+            withheld: writer.is_paused().then(|| writer.withheld()),
             used,
             mnnvl: mnnvl.as_ref(),
         };
         self.write(status::compute(&facts, &self.old, Timestamp::now()))
             .await?;
-        mirror::tell(
+        let all_written = pod_conditions::write(
             &context.client,
             &context.writer,
             &context.events,
@@ -210,31 +224,36 @@ impl Session<'_> {
             observed,
         )
         .await;
-        let serves = |verdict: &Verdict| matches!(verdict.service, Service::Serving { .. });
-        let asked_in_vain = used.is_none() && verdicts.iter().any(serves);
-        // By the clock alone: nothing moves when a daemon's time is up, or when what was just made is
-        // gone again.
-        let waits = mnnvl.as_ref().is_some_and(|outlook| {
-            let reason = outlook.finding.reason;
+        // A timer: no event follows when a daemon's time is up or when a new object is deleted again.
+        let waits = mnnvl.as_ref().is_some_and(|domain| {
+            let reason = domain.finding.reason;
             matches!(
                 reason,
-                Reason::DomainNotReady | Reason::Progressing | Reason::ApiFailed
+                Reason::ComputeDomainNotReady | Reason::Progressing | Reason::ApiFailed
             )
         });
-        let looks = [
-            Some(LOOK),
-            asked_in_vain.then_some(usage::UNKNOWN_PERIOD),
-            waits.then_some(view::LOOK_AGAIN),
+        let is = |kind| condition::is_true(&self.old.conditions, kind);
+        let at_rest = is(ConditionType::Ready)
+            && !is(ConditionType::Reconciling)
+            && !is(ConditionType::Stalled)
+            && all_written
+            && observed.evictions.is_empty();
+        let periods = [
+            (!at_rest).then_some(PERIOD),
+            rollout.recheck,
+            waits.then_some(view::RECHECK_PERIOD),
         ];
-        Ok(Action::requeue(
-            looks.into_iter().flatten().min().unwrap_or(LOOK),
-        ))
+        Ok(periods
+            .into_iter()
+            .flatten()
+            .min()
+            .map_or_else(Action::await_change, Action::requeue))
     }
 
-    /// `Ready` goes before the work on a new generation begins, so that nobody takes the old verdict
-    /// for the new spec's.
+    /// Clears `Ready` before the work on a new generation, so that the old status is not taken for the
+    /// new spec's.
     async fn begin(&mut self, valid: &Valid) -> Result<(), WriteError> {
-        let message = format!("generation {} is being carried out", valid.generation);
+        let message = format!("reconciling generation {}", valid.generation);
         self.write(status::failed(
             &self.old,
             valid.generation,
@@ -246,32 +265,89 @@ impl Session<'_> {
         .await
     }
 
+    /// Decides on the rollout, stores the decision, and only then deletes pods.
     async fn roll(
-        &self,
+        &mut self,
+        writer: &Writer,
         valid: &Valid,
         observed: &Observed,
         pools: &[Option<DaemonSet>],
-        verdicts: &[Verdict],
-    ) -> Result<rollout::Step, WriteError> {
+        pod_statuses: &[PoolPodStatus],
+    ) -> Result<rollout::Decision, WriteError> {
         let pods: Vec<rollout::Pod> = observed
             .pool_pods
             .iter()
-            .zip(verdicts)
-            .map(|(pod, verdict)| candidate(valid, pod, verdict))
+            .zip(pod_statuses)
+            .filter_map(|(pod, pod_status)| candidate(valid, pod, pod_status))
             .collect();
-        let step = rollout::next(&pods, missing(pools));
-        if let rollout::Step::Replace { pod, .. } = &step
-            && let Some(victim) = observed
-                .pool_pods
-                .iter()
-                .find(|found| found.uid().as_deref() == Some(&pod.uid))
-        {
-            let api = Api::<Pod>::namespaced(self.context.client.clone(), &valid.namespace);
-            tracing::info!(namespace = %valid.namespace, cluster = %valid.name, pod = %pod.name,
-                node = %pod.node, "pool pod is outdated, replacing it");
-            self.context.writer.delete(&api, victim.as_ref()).await?;
+        let before = self.old.rollout.clone();
+        let outdated = pods.iter().filter(|pod| pod.outdated).count();
+        let wait = |on: &str, record| rollout::Decision {
+            step: match outdated {
+                0 => rollout::Step::Done,
+                _ => rollout::Step::Wait {
+                    outdated,
+                    on: on.to_owned(),
+                },
+            },
+            record,
+            recheck: None,
+        };
+        if writer.is_paused() {
+            return Ok(wait("the end of the pause", before));
         }
-        Ok(step)
+        if self.lags {
+            // The record in the cache is not the latest one.
+            return Ok(wait("the cache to show the last status", before));
+        }
+        let counts: Option<Vec<status::Scheduled>> = pools
+            .iter()
+            .map(|pool| status::scheduled(pool.as_ref()?))
+            .collect();
+        let counts_of = |count: fn(&status::Scheduled) -> usize| {
+            let counts = counts.as_ref()?.iter();
+            Some(counts.map(count).sum::<usize>())
+        };
+        let drain_seconds = valid
+            .pools
+            .iter()
+            .map(|pool| (pool.name.clone(), pool.drain_seconds))
+            .collect();
+        let facts = rollout::Facts {
+            revision: &desired::pool::revision(&valid.pools),
+            pods: &pods,
+            desired: counts_of(|count| count.desired).unwrap_or(0),
+            missing: counts_of(|count| count.desired.saturating_sub(count.current)),
+            update: &valid.update,
+            drain_seconds: &drain_seconds,
+            // Times are stored in whole seconds.
+            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+        };
+        let decision = rollout::next(&facts, before.as_ref());
+        let rollout::Step::Replace { pods, .. } = &decision.step else {
+            return Ok(decision);
+        };
+        if decision.record != before {
+            self.write(MooncakeClusterStatus {
+                rollout: decision.record.clone(),
+                ..self.old.clone()
+            })
+            .await?;
+        }
+        if self.old.rollout.is_none() {
+            let on = "the CRD MooncakeCluster of this release: the API server does not store status.rollout";
+            return Ok(wait(on, None));
+        }
+        let api = Api::<Pod>::namespaced(self.context.client.clone(), &valid.namespace);
+        for pod in pods {
+            let mut found = observed.pool_pods.iter();
+            if let Some(victim) = found.find(|found| found.uid().as_deref() == Some(&pod.uid)) {
+                tracing::info!(namespace = %valid.namespace, cluster = %valid.name, pod = %pod.name,
+                    node = %pod.place.node, "pool pod is outdated, replacing it");
+                writer.delete(&api, victim.as_ref()).await?;
+            }
+        }
+        Ok(decision)
     }
 
     async fn give_up(
@@ -292,7 +368,7 @@ impl Session<'_> {
         .await
     }
 
-    /// Writes the status if it is news, and one Event for each transition in it.
+    /// Writes the status if it changed, and one Event per transition.
     async fn write(&mut self, new: MooncakeClusterStatus) -> Result<(), WriteError> {
         if self.lags || new == self.old {
             return Ok(());
@@ -305,7 +381,7 @@ impl Session<'_> {
             "metadata": { "name": name, "uid": self.cluster.uid() },
             "status": new,
         });
-        self.context.writer.apply_status(&api, name, &body).await?;
+        let stored = self.context.writer.apply_status(&api, name, &body).await?;
         self.context
             .events
             .transitions(
@@ -315,36 +391,33 @@ impl Session<'_> {
                 &new.conditions,
             )
             .await;
-        self.old = new;
+        self.old = MooncakeClusterStatus {
+            // An older CRD drops it.
+            rollout: stored.status.and_then(|status| status.rollout),
+            ..new
+        };
         Ok(())
     }
 }
 
-fn candidate(valid: &Valid, pod: &Pod, verdict: &Verdict) -> rollout::Pod {
+/// The pod in the rollout. A pod of a removed pool is not part of it: it goes with its DaemonSet.
+fn candidate(valid: &Valid, pod: &Pod, pod_status: &PoolPodStatus) -> Option<rollout::Pod> {
     let label = pod.labels().get(crds::names::LABEL_POOL);
-    let pool = valid.pools.iter().find(|pool| label == Some(&pool.name));
-    let wish = pod.annotations().get(desired::pool::ANNOTATION_WISH);
-    rollout::Pod {
+    let pool = valid.pools.iter().find(|pool| label == Some(&pool.name))?;
+    let fingerprint = pod.annotations().get(desired::pool::ANNOTATION_SPEC);
+    Some(rollout::Pod {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
-        node: verdict.node.clone(),
-        // A pod of a removed pool goes with its DaemonSet.
-        outdated: pool.is_some_and(|pool| wish != Some(&desired::pool::wish(pool))),
-        leaving: pod.meta().deletion_timestamp.is_some(),
-        serving: match verdict.service {
-            Service::Serving { .. } => Some(true),
-            Service::Not { .. } => Some(false),
-            Service::Unknown { .. } => None,
+        place: PoolPlace {
+            pool: pool.name.clone(),
+            node: pod_status.node.clone(),
         },
-    }
-}
-
-/// Pods that DaemonSets want but have not made; `None` where one has not looked at its spec yet.
-fn missing(pools: &[Option<DaemonSet>]) -> Option<usize> {
-    let mut missing = 0;
-    for pool in pools {
-        let scheduled = status::scheduled(pool.as_ref()?)?;
-        missing += scheduled.desired.saturating_sub(scheduled.current);
-    }
-    Some(missing)
+        outdated: fingerprint != Some(&desired::pool::spec_fingerprint(pool)),
+        leaving: pod.meta().deletion_timestamp.is_some(),
+        serving: match pod_status.service {
+            PoolService::Serving { .. } => Some(true),
+            PoolService::NotServing { .. } => Some(false),
+            PoolService::Unknown { .. } => None,
+        },
+    })
 }

@@ -1,16 +1,17 @@
-//! Turns (kind, reconcile) into a running loop: one object at a time, retries with a growing pause,
-//! counted, and gone the moment that it is dropped.
+//! Runs a reconciler: one reconcile at a time for each object, retries with an increasing delay, metrics. It ends when
+//! it is dropped.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
 use kube::Resource;
 use kube::runtime::controller::{Action, Config, Error as LoopError, ReconcileRequest, applier};
 use kube::runtime::reflector::{ObjectRef, Store};
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -19,11 +20,11 @@ use crate::metrics::Metrics;
 
 /// Objects of one kind that are reconciled at a time.
 const CONCURRENCY: u16 = 8;
-/// Pauses before the first and before every later retry.
+/// Delay before the first retry, and the longest delay.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// Runs until dropped. Begins with every object of `store`, then follows `triggers`, of which `of`
-/// says which objects they concern.
+/// maps each to objects.
 pub async fn run<K, Ctx, E, Fut>(
     metrics: Metrics,
     store: Store<K>,
@@ -72,7 +73,7 @@ pub async fn run<K, Ctx, E, Fut>(
             Err(LoopError::ObjectNotFound(_)) => {}
             Err(LoopError::ReconcilerFailed(error, object)) => {
                 tracing::warn!(%kind, name = %object.name, namespace = object.namespace, %error,
-                    "reconcile failed, trying again");
+                    "reconcile failed; retrying");
             }
             Err(LoopError::QueueError(never)) => match never {},
             Err(LoopError::RunnerError(error)) => {
@@ -115,7 +116,7 @@ where
         .map(|object| Ok(ReconcileRequest::from(object)))
 }
 
-/// How often each object failed in a row.
+/// Consecutive failures of each object.
 #[derive(Debug)]
 struct Retries<K: Eq + Hash> {
     failures: Mutex<HashMap<K, u32>>,
@@ -133,10 +134,7 @@ impl<K: Eq + Hash> Default for Retries<K> {
 
 impl<K: Eq + Hash> Retries<K> {
     fn next(&self, object: K) -> Duration {
-        let mut failures = self
-            .failures
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut failures = self.failures.lock();
         let seed = self.jitter.hash_one(&object);
         let count = failures.entry(object).or_insert(0);
         *count = count.saturating_add(1);
@@ -144,10 +142,7 @@ impl<K: Eq + Hash> Retries<K> {
     }
 
     fn forget(&self, object: &K) {
-        self.failures
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .remove(object);
+        self.failures.lock().remove(object);
     }
 }
 
@@ -165,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_cap_and_start_anew_after_success() {
+    fn pauses_grow_to_a_cap_and_reset_after_success() {
         let retries = Retries::default();
         let pauses: Vec<Duration> = (0..12).map(|_| retries.next("a")).collect();
         assert!(pauses[0] < Duration::from_secs(1));

@@ -1,11 +1,12 @@
 //! Events: one for each transition of a condition, none for a repetition.
 
 use crds::condition::shorten;
-use crds::{ConditionType, Reason, State};
+use crds::{ConditionStatus, ConditionType, Reason};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+pub use kube::runtime::events::EventType;
+use kube::runtime::events::{Event, Recorder, Reporter};
 
 use crate::apply::{self, FIELD_MANAGER, Writer};
 
@@ -26,8 +27,8 @@ impl Events {
         }
     }
 
-    /// Tells what changed between two lists of conditions. An Event that cannot be written is logged:
-    /// the condition itself stands.
+    /// Publishes an Event for each transition between two lists of conditions. An Event that cannot be written is
+    /// only logged, because the condition itself has been written.
     pub async fn transitions(
         &self,
         writer: &Writer,
@@ -40,33 +41,8 @@ impl Events {
         }
     }
 
-    /// Tells of something that was done and that a person should know.
-    pub async fn warn(
-        &self,
-        writer: &Writer,
-        about: ObjectReference,
-        reason: Reason,
-        action: &str,
-        note: String,
-    ) {
-        self.tell(writer, about, EventType::Warning, (reason, action), note)
-            .await;
-    }
-
-    /// Tells of something that was done as somebody asked.
-    pub async fn note(
-        &self,
-        writer: &Writer,
-        about: ObjectReference,
-        reason: Reason,
-        action: &str,
-        note: String,
-    ) {
-        self.tell(writer, about, EventType::Normal, (reason, action), note)
-            .await;
-    }
-
-    async fn tell(
+    /// Publishes one Event. The same applies to errors.
+    pub async fn emit(
         &self,
         writer: &Writer,
         about: ObjectReference,
@@ -87,7 +63,7 @@ impl Events {
     async fn publish(&self, writer: &Writer, about: &ObjectReference, event: &Event) {
         let written = self.recorder.publish(event, about);
         match writer.bounded("event", &event.reason, written).await {
-            // Nobody misses it: what it is about goes too.
+            // Not needed: the object of the Event is being deleted too.
             Ok(()) | Err(apply::Error::NamespaceTerminating { .. }) => {}
             Err(error) => tracing::warn!(%error, object = about.name, "event not written"),
         }
@@ -95,12 +71,23 @@ impl Events {
 }
 
 /// One Event for each condition whose state or reason is another now. What merely starts, what is as
-/// expected from the first (a first install would tell it of each of thousands of nodes), and the two
-/// that repeat the others for tools, are no news.
+/// expected from the first (a first install would report it for each of thousands of nodes), and what
+/// repeats other conditions for tools, is no news.
 fn news(old: &[Condition], new: &[Condition]) -> Vec<Event> {
-    let repeats = [ConditionType::Reconciling, ConditionType::Stalled].map(ConditionType::as_str);
+    let is = |condition: &Condition, kinds: &[ConditionType]| {
+        let mut kinds = kinds.iter();
+        kinds.any(|kind| kind.as_str() == condition.type_)
+    };
+    let abnormal = [ConditionType::Stalled];
     new.iter()
-        .filter(|condition| !repeats.contains(&condition.type_.as_str()))
+        .filter(|condition| {
+            // No other condition has this reason: the cluster may be Ready meanwhile.
+            let stopped = condition.reason == Reason::RolloutStopped.as_str();
+            !is(
+                condition,
+                &[ConditionType::Reconciling, ConditionType::Degraded],
+            ) && (stopped || !is(condition, &[ConditionType::Stalled]))
+        })
         .filter(|condition| {
             let before = old.iter().find(|before| before.type_ == condition.type_);
             match before {
@@ -108,14 +95,16 @@ fn news(old: &[Condition], new: &[Condition]) -> Vec<Event> {
                     (&before.status, &before.reason) != (&condition.status, &condition.reason)
                 }
                 None => {
-                    condition.status != State::Unknown.as_str()
+                    condition.status != ConditionStatus::Unknown.as_str()
                         && condition.reason != Reason::AsExpected.as_str()
                 }
             }
         })
         .filter(|condition| condition.reason != Reason::Progressing.as_str())
         .map(|condition| Event {
-            type_: if condition.status == State::True.as_str() {
+            type_: if (condition.status == ConditionStatus::True.as_str())
+                != is(condition, &abnormal)
+            {
                 EventType::Normal
             } else {
                 EventType::Warning
@@ -133,42 +122,69 @@ fn news(old: &[Condition], new: &[Condition]) -> Vec<Event> {
 
 #[cfg(test)]
 mod tests {
-    use crds::Finding;
+    use crds::NewCondition;
     use crds::condition::merge;
     use jiff::Timestamp;
 
     use super::*;
 
-    fn ready(state: State, reason: Reason, message: &str) -> Vec<Condition> {
-        let finding = Finding::new(ConditionType::Ready, state, reason, message);
+    fn ready(state: ConditionStatus, reason: Reason, message: &str) -> Vec<Condition> {
+        let finding = NewCondition::new(ConditionType::Ready, state, reason, message);
         merge(&[], &[finding], Some(1), Timestamp::UNIX_EPOCH)
     }
 
     #[test]
-    fn a_transition_is_told_once_and_other_words_are_no_transition() {
-        let not = ready(State::False, Reason::MasterNotReady, "no master");
-        let told = news(&[], &not);
-        assert_eq!(told.len(), 1);
-        assert_eq!(told[0].reason, "MasterNotReady");
-        assert!(matches!(told[0].type_, EventType::Warning));
-        let words = ready(State::False, Reason::MasterNotReady, "pulling its image");
+    fn a_transition_is_published_once_and_another_message_is_none() {
+        let not = ready(ConditionStatus::False, Reason::MasterNotReady, "no master");
+        let events = news(&[], &not);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].reason, "MasterNotReady");
+        assert!(matches!(events[0].type_, EventType::Warning));
+        let words = ready(
+            ConditionStatus::False,
+            Reason::MasterNotReady,
+            "pulling its image",
+        );
         assert!(news(&not, &words).is_empty());
-        let serves = ready(State::True, Reason::AsExpected, "2 of 2 nodes serve");
+        let serves = ready(
+            ConditionStatus::True,
+            Reason::AsExpected,
+            "2 of 2 nodes serve",
+        );
         assert!(matches!(news(&words, &serves)[0].type_, EventType::Normal));
+    }
+
+    #[test]
+    fn a_stopped_rollout_is_one_warning_and_other_stalls_repeat_their_cause() {
+        let stalled = |reason| {
+            let kind = ConditionType::Stalled;
+            let finding = NewCondition::new(kind, true, reason, "n1");
+            merge(&[], &[finding], Some(1), Timestamp::UNIX_EPOCH)
+        };
+        let stopped = stalled(Reason::RolloutStopped);
+        let events = news(&[], &stopped);
+        assert_eq!(events.len(), 1);
+        assert!(matches!(events[0].type_, EventType::Warning));
+        assert!(news(&stopped, &stopped).is_empty());
+        assert!(news(&[], &stalled(Reason::NoNodeMatches)).is_empty());
     }
 
     /// The API server refuses a note of more than 1024 characters.
     #[test]
     fn the_longest_message_fits_a_note() {
-        let long = ready(State::False, Reason::PoolPodPending, &"n1 ".repeat(999));
+        let long = ready(
+            ConditionStatus::False,
+            Reason::PoolPodPending,
+            &"n1 ".repeat(999),
+        );
         let note = news(&[], &long)[0].note.clone();
         assert!(note.unwrap().len() <= 1024);
     }
 
     #[test]
     fn what_merely_starts_is_no_news() {
-        assert!(news(&[], &ready(State::Unknown, Reason::ApiFailed, "")).is_empty());
-        assert!(news(&[], &ready(State::False, Reason::Progressing, "")).is_empty());
-        assert!(news(&[], &ready(State::True, Reason::AsExpected, "")).is_empty());
+        assert!(news(&[], &ready(ConditionStatus::Unknown, Reason::ApiFailed, "")).is_empty());
+        assert!(news(&[], &ready(ConditionStatus::False, Reason::Progressing, "")).is_empty());
+        assert!(news(&[], &ready(ConditionStatus::True, Reason::AsExpected, "")).is_empty());
     }
 }

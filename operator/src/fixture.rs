@@ -13,6 +13,7 @@ pub(crate) fn settings() -> Settings {
         gate_image: "localhost/mooncake-gate:dev".to_owned(),
         master_image: "localhost/mooncake-stock:0.3.13".to_owned(),
         pool_priority_class: Some("mooncake-pool".to_owned()),
+        metrics_namespaces: vec!["monitoring".to_owned()],
     }
 }
 

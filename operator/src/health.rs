@@ -1,7 +1,6 @@
 //! /healthz: the process turns over. /readyz: caches are synced and the certificate is loaded.
-//! Neither asks for the API server, whose absence a restart does not cure.
+//! Neither requires the API server: a restart does not repair its outage.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,10 +8,10 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::certificates::Resolver;
+use crate::listener;
 
 /// The lease loop comes round every three seconds, or after its calls ran into their limits.
 const STUCK: Duration = Duration::from_secs(60);
@@ -27,20 +26,20 @@ pub struct Health {
 
 /// Why there are no answers.
 #[derive(Debug, thiserror::Error)]
-#[error("health port {address}: {source}")]
+#[error("cannot listen on the health port {port}: {source}")]
 pub struct Error {
-    address: SocketAddr,
+    port: u16,
     source: std::io::Error,
 }
 
 /// Serves until `shutdown` resolves.
 pub async fn serve(
-    address: SocketAddr,
+    port: u16,
     health: Health,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
-    let failed = |source| Error { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let failed = |source| Error { port, source };
+    let listener = listener::listen(port).await.map_err(failed)?;
     let routes = Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
@@ -56,19 +55,19 @@ async fn healthz(State(health): State<Health>) -> (StatusCode, String) {
     if idle < STUCK {
         (StatusCode::OK, "ok\n".to_owned())
     } else {
-        let words = format!("the lease loop has stood still for {} s\n", idle.as_secs());
-        (StatusCode::SERVICE_UNAVAILABLE, words)
+        let body = format!("the lease loop has not run for {} s\n", idle.as_secs());
+        (StatusCode::SERVICE_UNAVAILABLE, body)
     }
 }
 
 async fn readyz(State(health): State<Health>) -> (StatusCode, &'static str) {
     if !*health.synced.borrow() {
-        let words = "caches are not synced: is the API server there, are the CRDs installed?\n";
-        return (StatusCode::SERVICE_UNAVAILABLE, words);
+        let body = "caches are not synced: check that the API server is reachable and the CRDs are installed\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, body);
     }
     if !health.certificate.loaded() {
-        let words = "the webhook's certificate is not loaded yet\n";
-        return (StatusCode::SERVICE_UNAVAILABLE, words);
+        let body = "the webhook's certificate is not loaded yet\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, body);
     }
     (StatusCode::OK, "ok\n")
 }

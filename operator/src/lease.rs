@@ -1,5 +1,5 @@
 //! Leader election by a Lease, with fencing: a leader that could not renew stops writing before
-//! another could take over. Decides with its own clock alone, never with the times in the Lease.
+//! another can take over. It uses only its own clock, never the times in the Lease.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,6 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use crate::apply::WRITE_LIMIT;
 use crate::metrics::Metrics;
 
 mod election;
@@ -19,12 +18,14 @@ pub use election::{Election, Record, Step};
 
 /// A follower takes a Lease that it has seen unchanged for this long.
 pub const DURATION: Duration = Duration::from_secs(15);
-/// How often the Lease is renewed or looked at.
+/// Period of renewals and reads of the Lease.
 const PERIOD: Duration = Duration::from_secs(3);
-/// Longest time for one call about the Lease.
+/// Deadline of one request for the Lease.
 const CALL_LIMIT: Duration = Duration::from_secs(3);
 
 // A write that starts at the last permitted moment ends before another replica may write.
+/// Deadline of one write to the API server.
+pub const WRITE_LIMIT: Duration = Duration::from_secs(5);
 const _: () = assert!(election::MAY_START_WRITES.as_secs() + WRITE_LIMIT.as_secs() <= 15);
 
 /// This replica does not lead, or does not know whether it still does.
@@ -32,14 +33,14 @@ const _: () = assert!(election::MAY_START_WRITES.as_secs() + WRITE_LIMIT.as_secs
 #[error("this replica holds no Lease that is certain to last until the write ends")]
 pub struct Deposed;
 
-/// Permission to write, which runs out by itself.
+/// Permission to write, with a time limit.
 #[derive(Clone, Debug)]
 pub struct Fence {
     until: watch::Receiver<Option<Instant>>,
 }
 
 impl Fence {
-    /// Ok where a write may start now.
+    /// Checks whether a write may start now.
     pub fn permit(&self) -> Result<(), Deposed> {
         match *self.until.borrow() {
             Some(until) if Instant::now() < until => Ok(()),
@@ -78,14 +79,14 @@ impl Fence {
         }
     }
 
-    /// A fence that stays up for `span`, for tools and tests that run alone.
+    /// A fence that permits writes for `span`. For tools and tests without a second replica.
     pub fn alone(span: Duration) -> Self {
         let (_, until) = watch::channel(Some(Instant::now() + span));
         Self { until }
     }
 }
 
-/// Where the Lease is and who asks for it.
+/// The Lease and the holder's identity.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub namespace: String,
@@ -100,7 +101,7 @@ pub struct Keeper {
     election: Election,
     until: watch::Sender<Option<Instant>>,
     metrics: Metrics,
-    /// When the loop last came round, for liveness.
+    /// When the loop last completed a round, for the liveness probe.
     turned: watch::Sender<Instant>,
 }
 
@@ -119,13 +120,13 @@ impl Keeper {
         (keeper, Fence { until })
     }
 
-    /// Tells when the loop last came round.
+    /// When the loop last completed a round.
     pub fn turned(&self) -> watch::Receiver<Instant> {
         self.turned.subscribe()
     }
 
-    /// Keeps trying until `stop`, then gives the Lease up so that another need not wait. The caller
-    /// stops writing before.
+    /// Acquires and renews the Lease until `stop`, then releases it, so that another replica need not wait. The caller
+    /// stops writing first.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -171,7 +172,7 @@ impl Keeper {
         }
     }
 
-    /// Create and replace both fail where somebody else wrote in between.
+    /// Create and replace fail if another replica wrote in between.
     async fn write(&self, lease: Lease) -> kube::Result<Lease> {
         let parameters = PostParams::default();
         if lease.metadata.resource_version.is_some() {

@@ -1,6 +1,5 @@
-//! The operator: turns MooncakeClusters into Kubernetes objects and MooncakeNodes, says how they
-//! are, and injects pods. `cli` is `kubectl mooncake`, which reads what the operator and agents wrote
-//! and judges it by the same functions.
+//! The operator: turns MooncakeClusters into Kubernetes objects and MooncakeNodes, reports their
+//! status, and injects pods. `kubectl mooncake` (`operator/cli`) judges by the same functions.
 //!
 //! `run` is the one place that spawns. Each kind has a pipeline of files: observe (caches), validate,
 //! desired (pure), apply, status (pure, then one write). Invariants, each with a test of its name:
@@ -9,7 +8,7 @@
 //! 2. A deposed leader ends its last write before another may begin.
 //! 3. Another release or image of the operator restarts neither a pool pod nor a master.
 //! 4. Pool pods are replaced one at a time, the next only when all others serve.
-//! 5. A pod is served only where a DaemonSet of ours made it, whatever its labels say.
+//! 5. A pod is served only if a DaemonSet of the operator owns it, regardless of its labels.
 
 #![forbid(unsafe_code)]
 
@@ -18,17 +17,19 @@ pub mod apply;
 pub mod args;
 pub mod cache;
 pub mod certificates;
-pub mod cli;
 pub mod cluster;
+pub mod compute_domain;
 pub mod controller;
-pub mod domain;
 pub mod event;
 pub mod health;
 pub mod lease;
+mod listener;
 pub mod metrics;
 pub mod node;
+pub mod pod;
 pub mod policy;
 pub mod run;
+pub mod tls_server;
 
 pub use crds::sizing;
 

@@ -1,4 +1,4 @@
-//! What the operator counts. Labels are bounded: kinds and verbs, never names of objects.
+//! The metrics of the operator. Labels have a bounded number of values: kinds and verbs, never names of objects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// Handles to every metric; a clone counts into the same.
+/// Handles to every metric. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     reconciles: Family<Reconcile, Counter>,
@@ -123,7 +123,7 @@ impl Metrics {
 
     /// Writes so far, over all verbs.
     pub fn writes(&self) -> u64 {
-        ["apply", "delete", "event"]
+        ["apply", "delete", "event", "patch"]
             .map(|verb| self.writes.get_or_create(&Verb { verb }).get())
             .iter()
             .sum()

@@ -1,10 +1,10 @@
-//! MooncakeNode: what the operator wants of one node, kept beside the Node that it is about.
+//! Reconciles one MooncakeNode with its Node, its agent and its pool pods.
 //!
 //! ```text
-//! no agent, no pool pod, no object  --> nothing
-//! silent for long, answers nowhere  --> its segments leave the master
-//! object of an earlier Node (UID)   --> deleted, made anew
-//! otherwise                         --> spec, then whether its agent can be believed
+//! no agent, no pool pod, no object     --> nothing
+//! kubelet and pool pods do not respond --> its segments are unmounted from the master
+//! object of an earlier Node (UID)      --> deleted, created again
+//! otherwise                            --> spec, then condition AgentAlive
 //! ```
 
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
 use crate::apply::{Error as WriteError, Writer};
 use crate::cache::Caches;
-use crate::domain::view;
-use crate::event::Events;
+use crate::compute_domain::view;
+use crate::event::{EventType, Events};
 
-pub mod alive;
 pub mod desired;
-pub mod injected;
-pub mod lost;
-pub mod news;
+pub mod hugepage_capacity;
+pub mod injected_pods;
+pub mod liveness;
+pub mod lost_segments;
 pub mod observe;
-pub mod ring;
-pub mod room;
+pub mod transitions;
 
 use observe::Observed;
 
-/// When the object of an earlier Node was deleted, the next one is made after this.
+/// Delay between deleting the object of an earlier Node and creating the next one.
 const AFTER_DELETE: Duration = Duration::from_millis(500);
 
 /// What every reconcile of a node uses.
@@ -44,18 +44,18 @@ pub struct Context {
     pub caches: Caches,
     pub writer: Arc<Writer>,
     pub events: Events,
-    /// Nodes whose kubelet is silent.
-    pub silence: lost::Silence,
+    /// Nodes whose kubelet does not report.
+    pub unresponsive: lost_segments::UnresponsiveNodes,
     /// Nodes without a ready agent pod.
-    pub away: lost::Silence,
-    /// What agents said of their nodes.
-    pub words: news::LastWords,
-    /// What agents said of what they set right.
-    pub fixes: news::LastFixes,
-    /// The pods that held sick devices.
-    pub owners: news::LastOwners,
-    /// When the pods of nodes were counted.
-    pub counted: room::Counted,
+    pub without_agent: lost_segments::UnresponsiveNodes,
+    /// Last node health that each agent reported.
+    pub health: transitions::LastHealth,
+    /// Last fixes that each agent reported.
+    pub fixes: transitions::LastFixes,
+    /// Pods that held unhealthy devices.
+    pub device_owners: transitions::LastDeviceOwners,
+    /// Memory left by the pods of each node, and when it was computed.
+    pub free_memory: hugepage_capacity::FreeMemory,
 }
 
 /// Why a reconcile ended early.
@@ -66,28 +66,31 @@ pub struct Error {
     source: WriteError,
 }
 
-/// Brings one MooncakeNode in step with its Node, its agent and its pool pods.
+/// Reconciles one MooncakeNode.
 pub async fn reconcile(node: Arc<Node>, context: Arc<Context>) -> Result<Action, Error> {
     let name = node.name_any();
-    carry_out(&node, &context)
+    reconcile_node(&node, &context)
         .await
         .map_err(|source| Error { node: name, source })
 }
 
-async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError> {
+async fn reconcile_node(node: &Node, context: &Context) -> Result<Action, WriteError> {
     let api = Api::<MooncakeNode>::all(context.client.clone());
     let Some(mut observed) = observe::observe(&context.caches, node) else {
         return Ok(Action::await_change());
     };
     if let Some(stale) = observed.of_an_earlier_node() {
         tracing::info!(node = %observed.name, uid = stale.uid(),
-            "node came back as another, dropping what was known of the earlier one");
+            "the Node was recreated; deleting the MooncakeNode of the earlier one");
         context.writer.delete(&api, stale).await?;
         return Ok(Action::requeue(AFTER_DELETE));
     }
-    observed.room = room::of_node(&observed, node, context).await;
-    let left = lost(&observed, context).await;
-    let removed: Vec<String> = left.iter().map(|left| left.pod_uid.clone()).collect();
+    observed.room = hugepage_capacity::of_node(&observed, node, context).await;
+    let orphaned = orphaned_segments(&observed, context).await;
+    let removed: Vec<String> = orphaned
+        .iter()
+        .map(|orphaned| orphaned.pod_uid.clone())
+        .collect();
     let Some(wanted) = desired::desired(&observed, &removed) else {
         return Ok(Action::await_change());
     };
@@ -99,8 +102,8 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         return Ok(Action::requeue(AFTER_DELETE));
     };
 
-    for left in &left {
-        remove(left, &object, context).await?;
+    for orphaned in &orphaned {
+        unmount(orphaned, &object, context).await?;
     }
 
     let old = object
@@ -108,10 +111,13 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         .as_ref()
         .map(|status| status.conditions.as_slice())
         .unwrap_or_default();
-    let away = context
-        .away
-        .note(&observed.name, !alive::is_there(&observed), Instant::now());
-    let findings = alive::findings(&observed, old, away);
+    let absent_for = context.without_agent.note(
+        &observed.name,
+        &observed.uid,
+        !liveness::has_ready_agent(&observed),
+        Instant::now(),
+    );
+    let findings = liveness::findings(&observed, old, absent_for.unwrap_or_default());
     let generation = object.meta().generation;
     let new = merge(old, &findings, generation, Timestamp::now());
     let mut before: Vec<_> = old
@@ -121,7 +127,7 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
         .collect();
     before.sort_by(|one, other| one.type_.cmp(&other.type_));
     let lags = context.writer.status_lags(&object);
-    if !lags && !desired::same_verdict(&before, &new) {
+    if !lags && !desired::same_conditions(&before, &new) {
         let body = json!({
             "apiVersion": MooncakeNode::api_version(&()),
             "kind": MooncakeNode::kind(&()),
@@ -142,28 +148,28 @@ async fn carry_out(node: &Node, context: &Context) -> Result<Action, WriteError>
             )
             .await;
     }
-    tell_health(&object, old, context).await;
-    tell_fixes(&object, context).await;
-    ask_owners(&object, context).await;
-    // By the clock alone: nothing moves when the time is up.
-    let silent = is_silent(&observed).then_some(lost::LOOK);
-    let grace = away.and_then(|away| alive::AWAY.checked_sub(away));
+    emit_health_event(&object, old, context).await;
+    emit_fix_events(&object, context).await;
+    emit_device_owner_events(&object, context).await;
+    // Timers: no object changes when these delays end.
+    let silent = is_unresponsive(&observed).then_some(lost_segments::RECHECK_PERIOD);
+    let grace = absent_for.and_then(|absent_for| liveness::grace(old).checked_sub(absent_for));
     let domains = observed.domains.as_deref().unwrap_or_default();
-    let place = view::waits(domains).then_some(view::LOOK_AGAIN);
-    let room = room::wait(&observed);
+    let registration = view::waits(domains).then_some(view::RECHECK_PERIOD);
+    let room = hugepage_capacity::wait(&observed);
     Ok(silent
         .into_iter()
         .chain(grace)
-        .chain(place)
+        .chain(registration)
         .chain(room)
         .min()
         .map_or_else(Action::await_change, Action::requeue))
 }
 
-/// One Event for each change of what the agent says of its node.
-async fn tell_health(object: &MooncakeNode, stands: &[Condition], context: &Context) {
+/// One Event for each change of the node health that the agent reports.
+async fn emit_health_event(object: &MooncakeNode, current: &[Condition], context: &Context) {
     let nodes = context.caches.nodes.len();
-    let Some((before, now)) = context.words.note(&object.name_any(), stands, nodes) else {
+    let Some((before, now)) = context.health.note(&object.name_any(), current, nodes) else {
         return;
     };
     let about = object.object_ref(&());
@@ -173,82 +179,105 @@ async fn tell_health(object: &MooncakeNode, stands: &[Condition], context: &Cont
         .await;
 }
 
-/// One Event for each change of what the agent sets right.
-async fn tell_fixes(object: &MooncakeNode, context: &Context) {
+/// One Event for each change of a fix that the agent reports.
+async fn emit_fix_events(object: &MooncakeNode, context: &Context) {
     let nodes = context.caches.nodes.len();
-    let said = object.status.as_ref().map_or(&[][..], |said| &said.fixes);
-    for (reason, note) in context.fixes.note(&object.name_any(), said, nodes) {
+    let fixes = object
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.fixes);
+    for (reason, note) in context.fixes.note(&object.name_any(), fixes, nodes) {
         let about = object.object_ref(&());
         let (events, writer) = (&context.events, &context.writer);
-        match reason {
-            Reason::FixRefused | Reason::FixSetBack | Reason::KubeletRestartRequired => {
-                events.warn(writer, about, reason, "Fix", note).await;
+        let severity = match reason {
+            Reason::FixRefused | Reason::FixReverted | Reason::KubeletRestartRequired => {
+                EventType::Warning
             }
-            _ => events.note(writer, about, reason, "Fix", note).await,
-        }
-    }
-}
-
-/// One Event for each pod that holds a device which has become sick: nobody but its owner can end it.
-async fn ask_owners(object: &MooncakeNode, context: &Context) {
-    let nodes = context.caches.nodes.len();
-    for (pod, note) in context.owners.note(object, nodes) {
-        let (events, writer) = (&context.events, &context.writer);
+            _ => EventType::Normal,
+        };
         events
-            .warn(writer, pod, Reason::DeviceSick, "Look", note)
+            .emit(writer, about, severity, (reason, "Fix"), note)
             .await;
     }
 }
 
-/// What follows from it is no news of its own.
+/// One Event for each pod that holds a device which became unhealthy: only its owner can end the pod.
+async fn emit_device_owner_events(object: &MooncakeNode, context: &Context) {
+    let nodes = context.caches.nodes.len();
+    for (pod, note) in context.device_owners.note(object, nodes) {
+        let (events, writer) = (&context.events, &context.writer);
+        let kind = (Reason::DeviceUnhealthy, "Look");
+        events
+            .emit(writer, pod, EventType::Warning, kind, note)
+            .await;
+    }
+}
+
+/// Keeps one condition: the others follow from it and need no Event.
 fn only(kind: ConditionType, mut conditions: Vec<Condition>) -> Vec<Condition> {
     conditions.retain(|condition| condition.type_ == kind.as_str());
     conditions
 }
 
-fn is_silent(observed: &Observed) -> bool {
+fn is_unresponsive(observed: &Observed) -> bool {
     observed.ready.as_ref().is_some_and(|ready| ready.silent)
 }
 
-/// What masters still offer of a node that is lost; nothing where it is not.
-async fn lost(observed: &Observed, context: &Context) -> Vec<lost::Left> {
-    let silent = context
-        .silence
-        .note(&observed.name, is_silent(observed), Instant::now());
-    let most = context.silence.count() * 2 > context.caches.nodes.len();
-    if silent.is_none_or(|span| span < lost::PATIENCE) || most {
+/// Segments that masters still list for an unresponsive node; empty if the node responds.
+async fn orphaned_segments(
+    observed: &Observed,
+    context: &Context,
+) -> Vec<lost_segments::LostSegments> {
+    let now = Instant::now();
+    let nodes = &context.caches.nodes;
+    let exists = |name: &str, uid: &str| {
+        let node = nodes.get(&ObjectRef::new(name));
+        node.is_some_and(|node| node.metadata.uid.as_deref() == Some(uid))
+    };
+    for known in [&context.unresponsive, &context.without_agent] {
+        known.forget_deleted(exists, now);
+    }
+    let silent = context.unresponsive.note(
+        &observed.name,
+        &observed.uid,
+        is_unresponsive(observed),
+        now,
+    );
+    let most = context.unresponsive.count() * 2 > context.caches.nodes.len();
+    let early = silent.is_none_or(|span| span < lost_segments::UNMOUNT_DELAY);
+    if early || most || context.writer.is_paused() {
         return Vec::new();
     }
-    lost::left(observed).await
+    lost_segments::find(observed).await
 }
 
-/// The agent was assigned another instance before, so that it begins anew wherever it is by now.
-async fn remove(
-    left: &lost::Left,
+/// The agent is assigned another master instance first, so that it starts a new epoch if it still runs.
+async fn unmount(
+    orphaned: &lost_segments::LostSegments,
     report: &MooncakeNode,
     context: &Context,
 ) -> Result<(), WriteError> {
-    context.writer.permit("unmount", &left.pod_name)?;
+    context.writer.permit("unmount", &orphaned.pod_name)?;
     let node = report.name_any();
-    let (pod, master) = (&left.pod_name, left.master);
-    match lost::unmount(left).await {
+    let (pod, master) = (&orphaned.pod_name, orphaned.master);
+    match lost_segments::unmount(orphaned).await {
         Ok(()) => {
-            tracing::warn!(%node, %pod, %master, segments = left.segments.len(),
-                "node is lost, its segments were taken out of the master");
+            tracing::warn!(%node, %pod, %master, segments = orphaned.segments.len(),
+                "unmounted the segments of an unresponsive node from the master");
             let note = format!(
-                "node {node} is silent and pool pod {pod} does not answer: {} segments were taken \
-                 out of the master",
-                left.segments.len()
+                "node {node} does not report and pool pod {pod} does not respond: {} segments were \
+                 unmounted from the master",
+                orphaned.segments.len()
             );
             let about = report.object_ref(&());
-            let reason = Reason::NodeNotReady;
-            context
-                .events
-                .warn(&context.writer, about, reason, "Unmount", note)
+            let kind = (Reason::NodeNotReady, "Unmount");
+            let (events, writer) = (&context.events, &context.writer);
+            events
+                .emit(writer, about, EventType::Warning, kind, note)
                 .await;
         }
         Err(error) => {
-            tracing::warn!(%node, %pod, %error, "segments of a lost node stay in the master for now");
+            tracing::warn!(%node, %pod, %error, "cannot unmount the segments of an unresponsive node; retrying");
         }
     }
     Ok(())

@@ -1,10 +1,10 @@
-//! MooncakeNodePolicies: which holds on a node, what their own status says of it, and what becomes of nodes
-//! with sick devices.
+//! MooncakeNodePolicies: selects the policy of each node, writes policy status, and cordons nodes with
+//! unhealthy devices.
 //!
 //! ```text
-//! policies, labels of a node --> choice --> MooncakeNode.spec.policy (by `node`)
-//! policies, labels of all    --> verdict -> status of each policy    (here)
-//! policies, sick devices     --> cordon --> ward: marks on Nodes
+//! policies, labels of a node  --> choice --> MooncakeNode.spec.policy (by `node`)
+//! policies, labels of all     --> status --> status of each policy    (here)
+//! policies, unhealthy devices --> cordon --> quarantine: annotations and cordons of Nodes
 //! ```
 
 use std::collections::BTreeMap;
@@ -29,37 +29,37 @@ use crate::event::Events;
 
 pub mod choice;
 pub mod cordon;
-pub mod verdict;
-pub mod ward;
+pub mod quarantine;
+pub mod status;
 
-use ward::Ward;
+use quarantine::Quarantine;
 
-/// Moves within this are one look.
+/// Changes within this are one reconcile.
 const DEBOUNCE: Duration = Duration::from_secs(1);
-/// Pause after a status that could not be written.
+/// Pause after a failed write.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// The policy that is to hold on a node. One that cannot be understood stays as it stands there: what
-/// it asks by now is not known.
+/// The policy that applies to a node. A policy that cannot be decoded keeps its last rules: its
+/// current ones are unknown.
 pub fn of_node(
     caches: &Caches,
     node: &Node,
     report: Option<&MooncakeNode>,
 ) -> Option<PolicyInForce> {
-    let standing = report.and_then(|report| report.spec.policy.as_ref());
-    if let Some(standing) = standing {
-        let named = ObjectRef::<DeserializeGuard<MooncakeNodePolicy>>::new(&standing.name);
+    let current = report.and_then(|report| report.spec.policy.as_ref());
+    if let Some(current) = current {
+        let named = ObjectRef::<DeserializeGuard<MooncakeNodePolicy>>::new(&current.name);
         let object = caches.node_policies.get(&named);
         if object.is_some_and(|object| object.0.is_err()) {
-            return Some(standing.clone());
+            return Some(current.clone());
         }
     }
-    let policies = understood(caches);
+    let policies = decoded(caches);
     let policies: Vec<&MooncakeNodePolicy> = policies.iter().collect();
     choice::of(&policies, node.labels()).map(|choice| choice::in_force(choice.holds()))
 }
 
-fn understood(caches: &Caches) -> Vec<MooncakeNodePolicy> {
+fn decoded(caches: &Caches) -> Vec<MooncakeNodePolicy> {
     let policies = caches.node_policies.state();
     policies
         .iter()
@@ -67,14 +67,14 @@ fn understood(caches: &Caches) -> Vec<MooncakeNodePolicy> {
             DeserializeGuard(Ok(policy)) => Some(policy.clone()),
             DeserializeGuard(Err(invalid)) => {
                 tracing::warn!(policy = %policy.name_any(), error = %invalid.error,
-                    "MooncakeNodePolicy not understood");
+                    "cannot decode MooncakeNodePolicy; it is ignored");
                 None
             }
         })
         .collect()
 }
 
-/// Writes statuses and cordons whenever nodes or policies move, until dropped.
+/// Writes statuses and cordons on each change of nodes or policies, until dropped.
 pub async fn run(
     client: Client,
     caches: Caches,
@@ -83,28 +83,29 @@ pub async fn run(
     mut triggers: broadcast::Receiver<Trigger>,
 ) {
     let api = Api::<MooncakeNodePolicy>::all(client.clone());
-    let mut ward = Ward::new(client);
+    let mut quarantine = Quarantine::new(client);
     loop {
-        let (pause, again) = match look(&api, &caches, &writer, &events, &mut ward).await {
-            Ok(again) => (DEBOUNCE, again),
-            Err(error) => {
-                tracing::warn!(%error, "what a MooncakeNodePolicy asks is not all said or done for now");
-                (RETRY, Some(Duration::ZERO))
-            }
-        };
-        let again = again.map(|again| Instant::now() + again);
+        let (pause, recheck) =
+            match reconcile(&api, &caches, &writer, &events, &mut quarantine).await {
+                Ok(recheck) => (DEBOUNCE, recheck),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot apply all MooncakeNodePolicies; retrying");
+                    (RETRY, Some(Duration::ZERO))
+                }
+            };
+        let recheck = recheck.map(|recheck| Instant::now() + recheck);
         tokio::time::sleep(pause).await;
         loop {
-            // By the clock alone: nothing moves when a node has been sick for long enough.
+            // A timer: no object changes when a node has been unhealthy for long enough.
             let due = async {
-                match again {
+                match recheck {
                     Some(at) => tokio::time::sleep_until(at).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = due => break,
-                moved = triggers.recv() => match moved {
+                trigger = triggers.recv() => match trigger {
                     Ok(Trigger::Node(_) | Trigger::Policies | Trigger::Everything)
                     | Err(RecvError::Lagged(_)) => break,
                     Ok(_) => {}
@@ -112,7 +113,7 @@ pub async fn run(
                 },
             }
         }
-        // What else has moved is seen by the same look.
+        // One reconcile covers all queued changes.
         while !matches!(
             triggers.try_recv(),
             Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed)
@@ -120,26 +121,28 @@ pub async fn run(
     }
 }
 
-async fn look(
+async fn reconcile(
     api: &Api<MooncakeNodePolicy>,
     caches: &Caches,
     writer: &Writer,
     events: &Events,
-    ward: &mut Ward,
+    quarantine: &mut Quarantine,
 ) -> Result<Option<Duration>, Error> {
-    let policies = understood(caches);
+    let policies = decoded(caches);
     let nodes = caches.nodes.state();
-    let round = ward.round(caches, writer, events, &nodes, &policies).await;
+    let outcome = quarantine
+        .reconcile(caches, writer, events, &nodes, &policies)
+        .await;
     if policies.is_empty() {
-        return round.failed.map_or(Ok(round.again), Err);
+        return outcome.failed.map_or(Ok(outcome.recheck), Err);
     }
     let labels: BTreeMap<String, &BTreeMap<String, String>> = nodes
         .iter()
         .map(|node| (node.name_any(), node.labels()))
         .collect();
-    let mut failed = round.failed;
-    let said = verdict::statuses(&policies, &labels, &round.said, Timestamp::now());
-    for (policy, status) in said {
+    let mut failed = outcome.failed;
+    let statuses = status::statuses(&policies, &labels, &outcome.conditions, Timestamp::now());
+    for (policy, status) in statuses {
         let before = policy.status.clone().unwrap_or_default();
         if before == status || writer.status_lags(policy) {
             continue;
@@ -160,5 +163,5 @@ async fn look(
             .transitions(writer, about, &before.conditions, &status.conditions)
             .await;
     }
-    failed.map_or(Ok(round.again), Err)
+    failed.map_or(Ok(outcome.recheck), Err)
 }

@@ -1,7 +1,6 @@
 //! The one place that spawns: caches, Lease, controllers while leading, webhook, health, metrics.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,12 +16,12 @@ use crate::args::Args;
 use crate::cache::{Caches, Trigger};
 use crate::certificates::Resolver;
 use crate::cluster::validate::Settings;
-use crate::domain::view;
+use crate::compute_domain::view;
 use crate::event::Events;
 use crate::health::{self, Health};
 use crate::lease::{self, Fence, Keeper};
 use crate::metrics::{self, Metrics};
-use crate::{admission, cluster, controller, domain, node, policy};
+use crate::{admission, cluster, compute_domain, controller, node, policy};
 
 /// Moves of one object within this are one reconcile.
 const CLUSTER_DEBOUNCE: Duration = Duration::from_millis(100);
@@ -39,12 +38,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         gate_image,
         master_image,
         pool_priority_class,
+        metrics_namespaces,
         metrics_port,
         health_port,
         webhook_port,
         webhook_config,
         certificate_secret,
         lease_name,
+        paused,
         log: _,
     } = args;
     let settings = Settings {
@@ -53,10 +54,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         gate_image: gate_image.clone(),
         master_image,
         pool_priority_class: Some(pool_priority_class).filter(|name| !name.is_empty()),
+        metrics_namespaces,
     };
     let client = Client::try_default()
         .await
-        .context("no configuration for the API server")?;
+        .context("cannot find a configuration for the API server (in-cluster or kubeconfig)")?;
     let metrics = Metrics::new();
     let caches = Caches::start(&client, &namespace, &metrics);
     let certificate = Arc::new(Resolver::default());
@@ -90,19 +92,19 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             metrics: metrics.clone(),
             settings,
             identity,
+            paused,
         },
         leads,
         work_stops.clone(),
     ));
 
     let mut servers = JoinSet::new();
-    let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     servers.spawn({
         let stop = stopped(work_stops.clone());
-        async move { Ok(health::serve(any(health_port), health, stop).await?) }
+        async move { Ok(health::serve(health_port, health, stop).await?) }
     });
     let endpoint = metrics::Settings {
-        address: any(metrics_port),
+        port: metrics_port,
         certificate: certificate.clone(),
     };
     servers.spawn({
@@ -122,11 +124,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     });
 
     let outcome: anyhow::Result<()> = tokio::select! {
-        () = told_to_end() => Ok(()),
+        () = termination_signal() => Ok(()),
         Some(ended) = servers.join_next() => ended.context("a server panicked")?,
     };
     tracing::info!("ending");
-    // Writers first, then the Lease, so that the next leader finds nobody at work.
+    // Writers first, then the Lease, so that no write overlaps with the next leader.
     stop_work.send_replace(true);
     let ended = tokio::time::timeout(SHUTDOWN_LIMIT, async {
         controllers.await.ok();
@@ -135,7 +137,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         while servers.join_next().await.is_some() {}
     });
     if ended.await.is_err() {
-        tracing::warn!("not everything ended in {} s", SHUTDOWN_LIMIT.as_secs());
+        tracing::warn!("shutdown not complete after {} s", SHUTDOWN_LIMIT.as_secs());
     }
     outcome
 }
@@ -145,12 +147,12 @@ async fn stopped(mut stop: watch::Receiver<bool>) {
     stop.wait_for(|stop| *stop).await.ok();
 }
 
-async fn told_to_end() {
+async fn termination_signal() {
     let (Ok(mut term), Ok(mut int)) = (
         signal(SignalKind::terminate()),
         signal(SignalKind::interrupt()),
     ) else {
-        tracing::error!("signals cannot be received; only SIGKILL ends this process");
+        tracing::error!("cannot receive signals; only SIGKILL ends this process");
         return std::future::pending().await;
     };
     tokio::select! {
@@ -167,7 +169,7 @@ fn synced(caches: &Caches) -> watch::Receiver<bool> {
             sender.send_replace(true);
             tracing::info!("caches synced");
         }
-        // The answer stands as long as the process.
+        // The value is final.
         sender.closed().await;
     });
     synced
@@ -182,9 +184,11 @@ pub struct Controllers {
     pub settings: Settings,
     /// This pod's name, for Events.
     pub identity: String,
+    /// Write statuses and Events only.
+    pub paused: bool,
 }
 
-/// Runs the controllers whenever this replica leads; losing the lead drops them where they stand.
+/// Runs the controllers whenever this replica leads; losing the lead drops them at once.
 async fn lead(
     mut synced: watch::Receiver<bool>,
     controllers: Controllers,
@@ -204,7 +208,7 @@ async fn lead(
         leads.send_replace(true);
         tokio::select! {
             () = controllers.work() => {}
-            () = fence.lowered() => tracing::warn!("no longer leading, controllers stopped"),
+            () = fence.lowered() => tracing::warn!("lost the lead; controllers stopped"),
             _ = stop.wait_for(|stop| *stop) => {}
         }
         leads.send_replace(false);
@@ -224,9 +228,17 @@ impl Controllers {
             metrics,
             settings,
             identity,
+            paused,
         } = self;
-        let writer = Arc::new(Writer::new(fence.clone(), metrics.clone()));
+        if *paused {
+            tracing::warn!(
+                "paused: statuses are written, no object is created, changed or deleted"
+            );
+        }
+        let writer = Writer::new(fence.clone(), metrics.clone());
+        let writer = Arc::new(writer.pausing(*paused));
         let events = || Events::new(client.clone(), identity.clone());
+        let usage = Arc::new(cluster::usage::Meter::default());
         let clusters = controller::run(
             metrics.clone(),
             caches.clusters.clone(),
@@ -252,7 +264,7 @@ impl Controllers {
                 events: events(),
                 metrics: metrics.clone(),
                 settings: settings.clone(),
-                usage: cluster::usage::Meter::default(),
+                usage: usage.clone(),
             }),
             cluster::reconcile,
         );
@@ -265,10 +277,10 @@ impl Controllers {
                     Trigger::Node(name) => BTreeSet::from([name.clone()]),
                     Trigger::Ring(name) => {
                         let around = caches.neighbours(name, []);
-                        let around = around.concerned().map(str::to_owned);
+                        let around = around.affected().map(str::to_owned);
                         around.chain([name.clone()]).collect()
                     }
-                    Trigger::NodesOf(cluster) => caches.nodes_of(cluster),
+                    Trigger::NodesOf(cluster) => node::observe::of_cluster(caches, cluster),
                     Trigger::Domain(uid) => view::nodes_of(caches, uid),
                     Trigger::Policies => {
                         let nodes = caches.nodes.state();
@@ -286,12 +298,12 @@ impl Controllers {
                 caches: caches.clone(),
                 writer: writer.clone(),
                 events: events(),
-                silence: node::lost::Silence::default(),
-                away: node::lost::Silence::default(),
-                words: node::news::LastWords::default(),
-                fixes: node::news::LastFixes::default(),
-                owners: node::news::LastOwners::default(),
-                counted: node::room::Counted::default(),
+                unresponsive: node::lost_segments::UnresponsiveNodes::default(),
+                without_agent: node::lost_segments::UnresponsiveNodes::default(),
+                health: node::transitions::LastHealth::default(),
+                fixes: node::transitions::LastFixes::default(),
+                device_owners: node::transitions::LastDeviceOwners::default(),
+                free_memory: node::hugepage_capacity::FreeMemory::default(),
             }),
             node::reconcile,
         );
@@ -303,7 +315,7 @@ impl Controllers {
             caches.subscribe(),
         );
         let domains =
-            domain::retire::run(client.clone(), caches.clone(), writer, caches.subscribe());
-        tokio::join!(clusters, nodes, policies, domains);
+            compute_domain::retire::run(client.clone(), caches.clone(), writer, caches.subscribe());
+        tokio::join!(clusters, nodes, policies, domains, usage.run(caches));
     }
 }

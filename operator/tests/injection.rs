@@ -1,4 +1,4 @@
-//! Pods in, patches out: each `injection/<case>.yaml` with its `<case>.patch.yaml`, which
+//! Golden tests of injection: each `injection/<case>.yaml` is a pod, `<case>.patch.yaml` its patch, which
 //! `UPDATE=1` rewrites.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -11,8 +11,9 @@ use crds::cluster::MooncakeClusterSpec;
 use crds::policy::HostPorts;
 use json_patch::Patch;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use mooncake_operator::admission::{Decision, GATE_CONTAINER, Surroundings, inject};
+use mooncake_operator::admission::{Decision, InjectionContext, inject};
 use mooncake_operator::cache::Claimable;
+use mooncake_operator::pod::GATE_CONTAINER;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -24,7 +25,7 @@ struct Case {
     cluster: Option<MooncakeClusterSpec>,
     /// Why no pod can claim devices; absent where they can.
     without_devices: Option<String>,
-    /// Of the policy that holds wherever the pod may run.
+    /// From the policy that applies to all nodes of the pod.
     host_ports: Option<HostPorts>,
     pod: Value,
 }
@@ -66,7 +67,7 @@ fn decide(case: &Case, pod: &Value) -> Decision {
         .cluster
         .clone()
         .map(|spec| MooncakeCluster::new("kv", spec));
-    let surroundings = Surroundings {
+    let surroundings = InjectionContext {
         claimable: case
             .without_devices
             .clone()
@@ -123,13 +124,13 @@ fn value(container: &Container, name: &str) -> Option<String> {
         .flatten()
         .filter(|var| var.name == name)
         .collect();
-    assert!(vars.len() < 2, "{name} stands twice in {}", container.name);
+    assert!(vars.len() < 2, "{name} is set twice in {}", container.name);
     vars.first()
         .map(|var| var.value.clone().unwrap_or_default())
 }
 
 #[test]
-fn every_pod_gets_the_patch_that_stands_in_its_golden_file() {
+fn patches_match_their_golden_files() {
     for name in cases() {
         let case = case(&name);
         let golden = match decide(&case, &case.pod) {
@@ -170,7 +171,7 @@ fn a_container_that_another_webhook_adds_in_between_is_injected_by_the_second_ca
     let late = json!({"name": "late", "image": "registry.example/late:1",
         "env": [{"name": "MOONCAKE_TENANT_ID", "value": "late"}]});
     pod["spec"]["containers"].as_array_mut().unwrap().push(late);
-    pod["spec"]["initContainers"][0]["image"] = json!("mirror.example/mooncake-gate:dev");
+    pod["spec"]["initContainers"][0]["image"] = json!("other-registry.example/mooncake-gate:dev");
     let second = patch_of(decide(&case, &pod));
     json_patch::patch(&mut pod, &second).unwrap();
     let late = containers(&pod).pop().unwrap();
@@ -180,7 +181,7 @@ fn a_container_that_another_webhook_adds_in_between_is_injected_by_the_second_ca
     let gate = &containers(&pod)[0];
     assert_eq!(
         gate.image.as_deref(),
-        Some("mirror.example/mooncake-gate:dev")
+        Some("other-registry.example/mooncake-gate:dev")
     );
     assert_eq!(patch_of(decide(&case, &pod)), Patch(vec![]));
 }
@@ -209,7 +210,7 @@ fn a_guaranteed_pod_stays_guaranteed() {
     }
 }
 
-/// What each container claims, by the names that the pod gives its claims.
+/// The claims of each container, by their names in the pod.
 fn claims(pod: &Value) -> BTreeMap<String, Vec<String>> {
     let of = |container: Container| {
         let resources = container.resources.into_iter();
@@ -220,7 +221,7 @@ fn claims(pod: &Value) -> BTreeMap<String, Vec<String>> {
 }
 
 #[test]
-fn every_container_but_the_gate_claims_the_pods_device_beside_what_it_claims_itself() {
+fn every_container_but_the_gate_claims_the_pods_device_beside_its_own() {
     let case = case("rdma-containers");
     let mut pod = injected(&case);
     let wanted = [
@@ -248,7 +249,7 @@ fn every_container_but_the_gate_claims_the_pods_device_beside_what_it_claims_its
 }
 
 #[test]
-fn a_pod_that_says_itself_what_it_claims_or_that_it_claims_nothing_is_left_to_it() {
+fn a_pod_with_its_own_claim_or_without_device_claims_gets_no_claim() {
     let case = case("rdma");
     let claimed = |change: Value| {
         let mut pod = case.pod.clone();
@@ -268,7 +269,7 @@ fn a_pod_that_says_itself_what_it_claims_or_that_it_claims_nothing_is_left_to_it
         json!([{"name": "server", "image": "registry.example/stock:1",
                 "resources": {"claims": [{"name": claim}]}}])
     };
-    assert!(claimed(json!({})), "otherwise it is given one");
+    assert!(claimed(json!({})), "no claim was added");
     let not_by = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
     assert!(!claimed(not_by("mooncake.io/claim-devices", "false")));
     assert!(claimed(not_by("mooncake.io/claim-devices", "true")));
@@ -283,7 +284,7 @@ fn a_pod_that_says_itself_what_it_claims_or_that_it_claims_nothing_is_left_to_it
 }
 
 #[test]
-fn only_a_cluster_that_exists_and_requires_rdma_has_its_pods_claim_devices() {
+fn pods_claim_devices_only_if_their_cluster_exists_and_requires_rdma() {
     let mut case = case("rdma");
     for policy in ["Prefer", "Forbid"] {
         let spec = json!({"transports": {"rdma": policy}});
@@ -296,30 +297,38 @@ fn only_a_cluster_that_exists_and_requires_rdma_has_its_pods_claim_devices() {
 }
 
 #[test]
-fn the_users_values_stand_in_environment_and_file() {
+fn values_of_the_user_are_kept_in_environment_and_file() {
     let pod = injected(&case("user-values-win"));
     let all = containers(&pod);
     let find = |name: &str| all.iter().find(|c| c.name == name).unwrap();
 
-    let lends = find("lends-memory");
+    let contributes = find("contributes-memory");
     assert_eq!(
-        value(lends, "MOONCAKE_GLOBAL_SEGMENT_SIZE").as_deref(),
+        value(contributes, "MOONCAKE_GLOBAL_SEGMENT_SIZE").as_deref(),
         Some("4gb")
     );
-    assert_eq!(value(lends, "PYTHONHASHSEED").as_deref(), Some("7"));
-    let file = file_of(&pod, "config-lends-memory.json");
+    assert_eq!(value(contributes, "PYTHONHASHSEED").as_deref(), Some("7"));
+    let file = file_of(&pod, "config-contributes-memory.json");
     assert_eq!(file["global_segment_size"], "4gb");
     assert_eq!(file["local_buffer_size"], 16_777_216);
     assert_eq!(file["mode"], "embedded");
     assert_eq!(file["tenant_id"], "a$b");
     assert_eq!(file["local_hostname"], "10.0.0.7");
 
-    assert_eq!(value(find("other-protocol"), "MC_FORCE_TCP"), None);
+    let kept = value(find("other-protocol"), "MOONCAKE_PROTOCOL");
+    assert_eq!(kept.as_deref(), Some("rdma"));
     let file = file_of(&pod, "config-other-protocol.json");
     assert_eq!(
         (&file["protocol"], &file["device_name"]),
-        (&json!("rdma"), &json!("mlx5_0"))
+        (&json!("tcp"), &json!("mlx5_0"))
     );
+
+    let file = file_of(&pod, "config-sglang-values.json");
+    assert_eq!(
+        file["check_server"], false,
+        "SGLang takes any text for true"
+    );
+    assert_eq!(file["master_metrics_port"], 9100);
 
     let own = value(find("own-file"), "MOONCAKE_CONFIG_PATH");
     assert_eq!(own.as_deref(), Some("/etc/mooncake.json"));
@@ -331,19 +340,58 @@ fn the_users_values_stand_in_environment_and_file() {
 }
 
 #[test]
-fn s27_s29_force_tcp_is_there_on_tcp_and_absent_otherwise() {
-    let tcp = containers(&injected(&case("sglang")));
-    assert_eq!(value(&tcp[1], "MC_FORCE_TCP").as_deref(), Some("1"));
-    let rdma = containers(&injected(&case("rdma")));
-    assert_eq!(value(&rdma[1], "MC_FORCE_TCP"), None);
+fn only_the_file_contains_the_transport_where_a_container_gets_one() {
+    for (name, protocol) in [("sglang", "tcp"), ("rdma", "rdma")] {
+        let pod = injected(&case(name));
+        let server = &containers(&pod)[1];
+        for shared in ["MC_FORCE_TCP", "MOONCAKE_PROTOCOL"] {
+            assert_eq!(value(server, shared), None, "{name}: {shared}");
+        }
+        for variable in [
+            "MOONCAKE_CONFIG_PATH",
+            "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH",
+        ] {
+            let path = value(server, variable);
+            assert_eq!(
+                path.as_deref(),
+                Some("/run/mooncake-gate/config.json"),
+                "{variable}"
+            );
+        }
+        assert_eq!(file_of(&pod, "config.json")["protocol"], protocol, "{name}");
+    }
+    // Without a file of ours the store's transport can come by the variable only.
+    let all = containers(&injected(&case("user-values-win")));
+    for (container, protocol) in [
+        ("unknown-before-start", Some("tcp")),
+        ("own-sglang-file", Some("tcp")),
+        ("own-file", None),
+    ] {
+        let container = all.iter().find(|of| of.name == container).unwrap();
+        let set = value(container, "MOONCAKE_PROTOCOL");
+        assert_eq!(set.as_deref(), protocol, "{}", container.name);
+    }
+}
+
+#[test]
+fn only_listed_containers_are_configured() {
+    let all = containers(&injected(&case("listed-containers")));
+    let configured = |container: &Container| value(container, "MOONCAKE_MASTER").is_some();
+    let names: Vec<&str> = all
+        .iter()
+        .filter(|container| configured(container))
+        .map(|container| container.name.as_str())
+        .collect();
+    assert_eq!(names, ["server"]);
+    let other = all.iter().find(|of| of.name == "router").unwrap();
     assert_eq!(
-        value(&rdma[1], "MOONCAKE_PROTOCOL").as_deref(),
-        Some("rdma")
+        (&other.env, &other.volume_mounts, &other.resources),
+        (&None, &None, &None)
     );
 }
 
 #[test]
-fn access_is_given_by_injection_alone() {
+fn only_injection_sets_the_access_labels() {
     for name in cases() {
         let case = case(&name);
         let is_injected = matches!(decide(&case, &case.pod), Decision::Patch { .. });
@@ -364,7 +412,7 @@ fn access_is_given_by_injection_alone() {
 }
 
 #[test]
-fn a_stranger_learns_nothing_about_clusters_that_do_not_invite_it() {
+fn a_cluster_that_does_not_allow_a_namespace_looks_absent_there() {
     let reason = |name: &str| match decide(&case(name), &case(name).pod) {
         Decision::Skip { skipped, .. } => skipped.unwrap(),
         Decision::Patch { .. } => panic!("{name} is injected"),

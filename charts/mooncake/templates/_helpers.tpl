@@ -6,10 +6,16 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{/* What selects the pods of a component; a Deployment can never change it. */}}
+{{/* Selector of the pods of a component; immutable in a Deployment. */}}
 {{- define "mooncake.selector" -}}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 mooncake.io/component: {{ .component }}
+{{- end }}
+
+{{/* An image reference; without one the rendering fails. Takes a list of the reference and its name. */}}
+{{- define "mooncake.image" -}}
+{{- $name := index . 1 -}}
+{{- required (printf "images.%s is not set. No image of this project is published: run `make images REGISTRY=registry.example/mooncake` with your registry, which builds and pushes the images and writes images.yaml, then add `--values images.yaml` to this command (docs/install.md)" $name) (index . 0) -}}
 {{- end }}
 
 {{- define "mooncake.pullSecrets" -}}
@@ -21,17 +27,17 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* 60 MiB of its own, 132 MiB for the kernel's socket buffers, 2 MiB of page tables a GiB. */}}
+{{/* 60 MiB for the agent, 132 MiB for socket buffers of the kernel, 2 MiB of page tables per GiB. */}}
 {{- define "mooncake.agentMemory" -}}
 {{ add 192 (mul 2 (int .Values.agent.basePageGiB)) }}Mi
 {{- end }}
 
-{{/* The same, and what the program takes for seconds that asks a GPU by CUDA, on nodes that have one. */}}
+{{/* The same, and 512 MiB for the program that probes a GPU by CUDA. */}}
 {{- define "mooncake.agentMemoryLimit" -}}
 {{ add 704 (mul 2 (int .Values.agent.basePageGiB)) }}Mi
 {{- end }}
 
-{{/* An ingress rule for those who may read metrics. */}}
+{{/* Ingress rule for readers of metrics. */}}
 {{- define "mooncake.scrapers" -}}
 {{- if .Values.metricsNamespaces -}}
 - ports:
@@ -41,4 +47,17 @@ imagePullSecrets:
         matchExpressions:
           - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson .Values.metricsNamespaces }}}
 {{- end }}
+{{- end }}
+
+{{/* Selector of the namespaces whose pods may be injected. */}}
+{{- define "mooncake.injectedNamespaces" -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values:
+      - kube-system
+      - {{ .Release.Namespace }}
+      {{- range .Values.injection.excludedNamespaces }}
+      - {{ . }}
+      {{- end }}
 {{- end }}

@@ -1,7 +1,7 @@
-"""An admitted peer that has gone mad, against the listeners of pool pods.
+"""Sends malformed bytes from a pod with access to the listeners of pool pods.
 
 hostile.py CONNECTIONS HOST...
-Prints one JSON line for each attack; ends when all listeners still answer an honest handshake.
+Prints one JSON line per attack. Ends when every listener answers a well-formed handshake.
 """
 import json
 import os
@@ -21,7 +21,7 @@ def frame(body, kind=None):
     return struct.pack("<Q", len(head + body)) + head + body
 
 
-# Bodies that end stock engines, lengths that no honest peer sends, and noise.
+# Bodies that abort stock engines, invalid lengths, and random bytes.
 HANDSHAKES = [
     frame(body, kind)
     for kind in (None, 0, 1, 2, 3, 7, 255)
@@ -35,24 +35,24 @@ HEADERS = [
 ]
 
 
-def throw(host, port, content, patience=0.2):
+def send(host, port, content, timeout=0.2):
     try:
         with socket.create_connection((host, port), timeout=5) as peer:
-            peer.settimeout(patience)
+            peer.settimeout(timeout)
             peer.sendall(content)
             return peer.recv(4096)
     except OSError:
         return b""
 
 
-def honest(host):
-    """A descriptor comes back."""
-    body = b'{"name":"honest:1","protocol":"tcp","tcp_data_port":1}'
-    return b"tcp" in throw(host, HANDSHAKE, frame(body, 1), patience=5)
+def answers(host):
+    """Whether a well-formed handshake returns a descriptor."""
+    body = b'{"name":"client:1","protocol":"tcp","tcp_data_port":1}'
+    return b"tcp" in send(host, HANDSHAKE, frame(body, 1), timeout=5)
 
 
 def many(host, port, count, content):
-    """Opens many connections that stay half open; answers how many the kernel gave."""
+    """Opens connections with incomplete requests; returns how many were opened and whether the host answers."""
     held = []
     for _ in range(count):
         try:
@@ -62,13 +62,13 @@ def many(host, port, count, content):
         except OSError:
             pass
     opened = len(held)
-    answered = honest(host)
+    answered = answers(host)
     for peer in held:
         peer.close()
     return opened, answered
 
 
-def say(attack, **more):
+def report(attack, **more):
     print(json.dumps({"attack": attack, **more}), flush=True)
 
 
@@ -77,24 +77,24 @@ def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     dice = random.Random(1)
     for host in HOSTS:
-        say("honest before", host=host, answered=honest(host))
+        report("handshake before", host=host, answered=answers(host))
         for content in HANDSHAKES:
-            throw(host, HANDSHAKE, content)
+            send(host, HANDSHAKE, content)
         for content in HEADERS:
-            throw(host, DATA, content, patience=0.05)
+            send(host, DATA, content, timeout=0.05)
         for _ in range(50):
             noise = dice.randbytes(dice.randrange(1, 3000))
-            throw(host, HANDSHAKE, noise, patience=0.05)
-            throw(host, DATA, noise, patience=0.05)
-        say("malformed", host=host, answered=honest(host))
+            send(host, HANDSHAKE, noise, timeout=0.05)
+            send(host, DATA, noise, timeout=0.05)
+        report("malformed", host=host, answered=answers(host))
         opened, answered = many(host, DATA, CONNECTIONS, b"\x00" * 7)
-        say("half-open data", host=host, opened=opened)
+        report("half-open data", host=host, opened=opened)
         opened, answered = many(host, HANDSHAKE, CONNECTIONS // 10, b"\x08")
-        say("half-open handshake", host=host, opened=opened)
+        report("half-open handshake", host=host, opened=opened)
         until = time.monotonic() + 30
-        while not (answered := honest(host)) and time.monotonic() < until:
+        while not (answered := answers(host)) and time.monotonic() < until:
             time.sleep(0.2)
-        say("honest after", host=host, answered=answered)
+        report("handshake after", host=host, answered=answered)
     os._exit(0)
 
 

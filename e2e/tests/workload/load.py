@@ -1,9 +1,9 @@
-"""A stock client that works until SIGTERM, whatever happens around it, and at the end verifies every kept key.
+"""A stock client that puts and gets until SIGTERM and then verifies every kept key.
 
 load.py PREFIX KEYS BYTES OPERATIONS_PER_SECOND
-KEYS keys are put once and kept. Then it gets kept keys at random, and puts, gets and removes others.
-Every value follows from its key. One JSON line for each failure; the last line is the report.
-A wrong byte is never anything but `wrong`; a key that the master no longer knows is `missing`.
+Puts KEYS keys and keeps them. Then gets kept keys at random, and puts, gets and removes others.
+Values are computed from their keys. Prints one JSON line per failure; the last line is the report.
+`wrong` counts values with other bytes, `missing` keys that the master no longer knows.
 """
 import hashlib
 import json
@@ -39,7 +39,7 @@ class Load:
             config.master_server_address,
         )
         if code != 0:
-            sys.exit(f"setup at {config.master_server_address} answered {code}")
+            sys.exit(f"setup at {config.master_server_address} returned {code}")
         self.counts = dict.fromkeys(("put", "got", "failed", "missing", "wrong", "bytes"), 0)
         self.longest = 0.0
         self.failures = []
@@ -72,7 +72,7 @@ class Load:
             self.counts["bytes"] += BYTES
             return True
         if got:
-            self.fail("wrong", "get", key, f"{len(got)} bytes that were never put there")
+            self.fail("wrong", "get", key, f"{len(got)} bytes that differ from the value")
             return False
         known = self.store.is_exist(key)
         self.fail("missing" if known == 0 else "failed", "get", key, f"exists: {known}")
@@ -101,11 +101,11 @@ def main():
             load.get(dice.choice(kept))
         turn += 1
         time.sleep(max(0.0, started + turn / RATE - time.monotonic()))
-        # After a long stall the rate starts anew: no burst.
+        # No burst after a long stall.
         started = max(started, time.monotonic() - (turn + 1) / RATE)
     unread = [key for key in kept if load.timed(load.store.get, key) != value(key)]
     load.report(kept=len(kept), unread=len(unread), turns=turn)
-    # The stock client's own teardown is not what is tested.
+    # Skips the stock client's teardown, which is not tested.
     os._exit(0)
 
 

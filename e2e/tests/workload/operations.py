@@ -1,7 +1,7 @@
-"""Every stock store operation on values from 1 byte to 64 MiB; prints what each answered, as JSON lines.
+"""Runs every operation of the stock store on values from 1 byte to 64 MiB; prints each result as a JSON line.
 
 operations.py PREFIX
-The lines do not name addresses or times, so those of two pools compare equal when the pools behave alike.
+The lines contain no addresses and times, so that two pools which behave the same print the same.
 """
 import ctypes
 import hashlib
@@ -22,7 +22,7 @@ def value(key, size):
     return hashlib.shake_128(key.encode()).digest(size)
 
 
-def say(operation, **result):
+def report(operation, **result):
     print(json.dumps({"operation": operation, **result}), flush=True)
 
 
@@ -36,7 +36,7 @@ def connect():
     code = store.setup(config.local_hostname, config.metadata_server, config.global_segment_size, BUFFER,
                        config.protocol, config.device_name or "", config.master_server_address)
     if code != 0:
-        sys.exit(f"setup at {config.master_server_address} answered {code}")
+        sys.exit(f"setup at {config.master_server_address} returned {code}")
     return store
 
 
@@ -49,36 +49,36 @@ def sizes(store):
     for size in SIZES:
         key = f"{PREFIX}-size-{size}"
         want = value(key, size)
-        say("put", size=size, code=store.put(key, want))
-        say("size", size=size, answer=store.get_size(key))
-        say("exist", size=size, answer=store.is_exist(key))
-        say("get", size=size, answer=shown(store.get(key), want))
-        say("get again", size=size, answer=shown(store.get(key), want))
-        say("put again", size=size, code=store.put(key, want))
-        say("remove", size=size, code=store.remove(key))
-        say("remove by force", size=size, code=retry_remove(store, key))
-        say("exist after remove", size=size, answer=store.is_exist(key))
-        say("get after remove", size=size, answer=shown(store.get(key), want))
+        report("put", size=size, code=store.put(key, want))
+        report("size", size=size, answer=store.get_size(key))
+        report("exist", size=size, answer=store.is_exist(key))
+        report("get", size=size, answer=shown(store.get(key), want))
+        report("get again", size=size, answer=shown(store.get(key), want))
+        report("put again", size=size, code=store.put(key, want))
+        report("remove", size=size, code=store.remove(key))
+        report("remove by force", size=size, code=retry_remove(store, key))
+        report("exist after remove", size=size, answer=store.is_exist(key))
+        report("get after remove", size=size, answer=shown(store.get(key), want))
 
 
 def batches(store):
     for size in (1, 4097, 1 << 20):
         keys = [f"{PREFIX}-batch-{size}-{number}" for number in range(16)]
         values = [value(key, size) for key in keys]
-        say("put_batch", size=size, code=store.put_batch(keys, values))
-        say("batch_is_exist", size=size, answer=store.batch_is_exist(keys + [f"{PREFIX}-none"]))
+        report("put_batch", size=size, code=store.put_batch(keys, values))
+        report("batch_is_exist", size=size, answer=store.batch_is_exist(keys + [f"{PREFIX}-none"]))
         got = store.get_batch(keys)
-        say("get_batch", size=size, answer=[shown(one, want) for one, want in zip(got, values)])
-        say("batch_remove", size=size, answer=store.batch_remove(keys, True))
-        say("batch_is_exist after", size=size, answer=store.batch_is_exist(keys))
+        report("get_batch", size=size, answer=[shown(one, want) for one, want in zip(got, values)])
+        report("batch_remove", size=size, answer=store.batch_remove(keys, True))
+        report("batch_is_exist after", size=size, answer=store.batch_is_exist(keys))
 
 
 def parts(store):
     key = f"{PREFIX}-parts"
     pieces = [value(f"{key}-{number}", 1000 * number + 1) for number in range(5)]
-    say("put_parts", code=store.put_parts(key, *pieces))
-    say("get of parts", answer=shown(store.get(key), b"".join(pieces)))
-    say("remove of parts", code=retry_remove(store, key))
+    report("put_parts", code=store.put_parts(key, *pieces))
+    report("get of parts", answer=shown(store.get(key), b"".join(pieces)))
+    report("remove of parts", code=retry_remove(store, key))
 
 
 def buffers(store):
@@ -86,7 +86,7 @@ def buffers(store):
     size, count = 1 << 20, 4
     memory = ctypes.create_string_buffer(size * count * 2)
     start = ctypes.addressof(memory)
-    say("register_buffer", code=store.register_buffer(start, len(memory)))
+    report("register_buffer", code=store.register_buffer(start, len(memory)))
     keys = [f"{PREFIX}-buffer-{number}" for number in range(count)]
     sources = [start + size * number for number in range(count)]
     targets = [start + size * (count + number) for number in range(count)]
@@ -98,27 +98,27 @@ def buffers(store):
         ctypes.memset(targets[0], 0, size * count)
         return answer
 
-    say("put_from", code=store.put_from(keys[0], sources[0], size))
-    say("get_into", answer=store.get_into(keys[0], targets[0], size))
-    say("get_into too small", answer=store.get_into(keys[0], targets[0], size - 1))
-    say("get_into landed", answer=landed()[0])
-    say("batch_put_from", answer=store.batch_put_from(keys, sources, [size] * count))
-    say("batch_get_into", answer=store.batch_get_into(keys, targets, [size] * count))
-    say("batch_get_into landed", answer=landed())
+    report("put_from", code=store.put_from(keys[0], sources[0], size))
+    report("get_into", answer=store.get_into(keys[0], targets[0], size))
+    report("get_into too small", answer=store.get_into(keys[0], targets[0], size - 1))
+    report("get_into landed", answer=landed()[0])
+    report("batch_put_from", answer=store.batch_put_from(keys, sources, [size] * count))
+    report("batch_get_into", answer=store.batch_get_into(keys, targets, [size] * count))
+    report("batch_get_into landed", answer=landed())
     handle = store.get_buffer(keys[1])
-    say("get_buffer", answer=shown(bytes(memoryview(handle)), value(keys[1], size)))
+    report("get_buffer", answer=shown(bytes(memoryview(handle)), value(keys[1], size)))
     del handle
-    say("batch_remove of buffers", answer=store.batch_remove(keys, True))
-    say("unregister_buffer", code=store.unregister_buffer(start))
+    report("batch_remove of buffers", answer=store.batch_remove(keys, True))
+    report("unregister_buffer", code=store.unregister_buffer(start))
 
 
 def upserts(store):
     key = f"{PREFIX}-upsert"
     for turn, size in enumerate((1 << 20, 1 << 20, 300)):
         want = value(f"{key}-{turn}", size)
-        say("upsert", turn=turn, code=store.upsert(key, want))
-        say("get of upsert", turn=turn, answer=shown(store.get(key), want))
-    say("remove of upsert", code=retry_remove(store, key))
+        report("upsert", turn=turn, code=store.upsert(key, want))
+        report("get of upsert", turn=turn, answer=shown(store.get(key), want))
+    report("remove of upsert", code=retry_remove(store, key))
 
 
 def replicas(store):
@@ -127,50 +127,50 @@ def replicas(store):
     config = ReplicateConfig()
     config.replica_num = 2
     want = value(key, size)
-    say("put of two replicas", code=store.put(key, want, config))
+    report("put of two replicas", code=store.put(key, want, config))
     described = store.get_replica_desc(key)
     endpoints = {one.get_memory_descriptor().buffer_descriptor.transport_endpoint for one in described}
-    say("replicas", count=len(described), apart=len(endpoints))
-    say("get of replicas", answer=shown(store.get(key), want))
-    say("remove of replicas", code=retry_remove(store, key))
+    report("replicas", count=len(described), apart=len(endpoints))
+    report("get of replicas", answer=shown(store.get(key), want))
+    report("remove of replicas", code=retry_remove(store, key))
 
 
 def many(store):
     keys = [f"{PREFIX}-regex-{number}" for number in range(8)]
     for key in keys:
         store.put(key, value(key, 100))
-    say("remove_by_regex", answer=store.remove_by_regex(f"^{PREFIX}-regex-[0-3]$", True))
-    say("left by regex", answer=store.batch_is_exist(keys))
-    say("remove_all", answer=store.remove_all(True))
-    say("left by remove_all", answer=store.batch_is_exist(keys))
+    report("remove_by_regex", answer=store.remove_by_regex(f"^{PREFIX}-regex-[0-3]$", True))
+    report("left by regex", answer=store.batch_is_exist(keys))
+    report("remove_all", answer=store.remove_all(True))
+    report("left by remove_all", answer=store.batch_is_exist(keys))
 
 
 def tensors(store):
     try:
         import torch
     except ImportError:
-        say("tensors", skipped="torch is not in this image")
+        report("tensors", skipped="torch is not in this image")
         return
     tensor = torch.arange(1 << 18, dtype=torch.float32).reshape(512, 512)
     key = f"{PREFIX}-tensor"
-    say("put_tensor", code=store.put_tensor(key, tensor))
-    say("get_tensor", answer=bool(torch.equal(store.get_tensor(key), tensor)))
-    say("remove of tensor", code=retry_remove(store, key))
+    report("put_tensor", code=store.put_tensor(key, tensor))
+    report("get_tensor", answer=bool(torch.equal(store.get_tensor(key), tensor)))
+    report("remove of tensor", code=retry_remove(store, key))
 
 
 def refusals(store):
     key = f"{PREFIX}-none"
-    say("get of nothing", answer=shown(store.get(key), b"x"))
-    say("size of nothing", answer=store.get_size(key))
-    say("exist of nothing", answer=store.is_exist(key))
-    say("remove of nothing", code=store.remove(key))
+    report("get of nothing", answer=shown(store.get(key), b"x"))
+    report("size of nothing", answer=store.get_size(key))
+    report("exist of nothing", answer=store.is_exist(key))
+    report("remove of nothing", code=store.remove(key))
 
 
 def main():
     store = connect()
     for part in (sizes, batches, parts, buffers, upserts, replicas, tensors, refusals, many):
         part(store)
-    say("end")
+    report("end")
     os._exit(0)
 
 

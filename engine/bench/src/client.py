@@ -1,4 +1,4 @@
-"""A stock client that takes orders on stdin and answers on stdout, one JSON object a line."""
+"""A stock client that reads requests on stdin and answers on stdout, one JSON object per line."""
 import json, os, sys, time
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 

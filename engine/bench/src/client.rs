@@ -1,4 +1,4 @@
-//! A stock client in a process of its own, which puts and gets on order.
+//! A stock client in a separate process, which puts and gets on request.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -48,7 +48,7 @@ impl Sample {
 
 pub(crate) struct Client {
     process: Child,
-    orders: ChildStdin,
+    requests: ChildStdin,
     answers: mpsc::Receiver<String>,
 }
 
@@ -61,11 +61,11 @@ impl Client {
             .stdout(Stdio::piped())
             .env("MC_LOG_LEVEL", "ERROR")
             .spawn()?;
-        let orders = process.stdin.take().context("no pipe to the client")?;
+        let requests = process.stdin.take().context("no pipe to the client")?;
         let output = process.stdout.take().context("no pipe from the client")?;
         let mut client = Self {
             process,
-            orders,
+            requests,
             answers: lines(output),
         };
         client
@@ -74,7 +74,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Puts and gets `volume_bytes` in one segment; every value read is compared.
+    /// Puts and gets `volume_bytes` in one segment, and compares every value.
     pub(crate) fn measure(&mut self, segment: &str, round: Round) -> anyhow::Result<Sample> {
         let Round {
             value_bytes,
@@ -82,14 +82,14 @@ impl Client {
             deadline,
         } = round;
         serde_json::to_writer(
-            &self.orders,
+            &self.requests,
             &Order {
                 segment,
                 value_bytes,
                 volume_bytes,
             },
         )?;
-        writeln!(self.orders)?;
+        writeln!(self.requests)?;
         let sample: Sample = serde_json::from_str(&self.answer(deadline)?)?;
         ensure!(
             sample.refused == 0 && sample.wrong == 0,
@@ -113,11 +113,11 @@ impl Client {
     pub(crate) fn stop(self, deadline: Duration) -> anyhow::Result<()> {
         let Self {
             mut process,
-            orders,
+            requests,
             answers,
         } = self;
-        drop(orders);
-        // The stock client takes up to two seconds to unmount; its pipe closes when it has.
+        drop(requests);
+        // The stock client needs up to two seconds to unmount, and then closes its pipe.
         let ended = answers.recv_timeout(deadline);
         ensure!(
             ended == Err(mpsc::RecvTimeoutError::Disconnected),
@@ -127,7 +127,7 @@ impl Client {
     }
 }
 
-/// Reads in a thread, so that waiting for an answer has a bound.
+/// Reads in a thread, so that a wait for an answer can time out.
 fn lines(output: ChildStdout) -> mpsc::Receiver<String> {
     let (line, lines) = mpsc::channel();
     thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! `bench`: what a stock client gets from our segment, from a stock one, and from a bare socket,
-//! in turn within one run. Prints figures and ratios; passes no judgement.
+//! `bench`: measures a stock client with a segment of this engine, with a stock segment, and with a plain
+//! socket, in turn within one run. Prints rates and ratios.
 
 mod client;
 mod ours;
@@ -19,10 +19,10 @@ struct Args {
     /// Value sizes in KiB.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 1024, 4096])]
     sizes: Vec<u64>,
-    /// Bytes put and got in each round, in MiB. The segments hold twice as much.
+    /// MiB that are put and got in each round. The segments have twice the size.
     #[arg(long, default_value_t = 256)]
     volume: u64,
-    /// Rounds; the subjects take turns within each.
+    /// Number of rounds; every subject is measured in each.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Longest time for one round of one subject, in seconds.
@@ -71,8 +71,8 @@ async fn main() -> anyhow::Result<()> {
             ..round
         };
         for turn in 0..=rounds {
-            // A connection keeps its luck (processor, memory) for life, so each round has new ones;
-            // and neither segment is always the first.
+            // The rate of a connection depends on its processor and memory, so each round has new ones,
+            // and the segments alternate as the first one.
             let mut subjects = [(0, ours::NAME), (1, theirs.name.as_str())];
             subjects.rotate_left(turn % 2);
             let mut client =
@@ -84,7 +84,7 @@ async fn main() -> anyhow::Result<()> {
                 let sample = client
                     .measure(name, round)
                     .with_context(|| format!("segment {name}"))?;
-                // The first turn touches the memory.
+                // The first run allocates the memory.
                 if turn > 0 {
                     samples[subject].push(sample);
                 }

@@ -1,22 +1,24 @@
-//! Our segment: an engine in this process, mounted in the stock master as an agent mounts it.
+//! A segment of this engine, in this process, mounted in the stock master as by an agent.
 
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use engine::{Admission, Engine, Host, HostSpec, HostStats, PageSize, Region, Settings};
+use engine::{
+    Admission, Endpoint, EndpointSpec, EndpointStats, Engine, PageSize, Region, Settings,
+};
 use store::wire::MemoryReplica;
 use store::{MoveError, Mover, Origin, Session, State, Uuid};
 use tokio::net::TcpStream;
 
 pub(crate) const NAME: &str = "bench.ours";
 
-/// Far from any mapping, as an agent chooses it.
+/// Above all mappings, as chosen by an agent.
 const WIRE_BASE: u64 = 1 << 58;
 
 pub(crate) struct Segment {
-    host: Host,
+    endpoint: Endpoint,
     _session: Session,
     _engine: Engine,
 }
@@ -33,7 +35,7 @@ impl Segment {
             TcpListener::bind("127.0.0.1:0")?,
         ];
         let name = handshake.local_addr()?.to_string();
-        let host = engine.host(HostSpec {
+        let endpoint = engine.endpoint(EndpointSpec {
             name: name.clone(),
             data_port: data.local_addr()?.port(),
             data_host: "127.0.0.1".to_owned(),
@@ -45,7 +47,7 @@ impl Segment {
         let memory = sys::mem::memfd::create("bench", bytes, PageSize::Base)?;
         let region = Region::map(memory, bytes, PageSize::Base)?;
         region.populate(0, bytes)?;
-        host.add_region(Arc::new(region), WIRE_BASE)?;
+        endpoint.add_region(Arc::new(region), WIRE_BASE)?;
 
         let address: Arc<str> = master.into();
         let connect = move || {
@@ -79,14 +81,14 @@ impl Segment {
             .await
             .context("not mounted in time")??;
         Ok(Self {
-            host,
+            endpoint,
             _session: session,
             _engine: engine,
         })
     }
 
-    pub(crate) fn stats(&self) -> HostStats {
-        self.host.stats()
+    pub(crate) fn stats(&self) -> EndpointStats {
+        self.endpoint.stats()
     }
 }
 
@@ -96,7 +98,7 @@ fn uuid() -> anyhow::Result<Uuid> {
     Ok(Uuid::from_random(bytes))
 }
 
-/// Nobody asks for copies in a bench.
+/// A benchmark has no copy tasks.
 struct NoTasks;
 
 impl Mover for NoTasks {
@@ -107,7 +109,10 @@ impl Mover for NoTasks {
         _: u64,
         _: tokio::time::Instant,
     ) -> Result<(), MoveError> {
-        let asked = format!("the bench moves nothing (asked for {})", source.endpoint);
-        Err(MoveError::Failed(asked.into()))
+        let cause = format!(
+            "the benchmark copies nothing (requested by {})",
+            source.endpoint
+        );
+        Err(MoveError::Failed(cause.into()))
     }
 }

@@ -1,4 +1,4 @@
-//! The limit: the same bytes over a bare loopback socket, one request at a time.
+//! The upper limit: the same bytes over a plain loopback socket, one request at a time.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-/// MB/s (10^6 bytes) of values sent one by one, each acknowledged by a byte.
+/// Returns the rate in MB/s (10^6 bytes) of values sent one by one, each acknowledged by a byte.
 pub(crate) fn megabytes_per_second(value_bytes: u64, volume_bytes: u64) -> anyhow::Result<f64> {
     let count = volume_bytes / value_bytes;
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -32,7 +32,7 @@ pub(crate) fn megabytes_per_second(value_bytes: u64, volume_bytes: u64) -> anyho
     }
     let seconds = start.elapsed().as_secs_f64();
     receiver.join().ok().context("the receiver panicked")??;
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    #[expect(clippy::cast_precision_loss, reason = "the rate is only displayed")]
     Ok((count * value_bytes) as f64 / seconds / 1e6)
 }
 

@@ -1,4 +1,4 @@
-//! The stock peers: a master and a segment, each in a process of its own on loopback.
+//! Stock peers: a master and a segment, each in a separate process on loopback.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ impl Wheel {
 
 pub(crate) struct Master<'a> {
     wheel: &'a Wheel,
-    /// Of the RPC service.
+    /// Address of the RPC service.
     pub(crate) address: String,
     admin: String,
     process: Reaped,
@@ -97,7 +97,7 @@ impl Master<'_> {
         Ok(Segment { name, process })
     }
 
-    /// Asks the admin service until the answer is as wanted.
+    /// Polls the admin service until it returns the expected answer.
     async fn until(
         &mut self,
         deadline: Duration,
@@ -136,7 +136,7 @@ impl Segment {
     }
 }
 
-/// A process that does not outlive us, however we end.
+/// A process that is killed when this process ends.
 struct Reaped(Child);
 
 impl Reaped {
@@ -153,7 +153,7 @@ impl Reaped {
 
 impl Drop for Reaped {
     fn drop(&mut self) {
-        // Both fail only when it has ended.
+        // Both fail only if it has ended.
         let _ended = self.0.kill();
         let _reaped = self.0.wait();
     }

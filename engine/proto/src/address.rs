@@ -1,12 +1,11 @@
-//! Server names: the host and port of a handshake listener, parsed and written as stock engines
-//! do it.
+//! Server names: the host and port of a handshake listener, in the format of stock engines.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
 use core::fmt;
 use core::net::Ipv6Addr;
 
-/// The handshake port of a name that has none.
+/// The handshake port of a name without a port.
 pub const DEFAULT_PORT: u16 = 12001;
 
 /// A host and the port of its handshake listener.
@@ -19,8 +18,7 @@ pub struct ServerName {
 }
 
 impl ServerName {
-    /// Parses a server name. A missing or unusable port is [`DEFAULT_PORT`]: stock engines are
-    /// that lenient, and the name must mean to us what it means to them.
+    /// Parses a server name. A missing or invalid port becomes [`DEFAULT_PORT`], as in stock engines.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         if let Some((host, rest)) = bracketed(text) {
@@ -31,7 +29,6 @@ impl ServerName {
         }
         match text.rsplit_once(':') {
             Some((host, port)) => Self::new(host, Some(port)),
-            // A literal with a scope and no port has colons, all of them left of the `%`.
             None => Self::new(text, None),
         }
         .or_scoped(text)
@@ -47,7 +44,7 @@ impl ServerName {
         }
     }
 
-    /// `v6%scope` without a port: the last colon belongs to the address.
+    /// Handles `v6%scope` without a port: the last colon belongs to the address.
     fn or_scoped(self, text: &str) -> Self {
         match text.split_once('%') {
             Some((address, scope))
@@ -60,7 +57,7 @@ impl ServerName {
     }
 }
 
-/// The inside of leading brackets and what follows them, if the inside is an IPv6 literal.
+/// Splits a bracketed IPv6 literal from the rest of the text.
 fn bracketed(text: &str) -> Option<(&str, &str)> {
     let (inside, rest) = text.strip_prefix('[')?.split_once(']')?;
     let address = inside
@@ -71,7 +68,7 @@ fn bracketed(text: &str) -> Option<(&str, &str)> {
 }
 
 impl fmt::Display for ServerName {
-    /// IPv6 in brackets, as a P2P server name is published.
+    /// Writes IPv6 in brackets, as in a published P2P server name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)

@@ -1,5 +1,5 @@
-//! coro_rpc, the framing of the stock store RPC: a fixed header, a struct_pack body, an attachment
-//! that the store never uses. All numbers little-endian.
+//! coro_rpc, the framing of the stock store RPC: a fixed header, a struct_pack body, and an attachment that
+//! the store never uses. Numbers are little-endian.
 
 use alloc::string::String;
 
@@ -10,10 +10,10 @@ const VERSION: u8 = 0;
 const STRUCT_PACK: u8 = 0;
 const MESSAGE_TYPE: u8 = 0;
 
-/// The stock server's namespace of every master RPC.
+/// The C++ namespace of the master's RPCs.
 const MASTER_SERVICE: &str = "mooncake::WrappedMasterService::";
 
-/// Id of a master RPC: first four bytes of its qualified C++ name's MD5, read big-endian.
+/// Returns the ID of a master RPC: the first four bytes of the MD5 of its qualified C++ name, big-endian.
 #[must_use]
 pub fn master_function_id(method: &str) -> u32 {
     let mut name = String::from(MASTER_SERVICE);
@@ -21,10 +21,10 @@ pub fn master_function_id(method: &str) -> u32 {
     struct_pack::md5_head(name.as_bytes())
 }
 
-/// What precedes a request's body.
+/// The header of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// Chosen by the client, echoed in the response.
+    /// Chosen by the client and returned in the response.
     pub sequence: u32,
     pub function_id: u32,
     /// Bytes of the body.
@@ -45,24 +45,26 @@ impl RequestHeader {
     }
 }
 
-/// What precedes a response's body.
+/// The header of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResponseHeader {
-    /// 0: the body is the result; else it is a [`Failure`].
+    /// 0 if the body is the result; otherwise it is a [`Failure`].
     pub code: u8,
     pub sequence: u32,
     /// Bytes of the body.
     pub length: u32,
 }
 
-/// Why the bytes of a response header are none.
+/// Why bytes are not a response header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    #[error("the reply starts with {0:#04x}, not with {MAGIC:#04x}: the peer speaks no coro_rpc")]
+    #[error(
+        "the reply starts with {0:#04x}, not with {MAGIC:#04x}: the peer does not use coro_rpc"
+    )]
     Magic(u8),
-    #[error("the reply has frame version {0}, known is {VERSION}")]
+    #[error("the reply has frame version {0}, expected {VERSION}")]
     Version(u8),
-    #[error("the reply carries {0} bytes of attachment, which no store RPC has")]
+    #[error("the reply has an attachment of {0} bytes, which no store RPC uses")]
     Attachment(u32),
 }
 
@@ -70,52 +72,38 @@ impl ResponseHeader {
     pub const BYTES: usize = 16;
 
     /// # Errors
-    /// When the bytes are no header of this protocol.
+    /// [`HeaderError`] if the bytes are not a header of this protocol.
     pub fn decode(bytes: [u8; Self::BYTES]) -> Result<Self, HeaderError> {
-        let [
-            magic,
-            version,
-            code,
-            _message_type,
-            s0,
-            s1,
-            s2,
-            s3,
-            l0,
-            l1,
-            l2,
-            l3,
-            a0,
-            a1,
-            a2,
-            a3,
-        ] = bytes;
+        let [magic, version, code, ..] = bytes;
+        let number = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         if magic != MAGIC {
             return Err(HeaderError::Magic(magic));
         }
         if version != VERSION {
             return Err(HeaderError::Version(version));
         }
-        let attachment = u32::from_le_bytes([a0, a1, a2, a3]);
+        let attachment = number(12);
         if attachment != 0 {
             return Err(HeaderError::Attachment(attachment));
         }
         Ok(Self {
             code,
-            sequence: u32::from_le_bytes([s0, s1, s2, s3]),
-            length: u32::from_le_bytes([l0, l1, l2, l3]),
+            sequence: number(4),
+            length: number(8),
         })
     }
 }
 
-/// The arguments' type is not the one that the server's function takes.
+/// The server's function has other argument types.
 pub const INVALID_ARGUMENTS: u16 = 4;
-/// The server has no function of that id.
+/// The server has no function with this ID.
 pub const NOT_REGISTERED: u16 = 11;
-/// This code in the header says that the code stands in the body.
+/// A header code which means that the body contains the code.
 const CODE_IN_BODY: u8 = 255;
 
-/// The RPC layer's own refusal, as opposed to an answer of the function.
+/// An error of the RPC layer, as opposed to one of the function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub code: u16,
@@ -123,10 +111,10 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Reads the body of a response whose header code is not 0.
+    /// Decodes the body of a response whose header code is not 0.
     ///
     /// # Errors
-    /// When the body holds no message.
+    /// [`DecodeError`] if the body does not contain a message.
     pub fn decode(header_code: u8, body: &[u8]) -> Result<Self, DecodeError> {
         if header_code == CODE_IN_BODY {
             let (code, message) = struct_pack::decode(body)?;

@@ -1,29 +1,29 @@
-//! Segment descriptors: what an engine says about itself, as JSON with the fields and the order
-//! of stock engines.
+//! Segment descriptors: the JSON that an engine publishes about itself, with the fields and field order of
+//! stock engines.
 
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-/// A buffer that peers may address.
+/// A buffer that peers may access.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Buffer {
     /// Wire address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub length: u64,
-    /// For TCP the server name; stock readers want it to be there.
+    /// For TCP the server name; stock readers require it.
     pub name: String,
 }
 
-/// A TCP segment descriptor. Fields stand in the order of stock engines, which sort them.
+/// A TCP segment descriptor. Fields are sorted by name, as in stock engines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Descriptor {
-    /// The buffers, possibly none.
+    /// The buffers; may be empty.
     pub buffers: Vec<Buffer>,
     /// Server name.
     pub name: String,
-    /// `tcp`, or another engine's transport.
+    /// The transport: `tcp`.
     pub protocol: String,
     /// The name for RDMA paths; empty for TCP.
     pub rdma_server_name: String,
@@ -34,34 +34,34 @@ pub struct Descriptor {
     pub tcp_data_port: u16,
     /// Highest data protocol that the engine serves.
     pub tcp_proto_version: u32,
-    /// Wall clock when it was published, for people: `YYYY-MM-DD HH:MM:SS.ffffff`.
+    /// Wall clock of publishing, for display: `YYYY-MM-DD HH:MM:SS.ffffff`.
     pub timestamp: String,
 }
 
-/// Why a descriptor is of no use.
+/// Why a descriptor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
-    /// No JSON, or a field of the wrong type.
-    #[error("the segment descriptor does not parse: {0}")]
+    /// Not JSON, or a field of the wrong type.
+    #[error("cannot parse the segment descriptor: {0}")]
     Json(#[from] serde_json::Error),
-    /// A buffer that stock readers refuse too.
+    /// A buffer that stock readers reject too.
     #[error("buffer {index} of the segment descriptor has no name, address or length")]
     Buffer {
-        /// Position in `buffers`.
+        /// Index in `buffers`.
         index: usize,
     },
-    /// The engine at the other end runs another transport.
-    #[error("the peer's engine runs transport `{0}`, not tcp")]
+    /// The peer uses another transport.
+    #[error("the peer uses transport `{0}`, not `tcp`")]
     Protocol(String),
 }
 
-/// As read: everything may be missing or null, which stock engines read as zero.
+/// A descriptor as received. Any field may be missing or null, which stock engines read as zero.
 #[derive(Deserialize)]
 struct Raw {
     buffers: Option<Vec<RawBuffer>>,
     name: Option<String>,
     protocol: Option<String>,
-    /// Any type: what is no string counts as absent.
+    /// Any type; anything but a string counts as missing.
     tcp_data_host: Option<serde_json::Value>,
     tcp_data_port: Option<u16>,
     tcp_proto_version: Option<u32>,
@@ -77,10 +77,11 @@ struct RawBuffer {
 }
 
 impl Descriptor {
-    /// Reads the descriptor of a TCP engine; fields of other versions are ignored.
+    /// Parses the descriptor of a TCP engine. Unknown fields are ignored.
     ///
     /// # Errors
-    /// Broken JSON, wrong types, another transport, or a buffer that stock readers refuse.
+    /// [`DescriptorError::Json`] for invalid JSON or wrong types; [`DescriptorError::Protocol`] for another
+    /// transport; [`DescriptorError::Buffer`] for a buffer without name, address or length.
     pub fn parse(bytes: &[u8]) -> Result<Self, DescriptorError> {
         let raw: Raw = serde_json::from_slice(bytes)?;
         let protocol = raw.protocol.unwrap_or_default();
@@ -112,7 +113,7 @@ impl Descriptor {
         })
     }
 
-    /// The JSON text as stock engines send it over the handshake port: compact, with a newline.
+    /// Returns the JSON as sent over the handshake port: compact, with a newline.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut text =
@@ -132,14 +133,14 @@ mod tests {
     const STOCK: &str = r#"{"buffers":[{"addr":94219822298688,"length":4096,"name":"127.0.0.1:16247"}],"name":"127.0.0.1:16247","protocol":"tcp","rdma_server_name":"","tcp_data_host":"127.0.0.1","tcp_data_port":15664,"tcp_proto_version":2,"timestamp":"2026-11-21 08:21:44.743367"}"#;
 
     #[test]
-    fn a_stock_descriptor_reads_and_writes_to_the_same_bytes() {
+    fn a_stock_descriptor_is_encoded_to_the_same_bytes() {
         let parsed = Descriptor::parse(STOCK.as_bytes()).unwrap();
         assert_eq!(parsed.tcp_data_port, 15664);
         assert_eq!(parsed.encode(), [STOCK.as_bytes(), b"\n"].concat());
     }
 
     #[test]
-    fn missing_null_and_unknown_fields_do_no_harm() {
+    fn missing_null_and_unknown_fields_are_accepted() {
         let text = br#"{"protocol":"tcp","name":null,"tcp_caps":[1],"tcp_data_host":7,"x":{}}"#;
         let parsed = Descriptor::parse(text).unwrap();
         assert_eq!(
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_and_useless_buffers_are_errors() {
+    fn wrong_types_and_invalid_buffers_are_errors() {
         for text in [
             r#"[]"#,
             r#"{"protocol":["tcp"]}"#,
@@ -172,14 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn another_transport_is_named() {
+    fn the_error_names_another_transport() {
         let error = Descriptor::parse(br#"{"protocol":"rdma"}"#).unwrap_err();
         assert!(error.to_string().contains("`rdma`"), "{error}");
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_input_makes_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = Descriptor::parse(&bytes);
         }
     }

@@ -1,8 +1,9 @@
-//! Wire addresses: which extent a request means. A wire address is not a pointer; the target
-//! translates it, and what a former life of the memory answered is answered no more.
+//! Maps wire addresses to extents. A wire address is not a pointer: the target translates it, and addresses
+//! of an earlier epoch are rejected.
 
 use alloc::vec::Vec;
-/// A piece of memory as peers address it.
+
+/// A range of memory as peers address it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Extent<T> {
     base: u64,
@@ -10,7 +11,7 @@ struct Extent<T> {
     memory: T,
 }
 
-/// Disjoint extents by wire base.
+/// Disjoint extents, sorted by wire base.
 #[derive(Debug, Clone)]
 pub struct ExtentMap<T> {
     extents: Vec<Extent<T>>,
@@ -27,56 +28,56 @@ impl<T> Default for ExtentMap<T> {
 /// Why an extent cannot be served at a base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unmappable {
-    /// Stock readers refuse a descriptor with an address or length of zero.
-    #[error("an extent of {length} bytes at wire base {base:#x}: neither may be zero")]
+    /// Base or length is zero; stock readers reject such a descriptor.
+    #[error("extent of {length} bytes at wire base {base:#x}: neither may be zero")]
     Zero {
-        /// The wire base asked for.
+        /// Requested wire base.
         base: u64,
         /// Bytes of the extent.
         length: u64,
     },
     /// The end is beyond the last address.
-    #[error("an extent of {length} bytes at wire base {base:#x} ends beyond the last address")]
+    #[error("extent of {length} bytes at wire base {base:#x} ends beyond the last address")]
     Wraps {
-        /// The wire base asked for.
+        /// Requested wire base.
         base: u64,
         /// Bytes of the extent.
         length: u64,
     },
-    /// Another extent has some of these addresses.
-    #[error("an extent of {length} bytes at wire base {base:#x} overlaps the one at {other:#x}")]
+    /// The range overlaps another extent.
+    #[error("extent of {length} bytes at wire base {base:#x} overlaps the one at {other:#x}")]
     Overlaps {
-        /// The wire base asked for.
+        /// Requested wire base.
         base: u64,
         /// Bytes of the extent.
         length: u64,
-        /// Wire base of the extent in the way.
+        /// Wire base of the other extent.
         other: u64,
     },
 }
 
-/// Why a request's range is refused. Stock engines see one and the same status for all of them.
+/// Why a request's range is rejected. All have the same status on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Nothing was asked for.
-    #[error("a range of no bytes")]
+    /// The range is empty.
+    #[error("the range is empty")]
     Empty,
     /// The end is beyond the last address.
-    #[error("a range that ends beyond the last address")]
+    #[error("the range ends beyond the last address")]
     Wraps,
-    /// No extent has the first address.
-    #[error("an address that is not served")]
+    /// No extent contains the first address.
+    #[error("the address is not served")]
     Unknown,
-    /// It begins in an extent and ends outside; neighbours do not combine.
-    #[error("a range that leaves its extent")]
+    /// The range starts in an extent and ends outside it, possibly in an adjacent one.
+    #[error("the range is not inside one extent")]
     Leaves,
 }
 
 impl<T: Copy + PartialEq> ExtentMap<T> {
-    /// Serves `memory` at a wire base.
+    /// Adds `memory` at a wire base.
     ///
     /// # Errors
-    /// Zero, wrapping or overlapping ranges.
+    /// [`Unmappable`] for zero, wrapping and overlapping ranges.
     pub fn insert(&mut self, base: u64, length: u64, memory: T) -> Result<(), Unmappable> {
         if base == 0 || length == 0 {
             return Err(Unmappable::Zero { base, length });
@@ -108,15 +109,15 @@ impl<T: Copy + PartialEq> ExtentMap<T> {
         Ok(())
     }
 
-    /// Serves `memory` no more.
+    /// Removes `memory`.
     pub fn remove(&mut self, memory: T) {
         self.extents.retain(|extent| extent.memory != memory);
     }
 
-    /// The memory and the offset in it that a request means. All of the range lies in it.
+    /// Returns the memory that contains the whole range, and the offset in it.
     ///
     /// # Errors
-    /// Why the range is refused.
+    /// [`Refusal`] if no extent contains the range.
     pub fn translate(&self, address: u64, size: u64) -> Result<(T, u64), Refusal> {
         if size == 0 {
             return Err(Refusal::Empty);
@@ -136,7 +137,7 @@ impl<T: Copy + PartialEq> ExtentMap<T> {
         Ok((extent.memory, address - extent.base))
     }
 
-    /// Base, length and memory of every extent, by rising base.
+    /// Iterates over base, length and memory of every extent, by ascending base.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64, T)> {
         self.extents
             .iter()
@@ -150,7 +151,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn neighbours_do_not_combine() {
+    fn a_range_over_two_extents_is_rejected() {
         let mut map = ExtentMap::default();
         map.insert(0x1000, 0x1000, 'a').unwrap();
         map.insert(0x2000, 0x1000, 'b').unwrap();
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_wrapping_ranges_are_refused() {
+    fn empty_and_wrapping_ranges_are_rejected() {
         let mut map = ExtentMap::default();
         map.insert(u64::MAX - 0xfff, 0xfff, 0).unwrap();
         assert_eq!(map.translate(u64::MAX - 0xfff, 0), Err(Refusal::Empty));
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_extent_answers_no_more() {
+    fn a_removed_extent_is_rejected() {
         let mut map = ExtentMap::default();
         map.insert(1 << 58, 0x1000, 7).unwrap();
         map.remove(7);
@@ -189,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_range_is_served_exactly_if_one_extent_holds_it(
+        fn a_range_is_served_if_and_only_if_one_extent_contains_it(
             wanted in prop::collection::vec((1u64..200, 1u64..50), 0..8),
             address in 0u64..300,
             size in 0u64..60,

@@ -1,50 +1,49 @@
-//! The TCP data plane's frames: the 24-byte request header and the 8-byte status, byte for byte
-//! as stock engines send them.
+//! Frames of the TCP data plane: the 24-byte request header and the 8-byte status, byte-compatible with
+//! stock engines.
 
 /// Bytes of a request header.
 pub const HEADER_LENGTH: usize = 24;
 /// Bytes of a status frame.
 pub const STATUS_LENGTH: usize = 8;
 
-/// High half of a status frame.
+/// Upper half of a status frame.
 const STATUS_MAGIC: u32 = 0x4D43_5456;
-/// Bit of the opcode that asks for protocol version 2.
+/// Bit of the opcode that requests protocol version 2.
 const VERSION_BIT: u8 = 0x80;
 
-/// What is done with the target's memory.
+/// The operation on the target's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// The target sends its bytes.
+    /// The target sends bytes.
     Read,
-    /// The target takes bytes.
+    /// The target receives bytes.
     Write,
 }
 
-/// The form of the exchange: version 2 adds status frames.
+/// The protocol version; version 2 adds status frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// No status frames: a write has no answer at all.
+    /// No status frames: a write has no answer.
     V1,
-    /// A status before a read's payload and after a write's.
+    /// A status precedes a read's payload and follows a write's payload.
     V2,
 }
 
-/// One request. Every 24 bytes decode to some header: stock targets take unknown operations as
-/// reads, and so do we.
+/// A request header. Any 24 bytes decode to a header: unknown operations are reads, as in stock targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Payload bytes.
     pub size: u64,
     /// Wire address at the target.
     pub address: u64,
-    /// Direction.
+    /// Operation.
     pub op: Op,
-    /// Form of the exchange.
+    /// Protocol version.
     pub version: Version,
 }
 
 impl Header {
-    /// The bytes on the wire; padding is zero.
+    /// Encodes the header; padding is zero.
     #[must_use]
     pub fn encode(self) -> [u8; HEADER_LENGTH] {
         let mut bytes = [0; HEADER_LENGTH];
@@ -62,7 +61,7 @@ impl Header {
         bytes
     }
 
-    /// Reads a header; the 7 bytes of padding mean nothing.
+    /// Decodes a header; the 7 bytes of padding are ignored.
     #[must_use]
     pub fn decode(bytes: [u8; HEADER_LENGTH]) -> Self {
         let mut size = [0; 8];
@@ -87,28 +86,28 @@ impl Header {
     }
 }
 
-/// A version-2 answer.
+/// The status of a version 2 request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// The address is good (read), or the last byte is in the target's memory (write).
+    /// The address is valid (read), or the last byte is in the target's memory (write).
     Ok,
-    /// The range is not inside one registered buffer; the target closes after this.
+    /// The range is not inside one registered buffer. The target then closes the connection.
     AddressRejected,
 }
 
-/// Why 8 bytes are no status frame.
+/// Why 8 bytes are not a status frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StatusError {
-    /// The high half is not the magic: the peer speaks something else.
-    #[error("the status frame starts with {0:#010x}, not with the protocol's magic")]
+    /// The upper half is not the magic number: the peer uses another protocol.
+    #[error("the status frame starts with {0:#010x}, not with the protocol's magic number")]
     Magic(u32),
-    /// A status that this protocol version does not have.
-    #[error("the status frame carries unknown status {0}")]
+    /// The protocol has no such status.
+    #[error("the status frame has unknown status {0}")]
     Unknown(u32),
 }
 
 impl Status {
-    /// The bytes on the wire.
+    /// Encodes the status.
     #[must_use]
     pub fn encode(self) -> [u8; STATUS_LENGTH] {
         let code = match self {
@@ -118,10 +117,10 @@ impl Status {
         (u64::from(STATUS_MAGIC) << 32 | code).to_le_bytes()
     }
 
-    /// Reads a status frame.
+    /// Decodes a status frame.
     ///
     /// # Errors
-    /// A wrong magic or an unknown status.
+    /// [`StatusError::Magic`] or [`StatusError::Unknown`].
     pub fn decode(bytes: [u8; STATUS_LENGTH]) -> Result<Self, StatusError> {
         let [a, b, c, d, e, f, g, h] = bytes;
         let magic = u32::from_le_bytes([e, f, g, h]);
@@ -136,7 +135,7 @@ impl Status {
     }
 }
 
-/// Collects the `N` bytes of a frame however they arrive.
+/// Assembles the `N` bytes of a frame from partial reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Partial<const N: usize> {
     bytes: [u8; N],
@@ -153,13 +152,13 @@ impl<const N: usize> Default for Partial<N> {
 }
 
 impl<const N: usize> Partial<N> {
-    /// Where the next bytes go; never empty before the frame is whole.
+    /// Returns the space for the next bytes; never empty.
     pub fn spare(&mut self) -> &mut [u8] {
         &mut self.bytes[self.have..]
     }
 
-    /// Says that `count` bytes were written to [`Self::spare`]; gives the frame once it is whole
-    /// and starts over.
+    /// Records that `count` bytes were written to [`Self::spare`]. Returns the frame when it is complete,
+    /// and starts the next one.
     pub fn advance(&mut self, count: usize) -> Option<[u8; N]> {
         self.have = (self.have + count).min(N);
         if self.have < N {
@@ -169,7 +168,7 @@ impl<const N: usize> Partial<N> {
         Some(self.bytes)
     }
 
-    /// Whether nothing of a frame has come yet.
+    /// Returns whether no byte of the frame has arrived.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.have == 0

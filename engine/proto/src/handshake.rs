@@ -1,4 +1,4 @@
-//! The handshake port's frames and bodies: one length-prefixed JSON request, one reply.
+//! Frames and bodies of the handshake port: one length-prefixed JSON request, one reply.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -6,12 +6,12 @@ use alloc::vec::Vec;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of the length that starts a frame.
+/// Bytes of the length prefix.
 pub const PREFIX_LENGTH: usize = 8;
-/// Largest frame that a stock engine takes by default, type byte included.
+/// Largest frame that a stock engine accepts by default, type byte included.
 pub const MAX_LENGTH: usize = 1 << 20;
 
-/// What a frame is about.
+/// The type of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// RDMA rendezvous.
@@ -20,7 +20,7 @@ pub enum Kind {
     Metadata,
     /// A message for the application.
     Notify,
-    /// Is anybody there?
+    /// Liveness check.
     Probe,
 }
 
@@ -41,33 +41,33 @@ impl Kind {
     }
 }
 
-/// Why a frame is not answered. Stock engines close without a word, and so do we.
+/// Why a frame is not answered. The connection is closed without a reply, as by stock engines.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// A frame without content.
-    #[error("a frame of no bytes")]
+    /// The frame has no content.
+    #[error("empty frame")]
     Empty,
-    /// A frame longer than agreed.
-    #[error("a frame of {length} bytes, over the limit of {MAX_LENGTH}")]
+    /// The frame is longer than [`MAX_LENGTH`].
+    #[error("frame of {length} bytes exceeds the limit of {MAX_LENGTH}")]
     TooLong {
         /// The announced length.
         length: u64,
     },
-    /// A type that this protocol does not have.
-    #[error("a frame of unknown type {0}")]
+    /// The protocol has no such type.
+    #[error("unknown frame type {0}")]
     UnknownKind(u8),
-    /// The reply is about something else than the request.
-    #[error("a reply of another type than the request")]
+    /// The reply has another type than the request.
+    #[error("the reply has another type than the request")]
     OtherKind,
-    /// No JSON, or a field of the wrong type.
-    #[error("a body that does not parse: {0}")]
+    /// Not JSON, or a field of the wrong type.
+    #[error("cannot parse the body: {0}")]
     Json(#[from] serde_json::Error),
 }
 
-/// The length of what follows, checked against the limit.
+/// Decodes and checks the length prefix.
 ///
 /// # Errors
-/// Zero or more than [`MAX_LENGTH`].
+/// [`FrameError::Empty`]; [`FrameError::TooLong`].
 pub fn length(prefix: [u8; PREFIX_LENGTH]) -> Result<usize, FrameError> {
     let length = u64::from_le_bytes(prefix);
     match usize::try_from(length) {
@@ -77,7 +77,7 @@ pub fn length(prefix: [u8; PREFIX_LENGTH]) -> Result<usize, FrameError> {
     }
 }
 
-/// A frame ready to send; `kind` is `None` for peers from before types.
+/// Encodes a frame; `kind` is `None` for peers of releases without frame types.
 #[must_use]
 pub fn encode(kind: Option<Kind>, body: &[u8]) -> Vec<u8> {
     let length = body.len() + usize::from(kind.is_some());
@@ -91,29 +91,29 @@ pub fn encode(kind: Option<Kind>, body: &[u8]) -> Vec<u8> {
 /// A message for the application.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Notify {
-    /// Name that the sender gave it.
+    /// Name, chosen by the sender.
     pub name: String,
-    /// Its text.
+    /// Text.
     pub notify_msg: String,
 }
 
-/// A request as a target understands it.
+/// A parsed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// RDMA rendezvous; `typed` is false for peers from before types.
+    /// RDMA rendezvous.
     Connection {
-        /// Whether the request (and so the reply) carries a type.
+        /// Whether request and reply carry a frame type; false for old releases.
         typed: bool,
-        /// The path at our side that the sender means.
+        /// The receiver's NIC path.
         peer_nic_path: String,
-        /// The sender's path.
+        /// The sender's NIC path.
         local_nic_path: String,
     },
-    /// Asks for our descriptor. The requester's own, which comes along, is not needed for TCP.
+    /// Request for the descriptor. The requester's own is in the body and is not needed for TCP.
     Metadata,
-    /// Leaves a message.
+    /// A message.
     Notify(Notify),
-    /// Asks whether anybody is there.
+    /// Liveness check.
     Probe,
 }
 
@@ -129,19 +129,19 @@ struct RawConnection {
     peer_nic_path: Option<String>,
 }
 
-/// Objects and `null` are bodies, arrays and scalars are not.
+/// Accepts objects and `null`, but neither arrays nor scalars.
 #[derive(Deserialize)]
 struct AnyObject {}
 
 impl Request {
-    /// Reads what follows the length.
+    /// Parses a frame without its length prefix.
     ///
     /// # Errors
-    /// An empty frame, an unknown type, or JSON that is broken or of the wrong types.
+    /// [`FrameError::Empty`], [`FrameError::UnknownKind`] or [`FrameError::Json`].
     pub fn parse(payload: &[u8]) -> Result<Self, FrameError> {
         let (&first, rest) = payload.split_first().ok_or(FrameError::Empty)?;
-        // Before types existed a frame was JSON from its first byte; stock engines tell by a
-        // signed comparison, so bytes from 0x80 on are types that do not exist.
+        // Old releases send JSON from the first byte. Stock engines compare it as a signed number, so
+        // bytes from 0x80 on are unknown types.
         let untyped = (4..0x80).contains(&first);
         if untyped {
             return Self::connection(payload, false);
@@ -179,7 +179,7 @@ impl Request {
     }
 }
 
-/// The answer to a message: stock senders take an empty text as "rejected".
+/// Encodes the reply to a message. Stock senders read an empty text as a rejection.
 #[must_use]
 pub fn notify_reply(accepted: bool) -> Vec<u8> {
     let text = if accepted { "success" } else { "" };
@@ -192,13 +192,13 @@ pub fn notify_reply(accepted: bool) -> Vec<u8> {
     )
 }
 
-/// The answer to a probe.
+/// Encodes the reply to a probe.
 #[must_use]
 pub fn probe_reply() -> Vec<u8> {
     encode(Some(Kind::Probe), b"{\"status\":\"success\"}\n")
 }
 
-/// Every field of a Connection body, in the order of stock engines.
+/// A Connection body, with the field order of stock engines.
 #[derive(Serialize)]
 struct Connection<'a> {
     local_gid: &'a str,
@@ -210,7 +210,7 @@ struct Connection<'a> {
     reply_msg: &'a str,
 }
 
-/// Declines an RDMA rendezvous, saying why. An empty reason would look like success.
+/// Encodes the rejection of an RDMA rendezvous. `why` must not be empty, which would mean success.
 #[must_use]
 pub fn connection_refusal(typed: bool, ours: &str, theirs: &str, why: &str) -> Vec<u8> {
     let body = line(&Connection {
@@ -225,10 +225,10 @@ pub fn connection_refusal(typed: bool, ours: &str, theirs: &str, why: &str) -> V
     encode(typed.then_some(Kind::Connection), &body)
 }
 
-/// The body of a reply to a request of `kind`.
+/// Returns the body of a reply to a request of `kind`.
 ///
 /// # Errors
-/// An empty frame or another type.
+/// [`FrameError::Empty`] or [`FrameError::OtherKind`].
 pub fn reply_body(kind: Kind, payload: &[u8]) -> Result<&[u8], FrameError> {
     match payload.split_first() {
         None => Err(FrameError::Empty),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_bounded_at_exactly_one_mebibyte() {
+    fn lengths_are_limited_to_one_mebibyte() {
         assert_eq!(length(MAX_LENGTH.to_le_bytes()).unwrap(), MAX_LENGTH);
         assert!(length((MAX_LENGTH + 1).to_le_bytes()).is_err());
         assert!(length([0xff; 8]).is_err());
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_all_kinds_are_understood() {
+    fn requests_of_all_kinds_are_parsed() {
         assert_eq!(Request::parse(b"\x01{}").unwrap(), Request::Metadata);
         assert_eq!(Request::parse(b"\x01null\n").unwrap(), Request::Metadata);
         assert_eq!(Request::parse(b"\x03{}").unwrap(), Request::Probe);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_that_aborts_stock_engines_is_an_error_here() {
+    fn json_that_aborts_stock_engines_is_an_error() {
         for payload in [
             &b"\x02[]"[..],
             b"\x02{\"name\":{}}",
@@ -313,14 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn deep_nesting_is_an_error_and_no_overflow() {
+    fn deep_nesting_is_an_error() {
         let mut payload = vec![1];
         payload.extend(vec![b'['; MAX_LENGTH - 1]);
         assert!(Request::parse(&payload).is_err());
     }
 
     #[test]
-    fn a_declined_rendezvous_says_why() {
+    fn a_rejected_rendezvous_carries_the_reason() {
         let frame = connection_refusal(true, "us@none", "them@mlx5_0", "no RDMA here");
         let body = reply_body(Kind::Connection, &frame[8..]).unwrap();
         let value: serde_json::Value = serde_json::from_slice(body).unwrap();
@@ -330,7 +330,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_payload_makes_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn no_payload_makes_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             let _ = Request::parse(&bytes);
         }
     }

@@ -1,5 +1,5 @@
-//! The pure parts of the engine: what the wire says and what follows from it. No sockets, clocks
-//! or threads; time and bytes come in, decisions and bytes go out.
+//! The pure parts of the engine: wire formats and the scheduler. No sockets, clocks or threads; time and
+//! bytes are arguments.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,6 @@ extern crate alloc;
 extern crate std;
 
 pub mod address;
-pub mod arena;
 pub mod coro_rpc;
 pub mod descriptor;
 pub mod extent;

@@ -1,9 +1,9 @@
-//! struct_pack, the body encoding of the stock store RPC: a 32-bit hash of the type, then plain
-//! little-endian fields. Byte layout as sent by the stock wheel 0.3.13.post1.
+//! struct_pack, the body encoding of the stock store RPC: a 32-bit type hash, then little-endian fields. The
+//! layout is that of the stock wheel 0.3.13.post1.
 //!
-//! A body is `hash u32 | metainfo u8? | literal, NUL? | payload`. Bit 0 of the hash says that the
-//! metainfo byte follows; its bit 2 says that the type literal follows, bits 3 and 4 give the width
-//! of every length in the message. We send the compact form (no literal) and read both.
+//! A body is `hash u32 | metainfo u8? | literal, NUL? | payload`. Bit 0 of the hash is set if the
+//! metainfo byte follows. Its bit 2 is set if the type literal follows; its bits 3 and 4 are the width of
+//! every length in the message. Encoding uses the compact form (no literal); decoding accepts both.
 
 mod containers;
 mod declare;
@@ -26,12 +26,12 @@ pub use writer::{LengthWidth, Writer};
 const METAINFO_FOLLOWS: u32 = 1;
 /// Metainfo bit 2: the type literal and a NUL follow.
 const LITERAL_FOLLOWS: u8 = 0b100;
-/// Metainfo bits that mean something to the types of this protocol. Bits 0 and 1 announce
-/// `compatible<>` members, which no store message has.
+/// Metainfo bits that this protocol uses. Bits 0 and 1 announce `compatible<>` members, which no store
+/// message has.
 const KNOWN_METAINFO: u8 = 0b1_1100;
 
-/// The hash under which `T` is sent, bit 0 clear. It is the only version check of a message: any
-/// change of any nested field changes it.
+/// Returns the type hash of `T`, with bit 0 clear. It is the only version check of a message: a change of
+/// any nested field changes it.
 #[must_use]
 pub fn type_hash<T: Packed>() -> TypeHash {
     T::NODE.hash()
@@ -46,7 +46,7 @@ pub fn encode<T: Packed>(value: &T) -> Vec<u8> {
     let width = LengthWidth::for_longest(value.longest());
     let hash = type_hash::<T>().0;
     let mut writer = Writer::new(width);
-    if width == LengthWidth::One {
+    if width == LengthWidth::ONE {
         writer.bytes(&hash.to_le_bytes());
     } else {
         writer.bytes(&(hash | METAINFO_FOLLOWS).to_le_bytes());
@@ -56,19 +56,18 @@ pub fn encode<T: Packed>(value: &T) -> Vec<u8> {
     writer.finish()
 }
 
-/// Decodes a body in either form. Bytes after a complete payload are ignored, as the stock peers
-/// do. Memory is taken only in proportion to `body`, whatever lengths it claims.
+/// Decodes a body in either form. Bytes after the payload are ignored, as by stock peers. Allocations are
+/// proportional to `body`, whatever lengths it contains.
 ///
 /// # Errors
-/// [`DecodeError::Schema`] when the sender's type is another one; the other variants when the
-/// bytes do not hold a value of the type that they announce.
+/// [`DecodeError::Schema`] if the sender's type differs; the other variants if the bytes are malformed.
 pub fn decode<T: Packed>(body: &[u8]) -> Result<T, DecodeError> {
     if *T::NODE == Node::Void {
-        return T::unpack(&mut Reader::new(body, LengthWidth::One));
+        return T::unpack(&mut Reader::new(body, LengthWidth::ONE));
     }
-    let mut prefix = Reader::new(body, LengthWidth::One);
+    let mut prefix = Reader::new(body, LengthWidth::ONE);
     let sent = u32::from_le_bytes(prefix.array("type hash")?);
-    let mut width = LengthWidth::One;
+    let mut width = LengthWidth::ONE;
     let mut literal = None;
     if sent & METAINFO_FOLLOWS != 0 {
         let [metainfo] = prefix.array("metainfo")?;

@@ -1,31 +1,33 @@
-//! Accepts on a host's data listener: admission and bounds first, then a data thread takes over.
+//! Accepts on an endpoint's data listener: checks admission and limits, then passes the connection to
+//! a data thread.
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::connect::watch_for_death;
-use crate::admission::{Admission, Gate};
-use crate::command::{Command, Lane};
-use crate::peers::Peer;
-use crate::stats::{Counters, Ended};
-use crate::transport::{HostId, Incoming};
+use crate::admission::{Admission, ConnectionLimit, ConnectionPermit};
+use crate::command::{Command, CommandSender};
+use crate::connect::detect_dead_peer;
+use crate::ended::Ended;
+use crate::stats::Counters;
+use crate::transport::{EndpointId, NewSocket};
 
-/// Pause after the kernel could not give a connection (descriptors, memory).
+/// Pause after the kernel failed to accept a connection (descriptors, memory).
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What both listeners of a host ask before they look at a connection.
+/// The admission check that both listeners of an endpoint share.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct PeerFilter {
     admission: RwLock<Admission>,
     pub(crate) counters: Arc<Counters>,
 }
 
-impl Door {
+impl PeerFilter {
     pub(crate) fn new(admission: Admission, counters: Arc<Counters>) -> Self {
         Self {
             admission: RwLock::new(admission),
@@ -33,77 +35,71 @@ impl Door {
         }
     }
 
-    pub(crate) fn admit(&self, admission: Admission) {
-        *self
-            .admission
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = admission;
+    pub(crate) fn set_admission(&self, admission: Admission) {
+        *self.admission.write() = admission;
     }
 
-    /// The peer of this address, if it may come in; counts if not.
-    pub(crate) fn meet(&self, address: IpAddr) -> Option<Arc<Peer>> {
+    /// Returns the permit of a connection from this address, or counts why it is refused.
+    pub(crate) fn check(
+        &self,
+        address: IpAddr,
+        limit: &Arc<ConnectionLimit>,
+    ) -> Option<ConnectionPermit> {
         let peer = self.counters.peers.of(address);
-        let allows = self
-            .admission
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .allows(address);
-        if !allows {
-            self.counters.ended(&peer, Ended::NotAdmitted);
-        }
-        allows.then_some(peer)
+        let refused = if self.admission.read().allows(address) {
+            match limit.acquire(&peer) {
+                Some(permit) => return Some(permit),
+                None => Ended::OverLimit,
+            }
+        } else {
+            Ended::NotAdmitted
+        };
+        self.counters.ended(&peer, refused);
+        None
     }
 }
 
-/// The next connection; waits out what the kernel cannot give just now.
+/// Accepts the next connection; retries after errors of the kernel.
 pub(crate) async fn next(listener: &TcpListener) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, from)) => return (stream, from.ip().to_canonical()),
-            // The peer gave up before we came to it.
+            // The peer closed the connection before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                tracing::warn!(%error, "accepting failed; trying again");
+                tracing::warn!(%error, "cannot accept a connection; retrying");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// Serves a data listener until the task is ended.
+/// Serves a data listener until the task is aborted.
 pub(crate) async fn data(
     listener: TcpListener,
-    host: HostId,
-    door: Arc<Door>,
-    gate: Arc<Gate>,
-    lanes: Vec<Lane>,
+    endpoint: EndpointId,
+    filter: Arc<PeerFilter>,
+    limit: Arc<ConnectionLimit>,
+    threads: Arc<[CommandSender]>,
     user_timeout: Duration,
 ) {
     for turn in 0_usize.. {
         let (stream, from) = next(&listener).await;
-        let Some(peer) = door.meet(from) else {
-            continue;
-        };
-        let Some(ticket) = gate.enter(&peer) else {
-            door.counters.ended(&peer, Ended::OverLimit);
+        let Some(permit) = filter.check(from, &limit) else {
             continue;
         };
         let socket = stream.into_std().and_then(|stream| {
-            watch_for_death(&stream, user_timeout)?;
+            detect_dead_peer(&stream, user_timeout)?;
             Ok(OwnedFd::from(stream))
         });
-        // It may already be gone again.
+        // Fails if the peer has already closed the connection.
         let Ok(socket) = socket else { continue };
-        let lane = &lanes[turn % lanes.len()];
-        if lane
-            .try_send(Command::Adopt(Incoming::Accepted {
-                host,
-                socket,
-                ticket,
-            }))
-            .is_err()
-        {
-            door.counters.ended(&peer, Ended::OverLimit);
-        }
+        let accepted = Command::AddSocket(NewSocket::Accepted {
+            endpoint,
+            socket,
+            permit,
+        });
+        // Fails only after the engine has stopped.
+        let _stopped = threads[turn % threads.len()].send(accepted);
     }
 }

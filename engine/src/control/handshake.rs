@@ -1,42 +1,43 @@
-//! The handshake listener: one framed request per connection, served concurrently, each within
-//! one deadline.
+//! Serves the handshake listener: connections run concurrently, each with one framed request and one
+//! deadline.
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use proto::handshake::{self, FrameError, Kind, Notify, PREFIX_LENGTH, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::accept::{self, Door};
-use super::identity::Identity;
-use crate::admission::Gate;
-use crate::stats::Ended;
+use super::accept::{self, PeerFilter};
+use crate::admission::ConnectionLimit;
+use crate::ended::Ended;
+use crate::identity::Identity;
 
-/// Messages that wait to be fetched; more are answered as rejected.
+/// Most messages in the queue; further ones are rejected.
 const NOTIFY_LIMIT: usize = 1024;
-/// Bytes of all messages that wait.
+/// Most bytes of all messages in the queue.
 const NOTIFY_BYTES: usize = 1 << 20;
-/// Frames above this wait for one of [`LARGE_FRAMES`] places, which bounds the memory of all
-/// connections together.
+/// Frames above this size wait for one of [`LARGE_FRAMES`] permits, which bounds the memory of all
+/// connections.
 const SMALL: usize = 16 << 10;
 const LARGE_FRAMES: usize = 8;
-/// Connections at once, of all peers and of one address.
+/// Most concurrent connections, of all peers and of one address.
 const CONNECTIONS: usize = 256;
 const CONNECTIONS_PER_ADDRESS: usize = 32;
 
-/// Messages that peers left and nobody fetched yet.
+/// Messages from peers that were not taken yet.
 #[derive(Debug, Default)]
-pub(crate) struct Inbox {
+pub(crate) struct NotifyQueue {
     messages: VecDeque<Notify>,
     bytes: usize,
 }
 
-impl Inbox {
-    fn offer(&mut self, notify: Notify) -> bool {
+impl NotifyQueue {
+    fn push(&mut self, notify: Notify) -> bool {
         let size = notify.name.len() + notify.notify_msg.len();
         if self.messages.len() >= NOTIFY_LIMIT || self.bytes + size > NOTIFY_BYTES {
             return false;
@@ -52,26 +53,26 @@ impl Inbox {
     }
 }
 
-/// What every connection of a host's handshake listener shares.
+/// The state that all connections of an endpoint's handshake listener share.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct HandshakeState {
     pub(crate) identity: Arc<Identity>,
-    pub(crate) inbox: Mutex<Inbox>,
+    pub(crate) notifies: Mutex<NotifyQueue>,
     large: Semaphore,
 }
 
-impl Desk {
+impl HandshakeState {
     pub(crate) fn new(identity: Arc<Identity>) -> Self {
         let large = Semaphore::new(LARGE_FRAMES);
         Self {
             identity,
-            inbox: Mutex::default(),
+            notifies: Mutex::default(),
             large,
         }
     }
 }
 
-/// Why a connection got no answer.
+/// Why a request was not answered.
 #[derive(Debug, thiserror::Error)]
 enum Unanswered {
     #[error(transparent)]
@@ -80,53 +81,49 @@ enum Unanswered {
     Io(#[from] io::Error),
 }
 
-/// Serves a handshake listener until the task is ended.
+/// Serves a handshake listener until the task is aborted.
 pub(crate) async fn serve(
     listener: TcpListener,
-    desk: Arc<Desk>,
-    door: Arc<Door>,
+    state: Arc<HandshakeState>,
+    filter: Arc<PeerFilter>,
     deadline: Duration,
 ) {
-    let gate = Gate::new(CONNECTIONS_PER_ADDRESS, CONNECTIONS, Arc::default());
+    let limit = ConnectionLimit::new(CONNECTIONS_PER_ADDRESS, CONNECTIONS, Arc::default());
     let mut running = tokio::task::JoinSet::new();
     loop {
         while running.try_join_next().is_some() {}
         let (stream, from) = accept::next(&listener).await;
-        let Some(peer) = door.meet(from) else {
+        let Some(permit) = filter.check(from, &limit) else {
             continue;
         };
-        let Some(ticket) = gate.enter(&peer) else {
-            door.counters.ended(&peer, Ended::OverLimit);
-            continue;
-        };
-        let (desk, door) = (Arc::clone(&desk), Arc::clone(&door));
-        // The set ends its tasks when this task is ended.
+        let (state, filter) = (Arc::clone(&state), Arc::clone(&filter));
+        // The set aborts its tasks when it is dropped with this task.
         running.spawn(async move {
-            match tokio::time::timeout(deadline, converse(stream, &desk)).await {
-                Ok(Ok(())) => door.counters.handshakes.add(1),
+            let ended = match tokio::time::timeout(deadline, converse(stream, &state)).await {
+                Ok(Ok(())) => return filter.counters.answered(),
                 Ok(Err(Unanswered::Frame(error))) => {
-                    tracing::debug!(%from, %error, "handshake refused");
-                    door.counters.ended(&peer, Ended::BadHeader);
+                    tracing::debug!(%from, %error, "handshake rejected");
+                    Ended::BadHeader
                 }
-                Ok(Err(Unanswered::Io(_))) => door.counters.ended(&peer, Ended::Broken),
-                Err(_) => door.counters.ended(&peer, Ended::HeaderDeadline),
-            }
-            drop(ticket);
+                Ok(Err(Unanswered::Io(_))) => Ended::Broken,
+                Err(_) => Ended::HeaderDeadline,
+            };
+            filter.counters.ended(permit.peer(), ended);
         });
     }
 }
 
-/// Reads the request, answers, and waits for the peer to close, as stock engines do.
-async fn converse(mut stream: TcpStream, desk: &Desk) -> Result<(), Unanswered> {
+/// Reads the request, answers it, and waits for the peer to close, as stock engines do.
+async fn converse(mut stream: TcpStream, state: &HandshakeState) -> Result<(), Unanswered> {
     let mut prefix = [0; PREFIX_LENGTH];
     stream.read_exact(&mut prefix).await?;
     let length = handshake::length(prefix)?;
-    let place = if length > SMALL {
-        desk.large.acquire().await.ok()
+    let permit = if length > SMALL {
+        state.large.acquire().await.ok()
     } else {
         None
     };
-    // Grows with what really comes, not with what was announced.
+    // Grows with the bytes that arrive, not with the announced length.
     let mut payload = Vec::new();
     (&mut stream)
         .take(length as u64)
@@ -135,8 +132,8 @@ async fn converse(mut stream: TcpStream, desk: &Desk) -> Result<(), Unanswered> 
     if payload.len() < length {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
-    let reply = answer(Request::parse(&payload)?, desk);
-    drop((payload, place));
+    let reply = answer(Request::parse(&payload)?, state);
+    drop((payload, permit));
     stream.write_all(&reply).await?;
     stream.shutdown().await?;
     let mut rest = [0; 64];
@@ -144,22 +141,19 @@ async fn converse(mut stream: TcpStream, desk: &Desk) -> Result<(), Unanswered> 
     Ok(())
 }
 
-fn answer(request: Request, desk: &Desk) -> Vec<u8> {
+fn answer(request: Request, state: &HandshakeState) -> Vec<u8> {
     match request {
         Request::Metadata => {
-            handshake::encode(Some(Kind::Metadata), &desk.identity.descriptor().encode())
+            handshake::encode(Some(Kind::Metadata), &state.identity.descriptor().encode())
         }
         Request::Probe => handshake::probe_reply(),
-        Request::Notify(notify) => {
-            let mut inbox = desk.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            handshake::notify_reply(inbox.offer(notify))
-        }
+        Request::Notify(notify) => handshake::notify_reply(state.notifies.lock().push(notify)),
         Request::Connection {
             typed,
             peer_nic_path,
             local_nic_path,
         } => {
-            let why = "this segment is served over tcp; it has no RDMA endpoint";
+            let why = "this segment is served over TCP and has no RDMA endpoint";
             handshake::connection_refusal(typed, &peer_nic_path, &local_nic_path, why)
         }
     }

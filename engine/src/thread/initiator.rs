@@ -1,173 +1,202 @@
-//! The initiator's half of one host on one data thread: its scheduler, and the turning of its
-//! decisions into calls.
+//! The outgoing transfers of one endpoint on one data thread: a scheduler, and the calls that carry out
+//! its decisions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proto::arena::{Arena, Key};
 use proto::frame::Op;
 use proto::scheduler::{Action, Config, Ending, PeerKey, Request, Scheduler, Time};
+use slotmap::{DefaultKey, Key as _, KeyData, SlotMap};
 
-use crate::batch::Cell;
-use crate::command::{Lane, Submission};
-use crate::control::Outbound;
+use crate::batch::Completion;
+use crate::command::{Command, CommandSender, Submission};
 use crate::error::TransferError;
+use crate::outstanding::Share;
+use crate::resolve::Resolver;
 use crate::settings::Settings;
-use crate::transport::{HostId, LinkError, LinkId, PeerCard, RegionId, Transport};
+use crate::transport::{EndpointId, LinkError, LinkId, PeerAddress, RegionId, Transport};
 
-/// An own connection that nobody used for this long is closed.
+/// An own connection that was idle for this long is closed.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// First and longest pause after a failure to reach a peer.
+const BACKOFF_LEAST: Duration = Duration::from_millis(50);
+const BACKOFF_MOST: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Initiator {
-    scheduler: Scheduler<RegionId, LinkError>,
-    outbound: Arc<Outbound>,
-    cards: HashMap<PeerKey, PeerCard>,
-    waiting: Arena<Waiting>,
+    pub(super) scheduler: Scheduler<RegionId, LinkError>,
+    resolver: Arc<Resolver>,
+    addresses: HashMap<PeerKey, PeerAddress>,
+    /// Transfers that are not released, by the token that the scheduler carries.
+    transfers: SlotMap<DefaultKey, Pending>,
 }
 
-/// Who waits for a transfer.
 #[derive(Debug)]
-struct Waiting {
-    peer: Arc<str>,
+struct Pending {
+    share: Share,
     op: Op,
-    cell: Arc<Cell>,
+    completion: Arc<Completion>,
     ended: bool,
 }
 
+impl Pending {
+    fn release(self) {
+        // First: whoever waits for the release may submit again.
+        drop(self.share);
+        self.completion.release();
+    }
+}
+
 impl Initiator {
-    pub(super) fn new(outbound: Arc<Outbound>, settings: Settings) -> Self {
+    pub(super) fn new(resolver: Arc<Resolver>, settings: Settings) -> Self {
         let config = Config {
             slice_bytes: settings.slice_bytes,
             lanes: settings.lanes_per_peer,
             idle: IDLE,
+            backoff_least: BACKOFF_LEAST,
+            backoff_most: BACKOFF_MOST,
         };
         Self {
             scheduler: Scheduler::new(config),
-            outbound,
-            cards: HashMap::new(),
-            waiting: Arena::default(),
+            resolver,
+            addresses: HashMap::new(),
+            transfers: SlotMap::new(),
         }
-    }
-
-    pub(super) fn scheduler(&mut self) -> &mut Scheduler<RegionId, LinkError> {
-        &mut self.scheduler
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
         self.scheduler.next_timeout()
     }
 
-    pub(super) fn uses(&self, region: RegionId) -> bool {
-        self.scheduler.uses(region)
-    }
-
-    pub(super) fn withdraw(&mut self, region: RegionId, now: Time) {
-        self.scheduler.withdraw(region, now);
-    }
-
-    pub(super) fn submit(&mut self, submission: Submission, origin: Instant) {
+    pub(super) fn submit(&mut self, submission: Submission, origin: Instant, now: Time) {
         let Submission {
-            peer,
+            share,
             request,
             deadline,
-            cell,
+            completion,
         } = submission;
-        let op = request.op;
-        let waiting = Waiting {
-            peer: Arc::clone(&peer),
-            op,
-            cell,
+        let key = self.transfers.insert(Pending {
+            share,
+            op: request.op,
+            completion,
             ended: false,
-        };
-        let token = self.waiting.insert(waiting).to_bits();
-        let deadline = deadline.saturating_duration_since(origin);
-        self.scheduler.submit(
-            &peer,
-            Request {
-                deadline,
-                token,
-                ..request
-            },
-        );
-    }
-
-    /// Answers a submission to a host that is gone.
-    pub(super) fn refuse(submission: &Submission) {
-        let peer = submission.peer.to_string();
-        submission.cell.end(Err(TransferError::Closed { peer }));
-        submission.cell.release();
-    }
-
-    pub(super) fn resolved(&mut self, peer: PeerKey, answer: Result<(u64, PeerCard), LinkError>) {
-        let answer = answer.map(|(published, card)| {
-            self.cards.insert(peer, card);
-            published
         });
-        self.scheduler.resolved(peer, answer);
-    }
-
-    /// The host is gone and the transport has let go of everything of it.
-    pub(super) fn abandon(&mut self) {
-        let waiting = std::mem::take(&mut self.waiting);
-        for (_, one) in waiting.iter() {
-            if !one.ended {
-                one.cell.end(Err(TransferError::Closed {
-                    peer: one.peer.to_string(),
-                }));
-            }
-            one.cell.release();
+        let request = Request {
+            deadline: deadline.saturating_duration_since(origin),
+            token: key.data().as_ffi(),
+            ..request
+        };
+        if let Some(pending) = self.transfers.get(key) {
+            self.scheduler.submit(pending.share.peer(), request, now);
         }
     }
 
-    /// Lets time pass and carries out what the scheduler decides.
+    /// Ends the transfers of a batch that nobody waits for.
+    pub(super) fn cancel(&mut self, batch: &Arc<Completion>) {
+        let of_batch = |pending: &Pending| Arc::ptr_eq(&pending.completion, batch);
+        let mut tokens: Vec<_> = self
+            .transfers
+            .iter()
+            .filter(|(_, pending)| of_batch(pending))
+            .map(|(key, _)| key.data().as_ffi())
+            .collect();
+        tokens.sort_unstable();
+        self.scheduler
+            .cancel(|token| tokens.binary_search(&token).is_ok());
+    }
+
+    pub(super) fn resolved(
+        &mut self,
+        peer: PeerKey,
+        answer: Result<(u64, PeerAddress), LinkError>,
+        now: Time,
+    ) {
+        let answer = answer.map(|(published, address)| {
+            self.addresses.insert(peer, address);
+            published
+        });
+        self.scheduler.resolved(peer, answer, now);
+    }
+
+    /// Fails all transfers. Called after the transport has released everything of the endpoint.
+    pub(super) fn abandon(&mut self) {
+        for (_, pending) in self.transfers.drain() {
+            if !pending.ended {
+                pending.completion.end(Err(TransferError::Closed {
+                    peer: pending.share.peer().to_owned(),
+                }));
+            }
+            pending.release();
+        }
+    }
+
+    /// Advances the scheduler's time and carries out what it decides.
     pub(super) fn act(
         &mut self,
-        host: HostId,
+        endpoint: EndpointId,
         now: Time,
         transport: &mut dyn Transport,
-        lane: &Lane,
+        commands: &CommandSender,
     ) {
         self.scheduler.time(now);
         while let Some(action) = self.scheduler.poll() {
             match action {
-                Action::Resolve { peer } => {
-                    let name = self.scheduler.peer_name(peer).map(Arc::from);
-                    if let Some(name) = name {
-                        self.outbound.resolve(host, peer, name, lane.clone());
-                    }
-                }
+                Action::Resolve { peer } => self.resolve(endpoint, peer, commands.clone()),
                 Action::Open { link, peer } => {
-                    if let Some(card) = self.cards.get(&peer) {
-                        transport.open(LinkId { host, link }, card);
+                    if let Some(address) = self.addresses.get(&peer) {
+                        transport.open(LinkId { endpoint, link }, address);
                     }
                 }
-                Action::Post { link, slice } => transport.post(LinkId { host, link }, &slice),
-                Action::Close { link } => transport.close(LinkId { host, link }),
+                Action::Post { link, slice } => transport.post(LinkId { endpoint, link }, &slice),
+                Action::Close { link } => transport.close(LinkId { endpoint, link }),
                 Action::Outcome { token, ending } => self.end(token, ending),
                 Action::Release { token } => {
-                    if let Some(one) = self.waiting.remove(Key::from_bits(token)) {
-                        one.cell.release();
+                    if let Some(pending) = self.transfers.remove(key(token)) {
+                        pending.release();
                     }
                 }
             }
         }
         let scheduler = &self.scheduler;
-        if self.cards.len() > 64 {
-            self.cards
+        if self.addresses.len() > 64 {
+            self.addresses
                 .retain(|peer, _| scheduler.peer_name(*peer).is_some());
         }
     }
 
-    fn end(&mut self, token: u64, ending: Ending<LinkError>) {
-        let Some(one) = self.waiting.get_mut(Key::from_bits(token)) else {
+    fn resolve(&self, endpoint: EndpointId, peer: PeerKey, commands: CommandSender) {
+        let Some(name) = self.scheduler.peer_name(peer).map(Arc::from) else {
             return;
         };
-        one.ended = true;
-        one.cell.end(match ending {
-            Ending::Done => Ok(()),
-            Ending::Failed(fault) => Err(TransferError::from_fault(&one.peer, one.op, fault)),
+        let resolver = Arc::clone(&self.resolver);
+        self.resolver.runtime.spawn(async move {
+            let answer = resolver.resolve(name).await;
+            // Fails only after the engine has stopped.
+            let _stopped = commands.send(Command::Resolved {
+                endpoint,
+                peer,
+                answer,
+            });
         });
     }
+
+    fn end(&mut self, token: u64, ending: Ending<LinkError>) {
+        let Some(pending) = self.transfers.get_mut(key(token)) else {
+            return;
+        };
+        pending.ended = true;
+        pending.completion.end(match ending {
+            Ending::Done => Ok(()),
+            Ending::Failed(fault) => {
+                let peer = pending.share.peer();
+                Err(TransferError::from_fault(peer, pending.op, fault))
+            }
+        });
+    }
+}
+
+fn key(token: u64) -> DefaultKey {
+    KeyData::from_ffi(token).into()
 }

@@ -1,5 +1,4 @@
-//! A transport that fails on purpose, to drive the real retry and release code without broken
-//! hardware.
+//! A transport with injected failures, for tests of retry and release.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -10,22 +9,24 @@ use std::time::{Duration, Instant};
 use proto::scheduler::{Effect, Failure, Slice};
 use sys::mem::Region;
 
-use super::{Event, HostId, Incoming, LinkError, LinkId, PeerCard, RegionId, Transport};
+use super::{EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, RegionId, Transport};
 use crate::admission::Admission;
 use crate::stats::Counters;
 
-/// What goes wrong, and when.
+/// Which failures are injected.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Policy {
-    /// Every n-th posted request fails, after it may have reached the peer.
+    /// Every n-th request fails after it may have reached the peer.
     pub fail_every: Option<u64>,
-    /// Releases of links come this much later.
+    /// Delay of each release.
     pub release_delay: Duration,
-    /// Every n-th request on a link that was used before fails as if the peer had gone unseen.
+    /// Every n-th request on a used link fails as if the peer had closed it before.
     pub stale_every: Option<u64>,
+    /// Pause before each wait: all that a peer does at about the same time then arrives together.
+    pub pause: Duration,
 }
 
-/// The inner transport, with failures put in between.
+/// Wraps a transport and injects failures.
 #[derive(Debug)]
 pub struct Faulty<T> {
     inner: T,
@@ -33,15 +34,16 @@ pub struct Faulty<T> {
     posts: u64,
     reuses: u64,
     used: HashSet<LinkId>,
-    /// Events to give out with the next `progress`.
-    made: Vec<Event>,
-    /// Links that this decorator brought down; the inner transport's words on them are dropped.
+    /// Events for the next `progress`.
+    injected: Vec<Event>,
+    /// Links that were failed here; events of the inner transport about them are dropped.
     downed: HashSet<LinkId>,
+    /// Delayed releases.
     late: HashMap<LinkId, Instant>,
 }
 
 impl<T: Transport> Faulty<T> {
-    /// Puts `policy` before `inner`.
+    /// Wraps `inner`.
     pub fn new(inner: T, policy: Policy) -> Self {
         Self {
             inner,
@@ -49,7 +51,7 @@ impl<T: Transport> Faulty<T> {
             posts: 0,
             reuses: 0,
             used: HashSet::new(),
-            made: Vec::new(),
+            injected: Vec::new(),
             downed: HashSet::new(),
             late: HashMap::new(),
         }
@@ -62,39 +64,50 @@ impl<T: Transport> Faulty<T> {
             effect,
             reply_seen: false,
         };
-        self.made.push(Event::Down(link, failure));
+        self.injected.push(Event::Down(link, failure));
         self.inner.close(link);
     }
 }
 
 impl<T: Transport> Transport for Faulty<T> {
-    fn host(&mut self, host: HostId, admission: Admission, counters: Arc<Counters>) {
-        self.inner.host(host, admission, counters);
+    fn add_endpoint(
+        &mut self,
+        endpoint: EndpointId,
+        admission: Admission,
+        counters: Arc<Counters>,
+    ) {
+        self.inner.add_endpoint(endpoint, admission, counters);
     }
 
-    fn forget(&mut self, host: HostId) {
-        self.used.retain(|link| link.host != host);
-        self.inner.forget(host);
+    fn remove_endpoint(&mut self, endpoint: EndpointId) {
+        self.used.retain(|link| link.endpoint != endpoint);
+        self.inner.remove_endpoint(endpoint);
     }
 
-    fn admit(&mut self, host: HostId, admission: Admission) {
-        self.inner.admit(host, admission);
+    fn set_admission(&mut self, endpoint: EndpointId, admission: Admission) {
+        self.inner.set_admission(endpoint, admission);
     }
 
-    fn export(&mut self, host: HostId, region: RegionId, memory: &Arc<Region>, wire_base: u64) {
-        self.inner.export(host, region, memory, wire_base);
+    fn add_region(
+        &mut self,
+        endpoint: EndpointId,
+        region: RegionId,
+        memory: &Arc<Region>,
+        wire_base: u64,
+    ) {
+        self.inner.add_region(endpoint, region, memory, wire_base);
     }
 
-    fn withdraw(&mut self, host: HostId, region: RegionId, forget: bool) {
-        self.inner.withdraw(host, region, forget);
+    fn withdraw(&mut self, endpoint: EndpointId, region: RegionId, forget: bool) {
+        self.inner.withdraw(endpoint, region, forget);
     }
 
-    fn open(&mut self, link: LinkId, to: &PeerCard) {
+    fn open(&mut self, link: LinkId, to: &PeerAddress) {
         self.inner.open(link, to);
     }
 
-    fn adopt(&mut self, incoming: Incoming, now: Instant) {
-        self.inner.adopt(incoming, now);
+    fn add_socket(&mut self, socket: NewSocket, now: Instant) {
+        self.inner.add_socket(socket, now);
     }
 
     fn post(&mut self, link: LinkId, slice: &Slice<RegionId>) {
@@ -124,11 +137,14 @@ impl<T: Transport> Transport for Faulty<T> {
         self.inner.close(link);
     }
 
-    fn answer_to(&mut self, bell: BorrowedFd<'_>) -> io::Result<()> {
-        self.inner.answer_to(bell)
+    fn set_wakeup(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
+        self.inner.set_wakeup(eventfd)
     }
 
     fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool> {
+        if !self.policy.pause.is_zero() {
+            std::thread::park_timeout(self.policy.pause);
+        }
         self.inner.wait(longest)
     }
 
@@ -136,7 +152,7 @@ impl<T: Transport> Transport for Faulty<T> {
         let start = events.len();
         self.inner.progress(now, events);
         let inner: Vec<_> = events.drain(start..).collect();
-        events.append(&mut self.made);
+        events.append(&mut self.injected);
         for event in inner {
             match event {
                 Event::Released(link) => {
@@ -163,8 +179,8 @@ impl<T: Transport> Transport for Faulty<T> {
 
     fn next_deadline(&self) -> Option<Instant> {
         let late = self.late.values().min().copied();
-        let made = (!self.made.is_empty()).then(Instant::now);
-        [self.inner.next_deadline(), late, made]
+        let injected = (!self.injected.is_empty()).then(Instant::now);
+        [self.inner.next_deadline(), late, injected]
             .into_iter()
             .flatten()
             .min()

@@ -1,5 +1,5 @@
-//! TCP: the stock engines' data plane as target and as initiator, payload received directly into
-//! regions and sent directly from them.
+//! The TCP transport: compatible with stock engines as target and as initiator. The kernel copies payload
+//! directly into and out of regions.
 
 mod outgoing;
 mod served;
@@ -12,65 +12,77 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proto::arena::{Arena, Key};
 use proto::extent::ExtentMap;
+use proto::frame::Version;
 use proto::scheduler::{Effect, Failure, Slice};
 use rustix::event::{Timespec, epoll};
+use slotmap::{Key as _, KeyData, SlotMap, new_key_type};
 use sys::mem::Region;
 
-use super::{Event, HostId, Incoming, LinkError, LinkId, PeerCard, RegionId, Transport};
+use super::{EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, RegionId, Transport};
 use crate::admission::Admission;
-use crate::stats::{Counters, Ended};
+use crate::ended::Ended;
+use crate::stats::Counters;
 
 use outgoing::Outgoing;
 use served::Served;
 use timer::Timers;
 
-/// Bytes that one connection may move before the others have their turn.
+/// Most bytes that one connection moves before the others are served.
 const TURN_BYTES: u64 = 256 << 10;
-/// Bytes given to the kernel in one call: a peer on the same machine then reads them while they
-/// are still in the cache.
+/// Most bytes per send call: a peer on the same machine then reads them while they are in the cache.
 const SEND_BYTES: u64 = 64 << 10;
-/// Connections looked at per call of the kernel.
+/// Most events per `epoll_wait`.
 const BATCH: usize = 128;
-/// Stands for the bell where keys of connections stand; no connection has it.
-const BELL: u64 = u64::MAX;
+/// The epoll events of a connection that waits for bytes.
+const READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::RDHUP);
+/// The epoll data of the wakeup eventfd; no connection key has this value.
+const WAKEUP: u64 = u64::MAX;
 
-/// How a transport asks for connections to be made: on the control side, in the network namespace
-/// of the host. The answer comes back as [`Incoming::Connected`].
-pub trait Connector: std::fmt::Debug + Send {
-    /// Starts to connect.
-    fn connect(&self, link: LinkId, to: &PeerCard);
+new_key_type! {
+    struct ConnectionKey;
 }
 
-/// Bounds of served connections.
+/// Converts the number that an epoll event or a timer carries.
+fn connection_key(number: u64) -> ConnectionKey {
+    KeyData::from_ffi(number).into()
+}
+
+/// Connects on the control side, in the network namespace of the endpoint. The result arrives as
+/// [`NewSocket::Connected`].
+pub trait Connector: std::fmt::Debug + Send {
+    /// Starts to connect.
+    fn connect(&self, link: LinkId, to: &PeerAddress);
+}
+
+/// Deadlines of served connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// For the first whole valid header.
+    /// For the first complete valid header.
     pub header: Duration,
-    /// For a payload that does not move.
+    /// For a payload without progress.
     pub stall: Duration,
 }
 
-/// See the module's description.
+/// The TCP transport of one data thread.
 #[derive(Debug)]
 pub struct Tcp {
     epoll: OwnedFd,
-    connections: Arena<Connection>,
-    links: HashMap<LinkId, Key<Connection>>,
-    hosts: HashMap<HostId, HostSide>,
+    connections: SlotMap<ConnectionKey, Connection>,
+    links: HashMap<LinkId, ConnectionKey>,
+    endpoints: HashMap<EndpointId, ServedEndpoint>,
     regions: HashMap<RegionId, Arc<Region>>,
     timers: Timers,
     bounds: Bounds,
     connector: Box<dyn Connector>,
-    /// Connections that the last wait found to have work.
-    ready: Vec<Key<Connection>>,
+    /// Connections that the last wait reported, and what the peer did with them.
+    ready: Vec<(ConnectionKey, PeerEnd)>,
     events: Vec<Event>,
 }
 
-/// What a host's served connections share.
+/// The state that an endpoint's served connections share.
 #[derive(Debug)]
-struct HostSide {
+struct ServedEndpoint {
     extents: ExtentMap<RegionId>,
     admission: Admission,
     counters: Arc<Counters>,
@@ -79,7 +91,7 @@ struct HostSide {
 #[derive(Debug)]
 struct Connection {
     socket: OwnedFd,
-    /// What the kernel was last told to watch for.
+    /// The events that epoll watches.
     interest: epoll::EventFlags,
     role: Role,
 }
@@ -90,30 +102,52 @@ enum Role {
     Outgoing(Outgoing),
 }
 
-/// What a connection needs after a turn.
+/// What epoll reported about the peer's end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PeerEnd {
+    Open,
+    /// The peer sends nothing more. Bytes before the end may be queued here.
+    Finished,
+    /// The connection was reset or has failed. Bytes from before may be queued here.
+    Reset,
+}
+
+impl PeerEnd {
+    fn of(flags: epoll::EventFlags) -> Self {
+        if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+            Self::Reset
+        } else if flags.contains(epoll::EventFlags::RDHUP) {
+            Self::Finished
+        } else {
+            Self::Open
+        }
+    }
+}
+
+/// What a connection waits for after a turn.
 #[derive(Debug)]
 enum Turn {
     /// Bytes from the peer.
     Readable,
-    /// Room in the socket's buffer.
+    /// Space in the send buffer.
     Writable,
     /// Either.
     Both,
-    /// Nothing any more.
+    /// Nothing: it is finished.
     Over,
 }
 
 impl Tcp {
-    /// A transport that serves nobody yet.
+    /// Creates a transport without endpoints.
     ///
     /// # Errors
-    /// What the kernel says about a new epoll set.
+    /// From `epoll_create`.
     pub fn new(bounds: Bounds, connector: Box<dyn Connector>) -> io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            connections: Arena::default(),
+            connections: SlotMap::with_key(),
             links: HashMap::new(),
-            hosts: HashMap::new(),
+            endpoints: HashMap::new(),
             regions: HashMap::new(),
             timers: Timers::default(),
             bounds,
@@ -123,15 +157,15 @@ impl Tcp {
         })
     }
 
-    /// Watches a new connection.
-    fn add(&mut self, socket: OwnedFd, role: Role) -> io::Result<Key<Connection>> {
-        let interest = epoll::EventFlags::IN;
+    /// Adds a connection and watches it.
+    fn add(&mut self, socket: OwnedFd, role: Role) -> io::Result<ConnectionKey> {
+        let interest = READABLE;
         let key = self.connections.insert(Connection {
             socket,
             interest,
             role,
         });
-        let data = epoll::EventData::new_u64(key.to_bits());
+        let data = epoll::EventData::new_u64(key.data().as_ffi());
         let Some(connection) = self.connections.get(key) else {
             return Ok(key);
         };
@@ -142,27 +176,27 @@ impl Tcp {
         Ok(key)
     }
 
-    /// Gives one connection its turn.
-    fn turn(&mut self, key: Key<Connection>, now: Instant) {
+    /// Moves bytes of one connection, up to its share.
+    fn turn(&mut self, key: ConnectionKey, peer: PeerEnd, now: Instant) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
         let socket = connection.socket.as_fd();
         let next = match &mut connection.role {
             Role::Served(served) => {
-                let Some(host) = self.hosts.get(&served.host) else {
+                let Some(endpoint) = self.endpoints.get(&served.endpoint) else {
                     return;
                 };
-                let turn = served.turn(socket, host, &self.regions, now);
+                let turn = served.turn(socket, peer, endpoint, &self.regions, now);
                 match turn {
                     Ok(turn) => {
                         if let Some(due) = served.arm_timer(self.bounds.stall) {
-                            self.timers.push(due, key.to_bits());
+                            self.timers.push(due, key.data().as_ffi());
                         }
                         turn
                     }
                     Err(ended) => {
-                        host.counters.ended(served.ticket.peer(), ended);
+                        endpoint.counters.ended(served.permit.peer(), ended);
                         Turn::Over
                     }
                 }
@@ -176,7 +210,7 @@ impl Tcp {
                 }
                 Err(failure) => {
                     let id = link.link;
-                    self.lose(id, failure);
+                    self.fail(id, failure);
                     return;
                 }
             },
@@ -184,10 +218,10 @@ impl Tcp {
         self.watch(key, &next);
     }
 
-    /// Tells the kernel what a connection waits for, if that has changed.
-    fn watch(&mut self, key: Key<Connection>, next: &Turn) {
+    /// Updates the events that epoll watches for a connection.
+    fn watch(&mut self, key: ConnectionKey, next: &Turn) {
         let interest = match next {
-            Turn::Readable => epoll::EventFlags::IN,
+            Turn::Readable => READABLE,
             Turn::Writable => epoll::EventFlags::OUT,
             Turn::Both => epoll::EventFlags::IN | epoll::EventFlags::OUT,
             Turn::Over => {
@@ -202,44 +236,42 @@ impl Tcp {
             return;
         }
         connection.interest = interest;
-        let data = epoll::EventData::new_u64(key.to_bits());
+        let data = epoll::EventData::new_u64(key.data().as_ffi());
         let Err(errno) = epoll::modify(&self.epoll, &connection.socket, data, interest) else {
             return;
         };
-        // Cannot be watched, so it would hang for ever.
+        // An unwatched connection would never make progress.
         match &connection.role {
             Role::Served(_) => self.drop_connection(key),
             Role::Outgoing(out) => {
                 let link = out.link;
-                let cause = LinkError::io("watching a connection")(errno.into());
-                let (effect, reply_seen) = (Effect::Unknown, true);
-                self.lose(
-                    link,
-                    Failure {
-                        cause,
-                        effect,
-                        reply_seen,
-                    },
-                );
+                let failure = Failure {
+                    cause: LinkError::io("watching a connection")(errno.into()),
+                    effect: Effect::Unknown,
+                    reply_seen: true,
+                };
+                self.fail(link, failure);
             }
         }
     }
 
-    /// Closes a connection; if it was a link, without a word to its scheduler.
-    fn drop_connection(&mut self, key: Key<Connection>) {
+    /// Closes a connection, without an event if it was a link.
+    fn drop_connection(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.remove(key) else {
             return;
         };
         if let Role::Outgoing(link) = &connection.role {
             self.links.remove(&link.link);
+            if link.is_writing() {
+                abort_on_close(&connection.socket);
+            }
         }
-        // The socket may be shared with nobody, but say so to the kernel before it is closed: a
-        // description that lives on elsewhere would go on reporting to us.
-        let _gone_with_the_socket = epoll::delete(&self.epoll, &connection.socket);
+        // Closing alone does not remove it if another process shares the open file description.
+        let _already_removed = epoll::delete(&self.epoll, &connection.socket);
     }
 
-    /// A link has failed: its connection is closed, and nothing of it touches memory any more.
-    fn lose(&mut self, link: LinkId, failure: Failure<LinkError>) {
+    /// Closes a failed link and reports it as down and released.
+    fn fail(&mut self, link: LinkId, failure: Failure<LinkError>) {
         if let Some(key) = self.links.get(&link).copied() {
             self.drop_connection(key);
         }
@@ -247,34 +279,34 @@ impl Tcp {
         self.events.push(Event::Released(link));
     }
 
-    /// Closes the served connections of a host that `which` names, counting why.
-    fn cut_served(&mut self, host: HostId, why: Ended, which: impl Fn(&Served) -> bool) {
-        let doomed: Vec<_> = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| match &connection.role {
-                Role::Served(served) => served.host == host && which(served),
-                Role::Outgoing(_) => false,
-            })
-            .map(|(key, _)| key)
-            .collect();
-        for key in doomed {
+    fn select(&self, which: impl Fn(&Role) -> bool) -> Vec<ConnectionKey> {
+        let selected = self.connections.iter().filter(|(_, one)| which(&one.role));
+        selected.map(|(key, _)| key).collect()
+    }
+
+    /// Closes the served connections of an endpoint that `which` selects, and counts the reason.
+    fn close_served(&mut self, endpoint: EndpointId, why: Ended, which: impl Fn(&Served) -> bool) {
+        let closing = self.select(|role| match role {
+            Role::Served(served) => served.endpoint == endpoint && which(served),
+            Role::Outgoing(_) => false,
+        });
+        for key in closing {
             if let (Some(side), Some(connection)) =
-                (self.hosts.get(&host), self.connections.get(key))
+                (self.endpoints.get(&endpoint), self.connections.get(key))
                 && let Role::Served(served) = &connection.role
             {
-                side.counters.ended(served.ticket.peer(), why);
+                side.counters.ended(served.permit.peer(), why);
             }
             self.drop_connection(key);
         }
     }
 
-    /// Looks after connections whose time has come.
+    /// Handles due timers.
     fn expire(&mut self, now: Instant) {
         while let Some(bits) = self.timers.due(now) {
-            let key = Key::from_bits(bits);
-            // Bytes that were too few to be woken for have moved as well.
-            self.turn(key, now);
+            let key = connection_key(bits);
+            // Receives bytes below the low-water mark, which did not wake the thread.
+            self.turn(key, PeerEnd::Open, now);
             let Some(Connection {
                 role: Role::Served(served),
                 ..
@@ -286,8 +318,8 @@ impl Tcp {
                 Ok(None) => {}
                 Ok(Some(later)) => self.timers.push(later, bits),
                 Err(ended) => {
-                    if let Some(host) = self.hosts.get(&served.host) {
-                        host.counters.ended(served.ticket.peer(), ended);
+                    if let Some(endpoint) = self.endpoints.get(&served.endpoint) {
+                        endpoint.counters.ended(served.permit.peer(), ended);
                     }
                     self.drop_connection(key);
                 }
@@ -297,102 +329,115 @@ impl Tcp {
 }
 
 impl Transport for Tcp {
-    fn host(&mut self, host: HostId, admission: Admission, counters: Arc<Counters>) {
-        let side = HostSide {
+    fn add_endpoint(
+        &mut self,
+        endpoint: EndpointId,
+        admission: Admission,
+        counters: Arc<Counters>,
+    ) {
+        let side = ServedEndpoint {
             extents: ExtentMap::default(),
             admission,
             counters,
         };
-        self.hosts.insert(host, side);
+        self.endpoints.insert(endpoint, side);
     }
 
-    fn forget(&mut self, host: HostId) {
-        let doomed: Vec<_> = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| match &connection.role {
-                Role::Served(served) => served.host == host,
-                Role::Outgoing(link) => link.link.host == host,
-            })
-            .map(|(key, _)| key)
-            .collect();
-        for key in doomed {
+    fn remove_endpoint(&mut self, endpoint: EndpointId) {
+        let closing = self.select(|role| match role {
+            Role::Served(served) => served.endpoint == endpoint,
+            Role::Outgoing(link) => link.link.endpoint == endpoint,
+        });
+        for key in closing {
             self.drop_connection(key);
         }
-        if let Some(side) = self.hosts.remove(&host) {
+        if let Some(side) = self.endpoints.remove(&endpoint) {
             for (_, _, region) in side.extents.iter() {
                 self.regions.remove(&region);
             }
         }
     }
 
-    fn admit(&mut self, host: HostId, admission: Admission) {
-        self.cut_served(host, Ended::NotAdmitted, |served| {
-            !admission.allows(served.ticket.peer().address())
+    fn set_admission(&mut self, endpoint: EndpointId, admission: Admission) {
+        self.close_served(endpoint, Ended::NotAdmitted, |served| {
+            !admission.allows(served.permit.peer().address())
         });
-        if let Some(side) = self.hosts.get_mut(&host) {
+        if let Some(side) = self.endpoints.get_mut(&endpoint) {
             side.admission = admission;
         }
     }
 
-    fn export(&mut self, host: HostId, region: RegionId, memory: &Arc<Region>, wire_base: u64) {
-        let Some(side) = self.hosts.get_mut(&host) else {
+    fn add_region(
+        &mut self,
+        endpoint: EndpointId,
+        region: RegionId,
+        memory: &Arc<Region>,
+        wire_base: u64,
+    ) {
+        let Some(side) = self.endpoints.get_mut(&endpoint) else {
             return;
         };
         match side.extents.insert(wire_base, memory.length(), region) {
             Ok(()) => {
                 self.regions.insert(region, Arc::clone(memory));
             }
-            // The host checks the same map first, so this is a fault of ours; refuse to serve.
+            // A bug: the endpoint checks the same map first.
             Err(error) => tracing::error!(?region, %error, "region not served"),
         }
     }
 
-    fn withdraw(&mut self, host: HostId, region: RegionId, forget: bool) {
-        if let Some(side) = self.hosts.get_mut(&host) {
+    fn withdraw(&mut self, endpoint: EndpointId, region: RegionId, forget: bool) {
+        if let Some(side) = self.endpoints.get_mut(&endpoint) {
             side.extents.remove(region);
         }
-        self.cut_served(host, Ended::Withdrawn, |served| served.touches(region));
+        self.close_served(endpoint, Ended::Withdrawn, |served| served.uses(region));
         if forget {
             self.regions.remove(&region);
         }
-        self.events.push(Event::Withdrawn(host, region));
+        self.events.push(Event::Withdrawn(endpoint, region));
     }
 
-    fn open(&mut self, link: LinkId, to: &PeerCard) {
+    fn open(&mut self, link: LinkId, to: &PeerAddress) {
         self.connector.connect(link, to);
     }
 
-    fn adopt(&mut self, incoming: Incoming, now: Instant) {
-        match incoming {
-            Incoming::Accepted {
-                host,
+    fn add_socket(&mut self, socket: NewSocket, now: Instant) {
+        match socket {
+            NewSocket::Accepted {
+                endpoint,
                 socket,
-                ticket,
+                permit,
             } => {
-                let Some(side) = self.hosts.get(&host) else {
+                let Some(side) = self.endpoints.get(&endpoint) else {
                     return;
                 };
-                // It may have been admitted while the answer was already changing.
-                if !side.admission.allows(ticket.peer().address()) {
-                    side.counters.ended(ticket.peer(), Ended::NotAdmitted);
+                // The admission may have changed since the accept.
+                if !side.admission.allows(permit.peer().address()) {
+                    side.counters.ended(permit.peer(), Ended::NotAdmitted);
                     return;
                 }
-                let served = Served::new(host, ticket, now);
+                let served = Served::new(endpoint, permit, now);
                 match self.add(socket, Role::Served(served)) {
-                    Ok(key) => self.timers.push(now + self.bounds.header, key.to_bits()),
-                    Err(error) => tracing::warn!(?host, %error, "connection not watched"),
+                    Ok(key) => self
+                        .timers
+                        .push(now + self.bounds.header, key.data().as_ffi()),
+                    Err(error) => tracing::warn!(?endpoint, %error, "connection not watched"),
                 }
             }
-            Incoming::Connected {
+            NewSocket::Connected {
                 link,
                 socket,
                 version,
             } => {
-                if !self.hosts.contains_key(&link.host) {
+                if !self.endpoints.contains_key(&link.endpoint) {
                     return;
                 }
                 let added = socket.and_then(|socket| {
+                    if version == Version::V2 {
+                        // Also when this process is killed. Version 1 has no status, so there bytes of a
+                        // completed write may still be in the kernel.
+                        abort_on_close(&socket);
+                    }
                     self.add(socket, Role::Outgoing(Outgoing::new(link, version)))
                         .map_err(LinkError::io("watching a connection"))
                 });
@@ -401,14 +446,7 @@ impl Transport for Tcp {
                         self.links.insert(link, key);
                         self.events.push(Event::Up(link));
                     }
-                    Err(cause) => self.lose(
-                        link,
-                        Failure {
-                            cause,
-                            effect: Effect::None,
-                            reply_seen: false,
-                        },
-                    ),
+                    Err(cause) => self.fail(link, Failure::unsent(cause)),
                 }
             }
         }
@@ -422,23 +460,20 @@ impl Transport for Tcp {
             (
                 Some(key),
                 Some(Connection {
+                    socket,
                     role: Role::Outgoing(out),
                     ..
                 }),
                 Some(region),
             ) => {
+                if let Err(failure) = out.check(socket.as_fd()) {
+                    return self.fail(link, failure);
+                }
                 out.begin(slice, region);
-                self.turn(key, Instant::now());
+                self.turn(key, PeerEnd::Open, Instant::now());
             }
-            // Gone since the scheduler last heard of it; the news is on its way to it.
-            _ => self.lose(
-                link,
-                Failure {
-                    cause: LinkError::Closed,
-                    effect: Effect::None,
-                    reply_seen: false,
-                },
-            ),
+            // Closed, and the event has not reached the scheduler yet.
+            _ => self.fail(link, Failure::unsent(LinkError::Closed)),
         }
     }
 
@@ -449,13 +484,18 @@ impl Transport for Tcp {
         self.events.push(Event::Released(link));
     }
 
-    fn answer_to(&mut self, bell: BorrowedFd<'_>) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(BELL);
-        Ok(epoll::add(&self.epoll, bell, data, epoll::EventFlags::IN)?)
+    fn set_wakeup(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(WAKEUP);
+        Ok(epoll::add(
+            &self.epoll,
+            eventfd,
+            data,
+            epoll::EventFlags::IN,
+        )?)
     }
 
-    // In this very set, and not in one around it: the kernel then knows that who sends wakes who
-    // receives, and lets them take turns on one processor where there is no other.
+    // The eventfd is in this set, not in an outer one: the scheduler of the kernel then recognises that
+    // sender and receiver wake each other, and runs them in turn on one processor if there is no other.
     fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool> {
         let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
         let mut ready = [const { MaybeUninit::uninit() }; BATCH];
@@ -464,20 +504,22 @@ impl Transport for Tcp {
             Err(rustix::io::Errno::INTR) => return Ok(false),
             Err(errno) => return Err(errno.into()),
         };
-        let mut rung = false;
+        let mut woken = false;
         for event in ready {
             match event.data.u64() {
-                BELL => rung = true,
-                key => self.ready.push(Key::from_bits(key)),
+                WAKEUP => woken = true,
+                key => self
+                    .ready
+                    .push((connection_key(key), PeerEnd::of(event.flags))),
             }
         }
-        Ok(rung)
+        Ok(woken)
     }
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
         let mut ready = std::mem::take(&mut self.ready);
-        for key in ready.drain(..) {
-            self.turn(key, now);
+        for (key, peer) in ready.drain(..) {
+            self.turn(key, peer, now);
         }
         self.ready = ready;
         self.expire(now);
@@ -485,11 +527,19 @@ impl Transport for Tcp {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        // Events that were made outside of `progress` wait for it.
+        // Events from outside `progress` wait for it.
         if self.events.is_empty() {
             self.timers.next()
         } else {
             Some(Instant::now())
         }
+    }
+}
+
+/// Makes closing this socket a reset that discards what was not sent. After a graceful close the kernel would
+/// go on sending bytes of a write whose transfer has ended.
+fn abort_on_close(socket: &OwnedFd) {
+    if let Err(error) = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)) {
+        tracing::error!(%error, "a connection cannot be set to end with a reset");
     }
 }

@@ -1,6 +1,5 @@
-//! The unmodified other side of tests and figures: wheels of pinned releases, fetched once into the
-//! cache outside the tree, and network namespaces in which their programs run without touching
-//! anybody's ports. Nothing of it is in the product.
+//! Stock peers for tests and benchmarks: wheels of pinned releases, installed once into a cache, and network
+//! namespaces in which their programs run without port conflicts. Not part of the product.
 
 mod space;
 mod wheel;

@@ -1,4 +1,4 @@
-//! A network namespace with nothing but a loopback device.
+//! A network namespace with a loopback device only.
 
 use std::ffi::OsStr;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Lives as long as this value. Should its owner be killed, it ends by itself after ten minutes.
+/// A network namespace that ends with this value, or ten minutes after its owner was killed.
 #[derive(Debug)]
 pub struct Space {
     _holder: Child,
@@ -19,10 +19,10 @@ pub struct Space {
 }
 
 impl Space {
-    /// Makes one. Needs root.
+    /// Creates a namespace. Requires root.
     ///
     /// # Errors
-    /// When `unshare` does not start or is not permitted.
+    /// If `unshare` cannot start or is not permitted.
     pub async fn new() -> anyhow::Result<Self> {
         let mut holder = Command::new("unshare")
             .args(["--net", "sh", "-c"])
@@ -48,12 +48,12 @@ impl Space {
         })
     }
 
-    /// A process that is inside, whose `/proc` entry leads to the namespace.
+    /// Returns a process inside the namespace.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// A command that runs inside and is killed when its child is dropped.
+    /// Returns a command that runs inside and is killed when its child is dropped.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command

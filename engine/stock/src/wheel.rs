@@ -1,4 +1,4 @@
-//! A wheel of one pinned release, from PyPI by pip, kept in the cache.
+//! Wheels of pinned releases, installed from PyPI by pip into a cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,47 +7,61 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-/// Below the home directory; shared by everything here that fetches.
+/// Cache folder below the home directory.
 const CACHE: &str = ".cache/mooncake-k8s";
 const DEADLINE: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_millis(50);
 
-/// The stock Mooncake whose generation we speak.
+/// The stock Mooncake of the supported release.
 pub const MOONCAKE: Wheel = Wheel::of("mooncake-transfer-engine-non-cuda", "0.3.13.post1");
-/// A stock Mooncake of another generation, with the same protocol version text.
+/// A stock Mooncake of an earlier release, with the same protocol version.
 pub const MOONCAKE_BEFORE: Wheel = Wheel::of("mooncake-transfer-engine-non-cuda", "0.3.11.post1");
 
-/// The stacks whose own configuration loaders are run against ours.
+/// The inference stacks whose configuration loaders are tested.
 pub const SGLANG: Wheel = Wheel::of("sglang", "0.5.23");
 pub const VLLM: Wheel = Wheel::of("vllm", "0.33.0");
 pub const LMCACHE: Wheel = Wheel::of("lmcache", "0.5.6");
 
-/// A package of PyPI at one version, without its dependencies.
+/// A PyPI package at one version, without its dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wheel {
     package: &'static str,
     version: &'static str,
+    /// A Python other than the one that runs pip.
+    python: Option<&'static str>,
 }
 
 impl Wheel {
-    /// Names a wheel; nothing is fetched yet.
+    /// Describes a wheel; nothing is downloaded yet.
     pub const fn of(package: &'static str, version: &'static str) -> Self {
-        Self { package, version }
+        Self {
+            package,
+            version,
+            python: None,
+        }
     }
 
-    /// The folder with the wheel installed in it, to be put on `PYTHONPATH`. Blocks while it is
-    /// fetched the first time.
+    /// The wheel for another version of Python, such as `3.13`.
+    #[must_use]
+    pub const fn for_python(self, version: &'static str) -> Self {
+        Self {
+            python: Some(version),
+            ..self
+        }
+    }
+
+    /// Returns the folder with the installed wheel, for `PYTHONPATH`. Downloads it at the first call.
     ///
     /// # Errors
-    /// When pip fails; its words are on standard error.
+    /// If pip fails; its output is on standard error.
     pub fn site(self) -> anyhow::Result<PathBuf> {
         self.cached("site", &["install", "--target"])
     }
 
-    /// The wheel as a file, for those too large to unpack. Blocks while it is fetched the first time.
+    /// Returns the wheel file, for wheels that are too large to unpack. Downloads it at the first call.
     ///
     /// # Errors
-    /// When pip fails; its words are on standard error.
+    /// If pip fails; its output is on standard error.
     pub fn file(self) -> anyhow::Result<PathBuf> {
         let folder = self.cached("wheel", &["download", "--only-binary=:all:", "--dest"])?;
         let mut entries = fs::read_dir(&folder)?;
@@ -57,22 +71,28 @@ impl Wheel {
         Ok(entry?.path())
     }
 
-    /// A folder that `how` has filled. One that is there is whole: it comes to its name by a rename.
+    /// Returns the folder that `how` fills. It is renamed to its name when it is complete.
     fn cached(self, kind: &str, how: &[&str]) -> anyhow::Result<PathBuf> {
-        let Self { package, version } = self;
+        let Self {
+            package,
+            version,
+            python,
+        } = self;
         let cache = std::env::home_dir()
             .context("no home directory")?
             .join(CACHE);
-        let folder = cache.join(format!("{kind}-{package}-{version}"));
+        let of = python.map_or_else(String::new, |version| format!("-python{version}"));
+        let folder = cache.join(format!("{kind}-{package}-{version}{of}"));
         if folder.is_dir() {
             return Ok(folder);
         }
         fs::create_dir_all(&cache).with_context(|| format!("making {}", cache.display()))?;
         let fresh = tempfile::tempdir_in(&cache)?;
-        pip(how, fresh.path(), &format!("{package}=={version}"))?;
+        let requirement = format!("{package}=={version}");
+        pip(how, fresh.path(), python, &requirement)?;
         match fs::rename(fresh.path(), &folder) {
             Ok(()) => drop(fresh.keep()),
-            // Another process was faster.
+            // Another process created it first.
             Err(_) if folder.is_dir() => {}
             Err(error) => return Err(error).context(folder.display().to_string()),
         }
@@ -84,11 +104,12 @@ impl Wheel {
     clippy::disallowed_methods,
     reason = "a process cannot be awaited without a runtime; the loop has a deadline"
 )]
-fn pip(how: &[&str], target: &Path, requirement: &str) -> anyhow::Result<()> {
+fn pip(how: &[&str], target: &Path, python: Option<&str>, requirement: &str) -> anyhow::Result<()> {
     let mut child = Command::new("python3")
         .args(["-m", "pip"])
         .args(how)
         .arg(target)
+        .args(python.map(|version| format!("--python-version={version}")))
         .args([
             "--quiet",
             "--no-deps",

@@ -1,4 +1,4 @@
-//! The session's present connection, for work that outlives one connection.
+//! Calls on a session's current connection, for work that outlives a connection.
 
 use std::sync::Arc;
 
@@ -8,37 +8,37 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::master::{Cause, Error, Master, Stage};
 
-/// Follows a session from one connection to the next.
+/// Follows the connections of a session.
 #[derive(Clone)]
 pub(crate) struct Link {
-    present: watch::Receiver<Option<Master>>,
+    current: watch::Receiver<Option<Master>>,
     peer: Arc<str>,
 }
 
 impl Link {
-    pub(crate) fn new(present: watch::Receiver<Option<Master>>, peer: Arc<str>) -> Self {
-        Self { present, peer }
+    pub(crate) fn new(current: watch::Receiver<Option<Master>>, peer: Arc<str>) -> Self {
+        Self { current, peer }
     }
 
-    /// Calls on the present connection; when that one fails, again on the next, until `deadline`.
-    /// So a call may be carried out twice: only for functions where that does no harm.
+    /// Calls on the current connection, and retries on the next one, until `deadline`. The master may carry
+    /// out the call more than once, so the function must be idempotent.
     pub(crate) async fn call_until<R: Rpc>(
         &self,
         arguments: &R::Arguments,
         deadline: Instant,
     ) -> Result<R::Value, Error> {
-        let mut present = self.present.clone();
+        let mut current = self.current.clone();
         let mut last = None;
         let attempts = async {
             loop {
-                let master = present.borrow_and_update().clone();
+                let master = current.borrow_and_update().clone();
                 if let Some(master) = master {
                     match master.call::<R>(arguments).await {
-                        Err(error) if error.is_of_the_connection() => last = Some(error),
+                        Err(error) if error.is_connection_error() => last = Some(error),
                         answer => return answer,
                     }
                 }
-                if present.changed().await.is_err() {
+                if current.changed().await.is_err() {
                     return Err(self.unconnected::<R>(last.take()));
                 }
             }
@@ -49,12 +49,12 @@ impl Link {
         }
     }
 
-    /// Calls once, on the present connection.
+    /// Calls once, on the current connection.
     pub(crate) async fn call_once<R: Rpc>(
         &self,
         arguments: &R::Arguments,
     ) -> Result<R::Value, Error> {
-        let master = self.present.borrow().clone();
+        let master = self.current.borrow().clone();
         match master {
             Some(master) => master.call::<R>(arguments).await,
             None => Err(self.unconnected::<R>(None)),
@@ -66,7 +66,7 @@ impl Link {
             peer: Arc::clone(&self.peer),
             rpc: R::METHOD,
             stage: Stage::Connect,
-            cause: Cause::Unconnected,
+            cause: Cause::NotConnected,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! A client of one master over one connection: calls are pipelined and matched by sequence number.
+//! A client of a master over one connection. Calls are pipelined and matched by sequence number.
 
 mod calls;
 mod connection;
@@ -15,10 +15,10 @@ use tokio::net::TcpStream;
 use connection::{Connection, Reply};
 pub use error::{Cause, Error, Lost, SchemaMismatch, Stage};
 
-/// Deadline of a call when the caller names none.
+/// Default timeout of a call.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Handle of one connection; clones share it. The connection closes with the last of them.
+/// A handle to one connection, which closes when the last clone is dropped.
 #[derive(Clone)]
 pub struct Master {
     connection: Arc<Connection>,
@@ -27,8 +27,8 @@ pub struct Master {
 }
 
 impl Master {
-    /// Takes over a connected socket. `peer` names the master in every error. Must be called in a
-    /// tokio runtime: two small tasks serve the socket.
+    /// Takes over a connected socket. `peer` names the master in errors. Must be called in a tokio
+    /// runtime, in which two tasks serve the socket.
     #[must_use]
     pub fn connect(stream: TcpStream, peer: String) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Master {
         }
     }
 
-    /// The same connection with another deadline per call (default: 3 s).
+    /// Sets the timeout per call (default: 3 s).
     #[must_use]
     pub fn with_call_timeout(mut self, call_timeout: Duration) -> Self {
         self.call_timeout = call_timeout;
@@ -50,12 +50,12 @@ impl Master {
         &self.peer
     }
 
-    /// Calls one function and waits for its answer, at most the call timeout. Dropping the future
-    /// gives the answer up; the master may still carry the call out.
+    /// Calls a function and waits for its answer, at most for the call timeout. If the future is dropped,
+    /// the master may still carry out the call.
     ///
     /// # Errors
-    /// [`Cause::Refused`] is the function's own answer; after [`Cause::Lost`] this connection is of
-    /// no more use; [`Cause::Deadline`] leaves open whether the call was carried out.
+    /// [`Cause::Refused`] is an error of the function. After [`Cause::Lost`] this connection cannot be
+    /// used. After [`Cause::Deadline`] the master may have carried out the call. Others: see [`Cause`].
     pub async fn call<R: Rpc>(&self, arguments: &R::Arguments) -> Result<R::Value, Error> {
         let body = struct_pack::encode(arguments);
         let exchange = self.connection.exchange(R::function_id(), &body);

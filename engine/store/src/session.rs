@@ -1,5 +1,5 @@
-//! The life of one client's segments in one master instance: mounted, pinged, re-mounted under new
-//! ids when the master has lost them, unmounted on request.
+//! A session: mounts a client's segments in one master instance, pings, mounts new segments after the master
+//! has lost them, and unmounts on request.
 
 mod driver;
 mod lifecycle;
@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::store::generation_0_3_13 as wire;
+use proto::store::release_0_3_13 as wire;
 use proto::store::{ErrorCode, Uuid};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -24,24 +24,24 @@ use driver::Command;
 pub use lifecycle::Origin;
 pub use state::{EpochEnd, State};
 
-/// How often the master is asked whether a gracefully unmounted segment is gone.
+/// Interval of status queries during a graceful unmount.
 const UNMOUNT_POLL: Duration = Duration::from_millis(200);
-/// The master looks at its timers once a second; beyond that a graceful unmount is late.
+/// Allowed delay of a graceful unmount; the master checks its timers once a second.
 const UNMOUNT_SLACK: Duration = Duration::from_secs(2);
 
-/// Rhythm and bounds of a session. The defaults are those of the stock client where it has them.
+/// Intervals and limits of a session. Defaults are those of the stock client, if it has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// For connecting and for each call.
+    /// Timeout for connecting and for each call.
     pub call_timeout: Duration,
     pub ping_every: Duration,
     pub fetch_tasks_every: Duration,
-    /// First wait after a lost connection; doubles with each failure, with jitter.
+    /// First delay after a lost connection; doubles with each failure, with jitter.
     pub backoff_least: Duration,
     pub backoff_most: Duration,
-    /// Wait before a master of another generation, or one that refused a mount, is asked again.
+    /// Retry delay for a master of an unsupported release, and after a rejected mount.
     pub refused_retry: Duration,
-    /// For the bytes of one copy or move.
+    /// Timeout for the bytes of one copy or move.
     pub task_timeout: Duration,
     pub tasks_at_once: usize,
 }
@@ -61,17 +61,16 @@ impl Default for Settings {
     }
 }
 
-/// Handle of a running session. It belongs to one master instance: when the caller learns of another
-/// one (another pod UID), it drops the session and starts another, [`Origin::Fresh`], with new
-/// segments and the ids of the old ones. Dropping stops pings and tasks and unmounts nothing, so that
-/// a successor can take over within the master's client TTL.
+/// A handle to a running session with one master instance. When the instance changes (another pod UID), the
+/// caller drops the session and starts a new one as [`Origin::Fresh`], with new segments and the IDs of
+/// the old ones. Dropping stops pings and tasks and unmounts nothing, so that a successor can take over
+/// within the master's client TTL.
 ///
-/// # What the caller does
-/// 1. [`Session::start`] with a connector that makes a socket to that instance, in the network
-///    namespace that the caller wants, and with a [`Mover`].
-/// 2. Watch [`Session::state`]. On [`State::EpochLost`] refuse every old wire address, draw new ids
-///    and wire bases, note them, and call [`Session::begin_epoch`].
-/// 3. [`Session::add`] segments as they become usable, [`Session::unmount`] them when they end.
+/// # Usage
+/// 1. [`Session::start`] with a connector to that instance and a [`Mover`].
+/// 2. Watch [`Session::state`]. On [`State::EpochLost`] reject all old wire addresses, choose new IDs
+///    and wire bases, store them, and call [`Session::begin_epoch`].
+/// 3. [`Session::add`] and [`Session::unmount`] segments.
 pub struct Session {
     client: Uuid,
     peer: Arc<str>,
@@ -91,9 +90,8 @@ pub struct UnmountError {
 }
 
 impl Session {
-    /// Starts the session in the present tokio runtime and returns at once. `peer` names the master
-    /// in logs and errors. `connect` is called for each attempt to connect and bounded by
-    /// `settings.call_timeout`.
+    /// Starts the session in the current tokio runtime and returns at once. `peer` names the master in logs
+    /// and errors. `connect` is called for each attempt, with `settings.call_timeout`.
     #[must_use]
     pub fn start<C, F, M>(
         settings: Settings,
@@ -111,21 +109,21 @@ impl Session {
         let peer = peer.into();
         let (commands, inbox) = mpsc::unbounded_channel();
         let (publish, state) = watch::channel(State::Connecting);
-        let (present, follow) = watch::channel(None);
+        let (current, follow) = watch::channel(None);
         let link = Link::new(follow, Arc::clone(&peer));
         let driver = driver::Driver::new(
             settings,
             client,
             origin,
-            driver::Rim {
+            driver::Caller {
                 peer: Arc::clone(&peer),
                 connect,
                 mover,
                 link: link.clone(),
             },
-            driver::Outlets {
+            driver::Outputs {
                 state: publish,
-                present,
+                current,
             },
         );
         let driver = tokio::spawn(driver.run(inbox)).abort_handle();
@@ -146,62 +144,58 @@ impl Session {
         self.client
     }
 
-    /// The name given at the start.
+    /// Returns the name of the master.
     #[must_use]
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// The present state, to be watched for changes. Only the latest is kept; each state tells
-    /// everything that is to be done about it.
+    /// Returns the current state, to be watched for changes. Each state is complete; intermediate ones may
+    /// be missed.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.clone()
     }
 
-    /// Waits for a state that an earlier call has not told of. Never returns once the session has
-    /// ended. Nothing is lost when it is dropped before it returns.
+    /// Waits for a change of the state. Never returns after the session has ended. Cancel safe.
     pub async fn changed(&mut self) {
         if self.state.changed().await.is_err() {
             std::future::pending().await
         }
     }
 
-    /// Answers [`State::EpochLost`]: these segments, with ids and wire bases that were never used
-    /// before, take the place of all earlier ones. An answer to an older epoch is ignored.
+    /// Answers [`State::EpochLost`]: replaces all segments. The new IDs and wire bases must never have been
+    /// used before. Ignored if `epoch` is not the current one.
     pub fn begin_epoch(&self, epoch: u64, segments: Vec<wire::Segment>) {
         self.command(Command::BeginEpoch { epoch, segments });
     }
 
-    /// One segment more. It stands in [`State::Mounted`] once the master has it. Adding one that is
-    /// mounted already changes nothing, so a successor adds again what its predecessor had not seen
-    /// confirmed.
+    /// Adds a segment. It is in [`State::Mounted`] once the master has it. Adding a mounted segment changes
+    /// nothing, so a successor can add segments that its predecessor did not see confirmed.
     pub fn add(&self, segment: wire::Segment) {
         self.command(Command::Add(segment));
     }
 
-    /// Unmounts one segment, for good: no new objects at once, readable for `grace`, then gone (at
-    /// once when `grace` is zero). Resolves when the master no longer has it, at the latest a few
-    /// seconds after `grace` (`grace`, 2 s and two call timeouts).
+    /// Unmounts a segment: it accepts no new objects, stays readable for `grace`, and is then removed.
+    /// Resolves when the master no longer has it, at the latest after `grace`, 2 s and two call timeouts.
     ///
     /// # Errors
-    /// When the master could not be reached or refused: it may then hand out space there until it
-    /// gives the client up.
+    /// If the master is unreachable or rejects the call. It may then allocate space in the segment until
+    /// the client's TTL ends.
     pub async fn unmount(&self, segment: Uuid, grace: Duration) -> Result<(), UnmountError> {
         let (done, forgotten) = oneshot::channel();
         self.command(Command::Forget { segment, done });
-        // Resolves also when the driver is gone; the calls below then name the trouble.
+        // Also resolves if the driver has ended; the calls below then return an error.
         let _ = forgotten.await;
-        let gone =
-            if grace.is_zero() {
-                false
-            } else {
-                self.unmount_gracefully(segment, grace).await.unwrap_or_else(|error| {
+        let gone = if grace.is_zero() {
+            false
+        } else {
+            self.unmount_gracefully(segment, grace).await.unwrap_or_else(|error| {
                 let client = self.client;
-                tracing::warn!(%client, %segment, %error, "no graceful unmount, now at once");
+                tracing::warn!(%client, %segment, %error, "cannot unmount gracefully; unmounting at once");
                 false
             })
-            };
+        };
         let outcome = if gone {
             Ok(())
         } else {
@@ -219,7 +213,7 @@ impl Session {
             .await
     }
 
-    /// Whether the segment was seen to be gone in time.
+    /// Returns whether the segment was removed in time.
     async fn unmount_gracefully(&self, segment: Uuid, grace: Duration) -> Result<bool, Error> {
         let begun = Instant::now();
         let milliseconds = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
@@ -247,10 +241,10 @@ impl Session {
         Ok(false)
     }
 
-    /// The driver ends only with this handle, so somebody listens.
+    /// The driver ends only with this handle, so it receives the command.
     fn command(&self, command: Command) {
         if self.commands.send(command).is_err() {
-            tracing::error!(client = %self.client, "the session's driver has ended by a fault");
+            tracing::error!(client = %self.client, "the session's driver has ended unexpectedly");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Copies and moves that the master asks of the owner of a segment: start at the master, bytes by
-//! the caller's [`Mover`], then end or revoke, and the report.
+//! Copy and move tasks of the master: starts the task at the master, has the caller's [`Mover`] copy the
+//! bytes, ends or revokes the task, and reports the result.
 
 use std::error::Error as StdError;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::store::generation_0_3_13 as wire;
+use proto::store::release_0_3_13 as wire;
 use proto::store::{Rpc, Uuid};
 use tokio::time::Instant;
 use wire::{Location, MemoryReplica, ReplicaDescriptor, TaskPayload, TaskPayloadError, TaskStatus};
@@ -14,14 +14,14 @@ use wire::{Location, MemoryReplica, ReplicaDescriptor, TaskPayload, TaskPayloadE
 use crate::link::Link;
 use crate::master::Error;
 
-/// For the calls after the bytes have moved (or not): a reconnect may lie in between.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Timeout of the calls after the copy, which may include a reconnect.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Moves an object's bytes; the agent does it with its engine.
+/// Copies the bytes of an object; the agent implements it with its engine.
 pub trait Mover: Send + Sync + 'static {
-    /// Copies `length` bytes from `source`, which lies in a segment of ours, to `target`, which may
-    /// lie in anybody's (ours too). Addresses are wire addresses, endpoints P2P server names.
-    /// Resolves at or before `deadline`, and when it does, it touches no memory of ours any more.
+    /// Copies `length` bytes from `source`, in a segment of this session, to `target`, in a segment of any
+    /// client. Addresses are wire addresses, endpoints are P2P server names. Has its outcome by `deadline`, and
+    /// resolves when it accesses no local memory any more. Dropping the future cancels the copy.
     fn move_bytes(
         &self,
         source: &MemoryReplica,
@@ -31,25 +31,25 @@ pub trait Mover: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), MoveError>> + Send;
 }
 
-/// Why bytes did not move.
+/// Why a copy failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
-    /// Nothing of this attempt can be written at the target any more: its space may be given away.
+    /// Nothing of this attempt can be written at the target any more: its space may be reused.
     #[error("{0}")]
     Failed(Box<dyn StdError + Send + Sync>),
-    /// The target may still write what was sent. Its space is then not given back by us; the master
-    /// takes it back after its own release timeout (600 s by default).
-    #[error("how the write ended at the target is unknown: {0}")]
+    /// The target may still write received bytes. Its space is not released here; the master releases it
+    /// after its own timeout (600 s by default).
+    #[error("the outcome of the write at the target is unknown: {0}")]
     Indeterminate(Box<dyn StdError + Send + Sync>),
 }
 
-/// What a task needs of its session.
+/// The context of a task.
 #[derive(Clone)]
 pub(crate) struct Context<M> {
     pub(crate) link: Link,
     pub(crate) client: Uuid,
     pub(crate) mover: Arc<M>,
-    /// For the bytes of one task.
+    /// Timeout for the copy of one task.
     pub(crate) task_timeout: Duration,
 }
 
@@ -65,9 +65,9 @@ enum TaskError {
         endpoint: String,
         cause: MoveError,
     },
-    #[error("replica {0} lies not in memory")]
+    #[error("replica {0} is not in memory")]
     NotInMemory(u64),
-    #[error("source replica {source_bytes} bytes, target replica {target_bytes} bytes")]
+    #[error("the source replica has {source_bytes} bytes, the target replica {target_bytes}")]
     SizesDiffer {
         source_bytes: u64,
         target_bytes: u64,
@@ -86,8 +86,7 @@ impl TaskError {
     }
 }
 
-/// Carries one task out and reports its end to the master. What goes wrong stands in that report
-/// and in the log; the master decides about another attempt.
+/// Carries out a task and reports its result to the master, which decides about a retry.
 pub(crate) async fn run<M: Mover>(context: Context<M>, task: wire::TaskAssignment) {
     let outcome = match TaskPayload::parse(&task) {
         Ok(TaskPayload::Copy(copy)) => context.copy(copy).await,
@@ -106,7 +105,7 @@ pub(crate) async fn run<M: Mover>(context: Context<M>, task: wire::TaskAssignmen
         message,
     };
     let report = context
-        .settle::<wire::MarkTaskToComplete>(&(context.client, completed))
+        .call_retried::<wire::MarkTaskToComplete>(&(context.client, completed))
         .await;
     if let Err(error) = report {
         tracing::warn!(client = %context.client, task = %task.id, %error, "task not reported");
@@ -181,8 +180,7 @@ impl<M: Mover> Context<M> {
             .await
     }
 
-    /// One target after the other: a task is background work. No target means that all of them
-    /// have the object already.
+    /// Copies to one target after the other. No targets means that all of them already have the object.
     async fn move_to_all(
         &self,
         source_name: &str,
@@ -212,8 +210,7 @@ impl<M: Mover> Context<M> {
         Ok(())
     }
 
-    /// Ends or revokes at the master, so that the object is readable at its new place or the space
-    /// is free again.
+    /// Ends or revokes the task at the master, so that the new replica is readable or its space is free.
     async fn finish<End, Revoke>(
         &self,
         moved: Result<(), TaskError>,
@@ -224,22 +221,25 @@ impl<M: Mover> Context<M> {
         Revoke: Rpc<Arguments = End::Arguments, Value = ()>,
     {
         let Err(error) = moved else {
-            return Ok(self.settle::<End>(object).await?);
+            return Ok(self.call_retried::<End>(object).await?);
         };
         if !error.may_still_write()
-            && let Err(unrevoked) = self.settle::<Revoke>(object).await
+            && let Err(unrevoked) = self.call_retried::<Revoke>(object).await
         {
             let client = self.client;
-            tracing::warn!(%client, error = %unrevoked, "target space not given back");
+            tracing::warn!(%client, error = %unrevoked, "target space not released");
         }
         Err(error)
     }
 
-    /// A call that may happen twice when an answer is lost. The second is then refused and the task
-    /// reported as failed though it is done; the master's next attempt finds that nothing is left.
-    async fn settle<R: Rpc<Value = ()>>(&self, arguments: &R::Arguments) -> Result<(), Error> {
+    /// Calls with retries. If an answer is lost, the second call is rejected and the task is reported as
+    /// failed although it is done; the master's next attempt then has nothing to copy.
+    async fn call_retried<R: Rpc<Value = ()>>(
+        &self,
+        arguments: &R::Arguments,
+    ) -> Result<(), Error> {
         self.link
-            .call_until::<R>(arguments, Instant::now() + SETTLE_TIMEOUT)
+            .call_until::<R>(arguments, Instant::now() + FINISH_TIMEOUT)
             .await
     }
 }

@@ -1,6 +1,6 @@
-//! Peers that are no masters, or bad ones: every call ends by its deadline, and its error names
-//! peer, function, stage and cause.
-#![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
+//! Malicious and wrong peers: every call ends by its deadline, and its error names peer, function, stage and
+//! cause.
+#![allow(clippy::unwrap_used, reason = "a failed set-up ends the test")]
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const CLIENT: Uuid = Uuid {
 };
 const CALL_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// A connection, and the other end of it.
+/// Returns a connection and its other end.
 async fn pair() -> (Master, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -34,7 +34,7 @@ fn reply(code: u8, sequence: u32, length: u32, attachment: u32) -> Vec<u8> {
     bytes
 }
 
-/// Sends these bytes once a request is there, and tells how the ping ended.
+/// Answers a ping with these bytes, and returns the ping's error.
 async fn ping_answered_by(bytes: &[u8]) -> Error {
     let (master, mut peer) = pair().await;
     let answering = async {
@@ -68,14 +68,17 @@ async fn every_call_ends_by_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_peer_that_speaks_something_else_is_named() {
+async fn the_error_names_a_peer_with_another_protocol() {
     let error = ping_answered_by(b"HTTP/1.1 400 Bad Request\r\n").await;
-    assert!(error.to_string().contains("speaks no coro_rpc"), "{error}");
-    assert!(error.is_of_the_connection());
+    assert!(
+        error.to_string().contains("does not use coro_rpc"),
+        "{error}"
+    );
+    assert!(error.is_connection_error());
 }
 
 #[tokio::test]
-async fn a_reply_too_large_ends_the_connection_before_its_bytes_are_read() {
+async fn an_oversized_reply_ends_the_connection_before_it_is_read() {
     let error = ping_answered_by(&reply(0, 0, u32::MAX, 0)).await;
     assert!(
         matches!(error.cause, Cause::Lost(Lost::TooLarge(u32::MAX))),
@@ -86,21 +89,21 @@ async fn a_reply_too_large_ends_the_connection_before_its_bytes_are_read() {
 }
 
 #[tokio::test]
-async fn a_reply_to_nothing_ends_the_connection() {
+async fn an_unexpected_reply_ends_the_connection() {
     let error = ping_answered_by(&reply(0, 7, 0, 0)).await;
     assert!(
-        matches!(error.cause, Cause::Lost(Lost::NeverAsked(7))),
+        matches!(error.cause, Cause::Lost(Lost::UnexpectedReply(7))),
         "{error}"
     );
 }
 
 #[tokio::test]
-async fn an_answer_of_garbage_is_malformed_and_an_rpc_failure_is_told() {
+async fn a_malformed_answer_and_an_rpc_failure_are_reported() {
     let error = ping_answered_by(&[reply(0, 0, 2, 0), vec![1, 2]].concat()).await;
     assert!(matches!(error.cause, Cause::Malformed(_)), "{error}");
-    let words = struct_pack::encode(&String::from("it threw"));
-    let length = u32::try_from(words.len()).unwrap();
-    let error = ping_answered_by(&[reply(10, 0, length, 0), words].concat()).await;
+    let text = struct_pack::encode(&String::from("it threw"));
+    let length = u32::try_from(text.len()).unwrap();
+    let error = ping_answered_by(&[reply(10, 0, length, 0), text].concat()).await;
     assert!(
         error.to_string().contains("RPC code 10: it threw"),
         "{error}"
@@ -108,7 +111,7 @@ async fn an_answer_of_garbage_is_malformed_and_an_rpc_failure_is_told() {
 }
 
 #[tokio::test]
-async fn a_closed_connection_ends_the_calls_on_it_and_those_to_come() {
+async fn a_closed_connection_ends_current_and_later_calls() {
     let (master, peer) = pair().await;
     let closing = async {
         peer.readable().await.unwrap();
@@ -125,7 +128,7 @@ async fn a_closed_connection_ends_the_calls_on_it_and_those_to_come() {
 }
 
 #[tokio::test]
-async fn replies_find_their_calls_in_any_order_and_late_ones_are_dropped() {
+async fn replies_are_matched_in_any_order_and_late_ones_are_dropped() {
     let (master, mut peer) = pair().await;
     let refuse = |sequence: u32, code: i32| {
         let refusal: Result<(), ErrorCode> = Err(code.into());
@@ -136,7 +139,7 @@ async fn replies_find_their_calls_in_any_order_and_late_ones_are_dropped() {
         ]
         .concat()
     };
-    // One call that is given up.
+    // This call times out.
     assert!(master.unmount(CLIENT, CLIENT).await.is_err());
     let answering = async {
         let mut requests = [0; 3 * (20 + 4 + 32)];

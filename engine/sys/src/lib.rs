@@ -1,17 +1,16 @@
-//! All unsafe code of the project, behind types that cannot be misused from safe code.
+//! All unsafe code of the project, behind safe types.
 //!
-//! Rules for being in here:
-//! 1. No safe function takes an address or a raw descriptor: memory enters as an owned
-//!    descriptor that is checked and mapped, sockets come as [`std::os::fd::BorrowedFd`].
-//! 2. Mapped memory is shared with other processes and never becomes a `&[u8]`; bytes move only
-//!    through bounds-checked calls that hand the range to the kernel.
-//! 3. A foreign process cannot end ours through memory that it gave us: sealed against shrinking,
-//!    and touched only by the kernel on our behalf, so a bad page is an error and not a signal.
+//! Rules for this crate:
+//! 1. No safe function takes an address or a raw descriptor. Memory is passed as an owned descriptor
+//!    that is checked and mapped, sockets as [`std::os::fd::BorrowedFd`].
+//! 2. Mapped memory is shared with other processes and never becomes a `&[u8]`. Bytes move only
+//!    through bounds-checked calls that pass the range to the kernel.
+//! 3. Memory from another process cannot crash this one: it is sealed against shrinking and accessed
+//!    by the kernel only, so a missing page is an error and not a signal.
 //!
-//! Feature `mem` is memory (what a pool process needs), feature `net` is sockets and namespaces, feature
-//! `verbs` is RDMA devices, by a libibverbs that is loaded at run time; `nvml` and `cuda` are GPUs, by the
-//! libraries of their driver, likewise.
-#![allow(unsafe_code, reason = "this crate is the one room for unsafe code")]
+//! Features: `mem` for memory, `net` for sockets and namespaces, `verbs` for RDMA devices through libibverbs,
+//! `nvml` and `cuda` for GPUs through the driver's libraries. Those libraries are loaded at run time.
+#![allow(unsafe_code, reason = "this crate holds all unsafe code")]
 
 #[cfg(any(feature = "verbs", feature = "cuda", feature = "nvml"))]
 mod loader;
@@ -19,6 +18,7 @@ mod loader;
 pub mod mem;
 #[cfg(feature = "net")]
 pub mod net;
+pub mod numa;
 #[cfg(any(feature = "cuda", feature = "nvml"))]
 pub mod nvidia;
 #[cfg(feature = "verbs")]

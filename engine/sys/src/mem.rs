@@ -1,115 +1,117 @@
-//! Memory that is shared by descriptor: sealed memfds and mappings of them.
+//! Shared memory: sealed memfds and mappings of them.
 
 pub mod memfd;
 pub mod region;
 
-pub use region::{NumaPolicy, Region};
+pub use region::Region;
 
 use std::io;
 
 /// The size of the pages that back an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PageSize {
-    /// The machine's ordinary page, 4 KiB on x86-64.
+    /// The kernel's base page, 4 KiB on x86-64.
     Base,
     /// 2 MiB huge pages.
-    Mib2,
+    Huge2Mi,
     /// 1 GiB huge pages.
-    Gib1,
+    Huge1Gi,
 }
 
 impl PageSize {
-    /// Bytes of one page.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         match self {
             Self::Base => rustix::param::page_size() as u64,
-            Self::Mib2 => 2 << 20,
-            Self::Gib1 => 1 << 30,
+            Self::Huge2Mi => 2 << 20,
+            Self::Huge1Gi => 1 << 30,
         }
     }
 
-    /// The page size of that many bytes, if it is one of the three.
+    /// Returns the page size of that many bytes, if there is one.
     #[must_use]
     pub fn from_bytes(bytes: u64) -> Option<Self> {
-        [Self::Base, Self::Mib2, Self::Gib1]
+        [Self::Base, Self::Huge2Mi, Self::Huge1Gi]
             .into_iter()
             .find(|page| page.bytes() == bytes)
     }
 }
 
-/// Why memory could not be made, mapped or moved.
+/// Why an operation on shared memory failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
-    #[error("{call} on a memory extent: {source}")]
+    #[error("{call} failed on a memory extent: {source}")]
     Call {
-        /// The call, and what it was for.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The descriptor could still shrink or grow under its users.
+    /// The descriptor is not sealed, so it could shrink or grow while it is used.
     #[error(
         "the extent is not sealed against shrinking and growing; \
-         its owner must add F_SEAL_SHRINK and F_SEAL_GROW before handing it over"
+         its owner must add F_SEAL_SHRINK and F_SEAL_GROW before sending it"
     )]
     NotSealed,
-    /// The descriptor is not of the declared length.
+    /// The descriptor does not have the declared length.
     #[error("the extent has {found} bytes but {declared} were declared")]
     WrongLength {
-        /// Bytes that its owner declared.
+        /// Declared bytes.
         declared: u64,
-        /// Bytes that the kernel counts.
+        /// Bytes that the kernel reports.
         found: u64,
     },
-    /// The descriptor is not backed by the declared pages.
+    /// The descriptor is not backed by pages of the declared size.
     #[error("the extent has pages of {found} bytes but {declared} were declared")]
     WrongPageSize {
-        /// Page bytes that its owner declared.
+        /// Declared page size in bytes.
         declared: u64,
-        /// Page bytes that the kernel reports.
+        /// Page size that the kernel reports, in bytes.
         found: u64,
     },
-    /// The length is zero or no whole number of pages.
-    #[error("a length of {length} bytes is not a whole, positive number of {page}-byte pages")]
+    /// The length is zero or not a multiple of the page size.
+    #[error(
+        "the length of {length} bytes is not a positive multiple of the page size of {page} bytes"
+    )]
     BadLength {
-        /// The length asked for, in bytes.
+        /// Requested length in bytes.
         length: u64,
-        /// The page size asked for, in bytes.
+        /// Requested page size in bytes.
         page: u64,
     },
-    /// The range leaves the extent.
-    #[error("the range of {length} bytes at offset {offset} leaves the extent of {extent} bytes")]
+    /// The range is not inside the extent.
+    #[error("{length} bytes at offset {offset} are not inside the extent of {extent} bytes")]
     OutOfRange {
-        /// First byte of the range.
+        /// Offset of the range.
         offset: u64,
         /// Bytes of the range.
         length: u64,
         /// Bytes of the extent.
         extent: u64,
     },
-    /// Pages could not be had: the cgroup's limit, or no huge page left.
+    /// The kernel cannot allocate pages: the cgroup's limit is reached, or no huge page is free.
     #[error(
-        "the machine gave no pages for {length} bytes at offset {offset}: {source}; \
+        "cannot allocate pages for {length} bytes at offset {offset}: {source}; \
          check the memory limit of this container and the free huge pages of the node"
     )]
     NoPages {
-        /// First byte of the range.
+        /// Offset of the range.
         offset: u64,
         /// Bytes of the range.
         length: u64,
-        /// What the kernel said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A NUMA node number beyond what a policy can name.
-    #[error("NUMA node {node} is beyond the {limit} that a policy can name")]
+    /// The NUMA node number does not fit the kernel's node mask.
+    #[error("NUMA node {node} is out of range; a memory policy supports nodes below {limit}")]
     BadNode {
-        /// The node asked for.
+        /// Requested node.
         node: u32,
-        /// Nodes that a policy can name.
+        /// First unsupported node.
         limit: u32,
     },
 }

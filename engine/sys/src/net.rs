@@ -1,4 +1,4 @@
-//! Sockets in other network namespaces, and packets that carry descriptors.
+//! Sockets in other network namespaces, and Unix packets that carry descriptors.
 
 pub mod namespace;
 pub mod seqpacket;

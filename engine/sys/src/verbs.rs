@@ -1,9 +1,8 @@
-//! RDMA devices by libibverbs, which is loaded at run time: a machine without it has no RDMA, and lacks
-//! nothing else.
+//! RDMA devices through libibverbs, which is loaded at run time: a machine without it only lacks RDMA.
 //!
-//! Whoever is made of something keeps it alive: a queue pair its domain and queue, a registration its
-//! domain and memory, all of them the opened device. What the kernel refuses to give back stays where it
-//! is, with the memory that the device may still reach.
+//! Objects keep what they depend on alive: a queue pair its domain and queue, a registration its domain
+//! and memory, and all of them the opened device. If the kernel fails to deregister memory, the memory
+//! stays mapped, because the device may still access it.
 
 mod device;
 mod ffi;
@@ -13,19 +12,19 @@ mod queue;
 mod view;
 
 pub use device::{Context, Device, Limits, LinkLayer, PortFacts, devices};
-pub use memory::{MemoryRegion, Piece, ProtectionDomain};
+pub use memory::{MemoryRange, MemoryRegion, ProtectionDomain};
 pub use queue::{CompletionQueue, Destination, Path, QueuePair, connected};
-pub use view::{add_gpus, take_view};
+pub use view::{mount_driver_gpus, mount_host_devices};
 
 use std::fmt;
 use std::io;
 
-/// What was asked of a device.
+/// A step in the use of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Call {
-    /// libibverbs is loaded.
+    /// Loading libibverbs.
     Load,
-    /// The devices are listed, and the one that is meant is found among them.
+    /// Listing the devices, and finding the requested one.
     Find,
     Open,
     QueryDevice,
@@ -36,36 +35,36 @@ pub enum Call {
     Deregister,
     MakeQueue,
     MakeQueuePair,
-    /// A queue pair is given its port.
+    /// Moving a queue pair to INIT, with its port.
     Init,
-    /// A queue pair is told its peer.
+    /// Moving a queue pair to RTR, with its peer.
     ReadyToReceive,
     ReadyToSend,
-    /// An order is given to the device.
+    /// Posting a work request.
     Post,
-    /// The device carries an order out.
+    /// Waiting for the completion of a work request.
     Complete,
 }
 
 impl Call {
-    /// What it is called in words.
+    /// Returns a description for messages.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
             Self::Load => "loading libibverbs",
             Self::Find => "finding the device",
             Self::Open => "opening the device",
-            Self::QueryDevice => "asking for the device's limits",
-            Self::QueryPort => "asking for the port's state",
-            Self::QueryGid => "asking for the port's GID",
-            Self::MakeDomain => "making a protection domain",
+            Self::QueryDevice => "querying the device's limits",
+            Self::QueryPort => "querying the port's state",
+            Self::QueryGid => "querying the port's GID",
+            Self::MakeDomain => "creating a protection domain",
             Self::Register => "registering memory",
-            Self::Deregister => "giving a registration back",
-            Self::MakeQueue => "making a completion queue",
-            Self::MakeQueuePair => "making a queue pair",
-            Self::Init => "taking a queue pair to INIT",
-            Self::ReadyToReceive => "taking a queue pair to RTR",
-            Self::ReadyToSend => "taking a queue pair to RTS",
+            Self::Deregister => "deregistering memory",
+            Self::MakeQueue => "creating a completion queue",
+            Self::MakeQueuePair => "creating a queue pair",
+            Self::Init => "moving a queue pair to INIT",
+            Self::ReadyToReceive => "moving a queue pair to RTR",
+            Self::ReadyToSend => "moving a queue pair to RTS",
             Self::Post => "posting a write",
             Self::Complete => "completing a write",
         }
@@ -78,43 +77,43 @@ impl fmt::Display for Call {
     }
 }
 
-/// Why a device did not do what it was asked.
+/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{call}: {why}")]
 pub struct Error {
-    /// What was asked.
+    /// The step.
     pub call: Call,
-    /// What came back.
+    /// The cause.
     pub why: Why,
 }
 
-/// What came back.
+/// The cause of an [`Error`].
 #[derive(Debug, thiserror::Error)]
 pub enum Why {
-    /// The kernel's word, or the library's.
+    /// The errno of the kernel or of libibverbs.
     #[error("{0}")]
     Errno(#[source] io::Error),
-    /// What the loader says.
+    /// The loader's error.
     #[error("{0}")]
     Library(String),
     /// The entry of the GID table is empty.
     #[error("the entry is empty")]
     Empty,
-    /// The device's driver cannot do it.
-    #[error("the device's driver cannot do it")]
+    /// The device's driver or libibverbs does not support it.
+    #[error("the device's driver does not support it")]
     Unsupported,
-    /// The order came back undone, by the number and the word for it.
-    #[error("{word} (status {status}, vendor's {vendor:#x})")]
-    Undone {
+    /// The work request failed, with the completion status and its name.
+    #[error("{name} (status {status}, vendor error {vendor:#x})")]
+    Failed {
         status: u32,
         vendor: u32,
-        word: &'static str,
+        name: &'static str,
     },
-    /// Nothing came back in time.
-    #[error("nothing came back in time")]
-    Late,
-    /// The range leaves the registered memory.
-    #[error("the range leaves the registered memory")]
+    /// No completion arrived before the deadline.
+    #[error("no completion before the deadline")]
+    TimedOut,
+    /// The range is not inside the registered memory.
+    #[error("the range is not inside the registered memory")]
     OutOfRange,
 }
 
@@ -123,12 +122,12 @@ impl Error {
         Self { call, why }
     }
 
-    /// Of a call that answers with a pointer.
+    /// The error of a call that returned null.
     fn last(call: Call) -> Self {
         Self::of(call, Why::Errno(io::Error::last_os_error()))
     }
 
-    /// The number of the kernel's word, if that is what came back.
+    /// Returns the errno, if that is the cause.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match &self.why {
@@ -138,7 +137,7 @@ impl Error {
     }
 }
 
-/// Of a call that answers 0, the error itself, or -1 with errno.
+/// Checks the result of a call: 0, an errno, or -1 with errno set.
 fn done(call: Call, answer: i32) -> Result<(), Error> {
     match answer {
         0 => Ok(()),

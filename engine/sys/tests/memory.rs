@@ -1,4 +1,4 @@
-//! Extents: what is accepted, what is refused, and bytes that move by the kernel alone.
+//! Extents: checks on mapping, bounds, and copies by the kernel.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -28,7 +28,7 @@ fn a_sealed_extent_maps_and_keeps_bytes() {
 }
 
 #[test]
-fn an_unsealed_extent_is_refused() {
+fn an_unsealed_extent_is_rejected() {
     let fd = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, LENGTH).unwrap();
     assert!(matches!(
@@ -43,7 +43,7 @@ fn an_unsealed_extent_is_refused() {
 }
 
 #[test]
-fn s25_an_extent_of_another_size_or_page_is_refused() {
+fn an_extent_of_another_size_or_page_size_is_rejected() {
     let make = || memfd::create("test", 4 << 20, PageSize::Base).unwrap();
     let wrong = Region::map(make(), LENGTH, PageSize::Base);
     assert!(matches!(
@@ -53,7 +53,7 @@ fn s25_an_extent_of_another_size_or_page_is_refused() {
             ..
         })
     ));
-    let wrong = Region::map(make(), 4 << 20, PageSize::Mib2);
+    let wrong = Region::map(make(), 4 << 20, PageSize::Huge2Mi);
     assert!(matches!(
         wrong,
         Err(Error::WrongPageSize { found: 4096, .. })
@@ -70,7 +70,7 @@ fn a_sealed_extent_cannot_be_truncated() {
 }
 
 #[test]
-fn ranges_outside_are_refused_also_where_they_wrap() {
+fn ranges_outside_the_extent_are_rejected() {
     let region = region();
     for (offset, length) in [(LENGTH, 1), (LENGTH - 1, 2), (u64::MAX, 2), (1, u64::MAX)] {
         assert!(matches!(
@@ -80,11 +80,7 @@ fn ranges_outside_are_refused_also_where_they_wrap() {
     }
     let (left, _right) = UnixStream::pair().unwrap();
     assert!(region.recv_into(left.as_fd(), LENGTH - 1, 2).is_err());
-    assert!(
-        region
-            .send_from(left.as_fd(), b"", LENGTH, 1, false)
-            .is_err()
-    );
+    assert!(region.send_from(left.as_fd(), b"", LENGTH, 1).is_err());
     assert!(region.copy_in(LENGTH, b"x").is_err());
 }
 
@@ -97,9 +93,7 @@ fn sockets_fill_and_drain_ranges() {
     let empty = region.recv_into(ours.as_fd(), 100, 7).unwrap_err();
     assert_eq!(empty.kind(), std::io::ErrorKind::WouldBlock);
     assert_eq!(
-        region
-            .send_from(ours.as_fd(), b"head ", 100, 7, false)
-            .unwrap(),
+        region.send_from(ours.as_fd(), b"head ", 100, 7).unwrap(),
         12
     );
     let mut got = [0; 12];
@@ -108,13 +102,12 @@ fn sockets_fill_and_drain_ranges() {
 }
 
 #[test]
-fn a_numa_policy_is_taken_or_named_as_impossible() {
-    use mooncake_sys::mem::NumaPolicy;
+fn an_unsupported_numa_node_is_an_error() {
     let region = region();
-    match region.set_numa_policy(&NumaPolicy::Prefer(0)) {
+    match region.prefer_numa_node(0) {
         Ok(()) | Err(Error::Call { call: "mbind", .. }) => {}
         Err(other) => panic!("{other}"),
     }
-    let beyond = region.set_numa_policy(&NumaPolicy::Bind(vec![5000]));
+    let beyond = region.prefer_numa_node(5000);
     assert!(matches!(beyond, Err(Error::BadNode { node: 5000, .. })));
 }

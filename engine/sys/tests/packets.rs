@@ -1,4 +1,4 @@
-//! Descriptors by packet, peer credentials, and sockets made in another network namespace.
+//! Packets with descriptors, peer credentials, and sockets in another network namespace.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 use std::io::{ErrorKind, Write};
@@ -15,7 +15,7 @@ fn pair(name: &str) -> (OwnedFd, OwnedFd) {
 }
 
 #[test]
-fn an_extent_handed_over_is_the_same_memory() {
+fn an_extent_sent_by_descriptor_is_the_same_memory() {
     let (client, server) = pair(&format!("mooncake-sys-{}-a", std::process::id()));
     let fd = memfd::create("test", 4096, PageSize::Base).unwrap();
     seqpacket::send(&client, b"{}", &[fd.as_fd()]).unwrap();
@@ -37,7 +37,7 @@ fn an_extent_handed_over_is_the_same_memory() {
 }
 
 #[test]
-fn packets_keep_their_bounds_and_a_closed_peer_reads_as_the_end() {
+fn packet_boundaries_are_kept_and_a_closed_peer_reads_as_zero_bytes() {
     let (client, server) = pair(&format!("mooncake-sys-{}-b", std::process::id()));
     seqpacket::send(&client, &[1; 10], &[]).unwrap();
     seqpacket::send(&client, &[2; 200], &[]).unwrap();
@@ -52,18 +52,18 @@ fn packets_keep_their_bounds_and_a_closed_peer_reads_as_the_end() {
 }
 
 #[test]
-fn nobody_listening_is_refused_at_once() {
-    let refused = seqpacket::connect("mooncake-sys-nobody").unwrap_err();
+fn connecting_without_a_listener_fails_at_once() {
+    let refused = seqpacket::connect("mooncake-sys-no-listener").unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
 }
 
 #[test]
-fn sockets_made_in_a_namespace_live_there() {
-    // A namespace of our own needs privilege; without it the same call must work in place.
+fn sockets_created_in_a_namespace_stay_there() {
+    // A new namespace needs privileges; without them the test uses the current one.
     let here = Namespace::current().unwrap();
     let made = std::thread::spawn(|| {
         let flags = rustix::thread::UnshareFlags::NEWNET;
-        // SAFETY: a fresh thread that shares nothing by address with the new namespace.
+        // SAFETY: a new thread; the namespace affects no memory.
         #[allow(unsafe_code, reason = "only the test makes namespaces")]
         let done = unsafe { rustix::thread::unshare_unsafe(flags) };
         done.ok().map(|()| Namespace::current().unwrap())
@@ -81,7 +81,7 @@ fn sockets_made_in_a_namespace_live_there() {
     assert!(seqpacket::connect(&name).is_err());
     assert!(other.run(|| seqpacket::connect(&name)).is_ok());
     assert!(seqpacket::accept(&listener).is_ok());
-    // Loopback is down in the new namespace, so nothing can be reached there.
+    // Loopback is down in the new namespace.
     let bound = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = bound.local_addr().unwrap();
     assert!(other.run(|| std::net::TcpStream::connect(address)).is_err());

@@ -1,4 +1,4 @@
-//! Options of sockets.
+//! Socket options.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::io::Write;
@@ -18,7 +18,7 @@ fn readable_within(stream: &TcpStream, seconds: i64) -> bool {
 }
 
 #[test]
-fn a_socket_is_readable_from_its_low_water_on_and_when_its_peer_has_ended() {
+fn a_socket_is_readable_at_its_low_water_mark_and_when_its_peer_has_closed() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (receiver, _) = listener.accept().unwrap();

@@ -1,5 +1,4 @@
-//! AWS EFA is no device that a stock engine of PyPI can use: it is built without, and takes TCP without an
-//! error where it is asked for it.
+//! The stock engine of PyPI is built without AWS EFA: for protocol `efa` it uses TCP without an error.
 
 use std::process::Stdio;
 
@@ -15,7 +14,7 @@ print("initialized", engine.TransferEngine().initialize("127.0.0.1", "P2PHANDSHA
 "#;
 
 #[tokio::test]
-async fn s29_a_stock_engine_is_built_without_efa_and_takes_tcp_where_it_is_asked_for_it() {
+async fn a_stock_engine_without_efa_uses_tcp_for_protocol_efa() {
     let space = Space::new().await.unwrap();
     let site = MOONCAKE.site().unwrap();
     let engine = space
@@ -26,16 +25,16 @@ async fn s29_a_stock_engine_is_built_without_efa_and_takes_tcp_where_it_is_asked
         .stderr(Stdio::piped())
         .output();
     let output = timeout(PATIENCE, engine).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    for words in [
+    let log = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    for text in [
         "supported False\n",
         "initialized 0\n",
         "Found 0 HCAs",
         "TcpTransport: listen on port",
     ] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(log.contains(text), "{text}: {log}");
     }
-    // It speaks EFA by that library alone.
+    // EFA requires libfabric.
     let program = std::fs::read(site.join("mooncake/engine.so")).unwrap();
     let named = |library: &[u8]| program.windows(library.len()).any(|part| part == library);
     assert!(!named(b"libfabric.so"));

@@ -1,5 +1,5 @@
-//! What a stock store makes of the variables by which it asks for hugepages, where there are too few: the
-//! same that [`crds::stock`] makes of them.
+//! A stock store that requests hugepages by environment variables, on a node with too few: its behaviour
+//! equals the prediction of [`crds::stock`].
 
 use std::process::{Output, Stdio};
 
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::peers::Master;
 use crate::stage::{PATIENCE, PEERS_IP};
 
-/// Waits for the master, sets a store up, and tells what the kernel then tells of the process.
+/// Waits for the master, sets up a store, and prints what the kernel reports of the process.
 const STORE: &str = r#"
 import os, socket, sys, time
 from mooncake.store import MooncakeDistributedStore
@@ -35,7 +35,7 @@ print("mapped", any(end.startswith("store.") and end.endswith(".so") for end in 
 os._exit(0)
 "#;
 
-/// More of them than the kernel has left, in bytes of whole pages.
+/// Returns more bytes of hugepages than the kernel has free.
 fn too_many() -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = meminfo
@@ -45,7 +45,7 @@ fn too_many() -> u64 {
     (free + 8) << 21
 }
 
-/// What a store says that is given these variables, and what we take them for.
+/// Runs a store with these variables; returns its log and the predicted demand.
 async fn tried(space: &Space, set: &[(&str, &str)]) -> (String, Demand) {
     let store = space
         .command("python3")
@@ -61,17 +61,17 @@ async fn tried(space: &Space, set: &[(&str, &str)]) -> (String, Demand) {
         .stderr(Stdio::piped())
         .output();
     let Output { stdout, stderr, .. } = timeout(PATIENCE, store).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr);
+    let log = String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr);
     let variable = |name: &str| {
         let found = set.iter().find(|(known, _)| *known == name);
         found.map_or(Set::No, |(_, value)| Set::To(value))
     };
     let demand = Demand::of(variable, std::iter::empty());
-    (said.into_owned(), demand.unwrap())
+    (log.into_owned(), demand.unwrap())
 }
 
 #[tokio::test]
-async fn s19_s23_s24_s26_a_stock_store_without_hugepages_does_what_is_said_of_it() {
+async fn a_stock_store_without_hugepages_behaves_as_predicted() {
     let space = Space::new().await.unwrap();
     let address = ["addr", "add", &format!("{PEERS_IP}/32"), "dev", "lo"].map(str::to_owned);
     let added = space.command("ip").args(address).status();
@@ -87,52 +87,52 @@ async fn s19_s23_s24_s26_a_stock_store_without_hugepages_does_what_is_said_of_it
     let plain = [(segment, "0"), (buffer, size.as_str())];
     let with = |more: &[(&'static str, &'static str)]| [&plain[..], more].concat();
 
-    // On regular pages nothing lacks, and an arena is not even tried.
+    // Base pages suffice, and no arena is tried.
     for set in [with(&[]), with(&[(arena, "64mb")])] {
-        let (said, demand) = tried(&space, &set).await;
-        assert!(said.contains("setup 0\n"), "{set:?}: {said}");
-        assert!(said.contains("held 0 kB\nmapped True"), "{set:?}: {said}");
-        assert!(!said.contains("ARENA"), "{set:?}: {said}");
+        let (log, demand) = tried(&space, &set).await;
+        assert!(log.contains("setup 0\n"), "{set:?}: {log}");
+        assert!(log.contains("held 0 kB\nmapped True"), "{set:?}: {log}");
+        assert!(!log.contains("ARENA"), "{set:?}: {log}");
         assert_eq!(demand.pages, None);
     }
 
-    // The presence of the variable counts, and nothing else is tried in their place.
+    // The presence of the variable counts, and there is no fallback to base pages.
     for word in ["1", "0", ""] {
-        let (said, demand) = tried(&space, &with(&[(huge, word)])).await;
-        assert!(said.contains("setup MemoryError\n"), "{word}: {said}");
-        let asked = demand.launch().unwrap();
-        assert_eq!((asked.segment, asked.arena), (bytes, 0));
+        let (log, demand) = tried(&space, &with(&[(huge, word)])).await;
+        assert!(log.contains("setup MemoryError\n"), "{word}: {log}");
+        let launch = demand.launch().unwrap();
+        assert_eq!((launch.segment, launch.arena), (bytes, 0));
         let failed = format!("mmap failed, size={bytes}, errno=12");
-        assert!(said.contains(&failed), "{word}: {said}");
-        assert!(said.contains("held 0 kB\nmapped True"), "{word}: {said}");
+        assert!(log.contains(&failed), "{word}: {log}");
+        assert!(log.contains("held 0 kB\nmapped True"), "{word}: {log}");
     }
-    let lends = [(segment, size.as_str()), (buffer, "0"), (huge, "1")];
-    let (said, demand) = tried(&space, &lends).await;
-    assert!(said.contains("setup -600\n"), "{said}");
+    let provider = [(segment, size.as_str()), (buffer, "0"), (huge, "1")];
+    let (log, demand) = tried(&space, &provider).await;
+    assert!(log.contains("setup -600\n"), "{log}");
     assert_eq!(demand.launch().unwrap().segment, bytes);
 
-    // Of 1 GiB by any word for that size.
+    // Values that select pages of 1 GiB.
     for (word, known) in [("1gb", true), ("1073741824", true), ("1Gi", false)] {
         let set = with(&[(huge, "1"), ("MC_STORE_HUGEPAGE_SIZE", word)]);
-        let (said, demand) = tried(&space, &set).await;
+        let (log, demand) = tried(&space, &set).await;
         assert_eq!(
-            said.contains("Using hugepage size: 1GB"),
+            log.contains("Using hugepage size: 1GB"),
             known,
-            "{word}: {said}"
+            "{word}: {log}"
         );
         assert_eq!(demand.page().resource() == "hugepages-1Gi", known);
     }
 
-    // An arena is tried once, and then each piece of memory for itself. Without hugepages both fail.
+    // The arena is tried once, then each allocation by itself. Without hugepages both fail.
     for word in ["1pb", "bogus", "0", "8Gi", "9000gb"] {
-        let (said, demand) = tried(&space, &with(&[(huge, "1"), (arena, word)])).await;
+        let (log, demand) = tried(&space, &with(&[(huge, "1"), (arena, word)])).await;
         let tried = format!("Arena hugepage mmap failed for pool_size={} ", demand.arena);
-        assert!(said.contains(&tried), "{word}, {}: {said}", demand.arena);
+        assert!(log.contains(&tried), "{word}, {}: {log}", demand.arena);
         assert!(
-            said.contains("only attempted once per process"),
-            "{word}: {said}"
+            log.contains("only attempted once per process"),
+            "{word}: {log}"
         );
-        assert!(said.contains("setup MemoryError\n"), "{word}: {said}");
+        assert!(log.contains("setup MemoryError\n"), "{word}: {log}");
     }
     for (word, off) in [
         ("1", true),
@@ -148,8 +148,8 @@ async fn s19_s23_s24_s26_a_stock_store_without_hugepages_does_what_is_said_of_it
             (arena, "9000gb"),
             ("MC_DISABLE_MMAP_ARENA", word),
         ]);
-        let (said, demand) = tried(&space, &set).await;
-        assert_eq!(said.contains("forces direct mmap()"), off, "{word}: {said}");
+        let (log, demand) = tried(&space, &set).await;
+        assert_eq!(log.contains("forces direct mmap()"), off, "{word}: {log}");
         assert_eq!(demand.arena == 0, off, "{word}");
     }
     drop(master);

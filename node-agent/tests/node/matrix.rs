@@ -1,4 +1,4 @@
-//! What a stock engine makes of a matrix of devices that is none: for most of it, no error.
+//! A stock engine with an invalid device matrix: most of them cause no error.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,8 +13,8 @@ from mooncake.engine import TransferEngine
 print("initialized", TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", ""))
 "#;
 
-/// All that an engine says that is told to read this file.
-async fn says(space: &Space, file: &Path) -> String {
+/// Returns the log of an engine that reads this file.
+async fn engine_log(space: &Space, file: &Path) -> String {
     let engine = space
         .command("python3")
         .args(["-c", ENGINE])
@@ -29,16 +29,16 @@ async fn says(space: &Space, file: &Path) -> String {
 }
 
 #[tokio::test]
-async fn s06_a_stock_engine_fails_by_a_matrix_of_a_missing_card_and_takes_tcp_by_one_that_is_none()
-{
+async fn a_stock_engine_fails_with_a_matrix_of_a_missing_device_and_uses_tcp_with_an_invalid_matrix()
+ {
     let space = Space::new().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("matrix.json");
     let absent = folder.path().join("absent.json");
     let ignored = "falling back to auto-detect";
-    let said = says(&space, &absent).await;
-    assert!(said.contains(ignored), "{said}");
-    for (text, rc, words) in [
+    let log = engine_log(&space, &absent).await;
+    assert!(log.contains(ignored), "{log}");
+    for (text, rc, expected) in [
         ("", 0, ignored),
         (r#"{"cpu:0": [["mlx5_77"], []]}"#, -1, "mlx5_77"),
         ("mlx5_77", 0, "Found 0 HCAs"),
@@ -46,8 +46,8 @@ async fn s06_a_stock_engine_fails_by_a_matrix_of_a_missing_card_and_takes_tcp_by
         ("{}", 0, "Found 0 HCAs"),
     ] {
         std::fs::write(&file, text).unwrap();
-        let said = says(&space, &file).await;
+        let log = engine_log(&space, &file).await;
         let rc = format!("initialized {rc}\n");
-        assert!(said.contains(&rc) && said.contains(words), "{text}: {said}");
+        assert!(log.contains(&rc) && log.contains(expected), "{text}: {log}");
     }
 }

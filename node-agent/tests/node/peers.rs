@@ -1,4 +1,4 @@
-//! The stock side: a master and a client of the pinned wheel, in a network namespace.
+//! The stock peers: a master and a client of the pinned wheel, in a network namespace.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -35,7 +35,7 @@ impl Master {
     }
 }
 
-/// A stock client that does what it is told.
+/// A stock client that executes commands from its input.
 pub(crate) struct Client {
     _child: Child,
     input: ChildStdin,
@@ -45,7 +45,7 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) async fn start(space: &Space) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/node/peers.py");
-        // The master may still be starting: the client then ends, and another is started.
+        // While the master is starting the client ends, and another is started.
         let attempts = async {
             loop {
                 if let Some(client) = Self::try_start(space, &script).await {
@@ -81,7 +81,7 @@ impl Client {
         (ready["setup"] == 0).then_some(client)
     }
 
-    /// The next line that is JSON; the wheel writes others between them.
+    /// Reads the next line of JSON; the wheel writes other lines too.
     async fn answer(&mut self) -> Option<Value> {
         let lines = async {
             while let Some(line) = self.output.next_line().await.unwrap() {
@@ -98,7 +98,7 @@ impl Client {
             .expect("the stock client answers")
     }
 
-    async fn ask(&mut self, line: &str) -> Value {
+    async fn request(&mut self, line: &str) -> Value {
         self.input
             .write_all(format!("{line}\n").as_bytes())
             .await
@@ -106,18 +106,18 @@ impl Client {
         self.answer().await.expect("the stock client lives")
     }
 
-    /// Puts keys; how many were put and how many failed.
+    /// Puts keys. Returns how many succeeded and how many failed.
     pub(crate) async fn put(&mut self, prefix: &str, count: u32, size: u64) -> (u64, u64) {
-        let answer = self.ask(&format!("put {prefix} {count} {size}")).await;
+        let answer = self.request(&format!("put {prefix} {count} {size}")).await;
         (
             answer["done"].as_u64().unwrap(),
             answer["failed"].as_u64().unwrap(),
         )
     }
 
-    /// Gets keys and compares every byte; how many were right and how many failed.
+    /// Gets keys and compares every byte. Returns how many succeeded and how many failed.
     pub(crate) async fn verify(&mut self, prefix: &str, count: u32, size: u64) -> (u64, u64) {
-        let answer = self.ask(&format!("get {prefix} {count} {size}")).await;
+        let answer = self.request(&format!("get {prefix} {count} {size}")).await;
         assert_eq!(answer["wrong"], 0, "bytes differ");
         (
             answer["done"].as_u64().unwrap(),
@@ -125,9 +125,9 @@ impl Client {
         )
     }
 
-    /// Names of the segments that the master has.
+    /// Lists the names of the segments in the master.
     pub(crate) async fn segments(&mut self) -> Vec<String> {
-        let answer = self.ask("segments").await;
+        let answer = self.request("segments").await;
         let names = answer["segments"].as_array().unwrap().iter();
         names
             .map(|name| name.as_str().unwrap().to_owned())

@@ -1,4 +1,4 @@
-//! Pool pods that are served, and agents, pools and masters that come and go.
+//! Serves pool pods while agents, pool processes and masters end and restart.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,10 @@ async fn a_pool_pod_is_granted_served_and_drained() {
     let mut client = Client::start(&node.peers).await;
     let pool = node.pool(POD);
     let _agent = node.agent();
-    eventually("the pool lives", || async { node.probe("live").await.ok() }).await;
+    eventually("the pool is live", || async {
+        node.probe("live").await.ok()
+    })
+    .await;
     assert!(
         node.probe("ready").await.is_err(),
         "nothing was granted yet"
@@ -48,7 +51,7 @@ async fn a_pool_pod_is_granted_served_and_drained() {
     assert!(metrics.contains("state=\"Serving\""), "{metrics}");
     assert_eq!(
         node.http("/readyz").await.as_deref().map(str::trim),
-        Some("working")
+        Some("active")
     );
 
     terminate(&pool);
@@ -57,7 +60,7 @@ async fn a_pool_pod_is_granted_served_and_drained() {
 }
 
 #[tokio::test]
-async fn s24_a_pool_pod_waits_for_memory_and_is_granted_when_it_is_there() {
+async fn a_pool_pod_waits_until_memory_is_available() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
@@ -76,7 +79,7 @@ async fn s24_a_pool_pod_waits_for_memory_and_is_granted_when_it_is_there() {
     assert_eq!(client.put("k", 4, MIB).await, (4, 0));
 }
 
-/// Processor time that a process has used, in clock ticks of 10 ms.
+/// CPU time of a process, in clock ticks of 10 ms.
 fn ticks(process: &Child) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id().unwrap())).unwrap();
     let (_, after_name) = stat.rsplit_once(") ").unwrap();
@@ -86,7 +89,7 @@ fn ticks(process: &Child) -> u64 {
 }
 
 #[tokio::test]
-async fn an_agent_that_serves_a_pool_of_which_there_is_no_news_rests() {
+async fn an_agent_that_serves_an_idle_pool_uses_almost_no_cpu_time() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let _pool = node.pool(POD);
@@ -97,11 +100,11 @@ async fn an_agent_that_serves_a_pool_of_which_there_is_no_news_rests() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let used = ticks(&agent) - before;
     println!("{used} ticks in 5 s");
-    assert!(used < 25, "{used} ticks of processor time in 5 s of rest");
+    assert!(used < 25, "{used} ticks of CPU time in 5 s of idle time");
 }
 
 #[tokio::test]
-async fn a_killed_agents_successor_serves_every_key_also_without_assignments() {
+async fn the_successor_of_a_killed_agent_serves_every_key_without_assignments() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
@@ -111,8 +114,8 @@ async fn a_killed_agents_successor_serves_every_key_also_without_assignments() {
     node.ready().await;
     assert_eq!(client.put("k", 8, MIB).await, (8, 0));
     node.unassign();
-    // A connection that the stock client had pooled fails the next transfer that uses it, and at
-    // times the one after as well, without a byte sent: that is the stock client's own doing.
+    // A closed pooled connection of the stock client fails its next transfer, and sometimes the one after,
+    // before a byte is sent.
     let (mut cut, mut failures) = (0, 0);
     for round in 0..5 {
         cut += node.connections().await;
@@ -142,7 +145,7 @@ async fn node_serves(node: &Node) {
 }
 
 #[tokio::test]
-async fn a_killed_pool_process_leaves_the_master_at_once_and_its_replacement_serves() {
+async fn a_killed_pool_process_is_unmounted_at_once_and_its_replacement_serves() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
@@ -157,21 +160,21 @@ async fn a_killed_pool_process_leaves_the_master_at_once_and_its_replacement_ser
     while !client.segments().await.is_empty() {
         assert!(
             since.elapsed() < Duration::from_secs(10),
-            "segments of a dead pool"
+            "segments of an ended pool"
         );
     }
     node.assign(&[(NEXT_POD, Some("m1"))]);
     let _next = node.pool(NEXT_POD);
     node.ready().await;
     assert_eq!(client.verify("k", 4, MIB).await, (0, 4));
-    // The client still holds what it knew of the dead pool at this name: one failure is its share.
+    // The client has cached the ended pool under this name: one failure is expected.
     client.put("again", 2, MIB).await;
     assert_eq!(client.put("new", 4, MIB).await, (4, 0));
     assert_eq!(client.verify("new", 4, MIB).await, (4, 0));
 }
 
 #[tokio::test]
-async fn what_agent_and_pool_leave_that_were_killed_together_goes_when_an_agent_comes() {
+async fn segments_of_a_pool_killed_with_its_agent_are_unmounted_by_the_next_agent() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
@@ -186,7 +189,7 @@ async fn what_agent_and_pool_leave_that_were_killed_together_goes_when_an_agent_
     assert_eq!(
         client.segments().await,
         [SEGMENT],
-        "nobody has unmounted it"
+        "no agent has unmounted it"
     );
     node.unassign();
     let _agent = node.agent();
@@ -200,7 +203,7 @@ async fn what_agent_and_pool_leave_that_were_killed_together_goes_when_an_agent_
 }
 
 #[tokio::test]
-async fn a_master_that_starts_anew_gets_new_addresses_and_the_pool_stays() {
+async fn a_restarted_master_gets_new_addresses_of_the_same_pool() {
     let node = Node::new().await;
     let mut master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
@@ -228,7 +231,7 @@ async fn a_master_that_starts_anew_gets_new_addresses_and_the_pool_stays() {
 }
 
 #[tokio::test]
-async fn a_second_agent_waits_says_so_and_takes_over() {
+async fn a_second_agent_waits_reports_it_and_takes_over() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
@@ -239,10 +242,10 @@ async fn a_second_agent_waits_says_so_and_takes_over() {
     assert_eq!(client.put("k", 4, MIB).await, (4, 0));
     let _second = node.second_agent();
     let waits = || async {
-        let words = node.second_http("/readyz").await?;
-        words.contains("503 AnotherAgentActive").then_some(())
+        let response = node.second_http("/readyz").await?;
+        response.contains("503 AnotherAgentActive").then_some(())
     };
-    eventually("the second agent says that it waits", waits).await;
+    eventually("the second agent reports that it waits", waits).await;
     terminate(&first);
     ended(first).await;
     assert_eq!(
@@ -255,8 +258,8 @@ async fn a_second_agent_waits_says_so_and_takes_over() {
         text.contains("state=\"Serving\"").then_some(())
     };
     eventually("the second agent serves", serves).await;
-    let words = node.second_http("/readyz").await;
-    assert_eq!(words.as_deref().map(str::trim), Some("working"));
+    let response = node.second_http("/readyz").await;
+    assert_eq!(response.as_deref().map(str::trim), Some("active"));
     let (right, failed) = client.verify("k", 4, MIB).await;
     assert!(right + failed == 4 && failed <= 1);
     assert_eq!(client.verify("k", 4, MIB).await, (4, 0));

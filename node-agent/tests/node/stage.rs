@@ -1,10 +1,11 @@
-//! A node without Kubernetes: network namespaces joined by a cable, a procfs in which processes
-//! have the cgroups of pods, an agent that reads its assignments from a file.
+//! A node without Kubernetes: network namespaces connected by veth, a procfs in which processes have the
+//! cgroups of pods, and an agent that reads its assignments from a file.
 
 use std::ffi::OsStr;
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use mooncake_stock::Space;
@@ -12,16 +13,16 @@ use serde_json::{Value, json};
 use tokio::process::Child;
 use tokio::time::{Instant, interval, timeout};
 
-/// For anything that a test waits for.
+/// Limit of any wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// Where the stock side is.
+/// Address of the stock peers.
 pub(crate) const PEERS_IP: &str = "10.77.0.1";
-/// Where the pool pod is.
+/// Address of the pool pod.
 pub(crate) const POOL_IP: &str = "10.77.0.2";
 /// Memory of the pool pod.
 pub(crate) const POOL_BYTES: u64 = 64 << 20;
 
-/// Looks again and again until something is there.
+/// Polls until `look` returns a value.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut look: impl FnMut() -> F,
@@ -37,12 +38,32 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
+/// Returns the path of the pool program, which another package builds at first use.
+fn pool_program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let built = std::process::Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--package",
+                "mooncake-pool",
+                "--bin",
+                "pool",
+            ])
+            .status()
+            .unwrap();
+        assert!(built.success(), "the pool program does not build");
+        Path::new(env!("CARGO_BIN_EXE_agent")).with_file_name("pool")
+    })
+}
+
 async fn ip(space: &Space, words: &str) {
     let status = space.command("ip").args(words.split(' ')).status();
     assert!(status.await.unwrap().success(), "ip {words}");
 }
 
-/// Joins two namespaces by a cable.
+/// Connects two namespaces by a veth pair.
 async fn join(name: &str, one: &Space, address: &str, other: &Space, other_address: &str) {
     let peer = other.pid();
     let cable = format!("link add {name} type veth peer name {name} netns {peer}");
@@ -53,7 +74,7 @@ async fn join(name: &str, one: &Space, address: &str, other: &Space, other_addre
     }
 }
 
-/// Everything but the processes under test.
+/// The node without the processes under test.
 pub(crate) struct Node {
     pub(crate) peers: Space,
     pub(crate) pod: Space,
@@ -83,7 +104,7 @@ impl Node {
         node
     }
 
-    /// Lets the node's kernel say that so many bytes of memory are available.
+    /// Sets the available memory of the node.
     pub(crate) fn available(&self, bytes: u64) {
         let fresh = self.path("meminfo");
         std::fs::write(&fresh, format!("MemAvailable: {} kB\n", bytes >> 10)).unwrap();
@@ -94,13 +115,13 @@ impl Node {
         self.folder.path().join(name)
     }
 
-    /// Shows a process in the node's procfs, in the cgroup of a pod.
+    /// Adds a process to the node's procfs, in the cgroup of a pod.
     pub(crate) fn show(&self, pid: u32, pod_uid: &str) {
         self.show_as("pool", pid, pod_uid, pid);
     }
 
-    /// Lets a process have the cgroup of a pod and the network namespace of another process, without
-    /// the name of a pool process.
+    /// Adds a process with the cgroup of a pod and the network namespace of another process, but not with the
+    /// name of a pool process.
     pub(crate) fn show_only_cgroup(&self, pid: u32, pod_uid: &str, network_of: u32) {
         self.show_as("impostor", pid, pod_uid, network_of);
     }
@@ -114,15 +135,15 @@ impl Node {
         )
         .unwrap();
         std::os::unix::fs::symlink(format!("/proc/{network_of}/ns"), entry.join("ns")).unwrap();
-        // Last: with it the process is to be seen.
+        // Last, because it makes the process visible.
         std::fs::write(entry.join("comm"), format!("{name}\n")).unwrap();
     }
 
-    /// Starts a pool process and shows it as one of a pod.
+    /// Starts a pool process and adds it as a process of the pod.
     pub(crate) fn pool(&self, pod_uid: &str) -> Child {
         let child = self
             .pod
-            .command(env!("CARGO_BIN_EXE_pool"))
+            .command(pool_program())
             .args(["serve", "--cluster", "c", "--pool", "default"])
             .arg(format!("--bytes={POOL_BYTES}"))
             .env("POD_UID", pod_uid)
@@ -136,7 +157,7 @@ impl Node {
         child
     }
 
-    /// Says which pods are assigned, each with the master of this UID.
+    /// Assigns pods, each with the UID of its master.
     pub(crate) fn assign(&self, pods: &[(&str, Option<&str>)]) {
         let pools: Vec<Value> = pods
             .iter()
@@ -153,7 +174,7 @@ impl Node {
         std::fs::rename(fresh, self.path("assignments")).unwrap();
     }
 
-    /// As if the API were away.
+    /// Removes the assignments, as if the API were unavailable.
     pub(crate) fn unassign(&self) {
         std::fs::remove_file(self.path("assignments")).unwrap();
     }
@@ -172,34 +193,34 @@ impl Node {
         command.spawn().unwrap()
     }
 
-    /// Starts a worker, without its supervisor.
+    /// Starts a worker without its supervisor.
     pub(crate) fn agent(&self) -> Child {
         self.agent_in(&self.agents)
     }
 
-    /// Starts another, whose port is its own.
+    /// Starts a second worker, in another network namespace.
     pub(crate) fn second_agent(&self) -> Child {
         self.agent_in(&self.peers)
     }
 
-    /// What the agent's port answers at this path.
+    /// Returns the HTTP response of the agent.
     pub(crate) async fn http(&self, path: &str) -> Option<String> {
         http(&self.agents, path).await
     }
 
-    /// What the second agent's port answers at this path.
+    /// Returns the HTTP response of the second agent.
     pub(crate) async fn second_http(&self, path: &str) -> Option<String> {
         http(&self.peers, path).await
     }
 
-    /// Whether the metrics show a pod in this state, for this reason.
+    /// Whether the metrics report a pod with this state and Reason.
     pub(crate) async fn shows(&self, state: &str, reason: &str) -> Option<()> {
         let text = self.http("/metrics").await?;
         let labels = format!("state=\"{state}\",reason=\"{reason}\"");
         text.contains(&labels).then_some(())
     }
 
-    /// Data connections that peers have to the pool now.
+    /// Returns the number of data connections of peers to the pool.
     pub(crate) async fn connections(&self) -> u64 {
         let text = self.http("/metrics").await.unwrap();
         let mut lines = text.lines();
@@ -208,11 +229,11 @@ impl Node {
             .unwrap_or(0)
     }
 
-    /// What `pool probe` says in the pod.
+    /// Runs `pool probe` in the pod.
     pub(crate) async fn probe(&self, what: &str) -> Result<String, String> {
         let output = self
             .pod
-            .command(env!("CARGO_BIN_EXE_pool"))
+            .command(pool_program())
             .args(["probe", what])
             .output();
         let output = timeout(PATIENCE, output).await.unwrap().unwrap();
@@ -266,7 +287,7 @@ fn assignment(pod_uid: &str, master: Option<&str>) -> Value {
     assignment
 }
 
-/// Ends a process as the kernel's OOM killer would, and waits until it is gone.
+/// Kills a process like the kernel's OOM killer, and waits for its end.
 pub(crate) async fn kill(mut child: Child) {
     child.kill().await.unwrap();
 }

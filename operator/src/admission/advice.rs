@@ -1,5 +1,5 @@
-//! What is said when a MooncakeCluster is applied whose pools do not fit on their nodes: by how much, in
-//! the words of Mooncake's own helper. Nothing is refused for it: nodes change. Pure.
+//! Admission warnings for a MooncakeCluster whose pools do not fit on their nodes, and by how much, in the
+//! terms of Mooncake's own helper. Nothing is rejected: nodes change. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use crds::ByteSize;
 use crds::cluster::{MooncakeClusterSpec, PageSize, Pool};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-use crate::sizing::Fit;
+use crate::sizing::LaunchStatus;
 
 /// So many nodes are named, those that lack most.
 const NAMED: usize = 3;
@@ -99,9 +99,9 @@ fn shortage(spec: &MooncakeClusterSpec, size: PageSize, rooms: &[Room]) -> Optio
         return None;
     }
     short.sort_by_key(|short| (std::cmp::Reverse(short.lacks), short.node));
-    let told: Vec<_> = short[..short.len().min(NAMED)]
+    let described: Vec<_> = short[..short.len().min(NAMED)]
         .iter()
-        .map(|short| told(short, size))
+        .map(|short| described(short, size))
         .collect();
     let more = match short.len().saturating_sub(NAMED) {
         0 => String::new(),
@@ -110,9 +110,9 @@ fn shortage(spec: &MooncakeClusterSpec, size: PageSize, rooms: &[Room]) -> Optio
     Some(format!(
         "pool {}: {} on {} of {nodes} nodes, {resource}: {}{more}. {}",
         pools.into_iter().collect::<Vec<_>>().join(", "),
-        Fit::InsufficientForBaseline,
+        LaunchStatus::InsufficientForBaseline,
         short.len(),
-        told.join("; "),
+        described.join("; "),
         match size {
             PageSize::Base => "Lower the pools' size or select other nodes",
             PageSize::Huge2Mi | PageSize::Huge1Gi =>
@@ -121,7 +121,7 @@ fn shortage(spec: &MooncakeClusterSpec, size: PageSize, rooms: &[Room]) -> Optio
     ))
 }
 
-fn told(short: &Short<'_>, size: PageSize) -> String {
+fn described(short: &Short<'_>, size: PageSize) -> String {
     let Short { node, free, lacks } = short;
     let (free, bytes) = (ByteSize(*free), ByteSize(*lacks));
     match size {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn s20_s21_pools_larger_than_the_hugepages_are_told_with_node_and_amount() {
+    fn pools_larger_than_the_hugepages_are_reported_with_node_and_amount() {
         let spec = spec(json!([
             {"name": "a", "size": "2Gi", "pageSize": "2Mi"},
             {"name": "b", "size": "2Gi", "pageSize": "2Mi"},
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_a_pool_does_not_go_to_do_not_count() {
+    fn nodes_on_which_a_pool_has_no_pods_do_not_count() {
         let spec = spec(json!([{"name": "a", "size": "1Gi", "nodeSelector": {"gpu": "yes"}}]));
         let mut chosen = room("n1", "memory", 2);
         chosen.labels = BTreeMap::from([("gpu".to_owned(), "yes".to_owned())]);
@@ -238,7 +238,7 @@ mod tests {
             words.starts_with("pool a: no node of this cluster matches"),
             "{words}"
         );
-        // A tainted node is one on which no pod of the pool comes up, until the pool tolerates it.
+        // A tainted node counts only if the pool tolerates the taint.
         let tainted = |key: &str| Taint {
             key: key.to_owned(),
             effect: "NoSchedule".to_owned(),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_cluster_whose_nodes_nobody_knows_nothing_is_said() {
+    fn without_known_nodes_there_is_no_advice() {
         let spec = spec(json!([{"name": "a", "size": "64Gi"}]));
         assert!(advise(&spec, &[]).is_empty());
     }

@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{
 };
 use serde_json::json;
 
-use super::inject::Skipped;
 use super::patch::Builder;
-use super::wish::{Wish, annotation};
+use super::request::{InjectionRequest, annotation};
+use super::skipped::Skipped;
 use crate::cache::{Caches, Claimable};
 
 /// The claim's name in the pod.
@@ -26,10 +26,10 @@ impl Devices for Caches {
     }
 }
 
-/// What a pod is given of RDMA devices.
+/// The RDMA device that a pod gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// The cluster does not require RDMA, or the pod says itself what it claims.
+    /// The cluster does not require RDMA, or the pod has its own claim.
     None,
     /// A device, by the template of this name.
     By(String),
@@ -38,19 +38,19 @@ pub(super) enum Claim {
 }
 
 /// Decides for a pod that is created in `namespace` and may use the cluster. Until it is known whether
-/// pods can claim devices, they do as the spec says.
+/// pods can claim devices, the spec of the cluster decides.
 pub(super) fn of(
     pod: &Pod,
     spec: &PodSpec,
     namespace: &str,
-    wish: &Wish,
+    request: &InjectionRequest,
     cluster: Option<&MooncakeCluster>,
     claimable: &Claimable,
 ) -> Claim {
     let policy = cluster.map(|cluster| cluster.spec.transports_in_force().rdma);
     let refused = annotation(pod, names::ANNOTATION_CLAIM_DEVICES) == Some("false");
-    let template = names::claim_template(&wish.cluster);
-    let here = namespace == wish.namespace;
+    let template = names::claim_template(&request.cluster);
+    let here = namespace == request.namespace;
     if policy != Some(TransportPolicy::Require) || refused || claims_itself(spec, &template, here) {
         return Claim::None;
     }
@@ -58,12 +58,12 @@ pub(super) fn of(
         _ if !here => format!(
             "ResourceClaimTemplate `{template}` is in namespace `{}`, and a pod can use none but those of \
              its own: make one in `{namespace}` and name it in the pod",
-            wish.namespace
+            request.namespace
         ),
         Claimable::No(why) => why.clone(),
         Claimable::Unknown | Claimable::Yes => return Claim::By(template),
     };
-    Claim::Refused(Skipped::new(Reason::DeviceUnclaimed, why))
+    Claim::Refused(Skipped::new(Reason::DeviceClaimMissing, why))
 }
 
 /// Whether the pod uses our name for something else, or our template by another name. A claim of ours, which

@@ -1,31 +1,33 @@
-//! Environment variables of an injected container: what stock stacks read, and what the user
-//! already said.
+//! Environment variables of an injected container: those that stock stacks read. Values that the user set are kept.
 
 use crds::policy::HostPorts;
-use crds::stock::{CONFIG_PATH, Demand, GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, Set};
+use crds::stock::{Demand, GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, Set};
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector};
 
+use super::configuration::{self, File};
 use super::target::{StockTransport, Target};
 
 pub(super) const MASTER: &str = "MOONCAKE_MASTER";
 pub(super) const METADATA_SERVER: &str = "MOONCAKE_TE_META_DATA_SERVER";
 pub(super) const LOCAL_HOSTNAME: &str = "MOONCAKE_LOCAL_HOSTNAME";
-/// Tells a stock stack which transport to use.
+/// Transport of the store, and also of SGLang's prefill/decode engine. The store's file contains it, so it is set only
+/// for a container whose SGLang does not read that file.
 pub const PROTOCOL: &str = "MOONCAKE_PROTOCOL";
 const HASH_SEED: &str = "PYTHONHASHSEED";
-/// Its presence keeps a stock engine on TCP.
+/// Its presence keeps every stock engine of a process on TCP. Injection does not set it: the store does not need it,
+/// and the prefill/decode engine of the same process would lose RDMA.
 pub const FORCE_TCP: &str = "MC_FORCE_TCP";
 
 /// Its presence has a stock engine prefer the peer's device of the same name, where it would connect each
 /// device to each: queue pairs are what runs out first.
-const DEVICE_AFFINITY: &str = "MC_ENABLE_DEST_DEVICE_AFFINITY";
+pub(super) const DEVICE_AFFINITY: &str = "MC_ENABLE_DEST_DEVICE_AFFINITY";
 
 /// From and to which port a stock engine listens, and the spelling that it had before, which a container may use.
-const FIRST_PORT: &str = "MC_MIN_RPC_PORT";
-const LAST_PORT: &str = "MC_MAX_RPC_PORT";
+pub(super) const FIRST_PORT: &str = "MC_MIN_RPC_PORT";
+pub(super) const LAST_PORT: &str = "MC_MAX_RPC_PORT";
 const OLDER_PORTS: [&str; 2] = ["MC_MIN_PRC_PORT", "MC_MAX_PRC_PORT"];
 
-/// The word by which stock engines know that peers ask each other for descriptors.
+/// Value for stock engines: peers exchange descriptors by handshake.
 pub(super) const P2P: &str = "P2PHANDSHAKE";
 
 /// The user's own entry of that name. Variables that come by `envFrom` cannot be seen here.
@@ -35,12 +37,8 @@ pub(super) fn own<'a>(container: &'a Container, name: &str) -> Option<&'a EnvVar
 
 /// Variables that the container lacks, in a fixed order. One that the user has set, to whatever
 /// value, is not among them.
-pub(super) fn missing(
-    container: &Container,
-    target: &Target,
-    config_path: Option<String>,
-) -> Vec<EnvVar> {
-    wanted(container, target, config_path)
+pub(super) fn missing(container: &Container, target: &Target, file: Option<&File>) -> Vec<EnvVar> {
+    wanted(container, target, file)
         .into_iter()
         .filter(|var| own(container, &var.name).is_none())
         .collect()
@@ -71,20 +69,19 @@ pub(super) fn literal(var: &EnvVar) -> Option<&str> {
     (!value.contains("$(")).then_some(value)
 }
 
-fn wanted(container: &Container, target: &Target, config_path: Option<String>) -> Vec<EnvVar> {
+fn wanted(container: &Container, target: &Target, file: Option<&File>) -> Vec<EnvVar> {
     let mut vars = vec![
         plain(MASTER, &target.master),
         plain(METADATA_SERVER, P2P),
         from_field(LOCAL_HOSTNAME, "status.podIP"),
-        plain(PROTOCOL, target.transport.protocol()),
-        // The pod lends no memory of its own: SGLang would take 4 GB.
+        // The pod contributes no memory. The default of SGLang is 4 GB.
         plain(GLOBAL_SEGMENT_SIZE, "0"),
         plain(LOCAL_BUFFER_SIZE, &target.local_buffer_size.to_string()),
         // Keys are made of Python hashes, which differ between processes unless seeded.
         plain(HASH_SEED, "0"),
     ];
-    if forces_tcp(container, target) {
-        vars.push(plain(FORCE_TCP, "1"));
+    if configuration::without_file(container, file).is_some() {
+        vars.push(plain(PROTOCOL, target.transport.protocol()));
     }
     if target.transport == StockTransport::Rdma {
         vars.push(plain(DEVICE_AFFINITY, "1"));
@@ -97,19 +94,11 @@ fn wanted(container: &Container, target: &Target, config_path: Option<String>) -
         vars.push(plain(FIRST_PORT, &first.to_string()));
         vars.push(plain(LAST_PORT, &last.to_string()));
     }
-    if let Some(path) = config_path {
-        vars.push(plain(CONFIG_PATH, &path));
+    if let Some(file) = file {
+        let names = configuration::variables(container);
+        vars.extend(names.map(|name| plain(name, &file.path())));
     }
     vars
-}
-
-/// Stock engines take RDMA where they see an HCA, whatever MOONCAKE_PROTOCOL says; the presence of
-/// the variable keeps them on TCP, any value at all. So it stays away where the user asks for
-/// another protocol.
-fn forces_tcp(container: &Container, target: &Target) -> bool {
-    let protocol = own(container, PROTOCOL);
-    target.transport == StockTransport::Tcp
-        && protocol.is_none_or(|var| var.value.as_deref() == Some(StockTransport::Tcp.protocol()))
 }
 
 /// A variable with a literal value.

@@ -1,5 +1,5 @@
 //! The ports on which engines listen that are in a node's own network: those of the MooncakeNodePolicy that holds wherever
-//! the pod may run, as far as its node selector tells. Where another holds in the end, the node's agent says so.
+//! the pod may run, judging by its node selector. If another policy applies in the end, the node's agent reports it.
 
 use std::collections::BTreeMap;
 

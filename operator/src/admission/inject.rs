@@ -11,12 +11,15 @@ use serde_json::json;
 use super::claim::{self, Claim};
 use super::configuration::{self, File};
 use super::patch::{Builder, Table};
+use super::request::{InjectionRequest, annotation};
+use super::selection::Selection;
+use super::skipped::Skipped;
 use super::target::Target;
-use super::wish::{Unreadable, Wish, annotation};
 use super::{environment, sidecar, volume};
 use crate::cache::Claimable;
+use crate::pod::GATE_CONTAINER;
 
-/// What becomes of a pod.
+/// The decision about a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     /// The pod is injected; no operation at all when it was already.
@@ -25,73 +28,45 @@ pub enum Decision {
         /// Why it gets no RDMA device, where its cluster requires RDMA.
         unclaimed: Option<Skipped>,
     },
-    /// The pod asks for nothing, or cannot get what it asks for. The patch says so in an annotation
+    /// The pod requests no injection, or cannot get it. The patch adds the cause as an annotation
     /// and takes away labels that only injection gives.
     Skip {
-        /// `None` for a pod that asks for nothing.
+        /// `None` for a pod that requests no injection.
         skipped: Option<Skipped>,
         patch: Vec<PatchOperation>,
     },
 }
 
-/// Why a labelled pod was left alone, or a part of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skipped {
-    pub reason: Reason,
-    pub message: String,
-}
-
-impl Skipped {
-    pub(super) fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self {
-            reason,
-            message: message.into(),
-        }
-    }
-}
-
-impl std::fmt::Display for Skipped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.reason, self.message)
-    }
-}
-
-impl From<Unreadable> for Skipped {
-    fn from(error: Unreadable) -> Self {
-        Self::new(Reason::NotInjected, error.to_string())
-    }
-}
-
 impl Decision {
-    /// Leaves the pod alone for a reason that lies outside it.
+    /// Does not inject the pod, for a reason outside it.
     pub fn skip(pod: &Pod, skipped: Skipped) -> Self {
-        let words = skipped.to_string();
+        let cause = skipped.to_string();
         Self::Skip {
             skipped: Some(skipped),
-            patch: leave(pod, Some(&words)),
+            patch: leave(pod, Some(&cause)),
         }
     }
 }
 
-/// What is known of where the pod comes to.
+/// What is known about the cluster and the namespace of the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct InjectionContext {
     pub claimable: Claimable,
     /// Of the node's own network, where the pod is in it.
     pub host_ports: Option<HostPorts>,
 }
 
 /// Decides about a pod that is created in `namespace`. `cluster` is the one that the pod's
-/// [`Wish`] names, if it exists; `gate_image` is the sidecar's.
+/// [`InjectionRequest`] names, if it exists; `gate_image` is the sidecar's.
 pub fn inject(
     pod: &Pod,
     namespace: &str,
     cluster: Option<&MooncakeCluster>,
-    surroundings: &Surroundings,
+    surroundings: &InjectionContext,
     gate_image: &str,
 ) -> Decision {
-    let wish = match Wish::of(pod, namespace) {
-        Ok(Some(wish)) => wish,
+    let request = match InjectionRequest::of(pod, namespace) {
+        Ok(Some(request)) => request,
         Ok(None) => {
             return Decision::Skip {
                 skipped: None,
@@ -104,20 +79,24 @@ pub fn inject(
         let skipped = Skipped::new(Reason::NotInjected, "the pod has no spec");
         return Decision::skip(pod, skipped);
     };
-    if let Some(skipped) = obstacle(pod, spec, namespace, &wish, cluster) {
+    if let Some(skipped) = obstacle(pod, spec, namespace, &request, cluster) {
         return Decision::skip(pod, skipped);
     }
-    let Surroundings {
+    let selection = match Selection::of(pod, spec) {
+        Ok(selection) => selection,
+        Err(skipped) => return Decision::skip(pod, skipped),
+    };
+    let InjectionContext {
         claimable,
         host_ports,
     } = surroundings;
-    let claim = claim::of(pod, spec, namespace, &wish, cluster, claimable);
+    let claim = claim::of(pod, spec, namespace, &request, cluster, claimable);
     let target = Target {
         host_ports: *host_ports,
-        ..Target::new(&wish, cluster)
+        ..Target::new(&request, cluster)
     };
     Decision::Patch {
-        patch: changes(pod, spec, &target, &claim, gate_image),
+        patch: changes(pod, spec, &selection, &target, &claim, gate_image),
         unclaimed: match claim {
             Claim::Refused(why) => Some(why),
             Claim::None | Claim::By(_) => None,
@@ -129,18 +108,18 @@ fn obstacle(
     pod: &Pod,
     spec: &PodSpec,
     namespace: &str,
-    wish: &Wish,
+    request: &InjectionRequest,
     cluster: Option<&MooncakeCluster>,
 ) -> Option<Skipped> {
-    let Wish {
+    let InjectionRequest {
         cluster: name,
         namespace: owner,
-    } = wish;
+    } = request;
     let access = cluster.map(|c| &c.spec.access);
     let allowed = owner == namespace
         || access.is_some_and(|a| a.allowed_namespaces.iter().any(|n| n == namespace));
     if !allowed {
-        // The same words whether the cluster exists or not: a stranger learns nothing.
+        // The same message whether the cluster exists or not, so that it is not disclosed.
         return Some(Skipped::new(
             Reason::NamespaceNotAllowed,
             format!(
@@ -152,7 +131,7 @@ fn obstacle(
         return Some(Skipped::new(
             Reason::HostNetworkNotAllowed,
             format!(
-                "the pod uses the host's network and MooncakeCluster `{owner}/{name}` does not say spec.access.allowHostNetwork"
+                "the pod uses the host network and MooncakeCluster `{owner}/{name}` does not set spec.access.allowHostNetwork"
             ),
         ));
     }
@@ -170,6 +149,7 @@ fn obstacle(
 fn changes(
     pod: &Pod,
     spec: &PodSpec,
+    selection: &Selection<'_>,
     target: &Target,
     claim: &Claim,
     gate_image: &str,
@@ -182,7 +162,7 @@ fn changes(
         ("containers", spec.containers.iter().collect()),
     ] {
         for (index, container) in containers.into_iter().enumerate() {
-            if container.name == sidecar::NAME {
+            if !selection.has(container) {
                 continue;
             }
             let index = index.to_string();
@@ -214,8 +194,7 @@ fn configure(
     target: &Target,
 ) -> Option<File> {
     let file = configuration::file(container, target);
-    let path = file.as_ref().map(File::path);
-    let missing = environment::missing(container, target, path);
+    let missing = environment::missing(container, target, file.as_ref());
     patch.append(
         &["spec", list, index, "env"],
         container.env.is_some(),
@@ -287,7 +266,7 @@ fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target, claim: 
         Claim::None | Claim::By(_) => None,
     };
     let preflight = target.preflight.then(|| {
-        let reason = Reason::PreflightUntold;
+        let reason = Reason::PreflightPending;
         format!("{reason}: {}", reason.about())
     });
     patch.set(
@@ -297,7 +276,7 @@ fn mark(patch: &mut Builder, pod: &Pod, spec: &PodSpec, target: &Target, claim: 
             (names::ANNOTATION_INJECTED, Some(&injected)),
             (names::ANNOTATION_SKIPPED, None),
             (names::ANNOTATION_CLAIM_SKIPPED, unclaimed.as_deref()),
-            // The operator says more, of a pod that has a node.
+            // The operator replaces it once the pod has a node.
             (names::ANNOTATION_PREFLIGHT, preflight.as_deref()),
         ],
     );
@@ -332,7 +311,7 @@ fn is_host_network(spec: &PodSpec) -> bool {
 
 /// A container or volume of the user's that has a name of ours.
 fn taken<'a>(pod: &Pod, spec: &'a PodSpec) -> Option<&'a str> {
-    let is_gate = |container: &&Container| container.name == sidecar::NAME;
+    let is_gate = |container: &&Container| container.name == GATE_CONTAINER;
     if let Some(container) = spec.containers.iter().find(is_gate) {
         return Some(&container.name);
     }
@@ -349,8 +328,8 @@ fn taken<'a>(pod: &Pod, spec: &'a PodSpec) -> Option<&'a str> {
         })
 }
 
-/// The gate that stands in the pod already, and where.
+/// The existing gate container of the pod, and its index.
 fn gate(spec: &PodSpec) -> Option<(usize, &Container)> {
     let mut init = spec.init_containers.iter().flatten().enumerate();
-    init.find(|(_, container)| container.name == sidecar::NAME)
+    init.find(|(_, container)| container.name == GATE_CONTAINER)
 }

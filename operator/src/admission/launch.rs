@@ -1,25 +1,26 @@
-//! What is said when a pod is injected whose engines will not find what they ask for by their own variables:
-//! hugepages, in the words of Mooncake's own helper, and memory that they may lock. By how much; nothing is
+//! Admission warnings for an injected pod whose engines will not find what their own variables request:
+//! hugepages, in the terms of Mooncake's own helper, and memory that they may lock. By how much; nothing is
 //! refused for it. Pure.
 
 use std::collections::BTreeMap;
 
-use crds::stock::{Demand, Misfit};
+use crds::stock::{Demand, Shortage};
 use crds::{ByteSize, MooncakeCluster, Reason};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::advice::{Room, takes};
 use super::claim::{self, Claim};
+use super::environment;
+use super::request::InjectionRequest;
+use super::selection::Selection;
 use super::target::{StockTransport, Target};
-use super::wish::Wish;
-use super::{environment, sidecar};
 use crate::cache::Claimable;
 
 /// So many nodes are named, those that lack most.
 const NAMED: usize = 2;
 
-/// The warnings about an injected pod, at most three for each container. `rooms` is asked where it matters.
+/// The warnings about an injected pod, at most three for each container. `rooms` is read only if needed.
 pub(super) fn advise(
     pod: &Pod,
     namespace: &str,
@@ -27,19 +28,22 @@ pub(super) fn advise(
     claimable: &Claimable,
     rooms: impl Fn() -> Vec<Room>,
 ) -> Vec<String> {
-    let (Ok(Some(wish)), Some(spec)) = (Wish::of(pod, namespace), &pod.spec) else {
+    let (Ok(Some(request)), Some(spec)) = (InjectionRequest::of(pod, namespace), &pod.spec) else {
         return Vec::new();
     };
-    let target = Target::new(&wish, cluster);
+    let Ok(selection) = Selection::of(pod, spec) else {
+        return Vec::new();
+    };
+    let target = Target::new(&request, cluster);
     let init = spec.init_containers.iter().flatten();
     let containers = init.chain(&spec.containers);
-    let own = containers.filter(|container| container.name != sidecar::NAME);
-    let given = claim::of(pod, spec, namespace, &wish, cluster, claimable);
+    let own = containers.filter(|container| selection.has(container));
+    let given = claim::of(pod, spec, namespace, &request, cluster, claimable);
     let may_lack = target.transport == StockTransport::Rdma && !matches!(given, Claim::By(_));
     own.filter_map(|container| {
         let demand = environment::demand(container, &target)?;
         let memory = demand.memory.filter(|_| may_lack && is_limited(container));
-        (demand.asked().is_some() || memory.is_some()).then_some((container, demand, memory))
+        (demand.requested().is_some() || memory.is_some()).then_some((container, demand, memory))
     })
     .flat_map(|(container, demand, memory)| {
         let rooms = rooms();
@@ -98,7 +102,7 @@ fn beyond_memlock(each: u64, allowed: &[&Room]) -> Option<String> {
     let named: Vec<String> = named.collect();
     (!short.is_empty()).then(|| {
         format!(
-            "{}: it registers {} with each RDMA device and claims none; on {} of {} nodes that it may go to it \
+            "{}: it registers {} with each RDMA device and claims none; on {} of {} eligible nodes it \
              may lock less: {}. A container that claims its devices has no such limit",
             Reason::MemlockTooLow,
             ByteSize(each),
@@ -120,15 +124,17 @@ fn beyond_limit(container: &Container, demand: &Demand) -> Option<String> {
         // What cannot be read the API server refuses.
         Some((_, Quantity(text))) => text.parse::<ByteSize>().ok()?.0,
     };
-    let misfit = demand.misfit(limit)?;
-    let Misfit { asked, status, .. } = &misfit;
+    let shortage = demand.shortage(limit)?;
+    let Shortage {
+        requested, status, ..
+    } = &shortage;
     let has = match set {
         None => format!("has no limit {resource}, without which the kernel gives it none"),
         Some(_) => format!("its limit {resource} is {}", ByteSize(limit)),
     };
     Some(format!(
-        "{status}: it asks for {asked} and {has}: {}. Set resources.limits",
-        misfit.lacks()
+        "{status}: it requests {requested} and {has}: {}. Set resources.limits",
+        shortage.lacks()
     ))
 }
 
@@ -138,15 +144,17 @@ fn beyond_nodes(demand: &Demand, allowed: &[&Room]) -> Option<String> {
     let most = |room: &&&Room| (room.left(resource), std::cmp::Reverse(room.node.clone()));
     let best = allowed.iter().max_by_key(most)?;
     let left = best.left(resource);
-    let misfit = demand.misfit(left)?;
-    let Misfit { asked, status, .. } = &misfit;
+    let shortage = demand.shortage(left)?;
+    let Shortage {
+        requested, status, ..
+    } = &shortage;
     Some(format!(
-        "{status}: it asks for {asked}; of {} nodes that it may go to, {} has most beside pools, {}: {}. Set \
-         more hugepages aside and restart the kubelet, or lower what it asks for",
+        "{status}: it requests {requested}; of {} eligible nodes, {} has most beside pools, {}: {}. Set \
+         more hugepages aside and restart the kubelet, or lower the request",
         allowed.len(),
         best.node,
         ByteSize(left),
-        misfit.lacks()
+        shortage.lacks()
     ))
 }
 
@@ -179,7 +187,7 @@ mod tests {
         }
     }
 
-    fn said(pod: &Value) -> Vec<String> {
+    fn warnings(pod: &Value) -> Vec<String> {
         let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
         advise(&pod, "team", None, &Claimable::Yes, || {
             vec![room("n1", 2), room("n2", 4)]
@@ -190,55 +198,52 @@ mod tests {
     const ARENA: (&str, &str) = ("MC_MMAP_ARENA_POOL_SIZE", "2gb");
 
     #[test]
-    fn s20_hugepages_without_a_limit_are_told_with_the_buffer_that_the_webhook_gives() {
-        let [words] = said(&pod(&[HUGE], json!({}))).try_into().unwrap();
+    fn hugepages_without_a_limit_are_reported_with_the_injected_buffer() {
+        let [words] = warnings(&pod(&[HUGE], json!({}))).try_into().unwrap();
         assert_eq!(
             words,
-            "container main: insufficient_for_baseline: it asks for 64Mi of hugepages-2Mi \
+            "container main: insufficient_for_baseline: it requests 64Mi of hugepages-2Mi \
              (MC_STORE_USE_HUGEPAGE) and has no limit hugepages-2Mi, without which the kernel gives it none: \
              64Mi (32 pages) too little. Set resources.limits"
         );
     }
 
     #[test]
-    fn s21_s22_more_than_any_node_has_is_told_by_how_much_and_what_fits_is_not() {
+    fn a_request_larger_than_every_node_is_reported_with_the_shortage() {
         let segment = |size| ("MOONCAKE_GLOBAL_SEGMENT_SIZE", size);
         let limit = |size: &str| json!({"limits": {"hugepages-2Mi": size}});
         let buffer = ("MOONCAKE_LOCAL_BUFFER_SIZE", "0");
         let fits = pod(&[HUGE, buffer, segment("3gb")], limit("3Gi"));
-        assert!(said(&fits).is_empty());
-        let [words] = said(&pod(&[HUGE, buffer, segment("4gb")], limit("4Gi")))
+        assert!(warnings(&fits).is_empty());
+        let [words] = warnings(&pod(&[HUGE, buffer, segment("4gb")], limit("4Gi")))
             .try_into()
             .unwrap();
         assert_eq!(
             words,
-            "container main: insufficient_for_baseline: it asks for 4Gi of hugepages-2Mi \
-             (MC_STORE_USE_HUGEPAGE); of 2 nodes that it may go to, n2 has most beside pools, 3Gi: 1Gi (512 \
-             pages) too little. Set more hugepages aside and restart the kubelet, or lower what it asks for"
+            "container main: insufficient_for_baseline: it requests 4Gi of hugepages-2Mi \
+             (MC_STORE_USE_HUGEPAGE); of 2 eligible nodes, n2 has most beside pools, 3Gi: 1Gi (512 \
+             pages) too little. Set more hugepages aside and restart the kubelet, or lower the request"
         );
-        let [words] = said(&pod(&[HUGE, ARENA, buffer, segment("2gb")], limit("4Gi")))
+        let [words] = warnings(&pod(&[HUGE, ARENA, buffer, segment("2gb")], limit("4Gi")))
             .try_into()
             .unwrap();
         assert!(
             words.contains("baseline_fits_arena_may_fallback") && words.contains("3Gi: 1Gi (512"),
             "{words}"
         );
-        // Only the nodes that it may go to count.
+        // Only the eligible nodes count.
         let mut chosen = fits;
         chosen["spec"]["nodeSelector"] = json!({"gpu": "n1"});
-        let [words] = said(&chosen).try_into().unwrap();
-        assert!(
-            words.contains("of 1 nodes that it may go to, n1"),
-            "{words}"
-        );
+        let [words] = warnings(&chosen).try_into().unwrap();
+        assert!(words.contains("of 1 eligible nodes, n1"), "{words}");
     }
 
     #[test]
-    fn s23_what_asks_for_none_or_cannot_be_seen_is_told_nothing() {
+    fn no_or_unreadable_hugepage_settings_give_no_warning() {
         let disabled = ("MC_DISABLE_MMAP_ARENA", "on");
-        assert!(said(&pod(&[], json!({}))).is_empty());
-        assert!(said(&pod(&[ARENA, disabled], json!({}))).is_empty());
-        assert_eq!(said(&pod(&[ARENA], json!({}))).len(), 1);
+        assert!(warnings(&pod(&[], json!({}))).is_empty());
+        assert!(warnings(&pod(&[ARENA, disabled], json!({}))).is_empty());
+        assert_eq!(warnings(&pod(&[ARENA], json!({}))).len(), 1);
         for unseen in [
             json!({"name": "MC_STORE_USE_HUGEPAGE", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}),
             json!({"name": "MC_STORE_USE_HUGEPAGE", "value": "$(OTHER)"}),
@@ -246,20 +251,20 @@ mod tests {
             let mut pod = pod(&[ARENA], json!({}));
             let environment = pod["spec"]["containers"][0]["env"].as_array_mut();
             environment.unwrap().push(unseen);
-            assert!(said(&pod).is_empty());
+            assert!(warnings(&pod).is_empty());
         }
     }
 
     #[test]
-    fn of_nodes_that_nobody_knows_nothing_is_said() {
+    fn without_known_nodes_there_is_no_warning() {
         let limit = json!({"limits": {"hugepages-2Mi": "64Mi"}});
         let pod: Pod = serde_json::from_value(pod(&[HUGE], limit)).unwrap();
         assert!(advise(&pod, "team", None, &Claimable::Yes, Vec::new).is_empty());
     }
 
     #[test]
-    fn s13_a_pod_on_rdma_that_claims_no_device_is_told_what_it_has_to_lock_and_may_not() {
-        let said = |rdma: &str, change: Value, claimable: &Claimable| {
+    fn an_rdma_pod_without_a_device_claim_is_warned_of_its_memlock_limit() {
+        let warnings = |rdma: &str, change: Value, claimable: &Claimable| {
             let spec = json!({"transports": {"tcp": "Forbid", "rdma": rdma}});
             let cluster = MooncakeCluster::new("kv", serde_json::from_value(spec).unwrap());
             let mut pod = pod(&[], json!({}));
@@ -281,30 +286,30 @@ mod tests {
             advise(&pod, "team", Some(&cluster), claimable, rooms)
         };
         let yes = Claimable::Yes;
-        let [words] = said("Prefer", json!({}), &yes).try_into().unwrap();
+        let [words] = warnings("Prefer", json!({}), &yes).try_into().unwrap();
         assert_eq!(
             words,
             "container main: MemlockTooLow: it registers 64Mi with each RDMA device and claims none; on 1 of 3 \
-             nodes that it may go to it may lock less: n1 lets it lock 8Mi of 512Mi (8 devices). A container \
+             eligible nodes it may lock less: n1 lets it lock 8Mi of 512Mi (8 devices). A container \
              that claims its devices has no such limit"
         );
         let segment = json!({"env": [{"name": "MOONCAKE_GLOBAL_SEGMENT_SIZE", "value": "4gb"}]});
-        let [words] = said("Prefer", segment, &yes).try_into().unwrap();
+        let [words] = warnings("Prefer", segment, &yes).try_into().unwrap();
         assert!(
             words.contains("on 2 of 3") && words.contains("n2 lets it lock 1Gi of 33280Mi"),
             "{words}"
         );
         // The webhook claims, unless it cannot.
-        assert!(said("Require", json!({}), &yes).is_empty());
+        assert!(warnings("Require", json!({}), &yes).is_empty());
         let no = Claimable::No("no DeviceClass".to_owned());
-        assert_eq!(said("Require", json!({}), &no).len(), 1);
+        assert_eq!(warnings("Require", json!({}), &no).len(), 1);
         for free in [
             json!({"resources": {"claims": [{"name": "rail"}]}}),
             json!({"securityContext": {"privileged": true}}),
             json!({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}),
             json!({"env": [{"name": "MOONCAKE_CONFIG_PATH", "value": "/etc/own.json"}]}),
         ] {
-            assert!(said("Prefer", free.clone(), &yes).is_empty(), "{free}");
+            assert!(warnings("Prefer", free.clone(), &yes).is_empty(), "{free}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crds::MooncakeCluster;
 use kube::{Api, Client};
 
-use super::wish::Wish;
+use super::request::InjectionRequest;
 
 /// Longest wait for the API server; its own wait for us is five seconds.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -28,20 +28,23 @@ pub enum LookupError {
 
 /// Where clusters are found.
 pub trait Clusters: Send + Sync + 'static {
-    /// The cluster of a wish, `None` if there is none.
+    /// The requested cluster, `None` if it does not exist.
     fn find(
         &self,
-        wish: &Wish,
+        request: &InjectionRequest,
     ) -> impl Future<Output = Result<Option<MooncakeCluster>, LookupError>> + Send;
 }
 
-/// Asks the API server for each pod: a cluster that is applied right before its pods counts.
+/// Reads from the API server for each pod, so that a cluster that is applied right before its pods is found.
 #[derive(Clone)]
 pub struct ApiServer(pub Client);
 
 impl Clusters for ApiServer {
-    async fn find(&self, wish: &Wish) -> Result<Option<MooncakeCluster>, LookupError> {
-        let Wish { cluster, namespace } = wish.clone();
+    async fn find(
+        &self,
+        request: &InjectionRequest,
+    ) -> Result<Option<MooncakeCluster>, LookupError> {
+        let InjectionRequest { cluster, namespace } = request.clone();
         let api: Api<MooncakeCluster> = Api::namespaced(self.0.clone(), &namespace);
         match tokio::time::timeout(DEADLINE, api.get_opt(&cluster)).await {
             Ok(Ok(found)) => Ok(found),

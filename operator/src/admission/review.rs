@@ -18,10 +18,11 @@ use tracing::{debug, info, warn};
 use super::advisor::{self, Rooms};
 use super::claim::Devices;
 use super::host_ports::{self, Policies};
-use super::inject::{Decision, Skipped, Surroundings, inject};
-use super::launch;
+use super::inject::{Decision, InjectionContext, inject};
 use super::lookup::Clusters;
-use super::wish::Wish;
+use super::request::InjectionRequest;
+use super::skipped::Skipped;
+use super::{launch, prefill_decode};
 
 /// Largest review that an API server sends, in bytes: two objects of at most 1.5 MiB each.
 const BODY_LIMIT: usize = 3 << 20;
@@ -106,22 +107,22 @@ async fn respond<C: Clusters, K: Rooms + Devices + Policies>(
     }
 }
 
-/// With it, what is said of an injected pod that will not find what it asks for.
+/// With it, warnings about an injected pod.
 async fn decide<C: Clusters, K: Rooms + Devices + Policies>(
     endpoint: &Endpoint<C, K>,
     pod: &Pod,
     namespace: &str,
 ) -> (Decision, Vec<String>) {
-    let cluster = match Wish::of(pod, namespace) {
-        Ok(Some(wish)) => endpoint.clusters.find(&wish).await,
-        // `inject` finds the same, and says so.
+    let cluster = match InjectionRequest::of(pod, namespace) {
+        Ok(Some(request)) => endpoint.clusters.find(&request).await,
+        // `inject` reports the same error.
         Ok(None) | Err(_) => Ok(None),
     };
     match cluster {
         Ok(cluster) => {
             let cluster = cluster.as_ref();
             let known = &endpoint.known;
-            let surroundings = Surroundings {
+            let surroundings = InjectionContext {
                 claimable: known.claimable(),
                 host_ports: host_ports::of(pod, || known.policies()),
             };
@@ -130,17 +131,18 @@ async fn decide<C: Clusters, K: Rooms + Devices + Policies>(
             let advice = match decision {
                 Decision::Patch { .. } => {
                     let rooms = || known.rooms(None);
-                    launch::advise(pod, namespace, cluster, &surroundings.claimable, rooms)
+                    let claimable = &surroundings.claimable;
+                    let mut advice = launch::advise(pod, namespace, cluster, claimable, rooms);
+                    let other = prefill_decode::advise(pod, namespace, cluster, &surroundings);
+                    advice.extend(other);
+                    advice
                 }
                 Decision::Skip { .. } => Vec::new(),
             };
             (decision, advice)
         }
         Err(error) => {
-            let skipped = Skipped {
-                reason: Reason::ApiFailed,
-                message: error.to_string(),
-            };
+            let skipped = Skipped::new(Reason::ApiFailed, error.to_string());
             (Decision::skip(pod, skipped), Vec::new())
         }
     }
@@ -178,7 +180,7 @@ fn report(request: &AdmissionRequest<Pod>, pod: &Pod, namespace: &str, decision:
         Decision::Skip { skipped: None, .. } => {
             info!(
                 namespace,
-                name, uid, "labels of injection taken from a pod that asks for none"
+                name, uid, "removed injection labels from a pod that requests no injection"
             );
         }
     }

@@ -15,12 +15,11 @@ use super::configuration::File;
 use super::environment::from_field;
 use super::target::Target;
 use super::volume;
+use crate::pod::GATE_CONTAINER;
 
-/// The gate's container; the name is reserved in labelled pods.
-pub const NAME: &str = "mooncake-gate";
-/// Lies where a token would be mounted: the gate asks the API server nothing.
+/// Lies where a token would be mounted: the gate does not use the API server.
 const NO_TOKEN_VOLUME: &str = "mooncake-gate-no-token";
-/// In it the kubelet shows what the operator says of the pod's node.
+/// Downward API volume with the preflight annotation.
 const PREFLIGHT_VOLUME: &str = "mooncake-gate-preflight";
 const PREFLIGHT_DIRECTORY: &str = "/run/mooncake-preflight";
 const PREFLIGHT_FILE: &str = "word";
@@ -29,7 +28,7 @@ const TOKEN_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Requests and limits are equal, so that a Guaranteed pod stays Guaranteed.
 const CPU: &str = "50m";
 const MEMORY: &str = "32Mi";
-/// `nobody` of distroless images; the gate's image has no other user.
+/// The user `nonroot` of distroless images; the gate's image has no other user.
 const USER: i64 = 65532;
 /// Nodes that are tried besides the pod's own.
 const SAMPLES: u32 = 3;
@@ -43,7 +42,7 @@ const PROBE_SLACK: i32 = 30;
 /// The gate's container for a pod whose containers need `files`.
 pub(super) fn container(target: &Target, image: &str, files: &BTreeSet<File>) -> Container {
     Container {
-        name: NAME.to_owned(),
+        name: GATE_CONTAINER.to_owned(),
         image: Some(image.to_owned()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         command: Some(vec!["/gate".to_owned()]),
@@ -73,7 +72,7 @@ fn mounts(target: &Target) -> Vec<VolumeMount> {
     mounts
 }
 
-/// What `gate hold` is told. A second call compares it with what stands in the pod.
+/// Arguments of `gate hold`. A second call compares them with those in the pod.
 pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> {
     let Target {
         cluster,
@@ -179,7 +178,7 @@ fn resources() -> ResourceRequirements {
     }
 }
 
-/// What Pod Security "restricted" asks, so that the gate is welcome wherever the user's pod is.
+/// Pod Security "restricted", so that the gate is admitted wherever the user's pod is.
 fn restricted() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),

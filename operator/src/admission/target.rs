@@ -4,7 +4,7 @@ use crds::cluster::{Injection, MooncakeCluster, OnDeadline, Transport, Transport
 use crds::names;
 use crds::policy::HostPorts;
 
-use super::wish::Wish;
+use super::request::InjectionRequest;
 
 /// The one transport that a stock engine installs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,21 +35,21 @@ pub struct Target {
     pub local_buffer_size: u64,
     pub deadline_seconds: u32,
     pub on_deadline: OnDeadline,
-    /// The pod waits for what the operator says of its node.
+    /// The pod waits for the node checks.
     pub preflight: bool,
     /// On which its engine listens, where the pod is in the node's own network.
     pub host_ports: Option<HostPorts>,
 }
 
 impl Target {
-    /// The target of a wish. A cluster that does not exist yet has every default, so pods and
+    /// The target of a request. A cluster that does not exist yet has every default, so pods and
     /// cluster may be applied in any order.
-    pub fn new(wish: &Wish, cluster: Option<&MooncakeCluster>) -> Self {
+    pub fn new(request: &InjectionRequest, cluster: Option<&MooncakeCluster>) -> Self {
         let injection = cluster.map_or_else(Injection::default, |c| c.spec.injection.clone());
         Self {
-            cluster: wish.cluster.clone(),
-            namespace: wish.namespace.clone(),
-            master: names::master_endpoint(&wish.cluster, &wish.namespace),
+            cluster: request.cluster.clone(),
+            namespace: request.namespace.clone(),
+            master: names::master_endpoint(&request.cluster, &request.namespace),
             transport: cluster.map_or(StockTransport::Tcp, transport),
             local_buffer_size: injection.local_buffer_size.0,
             deadline_seconds: injection.deadline_seconds,
@@ -64,7 +64,7 @@ impl Target {
 /// choice gives RDMA.
 fn transport(cluster: &MooncakeCluster) -> StockTransport {
     let policies = cluster.spec.transports_in_force();
-    let found = cluster.status.as_ref().and_then(|s| s.transport);
+    let found = cluster.status.as_ref().and_then(|s| s.transport?.known());
     match found {
         Some(Transport::Tcp) => StockTransport::Tcp,
         Some(Transport::Rdma) => StockTransport::Rdma,

@@ -15,7 +15,7 @@ pub fn fingerprint<T: Serialize>(value: &T) -> String {
         .collect()
 }
 
-/// True where everything that `desired` says stands in `observed`. What others added is no difference:
+/// True if every field of `desired` is in `observed`. What others added is no difference:
 /// defaulted fields, and further items in lists of objects. Lists of scalars must be equal.
 pub fn covers(observed: &Value, desired: &Value) -> bool {
     match (observed, desired) {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_is_stable_and_tells_values_apart() {
+    fn a_fingerprint_is_stable_and_differs_between_values() {
         assert_eq!(fingerprint(&json!({"a": 1})), fingerprint(&json!({"a": 1})));
         assert_ne!(fingerprint(&json!({"a": 1})), fingerprint(&json!({"a": 2})));
         assert_eq!(fingerprint(&json!({"a": 1})).len(), 16);

@@ -1,7 +1,7 @@
-//! Whether pods can claim RDMA devices, and the templates by which those of our clusters do: followed
-//! from when the API server has such objects, so that one without them costs and says little.
+//! Whether pods can claim RDMA devices, and the clusters' claim templates. They are watched once the API
+//! server serves resource.k8s.io/v1.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crds::names;
@@ -9,32 +9,33 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
 use kube::runtime::reflector::Store;
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use parking_lot::RwLock;
 
 use super::{ClusterName, Trigger, Watches, of_cluster, prune, trigger};
 
 /// API of claims, their templates and classes.
 const API: &str = "resource.k8s.io/v1";
-/// What is said of a server without it.
+/// Message for a server without it.
 pub(crate) const ABSENT: &str =
-    "the API server does not serve resource.k8s.io/v1, as from Kubernetes 1.34";
-/// Longest time for that answer.
-const ANSWER: Duration = Duration::from_secs(5);
-/// How often a server without it is asked again: it may be upgraded.
-const ASK_AGAIN: Duration = Duration::from_secs(60);
+    "the API server does not serve resource.k8s.io/v1; Kubernetes 1.34 or later is required";
+/// Timeout of the check.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Period of checks while it is not served: the server may be upgraded.
+const API_RECHECK: Duration = Duration::from_secs(60);
 
-/// Why it is not known whether claims are served.
+/// Why it is unknown whether claims are served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unanswered {
-    #[error("whether {API} is served is not known: {0}")]
+    #[error("cannot check whether the API server serves {API}: {0}")]
     Api(Box<kube::Error>),
-    #[error("whether {API} is served was not answered in {} s", ANSWER.as_secs())]
+    #[error("cannot check whether the API server serves {API}: no answer in {} s", CHECK_TIMEOUT.as_secs())]
     Silent,
 }
 
-/// Asks the API server whether it has claims.
+/// Checks whether the API server serves claims.
 pub(crate) async fn is_served(client: &Client) -> Result<bool, Unanswered> {
-    let asked = client.list_api_group_resources(API);
-    match tokio::time::timeout(ANSWER, asked).await {
+    let resources = client.list_api_group_resources(API);
+    match tokio::time::timeout(CHECK_TIMEOUT, resources).await {
         Ok(Ok(_)) => Ok(true),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(false),
         Ok(Err(error)) => Err(Unanswered::Api(Box::new(error))),
@@ -45,7 +46,7 @@ pub(crate) async fn is_served(client: &Client) -> Result<bool, Unanswered> {
 /// Whether pods can claim RDMA devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Claimable {
-    /// It was not looked yet.
+    /// Not checked yet.
     #[default]
     Unknown,
     Yes,
@@ -71,7 +72,7 @@ enum Phase {
 }
 
 impl Devices {
-    /// Starts to look; the watches end with the runtime.
+    /// Starts the checks; the watches end with the runtime.
     pub(super) fn start(client: &Client, watches: Watches) -> Self {
         let devices = Self::default();
         let (found, client) = (devices.clone(), client.clone());
@@ -80,24 +81,24 @@ impl Devices {
     }
 
     pub fn claimable(&self) -> Claimable {
-        let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
+        let phase = self.phase.read();
         match &*phase {
             Phase::Unknown => Claimable::Unknown,
             Phase::Absent => Claimable::No(ABSENT.to_owned()),
             Phase::Watching { classes, .. } if classes.is_empty() => Claimable::No(format!(
-                "there is no DeviceClass {}, which the chart makes where agent.devices.enabled says so",
+                "DeviceClass {} does not exist; set agent.devices.enabled in the Helm values to create it",
                 names::DEVICE_CLASS
             )),
             Phase::Watching { .. } => Claimable::Yes,
         }
     }
 
-    /// The cluster's; `None` where the API server has none, or that is not known yet.
+    /// The cluster's claim templates; `None` if the API is not served or not checked yet.
     pub fn claim_templates(
         &self,
         cluster: &ClusterName,
     ) -> Option<Vec<Arc<ResourceClaimTemplate>>> {
-        let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
+        let phase = self.phase.read();
         match &*phase {
             Phase::Unknown | Phase::Absent => None,
             Phase::Watching { templates, .. } => Some(of_cluster(templates, cluster)),
@@ -110,13 +111,13 @@ impl Devices {
                 Ok(true) => break,
                 Ok(false) => {
                     if self.claimable() == Claimable::Unknown {
-                        tracing::info!(why = ABSENT, "no claims of RDMA devices");
+                        tracing::info!(why = ABSENT, "RDMA device claims are not available");
                         self.enter(Phase::Absent, &watches);
                     }
                 }
-                Err(unanswered) => tracing::warn!("{unanswered}, asking again"),
+                Err(unanswered) => tracing::warn!("{unanswered}; retrying"),
             }
-            tokio::time::sleep(ASK_AGAIN).await;
+            tokio::time::sleep(API_RECHECK).await;
         }
         let every = watcher::Config::default;
         let templates = watches.start(
@@ -129,7 +130,7 @@ impl Devices {
             Api::<DeviceClass>::all(client),
             every().fields(&format!("metadata.name={}", names::DEVICE_CLASS)),
             prune::managed_fields,
-            |_| vec![Trigger::Everything],
+            |_, _| vec![Trigger::Everything],
         );
         let listed = async {
             templates.wait_until_ready().await?;
@@ -141,8 +142,8 @@ impl Devices {
     }
 
     fn enter(&self, phase: Phase, watches: &Watches) {
-        *self.phase.write().unwrap_or_else(PoisonError::into_inner) = phase;
-        // Nobody listens while this replica follows.
+        *self.phase.write() = phase;
+        // No receiver while this replica is not the leader.
         watches.triggers.send(Trigger::Everything).ok();
     }
 }

@@ -1,20 +1,21 @@
-//! Objects of a store by a key of theirs: what is asked of one node costs the same among thousands.
+//! Index of a store's objects by a key, so that a lookup does not scan the store.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use crds::names;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
+use parking_lot::RwLock;
 
 use super::trigger::ClusterName;
 
-/// Names by key. What they name is looked up in the store, which alone says what is there.
+/// Names by key. The objects are looked up in the store.
 type Names<K, Key> = HashMap<Key, HashSet<ObjectRef<K>>>;
 
-/// A store's objects by what `key` makes of them; one without a key is not found here.
+/// A store's objects by `key`; objects without a key are not in the index.
 pub struct Index<K: Resource<DynamicType = ()> + 'static, Key> {
     store: Store<K>,
     key: fn(&K) -> Option<Key>,
@@ -41,20 +42,20 @@ where
         Self { store, key, names }
     }
 
-    /// The objects with that key, in no order.
+    /// The objects with that key, unordered.
     pub fn of(&self, key: &Key) -> Vec<Arc<K>> {
-        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.read();
         let named = names.get(key).into_iter().flatten();
         named
             .filter_map(|name| self.store.get(name))
-            // It may have got another one since it was noted.
+            // Its key may have changed since.
             .filter(|object| (self.key)(object).as_ref() == Some(key))
             .collect()
     }
 
-    /// Follows the store, which has taken the event in already.
+    /// Updates the index after the store has processed the event.
     pub(super) fn note(&self, event: &Event<K>) {
-        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.write();
         match event {
             Event::Apply(object) => add(&mut names, (self.key)(object), object),
             Event::Delete(object) => {
@@ -94,14 +95,19 @@ pub(super) fn node(pod: &Pod) -> Option<String> {
     pod.spec.as_ref()?.node_name.clone()
 }
 
-/// The cluster whose master a pod says that it is.
-pub(super) fn mastered(pod: &Pod) -> Option<ClusterName> {
-    let labels = pod.labels();
-    let component = labels.get(names::LABEL_COMPONENT).map(String::as_str);
-    (component == Some(names::COMPONENT_MASTER)).then_some(ClusterName {
+/// The cluster of a pod with the label of a component.
+pub(super) fn clustered(pod: &Pod) -> Option<ClusterName> {
+    Some(ClusterName {
         namespace: pod.namespace()?,
-        name: labels.get(names::LABEL_CLUSTER)?.clone(),
+        name: pod.labels().get(names::LABEL_CLUSTER)?.clone(),
     })
+}
+
+/// The cluster of a pod with the label of a master.
+pub(super) fn mastered(pod: &Pod) -> Option<ClusterName> {
+    let component = pod.labels().get(names::LABEL_COMPONENT);
+    let master = component.map(String::as_str) == Some(names::COMPONENT_MASTER);
+    clustered(pod).filter(|_| master)
 }
 
 #[cfg(test)]

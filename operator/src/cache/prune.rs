@@ -1,15 +1,34 @@
-//! What is dropped from objects before they are kept: everything that nobody reads.
+//! Removes the fields of cached objects that the operator does not read.
 
 use crds::cluster::PageSize;
 use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
-use k8s_openapi::api::core::v1::{Container, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus, Deployment};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerStatus, Node, NodeSpec, NodeStatus, Pod, PodCondition, PodSpec, PodStatus,
+};
 use kube::ResourceExt;
 use kube::core::DeserializeGuard;
 
-use crate::cluster::desired::pool;
+use crate::pod::POOL_CONTAINER;
 
 pub(crate) fn managed_fields<K: ResourceExt>(object: &mut K) {
     object.managed_fields_mut().clear();
+}
+
+pub(super) fn deployment(object: &mut Deployment) {
+    managed_fields(object);
+    object.status = None;
+}
+
+/// Keeps the numbers that say where pods are wanted and exist; the others change with each pod.
+pub(super) fn daemon_set(object: &mut DaemonSet) {
+    managed_fields(object);
+    object.status = object.status.take().map(|status| DaemonSetStatus {
+        observed_generation: status.observed_generation,
+        desired_number_scheduled: status.desired_number_scheduled,
+        current_number_scheduled: status.current_number_scheduled,
+        ..DaemonSetStatus::default()
+    });
 }
 
 pub(super) fn cluster(object: &mut DeserializeGuard<MooncakeCluster>) {
@@ -17,8 +36,8 @@ pub(super) fn cluster(object: &mut DeserializeGuard<MooncakeCluster>) {
     object.annotations_mut().clear();
 }
 
-/// What a node has and what its checks found is most of its status, and for people; what they found in a
-/// pod, the pod is told.
+/// Hardware and node findings are most of the status and only for users; findings about pods are kept
+/// for the pod conditions.
 pub(super) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
     managed_fields(object);
     let status = object.0.as_mut().ok().and_then(|node| node.status.as_mut());
@@ -34,8 +53,8 @@ pub(super) fn node_policy(object: &mut DeserializeGuard<MooncakeNodePolicy>) {
     object.annotations_mut().clear();
 }
 
-/// Its labels stay: policies select by any of them. So does what pools take and where they may not go, and
-/// whether it was cordoned by us.
+/// Keeps labels (policies select by them), the resources and taints that pools need, and the operator's
+/// cordon annotations.
 pub(super) fn node(node: &mut Node) {
     managed_fields(node);
     let marks = [names::ANNOTATION_CORDONED, names::ANNOTATION_REPAIR];
@@ -47,9 +66,14 @@ pub(super) fn node(node: &mut Node) {
         ..NodeSpec::default()
     });
     node.status = node.status.take().map(|status| NodeStatus {
-        conditions: status
-            .conditions
-            .map(|all| all.into_iter().filter(|c| c.type_ == "Ready").collect()),
+        conditions: status.conditions.map(|mut all| {
+            all.retain(|condition| condition.type_ == "Ready");
+            for ready in &mut all {
+                // It changes every few minutes.
+                ready.last_heartbeat_time = None;
+            }
+            all
+        }),
         allocatable: status.allocatable.map(|mut amounts| {
             let pooled = PageSize::ALL.map(PageSize::resource);
             amounts.retain(|resource, _| pooled.contains(&resource.as_str()));
@@ -60,9 +84,9 @@ pub(super) fn node(node: &mut Node) {
     });
 }
 
-/// What a pool pod was made with, and where an agent is proved to be.
+/// Keeps the arguments of pool containers and the probe port of agents.
 fn container(container: Container) -> Option<Container> {
-    let pool = container.name == pool::CONTAINER;
+    let pool = container.name == POOL_CONTAINER;
     let mut ports = container.ports.unwrap_or_default();
     ports.retain(|port| port.name.as_deref() == Some(names::AGENT_PROBE_PORT));
     (pool || !ports.is_empty()).then(|| Container {
@@ -71,6 +95,24 @@ fn container(container: Container) -> Option<Container> {
         ports: (!ports.is_empty()).then_some(ports),
         ..Container::default()
     })
+}
+
+/// Keeps the states that messages and gates are read from.
+fn container_status(status: ContainerStatus) -> ContainerStatus {
+    ContainerStatus {
+        name: status.name,
+        state: status.state,
+        last_state: status.last_state,
+        ready: status.ready,
+        started: status.started,
+        ..ContainerStatus::default()
+    }
+}
+
+/// Keeps the conditions of the scheduler and the kubelet that are read, and our own.
+fn is_read(condition: &PodCondition) -> bool {
+    let kind = condition.type_.as_str();
+    matches!(kind, "Ready" | "PodScheduled") || kind.starts_with(names::GROUP)
 }
 
 pub(super) fn pod(pod: &mut Pod) {
@@ -91,9 +133,15 @@ pub(super) fn pod(pod: &mut Pod) {
         reason: status.reason,
         message: status.message,
         pod_ip: status.pod_ip,
-        conditions: status.conditions,
-        container_statuses: status.container_statuses,
-        init_container_statuses: status.init_container_statuses,
+        conditions: status
+            .conditions
+            .map(|all| all.into_iter().filter(is_read).collect()),
+        container_statuses: status
+            .container_statuses
+            .map(|all| all.into_iter().map(container_status).collect()),
+        init_container_statuses: status
+            .init_container_statuses
+            .map(|all| all.into_iter().map(container_status).collect()),
         ..PodStatus::default()
     });
 }

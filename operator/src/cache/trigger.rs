@@ -1,7 +1,10 @@
-//! Whom a moved object concerns.
+//! Maps a changed object to the objects to reconcile: only where a field changed that a reconcile reads. A status that
+//! the operator itself wrote thus causes no reconcile. Pure.
 
-use crds::{MooncakeCluster, MooncakeNode, names};
-use k8s_openapi::api::core::v1::{Pod, Service};
+use crds::condition::find;
+use crds::node::{PoolAssignment, PoolReport};
+use crds::{ConditionType, MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::core::DeserializeGuard;
 use kube::{Resource, ResourceExt};
 
@@ -12,51 +15,172 @@ pub struct ClusterName {
     pub name: String,
 }
 
-/// Who is to be reconciled.
+/// What to reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trigger {
     Cluster(ClusterName),
     /// The nodes on which the cluster has pool pods.
     NodesOf(ClusterName),
     Node(String),
-    /// The node whose agent came, went or moved, and its neighbours on the ring.
+    /// The node whose agent changed, and its neighbours on the ring.
     Ring(String),
-    /// The clusters and nodes that have to do with the ComputeDomain of that UID.
+    /// The clusters and nodes of the ComputeDomain with that UID.
     Domain(String),
-    /// The clusters of that namespace that want a ComputeDomain.
+    /// The clusters of that namespace that request a ComputeDomain.
     Mnnvl(String),
-    /// A policy moved, which may concern every node.
+    /// A policy changed, which may affect every node.
     Policies,
     Everything,
 }
 
-pub(super) fn of_cluster(cluster: &DeserializeGuard<MooncakeCluster>) -> Vec<Trigger> {
-    named(cluster.namespace(), Some(cluster.name_any()))
+/// True if the objects differ in more than their version.
+pub(super) fn differs<K: Resource + Clone + PartialEq>(old: &K, new: &K) -> bool {
+    if old.meta().resource_version == new.meta().resource_version {
+        return false;
+    }
+    let mut old = old.clone();
+    old.meta_mut()
+        .resource_version
+        .clone_from(&new.meta().resource_version);
+    old != *new
+}
+
+/// The cluster and its nodes, after a change of the spec, of what the operator remembers of a ComputeDomain, or of the
+/// transport, which the nodes of injected pods read.
+pub(super) fn of_cluster(
+    old: Option<&DeserializeGuard<MooncakeCluster>>,
+    new: &DeserializeGuard<MooncakeCluster>,
+) -> Vec<Trigger> {
+    fn relevant(cluster: &DeserializeGuard<MooncakeCluster>) -> impl PartialEq + '_ {
+        let decoded = cluster.0.as_ref().ok();
+        let status = decoded.and_then(|cluster| cluster.status.as_ref());
+        let meta = cluster.meta();
+        (
+            (meta.uid.as_ref(), meta.generation),
+            meta.deletion_timestamp.is_some(),
+            decoded.is_some(),
+            status.and_then(|status| status.mnnvl.as_ref()),
+            status.and_then(|status| status.transport.as_ref()),
+        )
+    }
+    if old.is_some_and(|old| relevant(old) == relevant(new)) {
+        return Vec::new();
+    }
+    named(new.namespace(), Some(new.name_any()))
         .map(|name| vec![Trigger::Cluster(name.clone()), Trigger::NodesOf(name)])
         .unwrap_or_default()
 }
 
-pub(super) fn of_report(report: &DeserializeGuard<MooncakeNode>) -> Vec<Trigger> {
-    let mut triggers = vec![Trigger::Node(report.name_any())];
-    let spec = report.0.iter().map(|report| &report.spec);
-    let pools = spec.clone().flat_map(|spec| &spec.pools);
-    let pools = pools.map(|pool| (&pool.namespace, &pool.cluster));
-    let injected = spec.flat_map(|spec| &spec.injected);
-    let injected = injected.map(|pod| (&pod.cluster_namespace, &pod.cluster));
-    for (namespace, name) in pools.chain(injected) {
-        let cluster = Trigger::Cluster(ClusterName {
-            namespace: namespace.clone(),
-            name: name.clone(),
-        });
-        if !triggers.contains(&cluster) {
-            triggers.push(cluster);
-        }
+/// The node, after a change of what the operator reads; the clusters whose pool pods changed; and the clusters of
+/// injected pods, whose gates read findings that the cache lacks.
+pub(super) fn of_report(
+    old: Option<&DeserializeGuard<MooncakeNode>>,
+    new: &DeserializeGuard<MooncakeNode>,
+) -> Vec<Trigger> {
+    let before = old.and_then(|old| old.0.as_ref().ok());
+    let Ok(now) = &new.0 else {
+        let mut triggers = vec![Trigger::Node(new.name_any())];
+        triggers.extend(before.into_iter().flat_map(pools_of).map(of_pool));
+        return unique(triggers);
+    };
+    let mut triggers = Vec::new();
+    if before.is_none_or(|before| of_node(before) != of_node(now)) {
+        triggers.push(Trigger::Node(new.name_any()));
     }
-    triggers
+    let same_agent = before.is_some_and(|before| agent(before) == agent(now));
+    let changed = |pool: &&PoolAssignment| {
+        let entry = |node: &MooncakeNode| {
+            let mut pools = pools_of(node);
+            pools.find(|other| other.pod_uid == pool.pod_uid).cloned()
+        };
+        let uid = &pool.pod_uid;
+        !same_agent
+            || before.is_none_or(|before| {
+                entry(before) != entry(now) || service(before, uid) != service(now, uid)
+            })
+    };
+    let pools = before.into_iter().flat_map(pools_of);
+    let pools = pools.chain(pools_of(now)).filter(changed);
+    triggers.extend(pools.map(of_pool));
+    let injected = now.spec.injected.iter();
+    triggers.extend(injected.map(|pod| {
+        Trigger::Cluster(ClusterName {
+            namespace: pod.cluster_namespace.clone(),
+            name: pod.cluster.clone(),
+        })
+    }));
+    unique(triggers)
 }
 
-pub(super) fn of_component(pod: &Pod) -> Vec<Trigger> {
-    let mut triggers = of_child(pod);
+fn unique(triggers: Vec<Trigger>) -> Vec<Trigger> {
+    let mut unique: Vec<Trigger> = Vec::new();
+    for trigger in triggers {
+        if !unique.contains(&trigger) {
+            unique.push(trigger);
+        }
+    }
+    unique
+}
+
+fn pools_of(node: &MooncakeNode) -> impl Iterator<Item = &PoolAssignment> {
+    node.spec.pools.iter()
+}
+
+fn of_pool(pool: &PoolAssignment) -> Trigger {
+    Trigger::Cluster(ClusterName {
+        namespace: pool.namespace.clone(),
+        name: pool.cluster.clone(),
+    })
+}
+
+/// What the reconcile of a node reads of its MooncakeNode.
+fn of_node(node: &MooncakeNode) -> impl PartialEq + '_ {
+    let status = node.status.as_ref();
+    let conditions = status.iter().flat_map(|status| &status.conditions);
+    let conditions = conditions.map(|one| (&one.type_, &one.status, &one.reason));
+    let meta = node.meta();
+    (
+        (&meta.uid, &meta.deletion_timestamp, &meta.owner_references),
+        &node.spec,
+        status.map(|status| (&status.node_uid, &status.boot_id)),
+        conditions.collect::<Vec<_>>(),
+        status.map(|status| (&status.fixes, &status.findings, &status.devices)),
+    )
+}
+
+/// Whether a cluster can believe the reports about its pool pods.
+fn agent(node: &MooncakeNode) -> impl PartialEq + '_ {
+    let status = node.status.as_ref();
+    let alive = status.and_then(|status| find(&status.conditions, ConditionType::AgentAlive));
+    (
+        node.meta().deletion_timestamp.is_some(),
+        (&node.spec.node_uid, &node.spec.boot_id),
+        status.map(|status| (&status.node_uid, &status.boot_id)),
+        alive.map(|alive| (&alive.status, &alive.reason)),
+    )
+}
+
+/// What a cluster reads of the report about one pool pod.
+fn service<'a>(node: &'a MooncakeNode, pod_uid: &str) -> impl PartialEq + 'a + use<'a> {
+    let pools = node.status.iter().flat_map(|status| &status.pools);
+    let mut pools = pools.filter(|report: &&PoolReport| report.pod_uid == pod_uid);
+    let read = |report: &'a PoolReport| {
+        (
+            report.state,
+            report.reason,
+            &report.message,
+            &report.mounted,
+            &report.master_pod_uid,
+        )
+    };
+    pools.next().map(read)
+}
+
+pub(super) fn of_component(old: Option<&Pod>, pod: &Pod) -> Vec<Trigger> {
+    if old.is_some_and(|old| !differs(old, pod)) {
+        return Vec::new();
+    }
+    let mut triggers = of_child(None, pod);
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let labels = pod.labels();
     if labels.get(names::LABEL_COMPONENT).map(String::as_str) == Some(names::COMPONENT_MASTER) {
@@ -67,7 +191,10 @@ pub(super) fn of_component(pod: &Pod) -> Vec<Trigger> {
     triggers
 }
 
-pub(super) fn of_agent(pod: &Pod) -> Vec<Trigger> {
+pub(super) fn of_agent(old: Option<&Pod>, pod: &Pod) -> Vec<Trigger> {
+    if old.is_some_and(|old| !differs(old, pod)) {
+        return Vec::new();
+    }
     pod.spec
         .iter()
         .filter_map(|spec| spec.node_name.clone())
@@ -75,20 +202,51 @@ pub(super) fn of_agent(pod: &Pod) -> Vec<Trigger> {
         .collect()
 }
 
-pub(super) fn of_labelled(pod: &Pod) -> Vec<Trigger> {
+pub(super) fn of_labelled(old: Option<&Pod>, pod: &Pod) -> Vec<Trigger> {
+    if old.is_some_and(|old| !differs(old, pod)) {
+        return Vec::new();
+    }
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-    let cluster = wanted_cluster(pod).map(Trigger::Cluster);
+    let cluster = requested_cluster(pod).map(Trigger::Cluster);
     cluster.into_iter().chain(node.map(Trigger::Node)).collect()
 }
 
-/// The master's address stands in MooncakeNodes.
-pub(super) fn of_service(service: &Service) -> Vec<Trigger> {
-    let mut triggers = of_child(service);
+/// MooncakeNodes contain the master's address.
+pub(super) fn of_service(old: Option<&Service>, service: &Service) -> Vec<Trigger> {
+    if old.is_some_and(|old| !differs(old, service)) {
+        return Vec::new();
+    }
+    let mut triggers = of_child(None, service);
     triggers.extend(nodes_of(service));
     triggers
 }
 
-pub(super) fn of_child<K: Resource>(object: &K) -> Vec<Trigger> {
+/// The Node, after a change of what its pruned object holds.
+pub(super) fn of_machine(old: Option<&Node>, node: &Node) -> Vec<Trigger> {
+    let same = old.is_some_and(|old| !differs(old, node));
+    let changed = (!same).then(|| Trigger::Node(node.name_any()));
+    changed.into_iter().collect()
+}
+
+pub(super) fn of_policy(
+    old: Option<&DeserializeGuard<MooncakeNodePolicy>>,
+    new: &DeserializeGuard<MooncakeNodePolicy>,
+) -> Vec<Trigger> {
+    let relevant = |policy: &DeserializeGuard<MooncakeNodePolicy>| {
+        let meta = policy.meta();
+        (meta.uid.clone(), meta.generation, policy.0.is_ok())
+    };
+    let same = old.is_some_and(|old| relevant(old) == relevant(new));
+    (!same).then_some(Trigger::Policies).into_iter().collect()
+}
+
+pub(super) fn of_child<K: Resource + Clone + PartialEq>(
+    old: Option<&K>,
+    object: &K,
+) -> Vec<Trigger> {
+    if old.is_some_and(|old| !differs(old, object)) {
+        return Vec::new();
+    }
     cluster_of(object)
         .map(Trigger::Cluster)
         .into_iter()
@@ -105,8 +263,8 @@ fn cluster_of<K: Resource>(object: &K) -> Option<ClusterName> {
     named(meta.namespace.clone(), cluster)
 }
 
-/// The cluster that a labelled pod asks for.
-pub fn wanted_cluster(pod: &Pod) -> Option<ClusterName> {
+/// The cluster that a labelled pod requests.
+pub fn requested_cluster(pod: &Pod) -> Option<ClusterName> {
     let namespace = pod
         .annotations()
         .get(names::ANNOTATION_CLUSTER_NAMESPACE)
@@ -121,3 +279,6 @@ fn named(namespace: Option<String>, name: Option<String>) -> Option<ClusterName>
         name: name?,
     })
 }
+
+#[cfg(test)]
+mod tests;

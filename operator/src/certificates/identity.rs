@@ -1,4 +1,4 @@
-//! A leaf certificate with the authority that signed it, and how identities stand in the Secret.
+//! A leaf certificate with the authority that signed it, and their encoding in the Secret.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use rcgen::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Certificates are valid from before they are made: clocks differ.
+/// Certificates are valid from before their creation, because clocks differ.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
-/// A certificate could not be made.
+/// A certificate could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("the webhook's certificate for {names:?} could not be made: {cause}")]
 pub struct IssueError {
@@ -21,8 +21,8 @@ pub struct IssueError {
     cause: rcgen::Error,
 }
 
-/// What serves one name: a leaf, its key, and the authority by which clients trust it. The
-/// authority signs this one leaf; its key is forgotten at once and stands nowhere.
+/// A leaf certificate, its key, and the authority that clients trust. The authority signs only this leaf; its own key
+/// is discarded at once and never stored.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Identity {
@@ -34,7 +34,7 @@ pub struct Identity {
     pub certificate: String,
     /// Key of the leaf, PEM.
     pub key: String,
-    /// End of both certificates' lives.
+    /// End of the validity period of both certificates.
     pub not_after: Timestamp,
 }
 
@@ -48,10 +48,10 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Makes a new authority and a leaf for `names`, both valid for `lifetime` from `now`.
+    /// Creates a new authority and a leaf for `names`, both valid for `lifetime` from `now`.
     ///
     /// # Errors
-    /// A name that is no DNS name, or no randomness.
+    /// An invalid DNS name, or a failure of the random number generator.
     pub fn issue(names: &[String], now: Timestamp, lifetime: Duration) -> Result<Self, IssueError> {
         Self::build(names, now, lifetime).map_err(|cause| IssueError {
             names: names.to_vec(),
@@ -106,18 +106,18 @@ fn seconds_since_epoch(at: Timestamp) -> Duration {
     Duration::try_from(at.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default()
 }
 
-/// What stands in the Secret.
+/// Data of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Stored {
-    /// What every replica serves.
+    /// The identity that every replica serves.
     pub current: Identity,
     /// Since when it is served.
     pub since: Timestamp,
-    /// What will be served once every client trusts its authority.
+    /// The next identity, served once every client trusts its authority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Identity>,
-    /// Authority of what was served before, PEM: a replica may serve it a little longer.
+    /// Authority of the previous identity, PEM. A replica may serve that identity a little longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous_authority: Option<String>,
 }
@@ -128,7 +128,7 @@ pub struct Stored {
 pub struct StoredError(#[from] serde_json::Error);
 
 impl Stored {
-    /// The first identity, or one that takes the place of what can be of no more use.
+    /// The first identity, or the replacement of an unusable one.
     #[must_use]
     pub fn first(current: Identity, since: Timestamp, before: Option<&Self>) -> Self {
         Self {
@@ -139,7 +139,7 @@ impl Stored {
         }
     }
 
-    /// The same with an identity that waits for its turn.
+    /// The same with a next identity.
     #[must_use]
     pub fn prepared(&self, next: Identity) -> Self {
         Self {
@@ -148,7 +148,7 @@ impl Stored {
         }
     }
 
-    /// The waiting identity takes over; its predecessor stays trusted.
+    /// The next identity becomes the current one. The authority of its predecessor stays trusted.
     #[must_use]
     pub fn promoted(&self, now: Timestamp) -> Self {
         match &self.next {
@@ -157,7 +157,7 @@ impl Stored {
         }
     }
 
-    /// The predecessor is trusted no longer.
+    /// Removes the authority of the predecessor.
     #[must_use]
     pub fn retired(&self) -> Self {
         Self {
@@ -189,7 +189,7 @@ impl Stored {
     /// Reads the text of the Secret.
     ///
     /// # Errors
-    /// When it is not what [`Self::encode`] writes.
+    /// A text that [`Self::encode`] did not write.
     pub fn decode(text: &[u8]) -> Result<Self, StoredError> {
         Ok(serde_json::from_slice(text)?)
     }

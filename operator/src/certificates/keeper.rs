@@ -1,5 +1,5 @@
-//! Keeps Secret, caBundle and what is served in step: every replica follows the Secret, the leader
-//! also writes.
+//! Keeps the Secret, the caBundle of the webhooks and the served certificate consistent. Every replica reads the
+//! Secret; the leader also writes.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,12 +25,14 @@ use super::schedule::{Action, Schedule, decide};
 const FIELD_MANAGER: &str = "mooncake-operator-certificates";
 /// Key in the Secret.
 const DATA_KEY: &str = "identity.json";
-/// Wait after a failed write.
+/// Key with the authorities to trust, PEM, by the name that readers of metrics know.
+const AUTHORITY_KEY: &str = "ca.crt";
+/// Delay after a failed write.
 const RETRY: Duration = Duration::from_secs(5);
-/// Longest sleep between two looks at the clock.
+/// Longest interval between two checks of the clock.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
-/// Why a write of the leader failed; it is tried again.
+/// Why a write of the leader failed. It is retried.
 #[derive(Debug, thiserror::Error)]
 enum StepError {
     #[error(transparent)]
@@ -41,19 +43,21 @@ enum StepError {
     Bundle { name: String, cause: kube::Error },
 }
 
-/// What is known of the cluster's objects.
+/// The observed objects.
 #[derive(Default)]
 struct View {
-    /// The Secret has been looked for.
+    /// Whether the Secret was read, also if it does not exist.
     secret_seen: bool,
     resource_version: Option<String>,
     stored: Option<Stored>,
+    /// The authorities in the Secret.
+    authorities: Option<Vec<u8>>,
     configuration: Option<MutatingWebhookConfiguration>,
-    /// Since when the configuration carries the stored bundle.
+    /// Since when the configuration contains the stored bundle.
     published: Option<Timestamp>,
 }
 
-/// See the module.
+/// See the documentation of the module.
 pub struct Keeper {
     secrets: Api<Secret>,
     configurations: Api<MutatingWebhookConfiguration>,
@@ -82,7 +86,7 @@ impl Keeper {
         }
     }
 
-    /// Follows and, while `leader` says so, leads. Ends never.
+    /// Reads the Secret and, while `leader` is true, writes it. Never ends.
     pub async fn run(self, mut leader: watch::Receiver<bool>) -> Infallible {
         let mut secrets = watcher::watch_object(self.secrets.clone(), &self.secret)
             .default_backoff()
@@ -124,7 +128,9 @@ impl Keeper {
         view.secret_seen = true;
         view.resource_version = secret.as_ref().and_then(ResourceExt::resource_version);
         let data = secret.and_then(|s| s.data);
-        let text = data.as_ref().and_then(|data| data.get(DATA_KEY));
+        let value = |key: &str| data.as_ref().and_then(|data| data.get(key));
+        let text = value(DATA_KEY);
+        view.authorities = value(AUTHORITY_KEY).map(|ByteString(text)| text.clone());
         let stored = text.and_then(|ByteString(text)| {
             Stored::decode(text)
                 .inspect_err(
@@ -144,7 +150,7 @@ impl Keeper {
         view.stored = stored;
     }
 
-    /// One step towards what should be; returns how long nothing is to be done.
+    /// Performs the next action and returns the time until another one is due.
     async fn lead(&self, view: &mut View) -> Result<Duration, StepError> {
         let (true, Some(configuration)) = (view.secret_seen, &view.configuration) else {
             return Ok(LONGEST_SLEEP);
@@ -160,6 +166,13 @@ impl Keeper {
         let now = Timestamp::now();
         if let Some(stored) = &view.stored {
             let bundle = stored.bundle();
+            // A Secret of release 0.1.0 has only the identity.
+            if view.authorities.as_deref() != Some(bundle.as_bytes()) {
+                let version = view.resource_version.as_deref();
+                let secret = self.write(version, stored).await?;
+                self.take_secret(view, Some(secret));
+                return Ok(Duration::ZERO);
+            }
             if carries(configuration, &bundle) {
                 view.published.get_or_insert(now);
             } else {
@@ -192,7 +205,7 @@ impl Keeper {
         Ok(Duration::ZERO)
     }
 
-    /// Writes the Secret. The resource version fences: what another leader wrote is not overwritten.
+    /// Writes the Secret. The resource version prevents that it overwrites the write of another leader.
     async fn write(
         &self,
         resource_version: Option<&str>,
@@ -206,7 +219,10 @@ impl Keeper {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": metadata,
-            "data": { DATA_KEY: ByteString(stored.encode()) },
+            "data": {
+                DATA_KEY: ByteString(stored.encode()),
+                AUTHORITY_KEY: ByteString(stored.bundle().into_bytes()),
+            },
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         self.secrets
@@ -218,7 +234,7 @@ impl Keeper {
             })
     }
 
-    /// Writes the bundle of every webhook of the configuration, and nothing else of it.
+    /// Writes the caBundle of every webhook of the configuration, and no other field.
     async fn publish(
         &self,
         configuration: &MutatingWebhookConfiguration,

@@ -1,8 +1,9 @@
-//! The certificate that is served now, exchanged in memory while connections go on.
+//! The served certificate. It is replaced in memory; existing connections continue.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -21,7 +22,7 @@ pub enum TlsError {
     Certificate(#[from] rustls::Error),
 }
 
-/// Holds what is served. Empty at first: handshakes fail until something is loaded.
+/// The served identity. Handshakes fail until one is loaded.
 #[derive(Default)]
 pub struct Resolver {
     served: RwLock<Option<Arc<CertifiedKey>>>,
@@ -31,24 +32,24 @@ impl Resolver {
     /// Serves this identity from now on.
     ///
     /// # Errors
-    /// When it is broken; what was served before goes on.
+    /// An invalid certificate or key. The previous identity is still served.
     pub fn load(&self, identity: &Identity) -> Result<(), TlsError> {
         let chain = CertificateDer::pem_slice_iter(identity.certificate.as_bytes())
             .collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes())?;
         let certified = CertifiedKey::from_der(chain, key, &provider())?;
-        let mut served = self.served.write().unwrap_or_else(PoisonError::into_inner);
+        let mut served = self.served.write();
         *served = Some(Arc::new(certified));
         Ok(())
     }
 
-    /// Whether there is something to serve.
+    /// Whether an identity is loaded.
     pub fn loaded(&self) -> bool {
         self.served().is_some()
     }
 
     fn served(&self) -> Option<Arc<CertifiedKey>> {
-        let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
+        let served = self.served.read();
         served.clone()
     }
 }
@@ -70,7 +71,7 @@ impl ResolvesServerCert for Resolver {
 /// TLS 1.2 and 1.3, no client certificates, HTTP/1.1.
 ///
 /// # Errors
-/// When the cryptography knows none of these versions.
+/// The cryptography provider supports none of these versions.
 pub fn server_config(certificate: Arc<Resolver>) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_safe_default_protocol_versions()?

@@ -1,4 +1,4 @@
-//! When certificates change: a pure decision about what is stored, by a clock that is given.
+//! Decides when certificates are replaced, from the stored identities and the time. Pure.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Lengths of the phases of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Life of an authority and its leaf.
+    /// Validity period of an authority and its leaf.
     pub lifetime: Duration,
-    /// A successor is made so long before the end.
+    /// How long before the end a successor is created.
     pub renew_before: Duration,
-    /// How long a successor's authority is announced before it is used, and its predecessor's is
-    /// trusted after it. API servers and replicas learn of a change within seconds.
+    /// How long the authority of a successor is published before it is used, and that of the predecessor is
+    /// trusted afterwards. API servers and replicas observe a change within seconds.
     pub overlap: Duration,
 }
 
@@ -30,23 +30,23 @@ impl Default for Schedule {
     }
 }
 
-/// What the leader does now.
+/// The next action of the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make an identity and serve it at once: there is none, or none that clients could accept.
+    /// Create an identity and serve it at once: there is none, or no valid one.
     Create,
-    /// Make the successor and announce its authority.
+    /// Create the successor and publish its authority.
     Prepare,
     /// Serve the successor.
     Promote,
     /// Stop trusting the predecessor.
     Retire,
-    /// Nothing before that time.
+    /// Wait until that time.
     Wait(Timestamp),
 }
 
-/// Decides. `names` are those that clients ask for; `published` is since when the stored bundle is
-/// known to be what clients trust, `None` while it is not.
+/// Decides the next action. `names`: the server names that clients use. `published`: since when clients trust the stored
+/// bundle; `None` if they do not yet.
 #[must_use]
 pub fn decide(
     now: Timestamp,
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_slept_through_the_end_starts_anew_or_takes_what_waits() {
+    fn an_expired_identity_is_replaced_by_the_prepared_or_a_new_one() {
         let first = Stored::first(issue(start()), start(), None);
         let late = first.current.not_after;
         assert_eq!(step(late, Some(&first), Some(start())), Action::Create);

@@ -1,4 +1,4 @@
-//! The master's admin port: HTTP, without proof of who asks, so that only policy guards it.
+//! The master's admin port: HTTP, without authentication; only NetworkPolicies protect it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::TcpStream;
 
-/// Longest time for one answer.
+/// Deadline of one request.
 const LIMIT: Duration = Duration::from_secs(3);
-/// Largest answer that is read, in bytes: a master with thousands of segments stays below.
+/// Largest response that is read, in bytes; enough for thousands of segments.
 const LARGEST: usize = 16 << 20;
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("connect: {0}")]

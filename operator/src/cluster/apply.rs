@@ -1,5 +1,5 @@
-//! Makes the children so: those that others need first, the pods last; then removes what the spec
-//! no longer has.
+//! Applies the objects of a cluster: first those that others need, last the pods. Then deletes those that the spec no
+//! longer contains.
 
 use std::sync::Arc;
 
@@ -9,16 +9,17 @@ use kube::{Api, Client, Resource, ResourceExt};
 
 use crate::apply::{Applied, Error, Writer, applied_otherwise};
 use crate::cluster::desired::{Children, master};
-use crate::cluster::observe::{Existing, owner};
+use crate::cluster::observe::Existing;
+use crate::pod::owner;
 
-/// The children that status looks at, after apply.
+/// The applied objects from which the status is computed.
 #[derive(Clone, Debug)]
 pub struct AppliedChildren {
     pub master: Applied<Deployment>,
     pub pools: Vec<Applied<DaemonSet>>,
 }
 
-/// Applies every child and prunes.
+/// Applies every object and deletes obsolete ones.
 pub async fn apply(
     client: &Client,
     writer: &Writer,
@@ -46,7 +47,7 @@ pub async fn apply(
     };
 
     session.one(account, &existing.accounts).await?;
-    // Policies stand before the first pod runs.
+    // Policies exist before the first pod runs.
     for policy in policies {
         session.one(policy, &existing.policies).await?;
     }
@@ -61,13 +62,13 @@ pub async fn apply(
     for pool in pools {
         applied.push(session.one(pool, &existing.daemon_sets).await?);
     }
-    // Last: a template of the user's that has its name is to keep nothing else from standing.
-    if let Some(standing) = &existing.claim_templates {
+    // Last: a user's template of the same name must not block the rest.
+    if let Some(current) = &existing.claim_templates {
         let kept: Vec<String> = claim_template.iter().map(ResourceExt::name_any).collect();
         if let Some(template) = claim_template {
-            session.one(template, standing).await?;
+            session.one(template, current).await?;
         }
-        session.prune(standing, &kept, uid.as_deref()).await?;
+        session.prune(current, &kept, uid.as_deref()).await?;
     }
     session
         .prune(&existing.daemon_sets, &kept, uid.as_deref())
@@ -112,29 +113,29 @@ impl Session<'_> {
         self.writer.apply(&api, desired, observed).await
     }
 
-    /// A restarted master forgets every key, so it is changed only when the user's wish for it is:
-    /// another release or image setting of the operator alone changes nothing.
+    /// A restarted master loses every key. Therefore it is changed only if the user changes `spec.master`, not
+    /// for another release or image setting of the operator.
     async fn master(
         &self,
         desired: Deployment,
         existing: &[Arc<Deployment>],
     ) -> Result<Applied<Deployment>, Error> {
         let name = desired.name_any();
-        let standing = existing.iter().find(|found| found.name_any() == name);
-        if let Some(standing) = standing
-            && owner(&desired.metadata) == owner(&standing.metadata)
-            && applied_otherwise(&desired, standing.as_ref())
-            && master::same_wish(&desired, standing)
+        let current = existing.iter().find(|found| found.name_any() == name);
+        if let Some(current) = current
+            && owner(&desired.metadata) == owner(&current.metadata)
+            && applied_otherwise(&desired, current.as_ref())
+            && master::same_spec(&desired, current)
         {
             return Ok(Applied {
-                object: Some(standing.as_ref().clone()),
+                object: Some(current.as_ref().clone()),
                 changed: false,
             });
         }
         self.one(desired, existing).await
     }
 
-    /// Deletes what carries the cluster's label and ownership but is no longer wanted.
+    /// Deletes the objects of the cluster that are not in `kept`.
     async fn prune<K>(
         &self,
         existing: &[Arc<K>],

@@ -1,4 +1,4 @@
-//! The objects that a cluster consists of. Pure, and it cannot fail: what could be wrong was refused
+//! The objects that a cluster consists of. Pure and infallible: invalid specs were rejected
 //! by `validate`.
 
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::apply::{LABEL_MANAGED_BY, MANAGED_BY};
 use crate::cluster::validate::{Settings, Valid};
 
 pub mod claim;
@@ -23,15 +24,10 @@ pub mod service;
 
 pub use network::ForeignPeer;
 
-/// Names who made an object, for people.
-pub(crate) const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// The value of [`LABEL_MANAGED_BY`] and of an EndpointSlice's own label of that meaning.
-pub const MANAGED_BY: &str = "mooncake-operator";
-
 /// User and group of every container in a user's namespace.
 const NONROOT: i64 = 65532;
 
-/// Every child of one cluster.
+/// Every object of one cluster.
 #[derive(Clone, Debug)]
 pub struct Children {
     pub account: ServiceAccount,
@@ -44,7 +40,7 @@ pub struct Children {
     pub claim_template: Option<ResourceClaimTemplate>,
 }
 
-/// What `cluster` should consist of. `peers` are the injected pods of other allowed namespaces.
+/// The desired objects of `cluster`. `peers` are the injected pods of other allowed namespaces.
 pub fn desired(cluster: &Valid, settings: &Settings, peers: &[ForeignPeer]) -> Children {
     Children {
         account: service::account(cluster),

@@ -1,8 +1,8 @@
-//! Which life of a master one node mounts in, as it stands in a MooncakeNode: the UID of the master's
-//! pod and, after the node's segments were taken out of it, how often that happened.
+//! The master instance in which a node mounts its segments, as written in MooncakeNode: the UID of the
+//! master's pod and how often the node's segments were unmounted from it.
 //!
-//! A node that was lost must not go on under addresses that the master has given up, so it is given
-//! another instance of the same master: the agent begins a new data epoch there.
+//! A node must not reuse addresses that the master has dropped. So after an unmount it gets another
+//! instance of the same master, and the agent starts a new epoch.
 
 /// The name of an instance.
 pub fn name(pod_uid: &str, removals: u32) -> String {
@@ -18,7 +18,7 @@ pub fn pod_uid(instance: &str) -> &str {
     instance.split_once('/').map_or(instance, |(uid, _)| uid)
 }
 
-/// How often the node's segments were taken out of that master.
+/// How often the node's segments were unmounted from that master.
 pub fn removals(instance: &str) -> u32 {
     instance
         .split_once('/')

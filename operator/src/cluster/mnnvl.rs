@@ -1,86 +1,100 @@
-//! The cluster's ComputeDomain: made where the spec asks for it, then judged.
+//! The cluster's ComputeDomain: created if the spec requires it, then its status.
 
 use crds::condition::find;
-use crds::{ConditionType, Finding, MooncakeCluster, MooncakeClusterStatus, Reason, State};
+use crds::{
+    ConditionStatus, ConditionType, MooncakeCluster, MooncakeClusterStatus, NewCondition, Reason,
+};
 use kube::Api;
 
-use crate::apply::Error as WriteError;
-use crate::cluster::{Context, verdict};
-use crate::domain::outlook::{Outlook, absent, clashes, outlook};
-use crate::domain::wanted::Found;
-use crate::domain::{self, Wanted, World, objects, view};
+use crate::apply::{Error as WriteError, Writer};
+use crate::cache::compute_domains::snapshot::DomainSnapshot;
+use crate::cache::compute_domains::{Availability, objects};
+use crate::cluster::{Context, pool_pod};
+use crate::compute_domain::request::Found;
+use crate::compute_domain::status::{DomainStatus, absent, clashes, status};
+use crate::compute_domain::{self, DomainRequest, view};
 
-/// What is to be told; `None` where the cluster wants no domain.
-pub async fn look(
+/// Creates the ComputeDomain if required; returns its status, `None` if the cluster has no spec.mnnvl.
+pub async fn reconcile(
     context: &Context,
+    writer: &Writer,
     cluster: &MooncakeCluster,
     old: &MooncakeClusterStatus,
-) -> Result<Option<Outlook>, WriteError> {
-    let Some(wanted) = Wanted::of(cluster) else {
+) -> Result<Option<DomainStatus>, WriteError> {
+    let Some(request) = DomainRequest::of(cluster) else {
         return Ok(None);
     };
-    let world = match context.caches.fabric.state() {
-        domain::State::Unknown => return Ok(Some(as_before(&wanted, old))),
-        domain::State::Absent(why) => return Ok(Some(absent(&wanted, &why))),
-        domain::State::Present(world) => world,
+    let snapshot = match context.caches.compute_domains.state() {
+        Availability::Unknown => return Ok(Some(as_before(&request, old))),
+        Availability::Absent(why) => return Ok(Some(absent(&request, &why))),
+        Availability::Present(snapshot) => snapshot,
     };
-    let failed = match make(context, &world, &wanted).await {
+    let failed = match create(context, writer, &snapshot, &request).await {
         Ok(()) => None,
         Err(error @ WriteError::Deposed { .. }) => return Err(error),
-        // The pool does not wait for it.
+        // Pools do not depend on it.
         Err(error) => Some(error.to_string()),
     };
-    let verdicts = view::of_cluster(&context.caches, &world, &wanted);
-    Ok(Some(outlook(&world, &wanted, &verdicts, failed.as_deref())))
+    let memberships = view::of_cluster(&context.caches, &snapshot, &request);
+    Ok(Some(status(
+        &snapshot,
+        &request,
+        &memberships,
+        failed.as_deref(),
+    )))
 }
 
-async fn make(context: &Context, world: &World, wanted: &Wanted) -> Result<(), WriteError> {
-    let Some(channels) = wanted.create else {
+async fn create(
+    context: &Context,
+    writer: &Writer,
+    snapshot: &DomainSnapshot,
+    request: &DomainRequest,
+) -> Result<(), WriteError> {
+    let Some(channels) = request.create else {
         return Ok(());
     };
-    match wanted.found(world) {
+    match request.found(snapshot) {
         Found::Foreign(_) => return Ok(()),
-        Found::Nothing if clashes(world, wanted) => return Ok(()),
-        // Another is made when it is gone.
-        Found::There(domain) if domain.leaving => return Ok(()),
-        Found::Nothing | Found::There(_) => {}
+        Found::Nothing if clashes(snapshot, request) => return Ok(()),
+        // Created again after its deletion.
+        Found::Usable(domain) if domain.leaving => return Ok(()),
+        Found::Nothing | Found::Usable(_) => {}
     }
     let kind = objects::compute_domains();
-    let api = Api::namespaced_with(context.client.clone(), &wanted.namespace, &kind);
-    let desired = domain::desired::compute_domain(wanted, channels);
-    let fabric = &context.caches.fabric;
-    let standing = fabric.object(&wanted.namespace, &wanted.domain);
-    context
-        .writer
-        .apply_kind(&kind.kind, &api, desired, standing.as_deref())
+    let api = Api::namespaced_with(context.client.clone(), &request.namespace, &kind);
+    let desired = compute_domain::desired::compute_domain(request, channels);
+    let compute_domains = &context.caches.compute_domains;
+    let current = compute_domains.object(&request.namespace, &request.domain);
+    writer
+        .apply_kind(&kind.kind, &api, desired, current.as_deref())
         .await?;
     Ok(())
 }
 
-/// Nothing is known yet, so nothing that was known is taken back.
-fn as_before(wanted: &Wanted, old: &MooncakeClusterStatus) -> Outlook {
+/// The previous condition and status, while the state is unknown.
+fn as_before(request: &DomainRequest, old: &MooncakeClusterStatus) -> DomainStatus {
     let kind = ConditionType::MnnvlReady;
     let finding = match find(&old.conditions, kind) {
-        Some(said) => {
-            let state = [State::True, State::False]
+        Some(previous) => {
+            let state = [ConditionStatus::True, ConditionStatus::False]
                 .into_iter()
-                .find(|state| state.as_str() == said.status)
-                .unwrap_or(State::Unknown);
-            Finding::new(
+                .find(|state| state.as_str() == previous.status)
+                .unwrap_or(ConditionStatus::Unknown);
+            NewCondition::new(
                 kind,
                 state,
-                verdict::reason(&said.reason),
-                said.message.clone(),
+                pool_pod::parse_reason(&previous.reason),
+                previous.message.clone(),
             )
         }
-        None => Finding::new(
+        None => NewCondition::new(
             kind,
-            State::Unknown,
+            ConditionStatus::Unknown,
             Reason::Progressing,
-            "not yet looked at",
+            "the ComputeDomain was not evaluated yet",
         ),
     };
-    let mut status = wanted.known.clone();
-    status.domain.clone_from(&wanted.domain);
-    Outlook { finding, status }
+    let mut status = request.known.clone();
+    status.domain.clone_from(&request.domain);
+    DomainStatus { finding, status }
 }

@@ -1,4 +1,4 @@
-//! What is there of a cluster: plain data, taken from the caches in one go.
+//! Observed state of one cluster, read from the caches at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,26 +15,27 @@ use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
-use crate::cache::{Caches, Claimable, ClusterName, of_cluster, wanted_cluster};
+use crate::cache::evictions::Eviction;
+use crate::cache::{Caches, Claimable, ClusterName, of_cluster};
 use crate::cluster::desired::ForeignPeer;
-use crate::cluster::eviction::Eviction;
+use crate::pod::{is_over, node_of, owner, ready_master};
 
-/// One cluster as the caches show it.
+/// Observed state of one cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     pub existing: Existing,
-    /// Pods labelled as the master's, whatever their state.
+    /// Pods with the label of the master, in any state.
     pub master_pods: Vec<Arc<Pod>>,
-    /// Pods that our DaemonSets made, whatever their state.
+    /// Pods that the operator's DaemonSets own, in any state.
     pub pool_pods: Vec<Arc<Pod>>,
-    /// Pods that carry a pool's labels but that no DaemonSet of ours owns.
-    pub strangers: Vec<String>,
-    /// Pods of our DaemonSets that were evicted, and for which no other is Ready yet.
+    /// Pods with a pool's labels that no DaemonSet of the operator owns.
+    pub foreign_pods: Vec<String>,
+    /// Evicted pool pods without a Ready replacement.
     pub evictions: Vec<Eviction>,
-    /// Pods that ask for this cluster, of every namespace.
+    /// Pods that request this cluster, of every namespace.
     pub labelled: Vec<Arc<Pod>>,
     /// MooncakeNodes of the nodes of those pods, by name.
-    pub reports: BTreeMap<String, MooncakeNode>,
+    pub reports: BTreeMap<String, Arc<DeserializeGuard<MooncakeNode>>>,
     pub claimable: Claimable,
 }
 
@@ -51,11 +52,11 @@ pub struct Existing {
     pub claim_templates: Option<Vec<Arc<ResourceClaimTemplate>>>,
 }
 
-/// Takes the snapshot.
+/// Reads the state.
 pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     let daemon_sets = of_cluster(&caches.daemon_sets, cluster);
     let (mut master_pods, mut pool_pods) = (Vec::new(), Vec::new());
-    for pod in of_cluster(&caches.pods, cluster) {
+    for pod in caches.pods_of.of(cluster) {
         match pod.labels().get(names::LABEL_COMPONENT).map(String::as_str) {
             Some(names::COMPONENT_MASTER) => master_pods.push(pod),
             Some(names::COMPONENT_POOL) => pool_pods.push(pod),
@@ -64,23 +65,20 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     }
     by_name(&mut master_pods);
     by_name(&mut pool_pods);
-    // A pod whose DaemonSet went with its pool is leaving, and no stranger.
-    let strangers = pool_pods
+    // A pod whose DaemonSet was deleted with its pool is being deleted too; it is not foreign.
+    let foreign_pods = pool_pods
         .extract_if(.., |pod| !daemon_sets.iter().any(|set| owns(set, pod)))
         .filter(|pod| pod.meta().deletion_timestamp.is_none())
         .map(|pod| pod.name_any())
         .collect();
-    let mut labelled = caches
-        .labelled
-        .state_filter(|pod| wanted_cluster(pod).as_ref() == Some(cluster));
+    let mut labelled = caches.labelled_of.of(cluster);
     by_name(&mut labelled);
     let sets: Vec<String> = daemon_sets.iter().filter_map(|set| set.uid()).collect();
     let nodes = pool_pods.iter().chain(&labelled);
     let nodes: BTreeSet<String> = nodes.filter_map(|pod| node_of(pod)).collect();
     let reports = nodes.into_iter().filter_map(|node| {
         let named = ObjectRef::<DeserializeGuard<MooncakeNode>>::new(&node);
-        let report = caches.reports.get(&named)?;
-        Some((node, report.0.as_ref().ok()?.clone()))
+        Some((node, caches.reports.get(&named)?))
     });
     let reports = reports.collect();
     Observed {
@@ -95,7 +93,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
         },
         master_pods,
         pool_pods,
-        strangers,
+        foreign_pods,
         evictions: caches.evictions.of(&sets, Instant::now()),
         labelled,
         reports,
@@ -104,7 +102,12 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
 }
 
 impl Observed {
-    /// The one master pod that serves.
+    /// The MooncakeNode of a node of those pods, if it can be decoded.
+    pub fn report(&self, node: &str) -> Option<&MooncakeNode> {
+        self.reports.get(node)?.0.as_ref().ok()
+    }
+
+    /// The ready master pod.
     pub fn ready_master(&self) -> Option<&Pod> {
         ready_master(&self.master_pods)
     }
@@ -133,67 +136,9 @@ impl Observed {
     }
 }
 
-/// The master pod that serves; where an old one lingers, the newest.
-pub fn ready_master(pods: &[Arc<Pod>]) -> Option<&Pod> {
-    pods.iter()
-        .filter(|pod| is_ready(pod) && pod.meta().deletion_timestamp.is_none())
-        .filter(|pod| owner(pod.meta()).is_some_and(|owner| owner.kind == "ReplicaSet"))
-        .max_by_key(|pod| pod.creation_timestamp().map(|time| time.0))
-        .map(AsRef::as_ref)
-}
-
 /// True where `set` is the controlling owner of `pod`, by UID.
 fn owns(set: &DaemonSet, pod: &Pod) -> bool {
     owner(pod.meta()).is_some_and(|owner| Some(&owner.uid) == set.meta().uid.as_ref())
-}
-
-/// The controlling owner.
-pub fn owner(
-    meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference> {
-    meta.owner_references
-        .iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true))
-}
-
-/// The pod's condition `Ready`.
-pub fn is_ready(pod: &Pod) -> bool {
-    pod.status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten())
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-/// True where the pod's containers will not run again.
-pub fn is_over(pod: &Pod) -> bool {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .is_some_and(|phase| matches!(phase, "Succeeded" | "Failed"))
-}
-
-/// The node of a pool pod: where it is bound or, before that, where its DaemonSet wants it.
-pub fn node_of(pod: &Pod) -> Option<String> {
-    let spec = pod.spec.as_ref()?;
-    spec.node_name.clone().or_else(|| {
-        let terms = &spec
-            .affinity
-            .as_ref()?
-            .node_affinity
-            .as_ref()?
-            .required_during_scheduling_ignored_during_execution
-            .as_ref()?
-            .node_selector_terms;
-        terms
-            .iter()
-            .flat_map(|term| term.match_fields.iter().flatten())
-            .find(|field| field.key == "metadata.name")?
-            .values
-            .as_ref()?
-            .first()
-            .cloned()
-    })
 }
 
 fn by_name<K: Resource>(objects: &mut [Arc<K>]) {

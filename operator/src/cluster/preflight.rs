@@ -1,43 +1,43 @@
-//! What a pod that waits is told of its node, where its cluster asks for checks of the node: an annotation, which the
-//! kubelet shows to the pod's gate as a file. The webhook gives it to pods whose gate reads it. Pure.
+//! The preflight annotation: results of the node checks that the cluster requires, for a waiting pod. The
+//! pod's gate reads it as a downward API file. The webhook adds it to pods whose gate reads it. Pure.
 
 use std::collections::BTreeSet;
 
 use crds::check::CheckFinding;
 use crds::condition::shorten;
 use crds::policy::CheckAction;
-use crds::{CheckId, MooncakeNode, Reason, names};
+use crds::{CheckId, MooncakeNode, Reason, Verdict, Vocabulary, Word, names};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use crate::admission::GATE_CONTAINER;
+use crate::cluster::pool_pod::current_report;
 use crate::cluster::validate::Valid;
-use crate::cluster::verdict::heard;
+use crate::pod::GATE_CONTAINER;
 
-/// The node whose checks the pod waits for; none where its gate does not ask, or is open, so that nobody reads it
-/// any more.
+/// The node whose checks the pod waits for; none if its gate does not read them, or is open.
 pub fn waits_for(pod: &Pod) -> Option<&str> {
     let node = pod.spec.as_ref()?.node_name.as_deref()?;
-    (said(pod).is_some() && !is_open(pod)).then_some(node)
+    (current(pod).is_some() && !is_open(pod)).then_some(node)
 }
 
-/// What is to stand in the annotation of a pod that waits for that node. `report` is whole: what is kept of one
-/// lacks what was found of the node itself.
-pub fn word(cluster: &Valid, report: Option<&MooncakeNode>) -> String {
-    let (reason, words) = judge(&cluster.preflight, report);
-    shorten(&format!("{reason}: {words}"))
+/// The annotation for a pod that waits for that node. `report` comes from the API server: the cached one
+/// lacks the findings of the node.
+pub fn annotation(cluster: &Valid, report: Option<&MooncakeNode>) -> String {
+    let (reason, message) = evaluate(&cluster.preflight, report);
+    // A gate of release 0.1.0 reads it as well.
+    shorten(&format!("{}: {message}", reason.written()))
 }
 
-/// What the pod was told.
-pub fn said(pod: &Pod) -> Option<&str> {
-    let said = pod.annotations().get(names::ANNOTATION_PREFLIGHT);
-    said.map(String::as_str)
+/// The pod's current annotation.
+pub fn current(pod: &Pod) -> Option<&str> {
+    let annotation = pod.annotations().get(names::ANNOTATION_PREFLIGHT);
+    annotation.map(String::as_str)
 }
 
-/// What keeps the pod waiting, of what it was told.
+/// The annotation, if it keeps the pod waiting.
 pub fn holds(pod: &Pod) -> Option<&str> {
     let passed = Reason::AsExpected.as_str();
-    said(pod).filter(|said| said.split(':').next() != Some(passed))
+    current(pod).filter(|current| current.split(':').next() != Some(passed))
 }
 
 fn is_open(pod: &Pod) -> bool {
@@ -46,57 +46,63 @@ fn is_open(pod: &Pod) -> bool {
     gates.any(|gate| gate.started == Some(true))
 }
 
-fn judge(checks: &[CheckId], report: Option<&MooncakeNode>) -> (Reason, String) {
+fn evaluate(checks: &[CheckId], report: Option<&MooncakeNode>) -> (Reason, String) {
     if checks.is_empty() {
-        let words = "the cluster asks for nothing of the node any more";
-        return (Reason::AsExpected, words.to_owned());
+        let message = "the cluster requires no node checks";
+        return (Reason::AsExpected, message.to_owned());
     }
-    let report = match heard(report) {
+    let report = match current_report(report) {
         Ok(report) => report,
-        Err((reason, words)) => return (reason, words),
+        Err((reason, message)) => return (reason, message),
     };
     let node = report.name_any();
-    let untold = |words: &str| (Reason::PreflightUntold, format!("node {node}: {words}"));
+    let pending = |message: &str| (Reason::PreflightPending, format!("node {node}: {message}"));
     let Some((status, counts)) = report
         .status
         .as_ref()
         .and_then(|status| Some((status, status.checks.as_ref()?)))
     else {
-        return untold("its agent has not looked at it yet");
+        return pending("its agent has not run the checks yet");
     };
     if let Some(policy) = &report.spec.policy {
         let ignored = |check: &&CheckId| policy.action(**check) == CheckAction::Ignore;
         if let Some(check) = checks.iter().find(ignored) {
-            let words = format!(
-                "node {node}: check {} is ignored there by MooncakeNodePolicy {}",
+            let message = format!(
+                "node {node}: MooncakeNodePolicy {1} ignores check {0}",
                 check.as_str(),
                 policy.name
             );
-            return (Reason::CheckIgnored, words);
+            return (Reason::CheckIgnored, message);
         }
     }
-    let asked = |finding: &&CheckFinding| checks.contains(&finding.check);
-    let found: Vec<&CheckFinding> = status.findings.iter().filter(asked).collect();
+    // A check of another release may be a required one under another name.
+    let required = |finding: &&CheckFinding| match finding.check.known() {
+        Some(check) => checks.contains(&check),
+        None => finding.verdict.severity() != Verdict::Warn,
+    };
+    let found: Vec<&CheckFinding> = status.findings.iter().filter(required).collect();
     if let [worst, others @ ..] = found.as_slice() {
-        let mut words = format!(
-            "node {node}: check {} finds of {}: {}",
+        let mut message = format!(
+            "node {node}: check {} failed on {}: {}",
             worst.check.as_str(),
             worst.subject,
             worst.message
         );
         if !others.is_empty() {
-            words.push_str(&format!("; and {} more", others.len()));
+            message.push_str(&format!("; and {} more", others.len()));
         }
-        return (worst.reason, words);
+        return worst.reason.or(Reason::PreflightPending, &message);
     }
-    let told: BTreeSet<CheckId> = status.findings.iter().map(|found| found.check).collect();
+    let listed: BTreeSet<Word<CheckId>> = status.findings.iter().map(|found| found.check).collect();
     let all = counts.failed + counts.warned + counts.unknown;
-    if told.len() < usize::try_from(all).unwrap_or(usize::MAX) {
-        return untold("more is found there than its MooncakeNode can list: repair that first");
+    if listed.len() < usize::try_from(all).unwrap_or(usize::MAX) {
+        return pending(
+            "it has more findings than its MooncakeNode can list; resolve the listed ones first",
+        );
     }
     let names: Vec<&str> = checks.iter().map(|check| check.as_str()).collect();
-    let words = format!("node {node}: nothing found by {}", names.join(", "));
-    (Reason::AsExpected, words)
+    let message = format!("node {node}: no findings of {}", names.join(", "));
+    (Reason::AsExpected, message)
 }
 
 #[cfg(test)]
@@ -104,19 +110,19 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    fn pod(node: &str, started: bool, stands: &str) -> Pod {
+    fn pod(node: &str, started: bool, annotations: &str) -> Pod {
         serde_yaml_ng::from_str(&format!(
-            "{{metadata: {{name: a, namespace: team, annotations: {{{stands}}}}}, \
+            "{{metadata: {{name: a, namespace: team, annotations: {{{annotations}}}}}, \
              spec: {{{node} containers: []}}, status: {{initContainerStatuses: [{{name: {GATE_CONTAINER}, \
              image: x, imageID: x, ready: false, restartCount: 0, started: {started}}}]}}}}"
         ))
         .unwrap()
     }
 
-    const UNTOLD: &str = "mooncake.io/preflight: 'PreflightUntold: x'";
+    const PENDING: &str = "mooncake.io/preflight: 'PreflightPending: x'";
 
     fn waiting() -> Pod {
-        pod("nodeName: n1,", false, UNTOLD)
+        pod("nodeName: n1,", false, PENDING)
     }
 
     fn report(policy: &str, status: &str) -> MooncakeNode {
@@ -132,50 +138,64 @@ mod tests {
     const WARNS: &str = "findings: [{check: EphemeralPorts, verdict: Warn, reason: EphemeralPortsLow, \
         subject: node, message: it has 900, since: '2026-01-01T00:00:00Z'}]";
 
-    fn told(report: Option<&MooncakeNode>) -> String {
+    fn result(report: Option<&MooncakeNode>) -> String {
         let cluster = fixture::valid("{preflight: {checks: [EphemeralPorts, Clock]}}");
-        word(&cluster, report)
+        annotation(&cluster, report)
     }
 
     #[test]
-    fn a_warning_of_a_check_that_is_asked_for_holds_and_one_of_another_does_not() {
+    fn only_findings_of_required_checks_hold_the_pod() {
         let found = report("", &format!("{COUNTS}, {WARNS}"));
         assert_eq!(
-            told(Some(&found)),
-            "EphemeralPortsLow: node n1: check EphemeralPorts finds of node: it has 900"
+            result(Some(&found)),
+            "EphemeralPortsLow: node n1: check EphemeralPorts failed on node: it has 900"
         );
         let other = WARNS.replace("EphemeralPorts,", "MapCount,");
         let other = report("", &format!("{COUNTS}, {other}"));
         assert_eq!(
-            told(Some(&other)),
-            "AsExpected: node n1: nothing found by EphemeralPorts, Clock"
+            result(Some(&other)),
+            "AsExpected: node n1: no findings of EphemeralPorts, Clock"
         );
     }
 
     #[test]
-    fn what_is_not_known_of_the_node_is_never_taken_for_good() {
+    fn an_unknown_result_never_passes() {
         let reason = |report: Option<&MooncakeNode>| {
-            let said = told(report);
-            said.split_once(':').unwrap().0.to_owned()
+            let current = result(report);
+            current.split_once(':').unwrap().0.to_owned()
         };
         assert_eq!(reason(None), "AgentMissing");
         assert_eq!(reason(Some(&report("", ""))), "PreflightUntold");
-        // A warning that the list has no room for.
+        // A warning that is not in the list.
         assert_eq!(reason(Some(&report("", COUNTS))), "PreflightUntold");
+        // A check of another release that does not pass; a warning of it holds nothing.
+        let of = |verdict: &str| {
+            let other = WARNS.replace("check: EphemeralPorts", "check: OfTheNextRelease");
+            report(
+                "",
+                &format!("{COUNTS}, {}", other.replace("verdict: Warn", verdict)),
+            )
+        };
+        assert_eq!(reason(Some(&of("verdict: Fail"))), "EphemeralPortsLow");
+        assert_eq!(reason(Some(&of("verdict: Worse"))), "EphemeralPortsLow");
+        assert_eq!(reason(Some(&of("verdict: Warn"))), "AsExpected");
+        let unknown = WARNS.replace("reason: EphemeralPortsLow", "reason: OfTheNextRelease");
+        let unknown = report("", &format!("{COUNTS}, {unknown}"));
+        assert_eq!(reason(Some(&unknown)), "PreflightUntold");
         let ignored = "policy: {name: p, checks: [{id: Clock, action: Ignore}]}";
         let ignored = report(ignored, &format!("{COUNTS}, {WARNS}"));
         assert_eq!(reason(Some(&ignored)), "CheckIgnored");
     }
 
     #[test]
-    fn only_a_pod_that_asks_and_has_a_node_and_is_not_let_go_waits_for_it() {
+    fn only_a_scheduled_pod_with_a_closed_gate_that_reads_the_annotation_waits() {
         assert_eq!(waits_for(&waiting()), Some("n1"));
         assert_eq!(waits_for(&pod("nodeName: n1,", false, "")), None);
-        assert_eq!(waits_for(&pod("", false, UNTOLD)), None);
+        assert_eq!(waits_for(&pod("", false, PENDING)), None);
         let passed = "mooncake.io/preflight: 'AsExpected: node n1'";
         let open = pod("nodeName: n1,", true, passed);
         assert_eq!(waits_for(&open), None);
         assert_eq!(holds(&open), None);
-        assert_eq!(holds(&waiting()), Some("PreflightUntold: x"));
+        assert_eq!(holds(&waiting()), Some("PreflightPending: x"));
     }
 }

@@ -1,159 +1,362 @@
-//! Which pool pod is replaced next: one at a time over the whole cluster, the next only when all
-//! others serve again. Deleting a pod makes it ask for its drain; its DaemonSet makes the successor.
+//! Decides which pool pods are replaced next, and records it in `status.rollout`. A deleted pod drains; its
+//! DaemonSet creates the successor. Pure.
 //!
 //! ```text
-//! outdated and serving --(all others serve)--> deleted --drain--> gone --> new pod --> serving
-//! outdated and surely not serving --(at once)--> deleted
+//! outdated --(room in maxUnavailable)--> recorded, deleted --drain--> gone --> successor --> serves: forgotten
+//! recorded --(no successor serves within drain + deadline)--> stopped: nothing more is deleted
+//! did not serve when the rollout began --> tolerated: not unavailable until it serves once
 //! ```
+//!
+//! The caller stores the record before it deletes a pod: a restarted operator thus knows its own victims.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
-/// One pool pod, as far as its replacement is concerned.
+use crds::update::{PoolPlace, ROLLOUT_LIMIT, ReplacedPod, RolloutStatus, Update};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Time after which the counts of a DaemonSet certainly include a deletion.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// What the rollout needs to know of one pool pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub name: String,
     pub uid: String,
-    pub node: String,
-    /// Made for another wish than the spec's.
+    pub place: PoolPlace,
+    /// Created for another spec.
     pub outdated: bool,
     pub leaving: bool,
-    /// `None`: nobody can say.
+    /// `None`: unknown.
     pub serving: Option<bool>,
 }
 
-/// What to do next.
+/// What a decision is made of.
+#[derive(Clone, Debug)]
+pub struct Facts<'a> {
+    /// Fingerprint of the pools' spec.
+    pub revision: &'a str,
+    pub pods: &'a [Pod],
+    /// Number of pods that the DaemonSets want.
+    pub desired: usize,
+    /// Number of pods that the DaemonSets have not created yet; `None` while one has not observed its current
+    /// template, as it would recreate a deleted pod from the old one.
+    pub missing: Option<usize>,
+    pub update: &'a Update,
+    /// `drainSeconds` of each pool.
+    pub drain_seconds: &'a BTreeMap<String, u32>,
+    pub now: Timestamp,
+}
+
+/// What the rollout does now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Every pod is as the spec wishes.
+    /// Every pod matches the spec.
     Done,
-    /// A pod is outdated, but another must come back first.
+    /// Only pods that cannot be replaced are outdated: nobody knows what they hold.
+    Left { outdated: usize, on: String },
+    /// Pods are outdated, but others must serve first.
     Wait { outdated: usize, on: String },
-    /// Delete this pod.
-    Replace { outdated: usize, pod: Pod },
+    /// These pods are deleted.
+    Replace { outdated: usize, pods: Vec<Pod> },
+    /// The successor of a replaced pod does not serve in time.
+    Stopped { outdated: usize, place: PoolPlace },
+}
+
+/// The decision: what to record first, and then to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub step: Step,
+    /// `None`: no rollout is in progress.
+    pub record: Option<RolloutStatus>,
+    /// Time until the next deadline.
+    pub recheck: Option<Duration>,
+}
+
+impl Decision {
+    fn done() -> Self {
+        Self {
+            step: Step::Done,
+            record: None,
+            recheck: None,
+        }
+    }
+}
+
+impl Step {
+    /// True while pods are being replaced or waited for.
+    pub fn is_rolling(&self) -> bool {
+        matches!(self, Self::Wait { .. } | Self::Replace { .. })
+    }
 }
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Done => f.write_str("no pool pod is outdated"),
+            Self::Left { outdated, on } => write!(
+                f,
+                "{outdated} pool pods keep the old spec until their nodes respond: {on}"
+            ),
             Self::Wait { outdated, on } => {
+                write!(f, "replacing {outdated} pool pods; waiting for {on}")
+            }
+            Self::Replace { outdated, pods } => {
+                let first = pods.first().map_or("", |pod| &pod.place.node);
                 write!(
                     f,
-                    "{outdated} pool pods are to be replaced; waiting for {on}"
+                    "replacing {outdated} pool pods; now {} from {first} on",
+                    pods.len()
                 )
             }
-            Self::Replace { outdated, pod } => write!(
+            Self::Stopped { outdated, place } => write!(
                 f,
-                "{outdated} pool pods are to be replaced; now {} on {}",
-                pod.name, pod.node
+                "the pod of pool {} on {} was replaced and does not serve within \
+                 spec.update.progressDeadlineSeconds; {outdated} pool pods are outdated and stay",
+                place.pool, place.node
             ),
         }
     }
 }
 
-/// The next step. `missing` pods are wanted by a DaemonSet but do not exist yet; `None` while one has
-/// not seen its present template, from which a pod deleted now would come back as it was.
-pub fn next(pods: &[Pod], missing: Option<usize>) -> Step {
-    let mut outdated: Vec<&Pod> = pods
-        .iter()
-        .filter(|pod| pod.outdated && !pod.leaving)
-        .collect();
-    outdated.sort_by(|a, b| (&a.node, &a.name).cmp(&(&b.node, &b.name)));
-    let count = outdated.len();
-    if count == 0 {
-        return Step::Done;
-    }
-    let replace = |pod: &Pod| Step::Replace {
-        outdated: count,
-        pod: pod.clone(),
+/// The next step, from what was recorded before.
+pub fn next(facts: &Facts<'_>, before: Option<&RolloutStatus>) -> Decision {
+    let outdated: Vec<&Pod> = {
+        let stay = facts.pods.iter().filter(|pod| pod.outdated && !pod.leaving);
+        let mut stay: Vec<&Pod> = stay.collect();
+        stay.sort_by(|a, b| (&a.place.node, &a.place.pool).cmp(&(&b.place.node, &b.place.pool)));
+        stay
     };
+    let count = outdated.len();
+    if count == 0 && before.is_none_or(|before| before.replaced.is_empty()) {
+        return Decision::done();
+    }
+    let mut record = match before {
+        Some(before) if before.revision == facts.revision => before.clone(),
+        before => begin(facts, before),
+    };
+    follow(facts, &mut record);
+    if count == 0 && record.replaced.is_empty() {
+        return Decision::done();
+    }
+    let recheck = record
+        .replaced
+        .iter()
+        .filter_map(|replaced| facts.limit(replaced).checked_sub(facts.age(replaced)))
+        .min();
+    let step = step(facts, &mut record, &outdated);
+    Decision {
+        step,
+        record: Some(record),
+        // Whole seconds, so that the deadline has passed by then.
+        recheck: recheck.map(|left| left + Duration::from_secs(1)),
+    }
+}
+
+/// The record of a new rollout. Pods that the previous one replaced a moment ago are not tolerated: otherwise
+/// each change of the spec would allow one more of them.
+fn begin(facts: &Facts<'_>, before: Option<&RolloutStatus>) -> RolloutStatus {
+    let replaced = before.map_or(&[][..], |before| &before.replaced);
+    let replaced: Vec<ReplacedPod> = replaced
+        .iter()
+        .filter(|replaced| !facts.is_late(replaced))
+        .cloned()
+        .collect();
+    let ours: BTreeSet<PoolPlace> = replaced.iter().map(place_of).collect();
+    let broken = facts
+        .pods
+        .iter()
+        .filter(|pod| !pod.leaving && pod.serving != Some(true) && !ours.contains(&pod.place));
+    let tolerated: BTreeSet<PoolPlace> = broken.map(|pod| pod.place.clone()).collect();
+    let absent = ours.iter().filter(|place| facts.pod_at(place).is_none());
+    let missing = facts.missing.unwrap_or(0).saturating_sub(absent.count());
+    RolloutStatus {
+        revision: facts.revision.to_owned(),
+        tolerated: tolerated.into_iter().take(ROLLOUT_LIMIT).collect(),
+        missing: u32::try_from(missing).ok().filter(|missing| *missing > 0),
+        replaced,
+    }
+}
+
+/// Removes what serves from the record.
+fn follow(facts: &Facts<'_>, record: &mut RolloutStatus) {
+    record.tolerated.retain(|place| {
+        let pod = facts.pod_at(place);
+        pod.is_none_or(|pod| pod.leaving || pod.serving != Some(true))
+    });
+    record.replaced.retain(|replaced| {
+        let place = place_of(replaced);
+        match facts.pod_at(&place) {
+            Some(pod) => pod.uid == replaced.uid || pod.leaving || pod.serving != Some(true),
+            // Neither the DaemonSet wants a pod there any more.
+            None => {
+                let drain = facts.drain(&replaced.pool);
+                facts.missing != Some(0) || facts.age(replaced) < drain + SETTLED
+            }
+        }
+    });
+    let missing = u32::try_from(facts.others_missing(record)).unwrap_or(u32::MAX);
+    record.missing = record.missing.map(|before| before.min(missing));
+    record.missing = record.missing.filter(|missing| *missing > 0);
+}
+
+fn step(facts: &Facts<'_>, record: &mut RolloutStatus, outdated: &[&Pod]) -> Step {
+    let count = outdated.len();
     let wait = |on: String| Step::Wait {
         outdated: count,
         on,
     };
-    let Some(missing) = missing else {
+    if let Some(late) = record.replaced.iter().find(|pod| facts.is_late(pod)) {
+        return Step::Stopped {
+            outdated: count,
+            place: place_of(late),
+        };
+    }
+    let Some(_) = facts.missing else {
         return wait("the DaemonSet to take up its new template".to_owned());
     };
-    if let Some(leaving) = pods.iter().find(|pod| pod.leaving) {
-        return wait(format!("{} to leave {}", leaving.name, leaving.node));
+    let tolerated: BTreeSet<&PoolPlace> = record.tolerated.iter().collect();
+    let mut replaced: BTreeSet<PoolPlace> = record.replaced.iter().map(place_of).collect();
+    let again = |pod: &&&Pod| {
+        let one = record
+            .replaced
+            .iter()
+            .find(|one| place_of(one) == pod.place);
+        // Recorded by an operator that ended before the deletion, or a successor that an even newer spec may mend.
+        one.is_some_and(|one| one.uid == pod.uid || pod.serving == Some(false))
+    };
+    let mut chosen: Vec<Pod> = outdated
+        .iter()
+        .filter(again)
+        .map(|pod| (*pod).clone())
+        .collect();
+    record.replaced.retain(|one| {
+        let place = place_of(one);
+        !chosen
+            .iter()
+            .any(|pod| pod.place == place && pod.uid != one.uid)
+    });
+    let away: BTreeSet<PoolPlace> = facts
+        .pods
+        .iter()
+        .filter(|pod| pod.leaving || pod.serving != Some(true))
+        .filter(|pod| !tolerated.contains(&pod.place))
+        .map(|pod| pod.place.clone())
+        .collect();
+    let missing = facts
+        .others_missing(record)
+        .saturating_sub(usize::try_from(record.missing.unwrap_or(0)).unwrap_or(usize::MAX));
+    let limit = facts.update.max_unavailable.of(facts.desired);
+    let limit = limit.min(ROLLOUT_LIMIT);
+    let mut unavailable = away.union(&replaced).count() + missing;
+    // A tolerated place is in progress until its successor exists.
+    let mut in_progress = replaced.len()
+        + record
+            .tolerated
+            .iter()
+            .filter(|place| facts.pod_at(place).is_none_or(|pod| pod.leaving))
+            .count();
+    let idle = outdated.iter().filter(|pod| pod.serving == Some(false));
+    let serving = outdated.iter().filter(|pod| pod.serving == Some(true));
+    // Idle pods hold no readable data, so they go first.
+    for pod in idle.chain(serving) {
+        if replaced.contains(&pod.place) {
+            continue;
+        }
+        let counted = away.contains(&pod.place) || tolerated.contains(&pod.place);
+        if in_progress >= limit || (!counted && unavailable >= limit) {
+            break;
+        }
+        in_progress += 1;
+        unavailable += usize::from(!counted);
+        chosen.push((*pod).clone());
+        if !tolerated.contains(&pod.place) {
+            replaced.insert(pod.place.clone());
+        }
     }
-    // It holds nothing that anybody could read.
-    if let Some(idle) = outdated.iter().find(|pod| pod.serving == Some(false)) {
-        return replace(idle);
+    let new = chosen
+        .iter()
+        .filter(|pod| replaced.contains(&pod.place))
+        .filter(|pod| !record.replaced.iter().any(|one| one.uid == pod.uid))
+        .map(|pod| ReplacedPod {
+            pool: pod.place.pool.clone(),
+            node: pod.place.node.clone(),
+            uid: pod.uid.clone(),
+            since: Time(facts.now),
+        });
+    let new: Vec<ReplacedPod> = new.collect();
+    record.replaced.extend(new);
+    if !chosen.is_empty() {
+        return Step::Replace {
+            outdated: count,
+            pods: chosen,
+        };
     }
-    if let Some(other) = pods.iter().find(|pod| pod.serving != Some(true)) {
-        return wait(format!("{} on {} to serve", other.name, other.node));
+    let awaited = record.replaced.first().map(place_of);
+    if let Some(place) = awaited.or_else(|| away.first().cloned()) {
+        return wait(format!(
+            "the pod of pool {} on {} to serve",
+            place.pool, place.node
+        ));
     }
     if missing > 0 {
-        return wait(format!("{missing} pods to be made"));
+        return wait(format!("{missing} pods to be created"));
     }
-    replace(outdated[0])
+    if in_progress > 0 {
+        return wait("pods that did not serve to be created again".to_owned());
+    }
+    let left: Vec<&str> = outdated.iter().map(|pod| pod.place.node.as_str()).collect();
+    Step::Left {
+        outdated: count,
+        on: left.first().copied().unwrap_or_default().to_owned(),
+    }
+}
+
+impl Facts<'_> {
+    /// The pod of a place; where an old one still drains beside its successor, the successor.
+    fn pod_at(&self, place: &PoolPlace) -> Option<&Pod> {
+        let pods = self.pods.iter().filter(|pod| pod.place == *place);
+        pods.min_by_key(|pod| pod.leaving)
+    }
+
+    /// Missing pods, without those of recorded places.
+    fn others_missing(&self, record: &RolloutStatus) -> usize {
+        let replaced = record.replaced.iter().map(place_of);
+        let recorded: BTreeSet<PoolPlace> =
+            replaced.chain(record.tolerated.iter().cloned()).collect();
+        let absent = recorded.iter().filter(|place| self.pod_at(place).is_none());
+        self.missing.unwrap_or(0).saturating_sub(absent.count())
+    }
+
+    fn drain(&self, pool: &str) -> Duration {
+        let seconds = self.drain_seconds.get(pool).copied().unwrap_or(0);
+        Duration::from_secs(seconds.into())
+    }
+
+    fn limit(&self, replaced: &ReplacedPod) -> Duration {
+        let deadline = Duration::from_secs(self.update.progress_deadline_seconds.into());
+        self.drain(&replaced.pool) + deadline
+    }
+
+    /// Time since the deletion; zero if the clock of an earlier leader was ahead.
+    fn age(&self, replaced: &ReplacedPod) -> Duration {
+        let age = self.now.duration_since(replaced.since.0);
+        Duration::try_from(age).unwrap_or_default()
+    }
+
+    fn is_late(&self, replaced: &ReplacedPod) -> bool {
+        self.age(replaced) > self.limit(replaced)
+    }
+}
+
+fn place_of(replaced: &ReplacedPod) -> PoolPlace {
+    PoolPlace {
+        pool: replaced.pool.clone(),
+        node: replaced.node.clone(),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pod(node: &str, outdated: bool, serving: Option<bool>) -> Pod {
-        Pod {
-            name: format!("kv-pool-default-{node}"),
-            uid: format!("uid-{node}"),
-            node: node.to_owned(),
-            outdated,
-            leaving: false,
-            serving,
-        }
-    }
-
-    fn replaced(step: &Step) -> Option<&str> {
-        match step {
-            Step::Replace { pod, .. } => Some(&pod.node),
-            Step::Done | Step::Wait { .. } => None,
-        }
-    }
-
-    #[test]
-    fn pods_are_replaced_in_the_order_of_their_nodes_when_all_serve() {
-        let pods = [
-            pod("n2", true, Some(true)),
-            pod("n1", true, Some(true)),
-            pod("n3", false, Some(true)),
-        ];
-        assert_eq!(replaced(&next(&pods, Some(0))), Some("n1"));
-    }
-
-    #[test]
-    fn the_next_waits_until_the_last_one_serves_again() {
-        let mut pods = [pod("n1", true, Some(true)), pod("n2", true, Some(true))];
-        pods[0].leaving = true;
-        assert!(matches!(
-            next(&pods, Some(0)),
-            Step::Wait { outdated: 1, .. }
-        ));
-        let gone = &pods[1..];
-        assert!(
-            matches!(next(gone, Some(1)), Step::Wait { .. }),
-            "not yet made"
-        );
-        let back = [pod("n1", false, Some(false)), pods[1].clone()];
-        assert!(
-            matches!(next(&back, Some(0)), Step::Wait { .. }),
-            "not yet serving"
-        );
-        let back = [pod("n1", false, Some(true)), pods[1].clone()];
-        assert_eq!(replaced(&next(&back, Some(0))), Some("n2"));
-    }
-
-    #[test]
-    fn a_pod_that_cannot_start_is_replaced_first_but_an_unheard_one_never() {
-        let pods = [pod("n1", true, Some(true)), pod("n2", true, Some(false))];
-        assert_eq!(replaced(&next(&pods, Some(0))), Some("n2"));
-        let pods = [pod("n1", true, None), pod("n2", true, Some(true))];
-        assert!(matches!(next(&pods, Some(0)), Step::Wait { .. }));
-    }
-
-    #[test]
-    fn nothing_outdated_is_done_whatever_else_is_wrong() {
-        assert_eq!(next(&[pod("n1", false, Some(false))], Some(3)), Step::Done);
-    }
-}
+mod tests;

@@ -4,24 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::cluster::{Transport, TransportPolicy};
 use crds::condition::merge;
-use crds::{ByteSize, ConditionType, Finding, MooncakeClusterStatus, Reason, State, names};
+use crds::{
+    ByteSize, ConditionStatus, ConditionType, MooncakeClusterStatus, NewCondition, Reason, names,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use crate::cache::Claimable;
-use crate::cluster::injected;
+use crate::cluster::injection;
 use crate::cluster::observe::Observed;
+use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
 use crate::cluster::rollout;
 use crate::cluster::validate::{Valid, transport};
-use crate::cluster::verdict::{Service, Verdict, not_running};
-use crate::domain::outlook::Outlook;
+use crate::compute_domain::status::DomainStatus;
+use crate::pod::not_running;
 
-/// Troubles that a message tells of at most.
-const TOLD: usize = 4;
+/// Most problems in a message.
+const MAX_LISTED: usize = 4;
 
-/// What a status is made of.
+/// The facts from which a status is computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     pub cluster: &'a Valid,
@@ -29,15 +32,17 @@ pub struct Facts<'a> {
     /// The DaemonSets after apply, in the order of the spec; `None`: written, not yet seen.
     pub pools: &'a [Option<DaemonSet>],
     /// Every pool pod of the cluster.
-    pub verdicts: &'a [Verdict],
-    pub rollout: &'a rollout::Step,
+    pub pod_statuses: &'a [PoolPodStatus],
+    pub rollout: &'a rollout::Decision,
+    /// The number of changes that a pause withholds; `None`: not paused.
+    pub withheld: Option<usize>,
     /// Percent of the capacity that holds objects.
     pub used: Option<u8>,
     /// `None`: the cluster wants no ComputeDomain.
-    pub mnnvl: Option<&'a Outlook>,
+    pub mnnvl: Option<&'a DomainStatus>,
 }
 
-/// The status to stand in the object.
+/// The new status.
 pub fn compute(
     facts: &Facts<'_>,
     old: &MooncakeClusterStatus,
@@ -47,44 +52,45 @@ pub fn compute(
         cluster,
         observed,
         pools,
-        verdicts,
+        pod_statuses,
         rollout,
+        withheld: _,
         used,
         mnnvl,
     } = *facts;
-    let serving = serving(verdicts);
-    let wanted = wanted(pools, verdicts);
+    let serving = serving(pod_statuses).len();
+    let wanted = wanted(pools, pod_statuses);
     let transport = transport(&cluster.transports);
     let parts = [
         master(observed),
         pools_ready(facts),
         transports_ready(transport.as_ref(), unclaimed(cluster, &observed.claimable)),
     ];
-    let mut findings = summary(&parts, rollout, serving.len(), wanted);
+    let mut findings = summary(facts, &parts, (serving, wanted));
     findings.extend(parts);
-    findings.push(injected::finding(cluster, &observed.labelled));
+    findings.push(injection::finding(cluster, &observed.labelled));
     findings.extend(mnnvl.map(|outlook| outlook.finding.clone()));
-    let bytes: u64 = verdicts
+    let bytes: u64 = pod_statuses
         .iter()
-        .map(|verdict| match verdict.service {
-            Service::Serving { bytes } => bytes,
-            Service::Not { .. } | Service::Unknown { .. } => 0,
+        .map(|pod_status| match pod_status.service {
+            PoolService::Serving { bytes } => bytes,
+            PoolService::NotServing { .. } | PoolService::Unknown { .. } => 0,
         })
         .sum();
     MooncakeClusterStatus {
         observed_generation: Some(cluster.generation),
         conditions: merge(&old.conditions, &findings, Some(cluster.generation), now),
-        nodes: Some(format!("{}/{wanted}", serving.len())),
+        nodes: Some(format!("{serving}/{wanted}")),
         capacity: Some(ByteSize(bytes)),
         used: used.map(|percent| format!("{percent}%")),
-        transport: transport.ok(),
+        transport: transport.ok().map(Into::into),
         master_endpoint: Some(names::master_endpoint(&cluster.name, &cluster.namespace)),
         mnnvl: mnnvl.map(|outlook| outlook.status.clone()),
+        rollout: rollout.record.clone(),
     }
 }
 
-/// The status of a cluster that cannot be carried out, or whose work failed: what is known stays,
-/// `Ready` does not.
+/// The status of a cluster whose reconcile failed: `Ready` is not True, all else is kept.
 pub fn failed(
     old: &MooncakeClusterStatus,
     generation: i64,
@@ -93,10 +99,14 @@ pub fn failed(
     stalled: bool,
     now: Timestamp,
 ) -> MooncakeClusterStatus {
+    let progress = if stalled {
+        ConditionType::Stalled
+    } else {
+        ConditionType::Reconciling
+    };
     let mut findings = vec![
-        Finding::new(ConditionType::Ready, false, reason, message),
-        Finding::new(ConditionType::Stalled, stalled, reason, message),
-        Finding::new(ConditionType::Reconciling, !stalled, reason, message),
+        NewCondition::new(ConditionType::Ready, false, reason, message),
+        NewCondition::new(progress, true, reason, message),
     ];
     let others = [
         ConditionType::MasterReady,
@@ -108,11 +118,11 @@ pub fn failed(
     for kind in others {
         match crds::condition::find(&old.conditions, kind) {
             Some(before) => conditions.push(before.clone()),
-            None => findings.push(Finding::new(
+            None => findings.push(NewCondition::new(
                 kind,
-                State::Unknown,
+                ConditionStatus::Unknown,
                 reason,
-                "not yet looked at",
+                "not evaluated yet",
             )),
         }
     }
@@ -127,71 +137,86 @@ pub fn failed(
     }
 }
 
+/// Ready, and the conditions that are present only while they are true (the conventions of kstatus).
 fn summary(
-    parts: &[Finding],
-    rollout: &rollout::Step,
-    serving: usize,
-    wanted: usize,
-) -> Vec<Finding> {
-    let worst = parts
-        .iter()
-        .find(|part| part.state == State::False)
-        .or_else(|| parts.iter().find(|part| part.state == State::Unknown));
-    let ready = match worst {
-        Some(part) => Finding::new(
+    facts: &Facts<'_>,
+    parts: &[NewCondition; 3],
+    (serving, wanted): (usize, usize),
+) -> Vec<NewCondition> {
+    let enough = enough_serve(facts, serving, wanted);
+    let counted = |part: &&NewCondition| part.kind != ConditionType::PoolsReady || !enough;
+    let worst = [ConditionStatus::False, ConditionStatus::Unknown]
+        .into_iter()
+        .find_map(|state| {
+            let mut parts = parts.iter().filter(counted);
+            parts.find(|part| part.state == state)
+        });
+    let is = |kind, reason, message: String| NewCondition::new(kind, true, reason, message);
+    let mut findings = vec![match worst {
+        Some(part) => NewCondition::new(
             ConditionType::Ready,
             part.state,
             part.reason,
             part.message.clone(),
         ),
-        None => Finding::new(
+        None => is(
             ConditionType::Ready,
-            true,
             Reason::AsExpected,
             format!("{serving} of {wanted} nodes serve; the master is ready"),
         ),
+    }];
+    let rollout = &facts.rollout.step;
+    let stuck = worst.filter(|part| needs_user_action(part.reason));
+    let stalled = match (stuck, rollout) {
+        (Some(part), _) => Some((part.reason, part.message.clone())),
+        (None, rollout::Step::Stopped { .. }) => {
+            Some((Reason::RolloutStopped, rollout.to_string()))
+        }
+        (None, _) => None,
     };
-    let stuck = worst.filter(|part| needs_a_person(part.reason));
-    let stalled = match stuck {
-        Some(part) => Finding::new(
-            ConditionType::Stalled,
-            true,
-            part.reason,
-            format!("{} Remedy: {}", part.message, part.reason.remedy()),
-        ),
-        None => Finding::new(
-            ConditionType::Stalled,
-            false,
-            Reason::AsExpected,
-            "nothing waits for a person",
-        ),
-    };
-    let rolling = !matches!(rollout, rollout::Step::Done);
-    let reconciling = match worst {
-        Some(part) if stuck.is_none() => Finding::new(
-            ConditionType::Reconciling,
-            true,
-            Reason::Progressing,
-            part.message.clone(),
-        ),
-        _ if rolling => Finding::new(
-            ConditionType::Reconciling,
-            true,
-            Reason::Progressing,
-            rollout.to_string(),
-        ),
-        _ => Finding::new(
-            ConditionType::Reconciling,
-            false,
-            Reason::AsExpected,
-            "the spec is carried out",
-        ),
-    };
-    vec![ready, stalled, reconciling]
+    let withheld = facts.withheld.filter(|withheld| *withheld > 0);
+    if let Some((reason, message)) = stalled {
+        let message = format!("{message} Remedy: {}", reason.remedy());
+        findings.push(is(ConditionType::Stalled, reason, message));
+    } else if let Some(part) = worst {
+        let message = part.message.clone();
+        findings.push(is(ConditionType::Reconciling, Reason::Progressing, message));
+    } else if let Some(withheld) = withheld {
+        let message = format!("{withheld} changes wait for the end of the pause");
+        findings.push(is(ConditionType::Reconciling, Reason::Paused, message));
+    } else if rollout.is_rolling() {
+        let message = rollout.to_string();
+        findings.push(is(ConditionType::Reconciling, Reason::Progressing, message));
+    }
+    // The strict part: it names the nodes that do not serve.
+    let pools = parts
+        .iter()
+        .find(|part| part.kind == ConditionType::PoolsReady);
+    if enough && let Some(pools) = pools.filter(|pools| pools.state != ConditionStatus::True) {
+        let message = pools.message.clone();
+        findings.push(is(ConditionType::Degraded, pools.reason, message));
+    }
+    if let Some(withheld) = facts.withheld {
+        let by = if facts.cluster.paused {
+            "spec.paused is true"
+        } else {
+            "the operator is paused (chart value operator.paused)"
+        };
+        let message = format!("{by}: no object is changed; {withheld} changes wait");
+        findings.push(is(ConditionType::Paused, Reason::Paused, message));
+    }
+    findings
 }
 
-/// Causes that stay until a person changes something.
-fn needs_a_person(reason: Reason) -> bool {
+/// True if `spec.minReadyPercent` of the nodes serve, rounded up, and the DaemonSets have counted them.
+fn enough_serve(facts: &Facts<'_>, serving: usize, wanted: usize) -> bool {
+    let mut sets = facts.pools.iter().map(|set| scheduled(set.as_ref()?));
+    let counted = sets.all(|scheduled| scheduled.is_some_and(|scheduled| scheduled.desired > 0));
+    counted && wanted > 0 && serving * 100 >= wanted * usize::from(facts.cluster.min_ready_percent)
+}
+
+/// Causes that stay until the user changes something.
+fn needs_user_action(reason: Reason) -> bool {
     matches!(
         reason,
         Reason::InvalidSpec
@@ -205,19 +230,16 @@ fn needs_a_person(reason: Reason) -> bool {
     )
 }
 
-fn master(observed: &Observed) -> Finding {
+fn master(observed: &Observed) -> NewCondition {
     let kind = ConditionType::MasterReady;
     if let Some(pod) = observed.ready_master() {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let place = node.unwrap_or("an unnamed node");
-        return Finding::new(
+        return NewCondition::new(
             kind,
             true,
             Reason::AsExpected,
-            format!(
-                "master pod {} on {place} says that it serves",
-                pod.name_any()
-            ),
+            format!("master pod {} on {place} is ready", pod.name_any()),
         );
     }
     let message = match observed.master_pods.last() {
@@ -226,10 +248,10 @@ fn master(observed: &Observed) -> Finding {
             .to_owned(),
         Some(pod) => format!("master pod {}: {}", pod.name_any(), trouble(pod)),
     };
-    Finding::new(kind, false, Reason::MasterNotReady, message)
+    NewCondition::new(kind, false, Reason::MasterNotReady, message)
 }
 
-/// Why a master pod does not serve, in the words of those who know.
+/// Why a master pod does not serve, by scheduler, kubelet or master.
 fn trouble(pod: &Pod) -> String {
     if pod.metadata.deletion_timestamp.is_some() {
         return "it is being deleted".to_owned();
@@ -240,8 +262,8 @@ fn trouble(pod: &Pod) -> String {
         .flat_map(|status| status.conditions.iter().flatten())
         .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
         .and_then(|condition| condition.message.clone());
-    if let Some(words) = unscheduled {
-        return format!("it is not scheduled: {words}");
+    if let Some(text) = unscheduled {
+        return format!("it is not scheduled: {text}");
     }
     let containers = status.iter().flat_map(|status| {
         let init = status.init_container_statuses.iter().flatten();
@@ -251,10 +273,10 @@ fn trouble(pod: &Pod) -> String {
     containers
         .into_iter()
         .find_map(not_running)
-        .unwrap_or_else(|| "it runs but does not say that it serves".to_owned())
+        .unwrap_or_else(|| "it runs but is not ready".to_owned())
 }
 
-/// Why injected pods are given no RDMA device, where each is to have one.
+/// Why injected pods get no RDMA device although the cluster requires one.
 fn unclaimed<'a>(cluster: &Valid, claimable: &'a Claimable) -> Option<&'a str> {
     match claimable {
         Claimable::No(why) if cluster.transports.rdma == TransportPolicy::Require => Some(why),
@@ -262,52 +284,64 @@ fn unclaimed<'a>(cluster: &Valid, claimable: &'a Claimable) -> Option<&'a str> {
     }
 }
 
-fn transports_ready(transport: Result<&Transport, &String>, unclaimed: Option<&str>) -> Finding {
+fn transports_ready(
+    transport: Result<&Transport, &String>,
+    unclaimed: Option<&str>,
+) -> NewCondition {
     let kind = ConditionType::TransportsReady;
     match transport {
-        Ok(Transport::Tcp) => Finding::new(kind, true, Reason::AsExpected, "stock pods use TCP"),
-        Ok(Transport::Rdma) => Finding::new(kind, true, Reason::AsExpected, "stock pods use RDMA"),
+        Ok(Transport::Tcp) => {
+            NewCondition::new(kind, true, Reason::AsExpected, "stock pods use TCP")
+        }
+        Ok(Transport::Rdma) => {
+            NewCondition::new(kind, true, Reason::AsExpected, "stock pods use RDMA")
+        }
         Err(why) => {
             let mut message = why.clone();
             if let Some(unclaimed) = unclaimed {
                 message.push_str("; injected pods are given no RDMA device: ");
                 message.push_str(unclaimed);
             }
-            Finding::new(kind, false, Reason::NoUsableTransport, message)
+            NewCondition::new(kind, false, Reason::NoUsableTransport, message)
         }
     }
 }
 
-fn pools_ready(facts: &Facts<'_>) -> Finding {
+fn pools_ready(facts: &Facts<'_>) -> NewCondition {
     let Facts {
         cluster,
         observed,
         pools,
-        verdicts,
+        pod_statuses,
         rollout,
+        withheld: _,
         used: _,
         mnnvl: _,
     } = *facts;
     let kind = ConditionType::PoolsReady;
     for (pool, set) in cluster.pools.iter().zip(pools) {
         let Some(wanted) = set.as_ref().and_then(scheduled) else {
-            let message = format!("pool {}: its DaemonSet was not yet looked at", pool.name);
-            return Finding::new(kind, false, Reason::Progressing, message);
+            let message = format!("pool {}: its DaemonSet is not processed yet", pool.name);
+            return NewCondition::new(kind, false, Reason::Progressing, message);
         };
         if wanted.desired == 0 {
-            return Finding::new(kind, false, Reason::NoNodeMatches, no_node(pool));
+            return NewCondition::new(kind, false, Reason::NoNodeMatches, no_node(pool));
         }
     }
-    let mut troubles: Vec<(State, Reason, String)> = verdicts
+    let mut troubles: Vec<(ConditionStatus, Reason, String)> = pod_statuses
         .iter()
-        .filter_map(|verdict| match &verdict.service {
-            Service::Serving { .. } => None,
-            Service::Not { reason, message } => {
-                Some((State::False, *reason, tell(verdict, *reason, message)))
-            }
-            Service::Unknown { reason, message } => {
-                Some((State::Unknown, *reason, tell(verdict, *reason, message)))
-            }
+        .filter_map(|pod_status| match &pod_status.service {
+            PoolService::Serving { .. } => None,
+            PoolService::NotServing { reason, message } => Some((
+                ConditionStatus::False,
+                *reason,
+                describe(pod_status, *reason, message),
+            )),
+            PoolService::Unknown { reason, message } => Some((
+                ConditionStatus::Unknown,
+                *reason,
+                describe(pod_status, *reason, message),
+            )),
         })
         .collect();
     for (pool, set) in cluster.pools.iter().zip(pools) {
@@ -315,7 +349,7 @@ fn pools_ready(facts: &Facts<'_>) -> Finding {
             && wanted.desired > wanted.current
         {
             troubles.push((
-                State::False,
+                ConditionStatus::False,
                 Reason::PoolPodPending,
                 format!(
                     "pool {}: {} of {} pods exist; if it stays so, see the events of DaemonSet {} \
@@ -328,55 +362,55 @@ fn pools_ready(facts: &Facts<'_>) -> Finding {
             ));
         }
     }
-    // What a person can act on comes first.
+    // Causes that the user can resolve come first.
     troubles.sort_by_key(|(state, reason, _)| {
         (
-            *state != State::False,
-            !needs_a_person(*reason),
+            *state != ConditionStatus::False,
+            !needs_user_action(*reason),
             *reason != Reason::PoolPodEvicted,
             *reason == Reason::Draining,
         )
     });
     let Some((state, reason, _)) = troubles.first().cloned() else {
-        let mut message = format!("{} pool pods serve", verdicts.len());
-        if *rollout != rollout::Step::Done {
-            message.push_str(&format!("; {rollout}"));
+        let mut message = format!("{} pool pods serve", pod_statuses.len());
+        if rollout.step != rollout::Step::Done {
+            message.push_str(&format!("; {}", rollout.step));
         }
-        if !observed.strangers.is_empty() {
+        if !observed.foreign_pods.is_empty() {
             message.push_str(&format!(
                 "; not served, because no DaemonSet of this cluster made it: {}",
-                listed(&observed.strangers)
+                listed(&observed.foreign_pods)
             ));
         }
-        return Finding::new(kind, true, Reason::AsExpected, message);
+        return NewCondition::new(kind, true, Reason::AsExpected, message);
     };
-    let told: Vec<String> = troubles.into_iter().map(|(_, _, words)| words).collect();
-    // The words of others may end with a full stop already.
-    let told = listed(&told);
+    let listed_problems: Vec<String> = troubles.into_iter().map(|(_, _, text)| text).collect();
+    // A foreign message may end with a full stop.
+    let listed_problems = listed(&listed_problems);
     let message = format!(
         "{}. Remedy: {}",
-        told.trim_end_matches('.'),
+        listed_problems.trim_end_matches('.'),
         reason.remedy()
     );
-    Finding::new(kind, state, reason, message)
+    NewCondition::new(kind, state, reason, message)
 }
 
-/// The first few, and how many more there are.
-fn listed(words: &[String]) -> String {
-    let mut told = words[..words.len().min(TOLD)].join("; ");
-    if words.len() > TOLD {
-        told.push_str(&format!("; and {} more", words.len() - TOLD));
+/// The first few, and the number of the others.
+fn listed(text: &[String]) -> String {
+    let mut listed_problems = text[..text.len().min(MAX_LISTED)].join("; ");
+    if text.len() > MAX_LISTED {
+        listed_problems.push_str(&format!("; and {} more", text.len() - MAX_LISTED));
     }
-    told
+    listed_problems
 }
 
-fn tell(verdict: &Verdict, reason: Reason, message: &str) -> String {
-    let node = if verdict.node.is_empty() {
+fn describe(pod_status: &PoolPodStatus, reason: Reason, message: &str) -> String {
+    let node = if pod_status.node.is_empty() {
         "no node yet"
     } else {
-        &verdict.node
+        &pod_status.node
     };
-    format!("{node}: pool pod {}: {reason}: {message}", verdict.pod)
+    format!("{node}: pool pod {}: {reason}: {message}", pod_status.pod)
 }
 
 fn no_node(pool: &crate::cluster::validate::Pool) -> String {
@@ -404,7 +438,7 @@ pub(crate) struct Scheduled {
     pub(crate) current: usize,
 }
 
-/// What the DaemonSet controller counts; `None` until it has seen the present spec.
+/// The counts of the DaemonSet controller; `None` until it has observed the current spec.
 pub(crate) fn scheduled(set: &DaemonSet) -> Option<Scheduled> {
     let status = set.status.as_ref()?;
     if status.observed_generation < set.metadata.generation {
@@ -418,11 +452,11 @@ pub(crate) fn scheduled(set: &DaemonSet) -> Option<Scheduled> {
 }
 
 /// Nodes all of whose pool pods serve.
-fn serving(verdicts: &[Verdict]) -> BTreeSet<&str> {
+fn serving(pod_statuses: &[PoolPodStatus]) -> BTreeSet<&str> {
     let mut nodes: BTreeMap<&str, bool> = BTreeMap::new();
-    for verdict in verdicts {
-        let serves = matches!(verdict.service, Service::Serving { .. });
-        *nodes.entry(&verdict.node).or_insert(true) &= serves;
+    for pod_status in pod_statuses {
+        let serves = matches!(pod_status.service, PoolService::Serving { .. });
+        *nodes.entry(&pod_status.node).or_insert(true) &= serves;
     }
     nodes
         .into_iter()
@@ -430,9 +464,9 @@ fn serving(verdicts: &[Verdict]) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Nodes that are to store: those with a pod, and at least as many as a DaemonSet counts.
-fn wanted(pools: &[Option<DaemonSet>], verdicts: &[Verdict]) -> usize {
-    let nodes: BTreeSet<&str> = verdicts.iter().map(|v| v.node.as_str()).collect();
+/// Number of nodes that should have a pool pod: those with a pod, and at least as many as a DaemonSet counts.
+fn wanted(pools: &[Option<DaemonSet>], pod_statuses: &[PoolPodStatus]) -> usize {
+    let nodes: BTreeSet<&str> = pod_statuses.iter().map(|v| v.node.as_str()).collect();
     let counted = pools
         .iter()
         .flatten()

@@ -1,21 +1,27 @@
-//! How full the pool is, asked of the master's admin port at most once a minute.
+//! Usage of the pools, read from the masters' admin ports at most once a minute. A cluster is reconciled only when its
+//! rounded usage changed.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crds::names;
+use crds::{MooncakeCluster, names};
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use parking_lot::Mutex;
 
+use crate::cache::{Caches, ClusterName, Trigger};
 use crate::cluster::admin;
+use crate::pod::ready_master;
 
-/// Shortest time between two questions to one master.
+/// Shortest time between two requests to one master.
 const PERIOD: Duration = Duration::from_secs(60);
-/// The same while it has not said anything yet: it is young, or too busy.
-pub(super) const UNKNOWN_PERIOD: Duration = Duration::from_secs(5);
-/// Use is told in steps of so many percent.
+/// The same while the master has not answered yet.
+const UNKNOWN_PERIOD: Duration = Duration::from_secs(5);
+/// Masters that are read at a time.
+const CONCURRENCY: usize = 8;
+/// Usage is rounded to steps of this many percent; any object is at least one step, so that 0 means empty.
 const STEP: u64 = 5;
 
 #[derive(Clone, Debug)]
@@ -31,49 +37,89 @@ impl Reading {
     }
 }
 
-/// Remembers what each cluster's master said last.
+/// The last usage of each cluster, by UID.
 #[derive(Debug, Default)]
 pub struct Meter {
     readings: Mutex<HashMap<String, Reading>>,
 }
 
 impl Meter {
-    /// Percent of the capacity that holds objects; `None` where nobody knows.
-    pub async fn read(&self, cluster: &str, master: Option<&Pod>) -> Option<u8> {
-        let master = master?;
-        let uid = master.uid()?;
-        let known = self.lock().get(cluster).cloned();
-        let known = known.filter(|known| known.master == uid);
-        if let Some(known) = known.as_ref()
-            && known.fresh(known.at.elapsed())
-        {
-            return known.percent;
-        }
-        let address: IpAddr = master.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
-        let address = SocketAddr::new(address, names::MASTER_ADMIN_PORT);
-        let percent = match admin::get(address, "/metrics").await {
-            Ok(text) => percent(&text),
-            Err(error) => {
-                tracing::debug!(master = %master.name_any(), %address, %error, "use not read");
-                // What it said last is nearer to the truth than nothing, and no news.
-                known.and_then(|known| known.percent)
-            }
-        };
-        self.lock().insert(
-            cluster.to_owned(),
-            Reading {
-                master: uid,
-                at: Instant::now(),
-                percent,
-            },
-        );
-        percent
+    /// Percent of the capacity that holds objects; `None` if unknown.
+    pub fn last(&self, cluster: &str, master: Option<&Pod>) -> Option<u8> {
+        let reading = self.readings.lock().get(cluster).cloned()?;
+        let same = master.and_then(|master| master.uid()) == Some(reading.master);
+        reading.percent.filter(|_| same)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Reading>> {
-        self.readings
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// Reads every master, until dropped.
+    pub async fn run(&self, caches: &Caches) {
+        let mut ticks = tokio::time::interval(UNKNOWN_PERIOD);
+        loop {
+            ticks.tick().await;
+            let clusters = caches.clusters.state();
+            let clusters: Vec<&MooncakeCluster> = clusters
+                .iter()
+                .filter_map(|cluster| cluster.0.as_ref().ok())
+                .collect();
+            self.readings.lock().retain(|uid, _| {
+                clusters
+                    .iter()
+                    .any(|one| one.metadata.uid.as_ref() == Some(uid))
+            });
+            futures::stream::iter(clusters)
+                .for_each_concurrent(CONCURRENCY, |cluster| self.read(caches, cluster))
+                .await;
+        }
+    }
+
+    /// Reads the cluster's master if the last reading is old; triggers the cluster if the result is another.
+    async fn read(&self, caches: &Caches, cluster: &MooncakeCluster) {
+        let (Some(namespace), Some(uid)) = (cluster.namespace(), cluster.uid()) else {
+            return;
+        };
+        let name = ClusterName {
+            namespace,
+            name: cluster.name_any(),
+        };
+        let masters = caches.masters_of.of(&name);
+        let Some(master) = ready_master(&masters) else {
+            return;
+        };
+        let known = self.readings.lock().get(&uid).cloned();
+        let known = known.filter(|known| Some(&known.master) == master.uid().as_ref());
+        if known
+            .as_ref()
+            .is_some_and(|known| known.fresh(known.at.elapsed()))
+        {
+            return;
+        }
+        let before = known.and_then(|known| known.percent);
+        let Some(percent) = ask(master, before).await else {
+            return;
+        };
+        let reading = Reading {
+            master: master.uid().unwrap_or_default(),
+            at: Instant::now(),
+            percent,
+        };
+        self.readings.lock().insert(uid, reading);
+        if percent != before {
+            caches.trigger(Trigger::Cluster(name));
+        }
+    }
+}
+
+/// Reads one master. Without an answer the last value stays: it is better than none and causes no write. `None` if
+/// the pod has no address.
+async fn ask(master: &Pod, before: Option<u8>) -> Option<Option<u8>> {
+    let address: IpAddr = master.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+    let address = SocketAddr::new(address, names::MASTER_ADMIN_PORT);
+    match admin::get(address, "/metrics").await {
+        Ok(text) => Some(percent(&text)),
+        Err(error) => {
+            tracing::debug!(master = %master.name_any(), %address, %error, "use not read");
+            Some(before)
+        }
     }
 }
 
@@ -92,7 +138,8 @@ fn percent(text: &str) -> Option<u8> {
     }
     let share = (allocated / capacity).clamp(0.0, 1.0);
     // Whole steps of a share in 0..=1: between 0 and 100.
-    let steps = (share * (100 / STEP) as f64).round();
+    let least = if allocated > 0.0 { 1.0 } else { 0.0 };
+    let steps = (share * (100 / STEP) as f64).round().max(least);
     (0..=100 / STEP)
         .find(|step| *step as f64 >= steps)
         .and_then(|step| u8::try_from(step * STEP).ok())
@@ -110,14 +157,26 @@ mod tests {
     }
 
     #[test]
-    fn use_is_rounded_to_5_percent() {
-        for (allocated, told) in [(0, 0), (24, 0), (26, 5), (500, 50), (999, 100), (1200, 100)] {
-            assert_eq!(percent(&text(allocated, 1000)), Some(told), "{allocated}");
+    fn use_is_rounded_to_5_percent_and_only_an_empty_pool_is_0() {
+        for (allocated, reported) in [
+            (0, 0),
+            (1, 5),
+            (24, 5),
+            (76, 10),
+            (500, 50),
+            (999, 100),
+            (1200, 100),
+        ] {
+            assert_eq!(
+                percent(&text(allocated, 1000)),
+                Some(reported),
+                "{allocated}"
+            );
         }
     }
 
     #[test]
-    fn a_master_that_has_said_nothing_is_asked_again_soon() {
+    fn a_master_without_an_answer_is_read_again_soon() {
         let reading = |percent| Reading {
             master: String::new(),
             at: Instant::now(),
@@ -129,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_master_and_a_foreign_answer_tell_nothing() {
+    fn an_empty_master_and_a_foreign_answer_have_no_usage() {
         assert_eq!(percent(&text(0, 0)), None);
         assert_eq!(percent("<html>"), None);
     }

@@ -1,16 +1,17 @@
-//! A MooncakeCluster that can be carried out. Parses; nothing after it looks at the raw spec.
+//! Validates a MooncakeCluster spec. Later stages use only the result.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crds::CheckId;
 use crds::cluster::{NumaPolicy, PageSize, TransportPolicy, Transports};
+use crds::update::Update;
 use crds::{MooncakeCluster, Reason};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 
-/// What every cluster takes from the operator's settings.
+/// Settings of the operator that every cluster uses.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Namespace of the operator, whose pods may read the master's admin port.
@@ -20,9 +21,11 @@ pub struct Settings {
     pub master_image: String,
     /// PriorityClass of pool pods; `None`: none.
     pub pool_priority_class: Option<String>,
+    /// Namespaces whose pods may read the master's metrics.
+    pub metrics_namespaces: Vec<String>,
 }
 
-/// A cluster without open questions.
+/// A valid cluster, with all defaults.
 #[derive(Clone, Debug)]
 pub struct Valid {
     pub name: String,
@@ -40,6 +43,10 @@ pub struct Valid {
     pub allow_host_network: bool,
     /// Peers outside Kubernetes, sorted.
     pub addresses: Vec<IpAddr>,
+    pub update: Update,
+    /// Percentage of nodes that must serve.
+    pub min_ready_percent: u8,
+    pub paused: bool,
 }
 
 impl Valid {
@@ -76,7 +83,7 @@ pub struct Master {
     pub resources: Option<ResourceRequirements>,
 }
 
-/// Why a spec cannot be carried out; waits for a change of the spec.
+/// Why a spec is invalid. Only a change of the spec helps.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -140,6 +147,9 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         allowed_namespaces,
         allow_host_network: spec.access.allow_host_network,
         addresses,
+        update: spec.update.clone().unwrap_or_default(),
+        min_ready_percent: spec.min_ready_percent(),
+        paused: spec.paused,
     })
 }
 
@@ -251,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_no_node_can_carry_is_refused_by_its_words() {
+    fn an_invalid_node_selector_is_rejected() {
         for selector in [
             "{'bad key': x}",
             "{ok: 'no spaces'}",
@@ -266,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn s27_required_rdma_says_what_to_change() {
+    fn required_rdma_is_rejected_with_a_remedy() {
         let valid = validate(&fixture::cluster("{transports: {rdma: Require}}")).unwrap();
         assert!(transport(&valid.transports).unwrap_err().contains("Prefer"));
         let pd = validate(&fixture::cluster("{usage: [Pd, HiCache]}")).unwrap();

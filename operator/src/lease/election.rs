@@ -1,8 +1,8 @@
-//! Who leads, decided from what was read and when. Pure: the time is an argument.
+//! Decides who leads, from the Lease as read and the time of reading. Pure: the time is an argument.
 //!
 //! ```text
 //! Follower --(free, or seen unchanged for DURATION; written)--> Leader
-//! Leader --(somebody else's name read)--> Follower
+//! Leader --(another holder read)--> Follower
 //! Leader --(not renewed for MAY_START_WRITES)--> writes nothing, still tries to renew
 //! ```
 
@@ -13,20 +13,20 @@ use crate::lease::DURATION;
 /// A leader starts no write later than this after it began its last renewal.
 pub(crate) const MAY_START_WRITES: Duration = Duration::from_secs(10);
 
-/// What stands in the Lease. Times in it are of another clock and are not read.
+/// Content of the Lease, without its times, which are of another clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Empty: given up.
+    /// Empty: released.
     pub holder: String,
     pub transitions: i32,
-    /// Resource version: it moves with each renewal.
+    /// Resource version, which changes with each renewal.
     pub version: String,
 }
 
-/// What to do after a look at the Lease.
+/// What to do after reading the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Somebody else holds it.
+    /// Another replica holds it.
     Wait,
     /// Create, take or renew it.
     Write { transitions: i32 },
@@ -79,7 +79,7 @@ impl Election {
         }
     }
 
-    /// Our write, begun at `started`, came back.
+    /// Records that our write, started at `started`, succeeded.
     pub fn wrote(&mut self, record: &Record, started: Instant) {
         self.seen = Some((record.clone(), started));
         self.renewed = Some(started);
@@ -98,7 +98,7 @@ impl Election {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apply::WRITE_LIMIT;
+    use crate::lease::WRITE_LIMIT;
 
     fn record(holder: &str, version: u64) -> Record {
         Record {
@@ -112,7 +112,7 @@ mod tests {
     fn a_free_lease_is_taken_at_once_and_kept_by_renewing() {
         let (start, mut a) = (Instant::now(), Election::new("a".to_owned()));
         assert_eq!(a.look(None, start), Step::Write { transitions: 0 });
-        assert_eq!(a.leads_until(), None, "asking is not leading");
+        assert_eq!(a.leads_until(), None, "the Lease is not written yet");
         a.wrote(&record("a", 1), start);
         assert_eq!(a.leads_until(), Some(start + MAY_START_WRITES));
         let given_up = a.look(Some(&record("", 2)), start);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_lease_is_taken_only_after_it_stood_still_for_its_duration() {
+    fn a_held_lease_is_taken_only_after_no_renewal_for_its_duration() {
         let (start, mut b) = (Instant::now(), Election::new("b".to_owned()));
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(b.look(Some(&record("a", 1)), start), Step::Wait);

@@ -1,7 +1,7 @@
-//! Who may read the metrics: the API server decides, and its answers are kept for a short while.
+//! Decides who may read the metrics, by TokenReview and SubjectAccessReview of the API server. Results are cached for a
+//! short time.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
@@ -10,30 +10,31 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 
 use crate::apply::fingerprint;
 
-/// How long an answer of the API server is believed.
-const BELIEVED: Duration = Duration::from_secs(60);
-/// Longest time for one question.
+/// How long an answer of the API server is cached.
+const CACHED_FOR: Duration = Duration::from_secs(60);
+/// Deadline of one review.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Tokens that are remembered at a time; strangers cannot make it more.
-const REMEMBERED: usize = 128;
+/// Most tokens that are cached, so that unknown clients cannot fill the memory.
+const CACHED_TOKENS: usize = 128;
 
-/// What a token is good for.
+/// Whether a token may read the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum AccessDecision {
     Allowed,
-    /// Nobody's token.
+    /// The token authenticates no user.
     Unknown,
     Forbidden,
-    /// The API server gave no answer.
-    Unheard,
+    /// The API server did not answer.
+    Unavailable,
 }
 
 pub(super) struct Access {
     client: Client,
-    answers: Mutex<HashMap<String, (Verdict, Instant)>>,
+    answers: Mutex<HashMap<String, (AccessDecision, Instant)>>,
 }
 
 impl Access {
@@ -44,33 +45,33 @@ impl Access {
         }
     }
 
-    pub(super) async fn check(&self, token: &str) -> Verdict {
+    pub(super) async fn check(&self, token: &str) -> AccessDecision {
         let key = fingerprint(&token);
-        if let Some((verdict, at)) = self.lock().get(&key).copied()
-            && at.elapsed() < BELIEVED
+        if let Some((decision, at)) = self.answers.lock().get(&key).copied()
+            && at.elapsed() < CACHED_FOR
         {
-            return verdict;
+            return decision;
         }
-        let asked = tokio::time::timeout(LIMIT, self.ask(token)).await;
-        let verdict = match asked {
-            Ok(Ok(verdict)) => verdict,
+        let answer = tokio::time::timeout(LIMIT, self.review(token)).await;
+        let decision = match answer {
+            Ok(Ok(decision)) => decision,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "a reader of the metrics could not be checked");
-                return Verdict::Unheard;
+                return AccessDecision::Unavailable;
             }
-            Err(_) => return Verdict::Unheard,
+            Err(_) => return AccessDecision::Unavailable,
         };
-        let mut answers = self.lock();
-        if answers.len() >= REMEMBERED {
-            answers.retain(|_, (_, at)| at.elapsed() < BELIEVED);
+        let mut answers = self.answers.lock();
+        if answers.len() >= CACHED_TOKENS {
+            answers.retain(|_, (_, at)| at.elapsed() < CACHED_FOR);
         }
-        if answers.len() < REMEMBERED {
-            answers.insert(key, (verdict, Instant::now()));
+        if answers.len() < CACHED_TOKENS {
+            answers.insert(key, (decision, Instant::now()));
         }
-        verdict
+        decision
     }
 
-    async fn ask(&self, token: &str) -> kube::Result<Verdict> {
+    async fn review(&self, token: &str) -> kube::Result<AccessDecision> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -82,7 +83,7 @@ impl Access {
         let review = reviews.create(&PostParams::default(), &review).await?;
         let status = review.status.unwrap_or_default();
         let Some(user) = status.user.filter(|_| status.authenticated == Some(true)) else {
-            return Ok(Verdict::Unknown);
+            return Ok(AccessDecision::Unknown);
         };
         let reviews = Api::<SubjectAccessReview>::all(self.client.clone());
         let review = reviews
@@ -90,16 +91,10 @@ impl Access {
             .await?;
         let allowed = review.status.is_some_and(|status| status.allowed);
         Ok(if allowed {
-            Verdict::Allowed
+            AccessDecision::Allowed
         } else {
-            Verdict::Forbidden
+            AccessDecision::Forbidden
         })
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Verdict, Instant)>> {
-        self.answers
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

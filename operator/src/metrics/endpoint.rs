@@ -1,6 +1,5 @@
-//! GET /metrics over TLS, for whom the API server knows and allows.
+//! GET /metrics over TLS, for users that the API server authenticates and authorizes.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -10,28 +9,24 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kube::Client;
-use tokio::net::TcpListener;
 
-use crate::admission::serve_tls;
 use crate::certificates::{Resolver, TlsError, server_config};
 use crate::metrics::Metrics;
-use crate::metrics::access::{Access, Verdict};
+use crate::metrics::access::{Access, AccessDecision};
+use crate::{listener, tls_server};
 
 /// Where and with what the metrics are served.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub address: SocketAddr,
+    pub port: u16,
     pub certificate: Arc<Resolver>,
 }
 
 /// Why they are not.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("metrics port {address}: {source}")]
-    Listen {
-        address: SocketAddr,
-        source: std::io::Error,
-    },
+    #[error("cannot listen on the metrics port {port}: {source}")]
+    Listen { port: u16, source: std::io::Error },
     #[error("metrics port: {0}")]
     Tls(#[from] TlsError),
 }
@@ -48,14 +43,11 @@ pub async fn serve(
     metrics: Metrics,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let Settings {
-        address,
-        certificate,
-    } = settings;
+    let Settings { port, certificate } = settings;
     let tls = server_config(certificate)?;
-    let listener = TcpListener::bind(address)
+    let listener = listener::listen(port)
         .await
-        .map_err(|source| Error::Listen { address, source })?;
+        .map_err(|source| Error::Listen { port, source })?;
     let shared = Arc::new(Shared {
         metrics,
         access: Access::new(client),
@@ -63,7 +55,7 @@ pub async fn serve(
     let routes = Router::new()
         .route("/metrics", get(answer))
         .with_state(shared);
-    serve_tls(listener, tls, routes, shutdown).await;
+    tls_server::serve(listener, tls, routes, shutdown).await;
     Ok(())
 }
 
@@ -78,15 +70,15 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respon
         return unknown();
     };
     match shared.access.check(token).await {
-        Verdict::Allowed => {}
-        Verdict::Unknown => return unknown(),
-        Verdict::Forbidden => {
-            let words = "the token's user may not get the non-resource URL /metrics\n";
-            return (StatusCode::FORBIDDEN, words).into_response();
+        AccessDecision::Allowed => {}
+        AccessDecision::Unknown => return unknown(),
+        AccessDecision::Forbidden => {
+            let body = "the token's user is not allowed to get the non-resource URL /metrics\n";
+            return (StatusCode::FORBIDDEN, body).into_response();
         }
-        Verdict::Unheard => {
-            let words = "the API server did not say who you are\n";
-            return (StatusCode::SERVICE_UNAVAILABLE, words).into_response();
+        AccessDecision::Unavailable => {
+            let body = "the API server did not answer the token review; retry\n";
+            return (StatusCode::SERVICE_UNAVAILABLE, body).into_response();
         }
     }
     match shared.metrics.render() {

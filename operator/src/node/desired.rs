@@ -8,16 +8,16 @@ use kube::ResourceExt;
 
 use crate::cluster::desired::pool;
 use crate::cluster::instance;
-use crate::cluster::observe::is_over;
 use crate::node::observe::{Observed, PoolPod};
+use crate::pod::is_over;
 
-/// The object to stand; `None` where nothing of ours is on the node. `removed` are the UIDs of pool
-/// pods whose segments are about to be taken out of their master.
+/// The desired object; `None` if nothing of ours is on the node. `removed`: UIDs of pool pods whose
+/// segments are about to be unmounted from their master.
 pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> {
     if observed.report.is_none() && observed.agents.is_empty() && observed.pools.is_empty() {
         return None;
     }
-    let standing = observed
+    let current = observed
         .report
         .iter()
         .flat_map(|report| &report.spec.pools)
@@ -25,11 +25,11 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
     let mut pools: Vec<PoolAssignment> = observed
         .pools
         .iter()
-        // Its processes have ended and do not come again, however long its object stays.
+        // Its processes have ended for good, however long its object exists.
         .filter(|pool| !is_over(&pool.pod))
         .filter_map(|pool| {
             let uid = pool.pod.uid()?;
-            let before = standing.iter().find(|entry| entry.pod_uid == uid);
+            let before = current.iter().find(|entry| entry.pod_uid == uid);
             assignment(pool, before.copied(), removed.contains(&uid))
         })
         .collect();
@@ -43,7 +43,7 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
             domains: domains(observed),
             injected: observed.injected.clone(),
             policy: observed.policy.clone(),
-            room: observed.room.clone(),
+            headroom: observed.room.clone(),
             gpu_driver_upgrade: observed.gpu_driver_upgrade,
             probes: observed.neighbours.probes(),
             probers: observed.neighbours.probers(),
@@ -60,7 +60,7 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
     Some(node)
 }
 
-/// Who may use NVLink here; what stands, while nobody knows better.
+/// The node's ComputeDomain memberships; the current ones while they are unknown.
 fn domains(observed: &Observed) -> Vec<DomainMembership> {
     observed.domains.clone().unwrap_or_else(|| {
         let report = observed.report.as_ref();
@@ -70,8 +70,8 @@ fn domains(observed: &Observed) -> Vec<DomainMembership> {
     })
 }
 
-/// How one pool pod is to be served. Once it stands, it stands until the pod is over or gone, also
-/// where cluster and DaemonSet went before it: the agent drains it by what stands here.
+/// Assignment of one pool pod. It stays until the pod ends, even if cluster and DaemonSet are deleted
+/// first: the agent drains the pod by it.
 fn assignment(
     pool: &PoolPod,
     before: Option<&PoolAssignment>,
@@ -83,7 +83,7 @@ fn assignment(
         (None, Some(before)) => before.clone(),
         (None, None) => {
             tracing::warn!(pod = %pool.pod.name_any(), namespace = pool.pod.namespace(),
-                "pod carries a pool's labels but no DaemonSet of ours made it; it is not served");
+                "pod has the labels of a pool pod but no DaemonSet of the operator owns it; it is not served");
             return None;
         }
     };
@@ -93,24 +93,24 @@ fn assignment(
         .map_or_else(MooncakeVersion::default, |cluster| {
             cluster.spec.master.version
         });
-    let standing = before.and_then(|before| before.master.as_ref());
-    let of = |uid: &str| standing.filter(|standing| instance::pod_uid(&standing.pod_uid) == uid);
+    let current = before.and_then(|before| before.master.as_ref());
+    let of = |uid: &str| current.filter(|current| instance::pod_uid(&current.pod_uid) == uid);
     entry.master = match (&pool.master_address, &pool.master_uid) {
         (Some(address), Some(uid)) => {
-            let removals = of(uid).map_or(0, |standing| instance::removals(&standing.pod_uid));
+            let removals = of(uid).map_or(0, |current| instance::removals(&current.pod_uid));
             Some(MasterInstance {
                 address: address.clone(),
                 pod_uid: instance::name(uid, removals + u32::from(removed)),
                 version: version.as_str().to_owned(),
             })
         }
-        // A master that is not ready for a moment is still the same one.
+        // A master that is briefly not ready is still the same instance.
         _ => pool.masters.iter().find_map(|uid| of(uid)).cloned(),
     };
     Some(entry)
 }
 
-/// The assignment without its master; `None` where the pod is not one that we had made.
+/// The assignment without its master; `None` if no DaemonSet of the operator owns the pod.
 fn fresh(pool: &PoolPod) -> Option<PoolAssignment> {
     let (cluster, pod) = (pool.cluster.as_ref()?, &pool.pod);
     pool.made_by.as_ref()?;
@@ -134,13 +134,13 @@ fn fresh(pool: &PoolPod) -> Option<PoolAssignment> {
     })
 }
 
-/// True where nothing but the generation differs, which is no reason to write.
-pub fn same_verdict(old: &[Condition], new: &[Condition]) -> bool {
-    let said = |conditions: &[Condition]| -> Vec<(String, String, String)> {
-        let said = |c: &Condition| (c.status.clone(), c.reason.clone(), c.message.clone());
-        conditions.iter().map(said).collect()
+/// True if only observedGeneration differs, which needs no write.
+pub fn same_conditions(old: &[Condition], new: &[Condition]) -> bool {
+    let key = |conditions: &[Condition]| -> Vec<(String, String, String)> {
+        let key = |c: &Condition| (c.status.clone(), c.reason.clone(), c.message.clone());
+        conditions.iter().map(key).collect()
     };
-    said(old) == said(new)
+    key(old) == key(new)
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
-//! What is there on one node: plain data, taken from the caches in one go.
+//! Observed state of one node, read from the caches at once.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crds::cluster::MooncakeCluster;
-use crds::node::{DomainMembership, InjectedPod, Room};
+use crds::node::{DomainMembership, Headroom, InjectedPod};
 use crds::policy::PolicyInForce;
 use crds::{MooncakeNode, names};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -13,14 +14,14 @@ use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
+use crate::cache::probe_ring::Neighbours;
 use crate::cache::{Caches, ClusterName};
-use crate::cluster::observe::{is_over, owner, ready_master};
-use crate::domain::view;
-use crate::node::injected;
-use crate::node::ring::Neighbours;
+use crate::compute_domain::view;
+use crate::node::injected_pods;
+use crate::pod::{address, owner, ready_master};
 use crate::policy;
 
-/// One node as the caches show it.
+/// Observed state of one node.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     pub name: String,
@@ -31,19 +32,19 @@ pub struct Observed {
     pub report: Option<MooncakeNode>,
     /// Agent pods on the node.
     pub agents: Vec<Arc<Pod>>,
-    /// Pods labelled as a pool's and bound to the node.
+    /// Pods with the label of a pool pod that are bound to the node.
     pub pools: Vec<PoolPod>,
-    /// The ComputeDomains in which the node takes part; `None`: nobody knows yet.
+    /// The node's ComputeDomain memberships; `None`: not known yet.
     pub domains: Option<Vec<DomainMembership>>,
     /// The injected pods that are bound to the node.
     pub injected: Vec<InjectedPod>,
-    /// The policy that is to hold on the node.
+    /// The policy that applies to the node.
     pub policy: Option<PolicyInForce>,
-    /// What the agent may take hugepages from; for who asks the API server, as the caches do not tell it.
-    pub room: Option<Room>,
-    /// NVIDIA's operator says on the Node that the GPU driver is to be exchanged.
+    /// Memory for hugepages; filled in from the API server, as the caches do not hold all pods.
+    pub room: Option<Headroom>,
+    /// The label of NVIDIA's GPU operator announces a GPU driver upgrade.
     pub gpu_driver_upgrade: bool,
-    /// The agents that prove the way to this node's, and that it proves the way to.
+    /// The agents that probe this node's agent, and those that it probes.
     pub neighbours: Neighbours,
 }
 
@@ -51,30 +52,30 @@ pub struct Observed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     pub holds: bool,
-    /// Nobody has heard from the kubelet.
+    /// The kubelet does not report.
     pub silent: bool,
     pub message: String,
 }
 
-/// A pod that claims to be a pool's, and what can be said for it.
+/// A pod with the label of a pool pod, and the objects that prove it.
 #[derive(Clone, Debug)]
 pub struct PoolPod {
     pub pod: Arc<Pod>,
-    /// The cluster that its label names, if it is there.
+    /// The cluster that its label names, if it exists.
     pub cluster: Option<MooncakeCluster>,
-    /// The DaemonSet that owns it by UID, if that is one of ours for that cluster.
+    /// The DaemonSet that owns it by UID, if it belongs to that cluster.
     pub made_by: Option<Arc<DaemonSet>>,
     /// Address of the master's Service.
     pub master_address: Option<String>,
-    /// UID of the master pod that serves.
+    /// UID of the ready master pod.
     pub master_uid: Option<String>,
     /// Address of that pod.
     pub master_ip: Option<IpAddr>,
-    /// UIDs of all master pods that are not leaving.
+    /// UIDs of all master pods that are not being deleted.
     pub masters: Vec<String>,
 }
 
-/// Takes the snapshot; `None` where the Node is not whole.
+/// Reads the state; `None` if the Node has no UID or its MooncakeNode cannot be decoded.
 pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
     let name = node.name_any();
     let status = node.status.as_ref();
@@ -85,7 +86,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         None => None,
         Some(DeserializeGuard(Ok(report))) => Some(report.clone()),
         Some(DeserializeGuard(Err(invalid))) => {
-            tracing::warn!(node = %name, error = %invalid.error, "MooncakeNode not understood");
+            tracing::warn!(node = %name, error = %invalid.error, "cannot decode the MooncakeNode; the node is not reconciled");
             return None;
         }
     };
@@ -121,7 +122,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         agents: caches.agents_on.of(&name),
         pools,
         domains: view::of_node(caches, node),
-        injected: injected::of_node(caches, &name),
+        injected: injected_pods::of_node(caches, &name),
         policy,
         room: None,
         gpu_driver_upgrade: is_upgrading(node),
@@ -130,8 +131,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
     })
 }
 
-/// The label that NVIDIA's operator keeps on a Node while it exchanges the GPU driver, and what stands there
-/// when it does not.
+/// The label that NVIDIA's GPU operator sets while it upgrades the GPU driver, and its values otherwise.
 const DRIVER_UPGRADE: &str = "nvidia.com/gpu-driver-upgrade-state";
 const NO_UPGRADE: [&str; 2] = ["", "upgrade-done"];
 
@@ -141,7 +141,7 @@ fn is_upgrading(node: &Node) -> bool {
 }
 
 impl Observed {
-    /// The MooncakeNode, where it belongs to another Node of this name.
+    /// The MooncakeNode, if it belongs to an earlier Node of this name.
     pub fn of_an_earlier_node(&self) -> Option<&MooncakeNode> {
         let report = self.report.as_ref()?;
         let owners = report.meta().owner_references.iter().flatten();
@@ -152,34 +152,15 @@ impl Observed {
     }
 }
 
-/// A node's neighbours. An agent whose pod is being replaced stays where it stood: otherwise its
-/// neighbours would be told twice of every restart.
+/// A node's neighbours on the ring. An agent whose pod is being replaced keeps its place: otherwise each
+/// restart would change its neighbours twice.
 fn neighbours(caches: &Caches, name: &str, report: Option<&MooncakeNode>) -> Neighbours {
-    let standing = report
+    let current = report
         .into_iter()
         .flat_map(|report| &report.spec.probes)
         .filter(|probe| caches.nodes.get(&ObjectRef::new(&probe.node)).is_some())
         .filter_map(|probe| Some((probe.node.as_str(), probe.address.parse().ok()?)));
-    caches.neighbours(name, standing)
-}
-
-/// Where an agent is asked for its descriptor, by one that proves its way to it.
-pub fn probed_at(pod: &Pod) -> Option<SocketAddr> {
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let port = containers
-        .flat_map(|container| container.ports.iter().flatten())
-        .find(|port| port.name.as_deref() == Some(names::AGENT_PROBE_PORT))?;
-    let over = pod.meta().deletion_timestamp.is_some() || is_over(pod);
-    let address = address(pod).filter(|_| !over)?;
-    Some(SocketAddr::new(
-        address,
-        u16::try_from(port.container_port).ok()?,
-    ))
-}
-
-/// The pod's own address.
-pub fn address(pod: &Pod) -> Option<IpAddr> {
-    pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
+    caches.neighbours(name, current)
 }
 
 fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
@@ -223,7 +204,7 @@ fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
     }
 }
 
-/// The DaemonSet that the operator made for the pod's cluster and pool, if it owns the pod by UID.
+/// The operator's DaemonSet for the pod's cluster and pool, if it owns the pod by UID.
 /// A label alone proves nothing.
 fn made_by(
     caches: &Caches,
@@ -242,21 +223,35 @@ fn made_by(
     ours.then_some(set)
 }
 
+/// Names of the nodes that hold pool pods of the cluster or pods that request it, and of the nodes of its
+/// ComputeDomain.
+pub fn of_cluster(caches: &Caches, cluster: &ClusterName) -> BTreeSet<String> {
+    let pools = caches.pods_of.of(cluster);
+    let labelled = caches.labelled_of.of(cluster);
+    let pods = pools.iter().chain(&labelled);
+    pods.filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
+        .chain(view::nodes_of_cluster(caches, cluster))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_upgrade_of_the_gpu_driver_is_told_by_the_label_of_nvidias_operator() {
-        let told = |labels: &str| {
+    fn a_gpu_driver_upgrade_is_read_from_the_gpu_operators_label() {
+        let upgrading = |labels: &str| {
             let text = format!("{{metadata: {{name: n1, labels: {labels}}}}}");
             is_upgrading(&serde_yaml_ng::from_str(&text).unwrap())
         };
         for state in ["upgrade-required", "drain-required", "upgrade-failed"] {
-            assert!(told(&format!("{{{DRIVER_UPGRADE}: {state}}}")), "{state}");
+            assert!(
+                upgrading(&format!("{{{DRIVER_UPGRADE}: {state}}}")),
+                "{state}"
+            );
         }
-        assert!(!told("{}"));
-        assert!(!told(&format!("{{{DRIVER_UPGRADE}: ''}}")));
-        assert!(!told(&format!("{{{DRIVER_UPGRADE}: upgrade-done}}")));
+        assert!(!upgrading("{}"));
+        assert!(!upgrading(&format!("{{{DRIVER_UPGRADE}: ''}}")));
+        assert!(!upgrading(&format!("{{{DRIVER_UPGRADE}: upgrade-done}}")));
     }
 }

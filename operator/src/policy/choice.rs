@@ -1,19 +1,18 @@
-//! Which of several policies holds on a node. Pure.
+//! Selects the policy that applies to a node. Pure.
 //!
 //! ```text
-//! selects the node --> highest priority --> the oldest, by name where two are as old
+//! selects the node --> highest priority --> the oldest, then by name
 //! ```
 
 use std::collections::BTreeMap;
 
 use crds::MooncakeNodePolicy;
 use crds::policy::{
-    CheckRule, FixRule, HostPorts, HugepagesRule, PolicyInForce, ProbeRates, SickDevices,
+    CheckRule, FixRule, HostPorts, HugepagesRule, PolicyInForce, ProbeRates, UnhealthyDevicesRule,
 };
 use kube::ResourceExt;
 
-/// The policies that come into question for a node: all of the highest priority that is there, the one
-/// that holds first.
+/// The policies of highest priority that select a node; the one that applies comes first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice<'a> {
     first: &'a MooncakeNodePolicy,
@@ -21,24 +20,24 @@ pub struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    /// The one that holds.
+    /// The policy that applies.
     pub fn holds(&self) -> &'a MooncakeNodePolicy {
         self.first
     }
 
-    /// Those that ask something else than `policy` does and have its priority; none where it is out of
-    /// the question itself.
+    /// The policies with other rules than `policy` and the same priority; none if `policy` is not among
+    /// the candidates.
     pub fn rivals(&self, policy: &MooncakeNodePolicy) -> Vec<&'a MooncakeNodePolicy> {
         let all = || [self.first].into_iter().chain(self.others.iter().copied());
         if !all().any(|other| other.metadata.uid == policy.metadata.uid) {
             return Vec::new();
         }
-        let asked = asked(policy);
-        all().filter(|other| self::asked(other) != asked).collect()
+        let rules = rules(policy);
+        all().filter(|other| self::rules(other) != rules).collect()
     }
 }
 
-/// The policies for a node with these labels; none where nobody selects it.
+/// The policies for a node with these labels; none if no policy selects it.
 pub fn of<'a>(
     policies: &[&'a MooncakeNodePolicy],
     labels: &BTreeMap<String, String>,
@@ -60,24 +59,24 @@ pub fn of<'a>(
     })
 }
 
-/// True where a node with these labels is meant. A policy that is being deleted means none.
+/// True if `policy` selects a node with these labels. A policy that is being deleted selects none.
 pub fn selects(policy: &MooncakeNodePolicy, labels: &BTreeMap<String, String>) -> bool {
     let leaving = policy.metadata.deletion_timestamp.is_some();
-    let mut wanted = policy.spec.node_selector.iter();
-    !leaving && wanted.all(|(key, value)| labels.get(key) == Some(value))
+    let mut selector = policy.spec.node_selector.iter();
+    !leaving && selector.all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// As a node is told of it.
+/// The part of the policy that goes into MooncakeNode.spec.
 pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
-    let Asked {
+    let Rules {
         checks,
         fixes,
         hugepages,
         probes,
         host_ports,
-        // What becomes of the node itself is the operator's.
-        sick_devices: _,
-    } = asked(policy);
+        // The operator alone acts on it.
+        unhealthy_devices: _,
+    } = rules(policy);
     PolicyInForce {
         name: policy.name_any(),
         checks,
@@ -89,28 +88,30 @@ pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
 }
 
 #[derive(PartialEq)]
-struct Asked {
+struct Rules {
     checks: Vec<CheckRule>,
     fixes: Vec<FixRule>,
     hugepages: Vec<HugepagesRule>,
-    sick_devices: Option<SickDevices>,
+    unhealthy_devices: Option<UnhealthyDevicesRule>,
     probes: Option<ProbeRates>,
     host_ports: Option<HostPorts>,
 }
 
-/// What it asks, in an order that means nothing.
-fn asked(policy: &MooncakeNodePolicy) -> Asked {
+/// The rules, sorted: their order has no meaning.
+fn rules(policy: &MooncakeNodePolicy) -> Rules {
     let spec = &policy.spec;
     let (mut checks, mut fixes) = (spec.checks.clone(), spec.fixes.clone());
     checks.sort_unstable();
+    // A user may list a check under both of its names. The stricter rule is the first.
+    checks.dedup_by_key(|rule| rule.id);
     fixes.sort_unstable();
     let mut hugepages = spec.hugepages.clone();
     hugepages.sort_by_key(|rule| rule.page_size.bytes());
-    Asked {
+    Rules {
         checks,
         fixes,
         hugepages,
-        sick_devices: spec.sick_devices,
+        unhealthy_devices: spec.unhealthy_devices,
         probes: spec.probes,
         host_ports: spec.host_ports,
     }
@@ -120,7 +121,7 @@ fn asked(policy: &MooncakeNodePolicy) -> Asked {
 pub(super) mod tests {
     use super::*;
 
-    /// Made in the second that is told.
+    /// A policy created in that second.
     pub(in crate::policy) fn policy(name: &str, second: u8, spec: &str) -> MooncakeNodePolicy {
         let text = format!(
             "{{apiVersion: mooncake.io/v1alpha1, kind: MooncakeNodePolicy, spec: {spec}, metadata: \
@@ -137,13 +138,13 @@ pub(super) mod tests {
             .collect()
     }
 
-    fn holding(policies: &[MooncakeNodePolicy], on: &[(&str, &str)]) -> Option<String> {
+    fn applied(policies: &[MooncakeNodePolicy], on: &[(&str, &str)]) -> Option<String> {
         let policies: Vec<_> = policies.iter().collect();
         of(&policies, &labels(on)).map(|choice| choice.holds().name_any())
     }
 
     #[test]
-    fn the_highest_priority_that_selects_the_node_holds() {
+    fn the_highest_priority_that_selects_the_node_applies() {
         let policies = [
             policy("all", 1, "{}"),
             policy("gpu", 2, "{nodeSelector: {gpu: h100}, priority: 10}"),
@@ -153,18 +154,18 @@ pub(super) mod tests {
                 "{nodeSelector: {gpu: h100, rack: '7'}, priority: 5}",
             ),
         ];
-        assert_eq!(holding(&policies, &[]).as_deref(), Some("all"));
+        assert_eq!(applied(&policies, &[]).as_deref(), Some("all"));
         let on = [("gpu", "h100"), ("rack", "7")];
-        assert_eq!(holding(&policies, &on).as_deref(), Some("gpu"));
+        assert_eq!(applied(&policies, &on).as_deref(), Some("gpu"));
         assert_eq!(
-            holding(&policies, &[("gpu", "b200")]).as_deref(),
+            applied(&policies, &[("gpu", "b200")]).as_deref(),
             Some("all")
         );
-        assert_eq!(holding(&policies[1..], &[]), None);
+        assert_eq!(applied(&policies[1..], &[]), None);
     }
 
     #[test]
-    fn of_equal_priorities_the_oldest_holds_and_each_knows_who_asks_something_else() {
+    fn of_equal_priorities_the_oldest_applies_and_each_knows_its_rivals() {
         let warn = "{checks: [{id: MapCount, action: Warn}, {id: RdmaCm, action: Ignore}]}";
         let same = "{checks: [{id: RdmaCm, action: Ignore}, {id: MapCount, action: Warn}]}";
         let policies = [
@@ -186,21 +187,17 @@ pub(super) mod tests {
             let rivals = choice.rivals(&policies[of]);
             rivals.iter().map(|policy| policy.name_any()).collect()
         };
-        assert_eq!(rivals(0), ["z", "fix", "more"], "a asks the same");
+        assert_eq!(rivals(0), ["z", "fix", "more"], "a has the same rules");
         assert_eq!(rivals(2), ["fix", "more", "a", "b"], "the oldest first");
-        assert_eq!(
-            rivals(3),
-            <[&str; 0]>::default(),
-            "it is out of the question"
-        );
-        assert_eq!(holding(&policies[..2], &[]).as_deref(), Some("a"));
+        assert_eq!(rivals(3), <[&str; 0]>::default(), "lower priority");
+        assert_eq!(applied(&policies[..2], &[]).as_deref(), Some("a"));
     }
 
     #[test]
-    fn a_node_hears_how_often_to_try_and_rivals_differ_in_that_as_well() {
+    fn probe_rates_reach_the_node_and_count_as_a_conflict() {
         let policies = [
             policy("seldom", 1, "{probes: {peerSeconds: 60}}"),
-            policy("never-said", 2, "{}"),
+            policy("default", 2, "{}"),
         ];
         let probes = |of: usize| in_force(&policies[of]).probes;
         let seldom = ProbeRates {
@@ -217,6 +214,6 @@ pub(super) mod tests {
     fn a_policy_that_is_being_deleted_selects_nothing() {
         let mut leaving = policy("p", 1, "{}");
         leaving.metadata.deletion_timestamp = leaving.metadata.creation_timestamp.clone();
-        assert_eq!(holding(&[leaving], &[]), None);
+        assert_eq!(applied(&[leaving], &[]), None);
     }
 }

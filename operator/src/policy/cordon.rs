@@ -1,85 +1,84 @@
-//! Which nodes are cordoned for their sick RDMA devices, which no longer, and which have to wait. Pure.
+//! Decides which nodes to cordon for unhealthy RDMA devices, which to uncordon, and which must wait. Pure.
 //!
 //! ```text
-//! well --(as the policy says, for so long; there is room; fewer than half are sick)--> cordoned, repair asked for
-//! cordoned --(no longer so, or no policy asks)--> well
-//! cordoned --(uncordoned by a person)--> left alone until it is well
+//! healthy --(unhealthy for afterSeconds; below maxNodes; at most half are unhealthy)--> cordoned, repair requested
+//! cordoned --(healthy again, or no policy requires it)--> healthy
+//! cordoned --(manually uncordoned)--> not touched until it is healthy
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crds::node::DeviceHealth;
-use crds::policy::{CordonWhen, Repair, SickDevices};
-use crds::{ConditionType, Finding, Reason};
+use crds::policy::{CordonWhen, Repair, UnhealthyDevicesRule};
+use crds::{ConditionType, NewCondition, Reason, Word};
 use jiff::Timestamp;
 
-use super::verdict::some;
+use super::status::some;
 
-/// What is known of one node.
+/// One node with a rule or with our cordon.
 #[derive(Clone, Debug, Default)]
-pub struct Patient {
+pub struct Candidate {
     pub node: String,
-    /// Name of the policy that holds there, and what it asks; none where it asks nothing.
-    pub rule: Option<(String, SickDevices)>,
-    /// What its agent says; none where that cannot be believed now.
+    /// Name and rule of the policy that applies; none if it has no rule.
+    pub rule: Option<(String, UnhealthyDevicesRule)>,
+    /// Reported by its agent; none if the report is stale.
     pub devices: Option<DeviceHealth>,
-    /// For how long they have been as the policy says.
-    pub ailing: Duration,
-    /// It takes no new pods, whoever wants that.
+    /// How long the devices have matched the rule.
+    pub unhealthy_for: Duration,
+    /// Cordoned, by the operator or manually.
     pub unschedulable: bool,
-    /// It has our mark.
+    /// It has our annotation.
     pub cordoned: bool,
-    /// What repair it is marked with.
+    /// Value of the repair annotation.
     pub requested: Option<String>,
 }
 
-/// What is to be done to one node.
+/// An action on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Cordoned and marked.
+    /// Cordon and annotate it.
     Cordon { why: String, repair: Option<String> },
-    /// Another repair is asked for, or none.
-    Request(Option<String>),
-    /// Uncordoned, and no longer marked.
-    Release,
+    /// Change the requested repair, or remove it.
+    SetRepair(Option<String>),
+    /// Uncordon it and remove the annotations.
+    Uncordon,
 }
 
-/// What follows for all nodes.
+/// The actions for all nodes.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct CordonPlan {
     /// By node.
     pub steps: Vec<(String, Step)>,
-    /// What each policy, by name, says of it.
-    pub said: BTreeMap<String, Finding>,
-    /// After this a node that is not cordoned yet may be.
-    pub again: Option<Duration>,
+    /// The condition for each policy, by name.
+    pub conditions: BTreeMap<String, NewCondition>,
+    /// Time until another node may be due.
+    pub recheck: Option<Duration>,
 }
 
-/// Whether a node's devices are as the policy says; none where nobody knows, which is also while its driver
-/// is loaded anew.
-pub fn meets(asked: &SickDevices, devices: Option<&DeviceHealth>) -> Option<bool> {
+/// Whether a node's devices match the rule; none if unknown, also while its driver reloads.
+pub fn meets(rule: &UnhealthyDevicesRule, devices: Option<&DeviceHealth>) -> Option<bool> {
     let devices = devices.filter(|devices| devices.known > 0)?;
-    Some(match asked.cordon_when {
-        CordonWhen::AllAreSick => devices.sick >= devices.known,
-        CordonWhen::AnyIsSick => devices.sick > 0,
+    Some(match rule.cordon_when {
+        CordonWhen::AllUnhealthy => devices.unhealthy >= devices.known,
+        CordonWhen::AnyUnhealthy => devices.unhealthy > 0,
     })
 }
 
-/// Decides for all nodes at once.
-pub fn plan(patients: &[Patient], now: Timestamp) -> Plan {
-    let mut plan = Plan::default();
+/// Decides for all nodes together.
+pub fn plan(candidates: &[Candidate], now: Timestamp) -> CordonPlan {
+    let mut plan = CordonPlan::default();
     let mut tallies: BTreeMap<&str, Tally<'_>> = BTreeMap::new();
-    for patient in patients {
-        let step = match &patient.rule {
-            Some((policy, asked)) => {
-                let tally = tallies.entry(policy).or_insert_with(|| Tally::of(asked));
-                tally.note(patient)
+    for candidate in candidates {
+        let step = match &candidate.rule {
+            Some((policy, rule)) => {
+                let tally = tallies.entry(policy).or_insert_with(|| Tally::of(rule));
+                tally.note(candidate)
             }
-            None => patient.cordoned.then_some(Step::Release),
+            None => candidate.cordoned.then_some(Step::Uncordon),
         };
         plan.steps
-            .extend(step.map(|step| (patient.node.clone(), step)));
+            .extend(step.map(|step| (candidate.node.clone(), step)));
     }
     for (policy, tally) in tallies {
         tally.decide(policy, now, &mut plan);
@@ -89,114 +88,124 @@ pub fn plan(patients: &[Patient], now: Timestamp) -> Plan {
 
 /// One policy's nodes.
 struct Tally<'a> {
-    asked: &'a SickDevices,
-    /// Those whose devices are known, and those with our mark.
+    rule: &'a UnhealthyDevicesRule,
+    /// Nodes with known devices, and nodes that we cordoned.
     nodes: usize,
-    sick: usize,
+    unhealthy: usize,
     cordoned: usize,
-    candidates: Vec<&'a Patient>,
+    candidates: Vec<&'a Candidate>,
 }
 
 impl<'a> Tally<'a> {
-    fn of(asked: &'a SickDevices) -> Self {
+    fn of(rule: &'a UnhealthyDevicesRule) -> Self {
         Self {
-            asked,
+            rule,
             nodes: 0,
-            sick: 0,
+            unhealthy: 0,
             cordoned: 0,
             candidates: Vec::new(),
         }
     }
 
-    /// Counts a node in; what is to be done to it whatever becomes of the others.
-    fn note(&mut self, patient: &'a Patient) -> Option<Step> {
-        let meets = meets(self.asked, patient.devices.as_ref());
-        self.nodes += usize::from(meets.is_some() || patient.cordoned);
+    /// Counts a node; returns the action that does not depend on other nodes.
+    fn note(&mut self, candidate: &'a Candidate) -> Option<Step> {
+        let meets = meets(self.rule, candidate.devices.as_ref());
+        self.nodes += usize::from(meets.is_some() || candidate.cordoned);
         match meets {
-            Some(false) => return patient.cordoned.then_some(Step::Release),
-            None if !patient.cordoned => return None,
-            // What was known last holds.
-            Some(true) | None => self.sick += 1,
+            Some(false) => return candidate.cordoned.then_some(Step::Uncordon),
+            None if !candidate.cordoned => return None,
+            // The last known state applies.
+            Some(true) | None => self.unhealthy += 1,
         }
-        match (patient.cordoned, patient.unschedulable) {
+        match (candidate.cordoned, candidate.unschedulable) {
             (true, true) => {
                 self.cordoned += 1;
-                requested_otherwise(patient, self.asked.repair)
+                updated_request(candidate, self.rule.repair)
             }
-            // A person has taken it back: it is theirs until it is well.
-            (true, false) => requested_otherwise(patient, None),
-            // A person's.
+            // Manually uncordoned: not cordoned again until it is healthy.
+            (true, false) => updated_request(candidate, None),
+            // Manually cordoned.
             (false, true) => None,
             (false, false) => {
-                self.candidates.push(patient);
+                self.candidates.push(candidate);
                 None
             }
         }
     }
 
-    fn decide(self, policy: &str, now: Timestamp, plan: &mut Plan) {
+    fn decide(self, policy: &str, now: Timestamp, plan: &mut CordonPlan) {
         let Self {
-            asked, nodes, sick, ..
+            rule,
+            nodes,
+            unhealthy,
+            ..
         } = self;
-        let after = Duration::from_secs(asked.after_seconds.into());
-        let (mut due, early): (Vec<&Patient>, Vec<&Patient>) = self
+        let after = Duration::from_secs(rule.after_seconds.into());
+        let (mut due, early): (Vec<&Candidate>, Vec<&Candidate>) = self
             .candidates
             .into_iter()
-            .partition(|patient| patient.ailing >= after);
-        let next = early.iter().map(|patient| after - patient.ailing).min();
-        plan.again = plan.again.into_iter().chain(next).min();
-        // Who was chosen a moment ago, which may not be seen yet, is chosen again.
+            .partition(|candidate| candidate.unhealthy_for >= after);
+        let next = early
+            .iter()
+            .map(|candidate| after - candidate.unhealthy_for)
+            .min();
+        plan.recheck = plan.recheck.into_iter().chain(next).min();
+        // A stable order: a node chosen just now may not show it yet and is chosen again.
         due.sort_by(|one, other| {
-            let longer = other.ailing.cmp(&one.ailing);
+            let longer = other.unhealthy_for.cmp(&one.unhealthy_for);
             longer.then_with(|| one.node.cmp(&other.node))
         });
-        let most = sick * 2 > nodes;
-        let max = usize::try_from(asked.max_nodes).unwrap_or(usize::MAX);
-        let room = match most {
+        let most = unhealthy * 2 > nodes;
+        let max = usize::try_from(rule.max_nodes).unwrap_or(usize::MAX);
+        let allowed = match most {
             true => 0,
             false => max.saturating_sub(self.cordoned),
         };
-        let waiting = due.split_off(room.min(due.len()));
+        let waiting = due.split_off(allowed.min(due.len()));
         let cordoned = self.cordoned + due.len();
-        for patient in due {
+        for candidate in due {
             let step = Step::Cordon {
-                why: why(patient, now),
-                repair: asked.repair.map(|repair| request(repair, patient)),
+                why: why(candidate, now),
+                repair: rule.repair.map(|repair| repair_request(repair, candidate)),
             };
-            plan.steps.push((patient.node.clone(), step));
+            plan.steps.push((candidate.node.clone(), step));
         }
         let waiting: BTreeSet<String> = waiting.iter().map(|one| one.node.clone()).collect();
-        let stand = format!("{cordoned} of at most {max} nodes are cordoned");
-        let kind = ConditionType::SickNodesCordoned;
+        let count = format!("{cordoned} of at most {max} nodes are cordoned");
+        let kind = ConditionType::UnhealthyNodesCordoned;
         let finding = if waiting.is_empty() {
-            Finding::new(kind, true, Reason::AsExpected, stand)
+            NewCondition::new(kind, true, Reason::AsExpected, count)
         } else if most {
-            let words = format!(
-                "not cordoned: {}; {sick} of {nodes} nodes have sick RDMA devices, and {stand}",
+            let message = format!(
+                "not cordoned: {}; {unhealthy} of {nodes} nodes have unhealthy RDMA devices, and {count}",
                 some(&waiting)
             );
-            Finding::new(kind, false, Reason::MostNodesSick, words)
+            NewCondition::new(kind, false, Reason::MostNodesUnhealthy, message)
         } else {
-            let words = format!("not cordoned: {}; {stand}", some(&waiting));
-            Finding::new(kind, false, Reason::CordonBudgetSpent, words)
+            let message = format!("not cordoned: {}; {count}", some(&waiting));
+            NewCondition::new(kind, false, Reason::CordonLimitReached, message)
         };
-        plan.said.insert(policy.to_owned(), finding);
+        plan.conditions.insert(policy.to_owned(), finding);
     }
 }
 
-/// A request that somebody has taken away was heard, and is not made twice for one cordon.
-fn requested_otherwise(patient: &Patient, repair: Option<Repair>) -> Option<Step> {
-    let standing = patient.requested.as_ref()?;
+/// Updates an existing repair request. One that was removed is not repeated for the same cordon.
+fn updated_request(candidate: &Candidate, repair: Option<Repair>) -> Option<Step> {
+    let current = candidate.requested.as_ref()?;
     let Some(repair) = repair else {
-        return Some(Step::Request(None));
+        return Some(Step::SetRepair(None));
     };
-    let same = standing.split(':').next() == Some(repair.as_str());
-    (!same && patient.devices.is_some()).then(|| Step::Request(Some(request(repair, patient))))
+    let same = current.split(':').next() == Some(repair.as_str());
+    (!same && candidate.devices.is_some())
+        .then(|| Step::SetRepair(Some(repair_request(repair, candidate))))
 }
 
 /// `Reboot: mlx5_0 MkeyExhausted, mlx5_1 DeviceHung`
-fn request(repair: Repair, patient: &Patient) -> String {
-    let named = patient.devices.iter().flat_map(|devices| &devices.named);
+fn repair_request(repair: Repair, candidate: &Candidate) -> String {
+    let named = candidate
+        .devices
+        .iter()
+        .flat_map(|devices| &devices.unhealthy_devices);
     let named: Vec<String> = named
         .map(|device| format!("{} {}", device.name, device.reason))
         .collect();
@@ -204,15 +213,18 @@ fn request(repair: Repair, patient: &Patient) -> String {
 }
 
 /// `MkeyExhausted since 2026-01-01T00:00:00Z: mlx5_0, mlx5_1`
-fn why(patient: &Patient, now: Timestamp) -> String {
-    let named = patient.devices.iter().flat_map(|devices| &devices.named);
+fn why(candidate: &Candidate, now: Timestamp) -> String {
+    let named = candidate
+        .devices
+        .iter()
+        .flat_map(|devices| &devices.unhealthy_devices);
     let names: Vec<&str> = named.clone().map(|device| device.name.as_str()).collect();
     let reason = named
         .map(|device| device.reason)
         .next()
-        .unwrap_or(Reason::DeviceSick);
-    let ailing = i64::try_from(patient.ailing.as_secs()).unwrap_or(i64::MAX);
-    let since = now.as_second().saturating_sub(ailing);
+        .unwrap_or(Word::Known(Reason::DeviceUnhealthy));
+    let unhealthy_for = i64::try_from(candidate.unhealthy_for.as_secs()).unwrap_or(i64::MAX);
+    let since = now.as_second().saturating_sub(unhealthy_for);
     let since = Timestamp::from_second(since).unwrap_or(now);
     format!("{reason} since {since}: {}", names.join(", "))
 }

@@ -1,5 +1,5 @@
-//! Nodes with sick RDMA devices on a real API server: who is cordoned, who waits, who is given back, and
-//! who is left alone.
+//! Nodes with unhealthy RDMA devices on a real API server: which are cordoned, which exceed the limit,
+//! which are uncordoned, and that manually cordoned nodes are not changed.
 
 use std::time::Duration;
 
@@ -10,38 +10,38 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
+use crate::harness::{Harness, eventually};
 use crate::policies::apply;
-use crate::world::{World, eventually};
 
 const NODES: [&str; 4] = ["n1", "n2", "n3", "n4"];
 const CORDONED: &str = "mooncake.io/cordoned";
 const REPAIR: &str = "mooncake.io/repair-requested";
 
-/// A policy's pace is a second; after three of them it has looked.
-const LOOKED: Duration = Duration::from_secs(3);
+/// Three intervals of a policy's reconciles: after them a pending change would be visible.
+const SETTLED: Duration = Duration::from_secs(3);
 
-/// Whether it takes no pods, and our two marks.
-type Marks = (bool, Option<String>, Option<String>);
+/// Whether the node is unschedulable, and the operator's two annotations.
+type Cordon = (bool, Option<String>, Option<String>);
 
-async fn marks(world: &World, node: &str) -> anyhow::Result<Marks> {
-    let node = world.cluster_wide::<Node>().get(node).await?;
-    let mark = |name: &str| node.annotations().get(name).cloned();
+async fn cordon(harness: &Harness, node: &str) -> anyhow::Result<Cordon> {
+    let node = harness.cluster_wide::<Node>().get(node).await?;
+    let annotation = |name: &str| node.annotations().get(name).cloned();
     let spec = node.spec.clone().unwrap_or_default();
     let unschedulable = spec.unschedulable == Some(true);
-    Ok((unschedulable, mark(CORDONED), mark(REPAIR)))
+    Ok((unschedulable, annotation(CORDONED), annotation(REPAIR)))
 }
 
-/// As no hand of ours has touched it.
-async fn untouched(world: &World, node: &str, unschedulable: bool) -> anyhow::Result<()> {
-    let found = marks(world, node).await?;
+/// Fails if the operator has annotated or changed the node.
+async fn untouched(harness: &Harness, node: &str, unschedulable: bool) -> anyhow::Result<()> {
+    let found = cordon(harness, node).await?;
     ensure!(found == (unschedulable, None, None), "{node}: {found:?}");
     Ok(())
 }
 
-/// Waits until the node is cordoned by us, with why and what is to be done.
-async fn cordoned(world: &World, node: &str) -> anyhow::Result<()> {
+/// Waits until the operator has cordoned the node, with the reason and the requested repair.
+async fn cordoned(harness: &Harness, node: &str) -> anyhow::Result<()> {
     eventually(&format!("{node} to be cordoned"), || async {
-        let (unschedulable, why, repair) = marks(world, node).await?;
+        let (unschedulable, why, repair) = cordon(harness, node).await?;
         let why = why.unwrap_or_default();
         ensure!(unschedulable, "{why}");
         ensure!(why.starts_with("MkeyExhausted since 20"), "{why}");
@@ -53,76 +53,83 @@ async fn cordoned(world: &World, node: &str) -> anyhow::Result<()> {
     .await
 }
 
-async fn given_back(world: &World, node: &str) -> anyhow::Result<()> {
-    eventually(&format!("{node} to be given back"), || async {
-        untouched(world, node, false).await?;
+async fn uncordoned(harness: &Harness, node: &str) -> anyhow::Result<()> {
+    eventually(&format!("{node} to be uncordoned"), || async {
+        untouched(harness, node, false).await?;
         Ok(true)
     })
     .await
 }
 
-/// Waits until the policy says so of the nodes that it wants cordoned.
-async fn says(world: &World, words: &str) -> anyhow::Result<()> {
-    eventually(words, || async {
-        let policies = world.cluster_wide::<MooncakeNodePolicy>();
-        let status = policies.get("sick").await?.status.unwrap_or_default();
-        let mut said = status.conditions.iter();
-        let said = said.find(|said| said.type_ == "SickNodesCordoned");
-        let said = said.map(|said| format!("{} {}: {}", said.status, said.reason, said.message));
-        ensure!(said.as_deref() == Some(words), "{said:?}");
+/// Waits until the policy's condition UnhealthyNodesCordoned is `Status Reason: message`.
+async fn reports(harness: &Harness, wanted: &str) -> anyhow::Result<()> {
+    eventually(wanted, || async {
+        let policies = harness.cluster_wide::<MooncakeNodePolicy>();
+        let status = policies.get("unhealthy").await?.status.unwrap_or_default();
+        let mut conditions = status.conditions.iter();
+        let found = conditions.find(|c| c.type_ == "UnhealthyNodesCordoned");
+        let found = found.map(|c| format!("{} {}: {}", c.status, c.reason, c.message));
+        ensure!(found.as_deref() == Some(wanted), "{found:?}");
         Ok(true)
     })
     .await
 }
 
-pub(crate) async fn come_and_go(world: &World) -> anyhow::Result<()> {
+pub(crate) async fn cordon_and_uncordon(harness: &Harness) -> anyhow::Result<()> {
     for node in &NODES[2..] {
-        world.make_node(node).await?;
-        world.make_agent(node).await?;
+        harness.make_node(node).await?;
+        harness.make_agent(node).await?;
     }
-    let nodes = world.cluster_wide::<Node>();
-    let reports = world.cluster_wide::<MooncakeNode>();
+    let nodes = harness.cluster_wide::<Node>();
+    let mooncake_nodes = harness.cluster_wide::<MooncakeNode>();
     for node in NODES {
         eventually(&format!("the report of {node}"), || async {
-            Ok(reports.get_opt(node).await?.is_some())
+            Ok(mooncake_nodes.get_opt(node).await?.is_some())
         })
         .await?;
-        world.try_devices(node, 0).await?;
+        harness.report_devices(node, 0).await?;
     }
-    let by_hand = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+    let manual_cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
     let merge = PatchParams::default();
-    nodes.patch("n4", &merge, &by_hand).await?;
+    nodes.patch("n4", &merge, &manual_cordon).await?;
     let client = nodes.clone().into_client();
-    let spec =
-        "{sickDevices: {cordonWhen: AllAreSick, afterSeconds: 0, maxNodes: 1, repair: Reboot}}";
-    apply(client, "sick", spec).await?;
-    says(world, "True AsExpected: 0 of at most 1 nodes are cordoned").await?;
+    let spec = "{unhealthyDevices: {cordonWhen: AllUnhealthy, afterSeconds: 0, maxNodes: 1, repair: Reboot}}";
+    apply(client, "unhealthy", spec).await?;
+    reports(
+        harness,
+        "True AsExpected: 0 of at most 1 nodes are cordoned",
+    )
+    .await?;
 
-    world.try_devices("n1", 1).await?;
-    tokio::time::sleep(LOOKED).await;
-    untouched(world, "n1", false).await?;
-    world.try_devices("n1", 2).await?;
-    cordoned(world, "n1").await?;
-    says(world, "True AsExpected: 1 of at most 1 nodes are cordoned").await?;
+    harness.report_devices("n1", 1).await?;
+    tokio::time::sleep(SETTLED).await;
+    untouched(harness, "n1", false).await?;
+    harness.report_devices("n1", 2).await?;
+    cordoned(harness, "n1").await?;
+    reports(
+        harness,
+        "True AsExpected: 1 of at most 1 nodes are cordoned",
+    )
+    .await?;
 
-    world.try_devices("n2", 2).await?;
-    let full = "False CordonBudgetSpent: not cordoned: n2; 1 of at most 1 nodes are cordoned";
-    says(world, full).await?;
-    untouched(world, "n2", false).await?;
+    harness.report_devices("n2", 2).await?;
+    let full = "False CordonLimitReached: not cordoned: n2; 1 of at most 1 nodes are cordoned";
+    reports(harness, full).await?;
+    untouched(harness, "n2", false).await?;
 
-    // The third that is sick is one that a person has cordoned.
-    world.try_devices("n4", 2).await?;
-    let most = "False MostNodesSick: not cordoned: n2; 3 of 4 nodes have sick RDMA devices, and 1 of at \
+    // The third unhealthy node is manually cordoned.
+    harness.report_devices("n4", 2).await?;
+    let most = "False MostNodesUnhealthy: not cordoned: n2; 3 of 4 nodes have unhealthy RDMA devices, and 1 of at \
                 most 1 nodes are cordoned";
-    says(world, most).await?;
-    untouched(world, "n4", true).await?;
-    world.try_devices("n4", 0).await?;
-    says(world, full).await?;
-    untouched(world, "n4", true).await?;
+    reports(harness, most).await?;
+    untouched(harness, "n4", true).await?;
+    harness.report_devices("n4", 0).await?;
+    reports(harness, full).await?;
+    untouched(harness, "n4", true).await?;
 
-    world.try_devices("n1", 0).await?;
-    given_back(world, "n1").await?;
-    cordoned(world, "n2").await?;
+    harness.report_devices("n1", 0).await?;
+    uncordoned(harness, "n1").await?;
+    cordoned(harness, "n2").await?;
     for (node, reason) in [
         ("n1", Reason::NodeCordoned),
         ("n1", Reason::RepairRequested),
@@ -130,24 +137,34 @@ pub(crate) async fn come_and_go(world: &World) -> anyhow::Result<()> {
         ("n2", Reason::NodeCordoned),
     ] {
         eventually(&format!("the event {reason} of {node}"), || async {
-            Ok(world.told(node, reason, "").await?.len() == 1)
+            Ok(harness.events(node, reason, "").await?.len() == 1)
         })
         .await?;
     }
 
-    // Nothing more is written, also by an operator that begins anew.
-    says(world, "True AsExpected: 1 of at most 1 nodes are cordoned").await?;
-    let before = world.quiet().await?;
-    world.touch_everything(0).await?;
-    world.looked_again().await?;
-    world.restart_operator().await?;
-    tokio::time::sleep(LOOKED).await;
-    let after = world.quiet().await?;
-    ensure!(after == before, "{} writes at rest", after - before);
-    cordoned(world, "n2").await?;
+    // No more writes, also by a restarted operator.
+    reports(
+        harness,
+        "True AsExpected: 1 of at most 1 nodes are cordoned",
+    )
+    .await?;
+    let before = harness.quiet().await?;
+    harness.touch_everything(0).await?;
+    harness.reconciled_twice().await?;
+    harness.restart_operator().await?;
+    tokio::time::sleep(SETTLED).await;
+    let after = harness.quiet().await?;
+    ensure!(
+        after == before,
+        "{} writes without a change",
+        after - before
+    );
+    cordoned(harness, "n2").await?;
 
-    let policies = world.cluster_wide::<MooncakeNodePolicy>();
-    policies.delete("sick", &DeleteParams::default()).await?;
-    given_back(world, "n2").await?;
-    untouched(world, "n4", true).await
+    let policies = harness.cluster_wide::<MooncakeNodePolicy>();
+    policies
+        .delete("unhealthy", &DeleteParams::default())
+        .await?;
+    uncordoned(harness, "n2").await?;
+    untouched(harness, "n4", true).await
 }

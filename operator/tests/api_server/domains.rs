@@ -1,11 +1,11 @@
-//! The recorded histories of ComputeDomains, played to the operator: what it says of each, in time
-//! and in order; and what it makes, keeps and takes away itself.
+//! ComputeDomains on a real API server: recorded histories are replayed and the operator's conditions
+//! compared in time and order; and the operator creates, keeps and deletes its own.
 
 pub(crate) mod player;
 pub(crate) mod recording;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -16,54 +16,55 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
-use mooncake_operator::domain::objects::compute_domains;
+use mooncake_operator::cache::compute_domains::objects::compute_domains;
 use mooncake_operator::metrics::Metrics;
+use parking_lot::Mutex;
 use serde_json::json;
 
 use player::{NODES, Player};
-use recording::{Expected, GIVEN, Recording, Word};
+use recording::{Expected, ExpectedReason, GIVEN, Recording};
 
-use crate::world::{self, SYSTEM, TEAM};
+use crate::harness::{self, SYSTEM, TEAM};
 
-/// Recorded time passes this much faster, but never a pause longer than [`PAUSE`].
-const FASTER: f64 = 10.0;
+/// Speed-up of recorded time; no pause is longer than [`PAUSE`].
+const SPEEDUP: f64 = 10.0;
 const PAUSE: Duration = Duration::from_millis(300);
-/// Longest time from a step to what is said of it, on a machine that does much else.
+/// Limit from a step to its condition; generous, for a busy machine.
 const IN_TIME: Duration = Duration::from_secs(10);
-/// Recordings that are played at a time.
+/// Recordings replayed concurrently.
 const AT_A_TIME: usize = 6;
 
-/// What was said of each subject, in order.
+/// The reasons of each subject, in order.
 #[derive(Clone, Default)]
-pub(crate) struct Heard {
-    words: Arc<Mutex<BTreeMap<String, Vec<String>>>>,
+pub(crate) struct History {
+    reasons: Arc<Mutex<BTreeMap<String, Vec<String>>>>,
 }
 
-impl Heard {
-    fn note(&self, subject: String, word: String) {
-        let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = words.entry(subject).or_default();
-        if said.last() != Some(&word) {
-            said.push(word);
+impl History {
+    fn record(&self, subject: String, reason: String) {
+        let mut reasons = self.reasons.lock();
+        let recorded = reasons.entry(subject).or_default();
+        if recorded.last() != Some(&reason) {
+            recorded.push(reason);
         }
     }
 
     fn of(&self, subject: &str) -> Vec<String> {
-        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-        words.get(subject).cloned().unwrap_or_default()
+        let reasons = self.reasons.lock();
+        reasons.get(subject).cloned().unwrap_or_default()
     }
 
     fn last(&self, subject: &str) -> String {
         self.of(subject).pop().unwrap_or_else(|| "-".to_owned())
     }
 
-    /// Listens to every cluster and node: `NAMESPACE/CLUSTER` and `NAMESPACE/CLUSTER NODE`.
-    pub(crate) fn listen(client: &Client) -> Self {
-        let heard = Self::default();
+    /// Watches every cluster and node: subjects `NAMESPACE/CLUSTER` and `NAMESPACE/CLUSTER NODE`.
+    pub(crate) fn watch(client: &Client) -> Self {
+        let history = Self::default();
         let clusters = Api::<MooncakeCluster>::all(client.clone());
         let nodes = Api::<MooncakeNode>::all(client.clone());
-        let (of_clusters, of_nodes) = (heard.clone(), heard.clone());
-        // They end with the test's runtime.
+        let (of_clusters, of_nodes) = (history.clone(), history.clone());
+        // Both tasks end with the test's runtime.
         tokio::spawn(async move {
             let mut events = watcher(clusters, watcher::Config::default()).boxed();
             while let Ok(Some(event)) = events.try_next().await {
@@ -85,82 +86,82 @@ impl Heard {
                 }
             }
         });
-        heard
+        history
     }
 
     fn cluster(&self, cluster: &MooncakeCluster) {
         let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
-        let said = conditions.into_iter().find(|c| c.type_ == "MnnvlReady");
-        if let Some(said) = said {
+        let ready = conditions.into_iter().find(|c| c.type_ == "MnnvlReady");
+        if let Some(ready) = ready {
             let namespace = cluster.namespace().unwrap_or_default();
-            let agrees = (said.status == "True") == (said.reason == "AsExpected");
-            let word = if agrees {
-                said.reason.clone()
+            let agrees = (ready.status == "True") == (ready.reason == "AsExpected");
+            let reason = if agrees {
+                ready.reason.clone()
             } else {
-                format!("{} {}", said.status, said.reason)
+                format!("{} {}", ready.status, ready.reason)
             };
-            self.note(format!("{namespace}/{}", cluster.name_any()), word);
+            self.record(format!("{namespace}/{}", cluster.name_any()), reason);
         }
     }
 
     fn node(&self, node: &MooncakeNode) {
         let name = node.name_any();
-        let mut silent: BTreeSet<String> = {
-            let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut absent: BTreeSet<String> = {
+            let reasons = self.reasons.lock();
             let here = |subject: &&String| subject.ends_with(&format!(" {name}"));
-            words.keys().filter(here).cloned().collect()
+            reasons.keys().filter(here).cloned().collect()
         };
         for entry in &node.spec.domains {
             let subject = format!("{}/{} {name}", entry.namespace, entry.cluster);
-            silent.remove(&subject);
+            absent.remove(&subject);
             let agrees = entry.member == (entry.reason.as_str() == "AsExpected");
-            let word = if agrees {
+            let reason = if agrees {
                 entry.reason.to_string()
             } else {
                 format!("member: {} {}", entry.member, entry.reason)
             };
-            self.note(subject, word);
+            self.record(subject, reason);
         }
-        for subject in silent {
-            self.note(subject, "-".to_owned());
+        for subject in absent {
+            self.record(subject, "-".to_owned());
         }
     }
 }
 
-/// Our CRDs and the driver's, an operator that leads, and somebody who listens to it.
-async fn stage(client: &Client) -> anyhow::Result<Heard> {
-    world::install_crds(client).await?;
+/// Installs our CRDs and the driver's, starts the operator, and watches its conditions.
+async fn stage(client: &Client) -> anyhow::Result<History> {
+    harness::install_crds(client).await?;
     install_driver_crds(client).await?;
-    world::make_namespace(client, SYSTEM).await?;
-    let heard = Heard::listen(client);
-    world::start(client, &world::settings(), &Metrics::new()).await?;
-    Ok(heard)
+    harness::make_namespace(client, SYSTEM).await?;
+    let history = History::watch(client);
+    harness::start(client, &harness::settings(), &Metrics::new()).await?;
+    Ok(history)
 }
 
 pub(crate) async fn install_driver_crds(client: &Client) -> anyhow::Result<()> {
     for file in ["computedomains", "computedomaincliques"] {
         let crd = recording::read(&format!("upstream/resource.nvidia.com_{file}.yaml"))?;
-        world::install_crd(client, crd).await?;
+        harness::install_crd(client, crd).await?;
     }
     Ok(())
 }
 
-/// Plays every recording; the words that were slowest, for people.
+/// Replays every recording and prints the slowest condition.
 pub(crate) async fn replay_all(client: &Client) -> anyhow::Result<()> {
-    let heard = &stage(client).await?;
+    let history = &stage(client).await?;
     let started = Instant::now();
     let recordings = recording::all()?;
     ensure!(recordings.len() == 25, "{} recordings", recordings.len());
-    // That no channel is free can be told only where there are no other nodes.
+    // ChannelBusy needs a cluster without other nodes that have a free channel.
     let busy = |(_, expected): &(Recording, Expected)| {
         let mut clusters = expected
             .iter()
             .filter(|(subject, _)| !subject.contains('/'));
-        clusters.any(|(_, words)| words.iter().any(|word| word.reason == "ChannelBusy"))
+        clusters.any(|(_, reasons)| reasons.iter().any(|r| r.reason == "ChannelBusy"))
     };
     let (alone, together): (Vec<_>, Vec<_>) = recordings.into_iter().partition(busy);
-    let mut outcomes = play(client, heard, together, AT_A_TIME).await;
-    outcomes.extend(play(client, heard, alone, 1).await);
+    let mut outcomes = play(client, history, together, AT_A_TIME).await;
+    outcomes.extend(play(client, history, alone, 1).await);
     let mut failures = Vec::new();
     let mut slowest = Duration::ZERO;
     for (name, outcome) in outcomes {
@@ -172,7 +173,7 @@ pub(crate) async fn replay_all(client: &Client) -> anyhow::Result<()> {
     failures.sort_unstable();
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     println!(
-        "25 recordings in {:.0?}, the slowest word {slowest:.1?} after its step",
+        "25 recordings in {:.0?}, the slowest condition {slowest:.1?} after its step",
         started.elapsed()
     );
     Ok(())
@@ -180,13 +181,13 @@ pub(crate) async fn replay_all(client: &Client) -> anyhow::Result<()> {
 
 async fn play(
     client: &Client,
-    heard: &Heard,
+    history: &History,
     recordings: Vec<(Recording, Expected)>,
     at_a_time: usize,
 ) -> Vec<(String, anyhow::Result<Duration>)> {
     futures::stream::iter(recordings)
         .map(|(recording, expected)| async move {
-            let outcome = replay(client, heard, &recording, &expected).await;
+            let outcome = replay(client, history, &recording, &expected).await;
             (recording.name, outcome)
         })
         .buffer_unordered(at_a_time)
@@ -194,27 +195,27 @@ async fn play(
         .await
 }
 
-/// Plays one recording; how long its slowest word took.
+/// Replays one recording; returns the time of its slowest condition.
 async fn replay(
     client: &Client,
-    heard: &Heard,
+    history: &History,
     recording: &Recording,
     expected: &Expected,
 ) -> anyhow::Result<Duration> {
     let mut player = Player::new(client, &recording.name).await?;
-    let outcome = follow(client, heard, &mut player, recording, expected).await;
+    let outcome = follow(client, history, &mut player, recording, expected).await;
     player.stop_plugins().await?;
     outcome
 }
 
 async fn follow(
     client: &Client,
-    heard: &Heard,
+    history: &History,
     player: &mut Player,
     recording: &Recording,
     expected: &Expected,
 ) -> anyhow::Result<Duration> {
-    // The others name domains by UID.
+    // Domains first: the others reference them by UID.
     let (domains, others): (Vec<_>, Vec<_>) = recording
         .given
         .iter()
@@ -227,27 +228,27 @@ async fn follow(
         let spec = json!({"mnnvl": {"reference": {"name": domain}}});
         make_cluster(client, &namespace, domain, spec).await?;
     }
-    let mut subjects: BTreeMap<String, &[Word]> = BTreeMap::new();
+    let mut subjects: BTreeMap<String, &[ExpectedReason]> = BTreeMap::new();
     for domain in expected.keys().filter(|subject| !subject.contains('/')) {
         let cluster = format!("{namespace}/{domain}");
         for node in NODES {
-            let words = expected.get(&format!("{domain}/{node}"));
+            let reasons = expected.get(&format!("{domain}/{node}"));
             let subject = format!("{cluster} {}", player.own(node));
-            subjects.insert(subject, words.map_or(&[][..], Vec::as_slice));
+            subjects.insert(subject, reasons.map_or(&[][..], Vec::as_slice));
         }
         subjects.insert(cluster, &expected[domain]);
     }
     let mut watch = Watch {
-        heard,
+        history,
         subjects: &subjects,
         slowest: Duration::ZERO,
     };
     let mut now = GIVEN;
-    watch.say(GIVEN).await?;
+    watch.wait_for_step(GIVEN).await?;
     for step in &recording.steps {
         if step.at > now {
-            let pause = Duration::from_secs_f64((step.at - now.max(0.0)) / FASTER);
-            watch.say(now).await?;
+            let pause = Duration::from_secs_f64((step.at - now.max(0.0)) / SPEEDUP);
+            watch.wait_for_step(now).await?;
             tokio::time::sleep(pause.min(PAUSE)).await;
             now = step.at;
         }
@@ -256,24 +257,24 @@ async fn follow(
             .await
             .with_context(|| format!("at {}", step.at))?;
     }
-    watch.say(now).await?;
-    // What would be said late or twice.
+    watch.wait_for_step(now).await?;
+    // Time for late or repeated conditions.
     tokio::time::sleep(PAUSE).await;
     watch.in_order()?;
     Ok(watch.slowest)
 }
 
 struct Watch<'a> {
-    heard: &'a Heard,
-    subjects: &'a BTreeMap<String, &'a [Word]>,
+    history: &'a History,
+    subjects: &'a BTreeMap<String, &'a [ExpectedReason]>,
     slowest: Duration,
 }
 
 impl Watch<'_> {
-    /// Waits until all is said that the steps of `now` are the cause of.
-    async fn say(&mut self, now: f64) -> anyhow::Result<()> {
-        for (subject, words) in self.subjects {
-            let due = words.iter().rfind(|word| word.at <= now && !word.fleeting);
+    /// Waits for the reasons that are expected from the steps at `now`.
+    async fn wait_for_step(&mut self, now: f64) -> anyhow::Result<()> {
+        for (subject, expected) in self.subjects {
+            let due = expected.iter().rfind(|r| r.at <= now && !r.fleeting);
             let Some(due) = due.filter(|due| due.at >= now - f64::EPSILON) else {
                 continue;
             };
@@ -282,15 +283,15 @@ impl Watch<'_> {
                 IN_TIME + Duration::from_secs_f64(seconds)
             });
             let mut ticks = tokio::time::interval(Duration::from_millis(10));
-            while self.heard.last(subject) != due.reason {
+            while self.history.last(subject) != due.reason {
                 ticks.tick().await;
                 if started.elapsed() > limit {
                     bail!(
                         "{subject}: {limit:?} after the steps of {now} it is `{}`, \
-                         not `{}`; heard {:?}",
-                        self.heard.last(subject),
+                         not `{}`; recorded {:?}",
+                        self.history.last(subject),
                         due.reason,
-                        self.heard.of(subject)
+                        self.history.of(subject)
                     );
                 }
             }
@@ -301,24 +302,24 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Everything that was expected was said, in that order, and nothing else.
+    /// Checks that exactly the expected reasons were recorded, in that order.
     fn in_order(&self) -> anyhow::Result<()> {
-        for (subject, words) in self.subjects {
-            let said = self.heard.of(subject);
-            let mut rest = said.iter().peekable();
+        for (subject, expected) in self.subjects {
+            let recorded = self.history.of(subject);
+            let mut rest = recorded.iter().peekable();
             let mut followed = true;
-            for word in words.iter() {
-                // A subject that was never heard of is silent.
-                let silent = word.reason == "-" && rest.len() == said.len();
-                if rest.next_if(|said| **said == word.reason).is_none() && !word.fleeting && !silent
-                {
+            for next in expected.iter() {
+                // `-` also matches a subject that has not appeared yet.
+                let absent = next.reason == "-" && rest.len() == recorded.len();
+                let matches = rest.next_if(|reason| **reason == next.reason).is_some();
+                if !matches && !next.fleeting && !absent {
                     followed = false;
                 }
             }
             ensure!(
                 followed && rest.next().is_none(),
-                "{subject}: expected {:?}, heard {said:?}",
-                words.iter().map(|word| &word.reason).collect::<Vec<_>>()
+                "{subject}: expected {:?}, recorded {recorded:?}",
+                expected.iter().map(|next| &next.reason).collect::<Vec<_>>()
             );
         }
         Ok(())
@@ -343,87 +344,90 @@ pub(crate) async fn make_cluster(
     Ok(())
 }
 
-/// What the condition MnnvlReady of a cluster says: `Status Reason: message`.
-async fn said(clusters: &Api<MooncakeCluster>, name: &str) -> anyhow::Result<String> {
+/// The condition MnnvlReady of a cluster: `Status Reason: message`.
+async fn mnnvl_ready(clusters: &Api<MooncakeCluster>, name: &str) -> anyhow::Result<String> {
     let status = clusters.get(name).await?.status.unwrap_or_default();
-    let said = status
+    let found = status
         .conditions
         .into_iter()
         .find(|c| c.type_ == "MnnvlReady");
-    Ok(said.map_or_else(String::new, |c| {
+    Ok(found.map_or_else(String::new, |c| {
         format!("{} {}: {}", c.status, c.reason, c.message)
     }))
 }
 
-/// Waits until it says so.
-async fn says(clusters: &Api<MooncakeCluster>, name: &str, words: &str) -> anyhow::Result<()> {
-    world::eventually(&format!("{name} to say {words}"), || async {
-        let said = said(clusters, name).await?;
-        ensure!(said.starts_with(words), "it says {said}");
+/// Waits until the condition MnnvlReady starts with `wanted`.
+async fn reports(clusters: &Api<MooncakeCluster>, name: &str, wanted: &str) -> anyhow::Result<()> {
+    harness::eventually(&format!("{name} to report {wanted}"), || async {
+        let found = mnnvl_ready(clusters, name).await?;
+        ensure!(found.starts_with(wanted), "MnnvlReady is {found}");
         Ok(true)
     })
     .await
 }
 
-/// The driver is installed, removed and installed again beside a cluster that wants a domain.
-pub(crate) async fn appear_later(client: &Client) -> anyhow::Result<()> {
-    world::install_crds(client).await?;
-    world::make_namespace(client, TEAM).await?;
+/// The driver's CRDs are installed, deleted and installed again, beside a cluster with `mnnvl.create`.
+pub(crate) async fn crds_are_installed_later(client: &Client) -> anyhow::Result<()> {
+    harness::install_crds(client).await?;
+    harness::make_namespace(client, TEAM).await?;
     let metrics = Metrics::new();
-    world::start(client, &world::settings(), &metrics).await?;
+    harness::start(client, &harness::settings(), &metrics).await?;
     make_cluster(client, TEAM, "plain", json!({})).await?;
     make_cluster(client, TEAM, "kv", json!({"mnnvl": {"create": {}}})).await?;
     let clusters = Api::<MooncakeCluster>::namespaced(client.clone(), TEAM);
-    says(&clusters, "kv", "False ComputeDomainCrdMissing: ").await?;
+    reports(&clusters, "kv", "False ComputeDomainCrdMissing: ").await?;
     let others = clusters.get("kv").await?.status.unwrap_or_default();
     let master = others.conditions.iter().find(|c| c.type_ == "MasterReady");
     ensure!(
         master.is_some_and(|master| master.reason == "MasterNotReady"),
-        "the rest goes on: {master:?}"
+        "MasterReady is not reconciled: {master:?}"
     );
-    // No error, no watch that spins, no further write.
-    let before = (world::quiet(&metrics).await?, metrics.render()?);
+    // No error, no failing watch, no more writes.
+    let before = (harness::quiet(&metrics).await?, metrics.render()?);
     tokio::time::sleep(Duration::from_secs(3)).await;
-    ensure!(metrics.writes() == before.0, "it went on writing");
+    ensure!(metrics.writes() == before.0, "writes without a change");
     let (errors, broken) = ("result=\"error\"", "watch_errors_total{");
     let text = metrics.render()?;
     ensure!(!text.contains(errors) && !text.contains(broken), "{text}");
 
     let domains = Api::<DynamicObject>::namespaced_with(client.clone(), TEAM, &compute_domains());
     install_driver_crds(client).await?;
-    says(&clusters, "kv", "False Progressing: ").await?;
-    world::eventually("the domain", || async {
+    reports(&clusters, "kv", "False Progressing: ").await?;
+    harness::eventually("the ComputeDomain", || async {
         Ok(domains.get_opt("kv-mnnvl").await?.is_some())
     })
     .await?;
-    ensure!(said(&clusters, "plain").await?.is_empty(), "nobody asked");
+    ensure!(
+        mnnvl_ready(&clusters, "plain").await?.is_empty(),
+        "a condition without spec.mnnvl"
+    );
 
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
     let name = "computedomains.resource.nvidia.com";
     definitions.delete(name, &DeleteParams::default()).await?;
-    says(&clusters, "kv", "False ComputeDomainCrdMissing: ").await?;
-    world::eventually("the definition to be gone", || async {
+    reports(&clusters, "kv", "False ComputeDomainCrdMissing: ").await?;
+    harness::eventually("the definition to be gone", || async {
         Ok(definitions.get_opt(name).await?.is_none())
     })
     .await?;
     install_driver_crds(client).await?;
-    world::eventually("another domain", || async {
+    harness::eventually("another ComputeDomain", || async {
         Ok(domains.get_opt("kv-mnnvl").await?.is_some())
     })
     .await
 }
 
-/// A domain is made, left alone, protected while a claim uses it, and then deleted.
-pub(crate) async fn made_and_retired(client: &Client) -> anyhow::Result<()> {
-    world::install_crds(client).await?;
+/// A ComputeDomain is created, kept without changes, protected while a claim uses it, and then deleted.
+pub(crate) async fn created_and_deleted(client: &Client) -> anyhow::Result<()> {
+    harness::install_crds(client).await?;
     install_driver_crds(client).await?;
-    world::make_namespace(client, TEAM).await?;
+    harness::make_namespace(client, TEAM).await?;
     let metrics = Metrics::new();
-    world::start(client, &world::settings(), &metrics).await?;
+    harness::start(client, &harness::settings(), &metrics).await?;
     let clusters = Api::<MooncakeCluster>::namespaced(client.clone(), TEAM);
     let domains = Api::<DynamicObject>::namespaced_with(client.clone(), TEAM, &compute_domains());
 
-    // A template that somebody else made stands in the way.
+    // A ResourceClaimTemplate of another owner has the same name.
     let templates = Api::<ResourceClaimTemplate>::namespaced(client.clone(), TEAM);
     let template = |labels: serde_json::Value| {
         serde_json::from_value(json!({
@@ -439,15 +443,15 @@ pub(crate) async fn made_and_retired(client: &Client) -> anyhow::Result<()> {
         json!({"mnnvl": {"create": {"channels": "All"}}}),
     )
     .await?;
-    says(&clusters, "kv", "False TemplateNameClash: ").await?;
+    reports(&clusters, "kv", "False TemplateNameClash: ").await?;
     ensure!(
         domains.get_opt("kv-mnnvl").await?.is_none(),
-        "a pod would join another domain"
+        "a ComputeDomain beside a foreign template: pods would join another one"
     );
     templates
         .delete("kv-mnnvl", &DeleteParams::default())
         .await?;
-    says(&clusters, "kv", "False Progressing: ").await?;
+    reports(&clusters, "kv", "False Progressing: ").await?;
 
     let domain = domains.get("kv-mnnvl").await?;
     let uid = domain.uid().unwrap_or_default();
@@ -459,11 +463,11 @@ pub(crate) async fn made_and_retired(client: &Client) -> anyhow::Result<()> {
     );
     ensure!(
         domain.owner_references().is_empty(),
-        "nobody may collect it under its pods"
+        "an owner reference: garbage collection would delete it while pods use it"
     );
     let own = json!({"resource.nvidia.com/computeDomain": uid});
     templates.create(&made, &template(own)?).await?;
-    says(&clusters, "kv", "False DomainEmpty: ").await?;
+    reports(&clusters, "kv", "False ComputeDomainEmpty: ").await?;
     let status = clusters.get("kv").await?.status.and_then(|s| s.mnnvl);
     let status = status.context("no status.mnnvl")?;
     ensure!(
@@ -475,11 +479,11 @@ pub(crate) async fn made_and_retired(client: &Client) -> anyhow::Result<()> {
         "{status:?}"
     );
 
-    // Nothing changes, whoever touches it: nothing is written.
-    let before = world::quiet(&metrics).await?;
+    // Changed annotations cause no writes.
+    let before = harness::quiet(&metrics).await?;
     for round in 0..3 {
-        let note = json!({"metadata": {"annotations": {"test/round": round.to_string()}}});
-        let touch = Patch::Merge(note);
+        let annotation = json!({"metadata": {"annotations": {"test/round": round.to_string()}}});
+        let touch = Patch::Merge(annotation);
         domains
             .patch("kv-mnnvl", &PatchParams::default(), &touch)
             .await?;
@@ -487,10 +491,10 @@ pub(crate) async fn made_and_retired(client: &Client) -> anyhow::Result<()> {
             .patch("kv", &PatchParams::default(), &touch)
             .await?;
     }
-    let after = world::quiet(&metrics).await?;
+    let after = harness::quiet(&metrics).await?;
     ensure!(after == before, "{after} writes after {before}");
 
-    // A claim holds it; the cluster goes, the domain stays.
+    // While a claim uses it, the ComputeDomain outlives the cluster.
     let claims = Api::<ResourceClaim>::namespaced(client.clone(), TEAM);
     let claim = json!({"metadata": {"name": "held"}, "spec": {"devices": {
         "requests": [{"name": "channel", "exactly": {
@@ -507,18 +511,19 @@ pub(crate) async fn made_and_retired(client: &Client) -> anyhow::Result<()> {
     claims
         .create(&made, &serde_json::from_value(claim)?)
         .await?;
-    says(&clusters, "kv", "False ComputeDomainPluginMissing: ").await?;
+    reports(&clusters, "kv", "False ComputeDomainPluginMissing: ").await?;
     clusters.delete("kv", &DeleteParams::default()).await?;
-    world::quiet(&metrics).await?;
+    harness::quiet(&metrics).await?;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let kept = domains.get("kv-mnnvl").await?;
     ensure!(
         kept.metadata.deletion_timestamp.is_none(),
-        "a claim uses it"
+        "deleted while a claim uses it"
     );
     claims.delete("held", &DeleteParams::default()).await?;
-    world::eventually("the domain to go with its last claim", || async {
-        Ok(domains.get_opt("kv-mnnvl").await?.is_none())
-    })
+    harness::eventually(
+        "the ComputeDomain to be deleted after its last claim",
+        || async { Ok(domains.get_opt("kv-mnnvl").await?.is_none()) },
+    )
     .await
 }

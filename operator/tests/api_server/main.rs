@@ -1,18 +1,20 @@
-//! The operator against a real API server: what that refuses, what becomes of a cluster, and that
-//! nothing is written when nothing changed. Nodes, controllers and agents are played by the test.
+//! The operator against a real API server: validation, the objects and conditions of a cluster, and
+//! no writes without a change. The tests play nodes, controllers and agents.
 
-mod cli;
 mod cordons;
+mod deletion;
 mod domains;
+mod harness;
+mod headroom;
+mod invalid_specs;
 mod policies;
-mod room;
 mod scale;
 mod server;
-mod world;
-mod wrong_specs;
+mod version_skew;
 
 use anyhow::ensure;
 use crds::{MooncakeCluster, MooncakeNode, Reason};
+use harness::{Harness, TEAM, eventually};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
@@ -20,81 +22,96 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use mooncake_operator::cluster::{fit, mirror};
+use mooncake_operator::cluster::container_compatibility;
+use mooncake_operator::pod::condition;
 use server::Server;
-use world::{TEAM, World, eventually};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn wrong_specs_are_refused_with_what_to_do() -> anyhow::Result<()> {
+async fn invalid_specs_are_rejected_with_a_remedy() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    world::install_crds(&server.client).await?;
-    wrong_specs::are_refused(&server.client, wrong_specs::WRONG).await?;
-    wrong_specs::changes_are_refused(&server.client).await
+    harness::install_crds(&server.client).await?;
+    invalid_specs::are_rejected(&server.client, invalid_specs::INVALID).await?;
+    invalid_specs::changes_are_rejected(&server.client).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn s01_an_address_at_which_no_other_machine_answers_is_refused() -> anyhow::Result<()> {
+async fn loopback_and_unspecified_peer_addresses_are_rejected() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    world::install_crds(&server.client).await?;
-    wrong_specs::are_refused(&server.client, wrong_specs::ADDRESSES).await
+    harness::install_crds(&server.client).await?;
+    invalid_specs::are_rejected(&server.client, invalid_specs::ADDRESSES).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn a_second_reconcile_with_nothing_changed_writes_nothing() -> anyhow::Result<()> {
+async fn reconciles_without_a_change_write_nothing() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    let before = world.quiet().await?;
-    // Each of these wakes reconciles of cluster and nodes.
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    let before = harness.quiet().await?;
+    // Statuses that the operator wrote, and fields that it does not read, trigger nothing.
+    let reconciles = harness.reconciles()?;
+    harness.touch_unread(7).await?;
+    harness.quiet().await?;
+    ensure!(
+        harness.reconciles()? == reconciles,
+        "reconciles without a change: {:?} after {reconciles:?}",
+        harness.reconciles()?
+    );
+    // Each round triggers reconciles of the cluster and the nodes.
     for round in 0..3 {
-        world.touch_everything(round).await?;
-        world.looked_again().await?;
+        harness.touch_everything(round).await?;
+        harness.reconciled_twice().await?;
     }
     ensure!(
-        world.metrics.writes() == before,
+        harness.metrics.writes() == before,
         "{} writes after {before}",
-        world.metrics.writes()
+        harness.metrics.writes()
     );
-    // So does an operator that begins anew.
-    world.restart_operator().await?;
+    // The same with a restarted operator.
+    harness.restart_operator().await?;
     ensure!(
-        world.metrics.writes() == before,
-        "an operator that began anew wrote {} times",
-        world.metrics.writes() - before
+        harness.metrics.writes() == before,
+        "a restarted operator wrote {} times",
+        harness.metrics.writes() - before
     );
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn a_cluster_becomes_its_objects_and_is_ready_when_all_serve() -> anyhow::Result<()> {
+async fn a_cluster_owns_its_objects_and_is_ready_when_all_nodes_serve() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    let first = world.condition("Ready").await?;
+    let harness = Harness::new(&server.client).await?;
+    let first = harness.condition("Ready").await?;
     ensure!(first.starts_with("False "), "{first}");
-    world.ready().await?;
+    harness.ready().await?;
 
-    let cluster = world.cluster().await?;
+    let cluster = harness.cluster().await?;
     let status = cluster.status.clone().unwrap_or_default();
     ensure!(status.nodes.as_deref() == Some("2/2"), "{status:?}");
-    ensure!(status.conditions.len() == 7, "{status:?}");
+    ensure!(status.conditions.len() == 5, "{status:?}");
     ensure!(status.observed_generation == cluster.metadata.generation);
     let uid = cluster.uid().unwrap_or_default();
     let list = ListParams::default().labels("mooncake.io/cluster=kv");
     let mut owned = Vec::new();
-    for services in world.api::<Service>().list(&list).await? {
+    for services in harness.api::<Service>().list(&list).await? {
         owned.push(services.metadata);
     }
-    for policy in world.api::<NetworkPolicy>().list(&list).await? {
+    for policy in harness.api::<NetworkPolicy>().list(&list).await? {
         owned.push(policy.metadata);
     }
-    owned.push(world.api::<ServiceAccount>().get("kv-pool").await?.metadata);
-    owned.push(world.api::<Deployment>().get("kv-master").await?.metadata);
     owned.push(
-        world
+        harness
+            .api::<ServiceAccount>()
+            .get("kv-pool")
+            .await?
+            .metadata,
+    );
+    owned.push(harness.api::<Deployment>().get("kv-master").await?.metadata);
+    owned.push(
+        harness
             .api::<DaemonSet>()
             .get("kv-pool-default")
             .await?
@@ -102,7 +119,7 @@ async fn a_cluster_becomes_its_objects_and_is_ready_when_all_serve() -> anyhow::
     );
     ensure!(
         owned.len() == 8,
-        "3 services, 2 policies and 3: {}",
+        "expected 3 Services, 2 NetworkPolicies and 3 others: {}",
         owned.len()
     );
     for metadata in owned {
@@ -113,25 +130,24 @@ async fn a_cluster_becomes_its_objects_and_is_ready_when_all_serve() -> anyhow::
             metadata.name
         );
     }
-    let told = world.told("kv", Reason::AsExpected, "Ready:").await?;
+    let events = harness.events("kv", Reason::AsExpected, "Ready:").await?;
     ensure!(
-        told.len() == 1,
-        "one event for one transition, not {told:?}"
+        events.len() == 1,
+        "one Event for one transition, not {events:?}"
     );
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn pods_can_claim_devices_by_a_template_while_the_cluster_requires_rdma() -> anyhow::Result<()>
-{
+async fn a_claim_template_exists_while_the_cluster_requires_rdma() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    world
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    harness
         .change_spec(serde_json::json!({"transports": {"rdma": "Require"}}))
         .await?;
-    let templates = world.api::<ResourceClaimTemplate>();
+    let templates = harness.api::<ResourceClaimTemplate>();
     eventually("the template", || async {
         Ok(templates.get_opt("kv-hca").await?.is_some())
     })
@@ -139,39 +155,39 @@ async fn pods_can_claim_devices_by_a_template_while_the_cluster_requires_rdma() 
     let template = templates.get("kv-hca").await?;
     let owner = template.metadata.owner_references.iter().flatten().next();
     ensure!(
-        owner.map(|owner| &owner.uid) == world.cluster().await?.uid().as_ref(),
+        owner.map(|owner| &owner.uid) == harness.cluster().await?.uid().as_ref(),
         "{template:?} is not owned"
     );
-    // Nobody has made the class, without which nobody can claim.
-    eventually(
-        "the condition to say that devices are not there",
-        || async {
-            let said = world.condition("TransportsReady").await?;
-            Ok(said.starts_with("False NoUsableTransport") && said.contains("no DeviceClass"))
-        },
-    )
+    // No pod can claim a device without the DeviceClass.
+    eventually("the condition to name the missing DeviceClass", || async {
+        let condition = harness.condition("TransportsReady").await?;
+        Ok(condition.starts_with("False NoUsableTransport") && condition.contains("DeviceClass"))
+    })
     .await?;
     let class: DeviceClass = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "hca.mooncake.io"}, "spec": {},
     }))?;
-    let classes = world.cluster_wide::<DeviceClass>();
+    let classes = harness.cluster_wide::<DeviceClass>();
     classes.create(&PostParams::default(), &class).await?;
-    eventually("the condition to say so no longer", || async {
-        let said = world.condition("TransportsReady").await?;
-        Ok(said.starts_with("False NoUsableTransport") && !said.contains("DeviceClass"))
+    eventually("the condition not to name the DeviceClass", || async {
+        let condition = harness.condition("TransportsReady").await?;
+        Ok(condition.starts_with("False NoUsableTransport") && !condition.contains("DeviceClass"))
     })
     .await?;
-    let before = world.quiet().await?;
-    world.looked_again().await?;
-    ensure!(world.metrics.writes() == before, "written at rest");
+    let before = harness.quiet().await?;
+    harness.reconciled_twice().await?;
+    ensure!(
+        harness.metrics.writes() == before,
+        "writes without a change"
+    );
 
     templates.delete("kv-hca", &DeleteParams::default()).await?;
-    eventually("the template to be made anew", || async {
-        let anew = templates.get_opt("kv-hca").await?;
-        Ok(anew.is_some_and(|anew| anew.uid() != template.uid()))
+    eventually("the template to be created again", || async {
+        let found = templates.get_opt("kv-hca").await?;
+        Ok(found.is_some_and(|found| found.uid() != template.uid()))
     })
     .await?;
-    world
+    harness
         .change_spec(serde_json::json!({"transports": {"rdma": "Prefer"}}))
         .await?;
     eventually("the template to go", || async {
@@ -182,222 +198,227 @@ async fn pods_can_claim_devices_by_a_template_while_the_cluster_requires_rdma() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn pool_pods_are_replaced_one_at_a_time_and_only_for_the_user() -> anyhow::Result<()> {
+async fn pool_pods_are_replaced_one_at_a_time_and_only_after_a_change_of_the_spec()
+-> anyhow::Result<()> {
     let server = Server::start().await?;
-    let mut world = World::new(&server.client).await?;
-    world.ready().await?;
-    let before = world.pool_pods().await?;
+    let mut harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    let before = harness.pool_pods().await?;
 
-    // Another release with other images.
-    world.settings.pool_image = "localhost/mooncake-pool:next".to_owned();
-    world.settings.master_image = "localhost/mooncake-stock:next".to_owned();
-    world.restart_operator().await?;
+    // An operator of another release has other images.
+    harness.settings.pool_image = "localhost/mooncake-pool:next".to_owned();
+    harness.settings.master_image = "localhost/mooncake-stock:next".to_owned();
+    harness.restart_operator().await?;
     eventually("the DaemonSet to name the new image", || async {
-        let set = world.api::<DaemonSet>().get("kv-pool-default").await?;
+        let set = harness.api::<DaemonSet>().get("kv-pool-default").await?;
         let template = set.spec.and_then(|spec| spec.template.spec);
         Ok(template.is_some_and(|pod| {
             pod.containers[0].image.as_deref() == Some("localhost/mooncake-pool:next")
         }))
     })
     .await?;
-    world.play_daemon_sets().await?;
-    world.looked_again().await?;
-    ensure!(world.pool_pods().await? == before, "no pod was replaced");
-    let master = world.api::<Deployment>().get("kv-master").await?;
+    harness.play_daemon_sets().await?;
+    harness.reconciled_twice().await?;
+    ensure!(harness.pool_pods().await? == before, "a pod was replaced");
+    let master = harness.api::<Deployment>().get("kv-master").await?;
     let master = master.spec.and_then(|spec| spec.template.spec);
     ensure!(
         master.is_some_and(
             |pod| pod.containers[0].image.as_deref() == Some("localhost/mooncake-stock:0.3.13")
         ),
-        "the master was left as it was"
+        "the master was changed"
     );
 
-    world
+    harness
         .change_spec(serde_json::json!({"pools": [{"name": "default", "size": "128Mi"}]}))
         .await?;
     for (gone, stays) in [("n1", "n2"), ("n2", "n1")] {
-        // Its controller looks at each change, also at those that the operator is yet to make.
+        // The DaemonSet controller observes every change, also later ones of the operator.
         eventually(&format!("the pod on {gone} to be deleted"), || async {
-            world.play_daemon_sets().await?;
-            Ok(world
+            harness.play_daemon_sets().await?;
+            Ok(harness
                 .pool_pod_on(gone)
                 .await?
                 .is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()))
         })
         .await?;
-        world.looked_again().await?;
-        let other = world.pool_pod_on(stays).await?;
+        harness.reconciled_twice().await?;
+        let other = harness.pool_pod_on(stays).await?;
         ensure!(
             other.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()),
-            "{stays} waits until {gone} serves again"
+            "{stays} was replaced before {gone} served again"
         );
-        world.bury(gone).await?;
-        world.make_pool_pod(gone).await?;
-        world.serve(gone).await?;
+        harness.remove_pool_pod(gone).await?;
+        harness.make_pool_pod(gone).await?;
+        harness.serve(gone).await?;
     }
-    eventually("the rollout to be over", || async {
-        world.play_daemon_sets().await?;
-        Ok(world.condition("Reconciling").await?.starts_with("False "))
+    eventually("the end of the rollout", || async {
+        harness.play_daemon_sets().await?;
+        // It is present only while it is true.
+        Ok(harness.condition("Reconciling").await?.is_empty())
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn in_a_namespace_that_is_being_deleted_nothing_is_made_anew_and_nothing_alarms()
--> anyhow::Result<()> {
+async fn a_terminating_namespace_gets_no_new_objects_and_no_api_errors() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    world.quiet().await?;
-    // Nobody plays its controller: it stays as it is, as with pods that drain.
-    world
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    harness.quiet().await?;
+    // No controller deletes the namespace: it stays, as with pods that drain.
+    harness
         .cluster_wide::<Namespace>()
         .delete(TEAM, &DeleteParams::default())
         .await?;
-    world
+    harness
         .api::<NetworkPolicy>()
         .delete("kv-pool", &DeleteParams::default())
         .await?;
-    eventually("the cluster to say why it stands still", || async {
-        let ready = world.condition("Ready").await?;
+    eventually("the cluster to report the deletion", || async {
+        let ready = harness.condition("Ready").await?;
         Ok(ready.starts_with("False Deleting: the namespace is being deleted"))
     })
     .await?;
-    world.quiet().await?;
-    let events = world.api::<Event>().list(&ListParams::default()).await?;
+    harness.quiet().await?;
+    let events = harness.api::<Event>().list(&ListParams::default()).await?;
     let reason = |event: &Event| event.reason.clone().unwrap_or_default();
-    let told: Vec<_> = events.iter().map(reason).collect();
+    let reasons: Vec<_> = events.iter().map(reason).collect();
     ensure!(
-        !told.contains(&"ApiFailed".to_owned()),
-        "an alarm among {told:?}"
+        !reasons.contains(&"ApiFailed".to_owned()),
+        "ApiFailed among {reasons:?}"
     );
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn an_eviction_is_told_until_the_replacement_serves_though_the_pod_is_gone()
--> anyhow::Result<()> {
+async fn an_eviction_is_reported_until_the_replacement_serves() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    world
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    harness
         .evict("n2", "The node was low on resource: memory. ")
         .await?;
-    let told = async |also: &str| {
+    let reported = async |also: &str| {
         eventually(
-            &format!("the eviction to be told with {also:?}"),
+            &format!("the eviction to be reported with {also:?}"),
             || async {
-                let ready = world.condition("Ready").await?;
-                let words = ["n2: pool pod kv-pool-default-n2", "low on resource: memory"];
+                let ready = harness.condition("Ready").await?;
+                let parts = ["n2: pool pod kv-pool-default-n2", "low on resource: memory"];
                 Ok(ready.starts_with("False PoolPodEvicted")
-                    && words.iter().all(|words| ready.contains(words))
+                    && parts.iter().all(|part| ready.contains(part))
                     && ready.contains(also))
             },
         )
         .await
     };
-    told("its replacement is not there yet").await?;
-    eventually("its assignment to go", || async {
-        Ok(world.report("n2").await?.spec.pools.is_empty())
+    reported("its replacement does not exist yet").await?;
+    eventually("its assignment to be removed", || async {
+        Ok(harness.report("n2").await?.spec.pools.is_empty())
     })
     .await?;
-    world.make_pool_pod("n2").await?;
-    told("the node's agent has not yet met the pod").await?;
-    world.serve("n2").await?;
-    world.ready().await?;
-    let told = world.told("kv", Reason::PoolPodEvicted, "Ready:").await?;
+    harness.make_pool_pod("n2").await?;
+    reported("the node's agent has not connected to the pod yet").await?;
+    harness.serve("n2").await?;
+    harness.ready().await?;
+    let events = harness
+        .events("kv", Reason::PoolPodEvicted, "Ready:")
+        .await?;
     ensure!(
-        told.len() == 1,
-        "one event for one transition, not {told:?}"
+        events.len() == 1,
+        "one Event for one transition, not {events:?}"
     );
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn a_change_of_a_nodes_health_is_told_in_one_event_and_doubted_with_its_agent()
--> anyhow::Result<()> {
+async fn a_change_of_node_health_is_one_event_and_unknown_without_its_agent() -> anyhow::Result<()>
+{
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    let told = async |reason: Reason| {
-        let told = world.told("n1", reason, "NodeHealthy:").await?;
-        let types = told.into_iter().map(|event| event.type_);
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    let events = async |reason: Reason| {
+        let events = harness.events("n1", reason, "NodeHealthy:").await?;
+        let types = events.into_iter().map(|event| event.type_);
         anyhow::Ok(types.collect::<Vec<_>>())
     };
     let (normal, warning) = (Some("Normal".to_owned()), Some("Warning".to_owned()));
-    world
-        .judge("n1", Reason::AsExpected, "11 checks passed")
+    harness
+        .report_check("n1", Reason::AsExpected, "11 checks passed")
         .await?;
-    world.ready().await?;
+    harness.ready().await?;
     ensure!(
-        told(Reason::AsExpected).await?.is_empty(),
-        "what is well from the first is no news"
+        events(Reason::AsExpected).await?.is_empty(),
+        "an Event for a node that was healthy from the start"
     );
-    world
-        .judge("n1", Reason::PortNotActive, "mlx5_0 port 1: lost")
+    harness
+        .report_check("n1", Reason::PortNotActive, "mlx5_0 port 1: lost")
         .await?;
-    eventually("the port to be told", || async {
-        Ok(told(Reason::PortNotActive).await? == [warning.clone()])
+    eventually("the Event of the port", || async {
+        Ok(events(Reason::PortNotActive).await? == [warning.clone()])
     })
     .await?;
-    // Other words are no transition, and doubt is not the agent's word.
-    world
-        .judge("n1", Reason::PortNotActive, "mlx5_0 port 1: lost again")
+    // Another message is no transition, nor is a condition that the operator sets to Unknown.
+    harness
+        .report_check("n1", Reason::PortNotActive, "mlx5_0 port 1: lost again")
         .await?;
-    world.agent_ready("n1", false).await?;
-    let stands = async |kind: &str| {
-        let said = world.report("n1").await?.status.unwrap_or_default();
+    harness.agent_ready("n1", false).await?;
+    let condition = async |kind: &str| {
+        let status = harness.report("n1").await?.status.unwrap_or_default();
         ensure!(
-            said.findings.len() == 1,
-            "what was found stands: {:?}",
-            said.findings
+            status.findings.len() == 1,
+            "not one finding: {:?}",
+            status.findings
         );
-        let said = said.conditions.into_iter().find(|said| said.type_ == kind);
-        anyhow::Ok(said.map(|said| format!("{} {}", said.status, said.reason)))
+        let found = status.conditions.into_iter().find(|c| c.type_ == kind);
+        anyhow::Ok(found.map(|c| format!("{} {}", c.status, c.reason)))
     };
-    eventually("its health to be doubted", || async {
-        Ok(stands("NodeHealthy").await?.as_deref() == Some("Unknown AgentNotReady"))
+    eventually("NodeHealthy to be Unknown", || async {
+        Ok(condition("NodeHealthy").await?.as_deref() == Some("Unknown AgentNotReady"))
     })
     .await?;
-    world.agent_ready("n1", true).await?;
-    eventually("the agent to be believed", || async {
-        Ok(stands("AgentAlive").await?.as_deref() == Some("True AsExpected"))
+    harness.agent_ready("n1", true).await?;
+    eventually("AgentAlive to be True", || async {
+        Ok(condition("AgentAlive").await?.as_deref() == Some("True AsExpected"))
     })
     .await?;
-    world
-        .judge("n1", Reason::PortNotActive, "mlx5_0 port 1: lost")
+    harness
+        .report_check("n1", Reason::PortNotActive, "mlx5_0 port 1: lost")
         .await?;
-    world.ready().await?;
-    let stands = stands("NodeHealthy").await?;
+    harness.ready().await?;
+    let healthy = condition("NodeHealthy").await?;
     ensure!(
-        stands.as_deref() == Some("False PortNotActive"),
-        "{stands:?}"
+        healthy.as_deref() == Some("False PortNotActive"),
+        "{healthy:?}"
     );
-    ensure!(told(Reason::PortNotActive).await? == [warning], "told once");
     ensure!(
-        told(Reason::AgentNotReady).await?.is_empty(),
-        "doubt is no news of its own"
+        events(Reason::PortNotActive).await? == [warning],
+        "not one Event"
     );
-    world
-        .judge("n1", Reason::AsExpected, "11 checks passed")
+    ensure!(
+        events(Reason::AgentNotReady).await?.is_empty(),
+        "an Event for a condition that the operator set to Unknown"
+    );
+    harness
+        .report_check("n1", Reason::AsExpected, "11 checks passed")
         .await?;
-    eventually("the repair to be told", || async {
-        Ok(told(Reason::AsExpected).await? == [normal.clone()])
+    eventually("the Event of the recovery", || async {
+        Ok(events(Reason::AsExpected).await? == [normal.clone()])
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn what_an_agent_finds_in_an_injected_pod_is_told_on_the_pod_in_one_event_and_taken_back()
+async fn a_finding_in_an_injected_pod_is_a_condition_and_one_event_until_it_ends()
 -> anyhow::Result<()> {
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    let pods = world.api::<Pod>();
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    let pods = harness.api::<Pod>();
     let pod = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "engine", "labels": {
             (crds::names::LABEL_INJECT): "kv", (crds::names::LABEL_ACCESS): "kv",
@@ -406,44 +427,54 @@ async fn what_an_agent_finds_in_an_injected_pod_is_told_on_the_pod_in_one_event_
     }))?;
     let pod = pods.create(&PostParams::default(), &pod).await?;
     let named = async || {
-        let injected = world.report("n1").await?.spec.injected;
+        let injected = harness.report("n1").await?.spec.injected;
         let one = injected.first().map(|pod| pod.pod_uid.clone());
         anyhow::Ok(one.filter(|_| injected.len() == 1))
     };
-    eventually("the pod to be named to the agent", || async {
+    eventually("the pod in spec.injected", || async {
         Ok(named().await? == pod.uid())
     })
     .await?;
-    let said = async || {
+    let condition = async || {
         let pod = pods.get("engine").await?;
-        let said = mirror::condition(&pod, fit::FIT).cloned();
-        anyhow::Ok(said.map(|said| format!("{} {}", said.status, said.reason.unwrap_or_default())))
+        let found = condition(&pod, container_compatibility::CONDITION).cloned();
+        anyhow::Ok(found.map(|c| format!("{} {}", c.status, c.reason.unwrap_or_default())))
     };
-    let events = async |reason: Reason| anyhow::Ok(world.told("engine", reason, "").await?.len());
-    world.ready().await?;
-    ensure!(said().await?.is_none(), "nothing was found yet");
-    world.find_in("n1", &pod, true).await?;
-    eventually("the pod to be told", || async {
-        Ok(said().await?.as_deref() == Some("False EngineVersionSkew"))
+    let events =
+        async |reason: Reason| anyhow::Ok(harness.events("engine", reason, "").await?.len());
+    harness.ready().await?;
+    ensure!(
+        condition().await?.is_none(),
+        "a condition without a finding"
+    );
+    harness.report_pod_finding("n1", &pod, true).await?;
+    eventually("the condition of the pod", || async {
+        Ok(condition().await?.as_deref() == Some("False EngineVersionSkew"))
     })
     .await?;
-    // A doubted agent takes nothing back, and one that is at rest has nothing written.
-    world.agent_ready("n1", false).await?;
-    world.agent_ready("n1", true).await?;
-    let before = world.quiet().await?;
-    world.touch_everything(0).await?;
-    world.looked_again().await?;
-    ensure!(world.metrics.writes() == before, "something was written");
-    ensure!(events(Reason::EngineVersionSkew).await? == 1, "not once");
-    world.find_in("n1", &pod, false).await?;
-    eventually("the pod to be told that it is no more", || async {
-        Ok(said().await?.as_deref() == Some("True AsExpected"))
+    // An agent that is not ready for a while changes nothing, and nothing is written without a change.
+    harness.agent_ready("n1", false).await?;
+    harness.agent_ready("n1", true).await?;
+    let before = harness.quiet().await?;
+    harness.touch_everything(0).await?;
+    harness.reconciled_twice().await?;
+    ensure!(
+        harness.metrics.writes() == before,
+        "writes without a change"
+    );
+    ensure!(
+        events(Reason::EngineVersionSkew).await? == 1,
+        "not one Event"
+    );
+    harness.report_pod_finding("n1", &pod, false).await?;
+    eventually("the condition of the pod to be True", || async {
+        Ok(condition().await?.as_deref() == Some("True AsExpected"))
     })
     .await?;
-    ensure!(events(Reason::AsExpected).await? == 1, "not once");
+    ensure!(events(Reason::AsExpected).await? == 1, "not one Event");
     let now = DeleteParams::default().grace_period(0);
     pods.delete("engine", &now).await?;
-    eventually("the pod to be looked into no more", || async {
+    eventually("the pod to leave spec.injected", || async {
         Ok(named().await?.is_none())
     })
     .await
@@ -451,59 +482,62 @@ async fn what_an_agent_finds_in_an_injected_pod_is_told_on_the_pod_in_one_event_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn nodes_come_and_go_and_no_old_verdict_survives() -> anyhow::Result<()> {
+async fn a_new_node_or_agent_keeps_no_status_of_an_earlier_one() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
 
-    // A pod that only claims to be a pool's.
-    world.make_forged_pod("n1").await?;
-    // The agent of n2 dies; a while that a restart would take is not told.
-    world.agent_ready("n2", false).await?;
+    // A pod with the labels of a pool pod only.
+    harness.make_forged_pod("n1").await?;
+    // The agent of n2 dies; a gap as short as a restart is not reported.
+    harness.agent_ready("n2", false).await?;
     eventually("Ready to name n2", || async {
-        let ready = world.condition("Ready").await?;
+        let ready = harness.condition("Ready").await?;
         Ok(ready.starts_with("Unknown AgentNotReady") && ready.contains("n2"))
     })
     .await?;
-    let said = world.report("n2").await?.status.unwrap_or_default();
-    let serving = said.conditions.iter().find(|c| c.type_ == "PoolsServing");
+    let status = harness.report("n2").await?.status.unwrap_or_default();
+    let serving = status.conditions.iter().find(|c| c.type_ == "PoolsServing");
     ensure!(
         serving.is_some_and(|serving| serving.status == "Unknown"),
-        "its last word still stands: {serving:?}"
+        "not Unknown without an agent: {serving:?}"
     );
-    let node = world.report("n1").await?;
+    let node = harness.report("n1").await?;
     ensure!(
         node.spec.pools.len() == 1,
-        "the forged pod is not assigned: {:?}",
+        "the forged pod is assigned: {:?}",
         node.spec.pools
     );
-    world.agent_ready("n2", true).await?;
-    world.ready().await?;
-    let pools = world.condition("PoolsReady").await?;
-    ensure!(pools.contains("forged"), "the stranger is named: {pools}");
+    harness.agent_ready("n2", true).await?;
+    harness.ready().await?;
+    let pools = harness.condition("PoolsReady").await?;
+    ensure!(
+        pools.contains("forged"),
+        "the forged pod is not reported: {pools}"
+    );
 
     // n2 comes back as another machine.
-    let old = world.report("n2").await?;
-    world.replace_node("n2").await?;
+    let old = harness.report("n2").await?;
+    harness.replace_node("n2").await?;
     eventually("a MooncakeNode of the new Node", || async {
-        let new = world.report("n2").await?;
+        let new = harness.report("n2").await?;
         Ok(new.uid() != old.uid() && new.status.is_none_or(|status| status.pools.is_empty()))
     })
     .await?;
-    eventually("Ready to doubt n2", || async {
-        Ok(!world.condition("Ready").await?.starts_with("True"))
+    eventually("Ready not to be True", || async {
+        Ok(!harness.condition("Ready").await?.starts_with("True"))
     })
     .await?;
-    world.serve("n2").await?;
-    world.ready().await?;
+    harness.serve("n2").await?;
+    harness.ready().await?;
 
-    // The cluster goes; its pods are still there, then they are not.
+    // The cluster is deleted first, then its pods.
     let gone = DeleteParams::foreground();
-    world.api::<MooncakeCluster>().delete("kv", &gone).await?;
-    let last = world.api::<MooncakeCluster>().get_opt("kv").await?;
+    harness.api::<MooncakeCluster>().delete("kv", &gone).await?;
+    let last = harness.api::<MooncakeCluster>().get_opt("kv").await?;
     if last.is_some() {
-        eventually("Ready to say Deleting", || async {
-            Ok(world
+        eventually("Ready to be Deleting", || async {
+            Ok(harness
                 .condition("Ready")
                 .await?
                 .starts_with("False Deleting"))
@@ -511,98 +545,91 @@ async fn nodes_come_and_go_and_no_old_verdict_survives() -> anyhow::Result<()> {
         .await?;
     }
     ensure!(
-        world.report("n1").await?.spec.pools.len() == 1,
-        "it drains by what stands there"
+        harness.report("n1").await?.spec.pools.len() == 1,
+        "the draining pool pod lost its assignment"
     );
     for node in ["n1", "n2"] {
-        world.bury(node).await?;
-        eventually("the assignment to go with its pod", || async {
-            Ok(world.report(node).await?.spec.pools.is_empty())
+        harness.remove_pool_pod(node).await?;
+        eventually("the assignment to be removed with its pod", || async {
+            Ok(harness.report(node).await?.spec.pools.is_empty())
         })
         .await?;
     }
-    let nodes = world
+    let nodes = harness
         .cluster_wide::<MooncakeNode>()
         .list(&ListParams::default())
         .await?;
     ensure!(nodes.items.len() == 2);
-    let left = world.api::<Pod>().list(&ListParams::default()).await?;
+    let left = harness.api::<Pod>().list(&ListParams::default()).await?;
     ensure!(
         left.iter()
             .all(|pod| pod.name_any() != "kv-pool-default-n1"),
-        "{TEAM}"
+        "the pool pod of n1 exists"
     );
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn s29_s30_every_recorded_life_of_a_domain_is_told_as_it_is_in_time_and_in_order()
--> anyhow::Result<()> {
+async fn recorded_compute_domains_are_reported_in_time_and_in_order() -> anyhow::Result<()> {
     let server = Server::start().await?;
     domains::replay_all(&server.client).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn without_the_drivers_crds_all_is_calm_and_they_may_come_later() -> anyhow::Result<()> {
+async fn the_compute_domain_crds_may_be_missing_and_installed_later() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    domains::appear_later(&server.client).await
+    domains::crds_are_installed_later(&server.client).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn a_domain_of_ours_is_made_once_and_goes_when_nobody_uses_it() -> anyhow::Result<()> {
+async fn a_created_compute_domain_is_deleted_when_no_claim_uses_it() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    domains::made_and_retired(&server.client).await
+    domains::created_and_deleted(&server.client).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn cli_tells_a_healthy_installation_from_a_broken_one_and_what_it_may_not_see()
+async fn a_policy_applies_where_it_selects_and_both_of_a_conflict_report_it() -> anyhow::Result<()>
+{
+    let server = Server::start().await?;
+    policies::invalid_specs_are_rejected(&server.client).await?;
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    policies::apply_and_conflict(&harness).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn headroom_is_reported_while_hugepages_are_undecided() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    headroom::is_reported_while_undecided(&harness).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn nodes_with_unhealthy_devices_are_cordoned_until_recovery_and_manual_cordons_are_kept()
 -> anyhow::Result<()> {
     let server = Server::start().await?;
-    cli::without_mooncake(&server).await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    cli::complete(&server.client).await?;
-    cli::healthy(&server).await?;
-    cli::tenant(&server).await?;
-    cli::broken(&server, &world).await
+    let harness = Harness::new(&server.client).await?;
+    cordons::cordon_and_uncordon(&harness).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn a_policy_holds_where_it_selects_and_conflicts_are_told_by_both() -> anyhow::Result<()> {
+async fn a_deletion_that_loses_objects_needs_a_confirmation() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    policies::wrong_ones_are_refused(&server.client).await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    policies::hold_and_conflict(&world).await
+    deletion::needs_a_confirmation(&server.client).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn what_pods_leave_is_counted_while_hugepages_are_decided_on() -> anyhow::Result<()> {
+async fn tenant_roles_cannot_access_policies() -> anyhow::Result<()> {
     let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    world.ready().await?;
-    room::is_counted_while_it_decides(&world).await
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn a_node_whose_devices_are_sick_is_cordoned_and_given_back_and_a_persons_is_not_touched()
--> anyhow::Result<()> {
-    let server = Server::start().await?;
-    let world = World::new(&server.client).await?;
-    cordons::come_and_go(&world).await
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn no_role_of_a_tenants_reaches_a_policy() -> anyhow::Result<()> {
-    let server = Server::start().await?;
-    world::install_crds(&server.client).await?;
-    policies::are_beyond_tenants(&server).await
+    harness::install_crds(&server.client).await?;
+    policies::are_forbidden_to_tenants(&server).await
 }

@@ -1,5 +1,4 @@
-//! MooncakeNodePolicies on a real API server: what that refuses, what becomes of them, and who may not
-//! touch them.
+//! MooncakeNodePolicies on a real API server: validation, selection and conflicts, and access of tenants.
 
 use anyhow::{Context, bail, ensure};
 use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, Reason};
@@ -9,11 +8,11 @@ use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Pos
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
+use crate::harness::{Harness, TEAM, eventually, install_crds, make_namespace};
+use crate::invalid_specs::InvalidSpec;
 use crate::server::{Server, TENANT};
-use crate::world::{TEAM, World, eventually, install_crds, make_namespace};
-use crate::wrong_specs::Wrong;
 
-const WRONG: &[Wrong] = &[
+const WRONG: &[InvalidSpec] = &[
     ("{checkz: []}", ".spec.checkz: field not declared"),
     (
         "{checks: [{id: MapCount, action: Warn}, {id: MapCount, action: Ignore}]}",
@@ -37,10 +36,13 @@ const WRONG: &[Wrong] = &[
         "{fixes: [{id: MaxMapCount, mode: Apply, value: 7}]}",
         "value: field not declared",
     ),
-    ("{fixes: [{id: Hugepages, mode: Apply}]}", "has no amount"),
+    (
+        "{fixes: [{id: Hugepages, mode: Apply}]}",
+        "requires an amount",
+    ),
     (
         "{fixes: [{id: Hugepages, mode: DryRun}], hugepages: []}",
-        "has no amount",
+        "requires an amount",
     ),
     (
         "{hugepages: [{pageSize: 4Ki, perNumaNode: 4Gi}]}",
@@ -62,18 +64,21 @@ const WRONG: &[Wrong] = &[
         "{hugepages: [{pageSize: 2Mi, perNumaNode: 2Mi}, {pageSize: 2Mi, perNumaNode: 4Mi}]}",
         "uplicate",
     ),
-    ("{sickDevices: {}}", "cordonWhen: Required value"),
-    ("{sickDevices: {cordonWhen: ItRains}}", "Unsupported value"),
+    ("{unhealthyDevices: {}}", "cordonWhen: Required value"),
     (
-        "{sickDevices: {cordonWhen: AllAreSick, maxNodes: 0}}",
+        "{unhealthyDevices: {cordonWhen: ItRains}}",
+        "Unsupported value",
+    ),
+    (
+        "{unhealthyDevices: {cordonWhen: AllUnhealthy, maxNodes: 0}}",
         "greater than or equal to 1",
     ),
     (
-        "{sickDevices: {cordonWhen: AllAreSick, repair: Burn}}",
+        "{unhealthyDevices: {cordonWhen: AllUnhealthy, repair: Burn}}",
         "Unsupported value",
     ),
     ("{priority: 1001}", "less than or equal to 1000"),
-    ("{nodeSelector: {'': a}}", "no node can carry others"),
+    ("{nodeSelector: {'': a}}", "as labels of nodes have"),
 ];
 
 fn body(name: &str, spec: &Value) -> Value {
@@ -95,41 +100,45 @@ pub(crate) async fn apply(client: Client, name: &str, spec: &str) -> anyhow::Res
     Ok(())
 }
 
-pub(crate) async fn wrong_ones_are_refused(client: &Client) -> anyhow::Result<()> {
+pub(crate) async fn invalid_specs_are_rejected(client: &Client) -> anyhow::Result<()> {
     install_crds(client).await?;
-    for (spec, words) in WRONG {
+    for (spec, wanted) in WRONG {
         let refused = apply(client.clone(), "wrong", spec).await.err();
-        let said = refused.map(|error| error.to_string()).unwrap_or_default();
+        let message = refused.map(|error| error.to_string()).unwrap_or_default();
         ensure!(
-            said.contains(words),
-            "{spec}: wanted `{words}`, got `{said}`"
+            message.contains(wanted),
+            "{spec}: wanted `{wanted}`, got `{message}`"
         );
     }
     Ok(())
 }
 
-/// `Status Reason: message`, and on how many of how many nodes it holds.
+/// `Status Reason: message`, and the numbers of nodes to which the policy applies and that it selects.
 async fn accepted(api: &Api<MooncakeNodePolicy>, name: &str) -> anyhow::Result<(String, u32, u32)> {
     let policy = api.get(name).await?;
     let status = policy.status.context("no status yet")?;
     ensure!(status.observed_generation == policy.metadata.generation);
-    let [said] = status.conditions.as_slice() else {
+    let [condition] = status.conditions.as_slice() else {
         bail!("{status:?}");
     };
-    ensure!(said.observed_generation == policy.metadata.generation);
-    let words = format!("{} {}: {}", said.status, said.reason, said.message);
-    Ok((words, status.holds, status.selected))
+    ensure!(condition.observed_generation == policy.metadata.generation);
+    let text = format!(
+        "{} {}: {}",
+        condition.status, condition.reason, condition.message
+    );
+    Ok((text, status.holds, status.selected))
 }
 
-async fn holding(world: &World, node: &str) -> anyhow::Result<Option<String>> {
-    let spec = world.report(node).await?.spec;
+async fn applied_policy(harness: &Harness, node: &str) -> anyhow::Result<Option<String>> {
+    let spec = harness.report(node).await?.spec;
     Ok(spec.policy.map(|policy| policy.name))
 }
 
-async fn holds(world: &World, on: [(&str, Option<&str>); 2]) -> anyhow::Result<()> {
+/// Waits until these policies apply to the nodes.
+async fn apply_to(harness: &Harness, on: [(&str, Option<&str>); 2]) -> anyhow::Result<()> {
     eventually(&format!("policies {on:?}"), || async {
         for (node, name) in on {
-            let found = holding(world, node).await?;
+            let found = applied_policy(harness, node).await?;
             ensure!(found.as_deref() == name, "{node}: {found:?}");
         }
         Ok(true)
@@ -137,23 +146,23 @@ async fn holds(world: &World, on: [(&str, Option<&str>); 2]) -> anyhow::Result<(
     .await
 }
 
-/// Policies come, conflict, give way, and go.
-pub(crate) async fn hold_and_conflict(world: &World) -> anyhow::Result<()> {
-    let client = world.cluster_wide::<Node>().into_client();
-    let api = world.cluster_wide::<MooncakeNodePolicy>();
+/// Policies are created, conflict, are ordered by priority, and are deleted.
+pub(crate) async fn apply_and_conflict(harness: &Harness) -> anyhow::Result<()> {
+    let client = harness.cluster_wide::<Node>().into_client();
+    let api = harness.cluster_wide::<MooncakeNodePolicy>();
     let label = Patch::Merge(json!({"metadata": {"labels": {"gpu": "h100"}}}));
     let merge = PatchParams::default();
-    let nodes = world.cluster_wide::<Node>();
+    let nodes = harness.cluster_wide::<Node>();
     nodes.patch("n1", &merge, &label).await?;
 
     let apply = async |name: &str, spec: &str| apply(client.clone(), name, spec).await;
     apply("everywhere", "{checks: [{id: TimeWait, action: Ignore}]}").await?;
-    holds(
-        world,
+    apply_to(
+        harness,
         [("n1", Some("everywhere")), ("n2", Some("everywhere"))],
     )
     .await?;
-    // Times of creation are told to the second.
+    // Creation timestamps have a resolution of one second.
     tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
     let gpu = |priority: u8| {
         format!(
@@ -162,27 +171,30 @@ pub(crate) async fn hold_and_conflict(world: &World) -> anyhow::Result<()> {
         )
     };
     apply("gpu", &gpu(0)).await?;
-    eventually("the conflict to be told by both", || async {
+    eventually("both policies to report the conflict", || async {
         let (old, holds, selected) = accepted(&api, "everywhere").await?;
         ensure!((holds, selected) == (2, 2), "{old}");
         let (new, holds, selected) = accepted(&api, "gpu").await?;
         ensure!((holds, selected) == (0, 1), "{new}");
-        ensure!(old.starts_with("False PolicyConflict: gpu asks"), "{old}");
         ensure!(
-            new.starts_with("False PolicyConflict: everywhere asks"),
+            old.starts_with("False PolicyConflict: conflicts with gpu"),
+            "{old}"
+        );
+        ensure!(
+            new.starts_with("False PolicyConflict: conflicts with everywhere"),
             "{new}"
         );
         Ok(true)
     })
     .await?;
-    holds(
-        world,
+    apply_to(
+        harness,
         [("n1", Some("everywhere")), ("n2", Some("everywhere"))],
     )
     .await?;
 
     apply("gpu", &gpu(5)).await?;
-    holds(world, [("n1", Some("gpu")), ("n2", Some("everywhere"))]).await?;
+    apply_to(harness, [("n1", Some("gpu")), ("n2", Some("everywhere"))]).await?;
     eventually("both to be accepted", || async {
         let (old, holds, selected) = accepted(&api, "everywhere").await?;
         ensure!((holds, selected) == (1, 2), "{old}");
@@ -190,48 +202,52 @@ pub(crate) async fn hold_and_conflict(world: &World) -> anyhow::Result<()> {
         ensure!((holds, selected) == (1, 1), "{new}");
         Ok([&old, &new]
             .iter()
-            .all(|said| said.starts_with("True AsExpected")))
+            .all(|condition| condition.starts_with("True AsExpected")))
     })
     .await?;
-    let report = world.report("n1").await?;
-    let told = serde_json::to_value(&report.spec.policy)?;
+    let report = harness.report("n1").await?;
+    let found = serde_json::to_value(&report.spec.policy)?;
     let wanted = json!({
         "name": "gpu",
         "checks": [{"id": "MapCount", "action": "Warn"}],
         "fixes": [{"id": "MaxMapCount", "mode": "DryRun"}],
     });
-    ensure!(told == wanted, "{told}");
-    told_once(world).await?;
+    ensure!(found == wanted, "{found}");
+    one_event_per_policy(harness).await?;
 
-    // Nothing more is written, also by an operator that begins anew.
-    let before = world.quiet().await?;
+    // No more writes, also by a restarted operator.
+    let before = harness.quiet().await?;
     for round in 0..2 {
-        world.touch_everything(round).await?;
-        world.looked_again().await?;
+        harness.touch_everything(round).await?;
+        harness.reconciled_twice().await?;
     }
-    world.restart_operator().await?;
-    let after = world.quiet().await?;
-    ensure!(after == before, "{} writes at rest", after - before);
+    harness.restart_operator().await?;
+    let after = harness.quiet().await?;
+    ensure!(
+        after == before,
+        "{} writes without a change",
+        after - before
+    );
 
-    // A node leaves its selector, then both policies go.
+    // A node no longer matches the selector, then both policies are deleted.
     let unlabel = Patch::Merge(json!({"metadata": {"labels": {"gpu": null}}}));
     nodes.patch("n1", &merge, &unlabel).await?;
-    holds(
-        world,
+    apply_to(
+        harness,
         [("n1", Some("everywhere")), ("n2", Some("everywhere"))],
     )
     .await?;
     for policy in ["everywhere", "gpu"] {
         api.delete(policy, &DeleteParams::default()).await?;
     }
-    holds(world, [("n1", None), ("n2", None)]).await
+    apply_to(harness, [("n1", None), ("n2", None)]).await
 }
 
-/// A conflict is one Event for each of the two, and its end is one.
-async fn told_once(world: &World) -> anyhow::Result<()> {
+/// Waits until the conflict is one Event on each of the two policies.
+async fn one_event_per_policy(harness: &Harness) -> anyhow::Result<()> {
     eventually("the events", || async {
         for name in ["everywhere", "gpu"] {
-            let conflicts = world.told(name, Reason::PolicyConflict, "").await?;
+            let conflicts = harness.events(name, Reason::PolicyConflict, "").await?;
             ensure!(conflicts.len() == 1, "{name}: {conflicts:?}");
         }
         Ok(true)
@@ -239,8 +255,8 @@ async fn told_once(world: &World) -> anyhow::Result<()> {
     .await
 }
 
-/// The chart's roles for tenants, and the administrator's of a namespace, both bound there.
-pub(crate) async fn are_beyond_tenants(server: &Server) -> anyhow::Result<()> {
+/// Binds the chart's roles for tenants and the role `admin` in a namespace; none may access policies.
+pub(crate) async fn are_forbidden_to_tenants(server: &Server) -> anyhow::Result<()> {
     let client = &server.client;
     make_namespace(client, TEAM).await?;
     let roles = Api::<ClusterRole>::all(client.clone());
@@ -276,7 +292,7 @@ pub(crate) async fn are_beyond_tenants(server: &Server) -> anyhow::Result<()> {
         "metadata": { "name": "kv" },
         "spec": {},
     });
-    eventually("the tenant's rights to count", || async {
+    eventually("the tenant's permissions to take effect", || async {
         let ours = PatchParams::apply("tenant");
         clusters.patch("kv", &ours, &Patch::Apply(&cluster)).await?;
         Ok(true)

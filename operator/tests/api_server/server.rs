@@ -1,5 +1,5 @@
 //! A real API server without nodes and controllers: etcd and kube-apiserver on loopback ports, in a
-//! folder of their own. The test plays everybody else.
+//! temporary folder.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,50 +10,49 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use kube::config::AuthInfo;
 use kube::{Client, Config};
-use mooncake_e2e::Settings;
-use mooncake_e2e::binaries::Binaries;
-use mooncake_e2e::settings::Environment;
+use local_cluster::Settings;
+use local_cluster::binaries::Binaries;
 use tempfile::TempDir;
 
-const TOKEN: &str = "of-this-test-alone";
-/// Of a user who may do nothing but what a test allows.
-const TENANT_TOKEN: &str = "of-a-tenant-of-this-test";
+const TOKEN: &str = "test-admin-token";
+/// Token of a user without permissions of its own.
+const TENANT_TOKEN: &str = "test-tenant-token";
 /// Name of that user.
 pub(crate) const TENANT: &str = "tenant";
 const START: Duration = Duration::from_secs(120);
 
-/// Both processes; they end with it.
+/// Both processes; dropping it kills them.
 pub(crate) struct Server {
     pub(crate) client: Client,
     port: u16,
-    parts: Vec<Child>,
+    processes: Vec<Child>,
     folder: TempDir,
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        for part in self.parts.iter_mut().rev() {
-            part.kill().ok();
-            part.wait().ok();
+        for process in self.processes.iter_mut().rev() {
+            process.kill().ok();
+            process.wait().ok();
         }
     }
 }
 
 impl Server {
-    /// Started and answering.
+    /// Starts both processes and waits until the API server is ready.
     pub(crate) async fn start() -> anyhow::Result<Self> {
-        let settings = Settings::from_environment(Environment::read());
+        let settings = Settings::read();
         let binaries = tokio::task::spawn_blocking(move || Binaries::get(&settings)).await??;
         let folder = tempfile::tempdir()?;
         let [etcd, peer, api] = free_ports()?;
         let mut server = Self {
             client: client(api, TOKEN)?,
             port: api,
-            parts: Vec::new(),
+            processes: Vec::new(),
             folder,
         };
         let at = |port: u16| format!("http://127.0.0.1:{port}");
-        server.part(
+        server.start_process(
             &binaries.kubernetes.join("etcd"),
             &[
                 &format!("--data-dir={}", server.file("etcd")),
@@ -71,7 +70,7 @@ impl Server {
             server.file("tokens"),
             format!("{TOKEN},admin,admin,\"system:masters\"\n{TENANT_TOKEN},{TENANT},{TENANT}\n"),
         )?;
-        server.part(
+        server.start_process(
             &binaries.kubernetes.join("kube-apiserver"),
             &[
                 &format!("--etcd-servers={}", at(etcd)),
@@ -87,21 +86,22 @@ impl Server {
                     "--service-account-signing-key-file={}",
                     server.file("sa.key")
                 ),
-                // No controllers here: nobody makes accounts or the endpoints of the API itself.
+                // Without controllers there are no service accounts and no endpoints of the API server.
                 "--disable-admission-plugins=ServiceAccount",
                 "--endpoint-reconciler-type=none",
             ],
         )?;
-        server.answers().await?;
+        server.wait_until_ready().await?;
         Ok(server)
     }
 
-    /// As the tenant.
+    /// A client with the tenant's token.
     pub(crate) fn tenant(&self) -> anyhow::Result<Client> {
         client(self.port, TENANT_TOKEN)
     }
 
-    /// Path of a kubeconfig: the administrator's, or the tenant's.
+    /// Writes a kubeconfig of the administrator or the tenant, and returns its path.
+    #[allow(dead_code, reason = "operator/cli/tests/api_server uses it")]
     pub(crate) fn kubeconfig(&self, tenant: bool) -> anyhow::Result<String> {
         let (name, token) = if tenant {
             ("tenant", TENANT_TOKEN)
@@ -126,7 +126,7 @@ impl Server {
         self.folder.path().join(name).display().to_string()
     }
 
-    fn part(&mut self, program: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+    fn start_process(&mut self, program: &Path, arguments: &[&str]) -> anyhow::Result<()> {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         let log = fs::File::create(self.file(&format!("{name}.log")))?;
         let child = Command::new(program)
@@ -136,21 +136,21 @@ impl Server {
             .stderr(log)
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
-        self.parts.push(child);
+        self.processes.push(child);
         Ok(())
     }
 
-    async fn answers(&mut self) -> anyhow::Result<()> {
+    async fn wait_until_ready(&mut self) -> anyhow::Result<()> {
         let started = Instant::now();
         let mut ticks = tokio::time::interval(Duration::from_millis(200));
         while self.client.apiserver_version().await.is_err() || !self.is_ready().await {
-            for part in &mut self.parts {
-                if let Some(status) = part.try_wait()? {
-                    bail!("a part ended with {status}: {}", self.last_words());
+            for process in &mut self.processes {
+                if let Some(status) = process.try_wait()? {
+                    bail!("a process ended with {status}: {}", self.log_tail());
                 }
             }
             if started.elapsed() > START {
-                bail!("no API server after {START:?}: {}", self.last_words());
+                bail!("no API server after {START:?}: {}", self.log_tail());
             }
             ticks.tick().await;
         }
@@ -163,7 +163,7 @@ impl Server {
         self.client.request_text(request).await.is_ok()
     }
 
-    fn last_words(&self) -> String {
+    fn log_tail(&self) -> String {
         let log = fs::read_to_string(self.file("kube-apiserver.log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().rev().take(5).collect();
         lines.join("\n")
@@ -172,7 +172,7 @@ impl Server {
 
 fn client(port: u16, token: &str) -> anyhow::Result<Client> {
     let mut config = Config::new(format!("https://127.0.0.1:{port}").parse()?);
-    // Its certificate is of its own making, in a folder that nobody else reads.
+    // The server's certificate is self-signed, in this test's folder.
     config.accept_invalid_certs = true;
     config.auth_info = AuthInfo {
         token: Some(token.to_owned().into()),

@@ -1,7 +1,7 @@
 """Runs one stack's own configuration loader, GPU-less, and prints the arguments of setup().
 
-load.py STACK WHEEL...: modules come from the wheels as they are; whatever else a stack imports is
-an empty stand-in. The store's setup() records instead of connecting.
+load.py STACK WHEEL...: modules come from the wheels unchanged; other imports of a stack are empty stubs. The store's
+setup() records its arguments and does not connect; so does initialize() of SGLang's second engine, for prefill/decode.
 """
 
 import importlib.abc
@@ -12,21 +12,23 @@ import sys
 import types
 import zipimport
 
-STAND_INS = {
+STUBS = {
     "lmcache": ["torch", "lmcache"],
     "sglang": ["torch", "requests", "sglang"],
+    "sglang-engine": ["torch", "sglang"],
     "vllm": ["vllm", "regex"],
 }
 SOURCES = {
     "lmcache": "lmcache/v1/storage_backend/connector/mooncakestore_connector.py",
     "sglang": "sglang/srt/mem_cache/storage/mooncake_store/mooncake_store.py",
+    "sglang-engine": "sglang/srt/distributed/device_communicators/mooncake_transfer_engine.py",
     "vllm": "vllm/distributed/mooncake_store.py",
     "wheel": "mooncake/mooncake_config.py",
 }
 
 
-class StandIn(types.ModuleType):
-    """A package that has any class, function or submodule one asks for."""
+class Stub(types.ModuleType):
+    """A package in which every attribute and submodule exists."""
 
     __path__ = []
 
@@ -39,7 +41,7 @@ class StandIn(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands in for every module below the given names."""
+    """Provides a stub for every module below the given names."""
 
     def __init__(self, names):
         self.names = names
@@ -50,20 +52,31 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec):
-        return StandIn(spec.name)
+        return Stub(spec.name)
 
     def exec_module(self, module):
         pass
 
 
 class Store:
-    """Records what a stack sets the store up with."""
+    """Records the arguments of setup()."""
 
     calls = []
 
     def setup(self, *args, **kwargs):
         self.calls.append([list(args), kwargs])
         return 0
+
+
+class Engine:
+    """Records the arguments of initialize()."""
+
+    def initialize(self, *args):
+        Store.calls.append([list(args), {}])
+        return 0
+
+    def get_rpc_port(self):
+        return 1
 
 
 def source(wheels, path):
@@ -92,7 +105,7 @@ def module(wheels, path, name):
 
 
 def main(stack, wheels):
-    sys.meta_path.insert(0, Finder(STAND_INS.get(stack, [])))
+    sys.meta_path.insert(0, Finder(STUBS.get(stack, [])))
     if stack == "vllm":
         import re
 
@@ -106,15 +119,22 @@ def main(stack, wheels):
     if stack == "lmcache":
         import logging
 
-        logs = StandIn("lmcache.logging")
+        logs = Stub("lmcache.logging")
         logs.init_logger = logging.getLogger
         sys.modules["lmcache.logging"] = logs
-    if stack == "sglang":
+    if stack == "sglang-engine":
+        engine = types.ModuleType("mooncake.engine")
+        engine.TransferEngine = Engine
+        sys.modules["mooncake.engine"] = engine
+        network = Stub("sglang.srt.utils.network")
+        network.NetworkAddress = lambda host, port: types.SimpleNamespace(to_host_port_str=str)
+        sys.modules[network.__name__] = network
+    if stack.startswith("sglang"):
         import sglang.srt
 
         module(wheels, "sglang/srt/environ.py", "sglang.srt.environ")
         sglang.srt.environ = sys.modules["sglang.srt.environ"]
-        ranks = StandIn("sglang.srt.distributed.parallel_state")
+        ranks = Stub("sglang.srt.distributed.parallel_state")
         ranks.get_mooncake_transfer_engine = lambda: None
         sys.modules[ranks.__name__] = ranks
     loader = module(wheels, SOURCES[stack], "loader")
@@ -131,6 +151,9 @@ def main(stack, wheels):
     elif stack == "lmcache":
         config = loader.MooncakeStoreConfig.load_from_env()
         loader.setup_mooncake_store(Store(), config)
+    elif stack == "sglang-engine":
+        loader.run_with_deadline = lambda call, **_: call()
+        loader.MooncakeTransferEngine(os.environ["POD_IP"])
     elif stack == "sglang":
         made = object.__new__(loader.MooncakeStore)
         try:

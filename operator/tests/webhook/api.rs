@@ -1,8 +1,8 @@
-//! As much of an API server as the certificate's keeper uses: one Secret and one
-//! MutatingWebhookConfiguration, listed, watched and applied to over HTTP.
+//! The part of an API server that the certificate keeper uses: one Secret and one
+//! MutatingWebhookConfiguration with list, watch and apply over HTTP.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, patch};
 use futures::stream;
 use kube::{Client, Config};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -22,7 +23,7 @@ pub(crate) const CONFIGURATION: &str = "mooncake-injection";
 const SECRETS: &str = "/api/v1/namespaces/mooncake-system/secrets";
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
 
-/// One object; every version of it is in `versions`.
+/// One object; `versions` publishes each new version.
 #[derive(Clone)]
 struct Object {
     versions: watch::Sender<Value>,
@@ -38,9 +39,9 @@ impl Object {
         }
     }
 
-    /// Server-side apply, near enough: fields are merged, webhooks by name.
+    /// Simplified server-side apply: merges fields, and webhooks by name.
     fn apply(&self, patch: &Value) -> Result<Value, Value> {
-        let mut writes = self.writes.lock().unwrap();
+        let mut writes = self.writes.lock();
         let mut object = self.versions.borrow().clone();
         let fence = patch["metadata"].get("resourceVersion");
         if fence.is_some_and(|fence| *fence != object["metadata"]["resourceVersion"]) {
@@ -71,7 +72,7 @@ fn merge(object: &mut Value, patch: &Value) {
     }
 }
 
-/// The API server and what it holds.
+/// The API server and its objects.
 pub(crate) struct Api {
     pub(crate) client: Client,
     secret: Object,
@@ -113,7 +114,7 @@ impl Api {
         }
     }
 
-    /// What API servers trust for the first webhook, PEM.
+    /// The CA bundle of the webhooks, PEM.
     pub(crate) fn bundle(&self) -> Option<String> {
         let configuration = self.configuration.versions.borrow().clone();
         let webhooks = configuration["webhooks"].as_array().unwrap().clone();
@@ -130,14 +131,30 @@ impl Api {
         Some(String::from_utf8(bundle.0).unwrap())
     }
 
-    /// How often anything was written.
+    /// The authorities in the Secret, PEM, for readers of metrics.
+    pub(crate) fn authorities(&self) -> Option<String> {
+        let secret = self.secret.versions.borrow();
+        let text = secret["data"].get("ca.crt")?.clone();
+        let text: k8s_openapi::ByteString = serde_json::from_value(text).ok()?;
+        String::from_utf8(text.0).ok()
+    }
+
+    /// Leaves only the identity in the Secret, as release 0.1.0 does.
+    pub(crate) fn forget_authorities(&self) {
+        self.secret.versions.send_modify(|secret| {
+            secret["data"].as_object_mut().unwrap().remove("ca.crt");
+            secret["metadata"]["resourceVersion"] = json!("100");
+        });
+    }
+
+    /// Number of writes to both objects.
     pub(crate) fn writes(&self) -> u64 {
-        *self.secret.writes.lock().unwrap() + *self.configuration.writes.lock().unwrap()
+        *self.secret.writes.lock() + *self.configuration.writes.lock()
     }
 }
 
 #[derive(Clone)]
-struct Shelf {
+struct Served {
     object: Object,
     kind: &'static str,
     version: &'static str,
@@ -150,7 +167,7 @@ fn routes(
     version: &'static str,
     object: &Object,
 ) -> Router {
-    let shelf = Shelf {
+    let served = Served {
         object: object.clone(),
         kind,
         version,
@@ -158,25 +175,25 @@ fn routes(
     Router::new()
         .route(path, get(list_or_watch))
         .route(&format!("{path}/{name}"), patch(apply))
-        .with_state(shelf)
+        .with_state(served)
 }
 
 async fn list_or_watch(
-    State(shelf): State<Shelf>,
+    State(served): State<Served>,
     Query(query): Query<HashMap<String, String>>,
 ) -> Response {
-    let Shelf {
+    let Served {
         object,
         kind,
         version,
-    } = shelf;
+    } = served;
     if query.get("watch").is_none_or(|watch| watch != "true") {
         let item = object.versions.borrow().clone();
         let list = json!({"kind": kind, "apiVersion": version, "items": [item],
             "metadata": {"resourceVersion": item["metadata"]["resourceVersion"]}});
         return Json(list).into_response();
     }
-    // Whatever is newer than what the client has seen; in between may be left out.
+    // Sends the latest version that the client has not seen; skips intermediate ones.
     let seen = query.get("resourceVersion").cloned().unwrap_or_default();
     let versions = object.versions.subscribe();
     let events = stream::unfold((versions, seen), |(mut versions, seen)| async move {
@@ -192,9 +209,9 @@ async fn list_or_watch(
     Body::from_stream(events).into_response()
 }
 
-async fn apply(State(shelf): State<Shelf>, body: Bytes) -> Response {
+async fn apply(State(served): State<Served>, body: Bytes) -> Response {
     let change: Value = serde_json::from_slice(&body).unwrap();
-    match shelf.object.apply(&change) {
+    match served.object.apply(&change) {
         Ok(object) => Json(object).into_response(),
         Err(status) => (StatusCode::CONFLICT, Json(status)).into_response(),
     }

@@ -1,5 +1,5 @@
-//! The webhook over real TLS on loopback: reviews as an API server sends them, and certificates
-//! that change under load.
+//! The webhook over TLS on loopback: reviews as an API server sends them, and certificate rotation under
+//! load.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod api;
@@ -14,66 +14,74 @@ use api::Api;
 use axum::http::StatusCode;
 use crds::{MooncakeCluster, MooncakeNodePolicy};
 use jiff::Timestamp;
-use mooncake_operator::admission::{Clusters, Devices, LookupError, Policies, Room, Rooms, Wish};
+use mooncake_operator::admission::{
+    Clusters, Devices, InjectionRequest, LookupError, Policies, Room, Rooms,
+};
 use mooncake_operator::cache::{Claimable, ClusterName};
 use mooncake_operator::certificates::{Identity, Keeper, Schedule, Stored};
 use rig::{NAME, Server, Trust, eventually};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-/// In the shape in which a Kubernetes 1.35 API server sends it for `kubectl run`.
+/// A review of Kubernetes 1.35 for `kubectl run`.
 const REVIEW: &str = include_str!("review.json");
 const CLIENTS: usize = 4;
 const ROUNDS: usize = 10;
 
-/// Knows no cluster.
-struct Nothing;
+/// No cluster exists.
+struct NoClusters;
 
-impl Clusters for Nothing {
-    async fn find(&self, _: &Wish) -> Result<Option<MooncakeCluster>, LookupError> {
+impl Clusters for NoClusters {
+    async fn find(&self, _: &InjectionRequest) -> Result<Option<MooncakeCluster>, LookupError> {
         Ok(None)
     }
 }
 
 /// An API server that does not answer.
-struct Silence;
+struct UnresponsiveApi;
 
-impl Clusters for Silence {
-    async fn find(&self, wish: &Wish) -> Result<Option<MooncakeCluster>, LookupError> {
-        let Wish { cluster, namespace } = wish.clone();
+impl Clusters for UnresponsiveApi {
+    async fn find(
+        &self,
+        request: &InjectionRequest,
+    ) -> Result<Option<MooncakeCluster>, LookupError> {
+        let InjectionRequest { cluster, namespace } = request.clone();
         Err(LookupError::Deadline { cluster, namespace })
     }
 }
 
-/// A cluster that requires RDMA and lets in the namespace `guests`.
+/// A cluster that requires RDMA and allows the namespace `guests`.
 struct Required;
 
 impl Clusters for Required {
-    async fn find(&self, wish: &Wish) -> Result<Option<MooncakeCluster>, LookupError> {
+    async fn find(
+        &self,
+        request: &InjectionRequest,
+    ) -> Result<Option<MooncakeCluster>, LookupError> {
         let spec =
             json!({"transports": {"rdma": "Require"}, "access": {"allowedNamespaces": ["guests"]}});
         let spec = serde_json::from_value(spec).unwrap();
-        Ok(Some(MooncakeCluster::new(&wish.cluster, spec)))
+        Ok(Some(MooncakeCluster::new(&request.cluster, spec)))
     }
 }
 
 /// One node without a hugepage, in a cluster whose pods can claim devices.
 #[derive(Clone)]
-struct Small;
+struct SmallNode;
 
-impl Devices for Small {
+impl Devices for SmallNode {
     fn claimable(&self) -> Claimable {
         Claimable::Yes
     }
 }
 
-impl Policies for Small {
+impl Policies for SmallNode {
     fn policies(&self) -> Vec<MooncakeNodePolicy> {
         Vec::new()
     }
 }
 
-impl Rooms for Small {
+impl Rooms for SmallNode {
     fn rooms(&self, _: Option<&ClusterName>) -> Vec<Room> {
         vec![Room {
             node: "n1".to_owned(),
@@ -90,7 +98,7 @@ fn issue() -> Identity {
 
 async fn served(clusters: impl Clusters) -> (Server, Trust) {
     let identity = issue();
-    let server = Server::start(clusters, Small).await;
+    let server = Server::start(clusters, SmallNode).await;
     server.certificate.load(&identity).unwrap();
     (server, Trust::of(&identity.authority))
 }
@@ -99,7 +107,7 @@ fn review() -> Value {
     serde_json::from_str(REVIEW).unwrap()
 }
 
-/// The patch of an answer, which comes as bytes.
+/// Decodes the patch of a response.
 fn patch(answer: &Value) -> Value {
     let bytes: Vec<u8> = serde_json::from_value(answer["response"]["patch"].clone()).unwrap();
     serde_json::from_slice(&bytes).unwrap()
@@ -107,7 +115,7 @@ fn patch(answer: &Value) -> Value {
 
 #[tokio::test]
 async fn a_review_is_answered_with_a_patch_that_applies() {
-    let (server, trust) = served(Nothing).await;
+    let (server, trust) = served(NoClusters).await;
     let (status, answer) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
     assert_eq!(status, StatusCode::OK);
     let answer: Value = serde_json::from_str(&answer).unwrap();
@@ -125,7 +133,7 @@ async fn a_review_is_answered_with_a_patch_that_applies() {
 
 #[tokio::test]
 async fn a_dry_run_is_answered_like_any_other_call() {
-    let (server, trust) = served(Nothing).await;
+    let (server, trust) = served(NoClusters).await;
     let (_, real) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
     let mut dry = review();
     dry["request"]["dryRun"] = json!(true);
@@ -135,8 +143,8 @@ async fn a_dry_run_is_answered_like_any_other_call() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_cluster_cannot_be_looked_up_starts_uninjected_and_says_why() {
-    let (server, trust) = served(Silence).await;
+async fn a_pod_whose_cluster_cannot_be_looked_up_starts_uninjected_with_the_reason() {
+    let (server, trust) = served(UnresponsiveApi).await;
     let (status, answer) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
     assert_eq!(status, StatusCode::OK);
     let answer: Value = serde_json::from_str(&answer).unwrap();
@@ -162,7 +170,7 @@ async fn a_pod_that_cannot_claim_the_device_that_it_needs_is_injected_with_a_war
     let answer: Value = serde_json::from_str(&answer).unwrap();
     let warning = answer["response"]["warnings"][0].as_str().unwrap();
     assert!(
-        warning.starts_with("injected without an RDMA device: DeviceUnclaimed: "),
+        warning.starts_with("injected without an RDMA device: DeviceClaimMissing: "),
         "{warning}"
     );
     let words = patch(&answer).to_string();
@@ -176,12 +184,12 @@ async fn a_pod_that_cannot_claim_the_device_that_it_needs_is_injected_with_a_war
 }
 
 #[tokio::test]
-async fn s20_s26_a_pod_whose_engine_asks_for_hugepages_that_nobody_has_is_injected_with_warnings() {
-    let (server, trust) = served(Nothing).await;
-    let mut asks = review();
-    let container = &mut asks["request"]["object"]["spec"]["containers"][0];
+async fn a_pod_that_requests_unavailable_hugepages_is_injected_with_warnings() {
+    let (server, trust) = served(NoClusters).await;
+    let mut request = review();
+    let container = &mut request["request"]["object"]["spec"]["containers"][0];
     container["env"] = json!([{"name": "MC_STORE_USE_HUGEPAGE", "value": "1"}]);
-    let (_, answer) = server.post(&trust, asks.to_string()).await.unwrap();
+    let (_, answer) = server.post(&trust, request.to_string()).await.unwrap();
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["response"]["allowed"], true);
     assert!(patch(&answer).to_string().contains("mooncake.io~1access"));
@@ -190,15 +198,15 @@ async fn s20_s26_a_pod_whose_engine_asks_for_hugepages_that_nobody_has_is_inject
     let [limit, nodes] = words.try_into().unwrap();
     assert!(limit.contains("has no limit hugepages-2Mi"), "{limit}");
     assert!(
-        nodes.contains("of 1 nodes that it may go to, n1 has most beside pools, 0: 64Mi"),
+        nodes.contains("of 1 eligible nodes, n1 has most beside pools, 0: 64Mi"),
         "{nodes}"
     );
     server.end().await;
 }
 
 #[tokio::test]
-async fn what_is_no_creation_of_a_pod_is_not_touched() {
-    let (server, trust) = served(Nothing).await;
+async fn only_pod_creations_are_patched() {
+    let (server, trust) = served(NoClusters).await;
     let mut update = review();
     update["request"]["operation"] = json!("UPDATE");
     let (_, answer) = server.post(&trust, update.to_string()).await.unwrap();
@@ -213,8 +221,8 @@ async fn what_is_no_creation_of_a_pod_is_not_touched() {
 }
 
 #[tokio::test]
-async fn s20_a_cluster_that_does_not_fit_is_allowed_with_a_warning() {
-    let (server, trust) = served(Nothing).await;
+async fn a_cluster_larger_than_its_nodes_is_allowed_with_a_warning() {
+    let (server, trust) = served(NoClusters).await;
     let mut applied = review();
     let object = |size: &str| {
         json!({
@@ -230,13 +238,13 @@ async fn s20_a_cluster_that_does_not_fit_is_allowed_with_a_warning() {
         assert_eq!(answer["response"].get("patch"), None);
         answer["response"]["warnings"].clone()
     };
-    let said = warnings(object("1Gi")).await;
-    let word = said[0].as_str().unwrap();
+    let found = warnings(object("1Gi")).await;
+    let warning = found[0].as_str().unwrap();
     assert!(
-        word.starts_with("pool default: insufficient_for_baseline on 1 of 1 nodes"),
-        "{said}"
+        warning.starts_with("pool default: insufficient_for_baseline on 1 of 1 nodes"),
+        "{found}"
     );
-    // Its schema refuses it, in words of its own.
+    // The CRD's schema rejects this one.
     assert_eq!(warnings(object("much")).await, Value::Null);
     let (status, _) = server
         .post_to("/advise", &trust, "{}".to_owned())
@@ -247,28 +255,28 @@ async fn s20_a_cluster_that_does_not_fit_is_allowed_with_a_warning() {
 }
 
 #[tokio::test]
-async fn without_a_certificate_nobody_is_served() {
-    let server = Server::start(Nothing, Small).await;
+async fn without_a_certificate_connections_fail() {
+    let server = Server::start(NoClusters, SmallNode).await;
     let trust = Trust::of(&issue().authority);
     assert!(!server.certificate.loaded());
     assert!(server.post(&trust, REVIEW.to_owned()).await.is_err());
     server.end().await;
 }
 
-/// Two replicas, of which one learns of each change later, and clients that open a connection for
-/// each call and trust what the API server would be told.
+/// Two replicas, one of which loads each change later. Clients open a connection for each call and trust
+/// the published CA bundle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificates_rotate_under_load_without_a_failed_call() {
     let mut stored = Stored::first(issue(), Timestamp::now(), None);
     let replicas = [
-        Server::start(Nothing, Small).await,
-        Server::start(Nothing, Small).await,
+        Server::start(NoClusters, SmallNode).await,
+        Server::start(NoClusters, SmallNode).await,
     ];
     for replica in &replicas {
         replica.certificate.load(&stored.current).unwrap();
     }
     let replicas = Arc::new(replicas);
-    let trust = Arc::new(std::sync::RwLock::new(Trust::of(&stored.bundle())));
+    let trust = Arc::new(parking_lot::RwLock::new(Trust::of(&stored.bundle())));
     let stop = Arc::new(AtomicBool::new(false));
     let calls: Arc<[AtomicU64; CLIENTS]> = Arc::default();
 
@@ -278,7 +286,7 @@ async fn certificates_rotate_under_load_without_a_failed_call() {
             let (stop, calls) = (stop.clone(), calls.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    let trust = trust.read().unwrap().clone();
+                    let trust = trust.read().clone();
                     let replica = &replicas[index % replicas.len()];
                     let (status, _) = replica.post(&trust, REVIEW.to_owned()).await.unwrap();
                     assert_eq!(status, StatusCode::OK);
@@ -287,7 +295,7 @@ async fn certificates_rotate_under_load_without_a_failed_call() {
             })
         })
         .collect();
-    // Every client has called twice since: one call began after the change.
+    // Every client has made two more calls, so one call started after the change.
     let settled = async || {
         let before: Vec<u64> = calls.iter().map(|n| n.load(Ordering::Relaxed)).collect();
         eventually(|| {
@@ -299,7 +307,7 @@ async fn certificates_rotate_under_load_without_a_failed_call() {
 
     for _ in 0..ROUNDS {
         stored = stored.prepared(issue());
-        *trust.write().unwrap() = Trust::of(&stored.bundle());
+        *trust.write() = Trust::of(&stored.bundle());
         settled().await;
         stored = stored.promoted(Timestamp::now());
         for replica in replicas.iter() {
@@ -307,7 +315,7 @@ async fn certificates_rotate_under_load_without_a_failed_call() {
             settled().await;
         }
         stored = stored.retired();
-        *trust.write().unwrap() = Trust::of(&stored.bundle());
+        *trust.write() = Trust::of(&stored.bundle());
         settled().await;
     }
     stop.store(true, Ordering::Relaxed);
@@ -317,19 +325,19 @@ async fn certificates_rotate_under_load_without_a_failed_call() {
 }
 
 #[tokio::test]
-async fn a_retired_authority_is_trusted_no_longer() {
+async fn a_retired_authority_is_not_trusted() {
     let first = Stored::first(issue(), Timestamp::now(), None);
     let last = first.prepared(issue()).promoted(Timestamp::now()).retired();
-    let server = Server::start(Nothing, Small).await;
+    let server = Server::start(NoClusters, SmallNode).await;
     server.certificate.load(&first.current).unwrap();
     let trust = Trust::of(&last.bundle());
     assert!(server.post(&trust, REVIEW.to_owned()).await.is_err());
     server.end().await;
 }
 
-/// A replica: what it serves, and a switch that makes it the leader.
+/// A replica: its server, and the switch that makes it the leader.
 async fn replica(api: &Api, schedule: Schedule) -> (Server, watch::Sender<bool>) {
-    let server = Server::start(Nothing, Small).await;
+    let server = Server::start(NoClusters, SmallNode).await;
     let keeper = Keeper::new(
         api.client.clone(),
         api::NAMESPACE,
@@ -343,7 +351,7 @@ async fn replica(api: &Api, schedule: Schedule) -> (Server, watch::Sender<bool>)
     (server, lead)
 }
 
-/// Calls until the replica serves what API servers are told to trust.
+/// Calls until the replica's certificate verifies against the published CA bundle.
 async fn trusted(api: &Api, server: &Server) {
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
     let answered = async {
@@ -359,12 +367,12 @@ async fn trusted(api: &Api, server: &Server) {
             }
         }
     };
-    let answered = tokio::time::timeout(rig::PATIENCE, answered).await;
-    answered.expect("the replica is trusted in the end");
+    let answered = tokio::time::timeout(rig::TIMEOUT, answered).await;
+    answered.expect("the replica's certificate was not trusted in time");
 }
 
 #[tokio::test]
-async fn the_leader_certifies_the_follower_serves_the_same_and_then_nobody_writes() {
+async fn the_leader_issues_a_certificate_once_and_both_replicas_serve_it() {
     let api = Api::start("mooncake-webhook").await;
     let (first, lead) = replica(&api, Schedule::default()).await;
     let (second, _follow) = replica(&api, Schedule::default()).await;
@@ -374,12 +382,25 @@ async fn the_leader_certifies_the_follower_serves_the_same_and_then_nobody_write
     trusted(&api, &second).await;
     // One Secret, one bundle for both webhooks.
     assert_eq!(api.writes(), 2);
+    assert_eq!(api.authorities(), api.bundle());
 }
 
 #[tokio::test]
-async fn certificates_go_on_rotating_when_the_lead_changes() {
+async fn a_secret_without_the_authorities_gets_them_and_keeps_its_identity() {
+    let api = Api::start("mooncake-webhook").await;
+    let (server, lead) = replica(&api, Schedule::default()).await;
+    lead.send_replace(true);
+    trusted(&api, &server).await;
+    let before = api.bundle();
+    api.forget_authorities();
+    eventually(|| api.authorities().is_some()).await;
+    assert_eq!((api.authorities(), api.bundle()), (before.clone(), before));
+}
+
+#[tokio::test]
+async fn certificates_rotate_after_a_change_of_leader() {
     let hour = Duration::from_secs(3600);
-    // Due at once, always.
+    // Renewal is always due.
     let schedule = Schedule {
         lifetime: hour,
         renew_before: hour,
@@ -400,7 +421,7 @@ async fn certificates_go_on_rotating_when_the_lead_changes() {
     trusted(&api, &second).await;
 }
 
-/// Whether any authority stands in both bundles.
+/// Whether both bundles contain a common authority.
 fn shares(before: &Option<String>, now: &str) -> bool {
     let mut old = before
         .iter()

@@ -1,4 +1,4 @@
-//! A webhook on loopback and a client that trusts as an API server does: by bundle and name.
+//! The webhook on loopback, and a client that verifies it as an API server does: by CA bundle and name.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -10,8 +10,9 @@ use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use mooncake_operator::admission::{Clusters, Devices, Policies, Rooms, router, serve_tls};
+use mooncake_operator::admission::{Clusters, Devices, Policies, Rooms, router};
 use mooncake_operator::certificates::{Resolver, server_config};
+use mooncake_operator::tls_server;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -21,12 +22,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
 use tokio_rustls::TlsConnector;
 
-/// The Service's name, by which API servers call.
+/// DNS name of the webhook's Service.
 pub(crate) const NAME: &str = "mooncake-webhook.mooncake-system.svc";
-/// For anything that a test waits for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Limit of every wait.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a client trusts.
+/// The TLS configuration of a client.
 #[derive(Clone)]
 pub(crate) struct Trust(Arc<ClientConfig>);
 
@@ -65,7 +66,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let (end, ended) = oneshot::channel();
         let routes = router(clusters, known, "localhost/mooncake-gate:dev".to_owned());
-        let running = tokio::spawn(serve_tls(listener, tls, routes, async {
+        let running = tokio::spawn(tls_server::serve(listener, tls, routes, async {
             let _ = ended.await;
         }));
         Self {
@@ -76,13 +77,13 @@ impl Server {
         }
     }
 
-    /// Ends it, which must not take long.
+    /// Stops the webhook.
     pub(crate) async fn end(self) {
         self.end.send(()).unwrap();
-        timeout(PATIENCE, self.running).await.unwrap().unwrap();
+        timeout(TIMEOUT, self.running).await.unwrap().unwrap();
     }
 
-    /// One review to be injected, over a connection of its own.
+    /// Sends one review to `/inject` over a new connection.
     pub(crate) async fn post(
         &self,
         trust: &Trust,
@@ -91,14 +92,14 @@ impl Server {
         self.post_to("/inject", trust, body).await
     }
 
-    /// One call of an endpoint, over a connection of its own.
+    /// Sends one request over a new connection.
     pub(crate) async fn post_to(
         &self,
         path: &str,
         trust: &Trust,
         body: String,
     ) -> Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
-        timeout(PATIENCE, self.call(path, trust, body)).await?
+        timeout(TIMEOUT, self.call(path, trust, body)).await?
     }
 
     async fn call(
@@ -135,5 +136,7 @@ pub(crate) async fn eventually(condition: impl Fn() -> bool) {
             ticks.tick().await;
         }
     };
-    timeout(PATIENCE, holds).await.expect("it never came to be");
+    timeout(TIMEOUT, holds)
+        .await
+        .expect("the condition did not become true");
 }

@@ -1,17 +1,18 @@
 //! The command line.
 
 use clap::{Parser, Subcommand};
+use std::path::PathBuf;
 
-/// A pool of memory, and two stock Mooncake pods that use it.
+/// Runs a Mooncake pool and two stock pods that use it
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
     /// Use the cluster of this kubeconfig context, not a local one
     #[arg(long, global = true)]
     pub(crate) context: Option<String>,
-    /// Where images for that cluster are pushed: host and path [default: its nodes have them already]
+    /// Registry for the images: host and path [default: the nodes already have them]
     #[arg(long, global = true, requires = "context", value_parser = registry)]
     pub(crate) registry: Option<String>,
-    /// Ask nothing
+    /// Skip the confirmation
     #[arg(long, global = true)]
     pub(crate) yes: bool,
     /// Name of the local cluster
@@ -24,17 +25,24 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Command {
-    /// Set everything up, run the pods, print the table
+    /// Create the cluster, install, run the pods, print the table
     Up,
-    /// Remove what `up` made
+    /// Remove everything that `up` created
     Down,
-    /// Build the images and print where their archives are
-    Images,
+    /// Build the images and print their archives, or push them and write a values file for the chart
+    Images {
+        /// Registry to push to: host and path
+        #[arg(long, value_parser = registry)]
+        push: Option<String>,
+        /// Values file to write after the push
+        #[arg(long, default_value = "images.yaml", requires = "push")]
+        values: PathBuf,
+    },
 }
 
-/// Images are named after it: no scheme before it, no slash after it.
+/// Parses a registry, which becomes the prefix of image names: no scheme, no trailing slash.
 fn registry(text: &str) -> Result<String, String> {
     if text.contains("://") {
         return Err("without a scheme, as in registry.example/path".to_owned());

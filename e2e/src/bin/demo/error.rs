@@ -1,44 +1,44 @@
 //! Why a demo ends early.
 
-/// One failure, with who met it and what to do.
+/// A failure: what failed, on which object, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
-    Tool(#[from] mooncake_e2e::Error),
+    Tool(#[from] local_cluster::Error),
 
-    #[error("{what} does not read as expected: {source}")]
+    #[error("cannot parse {what}: {source}")]
     Answer {
         what: &'static str,
         source: serde_json::Error,
     },
 
-    #[error("nothing was changed: the answer was not yes")]
+    #[error("not confirmed; nothing was changed")]
     Declined,
 
-    #[error("reading the answer: {0}; `--yes` asks nothing")]
+    #[error("cannot read the confirmation: {0}. Use --yes to skip it")]
     Prompt(std::io::Error),
 
-    /// The demo touches only what it made.
+    /// The demo changes only namespaces that it has created.
     #[error(
-        "namespace {0} exists and was not made by this demo; it stays as it is. Remove or rename it, or use another cluster"
+        "namespace {0} exists and was not created by this demo. Remove it or use another cluster"
     )]
     NotOurs(&'static str),
 
     #[error(
-        "context {context}: no node is Ready, schedulable and untainted; the demo needs one, better two"
+        "context {context} has no node that is Ready, schedulable and untainted. The demo needs at least one"
     )]
     NoNodes { context: String },
 
-    #[error("pod {pod} ended as {phase}; its last words:\n{words}")]
+    #[error("pod {pod} ended with phase {phase}; the end of its log:\n{log}")]
     PodEnded {
         pod: &'static str,
         phase: String,
-        words: String,
+        log: String,
     },
 
-    #[error("reading the metrics of agent {pod}: {source}")]
+    #[error("cannot read the metrics of agent {pod}: {source}")]
     Metrics { pod: String, source: std::io::Error },
 
-    #[error("pod {pod} reported no figures; it printed:\n{words}")]
-    NoFigures { pod: &'static str, words: String },
+    #[error("pod {pod} printed no report; its log:\n{log}")]
+    NoFigures { pod: &'static str, log: String },
 }

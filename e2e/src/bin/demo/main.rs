@@ -1,27 +1,28 @@
-//! `demo`: a Kubernetes, the chart, a pool of memory, and two stock Mooncake pods that use it.
+//! `demo`: installs the chart into a cluster and runs a pool and two stock Mooncake pods.
 
+mod agent_bytes;
 mod args;
 mod error;
-mod forward;
-mod ours;
+mod objects;
 mod pods;
+mod port_forward;
 mod progress;
 mod ready;
-mod served;
 mod table;
 mod target;
 
 use args::{Args, Command};
 use clap::Parser;
 use error::Error;
-use mooncake_e2e::settings::Environment;
-use mooncake_e2e::{Cluster, Settings, product};
+use local_cluster::{Cluster, Settings};
+use mooncake_e2e::product;
 use progress::Progress;
+use std::path::Path;
 use std::process::ExitCode;
 use table::Row;
 use target::Target;
 
-/// The MooncakeCluster that stands in the README.
+/// The MooncakeCluster of the README.
 const CLUSTER: &str = include_str!("../../../demo/cluster.yaml");
 const CLUSTER_NAME: &str = "demo";
 
@@ -44,11 +45,15 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<(), Error> {
-    let settings = Settings::from_environment(Environment::read());
-    match args.command {
+    let settings = Settings::read();
+    match &args.command {
         Command::Up => up(&settings, &args),
         Command::Down => down(&settings, &args),
-        Command::Images => images(&settings),
+        Command::Images { push: None, .. } => images(&settings),
+        Command::Images {
+            push: Some(registry),
+            values,
+        } => publish(&settings, registry, values),
     }
 }
 
@@ -69,28 +74,28 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
     };
     let images = target::images(settings, &mut progress)?;
     if context.is_some() && !yes {
-        ours::ask(&target, &images, registry.as_deref())?;
+        objects::confirm(&target, &images, registry.as_deref())?;
     }
-    ours::claim(&target)?;
+    objects::create_namespaces(&target)?;
     let images = target.deliver(settings, images, registry.as_deref(), &mut progress)?;
     let stock = images
         .iter()
         .find(|image| image.value == "master")
         .map(|image| image.reference.clone())
-        .expect("it is put there with the others");
+        .expect("`images` adds it");
 
-    progress.say(&format!("helm upgrade --install {}", product::RELEASE));
+    progress.report(&format!("helm upgrade --install {}", product::RELEASE));
     product::install(target.helm(), &images, &[])?;
     ready::installed(&target, &mut progress)?;
 
-    progress.say("kubectl apply of the README's MooncakeCluster");
+    progress.report("kubectl apply of the README's MooncakeCluster");
     target
         .kubectl
         .command([
             "apply",
             "--server-side",
             "--namespace",
-            ours::NAMESPACE,
+            objects::NAMESPACE,
             "-f",
             "-",
         ])
@@ -99,11 +104,11 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
     ready::cluster(&target, CLUSTER_NAME, &mut progress)?;
 
     let [first, second] = ready::nodes(&target)?;
-    let before = served::look(&target)?;
+    let before = agent_bytes::read(&target)?;
     let pod = (CLUSTER_NAME, stock.as_str());
     let written = pods::run(&target, pods::WRITER, &first, pod, &mut progress)?;
     let read = pods::run(&target, pods::READER, &second, pod, &mut progress)?;
-    let served = served::between(&before, &served::look(&target)?);
+    let moved = agent_bytes::added(&before, &agent_bytes::read(&target)?);
 
     let row = |role: pods::Role, node: &str, figures| Row {
         what: role.pod,
@@ -114,14 +119,14 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
         row(pods::WRITER, &first, written),
         row(pods::READER, &second, read),
     ];
-    println!("\n{}", table::table(&rows, &served));
-    println!("every byte that was read is the one that was written");
+    println!("\n{}", table::table(&rows, &moved));
+    println!("every byte that was read equals the byte that was written");
     if context.is_none() {
         let kubeconfig = target.kubectl.kubeconfig.display();
         println!(
-            "look around: {} --kubeconfig {kubeconfig} get mooncake --all-namespaces\n\
-             what is wrong, if anything: {} doctor --all-namespaces --kubeconfig {kubeconfig}\n\
-             remove all: make demo-down",
+            "show the objects: {} --kubeconfig {kubeconfig} get mooncake --all-namespaces\n\
+             show problems: {} doctor --all-namespaces --kubeconfig {kubeconfig}\n\
+             remove everything: make demo-down",
             target.kubectl.program.display(),
             product::cli()?.display()
         );
@@ -132,7 +137,7 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
 fn down(settings: &Settings, args: &Args) -> Result<(), Error> {
     match &args.context {
         None => Ok(Cluster::down(settings, &args.name)?),
-        Some(context) => ours::remove(&Target::user(settings, context)?, &mut Progress::start()),
+        Some(context) => objects::remove(&Target::user(settings, context)?, &mut Progress::start()),
     }
 }
 
@@ -141,5 +146,23 @@ fn images(settings: &Settings) -> Result<(), Error> {
     for image in target::images(settings, &mut Progress::start())? {
         println!("{} {}", image.reference, image.archive.display());
     }
+    Ok(())
+}
+
+/// Pushes the images and writes a values file for `helm install`.
+fn publish(settings: &Settings, registry: &str, values: &Path) -> Result<(), Error> {
+    let mut progress = Progress::start();
+    let images = target::images(settings, &mut progress)?;
+    let pushed = target::push(settings, images, registry, &mut progress)?;
+    let lines = pushed
+        .iter()
+        .map(|image| format!("  {}: \"{}\"\n", image.value, image.reference));
+    let text = format!("images:\n{}", lines.collect::<String>());
+    std::fs::write(values, text).map_err(local_cluster::Error::file("writing", values))?;
+    progress.report(&format!(
+        "wrote {}: helm install … --values {}",
+        values.display(),
+        values.display()
+    ));
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! The two stock pods: one writes, one reads and compares.
+//! The two stock pods of the demo: one puts objects, one gets and compares them.
 
 use crate::error::Error;
-use crate::ours::{NAMESPACE, get};
+use crate::objects::{NAMESPACE, get};
 use crate::progress::Progress;
 use crate::target::Target;
-use mooncake_e2e::wait::wait_until;
+use local_cluster::wait::wait_until;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -14,19 +14,19 @@ const SCRIPTS: [(&str, &str); 3] = [
     ("write.py", include_str!("../../../demo/write.py")),
     ("read.py", include_str!("../../../demo/read.py")),
 ];
-/// A machine that does ten other things meanwhile needs minutes; an idle one seconds.
+/// An idle machine needs seconds, a busy one minutes.
 const DEADLINE: Duration = Duration::from_secs(900);
 
-/// What a pod says at its end.
+/// The report of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub(crate) struct Figures {
     pub(crate) keys: u64,
     pub(crate) bytes: u64,
-    /// Inside the store's calls alone.
+    /// Time in calls of the store.
     pub(crate) seconds: f64,
 }
 
-/// Which pod.
+/// What a pod does.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Role {
     pub(crate) pod: &'static str,
@@ -45,7 +45,7 @@ pub(crate) const READER: Role = Role {
     doing: "gets it and compares every byte",
 };
 
-/// Runs one pod on a node, to its end.
+/// Runs one pod on a node until it has ended.
 pub(crate) fn run(
     target: &Target,
     role: Role,
@@ -54,7 +54,7 @@ pub(crate) fn run(
     progress: &mut Progress,
 ) -> Result<Figures, Error> {
     let Role { pod, script, doing } = role;
-    progress.say(&format!("stock pod {pod} on {node} {doing}"));
+    progress.report(&format!("stock pod {pod} on {node} {doing}"));
     target
         .kubectl
         .command(["delete", "pod", pod, "--ignore-not-found", "--wait"])
@@ -71,20 +71,20 @@ pub(crate) fn run(
             Err(error) => return Ok(Err(error.to_string())),
         };
         let phase = object["status"]["phase"].as_str().unwrap_or("Unknown");
-        let words = format!("{pod}: {phase}{}", waiting(&object));
-        progress.say_if_new(&words);
+        let seen = format!("{pod}: {phase}{}", waiting(&object));
+        progress.report_change(&seen);
         Ok(match phase {
             "Succeeded" | "Failed" => Ok(phase.to_owned()),
             _ => {
-                rest(
+                wait_for_change(
                     target,
                     &["--for=jsonpath={.status.phase}=Succeeded", "pod", pod],
                 );
-                Err(words)
+                Err(seen)
             }
         })
     })?;
-    let words = target.kubectl.run([
+    let log = target.kubectl.run([
         "logs",
         pod,
         "--container=main",
@@ -93,20 +93,19 @@ pub(crate) fn run(
         NAMESPACE,
     ])?;
     if phase != "Succeeded" {
-        return Err(Error::PodEnded { pod, phase, words });
+        return Err(Error::PodEnded { pod, phase, log });
     }
-    figures(&words).ok_or(Error::NoFigures { pod, words })
+    figures(&log).ok_or(Error::NoFigures { pod, log })
 }
 
-/// Lets the API server tell of a change for two seconds: asking all the time would cost the pods,
-/// which may share this machine, half a core.
-pub(crate) fn rest(target: &Target, change: &[&str]) {
+/// Waits up to two seconds for a change. Constant polling would take half a core from pods on the same machine.
+pub(crate) fn wait_for_change(target: &Target, change: &[&str]) {
     target
         .kubectl
         .command(["wait", "--timeout=2s", "--namespace", NAMESPACE])
         .args(change)
         .done()
-        // No change within two seconds is what the caller looks at next.
+        // The caller looks at the object next, changed or not.
         .ok();
 }
 
@@ -123,7 +122,7 @@ fn scripts() -> Value {
     })
 }
 
-/// Everything about Mooncake comes from the label: no address, no size, no protocol.
+/// The pod object. All Mooncake settings come from the label.
 fn manifest(pod: &str, script: &str, node: &str, cluster: &str, image: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -157,7 +156,7 @@ fn manifest(pod: &str, script: &str, node: &str, cluster: &str, image: &str) -> 
     })
 }
 
-/// Why the pod does not run yet: the scheduler's words, or what its containers wait for.
+/// Why the pod does not run yet: the scheduler's message, or the containers that have not started.
 fn waiting(pod: &Value) -> String {
     let status = &pod["status"];
     let unscheduled = status["conditions"]
@@ -175,13 +174,13 @@ fn waiting(pod: &Value) -> String {
         .filter_map(|container| container["name"].as_str())
         .collect::<Vec<_>>();
     match (unscheduled, containers.as_slice()) {
-        (Some(words), _) => format!(", {words}"),
+        (Some(message), _) => format!(", {message}"),
         (None, []) => String::new(),
         (None, names) => format!(", waiting for {}", names.join(", ")),
     }
 }
 
-/// The last line that is our report; the stock engine logs around it.
+/// The last line that is a report; the stock engine logs other lines.
 fn figures(log: &str) -> Option<Figures> {
     log.lines()
         .rev()
@@ -193,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_is_found_among_the_engines_own_lines() {
+    fn the_report_is_found_among_the_lines_of_the_engine() {
         let log = "I1121 setup\n{\"keys\": 2, \"bytes\": 8, \"seconds\": 0.5}\nI1121 closing\n";
         let expected = Figures {
             keys: 2,
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_waits_says_for_what() {
+    fn the_reason_of_a_waiting_pod_is_shown() {
         let pod = json!({"status": {"initContainerStatuses": [
             {"name": "mooncake-gate", "started": false, "state": {"running": {}}},
         ]}});

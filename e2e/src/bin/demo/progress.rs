@@ -1,4 +1,4 @@
-//! One line for each thing that happens, with the seconds since the start.
+//! Prints one line per step, with the seconds since the start.
 
 use std::time::Instant;
 
@@ -16,15 +16,15 @@ impl Progress {
     }
 
     #[expect(clippy::print_stdout, reason = "this is what the user watches")]
-    pub(crate) fn say(&mut self, text: &str) {
+    pub(crate) fn report(&mut self, text: &str) {
         println!("[{:6.1} s] {text}", self.started.elapsed().as_secs_f64());
         text.clone_into(&mut self.last);
     }
 
-    /// As [`Progress::say`], unless it was the last thing said.
-    pub(crate) fn say_if_new(&mut self, text: &str) {
+    /// As [`Progress::report`], unless it repeats the last line.
+    pub(crate) fn report_change(&mut self, text: &str) {
         if text != self.last {
-            self.say(text);
+            self.report(text);
         }
     }
 }

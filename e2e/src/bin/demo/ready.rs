@@ -1,21 +1,21 @@
-//! Waiting for the parts, and telling what is waited for.
+//! Waits for operator, agents and MooncakeCluster, and prints each change of their state.
 
 use crate::error::Error;
-use crate::ours::{self, get};
-use crate::pods::rest;
+use crate::objects::{self, get};
+use crate::pods::wait_for_change;
 use crate::progress::Progress;
 use crate::target::Target;
 use crds::MooncakeCluster;
-use crds::condition::{ConditionType, State, find};
+use crds::condition::{ConditionStatus, ConditionType, find};
+use local_cluster::wait::wait_until;
 use mooncake_e2e::product;
-use mooncake_e2e::wait::wait_until;
 use serde_json::Value;
 use std::time::Duration;
 
 const INSTALLED: Duration = Duration::from_secs(180);
 const READY: Duration = Duration::from_secs(300);
 
-/// Operator and agents.
+/// Waits until operator and agents are ready.
 pub(crate) fn installed(target: &Target, progress: &mut Progress) -> Result<(), Error> {
     wait_until("operator and agents to be ready", INSTALLED, || {
         let answer = get(
@@ -31,14 +31,14 @@ pub(crate) fn installed(target: &Target, progress: &mut Progress) -> Result<(), 
                 .collect::<Vec<_>>(),
             Err(error) => return Ok(Err(error.to_string())),
         };
-        let words = seen
+        let summary = seen
             .iter()
             .map(|(name, ready, wanted)| format!("{name} {ready}/{wanted}"))
             .collect::<Vec<_>>()
             .join(", ");
-        progress.say_if_new(&format!("pods ready: {words}"));
+        progress.report_change(&format!("pods ready: {summary}"));
         let done = seen.len() == 2 && seen.iter().all(|(_, ready, wanted)| ready >= wanted);
-        Ok(if done { Ok(()) } else { Err(words) })
+        Ok(if done { Ok(()) } else { Err(summary) })
     })?;
     Ok(())
 }
@@ -52,7 +52,7 @@ fn counts(object: &Value) -> (String, u64, u64) {
         (
             &status["numberReady"],
             &status["updatedNumberScheduled"],
-            // Zero until the controller has looked.
+            // Zero until the controller has seen the object.
             number(&status["desiredNumberScheduled"]).max(1),
         )
     } else {
@@ -71,7 +71,7 @@ fn counts(object: &Value) -> (String, u64, u64) {
     (name.to_owned(), ready, wanted)
 }
 
-/// The MooncakeCluster; every change of its words is shown.
+/// Waits until the MooncakeCluster is Ready.
 pub(crate) fn cluster(
     target: &Target,
     name: &str,
@@ -81,7 +81,7 @@ pub(crate) fn cluster(
     Ok(wait_until(&what, READY, || {
         let answer = get(
             target,
-            &["mooncakecluster", name, "--namespace", ours::NAMESPACE],
+            &["mooncakecluster", name, "--namespace", objects::NAMESPACE],
         )
         .and_then(|object| {
             serde_json::from_value::<MooncakeCluster>(object).map_err(|source| Error::Answer {
@@ -93,13 +93,13 @@ pub(crate) fn cluster(
             Ok(cluster) => cluster,
             Err(error) => return Ok(Err(error.to_string())),
         };
-        let words = words(&cluster);
-        progress.say_if_new(&words);
+        let seen = summary(&cluster);
+        progress.report_change(&seen);
         Ok(if is_ready(&cluster) {
             Ok(cluster)
         } else {
-            rest(target, &["--for=condition=Ready", "mooncakecluster", name]);
-            Err(words)
+            wait_for_change(target, &["--for=condition=Ready", "mooncakecluster", name]);
+            Err(seen)
         })
     })?)
 }
@@ -110,19 +110,19 @@ fn is_ready(cluster: &MooncakeCluster) -> bool {
         .as_ref()
         .and_then(|status| find(&status.conditions, ConditionType::Ready));
     ready.is_some_and(|ready| {
-        ready.status == State::True.as_str()
+        ready.status == ConditionStatus::True.as_str()
             && ready.observed_generation == cluster.metadata.generation
     })
 }
 
-/// What the cluster says of itself, in one line.
-fn words(cluster: &MooncakeCluster) -> String {
+/// The Ready condition in one line.
+fn summary(cluster: &MooncakeCluster) -> String {
     let Some(status) = &cluster.status else {
-        return "waiting for the operator to look at the MooncakeCluster".to_owned();
+        return "waiting for the operator to process the MooncakeCluster".to_owned();
     };
     match find(&status.conditions, ConditionType::Ready) {
         Some(ready) => {
-            // What to do is to watch this.
+            // The remedy does not apply while the demo starts the cluster.
             let (message, _) = ready
                 .message
                 .split_once(" Remedy: ")
@@ -136,7 +136,7 @@ fn words(cluster: &MooncakeCluster) -> String {
     }
 }
 
-/// Two nodes for the two pods, or the same twice where there is but one.
+/// The nodes of the two pods: the same twice in a cluster with one node.
 pub(crate) fn nodes(target: &Target) -> Result<[String; 2], Error> {
     let list = get(target, &["nodes"])?;
     let usable: Vec<_> = list["items"]

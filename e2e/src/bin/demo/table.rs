@@ -1,19 +1,19 @@
-//! The last thing that the demo prints.
+//! The table that the demo prints at its end.
 
+use crate::agent_bytes::AgentBytes;
 use crate::pods::Figures;
-use crate::served::Served;
 
 const MB: f64 = 1e6;
 
-/// What the pods did, on which node.
+/// One pod's work on a node.
 pub(crate) struct Row {
     pub(crate) what: &'static str,
     pub(crate) node: String,
     pub(crate) figures: Figures,
 }
 
-/// Pods above, agents below.
-pub(crate) fn table(rows: &[Row], served: &Served) -> String {
+/// The rows of the pods, then those of the agents.
+pub(crate) fn table(rows: &[Row], moved: &AgentBytes) -> String {
     let mut text = format!(
         "{:<28}{:>8}{:>14}{:>10}\n",
         "stock pod", "keys", "bytes", "MB/s"
@@ -33,7 +33,7 @@ pub(crate) fn table(rows: &[Row], served: &Served) -> String {
         );
     }
     text += &format!("\n{:<28}{:>22}{:>10}\n", "agent", "bytes received", "sent");
-    for (node, moved) in served {
+    for (node, moved) in moved {
         text += &format!(
             "{:<28}{:>19.0} MB{:>7.0} MB\n",
             format!("of {node}"),
@@ -44,10 +44,7 @@ pub(crate) fn table(rows: &[Row], served: &Served) -> String {
     text
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "shown to people, without decimals"
-)]
+#[expect(clippy::cast_precision_loss, reason = "printed without decimals")]
 fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / MB
 }
@@ -55,10 +52,10 @@ fn megabytes(bytes: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::served::Moved;
+    use crate::agent_bytes::Moved;
 
     #[test]
-    fn the_table_says_who_moved_what() {
+    fn the_table_lists_pods_and_agents() {
         let figures = Figures {
             keys: 1024,
             bytes: 1 << 30,
@@ -73,7 +70,7 @@ mod tests {
             written: 512_000_000,
             read: 0,
         };
-        let text = table(&[row], &Served::from([("n2".to_owned(), moved)]));
+        let text = table(&[row], &AgentBytes::from([("n2".to_owned(), moved)]));
         assert_eq!(
             text,
             "stock pod                       keys         bytes      MB/s\n\

@@ -1,14 +1,14 @@
-//! The cluster that the demo runs on: a local one that it makes, or one of the user's.
+//! The cluster that the demo runs on: a local one that it creates, or one of the user.
 
 use crate::error::Error;
 use crate::progress::Progress;
-use mooncake_e2e::binaries::Binaries;
-use mooncake_e2e::command::Run;
-use mooncake_e2e::images::{self, Images};
-use mooncake_e2e::kubectl::Kubectl;
-use mooncake_e2e::needs::{self, Needs, packages};
+use local_cluster::binaries::Binaries;
+use local_cluster::command::Run;
+use local_cluster::images::{self, Images};
+use local_cluster::kubectl::Kubectl;
+use local_cluster::needs::{self, Needs, packages};
+use local_cluster::{Cluster, Settings, Spec};
 use mooncake_e2e::product::{self, Image};
-use mooncake_e2e::{Cluster, Settings, Spec};
 use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::NamedTempFile;
@@ -16,12 +16,12 @@ use tempfile::NamedTempFile;
 const NODES: u8 = 2;
 /// Two pool pods, two stock pods and their buffers, in bytes.
 const LOAD: u64 = 4 << 30;
-/// What cargo writes for the release build, in bytes.
+/// Disk space of cargo's release build, in bytes.
 const BUILD: u64 = 4 << 30;
 
-/// Where objects go, and by which programs.
+/// The cluster, and the programs to change it with.
 pub(crate) struct Target {
-    /// For people.
+    /// Shown to the user.
     pub(crate) name: String,
     pub(crate) kubectl: Kubectl,
     helm: PathBuf,
@@ -30,14 +30,14 @@ pub(crate) struct Target {
 
 enum Place {
     Local(Box<Cluster>),
-    /// The one context that was named, alone in a file of its own that goes with us.
+    /// A temporary kubeconfig that holds only the named context.
     User {
         _kubeconfig: NamedTempFile,
     },
 }
 
 impl Target {
-    /// Makes the local cluster, or finds it.
+    /// Creates the local cluster, or uses an existing one.
     pub(crate) fn local(
         settings: &Settings,
         name: &str,
@@ -57,17 +57,17 @@ impl Target {
         )?;
         let missing = missing_packages();
         if !missing.is_empty() {
-            progress.say(&format!(
+            progress.report(&format!(
                 "will install Debian packages: {}",
                 missing.join(" ")
             ));
         }
         if !cached {
-            progress.say(
+            progress.report(
                 "will build Kubernetes and images once, into the cache: about 10 minutes on 2 cores",
             );
         }
-        progress.say("local Kubernetes, two nodes");
+        progress.report("local Kubernetes, two nodes");
         let spec = Spec {
             name: name.to_owned(),
             index,
@@ -82,7 +82,7 @@ impl Target {
         })
     }
 
-    /// The cluster of a context of the user's kubeconfig.
+    /// Uses the cluster of a context in the user's kubeconfig.
     pub(crate) fn user(settings: &Settings, context: &str) -> Result<Self, Error> {
         let binaries = Binaries::get(settings)?;
         let all = Run::new(binaries.kubectl())
@@ -109,7 +109,7 @@ impl Target {
             .deadline(Duration::from_secs(300))
     }
 
-    /// Brings the images to the nodes and answers them under the names that the nodes know.
+    /// Loads or pushes the images, and returns them with the names that the nodes use.
     pub(crate) fn deliver(
         &self,
         settings: &Settings,
@@ -120,36 +120,46 @@ impl Target {
         match (&self.place, registry) {
             (Place::Local(cluster), _) => {
                 for image in &images {
-                    progress.say(&format!("loading {}", image.reference));
+                    progress.report(&format!("loading {}", image.reference));
                     cluster.load_image(&image.archive)?;
                 }
                 Ok(images)
             }
             (Place::User { .. }, None) => Ok(images),
-            (Place::User { .. }, Some(registry)) => images
-                .into_iter()
-                .map(|image| {
-                    let reference = image.reference.replacen("localhost", registry, 1);
-                    progress.say(&format!("pushing {reference}"));
-                    images::push(settings, &image.archive, &reference)?;
-                    Ok(Image { reference, ..image })
-                })
-                .collect(),
+            (Place::User { .. }, Some(registry)) => push(settings, images, registry, progress),
         }
     }
 }
 
-/// Our images, and the stock one that the master and the demo's pods run.
+/// Builds our images, and the stock one of the master and the demo's pods.
 pub(crate) fn images(settings: &Settings, progress: &mut Progress) -> Result<Vec<Image>, Error> {
-    progress.say("static binaries and images of operator, agent, pool and gate");
+    progress.report("static binaries and images of operator, agent, pool and gate");
     let mut images = product::build(settings)?;
-    let stock = Images::get(settings, &Binaries::get(settings)?)?.mooncake_stock;
+    let stock = Images::stock(settings)?;
     images.push(Image {
         value: "master",
         reference: images::MOONCAKE_STOCK.to_owned(),
         archive: stock,
     });
     Ok(images)
+}
+
+/// Pushes the images to a registry and returns them with their references there.
+pub(crate) fn push(
+    settings: &Settings,
+    images: Vec<Image>,
+    registry: &str,
+    progress: &mut Progress,
+) -> Result<Vec<Image>, Error> {
+    images
+        .into_iter()
+        .map(|image| {
+            let reference = image.reference.replacen("localhost", registry, 1);
+            progress.report(&format!("pushing {reference}"));
+            images::push(settings, &image.archive, &reference)?;
+            Ok(Image { reference, ..image })
+        })
+        .collect()
 }
 
 fn missing_packages() -> Vec<&'static str> {
@@ -164,8 +174,8 @@ fn missing_packages() -> Vec<&'static str> {
     missing
 }
 
-fn temporary(source: std::io::Error) -> mooncake_e2e::Error {
-    mooncake_e2e::Error::File {
+fn temporary(source: std::io::Error) -> local_cluster::Error {
+    local_cluster::Error::File {
         action: "writing a kubeconfig below",
         path: std::env::temp_dir(),
         source,

@@ -1,88 +1,88 @@
-//! What the product costs a node and the API server: memory with a pool that was used, and everything at rest.
+//! Measures memory with a used pool, and processor time and API writes of an idle cluster.
 
-use crate::setting::{STORING, Setting};
+use crate::setup::{STORING, Setup};
 use crate::table::{Table, mebibytes, number};
 use crate::throughput;
 use anyhow::Context;
 use crds::names::COMPONENT_OPERATOR;
 use k8s_openapi::api::core::v1::Pod;
 use mooncake_e2e::product::NAMESPACE;
-use mooncake_e2e::story::audit::{Audit, Write};
-use mooncake_e2e::story::{Charges, Pool, Seen, eventually};
+use mooncake_e2e::scenario::audit::{Audit, Write};
+use mooncake_e2e::scenario::{Charges, Pool, Seen, eventually};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The operator asks the master for its use once a minute.
+/// The operator reads the master's usage once a minute.
 const SETTLED: Duration = Duration::from_secs(150);
 const SMALL: &str = "figures";
 const HUGE: &str = "huge";
-/// The smallest pool that there may be.
+/// The smallest valid pool.
 const LEAST: u64 = 16 << 20;
 
-/// A pool of 4 KiB pages: how soon it is Ready, how fast it is, what it costs once all of it was used.
-pub(crate) async fn of_small_pages(setting: &Setting, table: &mut Table) -> anyhow::Result<Pool> {
-    let bytes = setting.args.pool << 20;
-    let before = setting.agent().await?;
+/// Measures a pool of 4 KiB pages: time to Ready, throughput, and memory after all of it was used.
+pub(crate) async fn of_small_pages(setup: &Setup, table: &mut Table) -> anyhow::Result<Pool> {
+    let bytes = setup.args.pool << 20;
+    let before = setup.agent().await?;
     let applied = Instant::now();
-    let pool = setting.pool(SMALL, bytes, "4Ki").await?;
+    let pool = setup.pool(SMALL, bytes, "4Ki").await?;
     let ready = applied.elapsed().as_secs_f64();
-    throughput::measure(setting, &pool, bytes, table).await?;
+    throughput::measure(setup, &pool, bytes, table).await?;
     table.title(
         "kubectl apply of a MooncakeCluster to Ready",
         &[&format!("{ready:.1} s")],
     );
-    let after = setting.agent().await?;
+    let after = setup.agent().await?;
     table.title(
-        format!("memory, a pool of {} MiB on {STORING}", setting.args.pool),
+        format!("memory, a pool of {} MiB on {STORING}", setup.args.pool),
         &[],
     );
     table.row(
-        "  agent before there was a pool, RssAnon + RssFile",
+        "  agent before the pool was created, RssAnon + RssFile",
         [mebibytes(number(before.private))],
     );
     table.row(
         "  agent, RssAnon + RssFile",
         [mebibytes(number(after.private))],
     );
-    for pod in setting.product.pods(COMPONENT_OPERATOR).await? {
-        let charges = setting.charges(&pod).await?;
+    for pod in setup.product.pods(COMPONENT_OPERATOR).await? {
+        let charges = setup.charges(&pod).await?;
         table.row("  operator, RSS", [mebibytes(number(charges.resident))]);
     }
     per_gibibyte(
         "4 KiB",
         bytes,
         (before, after),
-        setting.charges(&pool.pod_on(STORING).await?).await?,
+        setup.charges(&pool.pod_on(STORING).await?).await?,
         table,
     );
     Ok(pool)
 }
 
-/// The same pool of 2 MiB pages, as far as the node has them.
-pub(crate) async fn of_huge_pages(setting: &Setting, table: &mut Table) -> anyhow::Result<()> {
-    let offered = setting.huge_pages().await?;
+/// Measures the memory of a pool of 2 MiB hugepages, as large as the node allows.
+pub(crate) async fn of_huge_pages(setup: &Setup, table: &mut Table) -> anyhow::Result<()> {
+    let offered = setup.huge_pages().await?;
     if offered < LEAST {
         table.row(
             "  cgroup bytes per GiB of pool, 2 MiB pages",
             [format!(
-                "not here: {STORING} offers {} MiB of them (vm.nr_hugepages)",
+                "not measured: {STORING} has {} MiB of them (vm.nr_hugepages)",
                 offered >> 20
             )],
         );
         return Ok(());
     }
-    let bytes = offered.min(setting.args.pool << 20);
-    let before = setting.agent().await?;
-    let pool = setting.pool(HUGE, bytes, "2Mi").await?;
+    let bytes = offered.min(setup.args.pool << 20);
+    let before = setup.agent().await?;
+    let pool = setup.pool(HUGE, bytes, "2Mi").await?;
     let own = crds::names::segment(HUGE, "default", STORING, 0);
-    let plan = crate::setting::Plan {
+    let plan = crate::setup::Plan {
         fill: bytes / 8 * 7,
         values: &[],
         segments: &[&own],
     };
-    setting.client(STORING, HUGE, plan).await?;
-    let after = setting.agent().await?;
-    let charges = setting.charges(&pool.pod_on(STORING).await?).await?;
+    setup.client(STORING, HUGE, plan).await?;
+    let after = setup.agent().await?;
+    let charges = setup.charges(&pool.pod_on(STORING).await?).await?;
     per_gibibyte("2 MiB", bytes, (before, after), charges, table);
     Ok(())
 }
@@ -109,30 +109,22 @@ fn per_gibibyte(
     }
 }
 
-/// With the pool there and nobody using it.
-pub(crate) async fn at_rest(
-    setting: &Setting,
-    pool: &Pool,
-    table: &mut Table,
-) -> anyhow::Result<()> {
-    eventually(
-        "the status to tell that nothing is stored",
-        SETTLED,
-        || async {
-            let used = pool.object().await?.status.and_then(|status| status.used);
-            let empty = used.as_deref() == Some("0%");
-            Ok(Seen::when(empty.then_some(()), format!("{used:?} used")))
-        },
-    )
+/// Measures with an idle pool.
+pub(crate) async fn at_rest(setup: &Setup, pool: &Pool, table: &mut Table) -> anyhow::Result<()> {
+    eventually("the status to report an empty pool", SETTLED, || async {
+        let used = pool.object().await?.status.and_then(|status| status.used);
+        let empty = used.as_deref() == Some("0%");
+        Ok(Seen::when(empty.then_some(()), format!("{used:?} used")))
+    })
     .await?;
-    let watched = watched(setting, pool).await?;
-    let seconds = setting.args.rest;
-    tracing::info!(seconds, "everything rests");
-    let audit = Audit::from_now(&setting.product.stage)?;
+    let watched = watched(setup, pool).await?;
+    let seconds = setup.args.rest;
+    tracing::info!(seconds, "measuring the idle cluster");
+    let audit = Audit::from_now(&setup.product.cluster)?;
     let started = Instant::now();
-    let before = look(setting, &watched).await?;
+    let before = charges(setup, &watched).await?;
     tokio::time::sleep(Duration::from_secs(seconds)).await;
-    let after = look(setting, &watched).await?;
+    let after = charges(setup, &watched).await?;
     let rested = started.elapsed().as_secs_f64();
     let written = audit.writes(NAMESPACE)?;
     table.title(format!("at rest, over {rested:.0} s"), &[]);
@@ -157,30 +149,30 @@ pub(crate) async fn at_rest(
     Ok(())
 }
 
-/// Pods by what they are called in the table.
-async fn watched(setting: &Setting, pool: &Pool) -> anyhow::Result<Vec<(String, Pod)>> {
+/// The measured pods, by their names in the table.
+async fn watched(setup: &Setup, pool: &Pool) -> anyhow::Result<Vec<(String, Pod)>> {
     let mut watched = vec![
         (
             format!("agent of {STORING}"),
-            setting.product.agent_on(STORING).await?,
+            setup.product.agent_on(STORING).await?,
         ),
         ("pool pod".to_owned(), pool.pod_on(STORING).await?),
     ];
-    for pod in setting.product.pods(COMPONENT_OPERATOR).await? {
+    for pod in setup.product.pods(COMPONENT_OPERATOR).await? {
         watched.push(("operator".to_owned(), pod));
     }
     Ok(watched)
 }
 
-async fn look(setting: &Setting, watched: &[(String, Pod)]) -> anyhow::Result<Vec<Charges>> {
-    let mut books = Vec::new();
+async fn charges(setup: &Setup, watched: &[(String, Pod)]) -> anyhow::Result<Vec<Charges>> {
+    let mut charges = Vec::new();
     for (what, pod) in watched {
-        books.push(setting.charges(pod).await.with_context(|| what.clone())?);
+        charges.push(setup.charges(pod).await.with_context(|| what.clone())?);
     }
-    Ok(books)
+    Ok(charges)
 }
 
-/// Each kind of write, and how often it was seen.
+/// The kinds of writes with their counts.
 fn counted(writes: &[Write]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for write in writes {

@@ -1,19 +1,18 @@
-//! `figures`: what stock pods get from our pool beside a stock segment, and what the product costs, on
-//! a local cluster of its own. Prints a table; passes no judgement.
+//! `figures`: measures throughput of our pool and of a stock segment, and the resources that the product uses, on a
+//! local cluster of its own. Prints a table.
 
 mod args;
 mod cost;
-mod setting;
+mod setup;
 mod table;
 mod throughput;
 
 use anyhow::Context;
 use args::Args;
 use clap::Parser;
-use mooncake_e2e::settings::Environment;
-use mooncake_e2e::story::Product;
-use mooncake_e2e::{Cluster, Settings};
-use setting::Setting;
+use local_cluster::{Cluster, Settings};
+use mooncake_e2e::scenario::Product;
+use setup::Setup;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use table::Table;
@@ -28,12 +27,12 @@ async fn main() -> anyhow::Result<()> {
         .with_max_level(tracing::Level::INFO)
         .init();
     let args = Args::parse();
-    let settings = Settings::from_environment(Environment::read());
+    let settings = Settings::read();
     let name = args.name.clone();
     let measured = measure(args).await;
     let down = tokio::task::spawn_blocking(move || Cluster::down(&settings, &name)).await?;
     let table = measured?;
-    down.context("taking the cluster down")?;
+    down.context("removing the cluster")?;
     print(&table);
     Ok(())
 }
@@ -44,20 +43,20 @@ fn print(table: &Table) {
 }
 
 async fn measure(args: Args) -> anyhow::Result<Table> {
-    let product = Arc::new(Product::alone_on(&args.name).await?);
+    let product = Product::exclusive_on(&args.name).await?;
     let table = Arc::new(Mutex::new(Table::default()));
-    let (measured, filled) = (Arc::clone(&product), Arc::clone(&table));
+    let filled = Arc::clone(&table);
     product
-        .tell("figures", async move |namespace| {
-            let setting = Setting {
-                product: measured,
+        .run("figures", async move |product, namespace| {
+            let setup = Setup {
+                product,
                 namespace,
                 args,
             };
             let mut table = filled.lock().await;
-            let pool = cost::of_small_pages(&setting, &mut table).await?;
-            cost::of_huge_pages(&setting, &mut table).await?;
-            cost::at_rest(&setting, &pool, &mut table).await
+            let pool = cost::of_small_pages(&setup, &mut table).await?;
+            cost::of_huge_pages(&setup, &mut table).await?;
+            cost::at_rest(&setup, &pool, &mut table).await
         })
         .await?;
     let table = table.lock().await.clone();

@@ -5,12 +5,12 @@ use std::fmt;
 const WHAT: usize = 52;
 const CELL: usize = 12;
 
-/// Lines in the order in which they were measured.
+/// Rows in the order of measurement.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table(Vec<(String, Vec<String>)>);
 
 impl Table {
-    /// A line that tells what follows.
+    /// A heading.
     pub(crate) fn title(&mut self, what: impl Into<String>, columns: &[&str]) {
         self.0.push((String::new(), Vec::new()));
         self.row(what, columns.iter().map(|column| (*column).to_owned()));
@@ -41,8 +41,8 @@ pub(crate) fn mebibytes(bytes: f64) -> String {
     format!("{:.1} MiB", bytes / f64::from(1 << 20))
 }
 
-/// An amount as a number to reckon with; exact up to 2^53.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+/// Converts a count; exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "printed rounded")]
 pub(crate) fn number(amount: u64) -> f64 {
     amount as f64
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_stand_below_their_columns() {
+    fn cells_are_aligned_with_their_columns() {
         let mut table = Table::default();
         table.title("MB/s", &["ours", "stock"]);
         table.row("put", ["10", "9"]);

@@ -1,9 +1,9 @@
-//! A stock client against our pool and a stock segment on the same node, in turn within one run.
+//! Measures a stock client on our pool and on a stock segment of the same node, in alternating rounds.
 
-use crate::setting::{OTHER, Plan, STORING, Setting};
+use crate::setup::{OTHER, Plan, STORING, Setup};
 use crate::table::{Table, number};
 use anyhow::{Context, ensure};
-use mooncake_e2e::story::{Pool, StockPod, StockWork};
+use mooncake_e2e::scenario::{Pool, StockPod, StockWork};
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const VALUES: [u64; 3] = [64 << 10, 1 << 20, 4 << 20];
 const STOCK: &str = "stock-segment";
 const MOUNTED: Duration = Duration::from_secs(120);
 
-/// One segment's turn.
+/// One round on one segment.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 struct Sample {
     segment: String,
@@ -34,9 +34,9 @@ impl Sample {
     }
 }
 
-/// From the storing node and from another one; leaves nothing but the pool.
+/// Measures from both nodes. Leaves only the pool.
 pub(crate) async fn measure(
-    setting: &Setting,
+    setup: &Setup,
     pool: &Pool,
     bytes: u64,
     table: &mut Table,
@@ -44,9 +44,9 @@ pub(crate) async fn measure(
     StockPod::new(STOCK, StockWork::Segment { bytes })
         .node(STORING)
         .inject(&pool.name)
-        .start(&setting.namespace)
+        .start(&setup.namespace)
         .await?;
-    setting.namespace.pod_ready(STOCK, MOUNTED).await?;
+    setup.namespace.pod_ready(STOCK, MOUNTED).await?;
     let segments = pool.mounted(2, MOUNTED).await?;
     let own = crds::names::segment(&pool.name, "default", STORING, 0);
     let stock = segments
@@ -63,7 +63,7 @@ pub(crate) async fn measure(
             values: &VALUES,
             segments: &[&own, &stock.name],
         };
-        let log = setting.client(node, &pool.name, plan).await?;
+        let log = setup.client(node, &pool.name, plan).await?;
         let samples = samples(&log);
         let what = format!("stock pod on {node}, segments on {STORING}: MB/s");
         table.title(what, &["our pool", "stock", "ours/stock"]);
@@ -73,10 +73,10 @@ pub(crate) async fn measure(
                 samples.iter().filter(of).collect()
             };
             let (ours, theirs) = (of(&own), of(&stock.name));
-            let rounds = setting.args.rounds;
+            let rounds = setup.args.rounds;
             ensure!(
                 ours.len() == rounds && theirs.len() == rounds,
-                "not every turn has its sample:\n{log}"
+                "samples are missing:\n{log}"
             );
             table.row(
                 format!("  {} KiB, put", value >> 10),
@@ -88,17 +88,17 @@ pub(crate) async fn measure(
             );
         }
     }
-    setting.remove(&[STOCK]).await
+    setup.remove(&[STOCK]).await
 }
 
-/// Lines that are samples; the stock engine prints its own between.
+/// The lines that are samples; the stock engine prints other lines.
 fn samples(log: &str) -> Vec<Sample> {
     log.lines()
         .filter_map(|line| serde_json::from_str(line).ok())
         .collect()
 }
 
-/// Medians of both, and the median of the turns' ratios.
+/// The medians of both, and the median of the ratios per round.
 fn cells(ours: &[&Sample], theirs: &[&Sample], rate: fn(&Sample) -> f64) -> [String; 3] {
     let rates = |samples: &[&Sample]| samples.iter().map(|sample| rate(sample)).collect();
     let ratios = ours
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_found_between_the_engines_lines_and_compared_turn_by_turn() {
+    fn samples_are_found_among_other_lines_and_compared_by_round() {
         let line = |segment: &str, put: f64| {
             format!(
                 r#"{{"segment":"{segment}","value":65536,"bytes":1000000,"put":{put},"get":1}}"#

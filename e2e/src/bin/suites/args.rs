@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-/// Runs every suite of the project and says how long each took.
+/// Runs the test suites of the project and prints how long each took
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -11,15 +11,15 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Reduced counts; what continuous integration runs
+    /// Reduced counts, as in continuous integration
     Test {
-        /// These suites alone
+        /// Only these suites
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
     },
-    /// Full counts, without a time budget; docs/soak.md keeps the last result of each suite
+    /// Full counts without time budget; writes the results to docs/soak.md
     Soak {
-        /// These suites alone
+        /// Only these suites
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
     },

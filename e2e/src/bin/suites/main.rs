@@ -1,46 +1,46 @@
-//! `suites`: runs the tests, suite by suite, and prints the table of time budgets.
+//! `suites`: runs the test suites and prints their results beside their time budgets.
 
 mod args;
-mod page;
+mod failures;
+mod soak_results;
 mod suite;
-mod words;
 
 use args::{Args, Command};
 use clap::Parser;
-use mooncake_e2e::command::Run;
-use mooncake_e2e::needs::{self, Needs, packages};
-use mooncake_e2e::settings::Environment;
-use mooncake_e2e::story::stages;
-use mooncake_e2e::{Cluster, Settings, cluster, product};
+use local_cluster::command::Run;
+use local_cluster::needs::{self, Needs, packages};
+use local_cluster::{Cluster, Settings, cluster};
+use mooncake_e2e::product;
+use mooncake_e2e::scenario::cluster_names;
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use suite::{Kind, SUITES, Suite};
 
-/// The local cluster that the stories share.
+/// The local cluster that the scenarios share.
 const CLUSTER: &str = "suites";
-/// The one that `local_cluster` cuts and kills.
+/// The local cluster of the test `local_cluster`.
 const DISTURBED: &str = "tool";
-/// Nodes of a stage.
+/// Nodes of a cluster.
 const NODES: u8 = 2;
-/// What a stage takes at the height of a story.
-const STAGE_MEMORY: u64 = 4 << 30;
-/// Of each fuzz target: reduced, and in full.
-const FUZZED: [u32; 2] = [10, 300];
-/// A suite that hangs is ended after this many budgets.
-const PATIENCE: u32 = 3;
+/// Memory of a cluster with scenarios, in bytes.
+const CLUSTER_MEMORY: u64 = 4 << 30;
+/// Seconds of each fuzz target: reduced, and in full.
+const FUZZ_SECONDS: [u32; 2] = [10, 300];
+/// A suite is ended after this many times its budget.
+const BUDGETS: u32 = 3;
 
-/// What became of one suite.
+/// The result of one suite.
 struct Outcome {
     suite: &'static Suite,
     took: Duration,
     failed: Option<Failure>,
 }
 
-/// A suite's failing command, and what its tests said of why.
+/// The failed command of a suite, and the parts of its output that explain the failure.
 struct Failure {
     command: String,
-    words: Vec<String>,
+    excerpts: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all passed. A failed suite does not keep the next from running.
+/// Runs the suites and returns whether all passed. The next suite runs also after a failed one.
 #[expect(clippy::print_stdout, reason = "the table is the answer")]
 fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> {
     if let Some(unknown) = only
@@ -72,36 +72,36 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
         .iter()
         .filter(|suite| only.is_empty() || only.iter().any(|only| only == suite.name))
         .collect();
-    let settings = Settings::from_environment(Environment::read());
+    let settings = Settings::read();
     if chosen.iter().any(|suite| suite.machine) {
-        // Now, not after ten minutes of other suites.
+        // Before the first suite, not minutes later.
         cluster::equip(&settings, Needs::cluster(NODES))?;
         packages::install(packages::STOCK)?;
         packages::install(packages::FUZZ)?;
     }
     let mut outcomes = Vec::new();
     for suite in chosen {
-        outcomes.push(tell(suite, full));
-        // At once: a cluster that nobody needs any more costs the next suite its time.
+        outcomes.push(run_suite(suite, full));
+        // An unused cluster would slow down the next suite.
         Cluster::down(&settings, DISTURBED)?;
     }
     if outcomes
         .iter()
-        .any(|o| matches!(o.suite.kind, Kind::Stories(..)))
+        .any(|o| matches!(o.suite.kind, Kind::Scenarios(..)))
     {
-        for name in stages(CLUSTER) {
+        for name in cluster_names(CLUSTER) {
             Cluster::down(&settings, &name)?;
         }
     }
     println!("\n{}", table(&outcomes, full));
     if full {
-        keep(&outcomes)?;
+        save(&outcomes)?;
     }
     Ok(outcomes.iter().all(|outcome| outcome.failed.is_none()))
 }
 
-#[expect(clippy::print_stdout, reason = "who waits sees for what")]
-fn tell(suite: &'static Suite, full: bool) -> Outcome {
+#[expect(clippy::print_stdout, reason = "shows progress")]
+fn run_suite(suite: &'static Suite, full: bool) -> Outcome {
     println!(
         "== {}: {} (budget {} min)",
         suite.name, suite.about, suite.budget
@@ -117,17 +117,17 @@ fn tell(suite: &'static Suite, full: bool) -> Outcome {
     }
 }
 
-/// cargo's words, one line for each run.
+/// Arguments of cargo, one line per run.
 #[expect(clippy::print_stdout, reason = "the reader of a test run reads this")]
 fn lines(suite: &Suite, full: bool) -> Vec<String> {
     match suite.kind {
         Kind::Cargo(lines) => lines.iter().map(|line| (*line).to_owned()).collect(),
         Kind::Fuzz(targets) => {
-            let [reduced, all] = FUZZED;
+            let [reduced, all] = FUZZ_SECONDS;
             let seconds = if full { all } else { reduced };
             println!("{seconds} of {all} seconds of each fuzz target");
             let words = |target: &&str| {
-                // A small input must not make its reader take much memory.
+                // Fails on an input that allocates too much memory.
                 format!(
                     "run --quiet --release --locked --bin {target} -- -max_total_time={seconds} \
                      -malloc_limit_mb=16 -rss_limit_mb=512 -verbosity=0 -print_final_stats=1 \
@@ -136,7 +136,7 @@ fn lines(suite: &Suite, full: bool) -> Vec<String> {
             };
             targets.iter().map(words).collect()
         }
-        Kind::Stories(target, threads) => vec![format!(
+        Kind::Scenarios(target, threads) => vec![format!(
             "test --quiet --package mooncake-e2e --locked --test {target} \
              -- --include-ignored --nocapture --test-threads={threads}"
         )],
@@ -147,34 +147,35 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
     let minutes = if full {
         24 * 60
     } else {
-        suite.budget * PATIENCE
+        suite.budget * BUDGETS
     };
     let directory = match suite.kind {
-        // Its own workspace, with compiler flags of its own.
+        // A workspace with compiler flags of its own.
         Kind::Fuzz(_) => &product::source().join("engine/proto/fuzz"),
-        Kind::Cargo(_) | Kind::Stories(..) => product::source(),
+        Kind::Cargo(_) | Kind::Scenarios(..) => product::source(),
     };
     let mut run = Run::cargo()
         .args(line.split_whitespace())
         .env("MOONCAKE_K8S_CLUSTER", CLUSTER)
-        .env("MOONCAKE_STAGES", stages_at_a_time().to_string())
+        .env("MOONCAKE_TEST_CLUSTERS", clusters_at_a_time().to_string())
         .directory(directory)
         .deadline(Duration::from_secs(u64::from(minutes) * 60));
     if full {
         run = run
-            .env("MOONCAKE_STORIES", "full")
+            .env("MOONCAKE_SCENARIOS", "full")
             .env("PROPTEST_CASES", "100000");
     }
-    let mut heard = words::Listener::default();
-    run.shown(|line| heard.hear(line)).map_err(|error| Failure {
-        command: error.to_string(),
-        words: heard.heard(),
-    })
+    let mut collector = failures::Collector::default();
+    run.shown(|line| collector.add(line))
+        .map_err(|error| Failure {
+            command: error.to_string(),
+            excerpts: collector.excerpts(),
+        })
 }
 
-/// As many as there is memory for; the stories that have one alone mostly wait, so cores do not matter.
-fn stages_at_a_time() -> u64 {
-    needs::available_memory().map_or(1, |bytes| (bytes / STAGE_MEMORY).clamp(1, 3))
+/// Number of clusters that fit into memory. Scenarios with exclusive use mostly wait, so cores do not matter.
+fn clusters_at_a_time() -> u64 {
+    needs::available_memory().map_or(1, |bytes| (bytes / CLUSTER_MEMORY).clamp(1, 3))
 }
 
 fn table(outcomes: &[Outcome], full: bool) -> String {
@@ -200,23 +201,23 @@ fn table(outcomes: &[Outcome], full: bool) -> String {
             suite.name, suite.about, suite.budget
         );
     }
-    for Failure { command, words } in outcomes
+    for Failure { command, excerpts } in outcomes
         .iter()
         .filter_map(|outcome| outcome.failed.as_ref())
     {
         let _ = writeln!(table, "\n{command}");
-        for words in words {
-            let _ = writeln!(table, "\n{words}");
+        for excerpt in excerpts {
+            let _ = writeln!(table, "\n{excerpt}");
         }
     }
     table
 }
 
-/// Writes the results into the page that keeps the last one of each suite.
-fn keep(outcomes: &[Outcome]) -> Result<(), Box<dyn std::error::Error>> {
-    let git = |words: &[&str]| {
+/// Writes the results to docs/soak.md, which keeps the last result of each suite.
+fn save(outcomes: &[Outcome]) -> Result<(), Box<dyn std::error::Error>> {
+    let git = |arguments: &[&str]| {
         Run::new("git")
-            .args(words)
+            .args(arguments)
             .directory(product::source())
             .output()
     };
@@ -239,6 +240,6 @@ fn keep(outcomes: &[Outcome]) -> Result<(), Box<dyn std::error::Error>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error.into()),
     };
-    std::fs::write(path, page::page(&before, &ran.collect()))?;
+    std::fs::write(path, soak_results::updated(&before, &ran.collect()))?;
     Ok(())
 }

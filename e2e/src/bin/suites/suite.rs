@@ -1,24 +1,24 @@
-//! The suites and their time budgets: the one table.
+//! The test suites and their time budgets.
 
-/// Tests that belong together.
+/// A group of tests with a time budget.
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
-    /// What it shows, in a few words.
+    /// What it tests.
     pub(crate) about: &'static str,
-    /// Minutes on 2 cores with reduced counts, compiling from nothing included.
+    /// Minutes on 2 cores with reduced counts, with a build from scratch.
     pub(crate) budget: u32,
-    /// It needs root, room and Debian packages, not cargo alone.
+    /// Whether it needs root, disk space and Debian packages.
     pub(crate) machine: bool,
     pub(crate) kind: Kind,
 }
 
 pub(crate) enum Kind {
-    /// cargo, once for each line of words.
+    /// Runs cargo once per line of arguments.
     Cargo(&'static [&'static str]),
-    /// Targets of `engine/proto/fuzz`, one after the other.
+    /// Runs these targets of `engine/proto/fuzz`.
     Fuzz(&'static [&'static str]),
-    /// A test target of `e2e/tests` on local clusters, so many tests begun at a time.
-    Stories(&'static str, u32),
+    /// Runs a test target of `e2e/tests` on local clusters, with this many test threads.
+    Scenarios(&'static str, u32),
 }
 
 pub(crate) const SUITES: &[Suite] = &[
@@ -34,30 +34,30 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "unit",
-        about: "every crate by itself: units, properties, golden files",
+        about: "tests of every crate: units, properties, golden files",
         budget: 10,
         machine: true,
         kind: Kind::Cargo(&["test --quiet --workspace --locked --exclude mooncake-e2e"]),
     },
     Suite {
         name: "fuzz",
-        about: "bytes of strangers against every reader of the wire",
+        about: "fuzzing of every parser of wire data",
         budget: 4,
         machine: true,
         kind: Kind::Fuzz(&["frame", "handshake", "descriptor", "struct_pack"]),
     },
     Suite {
-        name: "house",
-        about: "house rules, the tools, the chart by helm lint and template",
+        name: "rules",
+        about: "house rules, tests of the e2e tools, the chart by helm lint and template",
         budget: 14,
         machine: true,
         kind: Kind::Cargo(&[
-            "test --quiet --package mooncake-e2e --locked --lib --bins --test tidy --test chart",
+            "test --quiet --package mooncake-e2e --locked --lib --bins --test tidy --test language --test chart",
         ]),
     },
     Suite {
         name: "api",
-        about: "what a real API server refuses, what the operator writes there and what it does not",
+        about: "operator and webhook against a real API server",
         budget: 6,
         machine: true,
         kind: Kind::Cargo(&[
@@ -69,21 +69,28 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "stock pods exchange data with each other",
         budget: 2,
         machine: true,
-        kind: Kind::Stories("stock_pods", 1),
+        kind: Kind::Scenarios("stock_pods", 1),
     },
     Suite {
         name: "cluster",
-        about: "the local Kubernetes survives crashes, cuts and neighbours, and goes without a trace",
+        about: "the local Kubernetes: crashes, partitions, several clusters, complete removal",
         budget: 7,
         machine: true,
-        kind: Kind::Stories("local_cluster", 4),
+        kind: Kind::Scenarios("local_cluster", 4),
     },
     Suite {
-        name: "stories",
-        about: "everything that must end well, with stock pods as witnesses",
+        name: "install",
+        about: "README's installation into a bare cluster that pulls from a registry",
+        budget: 6,
+        machine: true,
+        kind: Kind::Scenarios("install", 1),
+    },
+    Suite {
+        name: "scenarios",
+        about: "the product on a real cluster, with stock pods as clients",
         budget: 37,
         machine: true,
-        // All of them: each waits for its turn on a stage.
-        kind: Kind::Stories("stories", 64),
+        // All scenarios at once: each waits for its cluster.
+        kind: Kind::Scenarios("scenarios", 64),
     },
 ];

@@ -1,4 +1,4 @@
-//! Segment descriptors of strangers.
+//! Fuzzes the parser of segment descriptors.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

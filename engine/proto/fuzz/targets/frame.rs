@@ -1,4 +1,4 @@
-//! The data port: a stranger's stream in pieces of any length, as headers and as statuses.
+//! Fuzzes headers and status frames that arrive in parts of any length.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -24,7 +24,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// The frames in a stream that arrives `step` bytes at a time.
+/// Returns the frames of a stream that arrives `step` bytes at a time.
 fn whole<const N: usize>(partial: &mut Partial<N>, stream: &[u8], step: usize) -> Vec<[u8; N]> {
     let mut frames = Vec::new();
     for mut piece in stream.chunks(step) {

@@ -1,4 +1,4 @@
-//! The handshake port: whatever a stranger sends after a length, and what a peer may reply.
+//! Fuzzes requests and replies of the handshake port.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -25,14 +25,14 @@ fuzz_target!(|input: &[u8]| {
         local_nic_path,
     }) = Request::parse(input)
     {
-        // What a stranger wrote comes back in a reply that a peer can read.
+        // A reply that contains the peer's text can be parsed.
         let refusal = connection_refusal(typed, &peer_nic_path, &local_nic_path, "no RDMA here");
         let (prefix, payload) = refusal.split_first_chunk().expect("a frame has a length");
         assert_eq!(u64::from_le_bytes(*prefix), payload.len() as u64);
     }
     if let Ok(text) = str::from_utf8(input) {
         let name = ServerName::parse(text);
-        // Of what is neither address nor host name stock engines make what they make, and so do we.
+        // Text that is neither an address nor a host name need not be parsed back.
         if !name.host.contains(':') || name.host.parse::<Ipv6Addr>().is_ok() {
             assert_eq!(ServerName::parse(&name.to_string()), name);
         }

@@ -1,9 +1,9 @@
-//! The store's messages: headers, and bodies that bear the right hash and anything after it.
+//! Fuzzes response headers, and message bodies with the right hash.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use mooncake_proto::coro_rpc::{Failure, ResponseHeader};
-use mooncake_proto::store::generation_0_3_13::{
+use mooncake_proto::store::release_0_3_13::{
     GetReplicaListResponse, PingResponse, Segment, TaskAssignment, TaskPayload,
 };
 use mooncake_proto::struct_pack::{Packed, decode, encode, type_hash};
@@ -33,7 +33,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// What was read is read again from what is written of it.
+/// Checks that a decoded value is decoded again from its encoding.
 fn survives<T: Packed + PartialEq + Debug>(rest: &[u8]) {
     if let Ok(read) = with_hash::<T>(rest) {
         let again: T = decode(&encode(&read)).expect("what we write can be read");
@@ -41,8 +41,7 @@ fn survives<T: Packed + PartialEq + Debug>(rest: &[u8]) {
     }
 }
 
-/// No fuzzer finds an MD5 in a night: the type's own stands before the bytes, their first bit says
-/// whether a metainfo byte follows.
+/// Prepends the type's hash, which a fuzzer cannot find. Its first bit is set if a metainfo byte follows.
 fn with_hash<T: Packed>(rest: &[u8]) -> Result<T, mooncake_proto::struct_pack::DecodeError> {
     let (flags, payload) = rest
         .split_first()

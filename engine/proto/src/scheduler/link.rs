@@ -1,23 +1,24 @@
-//! Links: they only go forward, `Connecting -> Idle <-> Busy -> Closing -> gone`. A bad link is
-//! replaced, never repaired.
+//! Links: `Connecting -> Idle <-> Busy -> Closing -> removed`. A failed link is replaced, never reused.
 
 use super::model::Knowledge;
 use super::{
-    Action, Cause, Effect, Failure, Fault, LinkKey, PeerKey, Phase, PieceKey, Scheduler, Stage,
+    Action, Cause, Effect, Failure, Fault, LinkKey, Op, PeerKey, Phase, PieceKey, Scheduler, Stage,
     Time,
 };
 use alloc::vec::Vec;
 
 /// One connection to a peer.
 #[derive(Debug)]
-pub struct Link {
+pub(super) struct Link {
     peer: PeerKey,
+    /// What the peer had published when it was opened.
+    pub(super) published: u64,
     pub(super) state: LinkState,
-    /// The slice on it, also while it closes.
-    pub(super) piece: Option<u64>,
-    /// It has carried a request, so it may be stale when it is used again.
+    /// The slice on the link, also while it closes.
+    pub(super) piece: Option<PieceKey>,
+    /// It has carried a request, so the peer may have closed it since.
     used: bool,
-    /// Since when nothing was on it.
+    /// Start of its idle time.
     idle_since: Time,
 }
 
@@ -26,13 +27,14 @@ pub(super) enum LinkState {
     Connecting,
     Idle,
     Busy,
-    /// Failed or given up, not yet released.
+    /// Failed or closed, not yet released.
     Closing,
 }
 
 impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
-    /// A link can carry requests.
+    /// Handles a link that can carry requests.
     pub fn link_up(&mut self, key: LinkKey, now: Time) {
+        self.advance(now);
         let Some(link) = self.links.get_mut(key) else {
             return;
         };
@@ -41,61 +43,67 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         }
         link.state = LinkState::Idle;
         link.idle_since = now;
-        let peer = link.peer;
-        self.next_sweep.get_or_insert(now + self.config.idle);
-        self.pump(peer);
+        let key = link.peer;
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.failures = 0;
+        }
+        self.pump(key);
     }
 
-    /// The request on a link is done. Too late if the link was given up before.
+    /// Handles the completion of a link's request. Ignored if the link was closed before.
     pub fn slice_done(&mut self, key: LinkKey, now: Time) {
+        self.advance(now);
         let Some(link) = self.links.get_mut(key) else {
             return;
         };
         if link.state != LinkState::Busy {
             return;
         }
-        let Some(bits) = link.piece.take() else {
+        let Some(piece) = link.piece.take() else {
             return;
         };
         link.state = LinkState::Idle;
         link.used = true;
         link.idle_since = now;
         let peer = link.peer;
-        self.finish_piece(PieceKey::from_bits(bits));
+        self.finish_piece(piece);
         self.pump(peer);
     }
 
-    /// A link failed, or could not be made. What was on it is not released yet.
-    pub fn link_down(&mut self, key: LinkKey, failure: Failure<C>) {
+    /// Handles a link that failed or could not connect. Its slice is not released yet.
+    pub fn link_down(&mut self, key: LinkKey, failure: Failure<C>, now: Time) {
+        self.advance(now);
         let Some(link) = self.links.get_mut(key) else {
             return;
         };
         let before = link.state;
         link.state = LinkState::Closing;
-        let (peer, stale, bits) = (link.peer, link.used, link.piece);
+        let (peer, stale, piece) = (link.peer, link.used, link.piece);
         match before {
             LinkState::Closing => return,
             LinkState::Idle => {}
             LinkState::Busy => {
-                let Some(bits) = bits else { return };
-                self.piece_failed(PieceKey::from_bits(bits), failure, stale);
+                let Some(piece) = piece else { return };
+                self.piece_failed(piece, failure, stale);
                 if stale {
-                    // Its neighbours are of the same age and as likely dead.
+                    // The peer's other idle links are probably dead too.
                     self.close_idle(peer, |_| true);
                 }
             }
             LinkState::Connecting => {
+                self.back_off(peer);
                 if !self.has_live_link(peer) {
                     let cause = Cause::Transport(failure.cause);
                     self.fail_queued(peer, &Fault::new(Stage::Connect, cause));
                 }
             }
         }
-        self.forget_if_unlinked(peer);
+        // The peer may be another engine by now, also if another link has not noticed it yet.
+        self.forget_address(peer);
         self.pump(peer);
     }
 
-    /// Nothing of a link can touch memory any more.
+    /// Handles the release of a link: it cannot access memory any more.
     pub fn link_released(&mut self, key: LinkKey) {
         let Some(link) = self.links.remove(key) else {
             return;
@@ -103,15 +111,17 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         if let Some(peer) = self.peers.get_mut(link.peer) {
             peer.links.retain(|other| *other != key);
         }
-        if let Some(bits) = link.piece {
-            self.piece_released(PieceKey::from_bits(bits), link.peer);
+        if let Some(piece) = link.piece {
+            self.piece_released(piece, link.peer);
         }
         self.forget_if_unlinked(link.peer);
         self.pump(link.peer);
     }
 
-    /// A slice's attempt failed; a stale link and no answer at all give it a second chance.
-    fn piece_failed(&mut self, key: PieceKey<M>, failure: Failure<C>, stale: bool) {
+    /// Handles a failed attempt. The slice is retried once if the link had been used before and the peer
+    /// sent no reply. A write is not retried if its payload may have reached the peer: a late copy of it
+    /// could land after a later write to the same range.
+    fn piece_failed(&mut self, key: PieceKey, failure: Failure<C>, stale: bool) {
         let Failure {
             cause,
             effect,
@@ -120,20 +130,24 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         let Some(piece) = self.pieces.get_mut(key) else {
             return;
         };
-        let again = stale && !reply_seen && !piece.retried;
-        piece.phase = Phase::Dying { again };
+        let may_land = piece.slice.op == Op::Write && effect == Effect::Unknown;
+        let retry = stale && !reply_seen && !piece.retried && !may_land;
+        piece.phase = Phase::Ending { retry };
         let transfer = piece.transfer;
         if effect == Effect::Unknown
             && let Some(transfer) = self.transfers.get_mut(transfer)
         {
             transfer.touched = true;
         }
-        if !again {
-            self.end_failed(transfer, Self::transfer_fault(cause));
+        if !retry {
+            self.end_failed(
+                transfer,
+                Fault::new(Stage::Transfer, Cause::Transport(cause)),
+            );
         }
     }
 
-    fn piece_released(&mut self, key: PieceKey<M>, peer: PeerKey) {
+    fn piece_released(&mut self, key: PieceKey, peer: PeerKey) {
         let Some(piece) = self.pieces.get_mut(key) else {
             return;
         };
@@ -142,11 +156,11 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             .transfers
             .get(transfer)
             .is_some_and(|transfer| !transfer.ended);
-        if piece.phase == (Phase::Dying { again: true }) && wanted {
+        if piece.phase == (Phase::Ending { retry: true }) && wanted {
             piece.phase = Phase::Queued;
             piece.retried = true;
             if let Some(peer) = self.peers.get_mut(peer) {
-                peer.again.push_back(key.to_bits());
+                peer.retries.push_back(key);
             }
             return;
         }
@@ -154,66 +168,76 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         self.release_one(transfer);
     }
 
-    pub(super) fn free_link(&self, peer: PeerKey, fresh_only: bool) -> Option<LinkKey> {
+    pub(super) fn free_link(&self, peer: PeerKey, new_only: bool) -> Option<LinkKey> {
         let links = &self.peers.get(peer)?.links;
         links.iter().copied().find(|key| {
             self.links
                 .get(*key)
-                .is_some_and(|link| link.state == LinkState::Idle && !(fresh_only && link.used))
+                .is_some_and(|link| link.state == LinkState::Idle && !(new_only && link.used))
         })
     }
 
-    /// Opens one more link, unless one is on its way or there are enough.
-    pub(super) fn open_link(&mut self, key: PeerKey) {
+    /// Returns whether a link may be opened: none is connecting, and the limit is not reached.
+    pub(super) fn may_open(&self, key: PeerKey) -> bool {
         let Some(peer) = self.peers.get(key) else {
-            return;
+            return false;
         };
         let mut live = 0;
         for link in peer.links.iter().filter_map(|link| self.links.get(*link)) {
             match link.state {
-                LinkState::Connecting => return,
+                LinkState::Connecting => return false,
                 LinkState::Idle | LinkState::Busy => live += 1,
                 LinkState::Closing => {}
             }
         }
-        if live >= self.config.lanes.max(1) {
+        live < self.config.lanes.max(1)
+    }
+
+    pub(super) fn open_link(&mut self, key: PeerKey, published: u64) {
+        let Some(peer) = self.peers.get_mut(key) else {
             return;
-        }
+        };
         let link = self.links.insert(Link {
             peer: key,
+            published,
             state: LinkState::Connecting,
             piece: None,
             used: false,
             idle_since: Time::ZERO,
         });
-        if let Some(peer) = self.peers.get_mut(key) {
-            peer.links.push(link);
-        }
+        peer.links.push(link);
         self.actions.push_back(Action::Open { link, peer: key });
     }
 
-    /// A peer with no connection left may be another when it comes back: ask it again first.
+    /// Marks a peer without links as unresolved: it may be another engine when it is back.
     pub(super) fn forget_if_unlinked(&mut self, key: PeerKey) {
-        if !self.has_live_link(key)
-            && let Some(peer) = self.peers.get_mut(key)
+        if !self.has_live_link(key) {
+            self.forget_address(key);
+        }
+    }
+
+    /// Marks a peer as unresolved: it is resolved again before its next link is opened.
+    fn forget_address(&mut self, key: PeerKey) {
+        if let Some(peer) = self.peers.get_mut(key)
             && matches!(peer.knowledge, Knowledge::Known(_))
         {
             peer.knowledge = Knowledge::Unknown;
         }
     }
 
-    /// Closes links that nobody used for long and forgets peers that have none.
+    /// Closes links after their idle time, and removes peers without links and work.
     pub(super) fn sweep(&mut self, now: Time) {
         let idle = self.config.idle;
-        let peers: Vec<_> = self.peers.iter().map(|(key, _)| key).collect();
+        let peers: Vec<_> = self.peers.keys().collect();
         for key in peers {
             self.close_idle(key, |link| link.idle_since + idle <= now);
             self.forget_if_unlinked(key);
             let gone = self.peers.get(key).is_some_and(|peer| {
                 peer.links.is_empty()
                     && peer.waiting.is_empty()
-                    && peer.again.is_empty()
+                    && peer.retries.is_empty()
                     && peer.knowledge == Knowledge::Unknown
+                    && peer.not_before <= now
             });
             if gone && let Some(peer) = self.peers.remove(key) {
                 self.names.remove(&peer.name);
@@ -239,7 +263,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         }
     }
 
-    fn has_live_link(&self, peer: PeerKey) -> bool {
+    pub(super) fn has_live_link(&self, peer: PeerKey) -> bool {
         self.peers.get(peer).is_some_and(|peer| {
             peer.links.iter().any(|link| {
                 self.links

@@ -1,99 +1,99 @@
-//! The words that the scheduler and its driver share.
+//! The types that the scheduler and its driver share.
 
 use super::{LinkKey, Op, PeerKey, Time};
 
-/// A transfer as asked for.
+/// A requested transfer.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<M> {
-    /// Direction, as seen from here.
+    /// The operation, as seen from this side.
     pub op: Op,
     /// Wire address at the peer.
     pub remote: u64,
     /// Local memory.
     pub memory: M,
-    /// First byte in it.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub length: u64,
-    /// The outcome comes by then.
+    /// The latest time of the outcome.
     pub deadline: Time,
-    /// The driver's name for it; comes back with outcome and release.
+    /// Chosen by the driver; returned with outcome and release.
     pub token: u64,
 }
 
 /// One wire request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slice<M> {
-    /// Direction, as seen from here.
+    /// The operation, as seen from this side.
     pub op: Op,
     /// Wire address at the peer.
     pub remote: u64,
     /// Local memory.
     pub memory: M,
-    /// First byte in it.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub length: u64,
 }
 
-/// What to do.
+/// An instruction to the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action<M, C> {
-    /// Ask the peer what it publishes; answered by `resolved`.
+    /// Fetch the peer's descriptor; answered by `resolved`.
     Resolve {
-        /// Whom.
+        /// The peer.
         peer: PeerKey,
     },
     /// Connect; answered by `link_up` or `link_down`.
     Open {
-        /// The link's name from now on.
+        /// The key of the new link.
         link: LinkKey,
-        /// Where to.
+        /// The peer.
         peer: PeerKey,
     },
-    /// Carry out one request on a link that has none; answered by `slice_done` or `link_down`.
+    /// Start a request; answered by `slice_done` or `link_down`.
     Post {
-        /// The link, which is up and free.
+        /// A link that is up and idle.
         link: LinkKey,
-        /// What to move.
+        /// The bytes to move.
         slice: Slice<M>,
     },
-    /// Give up a link and what is on it; answered by `link_released`.
+    /// Close a link and cancel its request; answered by `link_released`.
     Close {
         /// The link.
         link: LinkKey,
     },
-    /// How a transfer ended.
+    /// Report the outcome of a transfer.
     Outcome {
-        /// The driver's name for it.
+        /// The token of its request.
         token: u64,
-        /// How.
+        /// The outcome.
         ending: Ending<C>,
     },
-    /// Nothing touches a transfer's local memory any more.
+    /// Report that nothing accesses a transfer's local memory any more.
     Release {
-        /// The driver's name for it.
+        /// The token of its request.
         token: u64,
     },
 }
 
-/// How a transfer ended.
+/// The outcome of a transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending<C> {
-    /// Every byte is where it should be, by the peer's own word where the protocol has one.
+    /// All bytes were moved; confirmed by the peer if the protocol version has a status.
     Done,
-    /// Not so.
+    /// It failed.
     Failed(Fault<C>),
 }
 
 /// Why a transfer failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault<C> {
-    /// What was being done.
+    /// The step that failed.
     pub stage: Stage,
-    /// What went wrong.
+    /// The cause.
     pub cause: Cause<C>,
-    /// A write of which the peer may have taken some or all.
+    /// The peer may have received some or all bytes of a write.
     pub indeterminate: bool,
 }
 
@@ -107,10 +107,10 @@ impl<C> Fault<C> {
     }
 }
 
-/// What was being done when a transfer failed.
+/// The step of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Asking the peer for its descriptor.
+    /// Requesting the peer's descriptor.
     Resolve,
     /// Connecting to its data port.
     Connect,
@@ -120,44 +120,57 @@ pub enum Stage {
     Transfer,
 }
 
-/// What went wrong.
+/// Why a transfer failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause<C> {
-    /// The deadline came.
+    /// The deadline passed.
     Deadline,
-    /// The peer is no longer the one that the transfer was started with.
+    /// The peer was replaced by another engine after the start of the transfer.
     PeerMoved,
-    /// The local memory was taken away.
+    /// The local memory was removed or got another wire base.
     Withdrawn,
-    /// The transport says.
+    /// The caller has cancelled it.
+    Cancelled,
+    /// The transport failed.
     Transport(C),
 }
 
-/// What a failed attempt may have done at the peer.
+/// The effect of a failed attempt at the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Surely nothing.
+    /// None: no payload byte of a write has reached it, and none will.
     None,
-    /// Nobody knows.
+    /// Unknown: payload bytes of a write may have reached it, or may still do.
     Unknown,
 }
 
 /// Why a link went down.
 #[derive(Debug, Clone)]
 pub struct Failure<C> {
-    /// The transport's words.
+    /// The transport's error.
     pub cause: C,
-    /// What the request on it may have done.
+    /// The possible effect of its request.
     pub effect: Effect,
-    /// Whether the peer had answered anything to the request on it.
+    /// The peer had sent some reply to its request.
     pub reply_seen: bool,
 }
 
-/// What is known of a peer's descriptor.
+impl<C> Failure<C> {
+    /// A failure before any byte of a request was sent.
+    pub fn unsent(cause: C) -> Self {
+        Self {
+            cause,
+            effect: Effect::None,
+            reply_seen: false,
+        }
+    }
+}
+
+/// The state of a peer's descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Knowledge {
     Unknown,
     Resolving,
-    /// A number that stands for what it publishes.
+    /// A number that changes when the peer publishes something else.
     Known(u64),
 }

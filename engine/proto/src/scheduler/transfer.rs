@@ -1,60 +1,61 @@
-//! Transfers and their pieces: slicing, the one outcome, the one release.
+//! Transfers and their slices: slicing, outcome and release.
 
 use super::{
-    Action, Cause, Ending, Fault, Key, LinkState, Op, PeerKey, PieceKey, Request, Scheduler, Slice,
-    Stage, TransferKey,
+    Action, Ending, Fault, LinkState, Op, PeerKey, PieceKey, Request, Scheduler, Slice, Stage,
+    TransferKey,
 };
 
 /// A transfer until its release.
 #[derive(Debug)]
 pub(super) struct Transfer<M> {
+    /// Number of transfers that were submitted before it.
+    pub(super) number: u64,
     pub(super) peer: PeerKey,
     pub(super) op: Op,
     pub(super) memory: M,
     remote: u64,
     offset: u64,
     length: u64,
-    token: u64,
-    /// Bytes that are in slices.
+    pub(super) token: u64,
+    /// What the peer had published when the link of the first slice was opened.
+    pub(super) published: Option<u64>,
+    /// Bytes that were sliced.
     sliced: u64,
-    /// Slices that are not known to have succeeded.
+    /// Slices without success.
     open: u32,
-    /// Slices that may still touch memory, or will again.
+    /// Slices that are not released.
     pub(super) unreleased: u32,
-    /// The outcome was given.
+    /// The outcome was reported.
     pub(super) ended: bool,
-    /// The peer has taken some of it, or may have.
+    /// The peer has or may have received some of it.
     pub(super) touched: bool,
 }
 
-/// One slice until its release.
+/// A slice until its release.
 #[derive(Debug)]
 pub(super) struct Piece<M> {
-    pub(super) transfer: TransferKey<M>,
+    pub(super) transfer: TransferKey,
     pub(super) slice: Slice<M>,
     pub(super) phase: Phase,
-    /// It had its second chance.
+    /// It was retried.
     pub(super) retried: bool,
-    /// What the peer published when it was first posted.
+    /// What the peer had published when the slice's first link was opened.
     pub(super) known: u64,
 }
 
-/// `Queued -> Flying -> Dying -> gone`, and from `Dying` once back to `Queued`.
+/// `Queued -> Posted -> Ending -> removed`, or once from `Ending` back to `Queued`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// On no link; nothing touches its memory.
+    /// On no link; nothing accesses its memory.
     Queued,
     /// On a link.
-    Flying,
-    /// Its link failed or was given up; its memory may still be touched.
-    Dying {
-        /// Whether it shall be tried again.
-        again: bool,
-    },
+    Posted,
+    /// Its link failed or was closed; its memory may still be accessed.
+    Ending { retry: bool },
 }
 
 impl<M: Copy> Transfer<M> {
-    pub(super) fn new(peer: PeerKey, request: Request<M>) -> Self {
+    pub(super) fn new(peer: PeerKey, request: Request<M>, number: u64) -> Self {
         let Request {
             op,
             remote,
@@ -65,6 +66,7 @@ impl<M: Copy> Transfer<M> {
             token,
         } = request;
         Self {
+            number,
             peer,
             op,
             memory,
@@ -72,6 +74,7 @@ impl<M: Copy> Transfer<M> {
             offset,
             length,
             token,
+            published: None,
             sliced: 0,
             open: 0,
             unreleased: 0,
@@ -101,7 +104,7 @@ impl<M: Copy> Transfer<M> {
 }
 
 impl<M> Piece<M> {
-    pub(super) fn new(transfer: TransferKey<M>, slice: Slice<M>, known: u64) -> Self {
+    pub(super) fn new(transfer: TransferKey, slice: Slice<M>, known: u64) -> Self {
         Self {
             transfer,
             slice,
@@ -113,8 +116,8 @@ impl<M> Piece<M> {
 }
 
 impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
-    /// What a transfer was doing, for the error that its deadline makes.
-    pub(super) fn stage(&self, key: TransferKey<M>) -> Stage {
+    /// Returns the current step of a transfer, for the error at its deadline.
+    pub(super) fn stage(&self, key: TransferKey) -> Stage {
         let Some(transfer) = self.transfers.get(key) else {
             return Stage::Queue;
         };
@@ -138,8 +141,8 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         }
     }
 
-    /// Ends a transfer now and gives up the links that carry it.
-    pub(super) fn cut(&mut self, key: TransferKey<M>, fault: &Fault<C>) {
+    /// Ends a transfer and closes the links that carry it.
+    pub(super) fn cut(&mut self, key: TransferKey, fault: &Fault<C>) {
         let Some(peer) = self.transfers.get(key).map(|transfer| transfer.peer) else {
             return;
         };
@@ -152,29 +155,28 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             let Some(link) = self.links.get_mut(link_key) else {
                 continue;
             };
-            let Some(bits) = link.piece else { continue };
-            let Some(piece) = self.pieces.get_mut(PieceKey::from_bits(bits)) else {
+            let Some(piece) = link.piece.and_then(|key| self.pieces.get_mut(key)) else {
                 continue;
             };
             if piece.transfer != key {
                 continue;
             }
-            if piece.phase == Phase::Flying {
+            if piece.phase == Phase::Posted {
                 if let Some(transfer) = self.transfers.get_mut(key) {
                     transfer.touched = true;
                 }
                 link.state = LinkState::Closing;
                 self.actions.push_back(Action::Close { link: link_key });
             }
-            piece.phase = Phase::Dying { again: false };
+            piece.phase = Phase::Ending { retry: false };
         }
         self.end_failed(key, fault.clone());
         self.forget_if_unlinked(peer);
         self.pump(peer);
     }
 
-    /// A slice will not succeed: its transfer fails. The slice itself must be on no link.
-    pub(super) fn fail_piece(&mut self, key: PieceKey<M>, fault: Fault<C>) {
+    /// Fails the transfer of a slice. The slice must be on no link.
+    pub(super) fn fail_piece(&mut self, key: PieceKey, fault: Fault<C>) {
         let Some(piece) = self.pieces.remove(key) else {
             return;
         };
@@ -182,8 +184,8 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         self.release_one(piece.transfer);
     }
 
-    /// A slice arrived.
-    pub(super) fn finish_piece(&mut self, key: PieceKey<M>) {
+    /// Handles the success of a slice.
+    pub(super) fn finish_piece(&mut self, key: PieceKey) {
         let Some(piece) = self.pieces.remove(key) else {
             return;
         };
@@ -203,9 +205,9 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         self.release_one(piece.transfer);
     }
 
-    /// Gives the outcome if there was none yet, and frees the transfer if nothing flies.
-    pub(super) fn end_failed(&mut self, key: TransferKey<M>, mut fault: Fault<C>) {
-        let flying = self.flies(key);
+    /// Reports the outcome, unless it was reported before, and removes the transfer if it is released.
+    pub(super) fn end_failed(&mut self, key: TransferKey, mut fault: Fault<C>) {
+        let posted = self.is_posted(key);
         let Some(transfer) = self
             .transfers
             .get_mut(key)
@@ -214,7 +216,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             return;
         };
         transfer.ended = true;
-        fault.indeterminate = transfer.op == Op::Write && (transfer.touched || flying);
+        fault.indeterminate = transfer.op == Op::Write && (transfer.touched || posted);
         let (token, peer) = (transfer.token, transfer.peer);
         let ending = Ending::Failed(fault);
         self.actions.push_back(Action::Outcome { token, ending });
@@ -222,15 +224,15 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         self.free_if_released(key);
     }
 
-    /// One slice of a transfer can touch nothing any more.
-    pub(super) fn release_one(&mut self, key: TransferKey<M>) {
+    /// Records the release of one slice.
+    pub(super) fn release_one(&mut self, key: TransferKey) {
         if let Some(transfer) = self.transfers.get_mut(key) {
             transfer.unreleased -= 1;
         }
         self.free_if_released(key);
     }
 
-    fn free_if_released(&mut self, key: TransferKey<M>) {
+    fn free_if_released(&mut self, key: TransferKey) {
         let free = |t: &Transfer<M>| t.ended && t.unreleased == 0;
         if self.transfers.get(key).is_some_and(free)
             && let Some(transfer) = self.transfers.remove(key)
@@ -241,18 +243,19 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         }
     }
 
-    /// Slices of an ended transfer that wait for a second chance have none.
-    fn drop_queued(&mut self, peer: PeerKey, key: TransferKey<M>) {
+    /// Removes the slices of an ended transfer that wait for a retry.
+    fn drop_queued(&mut self, peer: PeerKey, key: TransferKey) {
         let Some(peer) = self.peers.get_mut(peer) else {
             return;
         };
         let mut dropped = 0;
         let pieces = &mut self.pieces;
-        peer.again.retain(|bits| {
-            let piece = PieceKey::from_bits(*bits);
-            let ours = pieces.get(piece).is_some_and(|piece| piece.transfer == key);
+        peer.retries.retain(|queued| {
+            let ours = pieces
+                .get(*queued)
+                .is_some_and(|piece| piece.transfer == key);
             if ours {
-                pieces.remove(piece);
+                pieces.remove(*queued);
                 dropped += 1;
             }
             !ours
@@ -262,19 +265,14 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         }
     }
 
-    fn flies(&self, key: TransferKey<M>) -> bool {
+    fn is_posted(&self, key: TransferKey) -> bool {
         let Some(peer) = self.transfers.get(key).and_then(|t| self.peers.get(t.peer)) else {
             return false;
         };
         peer.links.iter().any(|link| {
-            let bits = self.links.get(*link).and_then(|link| link.piece);
-            let piece = bits.and_then(|bits| self.pieces.get(Key::from_bits(bits)));
-            piece.is_some_and(|piece| piece.transfer == key && piece.phase == Phase::Flying)
+            let piece = self.links.get(*link).and_then(|link| link.piece);
+            let piece = piece.and_then(|key| self.pieces.get(key));
+            piece.is_some_and(|piece| piece.transfer == key && piece.phase == Phase::Posted)
         })
-    }
-
-    /// The fault of a link's failure for the slice on it.
-    pub(super) fn transfer_fault(cause: C) -> Fault<C> {
-        Fault::new(Stage::Transfer, Cause::Transport(cause))
     }
 }

@@ -1,4 +1,4 @@
-//! The master's answers when a call succeeded and the thing asked for did not.
+//! Error codes that functions of the master return.
 
 use crate::struct_pack::packed_enum;
 

@@ -1,4 +1,4 @@
-//! Ids of clients, segments and tasks.
+//! IDs of clients, segments and tasks.
 
 use core::fmt;
 use core::num::ParseIntError;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::struct_pack::{DecodeError, Node, Packed, Reader, Writer};
 
-/// Two numbers, shown as the stock side does: both in decimal, a dash between them.
+/// A pair of numbers, formatted as by stock Mooncake: both in decimal, separated by a dash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Uuid {
     pub first: u64,
@@ -16,7 +16,7 @@ pub struct Uuid {
 }
 
 impl Uuid {
-    /// Of sixteen random bytes.
+    /// Converts sixteen random bytes.
     #[must_use]
     pub fn from_random(bytes: [u8; 16]) -> Self {
         let whole = u128::from_le_bytes(bytes);
@@ -32,12 +32,12 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// A text that is no `first-second`.
+/// Why a text is not an ID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseUuidError {
-    #[error("an id is two decimal numbers with a dash between them")]
+    #[error("an ID is two decimal numbers separated by a dash")]
     NoDash,
-    #[error("a half of an id is no 64-bit number: {0}")]
+    #[error("a half of the ID is not a 64-bit number: {0}")]
     Half(#[from] ParseIntError),
 }
 
@@ -53,7 +53,7 @@ impl FromStr for Uuid {
     }
 }
 
-/// The stock side copies its pair of numbers as raw memory, which shows in the literal.
+/// Stock Mooncake copies the pair as raw memory, which affects the literal.
 impl Packed for Uuid {
     const NODE: &'static Node = &Node::Plain {
         members: &[u64::NODE, u64::NODE],
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_form_reads_back() {
+    fn the_text_form_is_parsed_back() {
         let id = Uuid {
             first: 17,
             second: u64::MAX,

@@ -27,7 +27,7 @@ impl<T: Packed> Packed for Vec<T> {
         const {
             assert!(
                 T::LEAST_BYTES > 0,
-                "a count of empty elements is not bounded by its input"
+                "a count of empty elements is not limited by the input"
             )
         };
         let length = from.length("vector", T::LEAST_BYTES)?;
@@ -61,7 +61,7 @@ impl<K: Packed + Ord, V: Packed> Packed for BTreeMap<K, V> {
         const {
             assert!(
                 K::LEAST_BYTES > 0,
-                "a count of empty keys is not bounded by its input"
+                "a count of empty keys is not limited by the input"
             )
         };
         let length = from.length("map", K::LEAST_BYTES + V::LEAST_BYTES)?;

@@ -1,6 +1,6 @@
-//! Macros that declare a type together with its place in messages.
+//! Macros that declare message types.
 
-/// A reflected struct: members are packed in the order in which they are declared.
+/// Declares a struct, whose members are packed in order.
 macro_rules! packed_struct {
     ($(#[$meta:meta])* pub struct $name:ident {
         $($(#[$field_meta:meta])* pub $field:ident: $type:ty,)+
@@ -36,8 +36,8 @@ macro_rules! packed_struct {
 }
 pub(crate) use packed_struct;
 
-/// An enum of the wire, packed as its underlying integer. Values that we have no name for are kept
-/// as they came, so that a newer peer's answer is shown and not lost.
+/// Declares an enum, packed as its underlying integer. Unknown values are kept, so that the answer of a
+/// newer peer can be displayed.
 macro_rules! packed_enum {
     ($(#[$meta:meta])* pub enum $name:ident: $integer:ty {
         $($(#[$value_meta:meta])* $variant:ident = $value:literal,)+
@@ -46,12 +46,12 @@ macro_rules! packed_enum {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum $name {
             $($(#[$value_meta])* $variant,)+
-            /// A value without a name here.
+            /// An unknown value.
             Unknown($integer),
         }
 
         impl $name {
-            /// The number on the wire.
+            /// Returns the number on the wire.
             #[must_use]
             pub fn code(self) -> $integer {
                 match self {
@@ -70,7 +70,7 @@ macro_rules! packed_enum {
             }
         }
 
-        /// The name and the number on the wire.
+        /// Writes the name and the number on the wire.
         impl core::fmt::Display for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 match self {

@@ -1,4 +1,4 @@
-//! Type literals: the bytes that describe a type, one node each, and the hash made of them.
+//! Type literals: the bytes that describe a type, and their hash.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -6,7 +6,7 @@ use core::fmt;
 
 use md5::{Digest, Md5};
 
-/// One node of a type's description, with its children.
+/// A node of a type description, with its children.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Node {
     I32,
@@ -25,8 +25,8 @@ pub enum Node {
     Variant(&'static [&'static Self]),
     /// A reflected struct or a tuple: members in order.
     Struct(&'static [&'static Self]),
-    /// A struct that the stock library copies as raw memory; its literal also carries packing and
-    /// alignment, in bytes (below 127: one digit).
+    /// A struct that stock Mooncake copies as raw memory; its literal also contains packing and alignment,
+    /// in bytes (below 127: one digit).
     Plain {
         members: &'static [&'static Self],
         alignment: u8,
@@ -38,7 +38,7 @@ const END: u8 = 0xff;
 const LAST_DIGIT_BIAS: u8 = 129;
 
 impl Node {
-    /// The literal without its closing NUL.
+    /// Returns the literal without the final NUL.
     #[must_use]
     pub fn literal(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -46,7 +46,7 @@ impl Node {
         bytes
     }
 
-    /// First four bytes of the literal's MD5, read big-endian, bit 0 cleared.
+    /// Returns the first four bytes of the literal's MD5, big-endian, with bit 0 cleared.
     #[must_use]
     pub fn hash(&self) -> TypeHash {
         TypeHash(md5_head(&self.literal()) & !1)
@@ -91,13 +91,13 @@ fn append(out: &mut Vec<u8>, tag: u8, children: &[&Node]) {
     }
 }
 
-/// First four bytes of an MD5, read big-endian: the rule behind type hashes and function ids.
+/// Returns the first four bytes of an MD5, big-endian, as used in type hashes and function IDs.
 pub(crate) fn md5_head(bytes: &[u8]) -> u32 {
     let digest = Md5::digest(bytes);
     u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
 }
 
-/// The hash of a type literal, bit 0 clear. Shown as eight hexadecimal digits.
+/// The hash of a type literal, with bit 0 clear. Displayed as eight hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TypeHash(pub u32);
 
@@ -113,7 +113,7 @@ impl fmt::Debug for TypeHash {
     }
 }
 
-/// A literal as hexadecimal text, for messages.
+/// Formats a literal as hexadecimal text.
 #[must_use]
 pub fn literal_text(literal: &[u8]) -> String {
     use fmt::Write as _;

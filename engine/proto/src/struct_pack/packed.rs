@@ -1,22 +1,22 @@
-//! The trait of everything that can stand in a message, and the plain values.
+//! The trait of message values, and its implementations for scalars and strings.
 
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::{DecodeError, Node, Reader, Writer};
 
-/// A value with a place in struct_pack messages.
+/// A value that can be part of a struct_pack message.
 pub trait Packed: Sized {
-    /// What the type's literal and hash are made of.
+    /// The type description, from which literal and hash are derived.
     const NODE: &'static Node;
-    /// Fewest bytes that a value takes: what bounds the memory taken for a claimed count.
+    /// Fewest bytes of a value, which limits the allocation for a received count.
     const LEAST_BYTES: usize;
 
-    /// The longest container or string length inside the value.
+    /// Returns the longest container or string length inside the value.
     fn longest(&self) -> usize;
     fn pack(&self, out: &mut Writer);
     /// # Errors
-    /// When the bytes do not hold a value of this type.
+    /// [`DecodeError`] if the bytes are not a value of this type.
     fn unpack(from: &mut Reader<'_>) -> Result<Self, DecodeError>;
 }
 
@@ -67,7 +67,7 @@ impl Packed for bool {
     }
 }
 
-/// A byte that may only be 0 or 1.
+/// Reads a byte that must be 0 or 1.
 pub(super) fn flag(from: &mut Reader<'_>, part: &'static str) -> Result<bool, DecodeError> {
     match from.array(part)? {
         [0] => Ok(false),
@@ -113,7 +113,7 @@ impl Packed for String {
     }
 }
 
-/// A string of the stock side that need not be UTF-8.
+/// A C++ string, which may not be UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blob(pub Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! Reads payload bytes; every length is checked against what is left before memory is taken.
+//! Reads payload bytes. Every length is checked against the remaining bytes before an allocation.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -6,17 +6,17 @@ use alloc::string::String;
 
 use super::{LengthWidth, TypeHash, literal_text};
 
-/// Why a body could not be read.
+/// Why a body cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    #[error("the body ends inside its {part}: {wanted} bytes wanted, {left} left")]
+    #[error("the body ends inside its {part}: {wanted} bytes needed, {left} left")]
     Truncated {
         part: &'static str,
         wanted: u64,
         left: usize,
     },
     #[error(
-        "the type sent has hash {got}, ours has {expected}{}",
+        "the received type has hash {got}, expected {expected}{}",
         literal.as_deref().map(sent_type).unwrap_or_default()
     )]
     Schema {
@@ -26,19 +26,19 @@ pub enum DecodeError {
     },
     #[error("metainfo byte {0:#04x} announces members that no store message has")]
     Metainfo(u8),
-    #[error("the type literal has no end")]
+    #[error("the type literal is not terminated")]
     EndlessLiteral,
-    #[error("{value} is no value of {part}")]
+    #[error("{value} is not a value of {part}")]
     OutOfRange { part: &'static str, value: u8 },
     #[error("a string is not UTF-8")]
     NotUtf8,
 }
 
 fn sent_type(literal: &[u8]) -> String {
-    format!(" (sent type: {})", literal_text(literal))
+    format!(" (received type: {})", literal_text(literal))
 }
 
-/// A position in one payload.
+/// A cursor in one payload.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     width: LengthWidth,
@@ -50,13 +50,13 @@ impl<'a> Reader<'a> {
         Self { bytes, width }
     }
 
-    /// What was not read yet.
+    /// Returns the unread bytes.
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The next `N` bytes; `part` names them in the error.
+    /// Reads `N` bytes; `part` names them in the error.
     ///
     /// # Errors
     /// [`DecodeError::Truncated`].
@@ -68,7 +68,7 @@ impl<'a> Reader<'a> {
         Ok(*head)
     }
 
-    /// A length-prefixed run of bytes.
+    /// Reads length-prefixed bytes.
     ///
     /// # Errors
     /// [`DecodeError::Truncated`].
@@ -79,8 +79,8 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// A number of elements, each at least `element_bytes` long. What the rest of the body cannot
-    /// hold is refused here, so the answer is safe to reserve memory for.
+    /// Reads a number of elements, each at least `element_bytes` long. A number that the rest of the body
+    /// cannot contain is an error, so the result is safe for an allocation.
     ///
     /// # Errors
     /// [`DecodeError::Truncated`].

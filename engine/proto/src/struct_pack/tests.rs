@@ -1,4 +1,4 @@
-//! Test vectors of the reference, and properties over all inputs.
+//! Test vectors captured from stock Mooncake, and properties over all inputs.
 
 use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
@@ -7,11 +7,11 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::generation_0_3_13::{ReplicaDescriptor, Segment, TaskAssignment};
+use crate::store::release_0_3_13::{ReplicaDescriptor, Segment, TaskAssignment};
 use crate::store::{ErrorCode, Uuid};
 
 #[test]
-fn literals_hash_to_the_captured_values() {
+fn literals_have_the_captured_hashes() {
     assert_eq!(type_hash::<Result<(), ErrorCode>>().to_string(), "af2868cc");
     assert_eq!(type_hash::<Uuid>().to_string(), "3c6d83e0");
     assert_eq!(type_hash::<String>().to_string(), "9dcffa76");
@@ -39,7 +39,7 @@ fn one_long_string_widens_every_length_of_its_message() {
 }
 
 #[test]
-fn a_foreign_type_is_a_schema_error_with_both_hashes_and_the_sent_literal() {
+fn another_type_is_a_schema_error_with_both_hashes_and_the_received_literal() {
     let mut body = 0x7cf9_1ed9_u32.to_le_bytes().to_vec();
     body.extend([LITERAL_FOLLOWS]);
     body.extend(<(String, String)>::NODE.literal());
@@ -54,7 +54,7 @@ fn a_foreign_type_is_a_schema_error_with_both_hashes_and_the_sent_literal() {
         "{error}"
     );
     assert!(error.contains("fd800c800cff"), "{error}");
-    // The same hash with another literal is still another type.
+    // The same hash with another literal is another type.
     body[6] = 0x81;
     assert!(matches!(
         decode::<(String, String)>(&body),
@@ -63,11 +63,11 @@ fn a_foreign_type_is_a_schema_error_with_both_hashes_and_the_sent_literal() {
 }
 
 #[test]
-fn a_claimed_count_takes_no_memory_that_the_body_does_not_justify() {
+fn an_allocation_is_limited_by_the_body_and_not_by_the_received_count() {
     let mut body = (type_hash::<Vec<Uuid>>().0 | METAINFO_FOLLOWS)
         .to_le_bytes()
         .to_vec();
-    body.push(LengthWidth::Eight.code() << 3);
+    body.push(LengthWidth::from_code(3).code() << 3);
     body.extend(u64::MAX.to_le_bytes());
     body.extend([0; 40]);
     let error = decode::<Vec<Uuid>>(&body).unwrap_err();
@@ -80,7 +80,7 @@ fn a_claimed_count_takes_no_memory_that_the_body_does_not_justify() {
 }
 
 #[test]
-fn trailing_bytes_are_ignored_and_missing_ones_are_not() {
+fn trailing_bytes_are_ignored_and_missing_bytes_are_an_error() {
     let mut body = encode(&(7_u64, true));
     assert_eq!(
         decode::<(u64, bool)>(&body[..body.len() - 1]).unwrap_err(),
@@ -94,7 +94,7 @@ fn trailing_bytes_are_ignored_and_missing_ones_are_not() {
     assert_eq!(decode(&body), Ok((7_u64, true)));
 }
 
-/// A body of the right type with any payload: random hashes alone would never get past the prefix.
+/// A body with the right hash and any payload; a random hash would always fail.
 fn with_prefix<T: Packed>(width: u8, payload: &[u8]) -> Vec<u8> {
     let mut body = (type_hash::<T>().0 | METAINFO_FOLLOWS)
         .to_le_bytes()
@@ -145,7 +145,7 @@ proptest! {
 }
 
 #[test]
-fn vectors_of_records_are_bounded_by_their_smallest_encoding() {
+fn the_count_of_a_vector_is_limited_by_the_smallest_encoding() {
     assert_eq!(Segment::LEAST_BYTES, 16 + 1 + 8 + 8 + 1 + 1 + 1);
     assert_eq!(ReplicaDescriptor::LEAST_BYTES, 8 + 1 + 9 + 4);
 }

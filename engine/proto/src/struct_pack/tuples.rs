@@ -1,4 +1,4 @@
-//! Argument lists of two and more: packed like a struct of their members.
+//! Argument lists as tuples, packed like a struct of their members.
 
 use super::{DecodeError, Node, Packed, Reader, Writer};
 
@@ -8,13 +8,13 @@ macro_rules! tuples {
             const NODE: &'static Node = &Node::Struct(&[$($member::NODE),+]);
             const LEAST_BYTES: usize = 0 $(+ $member::LEAST_BYTES)+;
 
-            #[allow(non_snake_case, reason = "each member is bound under its type's name")]
+            #[allow(non_snake_case, reason = "each member has the name of its type")]
             fn longest(&self) -> usize {
                 let ($($member,)+) = self;
                 0 $(.max($member.longest()))+
             }
 
-            #[allow(non_snake_case, reason = "each member is bound under its type's name")]
+            #[allow(non_snake_case, reason = "each member has the name of its type")]
             fn pack(&self, out: &mut Writer) {
                 let ($($member,)+) = self;
                 $($member.pack(out);)+

@@ -1,50 +1,42 @@
-//! Writes payload bytes with the one length width of the message.
+//! Writes payload bytes, with one length width per message.
 
 use alloc::vec::Vec;
 
 /// Width of every container and string length in one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LengthWidth {
-    One,
-    Two,
-    Four,
-    Eight,
+pub struct LengthWidth {
+    /// Logarithm of the bytes, to base 2.
+    code: u8,
 }
 
 impl LengthWidth {
-    /// The narrowest width that holds the longest length of the message.
+    /// One byte.
+    pub const ONE: Self = Self { code: 0 };
+
+    /// Returns the smallest width for the longest length of the message.
     #[must_use]
     pub fn for_longest(longest: usize) -> Self {
-        match longest {
-            0..=0xff => Self::One,
-            0x100..=0xffff => Self::Two,
-            0x1_0000..=0xffff_ffff => Self::Four,
-            _ => Self::Eight,
-        }
+        let code = match longest {
+            0..=0xff => 0,
+            0x100..=0xffff => 1,
+            0x1_0000..=0xffff_ffff => 2,
+            _ => 3,
+        };
+        Self { code }
     }
 
-    /// From metainfo bits 3 and 4, shifted down; higher bits are not looked at.
+    /// Decodes metainfo bits 3 and 4, shifted down; higher bits are ignored.
     #[must_use]
     pub fn from_code(code: u8) -> Self {
-        match code & 0b11 {
-            0 => Self::One,
-            1 => Self::Two,
-            2 => Self::Four,
-            _ => Self::Eight,
-        }
+        Self { code: code & 0b11 }
     }
 
     pub(super) fn code(self) -> u8 {
-        match self {
-            Self::One => 0,
-            Self::Two => 1,
-            Self::Four => 2,
-            Self::Eight => 3,
-        }
+        self.code
     }
 
     pub(super) fn bytes(self) -> usize {
-        1 << self.code()
+        1 << self.code
     }
 }
 
@@ -67,7 +59,7 @@ impl Writer {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// A container's or string's length; the width was chosen to hold the longest one.
+    /// Writes the length of a container or string. The width fits the longest one.
     pub fn length(&mut self, length: usize) {
         let wide = (length as u64).to_le_bytes();
         self.bytes.extend_from_slice(&wide[..self.width.bytes()]);

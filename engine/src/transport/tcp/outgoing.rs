@@ -1,5 +1,5 @@
-//! One link to a peer: `Idle -> Running -> Idle`, one request at a time. While a write's payload
-//! goes out the answer is already listened for, because a peer that refuses answers at once.
+//! A link to a peer, with one request at a time. The status is read while a write's payload is sent,
+//! because a peer that rejects the address answers at once.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,10 +16,12 @@ use super::{LinkError, LinkId, RegionId, SEND_BYTES, TURN_BYTES, Turn};
 pub(super) struct Outgoing {
     pub(super) link: LinkId,
     version: Version,
+    /// It has carried a request, so the peer may have closed it since.
+    used: bool,
     running: Option<Running>,
 }
 
-/// A request under way.
+/// A request in progress.
 #[derive(Debug)]
 struct Running {
     op: Op,
@@ -28,10 +30,10 @@ struct Running {
     length: u64,
     header: [u8; HEADER_LENGTH],
     header_sent: usize,
-    /// Payload bytes that have moved, either way.
+    /// Payload bytes that were sent or received.
     moved: u64,
     status: Partial<STATUS_LENGTH>,
-    /// The status has come, or there is none in this version.
+    /// The status has arrived, or this version has none.
     accepted: bool,
     reply_seen: bool,
 }
@@ -41,8 +43,22 @@ impl Outgoing {
         Self {
             link,
             version,
+            used: false,
             running: None,
         }
+    }
+
+    /// Checks a used link before the first byte of its next request: a request on a link that the peer has
+    /// closed fails without an effect and can be sent on another link.
+    pub(super) fn check(&self, socket: BorrowedFd<'_>) -> Result<(), Failure<LinkError>> {
+        if self.used { self.idle(socket) } else { Ok(()) }
+    }
+
+    /// Returns whether closing now could leave bytes of a write in the kernel, which would still be sent.
+    pub(super) fn is_writing(&self) -> bool {
+        self.running
+            .as_ref()
+            .is_some_and(|running| running.op == Op::Write)
     }
 
     pub(super) fn begin(&mut self, slice: &Slice<RegionId>, region: Arc<Region>) {
@@ -59,6 +75,7 @@ impl Outgoing {
             op,
             version: self.version,
         };
+        self.used = true;
         self.running = Some(Running {
             op,
             region,
@@ -73,7 +90,7 @@ impl Outgoing {
         });
     }
 
-    /// Moves what the socket allows, up to a turn's worth; says whether the request is done.
+    /// Moves what the socket allows, up to about [`TURN_BYTES`]. Returns whether the request is done.
     pub(super) fn turn(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -98,12 +115,12 @@ impl Outgoing {
         }
     }
 
-    /// Nothing was asked, so all that can come is the end.
+    /// Detects that the peer closed an idle link, or sent unexpected bytes.
     fn idle(&self, socket: BorrowedFd<'_>) -> Result<(), Failure<LinkError>> {
         let mut byte = [0];
         let cause = match rustix::net::recv(socket, &mut byte, RecvFlags::DONTWAIT) {
             Ok((0, _)) => LinkError::Closed,
-            Ok(_) => LinkError::Protocol("bytes that nothing asked for".to_owned()),
+            Ok(_) => LinkError::Protocol("bytes without a request".to_owned()),
             Err(errno) => {
                 let error = errno.into();
                 if is_wait_error(&error) {
@@ -112,11 +129,7 @@ impl Outgoing {
                 LinkError::io("watching an idle connection")(error)
             }
         };
-        Err(Failure {
-            cause,
-            effect: Effect::None,
-            reply_seen: false,
-        })
+        Err(Failure::unsent(cause))
     }
 }
 
@@ -126,7 +139,7 @@ impl Running {
             self.send(socket)?;
         }
         if !self.accepted {
-            self.listen(socket)?;
+            self.read_status(socket)?;
         }
         if self.op == Op::Read && self.accepted {
             self.receive(socket)?;
@@ -146,15 +159,15 @@ impl Running {
                 Op::Write => (self.length - self.moved).min(budget).min(SEND_BYTES),
                 Op::Read => 0,
             };
-            let sent =
-                self.region
-                    .send_from(socket, head, self.offset + self.moved, payload, false);
+            let sent = self
+                .region
+                .send_from(socket, head, self.offset + self.moved, payload);
             let count = match sent {
                 Ok(count) => count,
                 Err(error) if is_wait_error(&error) => return Ok(()),
                 Err(error) => {
-                    // A peer that refused has said why before it closed.
-                    self.listen(socket)?;
+                    // A peer that rejected the address sent its status before it closed.
+                    self.read_status(socket)?;
                     return Err(LinkError::io("sending a request")(error));
                 }
             };
@@ -170,8 +183,8 @@ impl Running {
         Ok(())
     }
 
-    /// Looks for the status frame.
-    fn listen(&mut self, socket: BorrowedFd<'_>) -> Result<(), LinkError> {
+    /// Reads the status frame.
+    fn read_status(&mut self, socket: BorrowedFd<'_>) -> Result<(), LinkError> {
         while !self.accepted {
             let received = rustix::net::recv(socket, self.status.spare(), RecvFlags::DONTWAIT);
             let count = match received {
@@ -182,7 +195,7 @@ impl Running {
                     if is_wait_error(&error) {
                         return Ok(());
                     }
-                    return Err(LinkError::io("waiting for the answer")(error));
+                    return Err(LinkError::io("waiting for the status")(error));
                 }
             };
             self.reply_seen = true;
@@ -192,7 +205,7 @@ impl Running {
             match Status::decode(bytes) {
                 Ok(Status::Ok) if self.is_sending() => {
                     return Err(LinkError::Protocol(
-                        "an answer before the payload".to_owned(),
+                        "a status before the whole payload".to_owned(),
                     ));
                 }
                 Ok(Status::Ok) => self.accepted = true,
@@ -226,11 +239,12 @@ impl Running {
         Ok(())
     }
 
-    /// What a failure now may have done at the peer.
+    /// Returns the failure with its possible effect at the peer.
     fn failure(&self, cause: LinkError) -> Failure<LinkError> {
-        let refused = matches!(cause, LinkError::Rejected);
-        let unseen = self.header_sent < HEADER_LENGTH;
-        let effect = if self.op == Op::Read || refused || unseen {
+        let rejected = matches!(cause, LinkError::Rejected);
+        // Without payload the peer has nothing to write, and closing discards the rest of the request.
+        let unsent = self.moved == 0;
+        let effect = if self.op == Op::Read || rejected || unsent {
             Effect::None
         } else {
             Effect::Unknown

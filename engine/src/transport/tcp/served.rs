@@ -1,5 +1,5 @@
-//! One served connection: `Header -> Taking -> Answering -> Header` for a write,
-//! `Header -> Giving -> Header` for a read, for ever; version 1 has no answers.
+//! A served connection: repeats `Header -> Receiving -> Answering` for a write and `Header -> Sending` for
+//! a read. Version 1 has no answers.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,27 +13,27 @@ use rustix::net::{RecvFlags, SendFlags};
 use sys::mem::Region;
 use sys::net::socket::set_receive_low_water;
 
-use super::{Bounds, HostId, HostSide, RegionId, SEND_BYTES, TURN_BYTES, Turn};
-use crate::admission::Ticket;
-use crate::stats::Ended;
+use super::{Bounds, EndpointId, PeerEnd, RegionId, SEND_BYTES, ServedEndpoint, TURN_BYTES, Turn};
+use crate::admission::ConnectionPermit;
+use crate::ended::Ended;
 
-/// Payloads of this size are not read piece by piece as they come, but by a turn's worth at once. A
-/// stock peer sends pieces of 64 KiB; to be woken for each costs it its processor where those are
-/// few. Smaller payloads come whole; the sender of a larger one would wait for room in the buffers.
+/// Payload sizes that are received in portions of [`TURN_BYTES`] instead of as the bytes arrive. A stock
+/// peer sends 64 KiB at a time; a wakeup for each would take processor time from it on a small machine.
+/// Smaller payloads arrive whole; the sender of a larger one would wait for space in the buffers.
 const AT_ONCE: RangeInclusive<u64> = 128 << 10..=1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Served {
-    pub(super) host: HostId,
-    pub(super) ticket: Ticket,
+    pub(super) endpoint: EndpointId,
+    pub(super) permit: ConnectionPermit,
     phase: Phase,
-    /// A whole valid header has come once; from then on idleness is no reason to close.
+    /// A valid header has arrived; from then on the connection is not closed for being idle.
     proven: bool,
-    /// When it was accepted, or when its payload last moved.
+    /// Time of the accept, or of the last payload progress.
     since: Instant,
-    /// An entry for it is among the timers.
+    /// A timer is set.
     timed: bool,
-    /// From how many bytes on the kernel calls the socket readable.
+    /// The socket's receive low-water mark, in bytes.
     low_water: u32,
 }
 
@@ -41,15 +41,15 @@ pub(super) struct Served {
 enum Phase {
     /// Between requests, or within a header.
     Header(Partial<HEADER_LENGTH>),
-    /// Payload comes into the region.
-    Taking { payload: Payload, version: Version },
-    /// Status and payload go out of the region.
-    Giving { payload: Payload, head: Head },
-    /// A status goes out; then the next request, or the end.
+    /// Payload is received into the region.
+    Receiving { payload: Payload, version: Version },
+    /// Status and payload are sent from the region.
+    Sending { payload: Payload, head: Head },
+    /// A status is sent; `last` closes the connection after it.
     Answering { head: Head, last: bool },
 }
 
-/// What is left of a payload, in a region that it keeps alive.
+/// The rest of a payload. Keeps its region mapped.
 #[derive(Debug)]
 struct Payload {
     region: Arc<Region>,
@@ -60,9 +60,8 @@ struct Payload {
 }
 
 impl Payload {
-    /// Missing bytes that it is worth to be woken for. Never more than are missing: what the peer
-    /// does not owe does not come.
-    fn worth_waking_for(&self) -> u32 {
+    /// Returns the number of received bytes that wake the thread, at most the missing ones.
+    fn low_water(&self) -> u32 {
         let least = if self.at_once {
             self.left.min(TURN_BYTES)
         } else {
@@ -72,7 +71,7 @@ impl Payload {
     }
 }
 
-/// What is left of a status frame.
+/// The rest of a status frame.
 #[derive(Debug)]
 struct Head {
     bytes: [u8; STATUS_LENGTH],
@@ -87,7 +86,7 @@ impl Head {
         }
     }
 
-    /// Version 1 reads have none.
+    /// The empty head of a version 1 read.
     fn none() -> Self {
         Self {
             bytes: [0; STATUS_LENGTH],
@@ -100,22 +99,22 @@ impl Head {
     }
 }
 
-/// What one attempt did.
+/// The result of one attempt.
 enum Step {
-    /// Something moved; more may.
-    On(Phase),
-    /// The socket has nothing, or no room.
-    Stuck(Phase),
-    /// The peer ended between requests, or was told that its address is bad.
+    /// Progress was made; more may be possible.
+    Progress(Phase),
+    /// The socket has no bytes, or no space.
+    Blocked(Phase),
+    /// The peer closed between requests, or its address was rejected.
     Finished,
 }
 
 impl Served {
-    pub(super) fn new(host: HostId, ticket: Ticket, now: Instant) -> Self {
+    pub(super) fn new(endpoint: EndpointId, permit: ConnectionPermit, now: Instant) -> Self {
         let phase = Phase::Header(Partial::default());
         Self {
-            host,
-            ticket,
+            endpoint,
+            permit,
             phase,
             proven: false,
             since: now,
@@ -124,46 +123,64 @@ impl Served {
         }
     }
 
-    /// Moves what the socket allows, up to a turn's worth.
+    /// Moves what the socket allows, up to about [`TURN_BYTES`].
+    ///
+    /// After a reset nothing that is still queued is used: its sender has given up the request and may have
+    /// written the range again over another connection. The same holds for the payload of a version 2 write
+    /// whose sender has closed its end, because it can no longer get the status. Version 1 has no status;
+    /// its senders may close after the last byte.
     pub(super) fn turn(
         &mut self,
         socket: BorrowedFd<'_>,
-        host: &HostSide,
+        peer: PeerEnd,
+        endpoint: &ServedEndpoint,
         regions: &HashMap<RegionId, Arc<Region>>,
         now: Instant,
     ) -> Result<Turn, Ended> {
+        if peer == PeerEnd::Reset {
+            return match &self.phase {
+                Phase::Header(partial) if partial.is_empty() => Ok(Turn::Over),
+                _ => Err(Ended::Broken),
+            };
+        }
         let mut moved = 0;
         loop {
             let phase = std::mem::replace(&mut self.phase, Phase::Header(Partial::default()));
             let before = moved;
             let step = match phase {
-                Phase::Header(partial) => self.header(socket, partial, host, regions)?,
-                Phase::Taking { payload, version } => {
-                    take(socket, payload, version, host, &mut moved)?
+                Phase::Header(partial) => self.header(socket, partial, endpoint, regions)?,
+                Phase::Receiving {
+                    version: Version::V2,
+                    ..
+                } if peer == PeerEnd::Finished => return Err(Ended::Broken),
+                Phase::Receiving { payload, version } => {
+                    receive(socket, payload, version, endpoint, &mut moved)?
                 }
-                Phase::Giving { payload, head } => give(socket, payload, head, host, &mut moved)?,
+                Phase::Sending { payload, head } => {
+                    send(socket, payload, head, endpoint, &mut moved)?
+                }
                 Phase::Answering { head, last } => answer(socket, head, last)?,
             };
             if moved != before {
                 self.since = now;
             }
             match step {
-                Step::On(phase) => {
+                Step::Progress(phase) => {
                     let between = matches!(phase, Phase::Header(_));
-                    // Its peer waits for it, and it is nothing to make others wait for.
+                    // An answer is short and the peer waits for it.
                     let answers = matches!(phase, Phase::Answering { .. });
-                    if matches!(phase, Phase::Taking { .. } | Phase::Giving { .. })
+                    if matches!(phase, Phase::Receiving { .. } | Phase::Sending { .. })
                         && moved == before
                     {
                         self.since = now;
                     }
                     self.phase = phase;
-                    // Level-triggered: what is left in the socket comes back after the others.
+                    // Epoll is level-triggered: the rest is reported again after the other connections.
                     if between || moved >= TURN_BYTES && !answers {
                         return self.wants(socket);
                     }
                 }
-                Step::Stuck(phase) => {
+                Step::Blocked(phase) => {
                     self.phase = phase;
                     return self.wants(socket);
                 }
@@ -172,15 +189,17 @@ impl Served {
         }
     }
 
-    /// Whether a request that is under way touches this region.
-    pub(super) fn touches(&self, region: RegionId) -> bool {
+    /// Returns whether the current request uses this region.
+    pub(super) fn uses(&self, region: RegionId) -> bool {
         match &self.phase {
-            Phase::Taking { payload, .. } | Phase::Giving { payload, .. } => payload.id == region,
+            Phase::Receiving { payload, .. } | Phase::Sending { payload, .. } => {
+                payload.id == region
+            }
             Phase::Header(_) | Phase::Answering { .. } => false,
         }
     }
 
-    /// The due time of a timer to be set, if it needs one and has none.
+    /// Returns the due time of a timer, if one is needed and none is set.
     pub(super) fn arm_timer(&mut self, stall: Duration) -> Option<Instant> {
         if self.timed || !self.is_within_request() {
             return None;
@@ -189,7 +208,7 @@ impl Served {
         Some(self.since + stall)
     }
 
-    /// Its timer is due: when to look again, or why it ends.
+    /// Handles its due timer: returns when to check again, or why the connection ends.
     pub(super) fn expire(
         &mut self,
         now: Instant,
@@ -219,12 +238,12 @@ impl Served {
         !matches!(self.phase, Phase::Header(_))
     }
 
-    /// What the kernel is to wake us for.
+    /// Returns the socket event to wait for.
     fn wants(&mut self, socket: BorrowedFd<'_>) -> Result<Turn, Ended> {
         let (turn, least) = match &self.phase {
             Phase::Header(_) => (Turn::Readable, 1),
-            Phase::Taking { payload, .. } => (Turn::Readable, payload.worth_waking_for()),
-            Phase::Giving { .. } | Phase::Answering { .. } => (Turn::Writable, 1),
+            Phase::Receiving { payload, .. } => (Turn::Readable, payload.low_water()),
+            Phase::Sending { .. } | Phase::Answering { .. } => (Turn::Writable, 1),
         };
         if least != self.low_water {
             set_receive_low_water(socket, least).map_err(|_| Ended::Broken)?;
@@ -233,42 +252,44 @@ impl Served {
         Ok(turn)
     }
 
-    /// Reads a header and finds what it means.
+    /// Reads a header and starts its request.
     fn header(
         &mut self,
         socket: BorrowedFd<'_>,
         mut partial: Partial<HEADER_LENGTH>,
-        host: &HostSide,
+        endpoint: &ServedEndpoint,
         regions: &HashMap<RegionId, Arc<Region>>,
     ) -> Result<Step, Ended> {
         let count = match rustix::net::recv(socket, partial.spare(), RecvFlags::DONTWAIT) {
             Ok((0, _)) if partial.is_empty() => return Ok(Step::Finished),
             Ok((0, _)) => return Err(Ended::Broken),
             Ok((count, _)) => count,
-            Err(errno) if is_wait(errno) => return Ok(Step::Stuck(Phase::Header(partial))),
+            Err(errno) if is_wait(errno) => return Ok(Step::Blocked(Phase::Header(partial))),
             Err(_) if partial.is_empty() => return Ok(Step::Finished),
             Err(_) => return Err(Ended::Broken),
         };
         let Some(bytes) = partial.advance(count) else {
-            return Ok(Step::Stuck(Phase::Header(partial)));
+            return Ok(Step::Blocked(Phase::Header(partial)));
         };
         let header = Header::decode(bytes);
-        let found = host
+        let found = endpoint
             .extents
             .translate(header.address, header.size)
             .ok()
             .and_then(|(id, offset)| Some((id, offset, Arc::clone(regions.get(&id)?))));
         let Some((id, offset, region)) = found else {
             tracing::debug!(
-                peer = %self.ticket.peer().address(), address = header.address, size = header.size,
-                "address refused"
+                peer = %self.permit.peer().address(), address = header.address, size = header.size,
+                "address rejected"
             );
             return match header.version {
                 Version::V1 => Err(Ended::BadAddress),
                 Version::V2 => {
-                    host.counters.ended(self.ticket.peer(), Ended::BadAddress);
+                    endpoint
+                        .counters
+                        .ended(self.permit.peer(), Ended::BadAddress);
                     let head = Head::new(Status::AddressRejected);
-                    Ok(Step::On(Phase::Answering { head, last: true }))
+                    Ok(Step::Progress(Phase::Answering { head, last: true }))
                 }
             };
         };
@@ -280,13 +301,13 @@ impl Served {
             left: header.size,
             at_once: AT_ONCE.contains(&header.size),
         };
-        Ok(Step::On(match (header.op, header.version) {
-            (Op::Write, version) => Phase::Taking { payload, version },
-            (Op::Read, Version::V1) => Phase::Giving {
+        Ok(Step::Progress(match (header.op, header.version) {
+            (Op::Write, version) => Phase::Receiving { payload, version },
+            (Op::Read, Version::V1) => Phase::Sending {
                 payload,
                 head: Head::none(),
             },
-            (Op::Read, Version::V2) => Phase::Giving {
+            (Op::Read, Version::V2) => Phase::Sending {
                 payload,
                 head: Head::new(Status::Ok),
             },
@@ -294,11 +315,11 @@ impl Served {
     }
 }
 
-fn take(
+fn receive(
     socket: BorrowedFd<'_>,
     mut payload: Payload,
     version: Version,
-    host: &HostSide,
+    endpoint: &ServedEndpoint,
     moved: &mut u64,
 ) -> Result<Step, Ended> {
     let wanted = payload.left.min(TURN_BYTES);
@@ -306,17 +327,17 @@ fn take(
         Ok(0) => return Err(Ended::Broken),
         Ok(count) => count as u64,
         Err(error) if is_wait_error(&error) => {
-            return Ok(Step::Stuck(Phase::Taking { payload, version }));
+            return Ok(Step::Blocked(Phase::Receiving { payload, version }));
         }
         Err(_) => return Err(Ended::Broken),
     };
     *moved += count;
     payload.offset += count;
     payload.left -= count;
-    host.counters.moved(Op::Write, count);
+    endpoint.counters.moved(Op::Write, count);
     if payload.left == 0 {
-        host.counters.served();
-        return Ok(Step::On(match version {
+        endpoint.counters.served();
+        return Ok(Step::Progress(match version {
             Version::V1 => Phase::Header(Partial::default()),
             Version::V2 => Phase::Answering {
                 head: Head::new(Status::Ok),
@@ -324,31 +345,31 @@ fn take(
             },
         }));
     }
-    let next = Phase::Taking { payload, version };
-    // Less than asked for: the socket is empty.
+    let next = Phase::Receiving { payload, version };
+    // A short read: the socket is empty.
     Ok(if count < wanted {
-        Step::Stuck(next)
+        Step::Blocked(next)
     } else {
-        Step::On(next)
+        Step::Progress(next)
     })
 }
 
-fn give(
+fn send(
     socket: BorrowedFd<'_>,
     mut payload: Payload,
     mut head: Head,
-    host: &HostSide,
+    endpoint: &ServedEndpoint,
     moved: &mut u64,
 ) -> Result<Step, Ended> {
     let wanted = payload.left.min(SEND_BYTES);
     let before = head.left().len();
     let sent = payload
         .region
-        .send_from(socket, head.left(), payload.offset, wanted, false);
+        .send_from(socket, head.left(), payload.offset, wanted);
     let count = match sent {
         Ok(count) => count,
         Err(error) if is_wait_error(&error) => {
-            return Ok(Step::Stuck(Phase::Giving { payload, head }));
+            return Ok(Step::Blocked(Phase::Sending { payload, head }));
         }
         Err(_) => return Err(Ended::Broken),
     };
@@ -358,16 +379,16 @@ fn give(
     *moved += count;
     payload.offset += count;
     payload.left -= count;
-    host.counters.moved(Op::Read, count);
+    endpoint.counters.moved(Op::Read, count);
     if payload.left == 0 && head.left().is_empty() {
-        host.counters.served();
-        return Ok(Step::On(Phase::Header(Partial::default())));
+        endpoint.counters.served();
+        return Ok(Step::Progress(Phase::Header(Partial::default())));
     }
-    let next = Phase::Giving { payload, head };
+    let next = Phase::Sending { payload, head };
     Ok(if count < wanted {
-        Step::Stuck(next)
+        Step::Blocked(next)
     } else {
-        Step::On(next)
+        Step::Progress(next)
     })
 }
 
@@ -375,13 +396,13 @@ fn answer(socket: BorrowedFd<'_>, mut head: Head, last: bool) -> Result<Step, En
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match rustix::net::send(socket, head.left(), flags) {
         Ok(count) => head.sent += count,
-        Err(errno) if is_wait(errno) => return Ok(Step::Stuck(Phase::Answering { head, last })),
+        Err(errno) if is_wait(errno) => return Ok(Step::Blocked(Phase::Answering { head, last })),
         Err(_) => return Err(Ended::Broken),
     }
     Ok(match (head.left().is_empty(), last) {
-        (false, last) => Step::On(Phase::Answering { head, last }),
+        (false, last) => Step::Progress(Phase::Answering { head, last }),
         (true, true) => Step::Finished,
-        (true, false) => Step::On(Phase::Header(Partial::default())),
+        (true, false) => Step::Progress(Phase::Header(Partial::default())),
     })
 }
 

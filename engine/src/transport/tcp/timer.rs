@@ -1,4 +1,4 @@
-//! Deadlines of connections: at most one entry for each, checked again when it is due.
+//! Timers of connections: at most one per connection, checked again when it is due.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,7 +12,7 @@ impl Timers {
         self.0.push(Reverse((due, connection)));
     }
 
-    /// Takes one that is due.
+    /// Takes a timer that is due.
     pub(super) fn due(&mut self, now: Instant) -> Option<u64> {
         let Reverse((due, _)) = self.0.peek()?;
         if *due > now {

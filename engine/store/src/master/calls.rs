@@ -1,14 +1,12 @@
-//! The functions by name. Deadlines and errors are those of [`Master::call`].
-
-use std::time::Duration;
+//! Wrappers of the functions, with timeouts and errors of [`Master::call`].
 
 use proto::store::Uuid;
-use proto::store::generation_0_3_13 as wire;
+use proto::store::release_0_3_13 as wire;
 
 use super::{Error, Master};
 
 impl Master {
-    /// The protocol's version; see [`Master::probe_generation`] for what it is worth.
+    /// Returns the protocol version, which does not identify the release (see [`Master::probe_release`]).
     ///
     /// # Errors
     /// See [`Master::call`].
@@ -16,7 +14,7 @@ impl Master {
         self.call::<wire::ServiceReady>(&()).await
     }
 
-    /// Says that `client` is alive, and asks whether the master has its segments.
+    /// Renews the TTL of `client`, and returns whether the master has its segments.
     ///
     /// # Errors
     /// See [`Master::call`].
@@ -24,7 +22,7 @@ impl Master {
         Ok(self.call::<wire::Ping>(&client).await?.client_status)
     }
 
-    /// Mounts one segment. An id that the master has already is no error.
+    /// Mounts a segment. An ID that is already mounted is not an error.
     ///
     /// # Errors
     /// See [`Master::call`].
@@ -32,8 +30,8 @@ impl Master {
         self.call::<wire::MountSegment>(&(segment, client)).await
     }
 
-    /// Mounts what is missing of all segments of `client` and marks it alive. A client that is
-    /// alive already gets Ok and nothing mounted.
+    /// Mounts the missing segments of `client`, and marks it alive. For a client that is alive the master
+    /// returns Ok and mounts nothing.
     ///
     /// # Errors
     /// See [`Master::call`].
@@ -41,7 +39,7 @@ impl Master {
         self.call::<wire::ReMountSegment>(&(segments, client)).await
     }
 
-    /// Unmounts at once. An unknown id is no error.
+    /// Unmounts a segment at once. An unknown ID is not an error.
     ///
     /// # Errors
     /// See [`Master::call`].
@@ -49,22 +47,7 @@ impl Master {
         self.call::<wire::UnmountSegment>(&(segment, client)).await
     }
 
-    /// Stops new objects at once and unmounts after `grace` (whole milliseconds).
-    ///
-    /// # Errors
-    /// See [`Master::call`].
-    pub async fn graceful_unmount(
-        &self,
-        client: Uuid,
-        segment: Uuid,
-        grace: Duration,
-    ) -> Result<(), Error> {
-        let milliseconds = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        self.call::<wire::GracefulUnmountSegment>(&(segment, client, milliseconds))
-            .await
-    }
-
-    /// By id; `SegmentNotFound` when it is not mounted.
+    /// Returns the status of a segment; `SegmentNotFound` if it is not mounted.
     ///
     /// # Errors
     /// See [`Master::call`].
@@ -72,7 +55,7 @@ impl Master {
         self.call::<wire::QuerySegmentStatusById>(&segment).await
     }
 
-    /// At most `most` tasks for the owner of segments; each is handed out once.
+    /// Fetches at most `most` tasks for the segments of `client`. The master returns each task once.
     ///
     /// # Errors
     /// See [`Master::call`].
@@ -82,18 +65,5 @@ impl Master {
         most: u64,
     ) -> Result<Vec<wire::TaskAssignment>, Error> {
         self.call::<wire::FetchTasks>(&(client, most)).await
-    }
-
-    /// Reports how a task ended.
-    ///
-    /// # Errors
-    /// See [`Master::call`].
-    pub async fn mark_task(
-        &self,
-        client: Uuid,
-        completed: wire::TaskCompleteRequest,
-    ) -> Result<(), Error> {
-        self.call::<wire::MarkTaskToComplete>(&(client, completed))
-            .await
     }
 }

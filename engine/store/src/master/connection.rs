@@ -1,8 +1,9 @@
-//! One socket: a task that writes requests, a task that reads replies and hands them out.
+//! One connection: a task that writes requests, and a task that reads and delivers replies.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use proto::coro_rpc::{RequestHeader, ResponseHeader};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -12,12 +13,12 @@ use tokio::task::JoinSet;
 
 use super::error::Lost;
 
-/// No answer that a storing node asks for comes near it; a hostile master costs at most this.
+/// Limit of a reply's size, far above the replies that a storing node needs.
 const MOST_REPLY_BYTES: u32 = 16 << 20;
-/// Requests that wait for the socket; further callers wait within their deadlines.
+/// Most queued requests; further callers wait, within their deadlines.
 const QUEUED_REQUESTS: usize = 64;
 
-/// One reply: the RPC layer's code and the body.
+/// A reply: the code of the RPC layer and the body.
 pub(super) struct Reply {
     pub(super) code: u8,
     pub(super) body: Vec<u8>,
@@ -26,7 +27,7 @@ pub(super) struct Reply {
 pub(super) struct Connection {
     requests: mpsc::Sender<Vec<u8>>,
     calls: Arc<Mutex<Calls>>,
-    /// Reader and writer; they end with the connection.
+    /// Reader and writer; aborted when this is dropped.
     _tasks: JoinSet<()>,
 }
 
@@ -38,15 +39,11 @@ struct Calls {
     lost: Option<Lost>,
 }
 
-fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
-    calls.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Connection {
     pub(super) fn start(stream: TcpStream) -> Self {
-        // Without it small requests wait for earlier acknowledgements: slower, not wrong.
+        // Without it small requests wait for earlier acknowledgements, which only adds latency.
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY refused");
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let (read, write) = stream.into_split();
         let (requests, queue) = mpsc::channel(QUEUED_REQUESTS);
@@ -70,12 +67,12 @@ impl Connection {
         }
     }
 
-    /// Sends one request and waits for its reply. The caller sets the deadline; when it gives up,
-    /// the reply is dropped on arrival.
+    /// Sends a request and waits for its reply. The caller sets the deadline. If the future is dropped, the
+    /// reply is discarded.
     pub(super) async fn exchange(&self, function_id: u32, body: &[u8]) -> Result<Reply, Lost> {
         let (sender, reply) = oneshot::channel();
         let sequence = {
-            let mut calls = lock(&self.calls);
+            let mut calls = self.calls.lock();
             if let Some(lost) = &calls.lost {
                 return Err(lost.clone());
             }
@@ -84,7 +81,7 @@ impl Connection {
             calls.waiting.insert(sequence, sender);
             sequence
         };
-        let _forget = Forget {
+        let _remove = RemoveOnDrop {
             calls: &self.calls,
             sequence,
         };
@@ -97,30 +94,30 @@ impl Connection {
         .encode()
         .to_vec();
         frame.extend_from_slice(body);
-        // Both ends vanish only when the connection has ended, and then the reason stands there.
+        // Either fails only after the connection has ended, for the reason in `lost`.
         let sent = self.requests.send(frame).await.is_ok();
         match reply.await {
             Ok(reply) if sent => Ok(reply),
-            _ => Err(lock(&self.calls).lost.clone().unwrap_or(Lost::Closed)),
+            _ => Err(self.calls.lock().lost.clone().unwrap_or(Lost::Closed)),
         }
     }
 }
 
-/// Takes a call out of the waiting ones, however its future ends.
-struct Forget<'a> {
+/// Removes a call from the waiting calls when its future ends.
+struct RemoveOnDrop<'a> {
     calls: &'a Mutex<Calls>,
     sequence: u32,
 }
 
-impl Drop for Forget<'_> {
+impl Drop for RemoveOnDrop<'_> {
     fn drop(&mut self) {
-        lock(self.calls).waiting.remove(&self.sequence);
+        self.calls.lock().waiting.remove(&self.sequence);
     }
 }
 
-/// Ends every call, present and future, with the reason. The first reason stays.
+/// Ends all current and later calls with a reason. The first reason is kept.
 fn end(calls: &Mutex<Calls>, reason: Lost) {
-    let mut calls = lock(calls);
+    let mut calls = calls.lock();
     calls.lost.get_or_insert(reason);
     calls.waiting.clear();
 }
@@ -147,7 +144,7 @@ async fn read_replies(
             return Err(Lost::TooLarge(header.length));
         }
         let body = read_body(&mut socket, header.length).await?;
-        hand_out(
+        deliver(
             calls,
             header.sequence,
             Reply {
@@ -158,7 +155,7 @@ async fn read_replies(
     }
 }
 
-/// Memory grows with what really arrives, not with what the header announces.
+/// Memory grows with the bytes that arrive, not with the announced length.
 async fn read_body(socket: &mut (impl AsyncRead + Unpin), length: u32) -> Result<Vec<u8>, Lost> {
     let mut body = Vec::new();
     let read = socket
@@ -173,13 +170,13 @@ async fn read_body(socket: &mut (impl AsyncRead + Unpin), length: u32) -> Result
     }
 }
 
-fn hand_out(calls: &Mutex<Calls>, sequence: u32, reply: Reply) -> Result<(), Lost> {
-    let mut calls = lock(calls);
+fn deliver(calls: &Mutex<Calls>, sequence: u32, reply: Reply) -> Result<(), Lost> {
+    let mut calls = calls.lock();
     match calls.waiting.remove(&sequence) {
-        // The caller may give up at this very moment; nobody misses the reply then.
+        // Fails if the caller has stopped waiting.
         Some(waiting) => drop(waiting.send(reply)),
         None if sequence < calls.next => tracing::debug!(sequence, "reply after its deadline"),
-        None => return Err(Lost::NeverAsked(sequence)),
+        None => return Err(Lost::UnexpectedReply(sequence)),
     }
     Ok(())
 }

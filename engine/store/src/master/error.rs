@@ -1,4 +1,4 @@
-//! What can end a call, always with peer, function and stage.
+//! Errors of calls, with peer, function, stage and cause.
 
 use std::io;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use proto::coro_rpc::HeaderError;
 use proto::store::ErrorCode;
 use proto::struct_pack::{DecodeError, TypeHash, literal_text};
 
-/// A call to a master that brought no value.
+/// A failed call to a master.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("master {peer}: {rpc} failed {stage}: {cause}")]
 pub struct Error {
     pub peer: Arc<str>,
-    /// The function's name, or `connect`.
+    /// Name of the function, or `connect`.
     pub rpc: &'static str,
     pub stage: Stage,
     #[source]
@@ -21,7 +21,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// The master's own answer, when there was one.
+    /// Returns the error code of the function, if that is the cause.
     #[must_use]
     pub fn refusal(&self) -> Option<ErrorCode> {
         match self.cause {
@@ -30,25 +30,25 @@ impl Error {
         }
     }
 
-    /// Whether the connection (and not the question) is the trouble, so that asking again over
-    /// another one can help.
+    /// Returns whether the connection failed and not the call, so that a retry on another connection may
+    /// succeed.
     #[must_use]
-    pub fn is_of_the_connection(&self) -> bool {
+    pub fn is_connection_error(&self) -> bool {
         matches!(
             self.cause,
-            Cause::Io(_) | Cause::Unconnected | Cause::Lost(_) | Cause::Deadline(_)
+            Cause::Io(_) | Cause::NotConnected | Cause::Lost(_) | Cause::Deadline(_)
         )
     }
 }
 
-/// How far a call had come.
+/// The stage in which a call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// No connection yet.
+    /// Before the connection was established.
     Connect,
-    /// Sent, or about to be; no reply yet.
+    /// Before the reply arrived.
     Reply,
-    /// The reply is here.
+    /// After the reply arrived.
     Answer,
 }
 
@@ -66,52 +66,52 @@ impl std::fmt::Display for Stage {
 pub enum Cause {
     #[error("{0}")]
     Io(Arc<io::Error>),
-    #[error("there is no connection at present")]
-    Unconnected,
+    #[error("there is no connection")]
+    NotConnected,
     #[error(transparent)]
     Lost(Lost),
     #[error("no answer within {0:?}")]
     Deadline(Duration),
     #[error(transparent)]
     Schema(SchemaMismatch),
-    /// The RPC layer failed at the other end, with its code and words.
+    /// The RPC layer of the master failed, with its code and message.
     #[error("RPC code {code}: {message}")]
     Failed { code: u16, message: String },
-    #[error("the answer cannot be read: {0}")]
+    #[error("cannot decode the answer: {0}")]
     Malformed(#[from] DecodeError),
-    /// The function ran and said no.
-    #[error("the master answers {0}")]
+    /// The function returned an error.
+    #[error("the master returned {0}")]
     Refused(ErrorCode),
 }
 
-/// Why a connection ended. Every call on it then ends with this.
+/// Why a connection ended. All calls on it fail with this cause.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Lost {
     #[error("the master closed the connection")]
     Closed,
-    #[error("the connection broke: {0}")]
+    #[error("the connection failed: {0}")]
     Io(Arc<io::Error>),
     #[error(transparent)]
     Header(#[from] HeaderError),
-    #[error("a reply of {0} bytes is announced, more than any answer has")]
+    #[error("the master announced a reply of {0} bytes, which exceeds the limit")]
     TooLarge(u32),
-    #[error("a reply to the call {0} came, which was never made")]
-    NeverAsked(u32),
+    #[error("the master replied to call {0}, which was never sent")]
+    UnexpectedReply(u32),
 }
 
-/// A message whose schema the master does not share. The hash is what its releases differ in.
+/// A function whose message schema differs at the master. Releases differ in these hashes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaMismatch {
-    #[error("{rpc} args hash {ours} refused")]
+    #[error("{rpc}: arguments with hash {ours} rejected")]
     ArgumentsRefused { rpc: &'static str, ours: TypeHash },
-    #[error("{rpc} (function {function_id:08x}) is not known there")]
+    #[error("{rpc}: function {function_id:08x} is not registered")]
     NotRegistered { rpc: &'static str, function_id: u32 },
-    #[error("{rpc} answers with hash {theirs}, expected {ours}{}", sent_type(literal.as_deref()))]
+    #[error("{rpc}: the answer has hash {theirs}, expected {ours}{}", sent_type(literal.as_deref()))]
     AnswerDiffers {
         rpc: &'static str,
         ours: TypeHash,
         theirs: TypeHash,
-        /// The type as the master describes it, when it does.
+        /// The type literal of the answer, if it has one.
         literal: Option<Arc<[u8]>>,
     },
 }

@@ -1,11 +1,11 @@
-//! The effects of a session: sockets, timers and tasks around the pure [`Lifecycle`].
+//! The driver of a session: sockets, timers and tasks around the pure [`Lifecycle`].
 
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use proto::store::generation_0_3_13 as wire;
+use proto::store::release_0_3_13 as wire;
 use proto::store::{ErrorCode, Uuid};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -14,12 +14,12 @@ use tokio::time::{sleep_until, timeout};
 
 use super::lifecycle::{Action, Input, Lifecycle, Origin};
 use super::{Settings, State};
-use crate::generation::ProbeError;
 use crate::link::Link;
 use crate::master::{Cause, Error, Master, Stage};
+use crate::release::ProbeError;
 use crate::tasks::{self, Mover};
 
-/// What the handle asks.
+/// A command of the session's handle.
 pub(super) enum Command {
     BeginEpoch {
         epoch: u64,
@@ -28,39 +28,39 @@ pub(super) enum Command {
     Add(wire::Segment),
     Forget {
         segment: Uuid,
-        /// Answered once no mount is under way that could bring the segment back.
+        /// Answered once no mount is in progress that could mount the segment again.
         done: oneshot::Sender<()>,
     },
 }
 
-/// What the caller of the session gave.
-pub(super) struct Rim<C, M> {
+/// The parameters from the session's caller.
+pub(super) struct Caller<C, M> {
     pub(super) peer: Arc<str>,
     pub(super) connect: C,
     pub(super) mover: Arc<M>,
     pub(super) link: Link,
 }
 
-/// What others follow.
-pub(super) struct Outlets {
+/// The values that the driver publishes.
+pub(super) struct Outputs {
     pub(super) state: watch::Sender<State>,
-    pub(super) present: watch::Sender<Option<Master>>,
+    pub(super) current: watch::Sender<Option<Master>>,
 }
 
-/// How a call, or an attempt to connect, ended.
+/// The result of a call or of an attempt to connect.
 enum Done {
     Connected(Master),
-    Heard(Input),
+    Input(Input),
     Tasks(Vec<wire::TaskAssignment>),
 }
 
 pub(super) struct Driver<C, M> {
     settings: Settings,
     client: Uuid,
-    rim: Rim<C, M>,
-    outlets: Outlets,
+    caller: Caller<C, M>,
+    outputs: Outputs,
     lifecycle: Lifecycle,
-    /// Calls on the present connection; given up with it.
+    /// Calls on the current connection; aborted with it.
     calls: JoinSet<Done>,
     /// Copies and moves; they outlive connections.
     tasks: JoinSet<()>,
@@ -77,17 +77,17 @@ where
         settings: Settings,
         client: Uuid,
         origin: Origin,
-        rim: Rim<C, M>,
-        outlets: Outlets,
+        caller: Caller<C, M>,
+        outputs: Outputs,
     ) -> Self {
-        // Its own id is random and spreads this client's reconnects from those of others.
+        // The client ID is random, so reconnects of different clients are spread.
         let lifecycle = Lifecycle::new(settings, origin, Instant::now(), client.second);
         let (calls, tasks) = (JoinSet::new(), JoinSet::new());
         Self {
             settings,
             client,
-            rim,
-            outlets,
+            caller,
+            outputs,
             lifecycle,
             calls,
             tasks,
@@ -95,9 +95,9 @@ where
         }
     }
 
-    /// Ends when the handle is gone.
+    /// Runs until the handle is dropped.
     pub(super) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
-        self.feed(Input::Tick);
+        self.feed(Input::Tick).await;
         loop {
             let wake_at = self.lifecycle.wake_at();
             let alarm = async {
@@ -108,7 +108,7 @@ where
             };
             let input = tokio::select! {
                 command = inbox.recv() => match command {
-                    Some(command) => self.obey(command),
+                    Some(command) => self.accept(command),
                     None => return,
                 },
                 Some(done) = self.calls.join_next() => match self.take(done) {
@@ -117,17 +117,17 @@ where
                 },
                 Some(ended) = self.tasks.join_next() => {
                     if let Err(error) = ended {
-                        tracing::error!(client = %self.client, %error, "a task's future failed");
+                        tracing::error!(client = %self.client, %error, "a task failed unexpectedly");
                     }
                     continue;
                 }
                 () = alarm => Input::Tick,
             };
-            self.feed(input);
+            self.feed(input).await;
         }
     }
 
-    fn obey(&mut self, command: Command) -> Input {
+    fn accept(&mut self, command: Command) -> Input {
         match command {
             Command::BeginEpoch { epoch, segments } => Input::BeginEpoch { epoch, segments },
             Command::Add(segment) => Input::Add(segment),
@@ -140,9 +140,9 @@ where
 
     fn take(&mut self, done: Result<Done, JoinError>) -> Option<Input> {
         match done {
-            Ok(Done::Heard(input)) => Some(input),
+            Ok(Done::Input(input)) => Some(input),
             Ok(Done::Connected(master)) => {
-                self.outlets.present.send_replace(Some(master));
+                self.outputs.current.send_replace(Some(master));
                 Some(Input::Connected)
             }
             Ok(Done::Tasks(tasks)) => {
@@ -152,7 +152,7 @@ where
                 Some(Input::TasksFetched)
             }
             Err(error) if error.is_cancelled() => None,
-            // A fault in a call's future; the connection is given up like after any failure.
+            // A panic in a call's future; handled like a failed call.
             Err(error) => {
                 let cause = Cause::Io(Arc::new(io::Error::other(error.to_string())));
                 Some(Input::Failed(self.error("call", Stage::Reply, cause)))
@@ -163,34 +163,52 @@ where
     fn start_task(&mut self, task: wire::TaskAssignment) {
         tracing::info!(client = %self.client, task = %task.id, kind = %task.kind, "task begins");
         let context = tasks::Context {
-            link: self.rim.link.clone(),
+            link: self.caller.link.clone(),
             client: self.client,
-            mover: Arc::clone(&self.rim.mover),
+            mover: Arc::clone(&self.caller.mover),
             task_timeout: self.settings.task_timeout,
         };
         self.tasks.spawn(tasks::run(context, task));
     }
 
-    fn feed(&mut self, input: Input) {
+    async fn feed(&mut self, input: Input) {
         for action in self.lifecycle.handle(input, Instant::now()) {
-            self.act(action);
+            if action == Action::EndTasks {
+                self.end_tasks().await;
+            } else {
+                self.act(action);
+            }
         }
         if !self.lifecycle.is_mounting() {
             for done in self.forgotten.drain(..) {
-                // Whoever asked may have given up.
+                // Fails if the caller has stopped waiting.
                 let _ = done.send(());
             }
         }
         self.publish();
     }
 
-    /// One log line per change, and none for the same thing said anew.
+    /// Cuts all tasks, before the end of the epoch is published. Dropping a mover's future cancels its transfer.
+    async fn end_tasks(&mut self) {
+        if self.tasks.is_empty() {
+            return;
+        }
+        tracing::info!(client = %self.client, tasks = self.tasks.len(), "tasks of an ended epoch are cut");
+        if timeout(self.settings.call_timeout, self.tasks.shutdown())
+            .await
+            .is_err()
+        {
+            tracing::error!(client = %self.client, "a task blocks its thread and cannot be cut");
+        }
+    }
+
+    /// Publishes and logs the state if it has changed.
     fn publish(&self) {
         let state = self.lifecycle.state();
-        self.outlets.state.send_if_modified(|published| {
-            let changed = !published.says_the_same(&state);
+        self.outputs.state.send_if_modified(|published| {
+            let changed = !published.is_same_report(&state);
             if changed {
-                let (client, master) = (self.client, &self.rim.peer);
+                let (client, master) = (self.client, &self.caller.peer);
                 tracing::info!(%client, %master, %state, "session");
                 *published = state;
             }
@@ -202,29 +220,30 @@ where
         if action == Action::Disconnect {
             self.calls.abort_all();
             self.calls = JoinSet::new();
-            self.outlets.present.send_replace(None);
+            self.outputs.current.send_replace(None);
             return;
         }
         if action == Action::Connect {
             self.connect();
             return;
         }
-        let Some(master) = self.outlets.present.borrow().clone() else {
-            // The lifecycle asks for calls only between Connected and Disconnect.
-            let error = self.error("call", Stage::Connect, Cause::Unconnected);
+        let Some(master) = self.outputs.current.borrow().clone() else {
+            // The lifecycle requests calls only between Connected and Disconnect.
+            let error = self.error("call", Stage::Connect, Cause::NotConnected);
             self.calls
-                .spawn(async { Done::Heard(Input::Failed(error)) });
+                .spawn(async { Done::Input(Input::Failed(error)) });
             return;
         };
         let client = self.client;
         match action {
-            Action::Connect | Action::Disconnect => {}
+            Action::Connect | Action::Disconnect | Action::EndTasks => {}
             Action::Probe => drop(self.calls.spawn(probe(master))),
             Action::Ping => drop(self.calls.spawn(ping(master, client))),
             Action::Establish { segments, stale } => {
                 self.calls.spawn(establish(master, client, segments, stale));
             }
             Action::Mount(segment) => drop(self.calls.spawn(mount(master, client, segment))),
+            Action::Unmount(stale) => drop(self.calls.spawn(unmount(master, client, stale))),
             Action::FetchTasks => {
                 let free = self.settings.tasks_at_once.saturating_sub(self.tasks.len());
                 self.calls.spawn(fetch(master, client, free));
@@ -234,8 +253,8 @@ where
 
     fn connect(&mut self) {
         let call_timeout = self.settings.call_timeout;
-        let peer = Arc::clone(&self.rim.peer);
-        let connecting = (self.rim.connect)();
+        let peer = Arc::clone(&self.caller.peer);
+        let connecting = (self.caller.connect)();
         self.calls.spawn(async move {
             let cause = match timeout(call_timeout, connecting).await {
                 Ok(Ok(stream)) => {
@@ -245,7 +264,7 @@ where
                 Ok(Err(error)) => Cause::Io(Arc::new(error)),
                 Err(_elapsed) => Cause::Deadline(call_timeout),
             };
-            Done::Heard(Input::Failed(Error {
+            Done::Input(Input::Failed(Error {
                 peer,
                 rpc: "connect",
                 stage: Stage::Connect,
@@ -256,7 +275,7 @@ where
 
     fn error(&self, rpc: &'static str, stage: Stage, cause: Cause) -> Error {
         Error {
-            peer: Arc::clone(&self.rim.peer),
+            peer: Arc::clone(&self.caller.peer),
             rpc,
             stage,
             cause,
@@ -265,15 +284,15 @@ where
 }
 
 async fn probe(master: Master) -> Done {
-    Done::Heard(match master.probe_generation().await {
-        Ok(_generation) => Input::Proven,
+    Done::Input(match master.probe_release().await {
+        Ok(_release) => Input::Proven,
         Err(ProbeError::Skew(skew)) => Input::Skewed(skew),
-        Err(ProbeError::Unasked(error)) => Input::Failed(error),
+        Err(ProbeError::Call(error)) => Input::Failed(error),
     })
 }
 
 async fn ping(master: Master, client: Uuid) -> Done {
-    Done::Heard(match master.ping(client).await {
+    Done::Input(match master.ping(client).await {
         Ok(status) => Input::Pong(status),
         Err(error) => Input::Failed(error),
     })
@@ -281,9 +300,9 @@ async fn ping(master: Master, client: Uuid) -> Done {
 
 async fn mount(master: Master, client: Uuid, segment: wire::Segment) -> Done {
     let id = segment.id;
-    Done::Heard(match master.mount(client, segment).await {
+    Done::Input(match master.mount(client, segment).await {
         Ok(()) => Input::Mounted(id),
-        Err(error) if error.is_of_the_connection() => Input::Failed(error),
+        Err(error) if error.is_connection_error() => Input::Failed(error),
         Err(error) => Input::MountRefused(id, error),
     })
 }
@@ -304,25 +323,41 @@ async fn establish(
         }
         Ok(())
     };
-    Done::Heard(match all.await {
+    Done::Input(match all.await {
         Ok(()) => Input::Established,
-        Err::<(), Error>(error) if error.is_of_the_connection() => Input::Failed(error),
+        Err::<(), Error>(error) if error.is_connection_error() => Input::Failed(error),
         Err(error) => Input::EstablishRefused(error),
     })
 }
 
+async fn unmount(master: Master, client: Uuid, stale: Vec<Uuid>) -> Done {
+    for id in stale {
+        match master.unmount(client, id).await {
+            Ok(()) => {}
+            Err(error) if error.is_connection_error() => {
+                return Done::Input(Input::Failed(error));
+            }
+            Err(error) => {
+                tracing::warn!(%client, segment = %id, %error, "a segment of an earlier epoch is not unmounted; retrying");
+                return Done::Input(Input::UnmountRefused);
+            }
+        }
+    }
+    Done::Input(Input::Unmounted)
+}
+
 async fn fetch(master: Master, client: Uuid, free: usize) -> Done {
     if free == 0 {
-        return Done::Heard(Input::TasksFetched);
+        return Done::Input(Input::TasksFetched);
     }
     match master.fetch_tasks(client, free as u64).await {
         Ok(tasks) => Done::Tasks(tasks),
-        Err(error) if error.is_of_the_connection() => Done::Heard(Input::Failed(error)),
+        Err(error) if error.is_connection_error() => Done::Input(Input::Failed(error)),
         Err(error) => {
             if error.refusal() != Some(ErrorCode::ClientNotFound) {
                 tracing::warn!(%client, %error, "tasks not fetched");
             }
-            Done::Heard(Input::TasksFetched)
+            Done::Input(Input::TasksFetched)
         }
     }
 }

@@ -1,37 +1,39 @@
-//! The pure part of a session: what was heard goes in, what to do next comes out. No clock, no
-//! socket; time is an argument.
+//! The pure part of a session: takes inputs and returns actions. No clock and no socket; time is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::store::Uuid;
-use proto::store::generation_0_3_13::{ClientStatus, Segment};
+use proto::store::release_0_3_13::{ClientStatus, Segment};
 
 use super::{EpochEnd, Settings, State};
-use crate::generation::Skew;
 use crate::master::Error;
+use crate::release::Skew;
 
-/// How a session begins.
+/// How a session starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Segments that were never mounted anywhere (none is allowed), and the ids of former ones that
-    /// this master may have of the same client: they are unmounted with the first mount.
+    /// With segments that were never mounted, possibly none. `former` are IDs of the client's segments that
+    /// the master may still have; they are unmounted with the first mount.
     Fresh {
         segments: Vec<Segment>,
         former: Vec<Uuid>,
     },
-    /// A predecessor has mounted these under the same client id: ping first, and mount nothing that
-    /// the master still has.
-    TakeOver(Vec<Segment>),
+    /// With segments that a predecessor mounted under the same client ID. The session pings first, and mounts
+    /// nothing that the master still has. `former` as above; they are unmounted once the master is proven.
+    TakeOver {
+        segments: Vec<Segment>,
+        former: Vec<Uuid>,
+    },
 }
 
-/// What the driver reports.
+/// A report of the driver.
 #[derive(Debug)]
 pub(super) enum Input {
     Tick,
     Connected,
-    /// The connection, or a call on it, failed: it is given up.
+    /// The connection or a call on it failed.
     Failed(Error),
     Proven,
     Skewed(Arc<Skew>),
@@ -40,6 +42,8 @@ pub(super) enum Input {
     EstablishRefused(Error),
     Mounted(Uuid),
     MountRefused(Uuid, Error),
+    Unmounted,
+    UnmountRefused,
     TasksFetched,
     BeginEpoch {
         epoch: u64,
@@ -49,22 +53,27 @@ pub(super) enum Input {
     Forget(Uuid),
 }
 
-/// What the driver does. Each but [`Action::Disconnect`] is answered by an [`Input`].
+/// An instruction to the driver. All but [`Action::Disconnect`] and [`Action::EndTasks`] are answered by an
+/// [`Input`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Connect,
-    /// Give the connection and every call on it up.
+    /// Close the connection and abort all calls on it.
     Disconnect,
     Probe,
     Ping,
-    /// `ReMountSegment` with all, then unmount what earlier epochs may have left, then make sure of
-    /// each: a late re-mount of an earlier attempt makes ours a no-op.
+    /// Call `ReMountSegment` with all segments, unmount stale ones, then mount each: a delayed
+    /// `ReMountSegment` of an earlier attempt may have turned the first call into a no-op.
     Establish {
         segments: Vec<Segment>,
         stale: Vec<Uuid>,
     },
     Mount(Segment),
+    /// Unmount stale segments after an [`Action::Establish`] that was not answered.
+    Unmount(Vec<Uuid>),
     FetchTasks,
+    /// Cut all copies and moves: their sources belong to an epoch that has ended.
+    EndTasks,
 }
 
 enum Link {
@@ -73,17 +82,18 @@ enum Link {
     Up(Calls),
 }
 
-/// What is known and under way on one connection.
+/// The state of one connection and its calls in progress.
 #[derive(Default)]
 struct Calls {
     schema: Schema,
-    /// The master has said on this very connection that it has our segments. A connection does not
-    /// outlive a master, so what is sent on it reaches the master that said so.
+    /// The master has confirmed on this connection that it has the segments. A connection does not outlive
+    /// a master, so later calls on it reach the same master.
     known: bool,
     probing: bool,
     pinging: bool,
     establishing: bool,
     mounting: bool,
+    unmounting: bool,
     fetching: bool,
 }
 
@@ -95,17 +105,17 @@ enum Schema {
     Skewed,
 }
 
-/// What the master can have of the present epoch.
-enum Standing {
+/// What the master may have of the current epoch.
+enum Offer {
     /// Nothing: no mount was sent.
-    Fresh,
-    /// Perhaps everything; certain once a ping is answered OK.
-    Offered,
-    /// Nothing any more; the caller owes new segments.
+    Unsent,
+    /// Possibly all segments; certain after a ping returned OK.
+    Sent,
+    /// Nothing any more; the caller must supply new segments.
     Lost(EpochEnd),
 }
 
-enum Trouble {
+enum Problem {
     Unreachable { since: Instant, error: Error },
     Skew(Arc<Skew>),
 }
@@ -113,73 +123,80 @@ enum Trouble {
 pub(super) struct Lifecycle {
     settings: Settings,
     link: Link,
-    standing: Standing,
+    offer: Offer,
     epoch: u64,
     wanted: Vec<Segment>,
     mounted: BTreeSet<Uuid>,
     refused: BTreeMap<Uuid, Error>,
-    /// Ids of earlier epochs, to be unmounted with the next establishment.
+    /// IDs of earlier epochs that the master may have, until it has confirmed that they are unmounted.
     stale: Vec<Uuid>,
-    trouble: Option<Trouble>,
-    /// Failures since the last answered ping, probe or mount.
+    /// The last [`Action::Establish`] was not answered, so its mounts are not certain.
+    unanswered: bool,
+    problem: Option<Problem>,
+    /// Failures since the last successful ping or probe.
     failures: u32,
     next_ping: Instant,
     next_fetch: Instant,
-    /// After a refusal: no mount of all before.
+    /// Earliest time of the next [`Action::Establish`], after a rejection.
     establish_not_before: Instant,
-    /// When the segments in `refused` are tried again.
+    /// Time at which the segments in `refused` are retried.
     retry_refused_at: Instant,
-    /// State of the generator that spreads reconnects; never 0.
+    /// Earliest time of the next [`Action::Unmount`], after a rejection.
+    unmount_not_before: Instant,
+    /// State of the random number generator for jitter; never 0.
     jitter: u64,
 }
 
 impl Lifecycle {
     pub(super) fn new(settings: Settings, origin: Origin, now: Instant, seed: u64) -> Self {
-        let (standing, wanted, mounted, stale) = match origin {
+        let (offer, wanted, mounted, stale) = match origin {
             Origin::Fresh { segments, former } => {
-                (Standing::Fresh, segments, BTreeSet::new(), former)
+                (Offer::Unsent, segments, BTreeSet::new(), former)
             }
-            Origin::TakeOver(segments) => {
+            Origin::TakeOver { segments, former } => {
                 let mounted = segments.iter().map(|segment| segment.id).collect();
-                (Standing::Offered, segments, mounted, Vec::new())
+                (Offer::Sent, segments, mounted, former)
             }
         };
         Self {
             settings,
             link: Link::Down { retry_at: now },
-            standing,
+            offer,
             epoch: 0,
             wanted,
             mounted,
             refused: BTreeMap::new(),
             stale,
-            trouble: None,
+            unanswered: false,
+            problem: None,
             failures: 0,
             next_ping: now,
             next_fetch: now,
             establish_not_before: now,
             retry_refused_at: now,
+            unmount_not_before: now,
             jitter: seed | 1,
         }
     }
 
-    /// Whether a mount is under way, so that an unmount sent now could be overtaken.
+    /// Returns whether a mount is in progress, which an unmount could overtake.
     pub(super) fn is_mounting(&self) -> bool {
         matches!(&self.link, Link::Up(calls) if calls.establishing || calls.mounting)
     }
 
     pub(super) fn state(&self) -> State {
-        match (&self.trouble, &self.standing, &self.link) {
-            (Some(Trouble::Unreachable { since, error }), ..) => State::Unreachable {
+        match (&self.problem, &self.offer, &self.link) {
+            (Some(Problem::Unreachable { since, error }), ..) => State::Unreachable {
                 since: *since,
                 error: error.clone(),
             },
-            (Some(Trouble::Skew(skew)), ..) => State::Skew(Arc::clone(skew)),
-            (None, Standing::Lost(reason), _) => State::EpochLost {
+            (Some(Problem::Skew(skew)), ..) => State::Skew(Arc::clone(skew)),
+            (None, Offer::Lost(reason), _) => State::EpochLost {
                 epoch: self.epoch,
                 reason: reason.clone(),
+                stale: self.stale.clone(),
             },
-            (None, Standing::Offered, Link::Up(Calls { known: true, .. })) => State::Mounted {
+            (None, Offer::Sent, Link::Up(Calls { known: true, .. })) => State::Mounted {
                 mounted: self.mounted.clone(),
                 refused: self.refused.clone(),
             },
@@ -195,15 +212,15 @@ impl Lifecycle {
         }
     }
 
-    /// Takes one report in and says what is to be done now.
+    /// Handles a report and returns the next actions.
     pub(super) fn handle(&mut self, input: Input, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.take_in(input, now, &mut actions);
+        self.apply(input, now, &mut actions);
         self.advance(now, &mut actions);
         actions
     }
 
-    /// When [`Input::Tick`] is due, if no report comes before.
+    /// Returns the time at which [`Input::Tick`] is due.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let calls = match &self.link {
             Link::Down { retry_at } => return Some(*retry_at),
@@ -217,13 +234,14 @@ impl Lifecycle {
             .then_some(self.establish_not_before);
         let refused = self.may_mount(calls) && !self.refused.is_empty();
         let refused = refused.then_some(self.retry_refused_at);
-        [ping, fetch, establish, refused]
+        let unmount = self.may_unmount(calls).then_some(self.unmount_not_before);
+        [ping, fetch, establish, refused, unmount]
             .into_iter()
             .flatten()
             .min()
     }
 
-    fn take_in(&mut self, input: Input, now: Instant, actions: &mut Vec<Action>) {
+    fn apply(&mut self, input: Input, now: Instant, actions: &mut Vec<Action>) {
         match input {
             Input::Tick => {}
             Input::Connected => {
@@ -233,20 +251,22 @@ impl Lifecycle {
             Input::Failed(error) => self.fail(error, now, actions),
             Input::Proven => {
                 self.with_calls(|calls| (calls.probing, calls.schema) = (false, Schema::Proven));
-                self.trouble = None;
+                self.problem = None;
                 self.failures = 0;
             }
             Input::Skewed(skew) => self.skewed(skew, now, actions),
             Input::Pong(status) => self.pong(status, now, actions),
             Input::Established => {
                 self.with_calls(|calls| (calls.establishing, calls.known) = (false, true));
+                self.unanswered = false;
                 self.stale.clear();
                 self.next_ping = now;
             }
             Input::EstablishRefused(error) => {
                 self.with_calls(|calls| calls.establishing = false);
+                self.unanswered = false;
                 self.establish_not_before = now + self.settings.refused_retry;
-                self.lose(EpochEnd::Refused(error));
+                self.lose(EpochEnd::Refused(error), actions);
             }
             Input::Mounted(id) => {
                 self.with_calls(|calls| calls.mounting = false);
@@ -261,6 +281,14 @@ impl Lifecycle {
                     self.retry_refused_at = now + self.settings.refused_retry;
                     self.refused.insert(id, error);
                 }
+            }
+            Input::Unmounted => {
+                self.with_calls(|calls| calls.unmounting = false);
+                self.stale.clear();
+            }
+            Input::UnmountRefused => {
+                self.with_calls(|calls| calls.unmounting = false);
+                self.unmount_not_before = now + self.settings.refused_retry;
             }
             Input::TasksFetched => self.with_calls(|calls| calls.fetching = false),
             Input::BeginEpoch { epoch, segments } => self.begin_epoch(epoch, segments),
@@ -277,7 +305,7 @@ impl Lifecycle {
         }
     }
 
-    /// Everything that is due and not under way.
+    /// Starts everything that is due and not in progress.
     fn advance(&mut self, now: Instant, actions: &mut Vec<Action>) {
         match &self.link {
             Link::Down { retry_at } if *retry_at <= now => {
@@ -287,65 +315,50 @@ impl Lifecycle {
             Link::Down { .. } | Link::Connecting => {}
             Link::Up(calls) => {
                 let ping = self.may_ping(calls) && self.next_ping <= now;
-                // The first word to a master that may know us is a ping; all else can wait for it.
+                // To a master that may know the client, the first call is a ping.
                 let probe = calls.schema == Schema::Unknown
                     && !calls.probing
-                    && (calls.known || !matches!(self.standing, Standing::Offered));
+                    && (calls.known || !matches!(self.offer, Offer::Sent));
                 let establish = self.may_establish(calls) && self.establish_not_before <= now;
                 let mount = self.next_mount(calls, now).cloned();
+                let unmount = self.may_unmount(calls) && self.unmount_not_before <= now;
                 let fetch = self.may_fetch(calls) && self.next_fetch <= now;
-                self.begin(
-                    Due {
-                        ping,
-                        probe,
-                        establish,
-                        mount,
-                        fetch,
-                    },
-                    now,
-                    actions,
-                );
+                self.with_calls(|calls| {
+                    calls.pinging |= ping;
+                    calls.probing |= probe;
+                    calls.establishing |= establish;
+                    calls.mounting |= mount.is_some();
+                    calls.unmounting |= unmount;
+                    calls.fetching |= fetch;
+                });
+                if ping {
+                    self.next_ping = now + self.settings.ping_every;
+                    actions.push(Action::Ping);
+                }
+                if probe {
+                    actions.push(Action::Probe);
+                }
+                if establish {
+                    self.offer = Offer::Sent;
+                    self.unanswered = true;
+                    self.mounted = self.wanted.iter().map(|segment| segment.id).collect();
+                    let (segments, stale) = (self.wanted.clone(), self.stale.clone());
+                    actions.push(Action::Establish { segments, stale });
+                }
+                actions.extend(mount.map(Action::Mount));
+                if unmount {
+                    actions.push(Action::Unmount(self.stale.clone()));
+                }
+                if fetch {
+                    self.next_fetch = now + self.settings.fetch_tasks_every;
+                    actions.push(Action::FetchTasks);
+                }
             }
         }
     }
 
-    fn begin(&mut self, due: Due, now: Instant, actions: &mut Vec<Action>) {
-        let Due {
-            ping,
-            probe,
-            establish,
-            mount,
-            fetch,
-        } = due;
-        self.with_calls(|calls| {
-            calls.pinging |= ping;
-            calls.probing |= probe;
-            calls.establishing |= establish;
-            calls.mounting |= mount.is_some();
-            calls.fetching |= fetch;
-        });
-        if ping {
-            self.next_ping = now + self.settings.ping_every;
-            actions.push(Action::Ping);
-        }
-        if probe {
-            actions.push(Action::Probe);
-        }
-        if establish {
-            self.standing = Standing::Offered;
-            self.mounted = self.wanted.iter().map(|segment| segment.id).collect();
-            let (segments, stale) = (self.wanted.clone(), self.stale.clone());
-            actions.push(Action::Establish { segments, stale });
-        }
-        actions.extend(mount.map(Action::Mount));
-        if fetch {
-            self.next_fetch = now + self.settings.fetch_tasks_every;
-            actions.push(Action::FetchTasks);
-        }
-    }
-
     fn may_ping(&self, calls: &Calls) -> bool {
-        matches!(self.standing, Standing::Offered) && !calls.pinging && !calls.establishing
+        matches!(self.offer, Offer::Sent) && !calls.pinging && !calls.establishing
     }
 
     fn may_fetch(&self, calls: &Calls) -> bool {
@@ -353,7 +366,7 @@ impl Lifecycle {
     }
 
     fn may_establish(&self, calls: &Calls) -> bool {
-        matches!(self.standing, Standing::Fresh)
+        matches!(self.offer, Offer::Unsent)
             && calls.schema == Schema::Proven
             && !calls.establishing
             && !self.wanted.is_empty()
@@ -363,7 +376,12 @@ impl Lifecycle {
         self.is_proven_and_known(calls) && !calls.mounting
     }
 
-    /// One at a time, those that were refused last and later.
+    /// An earlier epoch's segment that stays mounted would get objects at addresses that are rejected.
+    fn may_unmount(&self, calls: &Calls) -> bool {
+        self.is_proven_and_known(calls) && !calls.unmounting && !self.stale.is_empty()
+    }
+
+    /// Returns the next segment to mount: one at a time, rejected ones last.
     fn next_mount(&self, calls: &Calls, now: Instant) -> Option<&Segment> {
         if !self.may_mount(calls) {
             return None;
@@ -379,7 +397,7 @@ impl Lifecycle {
     }
 
     fn is_proven_and_known(&self, calls: &Calls) -> bool {
-        matches!(self.standing, Standing::Offered)
+        matches!(self.offer, Offer::Sent)
             && calls.known
             && calls.schema == Schema::Proven
             && !calls.establishing
@@ -387,19 +405,23 @@ impl Lifecycle {
 
     fn pong(&mut self, status: ClientStatus, now: Instant, actions: &mut Vec<Action>) {
         self.failures = 0;
-        if matches!(self.trouble, Some(Trouble::Unreachable { .. })) {
-            self.trouble = None;
+        if matches!(self.problem, Some(Problem::Unreachable { .. })) {
+            self.problem = None;
         }
         let known = status == ClientStatus::Ok;
         self.with_calls(|calls| (calls.pinging, calls.known) = (false, known));
-        if known || !matches!(self.standing, Standing::Offered) {
+        if known && std::mem::take(&mut self.unanswered) {
+            // A delayed call of an earlier attempt may have made the client known, without these segments.
+            self.mounted.clear();
+        }
+        if known || !matches!(self.offer, Offer::Sent) {
             return;
         }
         if self.wanted.is_empty() {
-            // All was given back before; there is nothing to lose.
-            self.standing = Standing::Fresh;
+            // All segments were unmounted before, so nothing is lost.
+            self.offer = Offer::Unsent;
         } else {
-            self.lose(EpochEnd::Forgotten);
+            self.lose(EpochEnd::Forgotten, actions);
         }
         if matches!(
             self.link,
@@ -412,35 +434,37 @@ impl Lifecycle {
         }
     }
 
-    fn lose(&mut self, reason: EpochEnd) {
+    fn lose(&mut self, reason: EpochEnd, actions: &mut Vec<Action>) {
+        actions.push(Action::EndTasks);
+        self.unanswered = false;
         self.epoch += 1;
         self.stale
             .extend(self.wanted.drain(..).map(|segment| segment.id));
         self.mounted.clear();
         self.refused.clear();
-        self.standing = Standing::Lost(reason);
+        self.offer = Offer::Lost(reason);
     }
 
     fn begin_epoch(&mut self, epoch: u64, segments: Vec<Segment>) {
-        if epoch == self.epoch && matches!(self.standing, Standing::Lost(_)) {
+        if epoch == self.epoch && matches!(self.offer, Offer::Lost(_)) {
             self.wanted = segments;
-            self.standing = Standing::Fresh;
+            self.offer = Offer::Unsent;
         }
     }
 
     fn fail(&mut self, error: Error, now: Instant, actions: &mut Vec<Action>) {
-        let since = match &self.trouble {
-            Some(Trouble::Unreachable { since, .. }) => *since,
+        let since = match &self.problem {
+            Some(Problem::Unreachable { since, .. }) => *since,
             _ => now,
         };
-        self.trouble = Some(Trouble::Unreachable { since, error });
+        self.problem = Some(Problem::Unreachable { since, error });
         let wait = self.backoff();
         self.failures = self.failures.saturating_add(1);
         self.disconnect(now + wait, actions);
     }
 
     fn skewed(&mut self, skew: Arc<Skew>, now: Instant, actions: &mut Vec<Action>) {
-        self.trouble = Some(Trouble::Skew(skew));
+        self.problem = Some(Problem::Skew(skew));
         self.with_calls(|calls| (calls.probing, calls.schema) = (false, Schema::Skewed));
         if !matches!(self.link, Link::Up(Calls { known: true, .. })) {
             self.disconnect(now + self.settings.refused_retry, actions);
@@ -452,8 +476,8 @@ impl Lifecycle {
         actions.push(Action::Disconnect);
     }
 
-    /// Doubles with each failure up to the most; the half of it is drawn, so that a thousand nodes
-    /// do not come back in one instant.
+    /// Returns the delay, doubled with each failure up to the maximum. Half of it is random, so that many
+    /// nodes do not reconnect at once.
     fn backoff(&mut self) -> Duration {
         let Settings {
             backoff_least,
@@ -465,7 +489,7 @@ impl Lifecycle {
         self.jitter ^= self.jitter << 13;
         self.jitter ^= self.jitter >> 7;
         self.jitter ^= self.jitter << 17;
-        let parts = u32::try_from(self.jitter % 1024).expect("a rest of 1024 fits 32 bits");
+        let parts = u32::try_from(self.jitter % 1024).expect("a number below 1024 fits 32 bits");
         half + half * parts / 1024
     }
 
@@ -478,15 +502,6 @@ impl Lifecycle {
             change(calls);
         }
     }
-}
-
-/// What [`Lifecycle::advance`] found to be due.
-struct Due {
-    ping: bool,
-    probe: bool,
-    establish: bool,
-    mount: Option<Segment>,
-    fetch: bool,
 }
 
 #[cfg(test)]

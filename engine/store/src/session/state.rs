@@ -1,4 +1,4 @@
-//! What a session shows of itself.
+//! The state that a session publishes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,45 +8,49 @@ use std::time::Instant;
 
 use proto::store::Uuid;
 
-use crate::generation::Skew;
 use crate::master::Error;
+use crate::release::Skew;
 
-/// Where a session stands. Level, not edge: reading the latest one is enough.
+/// The state of a session. Level-triggered: reading the latest one is sufficient.
 #[derive(Debug, Clone)]
 pub enum State {
-    /// Not yet heard of the master.
+    /// Connecting for the first time.
     Connecting,
-    /// The master is there and of our generation; nothing is to be mounted, or the mount is on its
-    /// way.
+    /// The master has the supported release. There is nothing to mount, or the mount is in progress.
     Ready,
-    /// The master knows us and pings go on.
+    /// The master knows the client.
     Mounted {
         mounted: BTreeSet<Uuid>,
-        /// Segments in addition that the master refused; tried again from time to time.
+        /// Additional segments that the master rejected; retried.
         refused: BTreeMap<Uuid, Error>,
     },
-    /// The master has none of our segments. Old wire addresses must be refused from now on; it
-    /// stays so until [`super::Session::begin_epoch`] is called with this number.
-    EpochLost { epoch: u64, reason: EpochEnd },
-    /// The master is of another generation; nothing is mounted there. Tried again from time to
-    /// time. (A client that the master knows already is pinged on, so that no key is lost.)
+    /// The master has none of the segments. Old wire addresses must be rejected. Ends when
+    /// [`super::Session::begin_epoch`] is called with this number.
+    EpochLost {
+        epoch: u64,
+        reason: EpochEnd,
+        /// Segments of this and of earlier epochs that the master may still have.
+        stale: Vec<Uuid>,
+    },
+    /// The master has an unsupported release; nothing is mounted. Retried. If the master already knows the
+    /// client, pings continue, so that no key is lost.
     Skew(Arc<Skew>),
-    /// No answer since then; what was mounted is kept, and the session connects again and again.
+    /// The master has not answered since then. Segments are kept, and the session keeps reconnecting.
     Unreachable { since: Instant, error: Error },
 }
 
 /// Why an epoch ended.
 #[derive(Debug, Clone)]
 pub enum EpochEnd {
-    /// The master does not know us (any more): it started anew, or gave us up.
+    /// The master does not know the client: it restarted, or the client's TTL ended.
     Forgotten,
-    /// The master refused the mount of all segments; the next one waits a while.
+    /// The master rejected the mount of all segments. The next mount is delayed.
     Refused(Error),
 }
 
 impl State {
-    /// Whether a watcher would learn nothing from the other one.
-    pub(super) fn says_the_same(&self, other: &Self) -> bool {
+    /// Returns whether both states report the same, apart from times and error details.
+    pub(super) fn is_same_report(&self, other: &Self) -> bool {
         match (self, other) {
             (
                 Self::Mounted { mounted, refused },
@@ -69,18 +73,23 @@ impl fmt::Display for State {
                 write!(f, "mounted {} segments", mounted.len())?;
                 match refused.first_key_value() {
                     None => Ok(()),
-                    Some((id, error)) => write!(f, ", {} refused: {id}: {error}", refused.len()),
+                    Some((id, error)) => write!(f, ", {} rejected: {id}: {error}", refused.len()),
                 }
             }
             Self::EpochLost {
                 epoch,
                 reason: EpochEnd::Forgotten,
+                ..
             } => {
-                write!(f, "epoch {epoch} lost: the master does not know us")
+                write!(
+                    f,
+                    "epoch {epoch} lost: the master does not know this client"
+                )
             }
             Self::EpochLost {
                 epoch,
                 reason: EpochEnd::Refused(error),
+                ..
             } => {
                 write!(f, "epoch {epoch} lost: {error}")
             }

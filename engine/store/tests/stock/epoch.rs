@@ -1,4 +1,4 @@
-//! Mounting, losing a master, taking over.
+//! Tests of mounts, of masters that lose their state, and of takeover.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use rustix::process::Signal;
 use crate::master::StockMaster;
 use crate::node::{
     FIRST_BASE, SEGMENT_BYTES, fresh, put, reach, reach_loss, reach_mounted, replicas, segment,
-    start,
+    start, take_over,
 };
 
 #[tokio::test]
-async fn a_segment_far_beyond_any_mapping_mounts_and_objects_are_placed_in_it() {
+async fn a_segment_at_a_high_wire_base_is_mounted_and_holds_objects() {
     let stock = StockMaster::start(MOONCAKE, 10).await;
     let mine = [segment("a.0", 3), segment("a.1", 5)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
@@ -32,7 +32,7 @@ async fn a_segment_far_beyond_any_mapping_mounts_and_objects_are_placed_in_it() 
 }
 
 #[tokio::test]
-async fn a_session_without_segments_waits_and_mounts_what_is_added() {
+async fn a_session_without_segments_mounts_those_added_later() {
     let stock = StockMaster::start(MOONCAKE, 10).await;
     let session = start(&stock, random_id().unwrap(), fresh(Vec::new()));
     reach(&session, |state| {
@@ -50,7 +50,7 @@ async fn a_session_without_segments_waits_and_mounts_what_is_added() {
 }
 
 #[tokio::test]
-async fn a_segment_that_the_master_refuses_is_named_and_the_others_mount() {
+async fn a_rejected_segment_is_reported_and_the_others_are_mounted() {
     let stock = StockMaster::start(MOONCAKE, 10).await;
     let good = [segment("good.0", 0), segment("good.1", 1)];
     let session = start(&stock, random_id().unwrap(), fresh(good[..1].to_vec()));
@@ -72,7 +72,7 @@ async fn a_segment_that_the_master_refuses_is_named_and_the_others_mount() {
 }
 
 #[tokio::test]
-async fn a_master_that_lost_us_gets_new_ids_and_addresses_only() {
+async fn a_restarted_master_gets_only_new_ids_and_addresses() {
     let mut stock = StockMaster::start(MOONCAKE, 10).await;
     let old = segment("e.0", 0);
     let session = start(&stock, random_id().unwrap(), fresh(vec![old.clone()]));
@@ -90,7 +90,7 @@ async fn a_master_that_lost_us_gets_new_ids_and_addresses_only() {
     let gone = master.query_segment_status(old.id).await.unwrap_err();
     assert_eq!(gone.refusal(), Some(ErrorCode::SegmentNotFound), "{gone}");
 
-    // An answer to an epoch that is not the present one changes nothing.
+    // An answer to another epoch is ignored.
     session.begin_epoch(epoch + 1, vec![old.clone()]);
     let new = segment("e.0", 7);
     session.begin_epoch(epoch, vec![new.clone()]);
@@ -102,7 +102,7 @@ async fn a_master_that_lost_us_gets_new_ids_and_addresses_only() {
 }
 
 #[tokio::test]
-async fn a_successor_pings_first_and_every_key_stays() {
+async fn a_successor_takes_over_and_keeps_every_key() {
     let stock = StockMaster::start(MOONCAKE, 10).await;
     let client = random_id().unwrap();
     let mine = [segment("t.0", 0), segment("t.1", 1)];
@@ -112,11 +112,11 @@ async fn a_successor_pings_first_and_every_key_stays() {
     let placed = put(&master, "k", 1000, None).await.unwrap();
 
     drop(first);
-    let second = start(&stock, client, Origin::TakeOver(mine.to_vec()));
+    let second = start(&stock, client, take_over(mine.to_vec()));
     reach_mounted(&second, &mine).await;
     assert_eq!(replicas(&master, "k").await.unwrap(), vec![placed]);
 
-    // And it is the successor that keeps them alive: well beyond the time to live.
+    // The successor keeps them alive beyond the TTL.
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     for _ in 0..13 {
         seconds.tick().await;
@@ -128,7 +128,36 @@ async fn a_successor_pings_first_and_every_key_stays() {
 }
 
 #[tokio::test]
-async fn a_successor_of_a_client_that_the_master_gave_up_mounts_nothing_old() {
+async fn a_successor_unmounts_segments_of_an_earlier_epoch() {
+    let stock = StockMaster::start(MOONCAKE, 10).await;
+    let client = random_id().unwrap();
+    let both = [segment("f.0", 0), segment("f.0", 1)];
+    let first = start(&stock, client, fresh(both.to_vec()));
+    reach_mounted(&first, &both).await;
+    drop(first);
+    let [old, new] = both;
+    let origin = Origin::TakeOver {
+        segments: vec![new.clone()],
+        former: vec![old.id],
+    };
+    let second = start(&stock, client, origin);
+    let master = stock.client().await;
+    let unmounted = async {
+        let mut ticks = tokio::time::interval(Duration::from_millis(50));
+        while master.query_segment_status(old.id).await.is_ok() {
+            ticks.tick().await;
+        }
+    };
+    tokio::time::timeout(crate::master::TIMEOUT, unmounted)
+        .await
+        .unwrap();
+    reach_mounted(&second, std::slice::from_ref(&new)).await;
+    let status = master.query_segment_status(new.id).await.unwrap();
+    assert_eq!(status, SegmentStatus::Ok);
+}
+
+#[tokio::test]
+async fn a_successor_of_an_expired_client_mounts_no_old_segment() {
     let stock = StockMaster::start(MOONCAKE, 1).await;
     let client = random_id().unwrap();
     let old = segment("x.0", 0);
@@ -143,11 +172,11 @@ async fn a_successor_of_a_client_that_the_master_gave_up_mounts_nothing_old() {
             ticks.tick().await;
         }
     };
-    tokio::time::timeout(crate::master::PATIENCE, given_up)
+    tokio::time::timeout(crate::master::TIMEOUT, given_up)
         .await
         .unwrap();
 
-    let second = start(&stock, client, Origin::TakeOver(vec![old.clone()]));
+    let second = start(&stock, client, take_over(vec![old.clone()]));
     let epoch = reach_loss(&second).await;
     let gone = master.query_segment_status(old.id).await.unwrap_err();
     assert_eq!(gone.refusal(), Some(ErrorCode::SegmentNotFound), "{gone}");
@@ -182,7 +211,7 @@ async fn a_fresh_session_of_a_known_client_replaces_its_former_segments() {
 }
 
 #[tokio::test]
-async fn a_master_that_only_slept_keeps_the_epoch() {
+async fn a_paused_master_keeps_the_epoch() {
     let stock = StockMaster::start(MOONCAKE, 60).await;
     let mine = [segment("s.0", 0)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));

@@ -18,8 +18,8 @@ use tokio::time::{interval, timeout};
 
 pub(crate) const RPC: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
-/// For anything that a test waits for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of every wait in a test.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The namespace and, while it runs, the master in it.
 pub(crate) struct StockMaster {
@@ -27,7 +27,7 @@ pub(crate) struct StockMaster {
     namespace: Arc<Namespace>,
     space: Space,
     master: Option<Child>,
-    /// Beyond addresses and ports.
+    /// Flags other than addresses and ports.
     flags: Vec<String>,
 }
 
@@ -82,14 +82,14 @@ impl StockMaster {
                 }
             }
         };
-        timeout(PATIENCE, serves)
+        timeout(TIMEOUT, serves)
             .await
             .expect("the stock master serves in time");
     }
 
     pub(crate) async fn kill(&mut self) {
         let mut master = self.master.take().expect("the master runs");
-        timeout(PATIENCE, master.kill()).await.unwrap().unwrap();
+        timeout(TIMEOUT, master.kill()).await.unwrap().unwrap();
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -102,7 +102,7 @@ impl StockMaster {
         kill_process(pid, signal).unwrap();
     }
 
-    /// What a session connects with.
+    /// Returns the connector for a session.
     pub(crate) fn connector(
         &self,
     ) -> impl Fn() -> BoxFuture<'static, io::Result<TcpStream>> + Send + Sync + 'static {
@@ -113,7 +113,7 @@ impl StockMaster {
         }
     }
 
-    /// A connection of its own.
+    /// Opens a separate connection.
     pub(crate) async fn client(&self) -> Master {
         Master::connect(connect(&self.namespace).await.unwrap(), RPC.to_string())
     }
@@ -122,7 +122,7 @@ impl StockMaster {
 async fn connect(namespace: &Arc<Namespace>) -> io::Result<TcpStream> {
     let namespace = Arc::clone(namespace);
     let connecting = tokio::task::spawn_blocking(move || {
-        namespace.run(|| std::net::TcpStream::connect_timeout(&RPC, PATIENCE))
+        namespace.run(|| std::net::TcpStream::connect_timeout(&RPC, TIMEOUT))
     });
     let stream = connecting.await.map_err(io::Error::other)??;
     stream.set_nonblocking(true)?;

@@ -1,6 +1,6 @@
-//! A storing node as far as the master can see: a session, segments without memory, and a mover
-//! that only notes what it is asked.
+//! A simulated storing node: a session, segments without memory, and a mover that only records its calls.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use mooncake_store::{
 };
 use tokio::time::{Instant, timeout};
 
-use crate::master::{PATIENCE, RPC, StockMaster};
+use crate::master::{RPC, StockMaster, TIMEOUT};
 
 pub(crate) const SEGMENT_BYTES: u64 = 64 << 20;
-/// Beyond every mapping of any process, as an agent draws it.
+/// Above all mappings of a process, as chosen by an agent.
 pub(crate) const FIRST_BASE: u64 = 1 << 58;
 
-/// A segment of a life: another life has another id and base.
-pub(crate) fn segment(name: &str, life: u64) -> Segment {
+/// A segment of one epoch; every epoch has its own id and base.
+pub(crate) fn segment(name: &str, epoch: u64) -> Segment {
     Segment {
         id: random_id().unwrap(),
         name: name.into(),
-        base: FIRST_BASE + (life << 30),
+        base: FIRST_BASE + (epoch << 30),
         size: SEGMENT_BYTES,
         te_endpoint: format!("{name}.example:12001"),
         protocol: "tcp".into(),
@@ -32,11 +32,21 @@ pub(crate) fn segment(name: &str, life: u64) -> Segment {
     }
 }
 
-/// Notes what it is asked, and answers as it was told.
+/// Records its calls, and returns the configured outcome.
 #[derive(Default)]
 pub(crate) struct FakeMover {
     pub(crate) moved: Mutex<Vec<(MemoryReplica, MemoryReplica, u64)>>,
     pub(crate) outcome: Outcome,
+    /// Moves that were cut.
+    pub(crate) cut: AtomicUsize,
+}
+
+struct CountCut<'a>(&'a AtomicUsize);
+
+impl Drop for CountCut<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 #[derive(Default, Clone, Copy)]
@@ -45,6 +55,8 @@ pub(crate) enum Outcome {
     Moved,
     Failed,
     Indeterminate,
+    /// Until it is cut.
+    Endless,
 }
 
 impl Mover for FakeMover {
@@ -63,12 +75,23 @@ impl Mover for FakeMover {
             Outcome::Moved => Ok(()),
             Outcome::Failed => Err(MoveError::Failed("the cable is cut".into())),
             Outcome::Indeterminate => Err(MoveError::Indeterminate("the peer is silent".into())),
+            Outcome::Endless => {
+                let _cut = CountCut(&self.cut);
+                std::future::pending().await
+            }
         }
     }
 }
 
 pub(crate) fn fresh(segments: Vec<Segment>) -> Origin {
     Origin::Fresh {
+        segments,
+        former: Vec::new(),
+    }
+}
+
+pub(crate) fn take_over(segments: Vec<Segment>) -> Origin {
+    Origin::TakeOver {
         segments,
         former: Vec::new(),
     }
@@ -101,7 +124,7 @@ pub(crate) fn start_with(
     )
 }
 
-/// Waits for a state that answers `pick`.
+/// Waits for a state that `pick` accepts.
 pub(crate) async fn reach<T>(session: &Session, mut pick: impl FnMut(&State) -> Option<T>) -> T {
     let mut state = session.state();
     let reached = async {
@@ -112,8 +135,13 @@ pub(crate) async fn reach<T>(session: &Session, mut pick: impl FnMut(&State) -> 
             state.changed().await.expect("the session runs");
         }
     };
-    let result = timeout(PATIENCE, reached).await;
-    result.unwrap_or_else(|_| panic!("not reached; the session is {}", *session.state().borrow()))
+    let result = timeout(TIMEOUT, reached).await;
+    result.unwrap_or_else(|_| {
+        panic!(
+            "state not reached; the session is {}",
+            *session.state().borrow()
+        )
+    })
 }
 
 /// Waits until exactly these are mounted.
@@ -125,7 +153,7 @@ pub(crate) async fn reach_mounted(session: &Session, segments: &[Segment]) {
     .await;
 }
 
-/// Waits for the loss of an epoch and tells its number.
+/// Waits for the loss of an epoch and returns its number.
 pub(crate) async fn reach_loss(session: &Session) -> u64 {
     reach(session, |state| match state {
         State::EpochLost { epoch, .. } => Some(*epoch),
@@ -134,7 +162,7 @@ pub(crate) async fn reach_loss(session: &Session) -> u64 {
     .await
 }
 
-/// Puts an object without bytes, into the segment of that name if one is given.
+/// Puts an object without bytes, into the named segment if one is given.
 pub(crate) async fn put(
     master: &Master,
     key: &str,
@@ -159,7 +187,7 @@ pub(crate) async fn put(
     Ok(in_memory(replicas.pop().unwrap().location))
 }
 
-/// Where an object is.
+/// Returns the replicas of an object.
 pub(crate) async fn replicas(master: &Master, key: &str) -> Result<Vec<MemoryReplica>, Error> {
     let found = master
         .call::<GetReplicaList>(&(key.into(), "default".into()))

@@ -1,6 +1,7 @@
-//! Copies and moves that the master asks for.
+//! Tests of copy and move tasks.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mooncake_stock::MOONCAKE;
@@ -11,21 +12,21 @@ use mooncake_store::wire::{
 use mooncake_store::{Error, ErrorCode, Master, Session, Uuid, random_id};
 use tokio::time::{interval, timeout};
 
-use crate::master::{PATIENCE, StockMaster};
+use crate::master::{StockMaster, TIMEOUT};
 use crate::node::{
-    FakeMover, Outcome, fresh, put, reach_mounted, replicas, segment, start, start_with,
+    FakeMover, Outcome, fresh, put, reach_loss, reach_mounted, replicas, segment, start, start_with,
 };
 
 struct TwoNodes {
-    _stock: StockMaster,
+    stock: StockMaster,
     owner: Uuid,
     master: Master,
     mover: Arc<FakeMover>,
     segments: [Segment; 2],
-    _sessions: [Session; 2],
+    sessions: [Session; 2],
 }
 
-/// The object `k` of 1000 bytes lies on the first node, whose mover is looked at.
+/// Two nodes, with object `k` of 1000 bytes on the first one, whose mover is observed.
 async fn two_nodes(flags: &[&str], mover: FakeMover) -> TwoNodes {
     let stock = StockMaster::start_with(MOONCAKE, flags).await;
     let mover = Arc::new(mover);
@@ -40,12 +41,12 @@ async fn two_nodes(flags: &[&str], mover: FakeMover) -> TwoNodes {
     let master = stock.client().await;
     put(&master, "k", 1000, Some(&one.name)).await.unwrap();
     TwoNodes {
-        _stock: stock,
+        stock,
         owner,
         master,
         mover,
         segments,
-        _sessions: [first, second],
+        sessions: [first, second],
     }
 }
 
@@ -60,7 +61,7 @@ async fn ended(master: &Master, task: Uuid) -> QueryTaskResponse {
             }
         }
     };
-    timeout(PATIENCE, ended)
+    timeout(TIMEOUT, ended)
         .await
         .expect("the task ends in time")
 }
@@ -119,7 +120,7 @@ async fn a_move_task_is_carried_out_and_reported() {
 }
 
 #[tokio::test]
-async fn a_copy_whose_bytes_do_not_move_is_revoked_and_its_cause_reported() {
+async fn a_failed_copy_is_revoked_and_reported_with_its_cause() {
     let nodes = two_nodes(&[], failing(Outcome::Failed)).await;
     let [one, two] = &nodes.segments;
     let create = ("k".into(), default(), vec![two.name.clone()]);
@@ -132,7 +133,7 @@ async fn a_copy_whose_bytes_do_not_move_is_revoked_and_its_cause_reported() {
         text.contains(&one.name) && text.contains(&two.te_endpoint),
         "{text}"
     );
-    // Revoked: the object is where it was, and another copy may begin.
+    // Revoked: the object has its first replica only, and another copy can start.
     let places = replicas(&nodes.master, "k").await.unwrap();
     assert_eq!(places.len(), 1);
     assert_eq!(places[0].endpoint, one.te_endpoint);
@@ -140,7 +141,7 @@ async fn a_copy_whose_bytes_do_not_move_is_revoked_and_its_cause_reported() {
 }
 
 #[tokio::test]
-async fn space_that_may_still_be_written_is_not_given_back() {
+async fn space_that_may_still_be_written_is_not_released() {
     let nodes = two_nodes(&[], failing(Outcome::Indeterminate)).await;
     let create = ("k".into(), default(), vec![nodes.segments[1].name.clone()]);
     let task = nodes.master.call::<CreateCopyTask>(&create).await.unwrap();
@@ -161,7 +162,7 @@ async fn space_that_may_still_be_written_is_not_given_back() {
 }
 
 #[tokio::test]
-async fn a_copy_of_the_masters_own_dynamic_replication_is_carried_out() {
+async fn a_copy_of_dynamic_replication_is_carried_out() {
     let flags = [
         "--dynamic_replication_mode=enforce",
         "--dynamic_replication_heat_window_seconds=1",
@@ -174,7 +175,7 @@ async fn a_copy_of_the_masters_own_dynamic_replication_is_carried_out() {
             ticks.tick().await;
         }
     };
-    timeout(PATIENCE, copied)
+    timeout(TIMEOUT, copied)
         .await
         .expect("the hot key is copied in time");
     assert_eq!(nodes.mover.moved.lock().unwrap().len(), 1);
@@ -190,4 +191,22 @@ async fn copy_start(nodes: &TwoNodes) -> Result<CopyStartResponse, Error> {
         vec![two.name.clone()],
     );
     nodes.master.call::<CopyStart>(&arguments).await
+}
+
+#[tokio::test]
+async fn a_copy_is_cut_when_the_master_has_lost_its_epoch() {
+    let mut nodes = two_nodes(&[], failing(Outcome::Endless)).await;
+    let create = ("k".into(), default(), vec![nodes.segments[1].name.clone()]);
+    nodes.master.call::<CreateCopyTask>(&create).await.unwrap();
+    let began = async {
+        let mut ticks = interval(Duration::from_millis(50));
+        while nodes.mover.moved.lock().unwrap().is_empty() {
+            ticks.tick().await;
+        }
+    };
+    timeout(TIMEOUT, began).await.expect("the copy begins");
+    nodes.stock.kill().await;
+    nodes.stock.restart().await;
+    reach_loss(&nodes.sessions[0]).await;
+    assert_eq!(nodes.mover.cut.load(Ordering::SeqCst), 1);
 }

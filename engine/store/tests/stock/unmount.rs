@@ -1,4 +1,4 @@
-//! Segments that end on request.
+//! Tests of unmounting.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use mooncake_store::wire::SegmentStatus;
 use mooncake_store::{ErrorCode, random_id};
 use tokio::time::Instant;
 
-use crate::master::{PATIENCE, StockMaster};
+use crate::master::{StockMaster, TIMEOUT};
 use crate::node::{fresh, put, reach_mounted, replicas, segment, start};
 
 #[tokio::test]
-async fn a_graceful_unmount_keeps_keys_readable_for_its_time_and_ends_in_bounded_time() {
+async fn a_graceful_unmount_keeps_keys_readable_for_the_grace_period() {
     let stock = StockMaster::start(MOONCAKE, 10).await;
     let mine = [segment("g.0", 0), segment("g.1", 1)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
@@ -27,7 +27,7 @@ async fn a_graceful_unmount_keeps_keys_readable_for_its_time_and_ends_in_bounded
         while master.query_segment_status(mine[0].id).await.unwrap() == SegmentStatus::Ok {
             ticks.tick().await;
         }
-        // No new object goes there, the old one is readable.
+        // New objects are rejected, the old one is readable.
         assert_eq!(replicas(&master, "k").await.unwrap().len(), 1);
         let elsewhere = put(&master, "l", 1000, Some("g.0")).await.unwrap();
         assert_eq!(elsewhere.endpoint, mine[1].te_endpoint);
@@ -59,14 +59,14 @@ async fn an_unmount_without_grace_is_done_at_once() {
     );
     let master = stock.client().await;
     assert!(master.query_segment_status(mine[0].id).await.is_err());
-    // The next life of the node.
+    // The next epoch of the node.
     let next = segment("n.0", 1);
     session.add(next.clone());
     reach_mounted(&session, std::slice::from_ref(&next)).await;
 }
 
 #[tokio::test]
-async fn an_unmount_ends_with_an_error_when_the_master_is_gone() {
+async fn an_unmount_fails_if_the_master_is_unreachable() {
     let mut stock = StockMaster::start(MOONCAKE, 10).await;
     let mine = [segment("d.0", 0)];
     let session = start(&stock, random_id().unwrap(), fresh(mine.to_vec()));
@@ -97,8 +97,8 @@ async fn dropping_a_session_unmounts_nothing() {
     reach_mounted(&session, &mine).await;
     let mut state = session.state();
     drop(session);
-    // The driver is gone once its end of the channel is.
-    while tokio::time::timeout(PATIENCE, state.changed())
+    // The driver has ended when its end of the channel is closed.
+    while tokio::time::timeout(TIMEOUT, state.changed())
         .await
         .expect("it ends in time")
         .is_ok()

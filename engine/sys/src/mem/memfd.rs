@@ -1,4 +1,4 @@
-//! Makes and judges sealed memfds, the form in which extents change hands.
+//! Creates and checks sealed memfds, the form in which processes share extents.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -9,24 +9,19 @@ use super::{Error, PageSize};
 /// `f_type` of hugetlbfs, from the kernel's `magic.h`.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Makes a memfd of `length` bytes in pages of `page`, sealed against shrinking, growing and
-/// further sealing. Nothing is allocated yet: the process that touches a page is charged for it
+/// Creates a memfd of `length` bytes in pages of `page`, sealed against shrinking, growing and
+/// further sealing. No page is allocated yet; the process that first accesses a page is charged for it
 /// (see [`super::Region::populate`]).
 ///
 /// # Errors
-/// [`Error::BadLength`] if `length` is no positive multiple of the page, [`Error::Call`] if the
-/// kernel refuses (for huge pages: if it has none of that size configured).
+/// [`Error::BadLength`] if `length` is not a positive multiple of the page size; [`Error::Call`] with
+/// `ENOMEM` and others of `memfd_create`, for huge pages `ENODEV` or `EINVAL` without kernel support.
 pub fn create(name: &str, length: u64, page: PageSize) -> Result<OwnedFd, Error> {
-    if length == 0 || !length.is_multiple_of(page.bytes()) {
-        return Err(Error::BadLength {
-            length,
-            page: page.bytes(),
-        });
-    }
+    check_length(length, page)?;
     let huge = match page {
         PageSize::Base => MemfdFlags::empty(),
-        PageSize::Mib2 => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
-        PageSize::Gib1 => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+        PageSize::Huge2Mi => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        PageSize::Huge1Gi => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
     };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
     let fd = rustix::fs::memfd_create(name, flags).map_err(Error::call("memfd_create"))?;
@@ -40,15 +35,11 @@ pub fn create(name: &str, length: u64, page: PageSize) -> Result<OwnedFd, Error>
 /// shrinking and growing, of exactly `length` bytes, backed by pages of `page`.
 ///
 /// # Errors
-/// The first property that does not hold.
+/// [`Error::BadLength`], [`Error::NotSealed`], [`Error::WrongLength`] or [`Error::WrongPageSize`];
+/// [`Error::Call`] if `fstat` or `fstatfs` fails.
 pub fn check(fd: BorrowedFd<'_>, length: u64, page: PageSize) -> Result<(), Error> {
-    if length == 0 || !length.is_multiple_of(page.bytes()) {
-        return Err(Error::BadLength {
-            length,
-            page: page.bytes(),
-        });
-    }
-    // Only memfds (and tmpfs files) answer this; anything else is as good as unsealed.
+    check_length(length, page)?;
+    // Fails for anything but memfds and files of tmpfs.
     let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| Error::NotSealed)?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
         return Err(Error::NotSealed);
@@ -71,10 +62,18 @@ pub fn check(fd: BorrowedFd<'_>, length: u64, page: PageSize) -> Result<(), Erro
     Ok(())
 }
 
-/// The page size in bytes that really backs a descriptor.
+fn check_length(length: u64, page: PageSize) -> Result<(), Error> {
+    let page = page.bytes();
+    if length == 0 || !length.is_multiple_of(page) {
+        return Err(Error::BadLength { length, page });
+    }
+    Ok(())
+}
+
+/// Returns the size in bytes of the pages that back a descriptor.
 ///
 /// # Errors
-/// [`Error::Call`] if the kernel does not say.
+/// [`Error::Call`] if `fstatfs` fails.
 pub fn page_bytes(fd: impl AsFd) -> Result<u64, Error> {
     let stat = rustix::fs::fstatfs(fd).map_err(Error::call("fstatfs"))?;
     // The widths of these two fields differ between architectures.

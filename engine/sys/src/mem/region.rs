@@ -1,5 +1,5 @@
-//! A mapped extent: bytes that other processes and peers may change at any moment, moved only
-//! by bounds-checked calls that let the kernel copy.
+//! A mapped extent. Other processes and peers may change its bytes at any time, so the kernel copies them,
+//! through bounds-checked calls.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -9,26 +9,15 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::{Error, PageSize, memfd};
 
-/// NUMA nodes that a policy can name: bits of the mask given to `mbind(2)`.
+/// Bits of the node mask passed to `mbind(2)`.
 const NODE_LIMIT: u32 = 1024;
 const MASK_WORDS: usize = NODE_LIMIT as usize / 64;
 
-/// Where the pages of an extent shall come from. Holds for pages that nobody has touched yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NumaPolicy {
-    /// Only these nodes; touching fails where they have none left.
-    Bind(Vec<u32>),
-    /// In turn over these nodes.
-    Interleave(Vec<u32>),
-    /// These nodes first, others when they have none left.
-    Prefer(u32),
-}
-
 /// A shared mapping of a sealed memfd.
 ///
-/// Any process that holds the descriptor may write to it while we look, so no reference to its
-/// bytes is ever made. Every transfer is done by the kernel on a checked range: if the owner
-/// punched a hole that cannot be filled again, the call fails and our process lives.
+/// Any process with the descriptor may write to it at any time, so no reference to its bytes is ever
+/// created. The kernel does every transfer, on a checked range: if the owner punched a hole that cannot
+/// be filled again, the call fails and the process survives.
 #[derive(Debug)]
 pub struct Region {
     base: NonNull<u8>,
@@ -36,30 +25,26 @@ pub struct Region {
     page: PageSize,
 }
 
-// SAFETY: the mapping belongs to the process and not to a thread, and `Region` is the only owner
-// of it; moving the owner to another thread changes nothing.
+// SAFETY: the mapping belongs to the process and not to a thread, and `Region` is its only owner.
 unsafe impl Send for Region {}
-// SAFETY: no method makes a reference into the mapping. All access is by system calls on checked
-// ranges, which the kernel allows from any number of threads at once.
+// SAFETY: no method creates a reference into the mapping. All access is by system calls on checked
+// ranges, which any number of threads may make concurrently.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps a sealed memfd, after checking that it is what its owner declared
-    /// (see [`memfd::check`]). The descriptor is closed; the mapping keeps the memory.
-    ///
-    /// Huge pages are not reserved by mapping, so that the process which touches them is the one
-    /// that pays.
+    /// Checks a sealed memfd (see [`memfd::check`]) and maps it. The descriptor is closed; the mapping
+    /// keeps the memory. Huge pages are not reserved: the process that first accesses a page is charged.
     ///
     /// # Errors
-    /// The property that does not hold, or [`Error::Call`] if there is no room to map.
+    /// As [`memfd::check`]; [`Error::Call`] if `mmap` fails.
     pub fn map(fd: OwnedFd, length: u64, page: PageSize) -> Result<Self, Error> {
         memfd::check(fd.as_fd(), length, page)?;
         let mapped = usize::try_from(length).map_err(|_| Error::BadLength {
             length,
             page: page.bytes(),
         })?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice cannot overlap memory
-        // that Rust knows of; the length is positive.
+        // SAFETY: a new mapping at an address chosen by the kernel cannot overlap memory that Rust
+        // knows of; the length is positive.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -71,7 +56,8 @@ impl Region {
             )
         }
         .map_err(Error::call("mmap"))?;
-        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns address 0 unasked");
+        let base = NonNull::new(base.cast::<u8>())
+            .expect("mmap returns address 0 only if it is requested");
         Ok(Self {
             base,
             length: mapped,
@@ -79,49 +65,40 @@ impl Region {
         })
     }
 
-    /// Bytes of the extent.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.length as u64
     }
 
-    /// The page size that was really obtained: checked against the kernel when it was mapped.
+    /// Returns the page size, which was checked against the kernel when it was mapped.
     #[must_use]
     pub fn page_size(&self) -> PageSize {
         self.page
     }
 
-    /// Asks that pages come from certain NUMA nodes. The policy is the memfd's, shared by all who
-    /// map it, so it also holds when another process touches the pages. Pages that are already
-    /// there stay where they are.
+    /// Prefers a NUMA node for pages that no process has touched yet; other nodes serve when it has
+    /// none left. The policy belongs to the memfd, so it also applies when another process touches
+    /// the pages.
     ///
     /// # Errors
-    /// [`Error::BadNode`], or [`Error::Call`] (`mbind` is forbidden by the default seccomp
-    /// profile, so ordinary pods cannot do this).
-    pub fn set_numa_policy(&self, policy: &NumaPolicy) -> Result<(), Error> {
-        let (mode, nodes) = match policy {
-            NumaPolicy::Bind(nodes) => (libc::MPOL_BIND, nodes.as_slice()),
-            NumaPolicy::Interleave(nodes) => (libc::MPOL_INTERLEAVE, nodes.as_slice()),
-            NumaPolicy::Prefer(node) => (libc::MPOL_PREFERRED, std::slice::from_ref(node)),
-        };
+    /// [`Error::BadNode`] for a node that does not fit the mask; [`Error::Call`] if `mbind` fails, for
+    /// example because the default seccomp profile of pods forbids it.
+    pub fn prefer_numa_node(&self, node: u32) -> Result<(), Error> {
         let mut mask = [0u64; MASK_WORDS];
-        for &node in nodes {
-            if node >= NODE_LIMIT {
-                return Err(Error::BadNode {
-                    node,
-                    limit: NODE_LIMIT,
-                });
-            }
-            mask[node as usize / 64] |= 1 << (node % 64);
-        }
-        // SAFETY: the range is our own mapping, the mask lives across the call and has the
-        // stated number of bits plus the one that the kernel subtracts.
+        let word = mask.get_mut(node as usize / 64).ok_or(Error::BadNode {
+            node,
+            limit: NODE_LIMIT,
+        })?;
+        *word = 1 << (node % 64);
+        // SAFETY: the range is this mapping; the mask is valid during the call and has the stated
+        // number of bits, of which the kernel subtracts one.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
                 self.base.as_ptr(),
                 self.length,
-                mode,
+                libc::MPOL_PREFERRED,
                 mask.as_ptr(),
                 libc::c_ulong::from(NODE_LIMIT),
                 0,
@@ -137,14 +114,14 @@ impl Region {
         }
     }
 
-    /// Makes the pages of a range exist and be mapped, charged to the calling process's cgroup.
-    /// Contents do not change. Call it for pieces (64 MiB, say) to show progress.
+    /// Allocates and maps the pages of a range, charged to the calling process's cgroup. Contents do
+    /// not change.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NoPages`] if there are none to be had, without a signal.
+    /// [`Error::OutOfRange`]; [`Error::NoPages`] if the kernel cannot allocate pages.
     pub fn populate(&self, offset: u64, length: u64) -> Result<(), Error> {
         let (start, bytes) = self.checked(offset, length)?;
-        // SAFETY: the range was checked to lie in our mapping; populating changes no bytes.
+        // SAFETY: the range is inside this mapping; populating changes no bytes.
         unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) }
             .map_err(|errno| Error::NoPages {
                 offset,
@@ -153,16 +130,16 @@ impl Region {
             })
     }
 
-    /// Receives from a socket directly into the range, at most `length` bytes, without blocking.
-    /// Returns how many came; 0 means that the peer ended its side.
+    /// Receives at most `length` bytes from a socket directly into the range, without blocking.
+    /// Returns the number of bytes; 0 means that the peer has closed its side.
     ///
     /// # Errors
-    /// What the kernel says (`WouldBlock` when nothing is there); `InvalidInput` if the range
-    /// leaves the extent.
+    /// `WouldBlock` if no byte is available; others of `recv(2)`; `InvalidInput` if the range is not
+    /// inside the extent.
     pub fn recv_into(&self, socket: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<usize> {
         let (start, bytes) = self.checked(offset, length).map_err(invalid)?;
-        // SAFETY: the kernel writes at most `bytes` bytes into a checked range of our own mapping,
-        // of which no reference exists.
+        // SAFETY: the kernel writes at most `bytes` bytes into a checked range of this mapping, of
+        // which no reference exists.
         let count = unsafe {
             libc::recv(
                 socket.as_raw_fd(),
@@ -174,65 +151,50 @@ impl Region {
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Sends `head` and then the range over a socket in one call, without blocking; either may be
-    /// empty. `more` says that further bytes follow at once (`MSG_MORE`). Returns how many bytes
-    /// of the two together went.
+    /// Sends `head` and then the range over a socket in one call, without blocking. Either may be
+    /// empty. Returns the number of bytes sent, head included.
     ///
     /// # Errors
-    /// What the kernel says (`WouldBlock` when its buffer is full); `InvalidInput` if the range
-    /// leaves the extent.
+    /// `WouldBlock` if the send buffer is full; others of `sendmsg(2)`; `InvalidInput` if the range is
+    /// not inside the extent.
     pub fn send_from(
         &self,
         socket: BorrowedFd<'_>,
         head: &[u8],
         offset: u64,
         length: u64,
-        more: bool,
     ) -> io::Result<usize> {
         let (start, bytes) = self.checked(offset, length).map_err(invalid)?;
         let mut parts = [
-            libc::iovec {
-                iov_base: head.as_ptr().cast_mut().cast(),
-                iov_len: head.len(),
-            },
-            libc::iovec {
-                iov_base: start.as_ptr().cast(),
-                iov_len: bytes,
-            },
+            part(head.as_ptr().cast_mut(), head.len()),
+            part(start.as_ptr(), bytes),
         ];
         // SAFETY: all-zero is a valid `msghdr`: no name, no parts, no control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len() as _;
-        let more = if more { libc::MSG_MORE } else { 0 };
-        // SAFETY: the message points at two parts that live across the call: `head`, and a checked
-        // range of our own mapping. The kernel only reads them.
+        // SAFETY: both parts are valid during the call: `head`, and a checked range of this mapping. The
+        // kernel only reads them.
         let count = unsafe {
             libc::sendmsg(
                 socket.as_raw_fd(),
                 &raw const message,
-                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
             )
         };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Copies ordinary bytes into the extent.
+    /// Copies bytes into the extent.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], or [`Error::Call`] if a page cannot be had.
+    /// [`Error::OutOfRange`]; [`Error::Call`] if a page cannot be allocated.
     pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let (start, _) = self.checked(offset, bytes.len() as u64)?;
-        let from = libc::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
-        };
-        let to = libc::iovec {
-            iov_base: start.as_ptr().cast(),
-            iov_len: bytes.len(),
-        };
-        // SAFETY: both parts are memory of this process: `bytes` is only read, the other is a
-        // checked range of our own mapping of which no reference exists.
+        let from = part(bytes.as_ptr().cast_mut(), bytes.len());
+        let to = part(start.as_ptr(), bytes.len());
+        // SAFETY: both parts are memory of this process: `bytes` is only read, the other is a checked
+        // range of this mapping, of which no reference exists.
         let count =
             unsafe { libc::process_vm_writev(own_pid(), &raw const from, 1, &raw const to, 1, 0) };
         whole("copying into", count, bytes.len())
@@ -241,31 +203,25 @@ impl Region {
     /// Copies bytes out of the extent.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], or [`Error::Call`] if a page cannot be had.
+    /// [`Error::OutOfRange`]; [`Error::Call`] if a page cannot be allocated.
     pub fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let (start, _) = self.checked(offset, bytes.len() as u64)?;
-        let to = libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        };
-        let from = libc::iovec {
-            iov_base: start.as_ptr().cast(),
-            iov_len: bytes.len(),
-        };
-        // SAFETY: both parts are memory of this process: `bytes` is borrowed for writing, the
-        // other is a checked range of our own mapping, which is only read.
+        let to = part(bytes.as_mut_ptr(), bytes.len());
+        let from = part(start.as_ptr(), bytes.len());
+        // SAFETY: both parts are memory of this process: `bytes` is borrowed for writing, the other is
+        // a checked range of this mapping, which is only read.
         let count =
             unsafe { libc::process_vm_readv(own_pid(), &raw const to, 1, &raw const from, 1, 0) };
         whole("copying out of", count, bytes.len())
     }
 
-    /// The whole mapping, for a device that is to reach it.
+    /// Returns the whole mapping, for registration with a device.
     #[cfg(feature = "verbs")]
     pub(crate) fn extent(&self) -> (NonNull<u8>, usize) {
         (self.base, self.length)
     }
 
-    /// The start of a range that lies in the mapping.
+    /// Checks that a range is inside the mapping, and returns its start.
     fn checked(&self, offset: u64, length: u64) -> Result<(NonNull<u8>, usize), Error> {
         let out_of_range = Error::OutOfRange {
             offset,
@@ -275,8 +231,8 @@ impl Region {
         let end = offset.checked_add(length);
         match (usize::try_from(offset), usize::try_from(length), end) {
             (Ok(offset), Ok(length), Some(end)) if end <= self.length() => {
-                // SAFETY: `offset` is at most the mapping's length, so the result stays within
-                // it or one past its end.
+                // SAFETY: `offset` is at most the mapping's length, so the result is inside it or
+                // one past its end.
                 Ok((unsafe { self.base.add(offset) }, length))
             }
             _ => Err(out_of_range),
@@ -286,9 +242,16 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `map` made, and nobody else unmaps it. A failure
-        // would leave it mapped, which is harmless.
+        // SAFETY: the range is the one that `map` created, and it is unmapped only here. A failure
+        // leaves it mapped, which is harmless.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+fn part(base: *mut u8, length: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: base.cast(),
+        iov_len: length,
     }
 }
 
@@ -303,7 +266,7 @@ fn own_pid() -> libc::pid_t {
 fn whole(call: &'static str, count: isize, wanted: usize) -> Result<(), Error> {
     match usize::try_from(count) {
         Ok(count) if count == wanted => Ok(()),
-        // A short copy stops at the first page that cannot be had.
+        // A short copy stops at the first page that cannot be allocated.
         Ok(_) => Err(Error::Call {
             call,
             source: io::Error::from_raw_os_error(libc::EFAULT),

@@ -1,4 +1,4 @@
-//! A network namespace by descriptor, and work done inside it.
+//! Network namespaces, and threads that work inside them.
 
 use std::fs::File;
 use std::io;
@@ -8,43 +8,43 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::LinkNameSpaceType;
 
-/// A network namespace. Sockets made inside [`Namespace::run`] belong to it for their whole life,
-/// whoever uses them afterwards.
+/// A network namespace. Sockets created inside [`Namespace::run`] stay in it, whichever thread uses them
+/// later.
 #[derive(Debug)]
 pub struct Namespace(OwnedFd);
 
 impl Namespace {
-    /// The namespace of a process, e.g. of a pod's. Needs the right to look at that process.
+    /// Opens the namespace of a process. Requires `PTRACE_MODE_READ` access to it.
     ///
     /// # Errors
-    /// What the kernel says, `NotFound` if there is no such process.
+    /// `NotFound` if there is no such process; `PermissionDenied` without access.
     pub fn of_process(pid: u32) -> io::Result<Self> {
         Self::open(Path::new(&format!("/proc/{pid}/ns/net")))
     }
 
-    /// The namespace behind a path such as `/run/netns/name`.
+    /// Opens the namespace at a path such as `/run/netns/name`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// From `open(2)`.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(path, flags, Mode::empty())?))
     }
 
-    /// The namespace that the calling thread is in.
+    /// Opens the namespace of the calling thread.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// From `open(2)`.
     pub fn current() -> io::Result<Self> {
         Ok(Self(File::open("/proc/thread-self/ns/net")?.into()))
     }
 
-    /// Runs `work` inside the namespace, on a thread of its own that ends with it, so that no
-    /// other thread of this process ever changes place. Meant for making and connecting sockets:
-    /// it blocks the caller until `work` is done, so `work` must not wait without a bound.
+    /// Runs `work` inside the namespace, on a new thread, so that no other thread of this process changes
+    /// its namespace. Blocks the caller until `work` returns.
     ///
     /// # Errors
-    /// What the kernel says about entering (`CAP_SYS_ADMIN` is needed), or the error of `work`.
+    /// `PermissionDenied` without `CAP_SYS_ADMIN`; errors of `setns(2)`, of starting the thread, and of
+    /// `work`.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         std::thread::scope(|scope| {
             let inside = std::thread::Builder::new()
@@ -72,8 +72,7 @@ impl AsFd for Namespace {
 }
 
 impl From<OwnedFd> for Namespace {
-    /// Takes a descriptor of a network namespace; a descriptor of anything else shows as an error
-    /// of [`Namespace::run`].
+    /// Wraps a descriptor. If it is not a network namespace, [`Namespace::run`] fails.
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
     }

@@ -1,5 +1,5 @@
-//! `SOCK_SEQPACKET` Unix sockets on abstract addresses: whole packets, descriptors beside them,
-//! and the kernel's word about who is at the other end.
+//! `SOCK_SEQPACKET` Unix sockets on abstract addresses: packets with descriptors, and the credentials of
+//! the peer.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,36 +10,36 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// Most descriptors in one packet; the kernel's own bound is 253.
+/// Most descriptors in one packet; the kernel's limit is 253.
 pub const MAX_DESCRIPTORS: usize = 64;
 
-/// Who is at the other end, as of when it connected (or listened), in our own namespaces.
+/// The credentials of a peer when it connected or listened, in this process's namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Process id as this process's pid namespace sees it; `None` where it does not see it.
+    /// Process ID in this process's PID namespace; `None` if it is not visible there.
     pub pid: Option<u32>,
-    /// User id.
+    /// User ID.
     pub uid: u32,
-    /// Group id.
+    /// Group ID.
     pub gid: u32,
 }
 
 /// One received packet.
 #[derive(Debug)]
 pub struct Packet {
-    /// Bytes written to the start of the buffer; 0 means that the peer closed.
+    /// Bytes at the start of the buffer; 0 if the peer has closed.
     pub length: usize,
-    /// Descriptors that came along, close-on-exec, in the sender's order.
+    /// Descriptors of the packet, close-on-exec, in the sender's order.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Listens on abstract address `name` in the calling thread's network namespace. The socket and
-/// what it accepts block only where the caller says so: it is made non-blocking.
+/// Listens on abstract address `name` in the calling thread's network namespace. The socket is
+/// non-blocking.
 ///
 /// # Errors
-/// What the kernel says, `AddrInUse` if somebody listens there.
+/// `AddrInUse` if the address is taken; others of `socket(2)`, `bind(2)` and `listen(2)`.
 pub fn listen(name: &str, backlog: i32) -> io::Result<OwnedFd> {
-    let socket = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let socket = new_socket()?;
     rustix::net::bind(
         &socket,
         &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
@@ -51,20 +51,19 @@ pub fn listen(name: &str, backlog: i32) -> io::Result<OwnedFd> {
 /// Accepts one connection, non-blocking.
 ///
 /// # Errors
-/// `WouldBlock` if nobody waits.
+/// `WouldBlock` if there is no connection to accept.
 pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::accept_with(listener, flags)?)
 }
 
 /// Connects to abstract address `name` in the calling thread's network namespace (use
-/// [`super::Namespace::run`] for another one). Never waits: a full backlog is `WouldBlock`. The
-/// socket is non-blocking.
+/// [`super::Namespace::run`] for another one). Does not block. The socket is non-blocking.
 ///
 /// # Errors
-/// `ConnectionRefused` if nobody listens there.
+/// `ConnectionRefused` without a listener; `WouldBlock` if its backlog is full.
 pub fn connect(name: &str) -> io::Result<OwnedFd> {
-    let socket = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let socket = new_socket()?;
     rustix::net::connect(
         &socket,
         &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
@@ -72,11 +71,10 @@ pub fn connect(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Sends one packet with descriptors beside it. The bytes must not be empty: an empty packet
-/// reads as the end.
+/// Sends one packet with descriptors. The receiver would read an empty packet as the end.
 ///
 /// # Errors
-/// `WouldBlock` if the peer's queue is full, `InvalidInput` for an empty packet or more than
+/// `WouldBlock` if the peer's queue is full; `InvalidInput` for an empty packet or more than
 /// [`MAX_DESCRIPTORS`].
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.is_empty() || descriptors.len() > MAX_DESCRIPTORS {
@@ -96,11 +94,11 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     }
 }
 
-/// Receives one packet. A packet larger than `buffer`, or with more than [`MAX_DESCRIPTORS`], is
-/// an error; descriptors of such a packet are closed.
+/// Receives one packet.
 ///
 /// # Errors
-/// `WouldBlock` if nothing is there, `InvalidData` for a packet that does not fit.
+/// `WouldBlock` if there is none; `InvalidData` if it is larger than `buffer` or has more than
+/// [`MAX_DESCRIPTORS`], which are then closed.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Packet> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -119,7 +117,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Packet> {
     {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "a packet larger than agreed",
+            "the packet is larger than the buffer",
         ));
     }
     Ok(Packet {
@@ -128,10 +126,10 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Packet> {
     })
 }
 
-/// The kernel's word about the peer of a connected Unix socket (`SO_PEERCRED`).
+/// Returns the credentials of the peer of a connected Unix socket (`SO_PEERCRED`).
 ///
 /// # Errors
-/// What the kernel says, e.g. if this is no Unix socket.
+/// From `getsockopt(2)`, for example if this is not a Unix socket.
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let mut credentials = libc::ucred {
         pid: 0,
@@ -139,8 +137,8 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
         gid: 0,
     };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("12 bytes fit");
-    // Not by rustix: a peer outside our pid namespace has pid 0, which its type cannot hold.
-    // SAFETY: the kernel writes at most `length` bytes, the size of the structure it points at.
+    // Not through rustix: its type cannot hold PID 0, that of a peer outside the PID namespace.
+    // SAFETY: the kernel writes at most `length` bytes, the size of the structure.
     let done = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -161,11 +159,11 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     })
 }
 
-fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
-        flags,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?)
 }

@@ -1,17 +1,17 @@
-//! Options of sockets that no safe crate sets.
+//! Socket options without a safe wrapper elsewhere.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// From how many received bytes on a stream socket counts as readable. The kernel makes it readable
-/// earlier when it has no room for so many, and when the peer has ended.
+/// Sets the number of received bytes from which a stream socket is readable (`SO_RCVLOWAT`). It is also
+/// readable when its buffer cannot hold that many, and when the peer has closed.
 ///
 /// # Errors
-/// What the kernel says.
+/// From `setsockopt(2)`.
 pub fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let length = libc::socklen_t::try_from(size_of_val(&bytes)).expect("the size of an int fits");
-    // SAFETY: the option's value is one int, which lives across the call and whose size is given.
+    // SAFETY: the value is one int, valid during the call, with its size.
     let done = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

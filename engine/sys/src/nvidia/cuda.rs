@@ -1,16 +1,14 @@
-//! A GPU by CUDA's driver interface (`cuda.h`, whose functions keep what they do under their versioned
-//! names): what it can do, and a small piece of its memory.
+//! GPUs through CUDA's driver API (`cuda.h`; versioned functions keep their behaviour): attributes, and a
+//! small amount of memory.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::fmt;
-use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{NonNull, null};
 use std::sync::{Arc, OnceLock};
 
-use super::{Error, driver, words};
-use crate::loader::functions;
+use super::{Error, driver, text_at};
+use crate::loader::{functions, opaque_debug};
 
 const NAME: &str = "libcuda.so.1";
 
@@ -18,11 +16,10 @@ const SUCCESS: c_uint = 0;
 const HANDLE_DMA_BUF: c_int = 1;
 const SYNC_MEMOPS: c_int = 6;
 
-/// What is registered with a device begins on a page, of which 64 KiB are the largest here: pages of the
-/// GPU, and of some arm64 kernels.
+/// Alignment of memory for registration: the largest page, of GPUs and of some arm64 kernels.
 const PAGE: usize = 64 << 10;
 
-/// A context, only ever handled by address.
+/// An opaque context.
 #[repr(C)]
 pub(super) struct Raw {
     _held: [u8; 0],
@@ -50,10 +47,10 @@ functions! {
     ]
 }
 
-/// What a GPU can do.
+/// A capability of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attribute {
-    /// RDMA devices can reach its memory through a module of its driver's.
+    /// RDMA devices can access its memory through a kernel module of the driver.
     GpuDirectRdma,
     /// Its memory can be exported as dma-buf.
     DmaBuf,
@@ -68,7 +65,7 @@ impl Attribute {
     }
 }
 
-/// CUDA, which was begun.
+/// The initialised CUDA library.
 #[derive(Clone, Copy)]
 pub struct Cuda(&'static Library);
 
@@ -79,21 +76,15 @@ pub struct Device {
     number: c_int,
 }
 
-/// Loads CUDA's driver library of the node with this root folder, of the first folder that is asked for, and
-/// begins it: it opens all GPUs that `CUDA_VISIBLE_DEVICES` leaves.
+/// Loads CUDA from the node's driver and initialises it, which opens all GPUs of `CUDA_VISIBLE_DEVICES`.
+/// Later calls return the library that the first call loaded.
 ///
 /// # Errors
-/// [`Error::Absent`] where the node has none; what loader and CUDA say.
+/// [`Error::Absent`] without a driver; [`Error::Library`] and [`Error::Failed`] from loader and CUDA.
 pub fn open(root: &Path) -> Result<Cuda, Error> {
     static LOADED: OnceLock<Library> = OnceLock::new();
-    let library = match LOADED.get() {
-        Some(library) => library,
-        None => {
-            let library = Library::of(driver::load(root, NAME)?).map_err(Error::Library)?;
-            LOADED.get_or_init(|| library)
-        }
-    };
-    // SAFETY: it takes no flags, and may be called again and again.
+    let library = driver::load_once(&LOADED, root, NAME, Library::of)?;
+    // SAFETY: it takes no flags, and may be called repeatedly.
     let answer = unsafe { (library.init)(0) };
     done(library, answer)?;
     Ok(Cuda(library))
@@ -104,25 +95,25 @@ fn done(library: &Library, answer: c_uint) -> Result<(), Error> {
         return Ok(());
     }
     let mut at = null();
-    // SAFETY: it takes any number, and the address lives across the call. Where it knows no word it leaves
-    // or writes null.
+    // SAFETY: it takes any number, and the address is valid during the call. For an unknown number it
+    // writes null or nothing.
     let _ = unsafe { (library.error_string)(answer, &raw mut at) };
-    Err(Error::Refused {
+    Err(Error::Failed {
         number: answer,
         // SAFETY: CUDA's constants are C strings.
-        words: unsafe { words(at) },
+        text: unsafe { text_at(at) },
     })
 }
 
 impl Cuda {
-    /// The GPU at a PCI address.
+    /// Returns the GPU at a PCI address.
     ///
     /// # Errors
-    /// What CUDA says.
+    /// [`Error::Failed`] with CUDA's error.
     pub fn device(&self, address: &str) -> Result<Device, Error> {
-        let pci = CString::new(address).map_err(|_| Error::NoAddress(address.to_owned()))?;
+        let pci = CString::new(address).map_err(|_| Error::BadAddress(address.to_owned()))?;
         let mut number = 0;
-        // SAFETY: the address is a C string, and both live across the call.
+        // SAFETY: the address is a C string, and both are valid during the call.
         let answer = unsafe { (self.0.by_pci)(&raw mut number, pci.as_ptr()) };
         done(self.0, answer)?;
         Ok(Device {
@@ -133,15 +124,14 @@ impl Cuda {
 }
 
 impl Device {
-    /// Whether it can do that, for which no context is made. One that an older driver does not know it
-    /// cannot.
+    /// Returns whether the GPU has a capability; false if the driver does not know it.
     ///
     /// # Errors
-    /// What CUDA says.
-    pub fn can(&self, attribute: Attribute) -> Result<bool, Error> {
+    /// [`Error::Failed`] with CUDA's error.
+    pub fn supports(&self, attribute: Attribute) -> Result<bool, Error> {
         const INVALID_VALUE: c_uint = 1;
         let mut value = 0;
-        // SAFETY: the device is of this CUDA, and the number lives across the call.
+        // SAFETY: the device is of this CUDA, and the number is valid during the call.
         let answer =
             unsafe { (self.library.attribute)(&raw mut value, attribute.number(), self.number) };
         if answer == INVALID_VALUE {
@@ -151,178 +141,170 @@ impl Device {
         Ok(value != 0)
     }
 
-    /// A context of its own, which takes memory of the GPU for as long as it is there.
+    /// Creates a context, which uses memory of the GPU while it exists.
     ///
     /// # Errors
-    /// What CUDA says.
+    /// [`Error::Failed`] with CUDA's error.
     pub fn context(&self) -> Result<Context, Error> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the device is of this CUDA, and the address lives across the call.
+        // SAFETY: the device is of this CUDA, and the address is valid during the call.
         let answer = unsafe { (self.library.create)(&raw mut raw, 0, self.number) };
         done(self.library, answer)?;
         let raw = NonNull::new(raw).ok_or(Error::Unsupported("context"))?;
-        Ok(Context(Arc::new(Made {
+        Ok(Context(Arc::new(Handle {
             library: self.library,
             raw,
         })))
     }
 }
 
-/// What all that is made in a context holds.
-struct Made {
+/// A CUDA context, held by every object that was created in it.
+struct Handle {
     library: &'static Library,
     raw: NonNull<Raw>,
 }
 
-// SAFETY: CUDA's driver interface may be called from any thread; each call here makes the context that of
-// its thread first. `Made` is the only owner of the context.
-unsafe impl Send for Made {}
-// SAFETY: CUDA locks what its calls share, so that they may come from several threads at once.
-unsafe impl Sync for Made {}
+// SAFETY: CUDA's driver API may be called from any thread; each call here first makes the context current.
+// `Handle` is the only owner of the context.
+unsafe impl Send for Handle {}
+// SAFETY: CUDA locks what its calls share, so several threads may call it concurrently.
+unsafe impl Sync for Handle {}
 
-impl Made {
+impl Handle {
     fn enter(&self) -> Result<(), Error> {
-        // SAFETY: the context is there for as long as this.
+        // SAFETY: the context is valid as long as this.
         let answer = unsafe { (self.library.set_current)(self.raw.as_ptr()) };
         done(self.library, answer)
     }
 
-    /// Waits for what was begun in it.
-    fn settle(&self) -> Result<(), Error> {
-        // SAFETY: it takes nothing; the context is the thread's, as callers have entered it.
+    /// Waits for the work that was submitted in the context.
+    fn synchronize(&self) -> Result<(), Error> {
+        // SAFETY: it takes nothing; callers have made the context current.
         let answer = unsafe { (self.library.synchronize)() };
         done(self.library, answer)
     }
 }
 
-impl Drop for Made {
+impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: whatever was made in it holds this, so nothing of it is left; a failure leaves it to the
-        // end of the process.
+        // SAFETY: every object in the context holds this, so none is left; a failure leaves the context
+        // until the process ends.
         let _ = unsafe { (self.library.destroy)(self.raw.as_ptr()) };
     }
 }
 
 /// A context on a GPU.
 #[derive(Clone)]
-pub struct Context(Arc<Made>);
+pub struct Context(Arc<Handle>);
 
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").finish_non_exhaustive()
-    }
-}
+opaque_debug!(Context);
 
 impl Context {
-    /// So many bytes of the GPU's memory, which begin and end on pages.
+    /// Allocates pages of 64 KiB of the GPU's memory, aligned to 64 KiB.
     ///
     /// # Errors
-    /// What CUDA says.
+    /// [`Error::Failed`] with CUDA's error.
     pub fn memory(&self, pages: u16) -> Result<Memory, Error> {
         let length = usize::from(pages.max(1)) * PAGE;
-        let made = Arc::clone(&self.0);
-        made.enter()?;
+        let context = Arc::clone(&self.0);
+        context.enter()?;
         let mut base = 0;
-        // SAFETY: the number lives across the call. A page more than asked for, so that a part of it begins
-        // on one.
-        let answer = unsafe { (made.library.allocate)(&raw mut base, length + PAGE) };
-        done(made.library, answer)?;
+        // SAFETY: the number is valid during the call. One additional page makes the alignment possible.
+        let answer = unsafe { (context.library.allocate)(&raw mut base, length + PAGE) };
+        done(context.library, answer)?;
         let memory = Memory {
             start: base.next_multiple_of(PAGE as u64),
             base,
             length,
-            made,
+            context,
         };
-        let always: c_uint = 1;
-        // What a device writes there must be ordered with copies of ours.
-        // SAFETY: the memory is this context's, and the value lives across the call.
+        let enabled: c_uint = 1;
+        // Orders the writes of devices with copies of this process.
+        // SAFETY: the memory is of this context, and the value is valid during the call.
         let answer = unsafe {
-            (memory.made.library.set_attribute)(
-                (&raw const always).cast(),
+            (memory.context.library.set_attribute)(
+                (&raw const enabled).cast(),
                 SYNC_MEMOPS,
                 memory.base,
             )
         };
-        done(memory.made.library, answer)?;
+        done(memory.context.library, answer)?;
         Ok(memory)
     }
 }
 
-/// A piece of a GPU's memory, of which no reference is ever made: devices may write to it at any moment.
+/// GPU memory. No reference to it is ever created, because devices may write to it at any time.
 pub struct Memory {
-    made: Arc<Made>,
-    /// What was allocated, and what is used of it.
+    context: Arc<Handle>,
+    /// Address of the allocation; `start` is the first aligned address in it.
     base: u64,
     start: u64,
     length: usize,
 }
 
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").finish_non_exhaustive()
-    }
-}
+opaque_debug!(Memory);
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.made.enter().is_ok() {
-            // SAFETY: it was allocated in this context, is ours, and is given back once.
-            let _ = unsafe { (self.made.library.free)(self.base) };
+        if self.context.enter().is_ok() {
+            // SAFETY: it was allocated in this context and is freed once.
+            let _ = unsafe { (self.context.library.free)(self.base) };
         }
     }
 }
 
 impl Memory {
-    /// How many bytes it has.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Its address on the GPU and for devices, and its length.
+    /// Returns the address for the GPU and for devices, and the length.
     #[cfg(feature = "verbs")]
     pub(crate) fn extent(&self) -> (u64, usize) {
         (self.start, self.length)
     }
 
-    /// Gives each byte this value.
+    /// Sets each byte to a value.
     ///
     /// # Errors
-    /// What CUDA says.
+    /// [`Error::Failed`] with CUDA's error.
     pub fn fill(&self, value: u8) -> Result<(), Error> {
-        self.made.enter()?;
-        // SAFETY: the range is the memory's own.
-        let answer = unsafe { (self.made.library.set)(self.start, value, self.length) };
-        done(self.made.library, answer)?;
-        self.made.settle()
+        self.context.enter()?;
+        // SAFETY: the range is this memory.
+        let answer = unsafe { (self.context.library.set)(self.start, value, self.length) };
+        done(self.context.library, answer)?;
+        self.context.synchronize()
     }
 
-    /// Copies bytes to its beginning.
+    /// Copies bytes to the start of the memory.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; what CUDA says.
+    /// [`Error::OutOfRange`]; [`Error::Failed`] with CUDA's error.
     pub fn copy_in(&self, bytes: &[u8]) -> Result<(), Error> {
         self.within(bytes.len())?;
-        self.made.enter()?;
+        self.context.enter()?;
         let from = bytes.as_ptr().cast();
-        // SAFETY: both ranges are of this length and stay for the call, which only reads the bytes.
-        let answer = unsafe { (self.made.library.copy_in)(self.start, from, bytes.len()) };
-        done(self.made.library, answer)?;
-        self.made.settle()
+        // SAFETY: both ranges have this length and are valid during the call, which only reads the bytes.
+        let answer = unsafe { (self.context.library.copy_in)(self.start, from, bytes.len()) };
+        done(self.context.library, answer)?;
+        self.context.synchronize()
     }
 
-    /// Copies bytes from its beginning.
+    /// Copies bytes from the start of the memory.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; what CUDA says.
+    /// [`Error::OutOfRange`]; [`Error::Failed`] with CUDA's error.
     pub fn copy_out(&self, bytes: &mut [u8]) -> Result<(), Error> {
         self.within(bytes.len())?;
-        self.made.enter()?;
-        self.made.settle()?;
+        self.context.enter()?;
+        self.context.synchronize()?;
         let to = bytes.as_mut_ptr().cast();
-        // SAFETY: both ranges are of this length and stay for the call, and the bytes are ours alone.
-        let answer = unsafe { (self.made.library.copy_out)(to, self.start, bytes.len()) };
-        done(self.made.library, answer)
+        // SAFETY: both ranges have this length and are valid during the call; the bytes are borrowed
+        // exclusively.
+        let answer = unsafe { (self.context.library.copy_out)(to, self.start, bytes.len()) };
+        done(self.context.library, answer)
     }
 
     fn within(&self, length: usize) -> Result<(), Error> {
@@ -332,25 +314,28 @@ impl Memory {
         Ok(())
     }
 
-    /// The whole of it as dma-buf, which other drivers take.
+    /// Exports the whole memory as dma-buf.
     ///
     /// # Errors
-    /// What CUDA says; [`Error::Unsupported`] by a driver before CUDA 11.7.
+    /// [`Error::Failed`] with CUDA's error; [`Error::Unsupported`] with a driver before CUDA 11.7.
     pub fn dma_buf(&self) -> Result<OwnedFd, Error> {
-        const ASK: &str = "cuMemGetHandleForAddressRange";
-        let ask = self.made.library.handle.ok_or(Error::Unsupported(ASK))?;
-        self.made.enter()?;
+        const EXPORT: &str = "cuMemGetHandleForAddressRange";
+        let export = self
+            .context
+            .library
+            .handle
+            .ok_or(Error::Unsupported(EXPORT))?;
+        self.context.enter()?;
         let mut descriptor: c_int = -1;
         let room = (&raw mut descriptor).cast();
-        // SAFETY: the range is the memory's own; of this kind of handle there is room for one, a
-        // descriptor, which lives across the call.
-        let answer = unsafe { ask(room, self.start, self.length, HANDLE_DMA_BUF, 0) };
-        done(self.made.library, answer)?;
+        // SAFETY: the range is this memory; there is space for one handle of this kind, a descriptor,
+        // during the call.
+        let answer = unsafe { export(room, self.start, self.length, HANDLE_DMA_BUF, 0) };
+        done(self.context.library, answer)?;
         if descriptor < 0 {
-            let why = io::Error::from_raw_os_error(libc::EBADF);
-            return Err(Error::NoDescriptor(why));
+            return Err(Error::BadDescriptor);
         }
-        // SAFETY: CUDA has just made it for its caller, who closes it.
+        // SAFETY: CUDA has just created it for the caller, who owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 }

@@ -1,11 +1,11 @@
-//! What NVML tells of a GPU (`nvml.h`, whose functions and structs are versioned and do not change).
+//! GPUs through NVML (`nvml.h`; functions and structs are versioned and do not change).
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
-use super::{Error, driver, words};
+use super::{Error, driver, text_at};
 use crate::loader::functions;
 
 const NAME: &str = "libnvidia-ml.so.1";
@@ -15,13 +15,13 @@ const NOT_SUPPORTED: c_int = 3;
 const INSUFFICIENT_SIZE: c_int = 7;
 const FUNCTION_NOT_FOUND: c_int = 13;
 
-/// The number by which NVML says that a GPU has fallen off the bus.
+/// NVML's error number for a GPU that is no longer on the PCI bus.
 pub const GPU_IS_LOST: u32 = 15;
 
-/// Longer than any word that NVML gives.
-const WORD: usize = 128;
+/// Buffer size for a string; longer than any string of NVML.
+const TEXT: usize = 128;
 
-/// One GPU, only ever handled by address.
+/// An opaque GPU handle.
 #[repr(C)]
 pub(super) struct Raw {
     _held: [u8; 0],
@@ -39,7 +39,7 @@ pub(super) struct FabricInfo {
     health: c_uint,
 }
 
-/// `nvmlGpuFabricInfo_v2`: its size, and in the highest byte its version.
+/// Version of `nvmlGpuFabricInfo_v2`: its size, and 2 in the highest byte.
 const FABRIC_VERSION: c_uint = 36 | 2 << 24;
 
 const _: () = {
@@ -59,7 +59,7 @@ functions! {
     [
         fabric: c"nvmlDeviceGetGpuFabricInfoV", fn(*mut Raw, *mut FabricInfo) -> c_int;
         mig_mode: c"nvmlDeviceGetMigMode", fn(*mut Raw, *mut c_uint, *mut c_uint) -> c_int;
-        // All three of each differ in what they say of a process, not in how many there are.
+        // The versions differ in the data per process, not in the count.
         compute_3: c"nvmlDeviceGetComputeRunningProcesses_v3",
             fn(*mut Raw, *mut c_uint, *mut c_void) -> c_int;
         compute: c"nvmlDeviceGetComputeRunningProcesses",
@@ -75,7 +75,7 @@ functions! {
     ]
 }
 
-/// NVML, which was begun. It is never ended: the process that asks ends.
+/// The initialised NVML library. It is never shut down: the calling process is short-lived.
 #[derive(Clone, Copy)]
 pub struct Nvml(&'static Library);
 
@@ -86,32 +86,26 @@ pub struct Gpu {
     raw: NonNull<Raw>,
 }
 
-/// What GPUs of several nodes share memory through, as one GPU sees it.
+/// The NVLink fabric of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fabric {
-    /// How far the GPU has come: 1 not started, 2 in progress, 3 completed.
+    /// Registration state: 1 not started, 2 in progress, 3 completed.
     pub state: u8,
-    /// Why it is completed and of no use, where not 0.
+    /// Error of a completed registration; 0 if it succeeded.
     pub status: u32,
     pub cluster: [u8; 16],
     pub clique: u32,
 }
 
-/// Loads NVML of the node with this root folder, of the first folder that is asked for, and begins it. It
-/// wakes no GPU yet.
+/// Loads NVML from the node's driver and initialises it, which opens no GPU. Later calls return the library
+/// that the first call loaded.
 ///
 /// # Errors
-/// [`Error::Absent`] where the node has none; what loader and NVML say.
+/// [`Error::Absent`] without a driver; [`Error::Library`] and [`Error::Failed`] from loader and NVML.
 pub fn open(root: &Path) -> Result<Nvml, Error> {
     static LOADED: OnceLock<Library> = OnceLock::new();
-    let library = match LOADED.get() {
-        Some(library) => library,
-        None => {
-            let library = Library::of(driver::load(root, NAME)?).map_err(Error::Library)?;
-            LOADED.get_or_init(|| library)
-        }
-    };
-    // SAFETY: it takes nothing, and may be called again and again.
+    let library = driver::load_once(&LOADED, root, NAME, Library::of)?;
+    // SAFETY: it takes nothing, and may be called repeatedly.
     let answer = unsafe { (library.init)() };
     done(library, answer)?;
     Ok(Nvml(library))
@@ -121,50 +115,50 @@ fn done(library: &Library, answer: c_int) -> Result<(), Error> {
     if answer == SUCCESS {
         return Ok(());
     }
-    // SAFETY: it takes any number, and answers a constant.
+    // SAFETY: it takes any number, and returns a constant.
     let at = unsafe { (library.error_string)(answer) };
-    Err(Error::Refused {
+    Err(Error::Failed {
         number: answer.unsigned_abs(),
         // SAFETY: NVML's constants are C strings.
-        words: unsafe { words(at) },
+        text: unsafe { text_at(at) },
     })
 }
 
-/// What NVML writes into room for a word of so many bytes.
-fn word(
+/// Returns a string that NVML writes into a buffer of the given size.
+fn text(
     library: &Library,
-    ask: impl FnOnce(*mut c_char, c_uint) -> c_int,
+    fill: impl FnOnce(*mut c_char, c_uint) -> c_int,
 ) -> Result<String, Error> {
-    let mut room = [0_u8; WORD];
-    done(library, ask(room.as_mut_ptr().cast(), 96))?;
-    // The last byte stays 0 whatever is written into the first 96.
-    let end = room.iter().position(|byte| *byte == 0).unwrap_or(0);
-    Ok(String::from_utf8_lossy(&room[..end]).into_owned())
+    let mut buffer = [0_u8; TEXT];
+    done(library, fill(buffer.as_mut_ptr().cast(), 96))?;
+    // The bytes after the first 96 stay 0.
+    let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(0);
+    Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())
 }
 
 impl Nvml {
-    /// Version of the driver.
+    /// Returns the version of the driver.
     ///
     /// # Errors
-    /// What NVML says.
+    /// [`Error::Failed`] with NVML's error.
     pub fn driver_version(&self) -> Result<String, Error> {
-        // SAFETY: there is room for as many bytes as it is told of.
-        word(self.0, |at, most| unsafe {
+        // SAFETY: the buffer has as many bytes as stated.
+        text(self.0, |at, most| unsafe {
             (self.0.driver_version)(at, most)
         })
     }
 
-    /// The GPU at a PCI address, which wakes it.
+    /// Opens the GPU at a PCI address.
     ///
     /// # Errors
-    /// What NVML says; [`GPU_IS_LOST`] of one that has fallen off the bus.
+    /// [`Error::Failed`] with NVML's error; [`GPU_IS_LOST`] if it is no longer on the bus.
     pub fn gpu(&self, address: &str) -> Result<Gpu, Error> {
-        let pci = CString::new(address).map_err(|_| Error::NoAddress(address.to_owned()))?;
+        let pci = CString::new(address).map_err(|_| Error::BadAddress(address.to_owned()))?;
         let mut raw = null_mut();
-        // SAFETY: the address is a C string, and both live across the call.
+        // SAFETY: the address is a C string, and both are valid during the call.
         let answer = unsafe { (self.0.by_pci)(pci.as_ptr(), &raw mut raw) };
         done(self.0, answer)?;
-        let raw = NonNull::new(raw).ok_or_else(|| Error::NoAddress(address.to_owned()))?;
+        let raw = NonNull::new(raw).ok_or_else(|| Error::BadAddress(address.to_owned()))?;
         Ok(Gpu {
             library: self.0,
             raw,
@@ -173,44 +167,48 @@ impl Nvml {
 }
 
 impl Gpu {
+    /// Returns the UUID.
+    ///
     /// # Errors
-    /// What NVML says.
+    /// [`Error::Failed`] with NVML's error.
     pub fn uuid(&self) -> Result<String, Error> {
-        // SAFETY: the GPU is of this NVML, and there is room for as many bytes as it is told of.
-        word(self.library, |at, most| unsafe {
+        // SAFETY: the GPU is of this NVML, and the buffer has as many bytes as stated.
+        text(self.library, |at, most| unsafe {
             (self.library.uuid)(self.raw.as_ptr(), at, most)
         })
     }
 
+    /// Returns the product name.
+    ///
     /// # Errors
-    /// What NVML says.
+    /// [`Error::Failed`] with NVML's error.
     pub fn name(&self) -> Result<String, Error> {
-        // SAFETY: the GPU is of this NVML, and there is room for as many bytes as it is told of.
-        word(self.library, |at, most| unsafe {
+        // SAFETY: the GPU is of this NVML, and the buffer has as many bytes as stated.
+        text(self.library, |at, most| unsafe {
             (self.library.name)(self.raw.as_ptr(), at, most)
         })
     }
 
-    /// None where the GPU is made for no fabric, or the driver knows of none.
+    /// Returns the fabric; `None` if the GPU or the driver supports none.
     ///
     /// # Errors
-    /// What NVML says.
+    /// [`Error::Failed`] with NVML's error.
     pub fn fabric(&self) -> Result<Option<Fabric>, Error> {
-        let Some(ask) = self.library.fabric else {
+        let Some(query) = self.library.fabric else {
             return Ok(None);
         };
         let mut found = FabricInfo {
             version: FABRIC_VERSION,
             ..FabricInfo::default()
         };
-        // SAFETY: the GPU is of this NVML; the struct is of the version that it names, and lives across
+        // SAFETY: the GPU is of this NVML; the struct has the version that it states, and is valid during
         // the call.
-        let answer = unsafe { ask(self.raw.as_ptr(), &raw mut found) };
+        let answer = unsafe { query(self.raw.as_ptr(), &raw mut found) };
         if [NOT_SUPPORTED, FUNCTION_NOT_FOUND].contains(&answer) {
             return Ok(None);
         }
         done(self.library, answer)?;
-        // State 0 is NVML's word for a GPU that is made for none.
+        // State 0: the GPU supports no fabric.
         Ok((found.state != 0).then_some(Fabric {
             state: found.state,
             status: found.status.unsigned_abs(),
@@ -219,17 +217,17 @@ impl Gpu {
         }))
     }
 
-    /// True where it is cut into instances (MIG).
+    /// Returns whether the GPU is partitioned into MIG instances.
     ///
     /// # Errors
-    /// What NVML says.
-    pub fn is_divided(&self) -> Result<bool, Error> {
-        let Some(ask) = self.library.mig_mode else {
+    /// [`Error::Failed`] with NVML's error.
+    pub fn is_mig_enabled(&self) -> Result<bool, Error> {
+        let Some(query) = self.library.mig_mode else {
             return Ok(false);
         };
         let (mut now, mut later) = (0, 0);
-        // SAFETY: the GPU is of this NVML, and both numbers live across the call.
-        let answer = unsafe { ask(self.raw.as_ptr(), &raw mut now, &raw mut later) };
+        // SAFETY: the GPU is of this NVML, and both numbers are valid during the call.
+        let answer = unsafe { query(self.raw.as_ptr(), &raw mut now, &raw mut later) };
         if [NOT_SUPPORTED, FUNCTION_NOT_FOUND].contains(&answer) {
             return Ok(false);
         }
@@ -237,10 +235,10 @@ impl Gpu {
         Ok(now != 0)
     }
 
-    /// How many processes hold it, whatever for.
+    /// Returns the number of processes that use the GPU.
     ///
     /// # Errors
-    /// What NVML says.
+    /// [`Error::Failed`] with NVML's error.
     pub fn processes(&self) -> Result<u32, Error> {
         let library = self.library;
         let kinds = [
@@ -249,9 +247,9 @@ impl Gpu {
             (library.shared_3.or(library.shared), false),
         ];
         let mut sum = 0_u32;
-        for (ask, needed) in kinds {
-            match ask {
-                Some(ask) => sum = sum.saturating_add(self.count(ask)?),
+        for (query, needed) in kinds {
+            match query {
+                Some(query) => sum = sum.saturating_add(self.count(query)?),
                 None if needed => {
                     return Err(Error::Unsupported("nvmlDeviceGetComputeRunningProcesses"));
                 }
@@ -261,12 +259,12 @@ impl Gpu {
         Ok(sum)
     }
 
-    /// It tells how many there are where there is room for none.
-    fn count(&self, ask: Count) -> Result<u32, Error> {
+    /// Returns a count, which NVML reports for a buffer of size 0.
+    fn count(&self, query: Count) -> Result<u32, Error> {
         let mut count = 0;
-        // SAFETY: the GPU is of this NVML; the number lives across the call, and says that there is no room
-        // to write to.
-        let answer = unsafe { ask(self.raw.as_ptr(), &raw mut count, null_mut()) };
+        // SAFETY: the GPU is of this NVML; the number is valid during the call, and states a buffer of
+        // size 0.
+        let answer = unsafe { query(self.raw.as_ptr(), &raw mut count, null_mut()) };
         match answer {
             SUCCESS | INSUFFICIENT_SIZE => Ok(count),
             NOT_SUPPORTED | FUNCTION_NOT_FOUND => Ok(0),

@@ -1,4 +1,4 @@
-//! Devices by name, and one that was opened.
+//! RDMA devices: listing, opening and querying.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -10,8 +10,9 @@ use std::sync::Arc;
 use super::ffi;
 use super::library::{Library, library};
 use super::{Call, Error, Why, done};
+use crate::loader::opaque_debug;
 
-/// The list that libibverbs gave, which its entries live in.
+/// The device list of libibverbs, which owns its entries.
 struct List {
     library: &'static Library,
     first: NonNull<*mut ffi::ibv_device>,
@@ -19,12 +20,12 @@ struct List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: it is the library's own list, given back once: every device of it holds this.
+        // SAFETY: it is the library's list, freed once: every device of it holds this.
         unsafe { (self.library.free_device_list)(self.first.as_ptr()) }
     }
 }
 
-/// A device that libibverbs has a driver for; not opened.
+/// A device that libibverbs has a driver for, not opened.
 pub struct Device {
     list: Rc<List>,
     raw: NonNull<ffi::ibv_device>,
@@ -37,14 +38,14 @@ impl fmt::Debug for Device {
     }
 }
 
-/// All devices that libibverbs has a driver for.
+/// Lists all devices that libibverbs has a driver for.
 ///
 /// # Errors
-/// [`Call::Load`] where there is no libibverbs; [`Call::Find`] with the kernel's word.
+/// [`Call::Load`] without libibverbs; [`Call::Find`] with an errno.
 pub fn devices() -> Result<Vec<Device>, Error> {
     let library = library()?;
     let mut count = 0;
-    // SAFETY: the count lives across the call.
+    // SAFETY: the count is valid during the call.
     let first = unsafe { (library.get_device_list)(&raw mut count) };
     let first = NonNull::new(first).ok_or_else(|| Error::last(Call::Find))?;
     let list = Rc::new(List { library, first });
@@ -52,7 +53,7 @@ pub fn devices() -> Result<Vec<Device>, Error> {
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the list has `count` entries.
         let entry = unsafe { first.add(at) };
-        // SAFETY: the entry lies in the list, which is held, and nobody writes to it.
+        // SAFETY: the entry is inside the list, which is held and not written to.
         let raw = unsafe { entry.read() };
         let Some(raw) = NonNull::new(raw) else {
             break;
@@ -72,30 +73,30 @@ fn name(library: &Library, device: NonNull<ffi::ibv_device>) -> String {
     if name.is_null() {
         return String::new();
     }
-    // SAFETY: not null, and then a C string that lives as long as the device.
+    // SAFETY: not null, so a C string that is valid as long as the device.
     let name = unsafe { CStr::from_ptr(name) };
     name.to_string_lossy().into_owned()
 }
 
 impl Device {
-    /// Its name, e.g. `mlx5_0`.
+    /// Returns the name, for example `mlx5_0`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// True where connections are made by a connection manager only (iWARP).
+    /// Returns true for iWARP, where only a connection manager can create connections.
     #[must_use]
-    pub fn needs_a_manager(&self) -> bool {
+    pub fn needs_connection_manager(&self) -> bool {
         // SAFETY: the list is held, and its entries do not change.
         let transport = unsafe { (*self.raw.as_ptr()).transport_type };
         transport == ffi::TRANSPORT_IWARP
     }
 
-    /// Opens it. A sick device may hold the caller for ever.
+    /// Opens the device. An unhealthy device may block the caller for ever.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn open(&self) -> Result<Context, Error> {
         let library = self.list.library;
         // SAFETY: the device is an entry of a list that is held.
@@ -105,7 +106,7 @@ impl Device {
     }
 }
 
-/// What all that is made of an opened device holds.
+/// An opened device, held by every object that was created on it.
 pub(super) struct Opened {
     pub(super) library: &'static Library,
     pub(super) raw: NonNull<ffi::ibv_context>,
@@ -113,68 +114,64 @@ pub(super) struct Opened {
 
 // SAFETY: libibverbs may be called from any thread, and `Opened` is the only owner of the context.
 unsafe impl Send for Opened {}
-// SAFETY: libibverbs locks what its calls share, so that they may come from several threads at once.
+// SAFETY: libibverbs locks what its calls share, so several threads may call it concurrently.
 unsafe impl Sync for Opened {}
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: whatever was made of the device holds this, so nothing of it is left; a failure leaves
-        // a descriptor open, which is harmless.
+        // SAFETY: every object on the device holds this, so none is left; a failure leaves a descriptor
+        // open, which is harmless.
         let _ = unsafe { (self.library.close_device)(self.raw.as_ptr()) };
     }
 }
 
-/// A device that was opened.
+/// An opened device.
 #[derive(Clone)]
 pub struct Context(pub(super) Arc<Opened>);
 
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").finish_non_exhaustive()
-    }
-}
+opaque_debug!(Context);
 
-/// The most that a device takes, in its own numbers.
+/// The limits that a device reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one registration.
+    /// Most bytes of one registration.
     pub max_mr_size: u64,
-    /// Registrations.
+    /// Most registrations.
     pub max_mr: i32,
-    /// Queue pairs.
+    /// Most queue pairs.
     pub max_qp: i32,
-    /// Entries of one completion queue.
+    /// Most entries of one completion queue.
     pub max_cqe: i32,
 }
 
-/// What carries a port's packets.
+/// The link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// Peers are found by their LID.
+    /// Peers are addressed by LID.
     InfiniBand,
-    /// Peers are found by their GID.
+    /// Peers are addressed by GID.
     Ethernet,
 }
 
-/// What a path over a port needs of it.
+/// The attributes of a port that a path needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortFacts {
     pub active: bool,
     pub link_layer: LinkLayer,
     pub lid: u16,
-    /// The largest packet now, in the device's number for it.
+    /// The active MTU, as `enum ibv_mtu`.
     pub mtu: i32,
 }
 
 impl Context {
-    /// The most that the device takes.
+    /// Queries the limits of the device.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn limits(&self) -> Result<Limits, Error> {
-        // SAFETY: all-zero is a value of it: numbers only.
+        // SAFETY: all-zero is a valid value: it holds numbers only.
         let mut found: ffi::ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the device is open, and the value lives across the call.
+        // SAFETY: the device is open, and the value is valid during the call.
         let answer = unsafe { (self.0.library.query_device)(self.0.raw.as_ptr(), &raw mut found) };
         done(Call::QueryDevice, answer)?;
         Ok(Limits {
@@ -185,16 +182,16 @@ impl Context {
         })
     }
 
-    /// How a port is now.
+    /// Queries the state of a port.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn port(&self, number: u8) -> Result<PortFacts, Error> {
-        // SAFETY: all-zero is a value of it: numbers only.
+        // SAFETY: all-zero is a valid value: it holds numbers only.
         let mut found: ffi::ibv_port_attr = unsafe { std::mem::zeroed() };
-        let ask = self.0.library.query_port;
-        // SAFETY: the device is open, and the value lives across the call, which fills at most all of it.
-        let answer = unsafe { ask(self.0.raw.as_ptr(), number, &raw mut found) };
+        let query = self.0.library.query_port;
+        // SAFETY: the device is open, and the value is valid during the call, which writes at most its size.
+        let answer = unsafe { query(self.0.raw.as_ptr(), number, &raw mut found) };
         done(Call::QueryPort, answer)?;
         Ok(PortFacts {
             active: found.state == ffi::PORT_ACTIVE,
@@ -208,15 +205,15 @@ impl Context {
         })
     }
 
-    /// An entry of a port's GID table.
+    /// Queries an entry of a port's GID table.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// [`Why::Empty`]; the errno of the call.
     pub fn gid(&self, port: u8, index: u8) -> Result<Ipv6Addr, Error> {
         let mut gid = ffi::ibv_gid([0; 16]);
-        let ask = self.0.library.query_gid;
-        // SAFETY: the device is open, and the value lives across the call.
-        let answer = unsafe { ask(self.0.raw.as_ptr(), port, index.into(), &raw mut gid) };
+        let query = self.0.library.query_gid;
+        // SAFETY: the device is open, and the value is valid during the call.
+        let answer = unsafe { query(self.0.raw.as_ptr(), port, index.into(), &raw mut gid) };
         done(Call::QueryGid, answer)?;
         let gid = Ipv6Addr::from(gid.0);
         if gid.is_unspecified() {

@@ -1,12 +1,12 @@
-//! What of libibverbs' interface is used here, as its headers declare it (rdma-core 44, `verbs.h`).
-//! It is the interface that programs built since 2009 are linked to and does not change; sizes and places
-//! are checked below. Enums that a device answers are integers: it may answer what no list has.
+//! The used part of libibverbs' interface, as declared in `verbs.h` of rdma-core 44. This interface has not
+//! changed since 2009; sizes and offsets are checked below. Enums are integers, because a device may return
+//! unknown values.
 
 #![allow(non_camel_case_types, reason = "the names that the headers have")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Only ever handled by address.
+/// Opaque.
 #[repr(C)]
 pub(super) struct ibv_pd {
     _held: [u8; 0],
@@ -17,10 +17,10 @@ pub(super) struct ibv_device {
     _ops: [*mut c_void; 2],
     _node_type: c_int,
     pub(super) transport_type: c_int,
-    // Names and paths follow; the name is asked for.
+    // Names and paths follow.
 }
 
-/// The beginning of it.
+/// Its first fields.
 #[repr(C)]
 pub(super) struct ibv_context {
     _device: *mut ibv_device,
@@ -78,13 +78,13 @@ pub(super) struct ibv_mr {
     pub(super) rkey: u32,
 }
 
-/// The beginning of it.
+/// Its first fields.
 #[repr(C)]
 pub(super) struct ibv_cq {
     pub(super) context: *mut ibv_context,
 }
 
-/// The beginning of it.
+/// Its first fields.
 #[repr(C)]
 pub(super) struct ibv_qp {
     pub(super) context: *mut ibv_context,
@@ -178,7 +178,7 @@ pub(super) struct ibv_sge {
     pub(super) lkey: u32,
 }
 
-/// As an RDMA write has it; what other orders keep in its place is bytes here.
+/// With the fields of an RDMA write; those of other work requests are bytes.
 #[repr(C)]
 pub(super) struct ibv_send_wr {
     pub(super) wr_id: u64,
@@ -231,7 +231,7 @@ pub(super) const QP_SQ_PSN: c_int = 1 << 16;
 pub(super) const QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 pub(super) const QP_DEST_QPN: c_int = 1 << 20;
 
-/// Sizes and places as a C compiler told them of Debian's `libibverbs-dev` 44.0 on a 64-bit machine.
+/// Sizes and offsets from a C compiler, with Debian's `libibverbs-dev` 44.0 on a 64-bit machine.
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     use std::mem::{offset_of, size_of};

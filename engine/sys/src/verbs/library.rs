@@ -1,4 +1,4 @@
-//! libibverbs, loaded once and for good.
+//! The function table of libibverbs, loaded once.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use super::ffi;
 use super::{Call, Error, Why};
 use crate::loader::{self, functions};
 
-/// The name that distributions give it; the loader knows where it lies.
+/// The name under which the loader finds it.
 const NAME: &CStr = c"libibverbs.so.1";
 
 functions! {
@@ -37,11 +37,11 @@ functions! {
     ]
 }
 
-/// The library, loaded at the first call.
+/// Returns the library; loads it at the first call.
 pub(super) fn library() -> Result<&'static Library, Error> {
     static LOADED: OnceLock<Result<Library, String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| loader::load(NAME).and_then(Library::of));
     loaded
         .as_ref()
-        .map_err(|words| Error::of(Call::Load, Why::Library(words.clone())))
+        .map_err(|error| Error::of(Call::Load, Why::Library(error.clone())))
 }

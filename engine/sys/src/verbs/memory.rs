@@ -1,5 +1,4 @@
-//! Memory that a device may reach: a protection domain, and registrations of regions in it, and of a GPU's
-//! memory.
+//! Protection domains, and registrations of regions and of GPU memory in them.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -8,11 +7,12 @@ use std::sync::Arc;
 use super::device::{Context, Opened};
 use super::ffi;
 use super::{Call, Error, Why, done};
+use crate::loader::opaque_debug;
 use crate::mem::Region;
 #[cfg(feature = "cuda")]
 use crate::nvidia::cuda::Memory;
 
-/// Who is held by all that is made in a domain.
+/// A protection domain, held by every object that was created in it.
 pub(super) struct Domain {
     pub(super) raw: NonNull<ffi::ibv_pd>,
     pub(super) device: Arc<Opened>,
@@ -20,32 +20,28 @@ pub(super) struct Domain {
 
 // SAFETY: libibverbs may be called from any thread, and `Domain` is the only owner of the domain.
 unsafe impl Send for Domain {}
-// SAFETY: libibverbs locks what its calls share, so that they may come from several threads at once.
+// SAFETY: libibverbs locks what its calls share, so several threads may call it concurrently.
 unsafe impl Sync for Domain {}
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: whatever was made in the domain holds this, so nothing of it is left. Where something
-        // could not be given back the kernel refuses this too, and the device's end ends all of it.
+        // SAFETY: every object in the domain holds this, so none is left. After a failed deregistration
+        // the kernel refuses this too, and frees both when the device is closed.
         let _ = unsafe { (self.device.library.dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
-/// What belongs together on a device: queue pairs reach only the memory of their own domain.
+/// A protection domain. Queue pairs access only the memory of their own domain.
 #[derive(Clone)]
 pub struct ProtectionDomain(pub(super) Arc<Domain>);
 
-impl fmt::Debug for ProtectionDomain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProtectionDomain").finish_non_exhaustive()
-    }
-}
+opaque_debug!(ProtectionDomain);
 
 impl ProtectionDomain {
-    /// A new domain of the device.
+    /// Creates a domain on a device.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn new(context: &Context) -> Result<Self, Error> {
         let device = Arc::clone(&context.0);
         // SAFETY: the device is open.
@@ -55,21 +51,20 @@ impl ProtectionDomain {
     }
 }
 
-/// Memory that a device may read and write, itself and for a peer that knows the key.
+/// Memory that a device may read and write, for itself and for peers that know the key.
 ///
-/// The device writes whenever a peer has it do so: it is memory of which no reference is ever made (see
-/// [`Region`]).
+/// A peer may cause a write at any time, so no reference to this memory is ever created (see [`Region`]).
 pub struct MemoryRegion {
     raw: NonNull<ffi::ibv_mr>,
     pub(super) domain: Arc<Domain>,
-    /// Where it begins for the device, and its length.
+    /// The device's address of the first byte, and the length in bytes.
     start: u64,
     length: u64,
-    /// Who owns the memory; given up only where the device may still reach it.
+    /// The owner of the memory; leaked if the device may still access it.
     memory: Option<Arc<dyn Send + Sync>>,
 }
 
-/// Devices read and write it, themselves and for their peers.
+/// Read and write access, for the device and for peers.
 const ACCESS: i32 = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ;
 
 // SAFETY: libibverbs may be called from any thread, and this is the only owner of the registration.
@@ -85,33 +80,32 @@ impl fmt::Debug for MemoryRegion {
 
 /// A range of registered memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Piece<'a> {
+pub struct MemoryRange<'a> {
     pub memory: &'a MemoryRegion,
     pub offset: u64,
     pub length: u32,
 }
 
 impl MemoryRegion {
-    /// Registers a whole region. Its pages are pinned, and must be there: touch them first.
+    /// Registers a whole region, which pins its pages. Populate them first.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn register(domain: &ProtectionDomain, region: Arc<Region>) -> Result<Self, Error> {
         let domain = Arc::clone(&domain.0);
         let (start, length) = region.extent();
         let register = domain.device.library.reg_mr;
-        // SAFETY: the range is exactly the region's mapping, which this registration holds until it is
-        // given back; no reference to its bytes exists, so the device may write at any moment.
+        // SAFETY: the range is the region's mapping, which this registration holds until it is
+        // deregistered; no reference to its bytes exists, so the device may write at any time.
         let raw = unsafe { register(domain.raw.as_ptr(), start.as_ptr().cast(), length, ACCESS) };
         let start = start.as_ptr().expose_provenance() as u64;
         Self::of(domain, raw, (start, length), region)
     }
 
-    /// Registers a GPU's memory by its address, which takes a module of the GPU's driver that lends it to
-    /// other drivers (`nvidia_peermem`).
+    /// Registers GPU memory by its address. Requires the kernel module `nvidia_peermem`.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     #[cfg(feature = "cuda")]
     pub fn register_peer(domain: &ProtectionDomain, memory: Arc<Memory>) -> Result<Self, Error> {
         let domain = Arc::clone(&domain.0);
@@ -120,16 +114,16 @@ impl MemoryRegion {
             usize::try_from(start).map_err(|_| Error::of(Call::Register, Why::OutOfRange))?;
         let address = std::ptr::without_provenance_mut(address);
         let register = domain.device.library.reg_mr;
-        // SAFETY: the range is exactly the GPU's memory, which this registration holds until it is given
-        // back; nobody reads or writes through the address itself, which is no memory of this process.
+        // SAFETY: the range is the GPU's memory, which this registration holds until it is deregistered;
+        // the address is not memory of this process and is not dereferenced.
         let raw = unsafe { register(domain.raw.as_ptr(), address, length, ACCESS) };
         Self::of(domain, raw, (start, length), memory)
     }
 
-    /// Registers a GPU's memory that was exported as dma-buf ([`Memory::dma_buf`]), the whole of it.
+    /// Registers the whole of a GPU's memory that was exported as dma-buf ([`Memory::dma_buf`]).
     ///
     /// # Errors
-    /// The kernel's word; [`Why::Unsupported`] by a libibverbs before 34.
+    /// The errno of the call; [`Why::Unsupported`] with a libibverbs before 34.
     #[cfg(feature = "cuda")]
     pub fn register_dma_buf(
         domain: &ProtectionDomain,
@@ -142,9 +136,8 @@ impl MemoryRegion {
         let register = domain.device.library.reg_dmabuf_mr;
         let register = register.ok_or_else(|| Error::of(Call::Register, Why::Unsupported))?;
         let descriptor = exported.as_raw_fd();
-        // SAFETY: the descriptor is open across the call, and the kernel holds what it stands for; whatever
-        // that is, the device reaches nothing beyond it. The GPU's memory is held until the registration is
-        // given back.
+        // SAFETY: the descriptor is open during the call, and the kernel then holds its dma-buf, beyond
+        // which the device cannot access. The GPU's memory is held until it is deregistered.
         let raw = unsafe { register(domain.raw.as_ptr(), 0, length, start, descriptor, ACCESS) };
         Self::of(domain, raw, (start, length), memory)
     }
@@ -165,20 +158,20 @@ impl MemoryRegion {
         })
     }
 
-    /// Gives the registration back, and tells how that ended. Where it fails the memory stays mapped
-    /// for as long as the process lives, as the device may still reach it.
+    /// Deregisters the memory. If that fails the memory is leaked, because the device may still access
+    /// it.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn deregister(mut self) -> Result<(), Error> {
-        self.give_back()
+        self.end()
     }
 
-    fn give_back(&mut self) -> Result<(), Error> {
+    fn end(&mut self) -> Result<(), Error> {
         let Some(memory) = self.memory.take() else {
             return Ok(());
         };
-        // SAFETY: the registration is ours and is given back once: its memory was still there.
+        // SAFETY: the registration is owned and ended once: its memory was still held.
         let answer = unsafe { (self.domain.device.library.dereg_mr)(self.raw.as_ptr()) };
         let done = done(Call::Deregister, answer);
         if done.is_err() {
@@ -187,7 +180,7 @@ impl MemoryRegion {
         done
     }
 
-    /// The address of a piece for the device, if it lies in here.
+    /// Returns the device's address of a range, if it is inside this memory.
     pub(super) fn at(&self, offset: u64, length: u32) -> Result<u64, Error> {
         let out = || Error::of(Call::Post, Why::OutOfRange);
         let end = offset.checked_add(length.into()).ok_or_else(out)?;
@@ -198,7 +191,7 @@ impl MemoryRegion {
     }
 
     pub(super) fn keys(&self) -> (u32, u32) {
-        // SAFETY: the registration lives as long as this, and its keys do not change.
+        // SAFETY: the registration is valid as long as this, and its keys do not change.
         let lkey = unsafe { (*self.raw.as_ptr()).lkey };
         // SAFETY: as above.
         let rkey = unsafe { (*self.raw.as_ptr()).rkey };
@@ -208,6 +201,6 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        let _ = self.give_back();
+        let _ = self.end();
     }
 }

@@ -1,5 +1,4 @@
-//! Reliable connections: completion queues, queue pairs, and writes from registered memory to registered
-//! memory.
+//! Completion queues, reliable queue pairs, and RDMA writes between registered memory.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -10,16 +9,17 @@ use std::time::{Duration, Instant};
 
 use super::device::{Context, LinkLayer, Opened};
 use super::ffi;
-use super::memory::{Domain, Piece, ProtectionDomain};
+use super::memory::{Domain, MemoryRange, ProtectionDomain};
 use super::{Call, Error, Why, done};
+use crate::loader::opaque_debug;
 
-/// Between two looks at a queue that is waited for.
-const GLANCE: Duration = Duration::from_micros(200);
+/// Interval between polls of a completion queue.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// A peer waits 4.096 µs · 2^14 (67 ms) for an acknowledgement, and asks 7 times.
+/// The device waits 4.096 µs · 2^14 (67 ms) for an acknowledgement, and retries 7 times.
 const TIMEOUT: u8 = 14;
 const RETRIES: u8 = 7;
-/// A peer that is not ready is asked again after 0.64 ms.
+/// The device retries after 0.64 ms if the receiver is not ready.
 const NOT_READY: u8 = 12;
 
 struct Queue {
@@ -29,36 +29,32 @@ struct Queue {
 
 // SAFETY: libibverbs may be called from any thread, and `Queue` is the only owner of the queue.
 unsafe impl Send for Queue {}
-// SAFETY: drivers lock a queue as it is polled, so that several threads may do so at once.
+// SAFETY: drivers lock a queue during a poll, so several threads may poll concurrently.
 unsafe impl Sync for Queue {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: the queue pairs that use it hold this, so none is left; a failure leaves it to the
-        // device's end.
+        // SAFETY: the queue pairs that use it hold this, so none is left; a failure leaves it until the device
+        // is closed.
         let _ = unsafe { (self.device.library.destroy_cq)(self.raw.as_ptr()) };
     }
 }
 
-/// Where a device says which orders it has carried out.
+/// A queue in which a device reports completed work requests.
 #[derive(Clone)]
 pub struct CompletionQueue(Arc<Queue>);
 
-impl fmt::Debug for CompletionQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueue").finish_non_exhaustive()
-    }
-}
+opaque_debug!(CompletionQueue);
 
 impl CompletionQueue {
-    /// A queue of at least so many entries.
+    /// Creates a queue with at least this many entries.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn new(context: &Context, entries: u16) -> Result<Self, Error> {
         let device = Arc::clone(&context.0);
         let make = device.library.create_cq;
-        // SAFETY: the device is open; there is no channel and no value of our own.
+        // SAFETY: the device is open; there is no channel and no user context.
         let raw = unsafe {
             make(
                 device.raw.as_ptr(),
@@ -72,37 +68,37 @@ impl CompletionQueue {
         Ok(Self(Arc::new(Queue { raw, device })))
     }
 
-    /// Waits for one order to end, and answers its number.
+    /// Waits for one completion, and returns the work request's ID.
     ///
     /// # Errors
-    /// [`Why::Undone`] with the device's word, [`Why::Late`], or the kernel's word.
+    /// [`Why::Failed`] with the completion status; [`Why::TimedOut`]; the errno of the poll.
     #[expect(
         clippy::disallowed_methods,
-        reason = "a queue is looked at until the deadline: its events would need a second descriptor"
+        reason = "the queue is polled until the deadline; events would need a second descriptor"
     )]
     pub fn wait(&self, deadline: Instant) -> Result<u64, Error> {
-        // SAFETY: the queue lives, and its context is set for as long.
+        // SAFETY: the queue is valid, and so is its context.
         let context = unsafe { (*self.0.raw.as_ptr()).context };
         // SAFETY: the context is that of the opened device, which the queue holds; drivers set its
-        // functions before it is given out.
+        // functions when they open it.
         let poll = unsafe { (*context).poll_cq };
         let poll = poll.ok_or_else(|| Error::of(Call::Complete, Why::Unsupported))?;
         loop {
-            // SAFETY: all-zero is a value of it: numbers only.
+            // SAFETY: all-zero is a valid value: it holds numbers only.
             let mut ended: ffi::ibv_wc = unsafe { std::mem::zeroed() };
-            // SAFETY: the queue lives, and there is room for one entry, which lives across the call.
+            // SAFETY: the queue is valid, and there is space for one entry during the call.
             let count = unsafe { poll(self.0.raw.as_ptr(), 1, &raw mut ended) };
             match count {
                 0 if Instant::now() >= deadline => {
-                    return Err(Error::of(Call::Complete, Why::Late));
+                    return Err(Error::of(Call::Complete, Why::TimedOut));
                 }
-                0 => thread::sleep(GLANCE),
+                0 => thread::sleep(POLL_INTERVAL),
                 1 if ended.status == 0 => return Ok(ended.wr_id),
                 1 => {
-                    let why = Why::Undone {
+                    let why = Why::Failed {
                         status: ended.status,
                         vendor: ended.vendor_err,
-                        word: status(ended.status),
+                        name: status_name(ended.status),
                     };
                     return Err(Error::of(Call::Complete, why));
                 }
@@ -112,9 +108,9 @@ impl CompletionQueue {
     }
 }
 
-/// The words of `ibv_wc_status_str`.
-fn status(number: u32) -> &'static str {
-    const WORDS: [&str; 24] = [
+/// Returns the text of `ibv_wc_status_str`.
+fn status_name(number: u32) -> &'static str {
+    const NAMES: [&str; 24] = [
         "success",
         "local length error",
         "local QP operation error",
@@ -140,15 +136,15 @@ fn status(number: u32) -> &'static str {
         "TM error",
         "TM software rendezvous",
     ];
-    let word = usize::try_from(number).ok().and_then(|at| WORDS.get(at));
-    word.copied().unwrap_or("a status of no list")
+    let name = usize::try_from(number).ok().and_then(|at| NAMES.get(at));
+    name.copied().unwrap_or("unknown status")
 }
 
 /// One end of a reliable connection.
 pub struct QueuePair {
     raw: NonNull<ffi::ibv_qp>,
     domain: Arc<Domain>,
-    /// Held for as long as the device may say something there.
+    /// Held because the device reports completions there.
     _queue: CompletionQueue,
 }
 
@@ -163,36 +159,36 @@ impl fmt::Debug for QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: the queue pair is ours and ends here once; a failure leaves it to the device's end.
+        // SAFETY: the queue pair is owned and destroyed once; a failure leaves it until the device is closed.
         let _ = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
     }
 }
 
-/// The port and GID by which a queue pair sends.
+/// The local end of a path: port and GID.
 #[derive(Debug, Clone, Copy)]
 pub struct Path {
     pub port: u8,
-    /// Index of its own GID.
+    /// Index of the local GID.
     pub gid: u8,
     pub link_layer: LinkLayer,
-    /// The largest packet, in the device's number for it.
+    /// The MTU, as `enum ibv_mtu`.
     pub mtu: i32,
 }
 
-/// Whom a queue pair is connected to.
+/// The remote end of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Destination {
     pub queue_pair: u32,
     pub gid: Ipv6Addr,
-    /// Of an InfiniBand port.
+    /// LID of an InfiniBand port; 0 for Ethernet.
     pub lid: u16,
 }
 
-/// Two queue pairs of one port that are connected to each other; their orders end in `queue`. What is about to
-/// be done is told first, as each step may hold its caller.
+/// Creates two queue pairs on one port that are connected to each other and report to `queue`. Calls
+/// `about_to` before each step, since a step may block.
 ///
 /// # Errors
-/// The kernel's word, and of which step.
+/// The step that failed, with its errno.
 pub fn connected(
     context: &Context,
     domain: &ProtectionDomain,
@@ -236,10 +232,10 @@ pub fn connected(
 }
 
 impl QueuePair {
-    /// A queue pair that takes one order at a time and says in `queue` how it ended.
+    /// Creates a queue pair for one work request at a time, with completions in `queue`.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn new(domain: &ProtectionDomain, queue: &CompletionQueue) -> Result<Self, Error> {
         let domain = Arc::clone(&domain.0);
         let mut wanted = ffi::ibv_qp_init_attr {
@@ -258,7 +254,8 @@ impl QueuePair {
             sq_sig_all: 1,
         };
         let make = domain.device.library.create_qp;
-        // SAFETY: domain and queue live, and are held by what is made; the value lives across the call.
+        // SAFETY: domain and queue are valid, and the queue pair holds them; the value is valid during the
+        // call.
         let raw = unsafe { make(domain.raw.as_ptr(), &raw mut wanted) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last(Call::MakeQueuePair))?;
         Ok(Self {
@@ -268,17 +265,17 @@ impl QueuePair {
         })
     }
 
-    /// Its number, by which a peer names it.
+    /// Returns the queue pair number.
     #[must_use]
     pub fn number(&self) -> u32 {
-        // SAFETY: the queue pair lives, and its number does not change.
+        // SAFETY: the queue pair is valid, and its number does not change.
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
-    /// The first of three steps to a connection: its port.
+    /// Moves the queue pair to INIT: the first of three steps to a connection.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn init(&self, path: &Path) -> Result<(), Error> {
         self.modify(
             Call::Init,
@@ -292,10 +289,10 @@ impl QueuePair {
         )
     }
 
-    /// The second step: its peer.
+    /// Moves it to RTR, with its peer: the second step.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn ready_to_receive(&self, path: &Path, from: &Destination) -> Result<(), Error> {
         self.modify(
             Call::ReadyToReceive,
@@ -326,10 +323,10 @@ impl QueuePair {
         )
     }
 
-    /// The third step: how patient it is.
+    /// Moves it to RTS, with its timeouts: the third step.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The errno of the call.
     pub fn ready_to_send(&self) -> Result<(), Error> {
         self.modify(
             Call::ReadyToSend,
@@ -355,23 +352,22 @@ impl QueuePair {
         mask: i32,
         fill: impl FnOnce(&mut ffi::ibv_qp_attr),
     ) -> Result<(), Error> {
-        // SAFETY: all-zero is a value of it: numbers only.
+        // SAFETY: all-zero is a valid value: it holds numbers only.
         let mut wanted: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
         fill(&mut wanted);
         let modify = self.domain.device.library.modify_qp;
-        // SAFETY: the queue pair lives, and the value lives across the call, which only reads it.
+        // SAFETY: the queue pair is valid, and so is the value during the call, which only reads it.
         let answer = unsafe { modify(self.raw.as_ptr(), &raw mut wanted, mask) };
         done(call, answer)
     }
 
-    /// Has the device write one piece of memory over another, at the peer that is connected. That the
-    /// other is of this process keeps it from being anybody else's; what is written when one of them was
-    /// given back meanwhile is refused by the device.
+    /// Posts an RDMA write from one range to another, at the connected peer. Both ranges are memory of this
+    /// process, so no other memory can be overwritten; the device rejects a range that was deregistered.
     ///
     /// # Errors
-    /// [`Why::OutOfRange`] where the pieces are of unequal length or leave their memory; the kernel's
-    /// word.
-    pub fn write(&self, order: u64, from: Piece<'_>, to: Piece<'_>) -> Result<(), Error> {
+    /// [`Why::OutOfRange`] if the lengths differ or a range is not inside its memory; the errno of the
+    /// post.
+    pub fn write(&self, id: u64, from: MemoryRange<'_>, to: MemoryRange<'_>) -> Result<(), Error> {
         let own = Arc::ptr_eq(&from.memory.domain, &self.domain);
         if from.length != to.length || !own {
             return Err(Error::of(Call::Post, Why::OutOfRange));
@@ -382,24 +378,24 @@ impl QueuePair {
             lkey: from.memory.keys().0,
         };
         let target = to.memory.at(to.offset, to.length)?;
-        // SAFETY: all-zero is a value of it: numbers and null pointers only.
+        // SAFETY: all-zero is a valid value: it holds numbers and null pointers only.
         let mut wanted: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
-        wanted.wr_id = order;
+        wanted.wr_id = id;
         wanted.sg_list = &raw mut source;
         wanted.num_sge = 1;
         wanted.opcode = ffi::WR_RDMA_WRITE;
         wanted.send_flags = ffi::SEND_SIGNALED;
         wanted.remote_addr = target;
         wanted.rkey = to.memory.keys().1;
-        // SAFETY: the queue pair lives, and its context is set for as long.
+        // SAFETY: the queue pair is valid, and so is its context.
         let context = unsafe { (*self.raw.as_ptr()).context };
         // SAFETY: the context is that of the opened device, which the queue pair holds; drivers set its
-        // functions before it is given out.
+        // functions when they open it.
         let post = unsafe { (*context).post_send };
         let post = post.ok_or_else(|| Error::of(Call::Post, Why::Unsupported))?;
         let mut refused = null_mut();
-        // SAFETY: order and source live across the call, which copies them. Both ranges lie in registered
-        // memory of this process of which no reference exists; it is given back to the device before it
+        // SAFETY: request and source are valid during the call, which copies them. Both ranges are
+        // registered memory of this process, of which no reference exists; it is deregistered before it
         // is unmapped.
         let answer = unsafe { post(self.raw.as_ptr(), &raw mut wanted, &raw mut refused) };
         done(Call::Post, answer)

@@ -1,5 +1,4 @@
-//! A node's devices as the node itself sees them, for a program in a container: its own /sys and /dev are
-//! those of the container.
+//! Mounts the node's /sys and /dev over those of a container, so that libraries find the node's devices.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -7,16 +6,16 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::{fs, io};
 
-/// Puts /sys and /dev of the node whose root folder this is in the place of this thread's own, and of
-/// those of the threads that it starts from now on. libibverbs looks nowhere else.
+/// Mounts the node's /sys and /dev, found below the node's root folder, over this thread's own, in a new
+/// mount namespace that threads started later share. libibverbs uses these paths only.
 ///
 /// # Errors
-/// What the kernel says; `CAP_SYS_ADMIN` is needed.
-pub fn take_view(root: &Path) -> io::Result<()> {
-    // SAFETY: only this thread's view of the file system becomes its own; no memory is concerned.
-    let parted = unsafe { libc::unshare(libc::CLONE_NEWNS) };
-    told(parted)?;
-    // What is mounted from now on is nobody else's business.
+/// `PermissionDenied` without `CAP_SYS_ADMIN`; others of `unshare(2)` and `mount(2)`.
+pub fn mount_host_devices(root: &Path) -> io::Result<()> {
+    // SAFETY: affects only the mount namespace of this thread, and no memory.
+    let unshared = unsafe { libc::unshare(libc::CLONE_NEWNS) };
+    check(unshared)?;
+    // Later mounts stay in this namespace.
     mount(
         Path::new("none"),
         Path::new("/"),
@@ -29,19 +28,18 @@ pub fn take_view(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts the files of GPUs of a driver that a container brought into this thread's view, which was taken before:
-/// such a driver makes them in its own /dev, not in the node's. Where the node has them, or nobody, nothing is
-/// done.
+/// Adds the GPU device files of a containerised driver to /dev, after [`mount_host_devices`]: such a driver
+/// creates them in its own /dev. Does nothing if the node has them, or if there is no such driver.
 ///
 /// # Errors
-/// What the kernel says.
-pub fn add_gpus(root: &Path) -> io::Result<()> {
+/// From `mount(2)` and from reading or creating files.
+pub fn mount_driver_gpus(root: &Path) -> io::Result<()> {
     let (own, brought) = (root.join("dev"), root.join("run/nvidia/driver/dev"));
     if own.join("nvidiactl").exists() || !brought.join("nvidiactl").exists() {
         return Ok(());
     }
     let dev = Path::new("/dev");
-    fill(dev)?;
+    mount_tmpfs(dev)?;
     for entry in fs::read_dir(&own)? {
         let entry = entry?;
         symlink(entry.path(), dev.join(entry.file_name()))?;
@@ -58,10 +56,10 @@ pub fn add_gpus(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// An empty folder in memory, in the place of this one.
-fn fill(at: &Path) -> io::Result<()> {
+/// Mounts an empty tmpfs.
+fn mount_tmpfs(at: &Path) -> io::Result<()> {
     let at = CString::new(at.as_os_str().as_bytes())?;
-    // SAFETY: all are C strings that live across the call; there is no data to be looked at.
+    // SAFETY: all are C strings that are valid during the call; there is no data.
     let mounted = unsafe {
         libc::mount(
             c"tmpfs".as_ptr(),
@@ -71,13 +69,13 @@ fn fill(at: &Path) -> io::Result<()> {
             std::ptr::null(),
         )
     };
-    told(mounted)
+    check(mounted)
 }
 
 fn mount(from: &Path, to: &Path, flags: libc::c_ulong) -> io::Result<()> {
     let [from, to] = [from, to].map(|path| CString::new(path.as_os_str().as_bytes()));
     let (from, to) = (from?, to?);
-    // SAFETY: both are C strings that live across the call; type and data are not looked at.
+    // SAFETY: both are C strings that are valid during the call; type and data are ignored.
     let mounted = unsafe {
         libc::mount(
             from.as_ptr(),
@@ -87,10 +85,10 @@ fn mount(from: &Path, to: &Path, flags: libc::c_ulong) -> io::Result<()> {
             std::ptr::null(),
         )
     };
-    told(mounted)
+    check(mounted)
 }
 
-fn told(answer: i32) -> io::Result<()> {
+fn check(answer: i32) -> io::Result<()> {
     if answer == 0 {
         Ok(())
     } else {

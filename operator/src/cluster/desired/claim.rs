@@ -10,8 +10,7 @@ use k8s_openapi::api::resource::v1::{
 use crate::cluster::desired::metadata;
 use crate::cluster::validate::Valid;
 
-/// One device of whatever the class takes. Its spec can never be changed: another one would have to be
-/// another object.
+/// One device of the class. The spec of a ResourceClaimTemplate is immutable.
 pub fn template(cluster: &Valid) -> Option<ResourceClaimTemplate> {
     if cluster.transports.rdma != TransportPolicy::Require {
         return None;

@@ -1,4 +1,4 @@
-//! The stock master: one replica, never two at once, ready when it says so itself.
+//! The Deployment of the stock master: one replica, never two at the same time.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +20,9 @@ use crate::cluster::validate::{Settings, Valid};
 
 /// Container of the stock master.
 pub const CONTAINER: &str = "master";
-/// On the Deployment: fingerprint of what the user asked for.
-const ANNOTATION_WISH: &str = "mooncake.io/master-wish";
-/// Where the gate's binary is put for the readiness probe.
+/// On the Deployment: fingerprint of the user's spec of the master.
+const ANNOTATION_SPEC: &str = "mooncake.io/master-wish";
+/// Directory of the gate's binary, which runs the readiness probe.
 const TOOLS: &str = "/tools";
 
 pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
@@ -33,7 +33,7 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
         .get_or_insert_default()
         .extend(labels.clone());
     metadata.annotations = Some(BTreeMap::from([(
-        ANNOTATION_WISH.to_owned(),
+        ANNOTATION_SPEC.to_owned(),
         fingerprint(&json!({
             "version": cluster.master.version,
             "image": cluster.master.image,
@@ -66,10 +66,11 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
     }
 }
 
-/// True where both were made for the same `spec.master`.
-pub fn same_wish(a: &Deployment, b: &Deployment) -> bool {
-    let wish = |deployment: &Deployment| deployment.annotations().get(ANNOTATION_WISH).cloned();
-    wish(a).is_some() && wish(a) == wish(b)
+/// True if both were created for the same `spec.master`.
+pub fn same_spec(a: &Deployment, b: &Deployment) -> bool {
+    let spec_fingerprint =
+        |deployment: &Deployment| deployment.annotations().get(ANNOTATION_SPEC).cloned();
+    spec_fingerprint(a).is_some() && spec_fingerprint(a) == spec_fingerprint(b)
 }
 
 fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
@@ -77,7 +78,7 @@ fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
         service_account_name: Some(names::pool_service(&cluster.name)),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
-        // It keeps nothing on disk: there is nothing to wait for.
+        // The master stores nothing on disk, so no time is needed to write.
         termination_grace_period_seconds: Some(10),
         security_context: Some(pod_security()),
         init_containers: Some(vec![Container {
@@ -117,7 +118,7 @@ fn container(cluster: &Valid, settings: &Settings) -> Container {
         args: Some(vec![
             format!("--rpc_port={}", names::MASTER_RPC_PORT),
             format!("--metrics_port={}", names::MASTER_ADMIN_PORT),
-            // An agent that is replaced must ping again before this runs out.
+            // The successor of a replaced agent must ping before this time.
             format!("--client_ttl={}", names::MASTER_CLIENT_TTL_SECONDS),
             "--logtostderr".to_owned(),
         ]),
@@ -132,10 +133,10 @@ fn container(cluster: &Valid, settings: &Settings) -> Container {
                 .clone()
                 .unwrap_or_else(|| requests("100m", "256Mi")),
         ),
-        // Looked at each second only until the first answer: every look starts a process.
+        // Each second only until the first success: each probe starts a process.
         startup_probe: Some(ready_probe(1, 300)),
         readiness_probe: Some(ready_probe(5, 3)),
-        // A restart forgets every key, so only a dead listener counts.
+        // A restart loses every key. Therefore only a closed port is a failure.
         liveness_probe: Some(Probe {
             tcp_socket: Some(TCPSocketAction {
                 host: None,
@@ -156,7 +157,7 @@ fn container(cluster: &Valid, settings: &Settings) -> Container {
     }
 }
 
-/// The master's own word that it serves; its HTTP status does not tell.
+/// The master's own readiness text; its HTTP status does not show it.
 fn ready_probe(period: i32, failures: i32) -> Probe {
     Probe {
         exec: Some(ExecAction {

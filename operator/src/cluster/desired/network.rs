@@ -1,5 +1,5 @@
-//! Who may reach the master and the pool pods: NetworkPolicies, and EndpointSlices that name the
-//! injected pods of other allowed namespaces to the agents.
+//! Who may connect to the master and the pool pods: NetworkPolicies, and EndpointSlices by which the agents know the
+//! injected pods of other allowed namespaces.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,15 +14,14 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::cluster::desired::{MANAGED_BY, component, metadata};
+use crate::apply::{LABEL_SLICE_MANAGED_BY, MANAGED_BY};
+use crate::cluster::desired::{component, metadata};
 use crate::cluster::validate::{Settings, Valid};
 
 /// Label that every namespace carries with its own name.
 const LABEL_NAMESPACE: &str = "kubernetes.io/metadata.name";
 /// The Service that an EndpointSlice belongs to.
 const LABEL_SERVICE: &str = "kubernetes.io/service-name";
-/// Who writes an EndpointSlice; Kubernetes' own controller leaves those of others alone.
-pub const LABEL_SLICE_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 /// Most endpoints that an EndpointSlice may hold (validation of discovery.k8s.io/v1).
 const SLICE_LIMIT: usize = 1000;
 
@@ -50,6 +49,28 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
     };
     let operator = of_release(names::COMPONENT_OPERATOR);
     let members: Vec<_> = clients.iter().cloned().chain([pools]).collect();
+    let readers = settings.metrics_namespaces.iter();
+    let readers: Vec<NetworkPolicyPeer> = readers.map(|name| all_of(name)).collect();
+    let mut of_master = vec![
+        rule(
+            &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],
+            members.clone(),
+        ),
+        // The operator reads the usage and unmounts the segments of lost nodes.
+        rule(
+            &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],
+            vec![operator.clone()],
+        ),
+        // Agents unmount the segments of pool pods that ended while their node had no agent.
+        rule(
+            &[names::MASTER_RPC_PORT],
+            vec![of_release(names::COMPONENT_AGENT)],
+        ),
+    ];
+    // A rule without peers would admit everyone.
+    if !readers.is_empty() {
+        of_master.push(rule(&[names::MASTER_ADMIN_PORT], readers));
+    }
     vec![
         policy(
             cluster,
@@ -58,34 +79,22 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
             vec![
                 rule(
                     &[names::POOL_HANDSHAKE_PORT, names::POOL_DATA_PORT],
-                    members.clone(),
+                    members,
                 ),
-                // It tries whether a pool pod of a silent node still answers.
-                rule(&[names::POOL_HANDSHAKE_PORT], vec![operator.clone()]),
+                // The operator checks whether a pool pod of an unresponsive node still responds.
+                rule(&[names::POOL_HANDSHAKE_PORT], vec![operator]),
             ],
         ),
         policy(
             cluster,
             names::master(&cluster.name),
             names::COMPONENT_MASTER,
-            vec![
-                rule(&[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT], members),
-                // It reads use, and takes the segments of lost nodes out.
-                rule(
-                    &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],
-                    vec![operator],
-                ),
-                // They take out what a pool pod left that ended while its node had no agent.
-                rule(
-                    &[names::MASTER_RPC_PORT],
-                    vec![of_release(names::COMPONENT_AGENT)],
-                ),
-            ],
+            of_master,
         ),
     ]
 }
 
-/// Everyone who may use the pool from outside it.
+/// The clients of the pool.
 fn clients(cluster: &Valid) -> Vec<NetworkPolicyPeer> {
     let access = BTreeMap::from([(names::LABEL_ACCESS.to_owned(), cluster.name.clone())]);
     let mut peers = vec![in_own_namespace(access.clone())];
@@ -101,7 +110,7 @@ fn clients(cluster: &Valid) -> Vec<NetworkPolicyPeer> {
         peers.push(block(format!("{address}/{bits}")));
     }
     if cluster.allow_host_network {
-        // A policy cannot select a pod in a node's network, and nodes come and go: the agents'
+        // A policy cannot select pods that use the host network, and nodes change: the agents'
         // own admission decides there.
         peers.push(block("0.0.0.0/0".to_owned()));
         peers.push(block("::/0".to_owned()));
@@ -145,6 +154,14 @@ fn rule(ports: &[u16], from: Vec<NetworkPolicyPeer>) -> NetworkPolicyIngressRule
 fn in_own_namespace(labels: BTreeMap<String, String>) -> NetworkPolicyPeer {
     NetworkPolicyPeer {
         pod_selector: Some(select(labels)),
+        ..NetworkPolicyPeer::default()
+    }
+}
+
+/// Every pod of a namespace.
+fn all_of(name: &str) -> NetworkPolicyPeer {
+    NetworkPolicyPeer {
+        namespace_selector: Some(namespace(name)),
         ..NetworkPolicyPeer::default()
     }
 }

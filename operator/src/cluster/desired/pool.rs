@@ -1,6 +1,6 @@
-//! A pool's DaemonSet, and the reading of what a pool pod was made with.
+//! The DaemonSet of a pool, and the settings with which a pool pod was created.
 //!
-//! Pods are replaced when the user's wish changes, never because the operator or its images do.
+//! Pods are replaced when the user's spec changes, never because the operator or its images change.
 
 use std::collections::BTreeMap;
 
@@ -19,18 +19,16 @@ use serde_json::json;
 use crate::apply::fingerprint;
 use crate::cluster::desired::{component, container_security, metadata, pod_security};
 use crate::cluster::validate::{Pool, Settings, Valid};
+use crate::pod::POOL_CONTAINER;
 
-/// Container that owns the memory.
-pub const CONTAINER: &str = "pool";
-/// On the pod template: fingerprint of what the user asked for. A pod with another is outdated.
-pub const ANNOTATION_WISH: &str = "mooncake.io/pool-wish";
+/// On the pod template: fingerprint of the user's spec of the pool. A pod with another is outdated.
+pub const ANNOTATION_SPEC: &str = "mooncake.io/pool-wish";
 /// On the pod template: how the extents lie over NUMA nodes.
 const ANNOTATION_NUMA: &str = "mooncake.io/numa-policy";
 
-/// Memory of the pool process itself and of the kernel's records of its pages.
+/// Memory of the pool process itself and of the kernel's page structures.
 const OVERHEAD: u64 = 32 << 20;
-/// Page tables of the pool process and their rounding: 1 part in so many of the pool's bytes, where
-/// its pages are 4 KiB.
+/// Divisor of the pool's size that gives the size of its page tables, where pages have 4 KiB.
 const TABLES_SHARE: u64 = 256;
 /// Seconds that a pod gets beyond its drain time to unmount and exit.
 const GRACE_BEYOND_DRAIN: u32 = 30;
@@ -63,7 +61,7 @@ pub fn daemon_set(cluster: &Valid, pool: &Pool, settings: &Settings) -> DaemonSe
 }
 
 /// Fingerprint of what replaces a pool's pods when it changes: see the docs of `spec.pools[]`.
-pub fn wish(pool: &Pool) -> String {
+pub fn spec_fingerprint(pool: &Pool) -> String {
     fingerprint(&json!({
         "bytes": pool.bytes,
         "pageSize": pool.page_size,
@@ -72,6 +70,13 @@ pub fn wish(pool: &Pool) -> String {
         "priorityClassName": pool.priority_class_name,
         "drainSeconds": pool.drain_seconds,
     }))
+}
+
+/// Fingerprint of the above over all pools: a change begins a rollout.
+pub fn revision(pools: &[Pool]) -> String {
+    let pools = pools.iter();
+    let parts = pools.map(|pool| json!([pool.name, spec_fingerprint(pool)]));
+    fingerprint(&parts.collect::<Vec<_>>())
 }
 
 fn template(
@@ -88,7 +93,7 @@ fn template(
         metadata: Some(ObjectMeta {
             labels: Some(labels),
             annotations: Some(BTreeMap::from([
-                (ANNOTATION_WISH.to_owned(), wish(pool)),
+                (ANNOTATION_SPEC.to_owned(), spec_fingerprint(pool)),
                 (
                     ANNOTATION_NUMA.to_owned(),
                     match pool.numa_policy {
@@ -124,7 +129,7 @@ fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {
         ..ContainerPort::default()
     };
     Container {
-        name: CONTAINER.to_owned(),
+        name: POOL_CONTAINER.to_owned(),
         image: Some(settings.pool_image.clone()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         command: Some(vec!["/pool".to_owned(), "serve".to_owned()]),
@@ -189,7 +194,7 @@ fn from_field(name: &str, path: &str) -> EnvVar {
     }
 }
 
-/// Requests equal limits, so that scheduler, quota and eviction see the memory that will be taken.
+/// Requests equal limits, so that scheduler, quota and eviction account for the whole memory.
 fn resources(pool: &Pool) -> ResourceRequirements {
     let mut amounts = BTreeMap::new();
     let mut set = |resource: &str, bytes: u64| {
@@ -218,7 +223,7 @@ fn resources(pool: &Pool) -> ResourceRequirements {
 const ARG_BYTES: &str = "--bytes=";
 const ARG_PAGE_SIZE: &str = "--page-size=";
 
-/// What a pool pod was made with. Sizes come from its arguments, which cannot be changed later.
+/// Settings of a pool pod, from its immutable arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Made {
     pub bytes: u64,
@@ -227,13 +232,13 @@ pub struct Made {
     pub drain_seconds: u32,
 }
 
-/// Reads back what [`daemon_set`] wrote; `None` where it is not such a pod.
+/// Reads the settings that [`daemon_set`] wrote; `None` for another pod.
 pub fn made(pod: &Pod) -> Option<Made> {
     let spec = pod.spec.as_ref()?;
     let args = spec
         .containers
         .iter()
-        .find(|c| c.name == CONTAINER)?
+        .find(|c| c.name == POOL_CONTAINER)?
         .args
         .as_ref()?;
     let value = |name: &str| args.iter().find_map(|arg| arg.strip_prefix(name));

@@ -1,4 +1,4 @@
-//! Services and the ServiceAccount: how the parts of a cluster are found.
+//! Services and the ServiceAccount of a cluster.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub fn account(cluster: &Valid) -> ServiceAccount {
     }
 }
 
-/// The master's Service and the headless ones by which agents learn who may connect.
+/// The master's Service and the headless ones from which agents read who may connect.
 pub fn all(cluster: &Valid) -> Vec<Service> {
     let access = |label: &str| BTreeMap::from([(label.to_owned(), cluster.name.clone())]);
     let mut services = vec![

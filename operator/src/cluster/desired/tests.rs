@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::*;
-use crate::cluster::desired::pool::{made, wish};
+use crate::cluster::desired::pool::{made, spec_fingerprint};
 use crate::fixture;
 
 /// Every object of a cluster, as one YAML stream.
@@ -131,7 +131,7 @@ fn more_peers_than_a_slice_holds_stand_in_several() {
 }
 
 #[test]
-fn a_pool_pod_tells_what_it_was_made_with() {
+fn the_settings_of_a_pool_pod_are_read_from_its_spec() {
     let cluster = fixture::valid(
         "{pools: [{name: a, size: 4Gi, pageSize: 2Mi, numaPolicy: Any, drainSeconds: 7}]}",
     );
@@ -158,7 +158,7 @@ fn another_image_or_priority_setting_of_the_operator_outdates_no_pod() {
     let annotation = |settings: &Settings| {
         let set = pool::daemon_set(&cluster, &cluster.pools[0], settings);
         let metadata = set.spec.unwrap().template.metadata.unwrap();
-        metadata.annotations.unwrap()[pool::ANNOTATION_WISH].clone()
+        metadata.annotations.unwrap()[pool::ANNOTATION_SPEC].clone()
     };
     assert_eq!(annotation(&fixture::settings()), annotation(&later));
     let masters = [fixture::settings(), {
@@ -166,12 +166,12 @@ fn another_image_or_priority_setting_of_the_operator_outdates_no_pod() {
         later
     }]
     .map(|settings| master::deployment(&cluster, &settings));
-    assert!(master::same_wish(&masters[0], &masters[1]));
+    assert!(master::same_spec(&masters[0], &masters[1]));
 }
 
 #[test]
 fn what_the_user_changes_outdates_pods_but_the_node_selector_does_not() {
-    let of = |spec: &str| wish(&fixture::valid(spec).pools[0]);
+    let of = |spec: &str| spec_fingerprint(&fixture::valid(spec).pools[0]);
     let plain = of("{pools: [{name: a}]}");
     assert_eq!(plain, of("{pools: [{name: a, nodeSelector: {x: y}}]}"));
     for changed in [

@@ -1,4 +1,4 @@
-//! Statuses of small worlds, each with one thing wrong.
+//! The status of a cluster of two nodes, each time with one fault.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crds::{MooncakeNode, node::MooncakeNodeSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
-use crate::cluster::verdict::judge;
+use crate::cluster::pool_pod::evaluate;
 use crate::fixture;
 
 fn pod(text: &str) -> Arc<Pod> {
@@ -36,8 +36,8 @@ fn set(desired: i32, current: i32) -> DaemonSet {
     .unwrap()
 }
 
-/// A node whose agent serves its pool pod in the master `m1`.
-fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
+/// The report of a node with a pool pod assigned to the master `m1`.
+fn report(node: &str, alive: (&str, &str), pool_status: &str) -> MooncakeNode {
     let mut report = MooncakeNode::new(
         node,
         MooncakeNodeSpec {
@@ -46,7 +46,7 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
             boot_id: "boot".to_owned(),
             domains: Vec::new(),
             policy: None,
-            room: None,
+            headroom: None,
             gpu_driver_upgrade: false,
             probes: Vec::new(),
             probers: Vec::new(),
@@ -60,7 +60,7 @@ fn report(node: &str, alive: (&str, &str), told: &str) -> MooncakeNode {
     );
     report.status = Some(
         serde_yaml_ng::from_str(&format!(
-            "{{nodeUid: node, bootId: boot, pools: [{{podUid: u-{node}, {told}}}], \
+            "{{nodeUid: node, bootId: boot, pools: [{{podUid: u-{node}, {pool_status}}}], \
              conditions: [{{type: AgentAlive, status: '{}', reason: {}, message: 'node {node} is cut off', \
              lastTransitionTime: '2026-01-01T00:00:00Z'}}]}}",
             alive.0, alive.1
@@ -74,26 +74,38 @@ const SERVES: &str =
     "state: Serving, reason: AsExpected, message: '', masterPodUid: m1, mounted: 1Gi";
 const ALIVE: (&str, &str) = ("True", "AsExpected");
 
-struct World {
+struct TestCluster {
     spec: &'static str,
     masters: Vec<Arc<Pod>>,
     pools: Vec<(Arc<Pod>, Option<MooncakeNode>)>,
     sets: Vec<Option<DaemonSet>>,
-    rollout: rollout::Step,
+    step: rollout::Step,
+    withheld: Option<usize>,
     used: Option<u8>,
     claimable: Claimable,
 }
 
-impl World {
-    /// Two nodes that serve.
+impl TestCluster {
+    /// A cluster with two serving nodes.
     fn whole() -> Self {
-        let pool = |node: &str| (pool_pod(node), Some(report(node, ALIVE, SERVES)));
+        Self::of_nodes(2, 2)
+    }
+
+    /// A cluster of `count` nodes, of which the first `serving` ones serve.
+    fn of_nodes(count: i32, serving: i32) -> Self {
+        let waits = "state: Waiting, reason: MemoryUnavailable, message: 'no memory'";
+        let pool = |number: i32| {
+            let node = format!("n{number}");
+            let state = if number <= serving { SERVES } else { waits };
+            (pool_pod(&node), Some(report(&node, ALIVE, state)))
+        };
         Self {
             spec: "{}",
             masters: vec![master_pod()],
-            pools: vec![pool("n1"), pool("n2")],
-            sets: vec![Some(set(2, 2))],
-            rollout: rollout::Step::Done,
+            pools: (1..=count).map(pool).collect(),
+            sets: vec![Some(set(count, count))],
+            step: rollout::Step::Done,
+            withheld: None,
             used: Some(35),
             claimable: Claimable::Yes,
         }
@@ -110,17 +122,22 @@ impl World {
         let master = observed
             .ready_master()
             .and_then(|pod| pod.metadata.uid.clone());
-        let verdicts: Vec<Verdict> = self
+        let pod_statuses: Vec<PoolPodStatus> = self
             .pools
             .iter()
-            .map(|(pod, report)| judge(pod, report.as_ref(), master.as_deref()))
+            .map(|(pod, report)| evaluate(pod, report.as_ref(), master.as_deref()))
             .collect();
         let facts = Facts {
             cluster: &cluster,
             observed: &observed,
             pools: &self.sets,
-            verdicts: &verdicts,
-            rollout: &self.rollout,
+            pod_statuses: &pod_statuses,
+            rollout: &rollout::Decision {
+                step: self.step.clone(),
+                record: None,
+                recheck: None,
+            },
+            withheld: self.withheld,
             used: self.used,
             mnnvl: None,
         };
@@ -133,23 +150,128 @@ impl World {
 }
 
 /// `Type=Status/Reason` and the message.
-fn said(status: &MooncakeClusterStatus, kind: ConditionType) -> (String, String) {
-    let condition = find(&status.conditions, kind).unwrap();
+fn condition(status: &MooncakeClusterStatus, kind: ConditionType) -> (String, String) {
+    let found = find(&status.conditions, kind).unwrap();
     (
-        format!("{}/{}", condition.status, condition.reason),
-        condition.message.clone(),
+        format!("{}/{}", found.status, found.reason),
+        found.message.clone(),
     )
 }
 
+const NOTHING: [&str; 0] = [];
+
+/// The conditions that are present only while they are true.
+fn abnormal(status: &MooncakeClusterStatus) -> Vec<String> {
+    let kinds = [
+        ConditionType::Reconciling,
+        ConditionType::Stalled,
+        ConditionType::Degraded,
+        ConditionType::Paused,
+    ];
+    let found = kinds
+        .iter()
+        .filter_map(|kind| find(&status.conditions, *kind));
+    let found = found.map(|found| format!("{}={}/{}", found.type_, found.status, found.reason));
+    found.collect()
+}
+
 #[test]
-fn a_whole_cluster_is_ready_and_counted() {
-    let status = World::whole().fresh();
-    assert_eq!(said(&status, ConditionType::Ready).0, "True/AsExpected");
+fn ready_is_the_share_of_nodes_that_the_spec_requires_and_degraded_names_the_others() {
+    for (spec, count, serving, ready) in [
+        ("{}", 9, 8, false),
+        ("{}", 10, 9, true),
+        ("{}", 10, 8, false),
+        ("{}", 11, 10, true),
+        ("{minReadyPercent: 100}", 10, 9, false),
+        ("{minReadyPercent: 50}", 3, 2, true),
+        ("{minReadyPercent: 50}", 3, 1, false),
+    ] {
+        let mut cluster = TestCluster::of_nodes(count, serving);
+        cluster.spec = spec;
+        let status = cluster.fresh();
+        let context = format!("{serving} of {count} with {spec}");
+        let (state, _) = condition(&status, ConditionType::Ready);
+        let pools = condition(&status, ConditionType::PoolsReady);
+        assert_eq!(pools.0, "False/MemoryUnavailable", "{context}");
+        if ready {
+            assert_eq!(state, "True/AsExpected", "{context}");
+            let degraded = ["Degraded=True/MemoryUnavailable"];
+            assert_eq!(abnormal(&status), degraded, "{context}");
+            let (_, message) = condition(&status, ConditionType::Degraded);
+            assert!(
+                message.contains(&format!("n{count}: pool pod")),
+                "{message}"
+            );
+        } else {
+            assert_eq!(state, "False/MemoryUnavailable", "{context}");
+            let reconciling = ["Reconciling=True/Progressing"];
+            assert_eq!(abnormal(&status), reconciling, "{context}");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_rollout_stalls_a_cluster_that_stays_ready() {
+    let mut cluster = TestCluster::of_nodes(10, 9);
+    cluster.step = rollout::Step::Stopped {
+        outdated: 3,
+        place: crds::update::PoolPlace {
+            pool: "default".to_owned(),
+            node: "n10".to_owned(),
+        },
+    };
+    let status = cluster.fresh();
     assert_eq!(
-        said(&status, ConditionType::Reconciling).0,
-        "False/AsExpected"
+        condition(&status, ConditionType::Ready).0,
+        "True/AsExpected"
     );
-    assert_eq!(said(&status, ConditionType::Stalled).0, "False/AsExpected");
+    let expected = [
+        "Stalled=True/RolloutStopped",
+        "Degraded=True/MemoryUnavailable",
+    ];
+    assert_eq!(abnormal(&status), expected);
+    let (_, message) = condition(&status, ConditionType::Stalled);
+    assert!(
+        message.contains("on n10") && message.contains("Remedy: "),
+        "{message}"
+    );
+}
+
+#[test]
+fn pods_that_cannot_be_replaced_keep_no_wait_going() {
+    let mut cluster = TestCluster::of_nodes(10, 9);
+    cluster.step = rollout::Step::Left {
+        outdated: 1,
+        on: "n10".to_owned(),
+    };
+    assert_eq!(
+        abnormal(&cluster.fresh()),
+        ["Degraded=True/MemoryUnavailable"]
+    );
+}
+
+#[test]
+fn a_pause_is_reported_and_keeps_waits_going_while_changes_wait() {
+    let mut cluster = TestCluster::whole();
+    cluster.spec = "{paused: true}";
+    cluster.withheld = Some(0);
+    assert_eq!(abnormal(&cluster.fresh()), ["Paused=True/Paused"]);
+    cluster.withheld = Some(3);
+    let status = cluster.fresh();
+    let expected = ["Reconciling=True/Paused", "Paused=True/Paused"];
+    assert_eq!(abnormal(&status), expected);
+    let (_, message) = condition(&status, ConditionType::Paused);
+    assert!(message.starts_with("spec.paused is true: "), "{message}");
+}
+
+#[test]
+fn a_complete_cluster_is_ready_and_counted() {
+    let status = TestCluster::whole().fresh();
+    assert_eq!(
+        condition(&status, ConditionType::Ready).0,
+        "True/AsExpected"
+    );
+    assert_eq!(abnormal(&status), NOTHING);
     assert_eq!(status.nodes.as_deref(), Some("2/2"));
     assert_eq!(status.capacity, Some(ByteSize(2 << 30)));
     assert_eq!(status.used.as_deref(), Some("35%"));
@@ -159,22 +281,22 @@ fn a_whole_cluster_is_ready_and_counted() {
     );
     assert_eq!(
         status.conditions.len(),
-        7,
-        "every type stands from the first status on"
+        5,
+        "the first status lacks a condition"
     );
 }
 
 #[test]
-fn an_unchanged_world_gives_an_equal_status() {
-    let world = World::whole();
-    let first = world.fresh();
-    assert_eq!(world.status(&first, 99), first);
+fn unchanged_inputs_give_an_equal_status() {
+    let cluster = TestCluster::whole();
+    let first = cluster.fresh();
+    assert_eq!(cluster.status(&first, 99), first);
 }
 
 #[test]
-fn a_node_without_room_is_named_with_the_schedulers_words_and_others_count() {
-    let mut world = World::whole();
-    world.pools[1] = (
+fn an_unschedulable_pool_pod_is_reported_with_the_schedulers_message() {
+    let mut cluster = TestCluster::whole();
+    cluster.pools[1] = (
         pod(
             "{metadata: {name: kv-pool-default-x, uid: u}, spec: {containers: [], affinity: {nodeAffinity: \
              {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: \
@@ -183,8 +305,8 @@ fn a_node_without_room_is_named_with_the_schedulers_words_and_others_count() {
         ),
         None,
     );
-    let status = world.fresh();
-    let (state, message) = said(&status, ConditionType::PoolsReady);
+    let status = cluster.fresh();
+    let (state, message) = condition(&status, ConditionType::PoolsReady);
     assert_eq!(state, "False/PoolPodPending");
     assert!(
         message.contains("n2: pool pod kv-pool-default-x"),
@@ -196,15 +318,15 @@ fn a_node_without_room_is_named_with_the_schedulers_words_and_others_count() {
 }
 
 #[test]
-fn an_evicted_pod_is_told_with_node_pod_and_the_kubelets_words_before_lesser_troubles() {
-    let mut world = World::whole();
+fn an_eviction_is_reported_first_with_node_pod_and_the_kubelets_message() {
+    let mut cluster = TestCluster::whole();
     let waits = "state: Waiting, reason: WaitingForGrant, message: 'wait'";
-    world.pools[0].1 = Some(report("n1", ALIVE, waits));
-    world.pools[1].0 = pod(
+    cluster.pools[0].1 = Some(report("n1", ALIVE, waits));
+    cluster.pools[1].0 = pod(
         "{metadata: {name: kv-pool-default-x, uid: u-n2}, spec: {nodeName: n2, containers: []}, \
           status: {phase: Failed, reason: Evicted, message: 'The node was low on resource: memory. '}}",
     );
-    let (state, message) = said(&world.fresh(), ConditionType::Ready);
+    let (state, message) = condition(&cluster.fresh(), ConditionType::Ready);
     assert_eq!(state, "False/PoolPodEvicted");
     assert!(
         message.starts_with(
@@ -213,20 +335,17 @@ fn an_evicted_pod_is_told_with_node_pod_and_the_kubelets_words_before_lesser_tro
         ),
         "{message}"
     );
-    assert_eq!(
-        said(&world.fresh(), ConditionType::Stalled).0,
-        "False/AsExpected"
-    );
+    assert_eq!(abnormal(&cluster.fresh()), ["Reconciling=True/Progressing"]);
 }
 
 #[test]
-fn a_pod_that_is_over_is_told_as_gone_whatever_its_agent_said_last() {
-    let mut world = World::whole();
-    world.pools[1].0 = pod(
+fn a_failed_pod_is_reported_as_gone_despite_its_agents_report() {
+    let mut cluster = TestCluster::whole();
+    cluster.pools[1].0 = pod(
         "{metadata: {name: kv-pool-default-x, uid: u-n2}, spec: {nodeName: n2, containers: []}, \
           status: {phase: Failed, reason: OutOfmemory, message: 'Node has no room'}}",
     );
-    let (state, message) = said(&world.fresh(), ConditionType::PoolsReady);
+    let (state, message) = condition(&cluster.fresh(), ConditionType::PoolsReady);
     assert_eq!(state, "False/PoolPodGone");
     assert!(
         message.contains("Failed: OutOfmemory: Node has no room"),
@@ -235,31 +354,24 @@ fn a_pod_that_is_over_is_told_as_gone_whatever_its_agent_said_last() {
 }
 
 #[test]
-fn no_node_that_matches_is_said_with_the_selector() {
-    let mut world = World::whole();
-    world.spec = "{pools: [{name: default, nodeSelector: {tier: cold}}]}";
-    world.sets = vec![Some(set(0, 0))];
-    world.pools.clear();
-    let status = world.fresh();
-    let (state, message) = said(&status, ConditionType::Ready);
+fn no_matching_node_is_reported_with_the_selector() {
+    let mut cluster = TestCluster::whole();
+    cluster.spec = "{pools: [{name: default, nodeSelector: {tier: cold}}]}";
+    cluster.sets = vec![Some(set(0, 0))];
+    cluster.pools.clear();
+    let status = cluster.fresh();
+    let (state, message) = condition(&status, ConditionType::Ready);
     assert_eq!(state, "False/NoNodeMatches");
     assert!(message.contains("tier=cold"), "{message}");
-    assert_eq!(
-        said(&status, ConditionType::Stalled).0,
-        "True/NoNodeMatches"
-    );
-    assert_eq!(
-        said(&status, ConditionType::Reconciling).0,
-        "False/AsExpected"
-    );
+    assert_eq!(abnormal(&status), ["Stalled=True/NoNodeMatches"]);
 }
 
 #[test]
-fn a_dead_agent_turns_its_nodes_verdict_unknown() {
-    let mut world = World::whole();
-    world.pools[1].1 = Some(report("n2", ("False", "NodeNotReady"), SERVES));
-    let status = world.fresh();
-    let (state, message) = said(&status, ConditionType::Ready);
+fn a_dead_agent_makes_its_nodes_state_unknown() {
+    let mut cluster = TestCluster::whole();
+    cluster.pools[1].1 = Some(report("n2", ("False", "NodeNotReady"), SERVES));
+    let status = cluster.fresh();
+    let (state, message) = condition(&status, ConditionType::Ready);
     assert_eq!(state, "Unknown/NodeNotReady");
     assert!(message.contains("n2"), "{message}");
     assert_eq!(status.capacity, Some(ByteSize(1 << 30)));
@@ -267,49 +379,55 @@ fn a_dead_agent_turns_its_nodes_verdict_unknown() {
 
 #[test]
 fn a_report_of_an_earlier_boot_counts_as_unknown() {
-    let mut world = World::whole();
-    if let Some(status) = world.pools[0].1.as_mut().and_then(|r| r.status.as_mut()) {
+    let mut cluster = TestCluster::whole();
+    if let Some(status) = cluster.pools[0].1.as_mut().and_then(|r| r.status.as_mut()) {
         status.boot_id = "earlier".to_owned();
     }
     assert_eq!(
-        said(&world.fresh(), ConditionType::PoolsReady).0,
+        condition(&cluster.fresh(), ConditionType::PoolsReady).0,
         "Unknown/StaleStatus"
     );
 }
 
 #[test]
 fn memory_in_an_earlier_master_does_not_count() {
-    let mut world = World::whole();
-    world.pools[0].1 = Some(report(
+    let mut cluster = TestCluster::whole();
+    cluster.pools[0].1 = Some(report(
         "n1",
         ALIVE,
         "state: Serving, reason: AsExpected, message: '', masterPodUid: m0, mounted: 1Gi",
     ));
-    let status = world.fresh();
-    assert_eq!(said(&status, ConditionType::PoolsReady).0, "False/Mounting");
+    let status = cluster.fresh();
+    assert_eq!(
+        condition(&status, ConditionType::PoolsReady).0,
+        "False/Mounting"
+    );
     assert_eq!(status.nodes.as_deref(), Some("1/2"));
 }
 
 #[test]
-fn memory_that_was_taken_out_of_the_master_does_not_count() {
-    let mut world = World::whole();
-    if let Some(report) = world.pools[0].1.as_mut() {
+fn memory_that_was_unmounted_from_the_master_does_not_count() {
+    let mut cluster = TestCluster::whole();
+    if let Some(report) = cluster.pools[0].1.as_mut() {
         report.spec.pools[0].master.as_mut().unwrap().pod_uid = "m1/1".to_owned();
     }
-    let status = world.fresh();
-    assert_eq!(said(&status, ConditionType::PoolsReady).0, "False/Mounting");
+    let status = cluster.fresh();
+    assert_eq!(
+        condition(&status, ConditionType::PoolsReady).0,
+        "False/Mounting"
+    );
 }
 
 #[test]
-fn a_master_of_another_generation_stalls_with_the_agents_words() {
-    let mut world = World::whole();
-    world.pools[0].1 = Some(report(
+fn a_master_of_another_release_stalls_with_the_agents_message() {
+    let mut cluster = TestCluster::whole();
+    cluster.pools[0].1 = Some(report(
         "n1",
         ALIVE,
         "state: Refused, reason: EngineVersionSkew, message: 'master speaks 0.3.10, wanted 0.3.13'",
     ));
-    let status = world.fresh();
-    let (state, message) = said(&status, ConditionType::Stalled);
+    let status = cluster.fresh();
+    let (state, message) = condition(&status, ConditionType::Stalled);
     assert_eq!(state, "True/EngineVersionSkew");
     assert!(
         message.contains("0.3.10") && message.contains("0.3.13"),
@@ -318,13 +436,13 @@ fn a_master_of_another_generation_stalls_with_the_agents_words() {
 }
 
 #[test]
-fn a_master_that_is_not_ready_is_told_in_the_kubelets_words() {
-    let mut world = World::whole();
-    world.masters = vec![pod(
+fn a_master_that_is_not_ready_is_reported_with_the_kubelets_message() {
+    let mut cluster = TestCluster::whole();
+    cluster.masters = vec![pod(
         "{metadata: {name: kv-master-1}, status: {containerStatuses: [{name: master, image: x, imageID: '', ready: false, \
          restartCount: 0, state: {waiting: {reason: ImagePullBackOff, message: 'no such image'}}}]}}",
     )];
-    let (state, message) = said(&world.fresh(), ConditionType::Ready);
+    let (state, message) = condition(&cluster.fresh(), ConditionType::Ready);
     assert_eq!(state, "False/MasterNotReady");
     assert!(
         message.contains("ImagePullBackOff: no such image"),
@@ -333,11 +451,11 @@ fn a_master_that_is_not_ready_is_told_in_the_kubelets_words() {
 }
 
 #[test]
-fn pods_that_are_never_made_are_told_with_where_to_look() {
-    let mut world = World::whole();
-    world.sets = vec![Some(set(3, 2))];
-    let status = world.fresh();
-    let (state, message) = said(&status, ConditionType::PoolsReady);
+fn pods_that_are_not_created_are_reported_with_their_daemon_set() {
+    let mut cluster = TestCluster::whole();
+    cluster.sets = vec![Some(set(3, 2))];
+    let status = cluster.fresh();
+    let (state, message) = condition(&status, ConditionType::PoolsReady);
     assert_eq!(state, "False/PoolPodPending");
     assert!(
         message.contains("events of DaemonSet kv-pool-default"),
@@ -347,59 +465,62 @@ fn pods_that_are_never_made_are_told_with_where_to_look() {
 }
 
 #[test]
-fn a_daemon_set_that_lags_behind_its_spec_proves_nothing() {
-    let mut world = World::whole();
-    if let Some(status) = world.sets[0].as_mut().and_then(|set| set.status.as_mut()) {
+fn a_daemon_set_behind_its_spec_is_progressing() {
+    let mut cluster = TestCluster::whole();
+    if let Some(status) = cluster.sets[0].as_mut().and_then(|set| set.status.as_mut()) {
         status.observed_generation = Some(1);
     }
     assert_eq!(
-        said(&world.fresh(), ConditionType::Ready).0,
+        condition(&cluster.fresh(), ConditionType::Ready).0,
         "False/Progressing"
     );
-    world.sets = vec![None];
+    cluster.sets = vec![None];
     assert_eq!(
-        said(&world.fresh(), ConditionType::Ready).0,
+        condition(&cluster.fresh(), ConditionType::Ready).0,
         "False/Progressing"
     );
 }
 
 #[test]
-fn a_rollout_keeps_ready_and_says_what_it_waits_for() {
-    let mut world = World::whole();
-    world.rollout = rollout::Step::Wait {
+fn a_rollout_keeps_ready_and_reports_what_it_waits_for() {
+    let mut cluster = TestCluster::whole();
+    cluster.step = rollout::Step::Wait {
         outdated: 1,
         on: "kv-pool-default-n1 on n1 to serve".to_owned(),
     };
-    let status = world.fresh();
-    assert_eq!(said(&status, ConditionType::Ready).0, "True/AsExpected");
-    let (state, message) = said(&status, ConditionType::Reconciling);
+    let status = cluster.fresh();
+    assert_eq!(
+        condition(&status, ConditionType::Ready).0,
+        "True/AsExpected"
+    );
+    let (state, message) = condition(&status, ConditionType::Reconciling);
     assert_eq!(state, "True/Progressing");
     assert!(message.contains("n1 to serve"), "{message}");
 }
 
 #[test]
-fn s27_forbidden_tcp_leaves_no_transport() {
-    let mut world = World::whole();
-    world.spec = "{transports: {tcp: Forbid}}";
-    let status = world.fresh();
+fn forbidden_tcp_leaves_no_transport() {
+    let mut cluster = TestCluster::whole();
+    cluster.spec = "{transports: {tcp: Forbid}}";
+    let status = cluster.fresh();
     assert_eq!(
-        said(&status, ConditionType::TransportsReady).0,
+        condition(&status, ConditionType::TransportsReady).0,
         "False/NoUsableTransport"
     );
     assert_eq!(status.transport, None);
 }
 
 #[test]
-fn that_pods_can_claim_no_device_is_said_where_the_cluster_requires_rdma_alone() {
-    let mut world = World::whole();
-    world.claimable = Claimable::No("there is no class".to_owned());
-    let calm = world.fresh();
+fn missing_device_claims_are_reported_only_where_rdma_is_required() {
+    let mut cluster = TestCluster::whole();
+    cluster.claimable = Claimable::No("there is no class".to_owned());
+    let unaffected = cluster.fresh();
     assert_eq!(
-        said(&calm, ConditionType::TransportsReady).0,
+        condition(&unaffected, ConditionType::TransportsReady).0,
         "True/AsExpected"
     );
-    world.spec = "{transports: {rdma: Require}}";
-    let (state, message) = said(&world.fresh(), ConditionType::TransportsReady);
+    cluster.spec = "{transports: {rdma: Require}}";
+    let (state, message) = condition(&cluster.fresh(), ConditionType::TransportsReady);
     assert_eq!(state, "False/NoUsableTransport");
     assert!(
         message.ends_with("injected pods are given no RDMA device: there is no class"),
@@ -418,15 +539,18 @@ fn a_failed_cluster_has_every_condition_and_keeps_what_was_known() {
         true,
         now,
     );
-    assert_eq!(first.conditions.len(), 7);
-    assert_eq!(said(&first, ConditionType::Stalled).0, "True/InvalidSpec");
-    let known = World::whole().fresh();
+    assert_eq!(first.conditions.len(), 6);
+    assert_eq!(
+        condition(&first, ConditionType::Stalled).0,
+        "True/InvalidSpec"
+    );
+    let known = TestCluster::whole().fresh();
     let later = failed(&known, 2, Reason::ApiFailed, "busy", false, now);
     assert_eq!(
-        said(&later, ConditionType::MasterReady).0,
+        condition(&later, ConditionType::MasterReady).0,
         "True/AsExpected"
     );
-    assert_eq!(said(&later, ConditionType::Ready).0, "False/ApiFailed");
+    assert_eq!(condition(&later, ConditionType::Ready).0, "False/ApiFailed");
     let since = find(&later.conditions, ConditionType::Ready).unwrap();
     assert_eq!(since.last_transition_time, Time(now));
     assert_eq!(later.nodes, known.nodes);

@@ -1,4 +1,4 @@
-//! Assignments, from what was seen on a node.
+//! MooncakeNodes from observed nodes.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
+use crate::cache::probe_ring::Neighbours;
 use crate::cluster::desired::pool;
 use crate::fixture;
 use crate::node::observe::Ready;
-use crate::node::ring::Neighbours;
 
 const SPEC: &str = "{pools: [{name: a, size: 2Gi, drainSeconds: 7}], access: {addresses: ['192.0.2.9', '192.0.2.1']}}";
 
@@ -92,7 +92,7 @@ fn a_pod_with_forged_labels_is_not_assigned() {
 }
 
 #[test]
-fn an_assignment_stands_until_the_pod_is_gone_also_without_its_cluster() {
+fn an_assignment_stays_until_the_pod_is_gone_even_without_its_cluster() {
     let mut seen = observed(vec![pool_pod(true)]);
     seen.report = desired(&seen, &[]);
     let mut orphan = pool_pod(false);
@@ -109,7 +109,7 @@ fn an_assignment_stands_until_the_pod_is_gone_also_without_its_cluster() {
 }
 
 #[test]
-fn an_assignment_ends_with_the_pods_processes_also_where_its_object_stays() {
+fn an_assignment_ends_when_the_pods_processes_end() {
     let mut seen = observed(vec![pool_pod(true)]);
     seen.report = desired(&seen, &[]);
     let mut evicted = pool_pod(true);
@@ -129,7 +129,7 @@ fn a_node_without_anything_of_ours_has_no_object() {
 }
 
 #[test]
-fn an_object_of_an_earlier_node_of_that_name_is_told_apart() {
+fn an_object_of_an_earlier_node_of_that_name_is_recognized() {
     let mut seen = observed(vec![pool_pod(true)]);
     seen.report = desired(&seen, &[]);
     assert!(seen.of_an_earlier_node().is_none());
@@ -138,7 +138,7 @@ fn an_object_of_an_earlier_node_of_that_name_is_told_apart() {
 }
 
 #[test]
-fn a_lost_node_is_given_another_instance_of_its_master_and_keeps_it() {
+fn a_node_with_unmounted_segments_gets_another_master_instance_and_keeps_it() {
     let instance = |node: &Option<MooncakeNode>| {
         let pools = &node.as_ref().unwrap().spec.pools;
         pools[0]
@@ -158,7 +158,7 @@ fn a_lost_node_is_given_another_instance_of_its_master_and_keeps_it() {
     assert_eq!(
         instance(&seen.report).as_deref(),
         Some("m1/1"),
-        "not ready for a moment"
+        "briefly not ready"
     );
     seen.pools[0].master_uid = Some("m2".to_owned());
     seen.pools[0].masters = vec!["m2".to_owned()];
@@ -166,7 +166,7 @@ fn a_lost_node_is_given_another_instance_of_its_master_and_keeps_it() {
 }
 
 #[test]
-fn memberships_stand_while_nobody_knows_and_go_when_it_is_known() {
+fn memberships_stay_while_the_state_is_unknown() {
     let membership = DomainMembership {
         namespace: "team".to_owned(),
         cluster: "kv".to_owned(),
@@ -174,7 +174,7 @@ fn memberships_stand_while_nobody_knows_and_go_when_it_is_known() {
         domain_uid: Some("d1".to_owned()),
         clique: None,
         member: true,
-        reason: crds::Reason::AsExpected,
+        reason: crds::Reason::AsExpected.into(),
         message: String::new(),
     };
     let mut here = observed(vec![pool_pod(true)]);

@@ -1,68 +1,68 @@
-//! Who is cordoned, and who is not.
+//! Which nodes are cordoned.
 
-use crds::node::SickDevice;
+use crds::node::UnhealthyDevice;
 
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn asked(max_nodes: u32) -> SickDevices {
-    SickDevices {
-        cordon_when: CordonWhen::AllAreSick,
+fn rule(max_nodes: u32) -> UnhealthyDevicesRule {
+    UnhealthyDevicesRule {
+        cordon_when: CordonWhen::AllUnhealthy,
         after_seconds: 300,
         max_nodes,
         repair: Some(Repair::Reboot),
     }
 }
 
-/// A node of two devices, so many of them sick for an hour.
-fn node(name: &str, sick: u32, asked: SickDevices) -> Patient {
-    let named = (0..sick).map(|device| SickDevice {
+/// A node of two devices; `unhealthy` of them are unhealthy for an hour.
+fn node(name: &str, unhealthy: u32, rule: UnhealthyDevicesRule) -> Candidate {
+    let named = (0..unhealthy).map(|device| UnhealthyDevice {
         name: format!("mlx5_{device}"),
-        reason: Reason::MkeyExhausted,
+        reason: Reason::MkeyExhausted.into(),
     });
-    Patient {
+    Candidate {
         node: name.to_owned(),
-        rule: Some(("p".to_owned(), asked)),
+        rule: Some(("p".to_owned(), rule)),
         devices: Some(DeviceHealth {
             known: 2,
-            sick,
+            unhealthy,
             memlock: None,
-            named: named.collect(),
+            unhealthy_devices: named.collect(),
         }),
-        ailing: HOUR,
-        ..Patient::default()
+        unhealthy_for: HOUR,
+        ..Candidate::default()
     }
 }
 
-/// As it stands when it was cordoned by us.
-fn ours(patient: Patient) -> Patient {
-    Patient {
+/// The same node after the operator cordoned it.
+fn ours(candidate: Candidate) -> Candidate {
+    Candidate {
         unschedulable: true,
         cordoned: true,
         requested: Some("Reboot: mlx5_0 MkeyExhausted".to_owned()),
-        ..patient
+        ..candidate
     }
 }
 
-/// Nodes that are well, so that the sick are few.
-fn others(asked: SickDevices) -> Vec<Patient> {
+/// Healthy nodes, so that fewer than half are unhealthy.
+fn others(rule: UnhealthyDevicesRule) -> Vec<Candidate> {
     let names = ["w1", "w2", "w3", "w4"];
-    names.map(|name| node(name, 0, asked)).to_vec()
+    names.map(|name| node(name, 0, rule)).to_vec()
 }
 
-fn planned(patients: Vec<Patient>) -> Plan {
-    let rule = patients[0].rule.as_ref();
-    let asked = rule.map_or_else(|| asked(1), |(_, asked)| *asked);
-    let patients = [others(asked), patients].concat();
-    plan(&patients, Timestamp::from_second(3600).unwrap())
+fn planned(candidates: Vec<Candidate>) -> CordonPlan {
+    let first = candidates[0].rule.as_ref();
+    let rule = first.map_or_else(|| rule(1), |(_, rule)| *rule);
+    let candidates = [others(rule), candidates].concat();
+    plan(&candidates, Timestamp::from_second(3600).unwrap())
 }
 
-fn steps(patients: Vec<Patient>) -> Vec<(String, Step)> {
-    planned(patients).steps
+fn steps(candidates: Vec<Candidate>) -> Vec<(String, Step)> {
+    planned(candidates).steps
 }
 
-fn cordoned(plan: &Plan) -> Vec<&str> {
+fn cordoned(plan: &CordonPlan) -> Vec<&str> {
     let steps = plan.steps.iter();
     steps
         .filter(|(_, step)| matches!(step, Step::Cordon { .. }))
@@ -70,27 +70,27 @@ fn cordoned(plan: &Plan) -> Vec<&str> {
         .collect()
 }
 
-fn said(plan: &Plan) -> String {
-    let said = &plan.said["p"];
-    format!("{} {}: {}", said.state.as_str(), said.reason, said.message)
+fn condition(plan: &CordonPlan) -> String {
+    let it = &plan.conditions["p"];
+    format!("{} {}: {}", it.state.as_str(), it.reason, it.message)
 }
 
 #[test]
-fn s12_a_node_is_cordoned_with_why_and_what_is_to_be_done_when_all_its_devices_are_sick() {
-    let plan = planned(vec![node("n1", 2, asked(1)), node("n2", 1, asked(1))]);
+fn a_node_whose_devices_are_all_unhealthy_is_cordoned_with_cause_and_repair() {
+    let plan = planned(vec![node("n1", 2, rule(1)), node("n2", 1, rule(1))]);
     let cordon = Step::Cordon {
         why: "MkeyExhausted since 1970-01-01T00:00:00Z: mlx5_0, mlx5_1".to_owned(),
         repair: Some("Reboot: mlx5_0 MkeyExhausted, mlx5_1 MkeyExhausted".to_owned()),
     };
     assert_eq!(plan.steps, [("n1".to_owned(), cordon)]);
     assert_eq!(
-        said(&plan),
+        condition(&plan),
         "True AsExpected: 1 of at most 1 nodes are cordoned"
     );
-    let any = SickDevices {
-        cordon_when: CordonWhen::AnyIsSick,
+    let any = UnhealthyDevicesRule {
+        cordon_when: CordonWhen::AnyUnhealthy,
         repair: None,
-        ..asked(2)
+        ..rule(2)
     };
     let plan = planned(vec![node("n2", 1, any), node("n3", 0, any)]);
     assert_eq!(cordoned(&plan), ["n2"]);
@@ -98,124 +98,128 @@ fn s12_a_node_is_cordoned_with_why_and_what_is_to_be_done_when_all_its_devices_a
 }
 
 #[test]
-fn nobody_is_cordoned_before_its_time_and_it_is_said_when_to_look_again() {
-    let early = |node: Patient, seconds| Patient {
-        ailing: Duration::from_secs(seconds),
+fn no_node_is_cordoned_before_its_delay_and_the_recheck_time_is_returned() {
+    let early = |node: Candidate, seconds| Candidate {
+        unhealthy_for: Duration::from_secs(seconds),
         ..node
     };
     let plan = planned(vec![
-        early(node("n1", 2, asked(2)), 10),
-        early(node("n2", 2, asked(2)), 299),
+        early(node("n1", 2, rule(2)), 10),
+        early(node("n2", 2, rule(2)), 299),
     ]);
     assert_eq!(plan.steps, []);
-    assert_eq!(plan.again, Some(Duration::from_secs(1)));
-    let plan = planned(vec![early(node("n2", 2, asked(2)), 300)]);
+    assert_eq!(plan.recheck, Some(Duration::from_secs(1)));
+    let plan = planned(vec![early(node("n2", 2, rule(2)), 300)]);
     assert_eq!(cordoned(&plan), ["n2"]);
-    assert_eq!(plan.again, None);
+    assert_eq!(plan.recheck, None);
 }
 
 #[test]
-fn no_more_are_cordoned_than_the_policy_allows_and_the_longest_sick_comes_first() {
-    let longer = Patient {
-        ailing: HOUR * 2,
-        ..node("n9", 2, asked(1))
+fn at_most_max_nodes_are_cordoned_and_the_longest_unhealthy_first() {
+    let longer = Candidate {
+        unhealthy_for: HOUR * 2,
+        ..node("n9", 2, rule(1))
     };
-    let plan = planned(vec![node("n1", 2, asked(1)), longer.clone()]);
+    let plan = planned(vec![node("n1", 2, rule(1)), longer.clone()]);
     assert_eq!(cordoned(&plan), ["n9"]);
     assert_eq!(
-        said(&plan),
-        "False CordonBudgetSpent: not cordoned: n1; 1 of at most 1 nodes are cordoned"
+        condition(&plan),
+        "False CordonLimitReached: not cordoned: n1; 1 of at most 1 nodes are cordoned"
     );
-    let plan = planned(vec![node("n1", 2, asked(1)), ours(longer)]);
-    assert_eq!(plan.steps, [], "who is cordoned counts");
-    assert!(said(&plan).starts_with("False CordonBudgetSpent: not cordoned: n1;"));
+    let plan = planned(vec![node("n1", 2, rule(1)), ours(longer)]);
+    assert_eq!(plan.steps, [], "cordoned nodes count");
+    assert!(condition(&plan).starts_with("False CordonLimitReached: not cordoned: n1;"));
 }
 
 #[test]
-fn where_more_than_half_are_sick_no_further_one_is_cordoned_and_who_is_stays_so() {
-    let many = asked(100);
-    let mut patients = others(many)[..2].to_vec();
-    patients.push(ours(node("n1", 2, many)));
-    patients.push(node("n2", 2, many));
+fn when_more_than_half_are_unhealthy_no_further_node_is_cordoned_and_cordoned_ones_stay() {
+    let many = rule(100);
+    let mut candidates = others(many)[..2].to_vec();
+    candidates.push(ours(node("n1", 2, many)));
+    candidates.push(node("n2", 2, many));
     let now = Timestamp::UNIX_EPOCH;
-    let decided = plan(&patients, now);
+    let decided = plan(&candidates, now);
     assert_eq!(cordoned(&decided), ["n2"], "half is not more than half");
-    patients.push(node("n3", 2, many));
-    let decided = plan(&patients, now);
+    candidates.push(node("n3", 2, many));
+    let decided = plan(&candidates, now);
     assert_eq!(decided.steps, []);
     assert_eq!(
-        said(&decided),
-        "False MostNodesSick: not cordoned: n2, n3; 3 of 5 nodes have sick RDMA devices, and 1 of at most \
+        condition(&decided),
+        "False MostNodesUnhealthy: not cordoned: n2, n3; 3 of 5 nodes have unhealthy RDMA devices, and 1 of at most \
          100 nodes are cordoned"
     );
-    // Nodes without devices, and those that say nothing, make the sick no fewer.
-    let silent = Patient {
+    // Nodes without known devices do not change the share.
+    let silent = Candidate {
         devices: None,
         ..node("n4", 0, many)
     };
-    patients.extend(std::iter::repeat_n(silent, 10));
-    assert_eq!(plan(&patients, now).steps, []);
+    candidates.extend(std::iter::repeat_n(silent, 10));
+    assert_eq!(plan(&candidates, now).steps, []);
 }
 
 #[test]
-fn a_node_of_ours_is_given_back_when_it_is_well_or_no_policy_asks() {
-    let release = |name: &str| vec![(name.to_owned(), Step::Release)];
-    assert_eq!(steps(vec![ours(node("n1", 1, asked(1)))]), release("n1"));
-    let unruled = Patient {
+fn a_cordoned_node_is_uncordoned_when_it_is_healthy_or_no_policy_has_a_rule() {
+    let release = |name: &str| vec![(name.to_owned(), Step::Uncordon)];
+    assert_eq!(steps(vec![ours(node("n1", 1, rule(1)))]), release("n1"));
+    let unruled = Candidate {
         rule: None,
-        ..ours(node("n1", 2, asked(1)))
+        ..ours(node("n1", 2, rule(1)))
     };
     assert_eq!(steps(vec![unruled]), release("n1"));
-    assert_eq!(steps(vec![ours(node("n1", 2, asked(1)))]), []);
-    let silent = Patient {
+    assert_eq!(steps(vec![ours(node("n1", 2, rule(1)))]), []);
+    let silent = Candidate {
         devices: None,
-        ..ours(node("n1", 2, asked(1)))
+        ..ours(node("n1", 2, rule(1)))
     };
-    assert_eq!(steps(vec![silent.clone()]), [], "nobody knows");
-    let reloading = Patient {
+    assert_eq!(steps(vec![silent.clone()]), [], "unknown");
+    let reloading = Candidate {
         devices: Some(DeviceHealth::default()),
         ..silent
     };
-    assert_eq!(steps(vec![reloading]), [], "its driver is away");
+    assert_eq!(steps(vec![reloading]), [], "its driver reloads");
 }
 
 #[test]
-fn what_a_person_has_cordoned_or_taken_back_is_theirs() {
-    let theirs = |sick| Patient {
+fn a_manually_cordoned_or_uncordoned_node_is_not_touched() {
+    let theirs = |unhealthy| Candidate {
         unschedulable: true,
-        ..node("n1", sick, asked(1))
+        ..node("n1", unhealthy, rule(1))
     };
     assert_eq!(steps(vec![theirs(2)]), []);
     assert_eq!(steps(vec![theirs(0)]), []);
-    let unruled = Patient {
+    let unruled = Candidate {
         rule: None,
         ..theirs(2)
     };
     assert_eq!(steps(vec![unruled]), []);
-    let back = |sick| Patient {
+    let back = |unhealthy| Candidate {
         unschedulable: false,
         requested: None,
-        ..ours(node("n1", sick, asked(1)))
+        ..ours(node("n1", unhealthy, rule(1)))
     };
     assert_eq!(steps(vec![back(2)]), [], "cordoned again");
     assert_eq!(
         steps(vec![back(0)]),
-        [("n1".to_owned(), Step::Release)],
-        "the mark of an end that has come stays"
+        [("n1".to_owned(), Step::Uncordon)],
+        "the annotation is removed when it is healthy"
     );
-    let plan = planned(vec![back(2), node("n2", 2, asked(1))]);
-    assert_eq!(cordoned(&plan), ["n2"], "it takes no room");
+    let plan = planned(vec![back(2), node("n2", 2, rule(1))]);
+    assert_eq!(
+        cordoned(&plan),
+        ["n2"],
+        "it does not count against maxNodes"
+    );
 }
 
 #[test]
-fn a_repair_is_asked_for_once_and_follows_the_policy() {
+fn a_repair_is_requested_once_and_follows_the_policy() {
     let with = |requested: Option<&str>, repair| {
-        let asked = SickDevices { repair, ..asked(1) };
-        let patient = Patient {
+        let rule = UnhealthyDevicesRule { repair, ..rule(1) };
+        let candidate = Candidate {
             requested: requested.map(str::to_owned),
-            ..ours(node("n1", 2, asked))
+            ..ours(node("n1", 2, rule))
         };
-        steps(vec![patient])
+        steps(vec![candidate])
             .into_iter()
             .map(|(_, step)| step)
             .next()
@@ -225,18 +229,18 @@ fn a_repair_is_asked_for_once_and_follows_the_policy() {
     assert_eq!(
         with(None, Some(Repair::Reboot)),
         None,
-        "a tool has heard it"
+        "a repair tool has removed it"
     );
-    assert_eq!(with(standing, None), Some(Step::Request(None)));
+    assert_eq!(with(standing, None), Some(Step::SetRepair(None)));
     let other = "DriverReload: mlx5_0 MkeyExhausted, mlx5_1 MkeyExhausted".to_owned();
     assert_eq!(
         with(standing, Some(Repair::DriverReload)),
-        Some(Step::Request(Some(other)))
+        Some(Step::SetRepair(Some(other)))
     );
-    let back = Patient {
+    let back = Candidate {
         unschedulable: false,
-        ..ours(node("n1", 2, asked(1)))
+        ..ours(node("n1", 2, rule(1)))
     };
-    let withdrawn = vec![("n1".to_owned(), Step::Request(None))];
-    assert_eq!(steps(vec![back]), withdrawn, "a person has taken it back");
+    let withdrawn = vec![("n1".to_owned(), Step::SetRepair(None))];
+    assert_eq!(steps(vec![back]), withdrawn, "manually uncordoned");
 }

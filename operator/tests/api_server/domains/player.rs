@@ -1,5 +1,5 @@
-//! Plays a recording against the API server, under names of its own: the driver's controller, plugin
-//! and daemons, the claims' controllers, the nodes.
+//! Plays a recording against the API server, with names unique to the recording: the driver's
+//! controller, plugin and daemons, the claims' controllers, the nodes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
 use super::recording::Op;
-use crate::world::{SYSTEM, make_namespace};
+use crate::harness::{SYSTEM, make_namespace};
 
 const PRESENT: &str = "nvidia.com/gpu.present";
 pub(crate) const NODES: [&str; 2] = ["n1", "n2"];
@@ -19,11 +19,11 @@ const NAMESPACES: [&str; 3] = ["team-a", "team-b", "nvidia-dra"];
 
 pub(crate) struct Player {
     client: Client,
-    /// Stands before every name that would meet another recording's.
+    /// Prefix of names that other recordings use too.
     prefix: String,
-    /// UIDs that the API server gave, by recorded UID.
+    /// UIDs from the API server, by recorded UID.
     uids: BTreeMap<String, String>,
-    /// Without daemons: IMEX is the host's.
+    /// IMEX runs on the host, without daemon pods.
     host_managed: bool,
 }
 
@@ -42,7 +42,7 @@ impl Player {
         Ok(player)
     }
 
-    /// The name that stands for a recorded one.
+    /// The prefixed form of a recorded name.
     pub(crate) fn own(&self, recorded: &str) -> String {
         format!("{}-{recorded}", self.prefix)
     }
@@ -60,7 +60,7 @@ impl Player {
             Op::Deleted => {
                 remove(&api, &name).await?;
                 if kind == "Node" {
-                    // Its owner reference would take it along.
+                    // No garbage collector follows its owner reference.
                     remove(&self.api("MooncakeNode", None)?, &name).await?;
                 }
                 Ok(())
@@ -123,7 +123,7 @@ impl Player {
         let meta = object["metadata"].as_object_mut().context("no metadata")?;
         meta.remove("uid");
         let leaving = meta.remove("deletionTimestamp").is_some();
-        // There is nobody who would collect what these own.
+        // The recorded UIDs of owners do not exist here; no garbage collector runs.
         for owner in meta
             .get_mut("ownerReferences")
             .and_then(Value::as_array_mut)
@@ -192,7 +192,7 @@ impl Player {
         }
         if leaving {
             match api.delete(name, &DeleteParams::default()).await {
-                // One that has ended goes at once.
+                // The object may be gone already.
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 other => drop(other?),
             }
@@ -231,7 +231,7 @@ impl Player {
         Ok(())
     }
 
-    /// The channels of this recording's nodes are no longer offered.
+    /// Deletes the ResourceSlices of this recording's nodes.
     pub(crate) async fn stop_plugins(&self) -> anyhow::Result<()> {
         let slices = self.api("ResourceSlice", None)?;
         for node in NODES {
@@ -240,7 +240,7 @@ impl Player {
         Ok(())
     }
 
-    /// An agent of ours: only where one is there is a MooncakeNode.
+    /// Creates an agent pod: only nodes with an agent have a MooncakeNode.
     async fn make_agent(&self, node: &str) -> anyhow::Result<()> {
         let api = self.api("Pod", Some(SYSTEM))?;
         let name = format!("agent-{node}");
@@ -281,7 +281,7 @@ async fn bind(api: &Api<DynamicObject>, name: &str, node: &str) -> anyhow::Resul
     Ok(())
 }
 
-/// Whatever held it has let go.
+/// Removes the finalizers and deletes the object, if it exists.
 async fn remove(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<()> {
     let gone = |outcome: kube::Result<()>| match outcome {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),

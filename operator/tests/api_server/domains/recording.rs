@@ -1,4 +1,4 @@
-//! A recorded history of ComputeDomains, and what the operator must say of it.
+//! Recorded histories of ComputeDomains, and the conditions that the operator must report for each.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,20 +33,21 @@ pub(crate) enum Op {
     Deleted,
 }
 
-/// By subject: `DOMAIN` is the condition MnnvlReady of the cluster that refers to it, `DOMAIN/NODE` the
+/// By subject: `DOMAIN` is the condition MnnvlReady of the cluster that references it, `DOMAIN/NODE` the
 /// entry of that cluster in the node's MooncakeNode.
-pub(crate) type Expected = BTreeMap<String, Vec<Word>>;
+pub(crate) type Expected = BTreeMap<String, Vec<ExpectedReason>>;
 
-/// From step `at` on the subject says `reason`: `-` is no entry. True is AsExpected and nothing else.
+/// From step `at` on the subject has this reason; `-` is no entry. The status is True only for
+/// AsExpected.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Word {
+pub(crate) struct ExpectedReason {
     pub(crate) at: f64,
     pub(crate) reason: String,
-    /// Seconds that it may take, where it is the clock that decides.
+    /// Additional limit in seconds, where the reason depends on elapsed time.
     #[serde(default)]
     pub(crate) within: Option<f64>,
-    /// Passed through so fast that the operator may miss it.
+    /// So short that the operator may miss it.
     #[serde(default)]
     pub(crate) fleeting: bool,
 }
@@ -55,14 +56,14 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/api_server/domains")
 }
 
-/// A file of this folder.
+/// Reads a YAML file of this folder.
 pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &str) -> anyhow::Result<T> {
     let path = folder().join(path);
     let text = std::fs::read_to_string(&path)?;
     serde_yaml_ng::from_str(&text).with_context(|| path.display().to_string())
 }
 
-/// Every recording with what is expected of it, in the order of their numbers.
+/// Every recording with its expected reasons, in the order of their numbers.
 pub(crate) fn all() -> anyhow::Result<Vec<(Recording, Expected)>> {
     let mut expected: BTreeMap<String, Expected> = read("expected.yaml")?;
     let mut names = Vec::new();
@@ -77,7 +78,7 @@ pub(crate) fn all() -> anyhow::Result<Vec<(Recording, Expected)>> {
             recording.name = file.trim_end_matches(".yaml").to_owned();
             let expected = expected
                 .remove(&recording.name)
-                .with_context(|| format!("nothing is expected of {file}"))?;
+                .with_context(|| format!("expected.yaml has no entry for {file}"))?;
             Ok((recording, expected))
         })
         .collect()

@@ -1,12 +1,12 @@
-//! The session's decisions, with time as a number.
+//! Tests of the session's decisions, with simulated time.
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::generation::{Generation, LooksLike};
 use crate::master::{Cause, Stage};
+use crate::release::{LooksLike, Release};
 
-struct World {
+struct Simulation {
     lifecycle: Lifecycle,
     now: Instant,
 }
@@ -37,7 +37,14 @@ fn fresh(segments: Vec<Segment>) -> Origin {
     }
 }
 
-fn trouble() -> Error {
+fn take_over(segments: Vec<Segment>) -> Origin {
+    Origin::TakeOver {
+        segments,
+        former: Vec::new(),
+    }
+}
+
+fn failure() -> Error {
     let cause = Cause::Deadline(Duration::from_secs(3));
     Error {
         peer: "m".into(),
@@ -50,14 +57,14 @@ fn trouble() -> Error {
 fn skew() -> Arc<Skew> {
     Arc::new(Skew {
         peer: "m".into(),
-        ours: Generation::V0_3_13,
+        ours: Release::V0_3_13,
         looks_like: LooksLike::V0_3_12,
         protocol: "2.0.0".into(),
         mismatches: Vec::new(),
     })
 }
 
-impl World {
+impl Simulation {
     fn new(origin: Origin) -> Self {
         let now = Instant::now();
         Self {
@@ -66,88 +73,98 @@ impl World {
         }
     }
 
-    fn hear(&mut self, input: Input) -> Vec<Action> {
+    fn handle(&mut self, input: Input) -> Vec<Action> {
         self.lifecycle.handle(input, self.now)
     }
 
-    /// Jumps to the next alarm.
+    /// Advances time to the next timer.
     fn wake(&mut self) -> Vec<Action> {
         self.now = self
             .now
-            .max(self.lifecycle.wake_at().expect("an alarm is set"));
-        self.hear(Input::Tick)
+            .max(self.lifecycle.wake_at().expect("a timer is set"));
+        self.handle(Input::Tick)
     }
 
     fn mounted(segments: &[Segment]) -> Self {
-        let mut world = Self::new(fresh(segments.to_vec()));
-        assert_eq!(world.hear(Input::Tick), [Action::Connect]);
-        assert_eq!(world.hear(Input::Connected), [Action::Probe]);
+        let mut simulation = Self::new(fresh(segments.to_vec()));
+        assert_eq!(simulation.handle(Input::Tick), [Action::Connect]);
+        assert_eq!(simulation.handle(Input::Connected), [Action::Probe]);
         let establish = Action::Establish {
             segments: segments.to_vec(),
             stale: Vec::new(),
         };
-        assert_eq!(world.hear(Input::Proven), [establish]);
+        assert_eq!(simulation.handle(Input::Proven), [establish]);
         assert_eq!(
-            world.hear(Input::Established),
+            simulation.handle(Input::Established),
             [Action::Ping, Action::FetchTasks]
         );
-        assert_eq!(world.hear(Input::Pong(ClientStatus::Ok)), []);
-        world
+        assert_eq!(simulation.handle(Input::Pong(ClientStatus::Ok)), []);
+        simulation
     }
 }
 
 #[test]
-fn a_mounted_session_pings_and_fetches_each_second_and_not_twice_at_once() {
-    let mut world = World::mounted(&[segment(1)]);
-    let begun = world.now;
-    world.hear(Input::TasksFetched);
-    assert_eq!(world.wake(), [Action::Ping, Action::FetchTasks]);
-    assert_eq!(world.now - begun, Duration::from_secs(1));
-    // Neither is answered: nothing more is asked, however long it lasts.
-    assert_eq!(world.lifecycle.wake_at(), None);
-    world.now += Duration::from_secs(10);
-    assert_eq!(world.hear(Input::Tick), []);
-    assert_eq!(world.hear(Input::Pong(ClientStatus::Ok)), [Action::Ping]);
+fn a_mounted_session_pings_and_fetches_tasks_once_per_second() {
+    let mut simulation = Simulation::mounted(&[segment(1)]);
+    let begun = simulation.now;
+    simulation.handle(Input::TasksFetched);
+    assert_eq!(simulation.wake(), [Action::Ping, Action::FetchTasks]);
+    assert_eq!(simulation.now - begun, Duration::from_secs(1));
+    // Neither is answered, so no further call is made.
+    assert_eq!(simulation.lifecycle.wake_at(), None);
+    simulation.now += Duration::from_secs(10);
+    assert_eq!(simulation.handle(Input::Tick), []);
+    assert_eq!(
+        simulation.handle(Input::Pong(ClientStatus::Ok)),
+        [Action::Ping]
+    );
 }
 
 #[test]
-fn no_segment_is_offered_to_a_master_whose_schemas_were_not_proven() {
-    let mut world = World::new(fresh(vec![segment(1)]));
-    world.hear(Input::Tick);
-    assert_eq!(world.hear(Input::Connected), [Action::Probe]);
-    assert_eq!(world.hear(Input::Skewed(skew())), [Action::Disconnect]);
-    assert!(matches!(world.lifecycle.state(), State::Skew(_)));
-    let begun = world.now;
-    assert_eq!(world.wake(), [Action::Connect]);
-    assert_eq!(world.now - begun, Settings::default().refused_retry);
-    // It was replaced by one of our generation.
-    assert_eq!(world.hear(Input::Connected), [Action::Probe]);
+fn no_segment_is_mounted_before_the_probe_succeeds() {
+    let mut simulation = Simulation::new(fresh(vec![segment(1)]));
+    simulation.handle(Input::Tick);
+    assert_eq!(simulation.handle(Input::Connected), [Action::Probe]);
+    assert_eq!(
+        simulation.handle(Input::Skewed(skew())),
+        [Action::Disconnect]
+    );
+    assert!(matches!(simulation.lifecycle.state(), State::Skew(_)));
+    let begun = simulation.now;
+    assert_eq!(simulation.wake(), [Action::Connect]);
+    assert_eq!(simulation.now - begun, Settings::default().refused_retry);
+    // The master was replaced by one with the supported release.
+    assert_eq!(simulation.handle(Input::Connected), [Action::Probe]);
     assert!(matches!(
-        world.hear(Input::Proven)[..],
+        simulation.handle(Input::Proven)[..],
         [Action::Establish { .. }]
     ));
 }
 
 #[test]
-fn a_master_that_lost_us_gets_nothing_until_the_caller_gave_new_segments() {
-    let mut world = World::mounted(&[segment(1), segment(2)]);
-    world.hear(Input::TasksFetched);
-    world.wake();
-    assert_eq!(world.hear(Input::Pong(ClientStatus::NeedRemount)), []);
+fn after_an_epoch_loss_only_new_segments_are_mounted() {
+    let mut simulation = Simulation::mounted(&[segment(1), segment(2)]);
+    simulation.handle(Input::TasksFetched);
+    simulation.wake();
+    assert_eq!(
+        simulation.handle(Input::Pong(ClientStatus::NeedRemount)),
+        [Action::EndTasks]
+    );
     let State::EpochLost {
         epoch: 1,
         reason: EpochEnd::Forgotten,
-    } = world.lifecycle.state()
+        ..
+    } = simulation.lifecycle.state()
     else {
-        panic!("{}", world.lifecycle.state());
+        panic!("{}", simulation.lifecycle.state());
     };
-    world.hear(Input::TasksFetched);
-    assert_eq!(world.lifecycle.wake_at(), None);
+    simulation.handle(Input::TasksFetched);
+    assert_eq!(simulation.lifecycle.wake_at(), None);
     let stale_answer = Input::BeginEpoch {
         epoch: 0,
         segments: vec![segment(3)],
     };
-    assert_eq!(world.hear(stale_answer), []);
+    assert_eq!(simulation.handle(stale_answer), []);
 
     let answer = Input::BeginEpoch {
         epoch: 1,
@@ -157,169 +174,257 @@ fn a_master_that_lost_us_gets_nothing_until_the_caller_gave_new_segments() {
         segments: vec![segment(3)],
         stale: vec![id(1), id(2)],
     };
-    assert_eq!(world.hear(answer), [establish]);
+    assert_eq!(simulation.handle(answer), [establish]);
 }
 
 #[test]
 fn a_successor_pings_first_and_mounts_nothing_that_the_master_has() {
-    let mut world = World::new(Origin::TakeOver(vec![segment(1)]));
-    world.hear(Input::Tick);
-    assert_eq!(world.hear(Input::Connected), [Action::Ping]);
-    assert_eq!(world.hear(Input::Pong(ClientStatus::Ok)), [Action::Probe]);
-    assert!(matches!(world.lifecycle.state(), State::Mounted { .. }));
-    assert_eq!(world.hear(Input::Proven), [Action::FetchTasks]);
+    let mut simulation = Simulation::new(take_over(vec![segment(1)]));
+    simulation.handle(Input::Tick);
+    assert_eq!(simulation.handle(Input::Connected), [Action::Ping]);
+    assert_eq!(
+        simulation.handle(Input::Pong(ClientStatus::Ok)),
+        [Action::Probe]
+    );
+    assert!(matches!(
+        simulation.lifecycle.state(),
+        State::Mounted { .. }
+    ));
+    assert_eq!(simulation.handle(Input::Proven), [Action::FetchTasks]);
 }
 
 #[test]
-fn a_successor_of_another_generation_keeps_the_client_alive_and_does_no_more() {
-    let mut world = World::new(Origin::TakeOver(vec![segment(1)]));
-    world.hear(Input::Tick);
-    world.hear(Input::Connected);
-    world.hear(Input::Pong(ClientStatus::Ok));
-    assert_eq!(world.hear(Input::Skewed(skew())), []);
-    assert!(matches!(world.lifecycle.state(), State::Skew(_)));
-    assert_eq!(world.hear(Input::Add(segment(2))), []);
-    assert_eq!(world.wake(), [Action::Ping]);
+fn a_successor_only_pings_a_master_of_another_release() {
+    let mut simulation = Simulation::new(take_over(vec![segment(1)]));
+    simulation.handle(Input::Tick);
+    simulation.handle(Input::Connected);
+    simulation.handle(Input::Pong(ClientStatus::Ok));
+    assert_eq!(simulation.handle(Input::Skewed(skew())), []);
+    assert!(matches!(simulation.lifecycle.state(), State::Skew(_)));
+    assert_eq!(simulation.handle(Input::Add(segment(2))), []);
+    assert_eq!(simulation.wake(), [Action::Ping]);
     assert_eq!(
-        world.hear(Input::Pong(ClientStatus::NeedRemount)),
-        [Action::Disconnect]
+        simulation.handle(Input::Pong(ClientStatus::NeedRemount)),
+        [Action::EndTasks, Action::Disconnect]
     );
 }
 
 #[test]
-fn a_mount_in_addition_waits_until_the_master_on_this_connection_knows_us() {
-    let mut world = World::mounted(&[segment(1)]);
-    assert_eq!(world.hear(Input::Failed(trouble())), [Action::Disconnect]);
-    world.hear(Input::Add(segment(2)));
-    assert_eq!(world.wake(), [Action::Connect]);
-    assert_eq!(world.hear(Input::Connected), [Action::Ping]);
-    assert_eq!(world.hear(Input::Pong(ClientStatus::Ok)), [Action::Probe]);
-    assert_eq!(world.hear(Input::Proven), [Action::Mount(segment(2))]);
+fn an_additional_mount_waits_for_a_ping_on_this_connection() {
+    let mut simulation = Simulation::mounted(&[segment(1)]);
+    assert_eq!(
+        simulation.handle(Input::Failed(failure())),
+        [Action::Disconnect]
+    );
+    simulation.handle(Input::Add(segment(2)));
+    assert_eq!(simulation.wake(), [Action::Connect]);
+    assert_eq!(simulation.handle(Input::Connected), [Action::Ping]);
+    assert_eq!(
+        simulation.handle(Input::Pong(ClientStatus::Ok)),
+        [Action::Probe]
+    );
+    assert_eq!(
+        simulation.handle(Input::Proven),
+        [Action::Mount(segment(2))]
+    );
 }
 
 #[test]
-fn a_mount_whose_answer_was_lost_ends_the_epoch_unless_the_master_confirms_it() {
+fn a_mount_without_an_answer_ends_the_epoch_unless_the_master_confirms_it() {
     let establishing = || {
-        let mut world = World::new(fresh(vec![segment(1)]));
-        world.hear(Input::Tick);
-        world.hear(Input::Connected);
-        world.hear(Input::Proven);
-        assert_eq!(world.hear(Input::Failed(trouble())), [Action::Disconnect]);
-        world.wake();
-        assert_eq!(world.hear(Input::Connected), [Action::Ping]);
-        world
+        let mut simulation = Simulation::new(fresh(vec![segment(1)]));
+        simulation.handle(Input::Tick);
+        simulation.handle(Input::Connected);
+        simulation.handle(Input::Proven);
+        assert_eq!(
+            simulation.handle(Input::Failed(failure())),
+            [Action::Disconnect]
+        );
+        simulation.wake();
+        assert_eq!(simulation.handle(Input::Connected), [Action::Ping]);
+        simulation
     };
     let mut confirmed = establishing();
-    confirmed.hear(Input::Pong(ClientStatus::Ok));
+    confirmed.handle(Input::Pong(ClientStatus::Ok));
     assert!(matches!(confirmed.lifecycle.state(), State::Mounted { .. }));
     let mut unknown = establishing();
-    unknown.hear(Input::Pong(ClientStatus::NeedRemount));
-    unknown.hear(Input::Proven);
+    unknown.handle(Input::Pong(ClientStatus::NeedRemount));
+    unknown.handle(Input::Proven);
     assert!(matches!(unknown.lifecycle.state(), State::EpochLost { .. }));
 }
 
 #[test]
-fn a_refused_mount_of_all_is_an_epoch_of_its_own_and_the_next_one_waits() {
-    let mut world = World::new(fresh(vec![segment(1)]));
-    world.hear(Input::Tick);
-    world.hear(Input::Connected);
-    world.hear(Input::Proven);
-    assert_eq!(world.hear(Input::EstablishRefused(trouble())), []);
+fn stale_segments_are_unmounted_again_after_a_broken_connection() {
+    let mut simulation = Simulation::mounted(&[segment(1)]);
+    simulation.handle(Input::TasksFetched);
+    simulation.wake();
+    simulation.handle(Input::Pong(ClientStatus::NeedRemount));
+    let State::EpochLost { epoch, stale, .. } = simulation.lifecycle.state() else {
+        panic!("{}", simulation.lifecycle.state());
+    };
+    assert_eq!(stale, [id(1)]);
+    let segments = vec![segment(2)];
+    simulation.handle(Input::BeginEpoch { epoch, segments });
+    // The connection breaks before the answer. The master has carried out a part.
+    simulation.handle(Input::Failed(failure()));
+    simulation.wake();
+    assert_eq!(simulation.handle(Input::Connected), [Action::Ping]);
+    simulation.handle(Input::Pong(ClientStatus::Ok));
+    let actions = simulation.handle(Input::Proven);
+    assert!(actions.contains(&Action::Mount(segment(2))), "{actions:?}");
+    assert!(
+        actions.contains(&Action::Unmount(vec![id(1)])),
+        "{actions:?}"
+    );
+    // A rejection is retried, and an answer ends it.
+    assert_eq!(simulation.handle(Input::UnmountRefused), []);
+    simulation.handle(Input::Mounted(id(2)));
+    simulation.now += Settings::default().refused_retry;
+    let actions = simulation.handle(Input::Tick);
+    assert!(
+        actions.contains(&Action::Unmount(vec![id(1)])),
+        "{actions:?}"
+    );
+    simulation.handle(Input::Unmounted);
+    simulation.now += Settings::default().refused_retry;
+    let actions = simulation.handle(Input::Tick);
+    assert!(!actions.iter().any(|one| matches!(one, Action::Unmount(_))));
+}
+
+#[test]
+fn a_successor_unmounts_what_its_predecessor_left() {
+    let mut simulation = Simulation::new(Origin::TakeOver {
+        segments: vec![segment(2)],
+        former: vec![id(1)],
+    });
+    simulation.handle(Input::Tick);
+    simulation.handle(Input::Connected);
+    simulation.handle(Input::Pong(ClientStatus::Ok));
+    assert_eq!(
+        simulation.handle(Input::Proven),
+        [Action::Unmount(vec![id(1)]), Action::FetchTasks]
+    );
+}
+
+#[test]
+fn a_rejected_mount_of_all_segments_ends_the_epoch_and_delays_the_next() {
+    let mut simulation = Simulation::new(fresh(vec![segment(1)]));
+    simulation.handle(Input::Tick);
+    simulation.handle(Input::Connected);
+    simulation.handle(Input::Proven);
+    assert_eq!(
+        simulation.handle(Input::EstablishRefused(failure())),
+        [Action::EndTasks]
+    );
     let State::EpochLost {
         epoch,
         reason: EpochEnd::Refused(_),
-    } = world.lifecycle.state()
+        ..
+    } = simulation.lifecycle.state()
     else {
-        panic!("{}", world.lifecycle.state());
+        panic!("{}", simulation.lifecycle.state());
     };
     assert_eq!(
-        world.hear(Input::BeginEpoch {
+        simulation.handle(Input::BeginEpoch {
             epoch,
             segments: vec![segment(2)]
         }),
         []
     );
-    let begun = world.now;
-    assert!(matches!(world.wake()[..], [Action::Establish { .. }]));
-    assert_eq!(world.now - begun, Settings::default().refused_retry);
+    let begun = simulation.now;
+    assert!(matches!(simulation.wake()[..], [Action::Establish { .. }]));
+    assert_eq!(simulation.now - begun, Settings::default().refused_retry);
 }
 
 #[test]
-fn segments_that_were_given_back_leave_nothing_to_lose() {
-    let mut world = World::mounted(&[segment(1)]);
-    world.hear(Input::TasksFetched);
-    world.hear(Input::Forget(id(1)));
+fn unmounted_segments_are_not_lost() {
+    let mut simulation = Simulation::mounted(&[segment(1)]);
+    simulation.handle(Input::TasksFetched);
+    simulation.handle(Input::Forget(id(1)));
     assert!(
-        matches!(world.lifecycle.state(), State::Mounted { mounted, .. } if mounted.is_empty())
+        matches!(simulation.lifecycle.state(), State::Mounted { mounted, .. } if mounted.is_empty())
     );
-    world.wake();
-    world.hear(Input::TasksFetched);
-    assert_eq!(world.hear(Input::Pong(ClientStatus::NeedRemount)), []);
-    assert!(matches!(world.lifecycle.state(), State::Ready));
+    simulation.wake();
+    simulation.handle(Input::TasksFetched);
+    assert_eq!(
+        simulation.handle(Input::Pong(ClientStatus::NeedRemount)),
+        []
+    );
+    assert!(matches!(simulation.lifecycle.state(), State::Ready));
     let establish = Action::Establish {
         segments: vec![segment(2)],
         stale: Vec::new(),
     };
-    assert_eq!(world.hear(Input::Add(segment(2))), [establish]);
+    assert_eq!(simulation.handle(Input::Add(segment(2))), [establish]);
 }
 
 #[test]
-fn reconnects_wait_twice_as_long_each_time_up_to_the_most() {
-    let mut world = World::mounted(&[segment(1)]);
-    let begun = world.now;
+fn reconnect_delays_double_up_to_the_maximum() {
+    let mut simulation = Simulation::mounted(&[segment(1)]);
+    let begun = simulation.now;
     let mut full = Settings::default().backoff_least;
     for _ in 0..12 {
-        assert_eq!(world.hear(Input::Failed(trouble())), [Action::Disconnect]);
-        let failed = world.now;
-        assert_eq!(world.wake(), [Action::Connect]);
-        let waited = world.now - failed;
+        assert_eq!(
+            simulation.handle(Input::Failed(failure())),
+            [Action::Disconnect]
+        );
+        let failed = simulation.now;
+        assert_eq!(simulation.wake(), [Action::Connect]);
+        let waited = simulation.now - failed;
         assert!(
             (full / 2..=full).contains(&waited),
             "{waited:?} of {full:?}"
         );
         full = (full * 2).min(Settings::default().backoff_most);
     }
-    // It has been away since the first failure, and is back with the first answer.
-    assert!(matches!(world.lifecycle.state(), State::Unreachable { since, .. } if since == begun));
-    world.hear(Input::Connected);
-    world.hear(Input::Pong(ClientStatus::Ok));
-    assert!(matches!(world.lifecycle.state(), State::Mounted { .. }));
-    world.hear(Input::Failed(trouble()));
-    let failed = world.now;
-    world.wake();
-    assert!(world.now - failed <= Settings::default().backoff_least);
+    // Unreachable since the first failure, until the first answer.
+    assert!(
+        matches!(simulation.lifecycle.state(), State::Unreachable { since, .. } if since == begun)
+    );
+    simulation.handle(Input::Connected);
+    simulation.handle(Input::Pong(ClientStatus::Ok));
+    assert!(matches!(
+        simulation.lifecycle.state(),
+        State::Mounted { .. }
+    ));
+    simulation.handle(Input::Failed(failure()));
+    let failed = simulation.now;
+    simulation.wake();
+    assert!(simulation.now - failed <= Settings::default().backoff_least);
 }
 
-/// What may be heard at any time, in any order.
+/// Generates inputs in any order.
 fn any_input() -> impl Strategy<Value = (u64, u64)> {
-    (0_u64..14, 1_u64..200)
+    (0_u64..16, 1_u64..200)
 }
 
 fn input(kind: u64, number: u64) -> Input {
     match kind {
         0 => Input::Connected,
-        1 => Input::Failed(trouble()),
+        1 => Input::Failed(failure()),
         2 => Input::Proven,
         3 => Input::Skewed(skew()),
         4 | 5 => Input::Pong(ClientStatus::Ok),
         6 => Input::Pong(ClientStatus::NeedRemount),
         7 => Input::Established,
-        8 => Input::EstablishRefused(trouble()),
+        8 => Input::EstablishRefused(failure()),
         9 => Input::Mounted(id(number)),
         10 => Input::TasksFetched,
         11 => Input::Forget(id(number)),
         12 => Input::Add(segment(number)),
+        14 => Input::Unmounted,
+        15 => Input::UnmountRefused,
         _ => Input::Tick,
     }
 }
 
 proptest! {
-    /// Only answers to what was asked are given, as the driver does; then, whatever they are, no
-    /// mount precedes its proof, nothing of a lost epoch is offered again, no call doubles.
+    /// Answers only pending calls, as the driver does. Then no mount precedes the probe, no segment of a
+    /// lost epoch is mounted again, and no call is duplicated.
     #[test]
-    fn no_order_of_events_breaks_the_rules(events in prop::collection::vec(any_input(), 0..400)) {
-        let mut world = World::new(fresh(vec![segment(1)]));
-        let mut asked: Vec<&str> = Vec::new();
+    fn no_order_of_events_breaks_the_invariants(events in prop::collection::vec(any_input(), 0..400)) {
+        let mut simulation = Simulation::new(fresh(vec![segment(1)]));
+        let mut pending: Vec<&str> = Vec::new();
         let (mut proven, mut known) = (false, false);
         let mut dead: BTreeSet<Uuid> = BTreeSet::new();
         let mut next = 1000;
@@ -331,16 +436,17 @@ proptest! {
                 7 | 8 => "establish",
                 9 => "mount",
                 10 => "fetch",
+                14 | 15 => "unmount",
                 _ => "",
             };
             if !answers.is_empty() {
-                let Some(at) = asked.iter().position(|call| *call == answers) else { continue };
-                asked.remove(at);
+                let Some(at) = pending.iter().position(|call| *call == answers) else { continue };
+                pending.remove(at);
             }
-            if kind == 1 && asked.is_empty() {
+            if kind == 1 && pending.is_empty() {
                 continue;
             }
-            // Ids are never used twice by the caller.
+            // The caller never reuses an ID.
             let number = if kind == 12 { next += 1; next } else { number };
             match kind {
                 2 => proven = true,
@@ -348,13 +454,13 @@ proptest! {
                 6 => known = false,
                 _ => {}
             }
-            world.now += Duration::from_millis(number);
-            let mut actions = world.hear(input(kind, number));
-            if let State::EpochLost { epoch, .. } = world.lifecycle.state() {
-                dead.extend(&world.lifecycle.stale);
+            simulation.now += Duration::from_millis(number);
+            let mut actions = simulation.handle(input(kind, number));
+            if let State::EpochLost { epoch, .. } = simulation.lifecycle.state() {
+                dead.extend(&simulation.lifecycle.stale);
                 next += 1;
                 let segments = vec![segment(next)];
-                actions.extend(world.hear(Input::BeginEpoch { epoch, segments }));
+                actions.extend(simulation.handle(Input::BeginEpoch { epoch, segments }));
             }
             for action in actions {
                 let call = match &action {
@@ -362,8 +468,13 @@ proptest! {
                     Action::Probe => "probe",
                     Action::Ping => "ping",
                     Action::FetchTasks => "fetch",
+                    Action::EndTasks => {
+                        let lost = matches!(simulation.lifecycle.offer, Offer::Lost(_) | Offer::Unsent);
+                        prop_assert!(lost || simulation.lifecycle.epoch > 0);
+                        continue;
+                    }
                     Action::Disconnect => {
-                        asked.clear();
+                        pending.clear();
                         (proven, known) = (false, false);
                         continue;
                     }
@@ -376,9 +487,14 @@ proptest! {
                         prop_assert!(proven && known && !dead.contains(&segment.id));
                         "mount"
                     }
+                    Action::Unmount(stale) => {
+                        prop_assert!(proven && known && !stale.is_empty());
+                        prop_assert!(stale.iter().all(|id| dead.contains(id)));
+                        "unmount"
+                    }
                 };
-                prop_assert!(!asked.contains(&call), "{} twice", call);
-                asked.push(call);
+                prop_assert!(!pending.contains(&call), "{} twice", call);
+                pending.push(call);
             }
         }
     }

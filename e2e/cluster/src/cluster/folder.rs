@@ -1,0 +1,205 @@
+//! A cluster's folder: its record and the paths of its files.
+
+use super::address::Block;
+use super::part::Part;
+use crate::Error;
+use crate::binaries::Binaries;
+use crate::images::Images;
+use crate::process::Recorded;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What is needed to use and remove a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub name: String,
+    pub index: u8,
+    pub nodes: Vec<Node>,
+    /// Set at the end of `up`. An incomplete cluster is removed and created again.
+    pub complete: bool,
+    /// The cache entries that the cluster was created with.
+    pub binaries: Binaries,
+    pub images: Images,
+}
+
+/// One node, counted from 1 and named `n1`, `n2` and so on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Node {
+    pub index: u8,
+    pub kind: NodeKind,
+}
+
+/// The kind of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeKind {
+    /// Namespaces and a cgroup of this machine, with its kernel, pids, /dev and hugepages.
+    Namespace,
+    /// A virtual machine (QEMU) with its own kernel, cgroup v2 and hugepages; 10 to 20 times slower.
+    Machine,
+}
+
+impl Node {
+    pub(super) fn name(self) -> String {
+        format!("n{}", self.index)
+    }
+}
+
+impl Record {
+    pub(super) fn block(&self) -> Block {
+        Block::new(self.index).expect("only valid indices are recorded")
+    }
+}
+
+/// Paths in a cluster's folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    pub(super) fn new(state: &Path, name: &str) -> Self {
+        Self(state.join(name))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn pki(&self) -> PathBuf {
+        self.0.join("pki")
+    }
+
+    pub(super) fn etcd(&self) -> PathBuf {
+        self.0.join("etcd")
+    }
+
+    pub(super) fn kubeconfig(&self, user: &str) -> PathBuf {
+        self.0.join(format!("{user}.kubeconfig"))
+    }
+
+    pub(super) fn log(&self, part: Part) -> PathBuf {
+        self.0.join("log").join(part.to_string())
+    }
+
+    /// The audit log.
+    pub(super) fn audit(&self) -> PathBuf {
+        self.0.join("log/audit")
+    }
+
+    pub(super) fn audit_policy(&self) -> PathBuf {
+        self.0.join("audit-policy.yaml")
+    }
+
+    pub(super) fn node(&self, node: &str) -> PathBuf {
+        self.0.join(node)
+    }
+
+    /// Moves the logs to where `down` does not remove them; returns the path.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(super) fn keep_logs(&self) -> Result<PathBuf, Error> {
+        let kept = self.0.with_extension("failed");
+        if kept.exists() {
+            fs::remove_dir_all(&kept).map_err(Error::file("removing", &kept))?;
+        }
+        fs::rename(self.0.join("log"), &kept).map_err(Error::file("keeping", &kept))?;
+        Ok(kept)
+    }
+
+    fn pids(&self) -> PathBuf {
+        self.0.join("pid")
+    }
+
+    /// # Errors
+    /// [`Error::File`].
+    pub(super) fn make(&self) -> Result<(), Error> {
+        for folder in [self.pki(), self.etcd(), self.0.join("log"), self.pids()] {
+            fs::create_dir_all(&folder).map_err(Error::file("making", &folder))?;
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`Error::File`], [`Error::Record`].
+    pub(super) fn load(&self) -> Result<Option<Record>, Error> {
+        read_json(&self.0.join("cluster.json"))
+    }
+
+    /// # Errors
+    /// [`Error::File`].
+    pub(super) fn save(&self, record: &Record) -> Result<(), Error> {
+        write_json(&self.0.join("cluster.json"), record)
+    }
+
+    /// # Errors
+    /// [`Error::File`].
+    pub(super) fn save_process(&self, part: Part, process: Recorded) -> Result<(), Error> {
+        write_json(&self.pids().join(part.to_string()), &process)
+    }
+
+    /// The recorded process of a part, whether it runs or not.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Record`].
+    pub(super) fn process(&self, part: Part) -> Result<Option<Recorded>, Error> {
+        read_json(&self.pids().join(part.to_string()))
+    }
+
+    /// All recorded processes.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Record`].
+    pub(super) fn processes(&self) -> Result<Vec<(Part, Recorded)>, Error> {
+        let folder = self.pids();
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::file("reading", &folder)(error)),
+        };
+        let parts = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse::<Part>().ok());
+        let mut found = Vec::new();
+        for part in parts {
+            if let Some(process) = self.process(part)? {
+                found.push((part, process));
+            }
+        }
+        Ok(found)
+    }
+
+    /// # Errors
+    /// [`Error::File`].
+    pub(super) fn forget(&self, part: Part) -> Result<(), Error> {
+        let file = self.pids().join(part.to_string());
+        match fs::remove_file(&file) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(Error::file("removing", &file)(error)),
+        }
+    }
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(file: &Path) -> Result<Option<T>, Error> {
+    match fs::read(file) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|source| Error::Record {
+                path: file.to_owned(),
+                source,
+            }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::file("reading", file)(error)),
+    }
+}
+
+/// Replaces a file atomically.
+pub(super) fn write_json<T: Serialize>(file: &Path, value: &T) -> Result<(), Error> {
+    let bytes = serde_json::to_vec_pretty(value).map_err(|source| Error::Record {
+        path: file.to_owned(),
+        source,
+    })?;
+    let fresh = file.with_extension("new");
+    fs::write(&fresh, bytes).map_err(Error::file("writing", &fresh))?;
+    fs::rename(&fresh, file).map_err(Error::file("placing", file))
+}

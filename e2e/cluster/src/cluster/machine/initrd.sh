@@ -1,0 +1,6 @@
+#!/bin/busybox sh
+# Loads the modules that the root disk needs, and switches to it.
+/bin/busybox --install -s /bin
+mount -t devtmpfs dev /dev
+for m in /mods/*.ko; do insmod "$m"; done
+mount -t ext4 -o noatime /dev/vda /newroot && mount --move /dev /newroot/dev && exec switch_root /newroot /sbin/init.node

@@ -1,0 +1,327 @@
+//! Runs other programs: with a deadline, captured output, and output in the error.
+
+use crate::Error;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+/// Standard input of a program.
+#[derive(Debug)]
+enum Input {
+    Nothing,
+    Bytes(Vec<u8>),
+    File(File),
+}
+
+/// Variables that cargo sets for the programs that it runs:
+/// <https://doc.rust-lang.org/cargo/reference/environment-variables.html>.
+const OF_A_PACKAGE: [&str; 17] = [
+    "CARGO_MANIFEST_DIR",
+    "CARGO_MANIFEST_LINKS",
+    "CARGO_MANIFEST_PATH",
+    "CARGO_PKG_AUTHORS",
+    "CARGO_PKG_DESCRIPTION",
+    "CARGO_PKG_HOMEPAGE",
+    "CARGO_PKG_LICENSE",
+    "CARGO_PKG_LICENSE_FILE",
+    "CARGO_PKG_NAME",
+    "CARGO_PKG_README",
+    "CARGO_PKG_REPOSITORY",
+    "CARGO_PKG_RUST_VERSION",
+    "CARGO_PKG_VERSION",
+    "CARGO_PKG_VERSION_MAJOR",
+    "CARGO_PKG_VERSION_MINOR",
+    "CARGO_PKG_VERSION_PATCH",
+    "CARGO_PKG_VERSION_PRE",
+];
+
+/// A program to run.
+#[derive(Debug)]
+pub struct Run {
+    program: String,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    /// Variables of this process that the program does not inherit.
+    withheld: &'static [&'static str],
+    directory: Option<PathBuf>,
+    input: Input,
+    deadline: Duration,
+}
+
+impl Run {
+    /// A program in `PATH` or with a path of its own. The default deadline is one minute.
+    pub fn new(program: impl AsRef<Path>) -> Self {
+        Self {
+            program: program.as_ref().to_string_lossy().into_owned(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            withheld: &[],
+            directory: None,
+            input: Input::Nothing,
+            deadline: Duration::from_secs(60),
+        }
+    }
+
+    /// cargo, as started from a shell. The variables of an outer cargo are withheld: build scripts (ring's) read the same
+    /// names and would rebuild themselves and all dependents.
+    pub fn cargo() -> Self {
+        Self {
+            withheld: &OF_A_PACKAGE,
+            ..Self::new("cargo")
+        }
+    }
+
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.arguments
+            .push(argument.as_ref().to_string_lossy().into_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn args<S: AsRef<std::ffi::OsStr>>(self, arguments: impl IntoIterator<Item = S>) -> Self {
+        arguments.into_iter().fold(self, Self::arg)
+    }
+
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.environment.push((
+            name.to_owned(),
+            value.as_ref().to_string_lossy().into_owned(),
+        ));
+        self
+    }
+
+    #[must_use]
+    pub fn directory(mut self, directory: &Path) -> Self {
+        self.directory = Some(directory.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn input(mut self, input: impl Into<Vec<u8>>) -> Self {
+        self.input = Input::Bytes(input.into());
+        self
+    }
+
+    #[must_use]
+    pub fn input_file(mut self, file: File) -> Self {
+        self.input = Input::File(file);
+        self
+    }
+
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Runs the program and returns standard output.
+    ///
+    /// # Errors
+    /// [`Error::Start`] when it cannot be started, [`Error::Command`] when it fails or outlives its deadline.
+    pub fn output(self) -> Result<String, Error> {
+        let command = self.to_string();
+        let failure = |source| Error::Start {
+            program: command.clone(),
+            source,
+        };
+        let mut child = self.limited();
+        let (stdin, bytes) = match self.input {
+            Input::Nothing => (Stdio::null(), None),
+            Input::Bytes(bytes) => (Stdio::piped(), Some(bytes)),
+            Input::File(file) => (file.into(), None),
+        };
+        child
+            .stdin(stdin)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = child.spawn().map_err(failure)?;
+        let writer = bytes.and_then(|bytes| {
+            let mut pipe = child.stdin.take()?;
+            // A program that stops reading is judged by its exit status.
+            Some(std::thread::spawn(move || pipe.write_all(&bytes).ok()))
+        });
+        let output = child.wait_with_output().map_err(failure)?;
+        if let Some(writer) = writer {
+            writer.join().ok();
+        }
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let status = if output.status.code() == Some(124) {
+            format!("ended after its deadline of {} s", self.deadline.as_secs())
+        } else {
+            output.status.to_string()
+        };
+        let mut stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        if stderr.trim().is_empty() {
+            stderr = String::from_utf8_lossy(&output.stdout).into_owned();
+        }
+        Err(Error::Command {
+            command,
+            status,
+            stderr: tail(&stderr, 30),
+        })
+    }
+
+    /// Runs the program; both outputs go to our standard output and to `observe`, line by line.
+    ///
+    /// # Errors
+    /// As [`Run::output`], without the output.
+    #[expect(clippy::print_stdout, reason = "passes output on to the caller")]
+    pub fn shown(self, mut observe: impl FnMut(&str)) -> Result<(), Error> {
+        let command = self.to_string();
+        let failure = |source| Error::Start {
+            program: command.clone(),
+            source,
+        };
+        let mut run = self.limited();
+        let (reader, writer) = std::io::pipe().map_err(failure)?;
+        run.stdin(Stdio::null())
+            .stdout(writer.try_clone().map_err(failure)?)
+            .stderr(writer);
+        let mut child = run.spawn().map_err(failure)?;
+        // It holds the write end of the pipe, which must close with the program.
+        drop(run);
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(reader);
+            let mut line = Vec::new();
+            while reader
+                .read_until(b'\n', &mut line)
+                .is_ok_and(|read| read > 0)
+            {
+                let text = String::from_utf8_lossy(&line);
+                if sender.send(text.trim_end_matches('\n').to_owned()).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        });
+        let mut ended = None;
+        let status = loop {
+            match lines.recv_timeout(Duration::from_millis(100)) {
+                Ok(line) => {
+                    println!("{line}");
+                    observe(&line);
+                }
+                Err(RecvTimeoutError::Disconnected) => break child.wait().map_err(failure)?,
+                Err(RecvTimeoutError::Timeout) => match ended {
+                    // A process that it left running may keep the pipe open.
+                    Some(status) => break status,
+                    None => ended = child.try_wait().map_err(failure)?,
+                },
+            }
+        };
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::Command {
+            command,
+            status: status.to_string(),
+            stderr: "see the output above".to_owned(),
+        })
+    }
+
+    /// The program, which ends at its deadline and when the calling thread ends.
+    fn limited(&self) -> Command {
+        // `timeout` ends the whole process group.
+        let mut child = Command::new("setpriv");
+        child
+            .args(["--pdeathsig", "TERM", "timeout", "--kill-after=5"])
+            .arg(self.deadline.as_secs().to_string())
+            .arg(&self.program)
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        for name in self.withheld {
+            child.env_remove(name);
+        }
+        if let Some(directory) = &self.directory {
+            child.current_dir(directory);
+        }
+        child
+    }
+
+    /// Runs the program and ignores its output.
+    ///
+    /// # Errors
+    /// As [`Run::output`].
+    pub fn done(self) -> Result<(), Error> {
+        self.output().map(drop)
+    }
+}
+
+impl std::fmt::Display for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.program)?;
+        self.arguments
+            .iter()
+            .try_for_each(|argument| write!(f, " {argument}"))
+    }
+}
+
+/// The last `count` lines of a text.
+pub fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_failed_program_has_its_output() {
+        let error = Run::new("sh")
+            .args(["-c", "echo no such luck >&2; exit 3"])
+            .output()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("no such luck"), "{error}");
+        assert!(error.contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn a_program_is_ended_at_its_deadline() {
+        let error = Run::new("sleep")
+            .arg("60")
+            .deadline(Duration::from_secs(1))
+            .output()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("deadline of 1 s"), "{error}");
+    }
+
+    #[test]
+    fn output_is_observed_line_by_line_although_a_child_keeps_running() {
+        let mut seen = Vec::new();
+        let error = Run::new("sh")
+            .args(["-c", "echo one; echo two >&2; setsid sleep 5 & exit 3"])
+            .shown(|line| seen.push(line.to_owned()))
+            .unwrap_err();
+        assert_eq!(seen, ["one", "two"]);
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn variables_of_an_outer_cargo_are_withheld_from_cargo() {
+        let env = |run: Run| {
+            let program = "env".to_owned();
+            Run { program, ..run }.output().unwrap()
+        };
+        let of_this_package = "CARGO_PKG_NAME=mooncake-local-cluster";
+        assert!(env(Run::new("env")).contains(of_this_package));
+        let withheld = env(Run::cargo());
+        assert!(!withheld.contains("CARGO_PKG_"), "{withheld}");
+        assert!(withheld.contains("PATH="), "{withheld}");
+    }
+
+    #[test]
+    fn input_reaches_the_program() {
+        assert_eq!(Run::new("cat").input("abc").output().unwrap(), "abc");
+    }
+}

@@ -1,0 +1,180 @@
+//! A stock client that puts, gets and verifies while a scenario disturbs the cluster, and its report.
+
+use super::eventually::{Seen, eventually};
+use super::namespace::Namespace;
+use super::stock_pod::{CONTAINER, StockPod, StockWork};
+use anyhow::{Context, ensure};
+use local_cluster::command::tail;
+use serde::Deserialize;
+use std::time::Duration;
+
+const PROGRAM: &str = include_str!("../../tests/workload/load.py");
+
+/// Size and rate of a load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Effort {
+    /// Keys that are put once, read at random and verified at the end.
+    pub keys: u32,
+    /// Bytes of each value.
+    pub bytes: u64,
+    /// Puts and gets a second.
+    pub rate: u32,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self {
+            keys: 48,
+            bytes: 256 << 10,
+            rate: 25,
+        }
+    }
+}
+
+/// A pod that puts, gets and verifies until [`Load::finish`].
+#[derive(Debug, Clone)]
+pub struct Load {
+    pod: StockPod,
+}
+
+/// The result of a load.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct LoadReport {
+    pub put: u64,
+    pub got: u64,
+    /// Operations that returned an error, on keys that the master knows.
+    pub failed: u64,
+    /// Kept keys that the master no longer knows.
+    pub missing: u64,
+    /// Values that differ from what was put. Never allowed.
+    pub wrong: u64,
+    pub bytes: u64,
+    /// The slowest operation, in seconds.
+    pub longest: f64,
+    pub kept: u64,
+    /// Kept keys that could not be verified at the end.
+    pub unread: u64,
+    /// The last 40.
+    pub failures: Vec<Failure>,
+}
+
+/// One failed operation.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Failure {
+    /// Seconds since 1970.
+    pub at: f64,
+    pub kind: String,
+    pub operation: String,
+    pub key: String,
+    pub detail: serde_json::Value,
+}
+
+impl Load {
+    /// Starts an injected pod on a node and waits until it has put all its kept keys.
+    ///
+    /// # Errors
+    /// When this takes longer than two minutes, the end of its log.
+    pub async fn start(
+        namespace: &Namespace,
+        node: &str,
+        cluster: &str,
+        effort: Effort,
+    ) -> anyhow::Result<Self> {
+        let name = format!("load-{node}");
+        let Effort { keys, bytes, rate } = effort;
+        let work = StockWork::Program {
+            text: PROGRAM,
+            arguments: vec![
+                name.clone(),
+                keys.to_string(),
+                bytes.to_string(),
+                rate.to_string(),
+            ],
+        };
+        let pod = StockPod::new(&name, work).node(node).inject(cluster);
+        pod.start(namespace).await?;
+        eventually(
+            format!("{name} to have put its keys"),
+            Duration::from_secs(120),
+            || async {
+                let log = namespace.logs(&name, CONTAINER).await?;
+                let working = log.lines().any(|line| line == "loading");
+                Ok(Seen::when(working.then_some(()), tail(&log, 5)))
+            },
+        )
+        .await?;
+        Ok(Self { pod })
+    }
+
+    /// The pod's name.
+    pub fn name(&self) -> &str {
+        &self.pod.name
+    }
+
+    /// Ends the load, which verifies its kept keys first.
+    ///
+    /// # Errors
+    /// When it fails, does not end in two minutes, or read a wrong value.
+    pub async fn finish(&self, namespace: &Namespace) -> anyhow::Result<LoadReport> {
+        namespace
+            .exec(
+                &self.pod.name,
+                CONTAINER,
+                &["kill", "-TERM", "1"],
+                Duration::from_secs(20),
+            )
+            .await?;
+        namespace
+            .pod_succeeded(&self.pod.name, Duration::from_secs(120))
+            .await?;
+        let log = namespace.logs(&self.pod.name, CONTAINER).await?;
+        let report: LoadReport = log
+            .lines()
+            .rev()
+            .find_map(|line| serde_json::from_str(line).ok())
+            .with_context(|| format!("no report in the log of {}:\n{log}", self.pod.name))?;
+        report.print(&self.pod.name);
+        ensure!(report.wrong == 0, "wrong bytes: {report:?}");
+        Ok(report)
+    }
+}
+
+impl LoadReport {
+    /// Every kept key was verified at the end, and the master always knew it.
+    ///
+    /// # Errors
+    /// The whole report.
+    pub fn nothing_lost(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.missing == 0 && self.unread == 0 && self.got > 0,
+            "keys were lost: {self:?}"
+        );
+        Ok(())
+    }
+
+    /// No operation failed.
+    ///
+    /// # Errors
+    /// The whole report.
+    pub fn nothing_failed(&self) -> anyhow::Result<()> {
+        self.nothing_lost()?;
+        ensure!(self.failed == 0, "transfers failed: {self:?}");
+        Ok(())
+    }
+
+    #[expect(clippy::print_stdout, reason = "the reader of a test run reads this")]
+    fn print(&self, name: &str) {
+        println!(
+            "{name}: {} puts, {} gets, {} failed, {} missing, {} wrong; {} of {} kept keys verified; \
+             slowest {:.2} s",
+            self.put,
+            self.got,
+            self.failed,
+            self.missing,
+            self.wrong,
+            self.kept - self.unread,
+            self.kept,
+            self.longest
+        );
+    }
+}

@@ -1,0 +1,40 @@
+//! End-to-end scenarios on a real Kubernetes cluster, with the product installed by Helm and stock pods as clients. Each
+//! needs root and 4 GiB. They share one cluster, which a scenario that disturbs others uses exclusively.
+
+mod scenarios {
+    mod access_control;
+    mod agent_missing;
+    mod agent_restart;
+    mod api_server_outage;
+    mod api_validation;
+    mod container_compatibility;
+    mod deletion;
+    mod engine_config_loaders;
+    mod examples;
+    mod helm_release;
+    mod hugepages_policy;
+    mod idle_cluster;
+    mod injected_node_faults;
+    mod inventory;
+    mod master_release_mismatch;
+    mod master_restart;
+    mod network_partition;
+    mod node_policy;
+    mod operator_failover;
+    mod operator_outage;
+    mod pool_pod_restart;
+    mod pool_scheduling;
+    mod preflight_checks;
+    mod rdma_device_claims;
+    mod rdma_port_ipv6;
+    mod recorded_hardware_faults;
+    mod soft_roce_devices;
+    mod stack_image;
+    mod stale_clients;
+    mod stock_operations;
+    mod unhealthy_device;
+    mod version_skew;
+    mod vm_node;
+    mod vm_pool_memory;
+    mod vm_second_engine;
+}

@@ -1,0 +1,170 @@
+//! Specs that the API server rejects or warns about, and the permissions of a namespace administrator.
+
+use anyhow::{Context, ensure};
+use mooncake_e2e::scenario::{Namespace, Pool, Product};
+
+/// An invalid spec, and a part of the message.
+const WRONG: [(&str, &str); 12] = [
+    (
+        "{pools: [{name: a, sizes: 1Gi}]}",
+        "field not declared in schema",
+    ),
+    ("{access: {addresses: [127.0.0.1]}}", "must not be loopback"),
+    ("{access: {addresses: ['::1']}}", "must not be loopback"),
+    (
+        "{access: {addresses: [somewhere]}}",
+        "must be IPv4 or IPv6 addresses",
+    ),
+    ("{pools: [{name: a, size: plenty}]}", "size"),
+    (
+        "{pools: [{name: a, size: 1Mi}]}",
+        "size must be from 16Mi to 16Ti",
+    ),
+    (
+        "{pools: [{name: a, size: 17Ti}]}",
+        "size must be from 16Mi to 16Ti",
+    ),
+    (
+        "{pools: [{name: a, size: 33Mi, pageSize: 2Mi}]}",
+        "whole number of pages",
+    ),
+    (
+        "{transports: {tcp: Forbid, rdma: Forbid}}",
+        "tcp and rdma are both Forbid",
+    ),
+    (
+        "{transports: {tcp: Require, rdma: Require}}",
+        "exactly one transport",
+    ),
+    ("{transports: {tcp: Never}}", "Unsupported value"),
+    ("{pools: [{name: a}, {name: a}]}", "duplicate"),
+];
+
+/// Changes that are rejected for a cluster whose pool has pages of 4Ki.
+const IMMUTABLE: [(&str, &str); 2] = [
+    (
+        "{pools: [{name: default, pageSize: 2Mi}]}",
+        "pageSize is immutable: add another pool",
+    ),
+    (
+        "{pools: [{name: default, numaPolicy: Any}]}",
+        "numaPolicy is immutable: add another pool",
+    ),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn kubectl_rejects_an_invalid_spec_with_a_remedy() -> anyhow::Result<()> {
+    let product = Product::shared().await?;
+    product
+        .run("refusals", async move |_, namespace| {
+            for (spec, words) in WRONG {
+                rejected(&namespace, spec, words).await?;
+            }
+            // No node matches, so that no pool pod starts.
+            let nowhere = "nodeSelector: {kubernetes.io/hostname: nowhere}";
+            Pool::apply(
+                &namespace,
+                "kv",
+                &format!("{{pools: [{{name: default, {nowhere}}}]}}"),
+            )
+            .await?;
+            for (spec, words) in IMMUTABLE {
+                rejected(&namespace, spec, words).await?;
+            }
+            let costly = r#", "size": "20Gi"}"#;
+            accepted_with_warning(&namespace, costly, "2 MiB of page tables per GiB").await?;
+            // More than the nodes have.
+            let huge = r#"}, {"name": "huge", "size": "1Ti", "pageSize": "2Mi"}"#;
+            let words = "pool huge: insufficient_for_baseline on 2 of 2 nodes, hugepages-2Mi: n1";
+            accepted_with_warning(&namespace, huge, words).await
+        })
+        .await
+}
+
+async fn rejected(namespace: &Namespace, spec: &str, words: &str) -> anyhow::Result<()> {
+    let answer = Pool::apply(namespace, "kv", spec)
+        .await
+        .err()
+        .with_context(|| format!("{spec} was accepted"))?
+        .to_string();
+    ensure!(
+        answer.contains(words),
+        "{spec} was rejected with another message: {answer}"
+    );
+    Ok(())
+}
+
+/// Checks that a spec is accepted with a warning that contains `words`.
+async fn accepted_with_warning(
+    namespace: &Namespace,
+    pools: &str,
+    words: &str,
+) -> anyhow::Result<()> {
+    let spec = format!(r#"{{"spec": {{"pools": [{{"name": "default"{pools}]}}}}"#);
+    let mut patch = vec![
+        "patch",
+        "mooncakecluster",
+        "kv",
+        "--type=merge",
+        "--dry-run=server",
+    ];
+    patch.extend(["--patch", &spec]);
+    namespace.kubectl(&patch).await?;
+    patch.push("--warnings-as-errors");
+    let warning = namespace.kubectl(&patch).await.err();
+    let warning = warning
+        .with_context(|| format!("no warning about {spec}"))?
+        .to_string();
+    ensure!(warning.contains(words), "{warning}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_namespace_admin_can_only_access_objects_of_the_namespace() -> anyhow::Result<()> {
+    let product = Product::shared().await?;
+    product
+        .run("tenant", async move |_, namespace| {
+            let name = namespace.name.clone();
+            namespace
+                .kubectl(&[
+                    "create",
+                    "rolebinding",
+                    "tenant-admin",
+                    "--clusterrole=admin",
+                    "--user=tenant",
+                ])
+                .await?;
+            let allowed = async |arguments: &[&str]| -> anyhow::Result<bool> {
+                let mut words = vec!["auth", "can-i", "--as=tenant"];
+                words.extend_from_slice(arguments);
+                // "no" is an exit status of 1.
+                Ok(namespace
+                    .kubectl(&words)
+                    .await
+                    .is_ok_and(|answer| answer.trim() == "yes"))
+            };
+            for verb in ["create", "update", "delete", "get"] {
+                ensure!(
+                    allowed(&[verb, "mooncakeclusters.mooncake.io"]).await?,
+                    "{verb} in {name}"
+                );
+                ensure!(
+                    !allowed(&[verb, "mooncakeclusters.mooncake.io", "--namespace=default"])
+                        .await?,
+                    "{verb} in another namespace"
+                );
+            }
+            for verb in ["create", "update", "patch", "delete"] {
+                for resource in [
+                    "mooncakenodes.mooncake.io",
+                    "mooncakenodes.mooncake.io/status",
+                ] {
+                    ensure!(!allowed(&[verb, resource]).await?, "{verb} {resource}");
+                }
+            }
+            Ok(())
+        })
+        .await
+}

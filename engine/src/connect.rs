@@ -1,0 +1,79 @@
+//! Outgoing sockets: created in the endpoint's network namespace, connected within a deadline, and
+//! configured so that the kernel detects a dead peer.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use socket2::{Domain, Protocol, Socket, Type};
+use sys::net::Namespace;
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::settings::Settings;
+use crate::transport::{LinkError, PeerAddress};
+
+/// Connects to a peer's data listener. Tries its addresses in order, all within the connect timeout.
+pub(crate) async fn data(to: &PeerAddress, settings: Settings) -> Result<OwnedFd, LinkError> {
+    const WHAT: &str = "connecting to the data port";
+    let mut last = LinkError::io(WHAT)(io::ErrorKind::AddrNotAvailable.into());
+    let tries = async {
+        for address in &to.data {
+            match stream(to.network.as_ref(), *address).await {
+                Ok(stream) => return Some(stream),
+                Err(error) => last = LinkError::io(WHAT)(error),
+            }
+        }
+        None
+    };
+    let connected = match tokio::time::timeout(settings.connect_timeout, tries).await {
+        Err(_) => return Err(LinkError::Silent { what: WHAT }),
+        Ok(None) => return Err(last),
+        Ok(Some(stream)) => stream,
+    };
+    let socket: OwnedFd = connected.into_std().map_err(LinkError::io(WHAT))?.into();
+    detect_dead_peer(&socket, settings.user_timeout).map_err(LinkError::io(WHAT))?;
+    Ok(socket)
+}
+
+/// Connects to one address, without a deadline of its own.
+pub(crate) async fn stream(
+    network: Option<&Arc<Namespace>>,
+    address: SocketAddr,
+) -> io::Result<TcpStream> {
+    let domain = Domain::for_address(address);
+    let create = move || {
+        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_nonblocking(true)?;
+        socket.set_tcp_nodelay(true)?;
+        Ok(socket)
+    };
+    let socket = match network.cloned() {
+        None => create()?,
+        Some(network) => tokio::task::spawn_blocking(move || network.run(create))
+            .await
+            .map_err(io::Error::other)??,
+    };
+    TcpSocket::from_std_stream(socket.into())
+        .connect(address)
+        .await
+}
+
+/// Configures the kernel to report a dead peer within `bound`, with or without bytes in flight.
+pub(crate) fn detect_dead_peer(socket: impl AsFd, bound: Duration) -> io::Result<()> {
+    let socket = socket.as_fd();
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    // First probe after a third of the bound, then every sixth: the last one is due at five sixths,
+    // where the user timeout ends the connection.
+    let second = Duration::from_secs(1);
+    let interval = (bound / 6).max(second);
+    sockopt::set_tcp_keepidle(socket, (bound / 3).max(second))?;
+    sockopt::set_tcp_keepintvl(socket, interval)?;
+    sockopt::set_tcp_keepcnt(socket, 3)?;
+    let end = bound.saturating_sub(interval).max(second);
+    let end = u32::try_from(end.as_millis()).unwrap_or(u32::MAX);
+    Ok(sockopt::set_tcp_user_timeout(socket, end)?)
+}

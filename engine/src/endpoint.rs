@@ -1,0 +1,397 @@
+//! A served identity: its listeners, its regions, and the transfers in its name.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use proto::frame::Op;
+use proto::handshake::Notify;
+use proto::scheduler::Request;
+use sys::mem::Region;
+use sys::net::Namespace;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::admission::{Admission, ConnectionLimit};
+use crate::batch::{Batch, Completion};
+use crate::command::{Command, Submission};
+use crate::control::accept::{self, PeerFilter};
+use crate::control::handshake::{self, HandshakeState};
+use crate::engine_state::Shared;
+use crate::error::{Error, TransferError};
+use crate::identity::Identity;
+use crate::outstanding::{Outstanding, Share};
+use crate::peers::PeerFailures;
+use crate::resolve::Resolver;
+use crate::stats::{Counters, EndpointStats};
+use crate::transport::{EndpointId, RegionId};
+
+/// The parameters of an endpoint.
+#[derive(Debug)]
+pub struct EndpointSpec {
+    /// P2P server name, `ip:port` of the handshake listener; IPv6 in brackets.
+    pub name: String,
+    /// Port of the data listener as peers reach it.
+    pub data_port: u16,
+    /// Host of the data listener as peers reach it; IPv6 without brackets.
+    pub data_host: String,
+    /// Listener for handshakes.
+    pub handshake: TcpListener,
+    /// Listener for data connections.
+    pub data: TcpListener,
+    /// Network namespace in which outgoing sockets are created. `None`: that of this process.
+    pub network: Option<Arc<Namespace>>,
+    /// Peers that may connect to the two listeners.
+    pub admission: Admission,
+}
+
+/// A transfer between a local region and a peer's memory.
+#[derive(Debug, Clone)]
+pub struct Transfer {
+    /// `Read` copies from the peer into the region, `Write` from the region to the peer.
+    pub op: Op,
+    /// Server name of the peer.
+    pub peer: String,
+    /// Wire address at the peer.
+    pub remote: u64,
+    /// The local region.
+    pub local: RegionId,
+    /// Offset of the first byte in the region.
+    pub local_offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+/// A region of an endpoint.
+#[derive(Debug)]
+struct Added {
+    memory: Arc<Region>,
+    /// Held during each change, so that the descriptor and all data threads see the changes in one order.
+    change: tokio::sync::Mutex<()>,
+}
+
+/// A served identity. Dropping it closes its listeners and connections and releases its memory;
+/// [`Endpoint::close`] also waits for that.
+#[derive(Debug)]
+pub struct Endpoint {
+    id: EndpointId,
+    engine: Arc<Shared>,
+    filter: Arc<PeerFilter>,
+    limit: Arc<ConnectionLimit>,
+    handshake: Arc<HandshakeState>,
+    regions: Mutex<BTreeMap<RegionId, Arc<Added>>>,
+    outstanding: Outstanding,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Endpoint {
+    pub(crate) fn open(engine: Arc<Shared>, spec: EndpointSpec) -> Result<Self, Error> {
+        let EndpointSpec {
+            name,
+            data_port,
+            data_host,
+            handshake,
+            data,
+            network,
+            admission,
+        } = spec;
+        let id = engine.new_endpoint();
+        let settings = engine.settings;
+        let counters = Arc::new(Counters::default());
+        let identity = Arc::new(Identity::new(name, data_host, data_port));
+        let resolver = Arc::new(Resolver {
+            runtime: engine.runtime.clone(),
+            network,
+            identity: Arc::clone(&identity),
+            timeout: settings.connect_timeout,
+        });
+        let _in_runtime = engine.runtime.enter();
+        let [handshake, data] = [handshake, data].map(|listener| {
+            listener.set_nonblocking(true)?;
+            tokio::net::TcpListener::from_std(listener)
+        });
+        let listener = handshake.map_err(Error::io("cannot use the handshake listener"))?;
+        let data = data.map_err(Error::io("cannot use the data listener"))?;
+        engine.send(|| Command::Open {
+            endpoint: id,
+            admission: admission.clone(),
+            counters: Arc::clone(&counters),
+            resolver: Arc::clone(&resolver),
+        })?;
+        let limit = ConnectionLimit::new(
+            settings.max_connections_per_address,
+            settings.max_connections,
+            Arc::clone(&engine.connections),
+        );
+        let filter = Arc::new(PeerFilter::new(admission, counters));
+        let handshake = Arc::new(HandshakeState::new(identity));
+        let tasks = [
+            engine.runtime.spawn(accept::data(
+                data,
+                id,
+                Arc::clone(&filter),
+                Arc::clone(&limit),
+                Arc::clone(&engine.commands),
+                settings.user_timeout,
+            )),
+            engine.runtime.spawn(handshake::serve(
+                listener,
+                Arc::clone(&handshake),
+                Arc::clone(&filter),
+                settings.header_deadline,
+            )),
+        ];
+        Ok(Self {
+            id,
+            engine,
+            filter,
+            limit,
+            handshake,
+            regions: Mutex::default(),
+            outstanding: Outstanding::new(settings.transfers_per_peer, settings.transfers),
+            tasks,
+        })
+    }
+
+    /// Serves a region at a wire base and publishes it in the descriptor.
+    ///
+    /// # Errors
+    /// [`Error::Unmappable`] if the base is zero, the range wraps, or it overlaps another region;
+    /// [`Error::Stopped`] if a data thread has ended.
+    pub fn add_region(&self, region: Arc<Region>, wire_base: u64) -> Result<RegionId, Error> {
+        let id = self.engine.new_region();
+        let mut regions = self.regions.lock();
+        self.handshake
+            .identity
+            .publish(id, wire_base, region.length())?;
+        let added = Added {
+            memory: Arc::clone(&region),
+            change: tokio::sync::Mutex::default(),
+        };
+        regions.insert(id, Arc::new(added));
+        self.engine.send(|| Command::AddRegion {
+            endpoint: self.id,
+            region: id,
+            memory: Arc::clone(&region),
+            wire_base,
+        })?;
+        Ok(id)
+    }
+
+    /// Stops serving a region: its addresses are rejected, peers' requests in progress are cut, own
+    /// transfers with it fail. Resolves when nothing can access its memory. Waits for an earlier change of
+    /// the region.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRegion`]; [`Error::Stopped`] if a data thread has ended.
+    pub async fn remove_region(&self, region: RegionId) -> Result<(), Error> {
+        let added = self.added(region)?;
+        let _in_order = added.change.lock().await;
+        let removed = self.regions.lock().remove(&region);
+        // Removed by the earlier change.
+        removed.ok_or(Error::UnknownRegion)?;
+        self.handshake.identity.withdraw(region);
+        self.engine
+            .request(|done| Command::RemoveRegion {
+                endpoint: self.id,
+                region,
+                done,
+            })
+            .await
+    }
+
+    /// Serves the same memory at another wire base. Peers' requests and own transfers in progress are cut.
+    /// Resolves when no byte under the old base and none of these transfers can move. Waits for an earlier change of the region.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRegion`]; [`Error::Unmappable`], after which nothing has changed;
+    /// [`Error::Stopped`] if a data thread has ended.
+    pub async fn rebase_region(&self, region: RegionId, wire_base: u64) -> Result<(), Error> {
+        let added = self.added(region)?;
+        let _in_order = added.change.lock().await;
+        // Fails if the earlier change has removed it.
+        self.added(region)?;
+        self.handshake.identity.rebase(region, wire_base)?;
+        self.engine
+            .request(|done| Command::RebaseRegion {
+                endpoint: self.id,
+                region,
+                memory: Arc::clone(&added.memory),
+                wire_base,
+                done,
+            })
+            .await
+    }
+
+    fn added(&self, region: RegionId) -> Result<Arc<Added>, Error> {
+        let added = self.regions.lock().get(&region).map(Arc::clone);
+        added.ok_or(Error::UnknownRegion)
+    }
+
+    /// Replaces the admission. Connections of peers that are no longer admitted are closed at once.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if a data thread has ended.
+    pub fn admit(&self, admission: Admission) -> Result<(), Error> {
+        self.filter.set_admission(admission.clone());
+        self.engine.send(|| Command::SetAdmission {
+            endpoint: self.id,
+            admission: admission.clone(),
+        })
+    }
+
+    /// Carries out one transfer and returns its outcome, at the latest at the deadline.
+    ///
+    /// # Errors
+    /// See [`TransferError`]; [`TransferError::Indeterminate`] for a write whose outcome is unknown.
+    pub async fn transfer(
+        &self,
+        transfer: Transfer,
+        deadline: Instant,
+    ) -> Result<(), TransferError> {
+        self.submit(std::slice::from_ref(&transfer), deadline)
+            .outcome()
+            .await
+    }
+
+    /// Starts transfers that complete together: all of them, or none. Their memory is in use until
+    /// [`Batch::released`]. Dropping the batch cancels them.
+    pub fn submit(&self, transfers: &[Transfer], deadline: Instant) -> Batch {
+        let completion = match self.prepare(transfers) {
+            Ok(shares) => self.start(transfers, shares, deadline),
+            Err(error) => Completion::refused(error),
+        };
+        Batch::new(completion, self.id, Arc::clone(&self.engine.commands))
+    }
+
+    /// Checks the ranges of all transfers and counts them.
+    fn prepare(&self, transfers: &[Transfer]) -> Result<Vec<Share>, TransferError> {
+        let regions = self.regions.lock();
+        for transfer in transfers {
+            let Transfer {
+                local,
+                local_offset: offset,
+                length,
+                ..
+            } = *transfer;
+            let available = regions.get(&local);
+            let available = available.map_or(0, |added| added.memory.length());
+            if offset.checked_add(length).is_none_or(|end| end > available) {
+                return Err(TransferError::LocalRange { offset, length });
+            }
+        }
+        drop(regions);
+        let counted = transfers.iter().map(|one| (&*one.peer, one.length));
+        self.outstanding.count(counted)
+    }
+
+    fn start(
+        &self,
+        transfers: &[Transfer],
+        shares: Vec<Share>,
+        deadline: Instant,
+    ) -> Arc<Completion> {
+        let completion = Completion::new(transfers.len());
+        let threads = &self.engine.commands;
+        for (transfer, share) in transfers.iter().zip(shares) {
+            let Transfer {
+                op,
+                peer: _,
+                remote,
+                local: memory,
+                local_offset: offset,
+                length,
+            } = *transfer;
+            let request = Request {
+                op,
+                remote,
+                memory,
+                offset,
+                length,
+                // The data thread sets both.
+                deadline: std::time::Duration::ZERO,
+                token: 0,
+            };
+            let thread = self.thread_of(&transfer.peer);
+            let submission = Submission {
+                share,
+                request,
+                deadline,
+                completion: Arc::clone(&completion),
+            };
+            let queued = threads[thread].queue(Command::Submit {
+                endpoint: self.id,
+                submission,
+            });
+            if let Err(Command::Submit { submission, .. }) = queued {
+                submission.refuse();
+            }
+        }
+        let peers = transfers.iter().map(|one| self.thread_of(&one.peer));
+        for (index, thread) in threads.iter().enumerate() {
+            if peers.clone().any(|of_peer| of_peer == index) {
+                thread.wake();
+            }
+        }
+        completion
+    }
+
+    /// A peer always gets the same data thread, which owns the links to it.
+    fn thread_of(&self, peer: &str) -> usize {
+        let hash = peer.bytes().fold(0_usize, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(usize::from(byte))
+        });
+        hash % self.engine.commands.len()
+    }
+
+    /// Takes the messages that peers have sent.
+    #[must_use]
+    pub fn notifies(&self) -> Vec<Notify> {
+        self.handshake.notifies.lock().take()
+    }
+
+    /// Returns the counters since the endpoint was opened.
+    #[must_use]
+    pub fn stats(&self) -> EndpointStats {
+        self.filter.counters.read(self.limit.count())
+    }
+
+    /// Returns the peers with the most failed connections, by cause, highest count first.
+    #[must_use]
+    pub fn worst_peers(&self, most: usize) -> Vec<PeerFailures> {
+        self.filter.counters.peers.worst(most)
+    }
+
+    /// Closes listeners and connections. Resolves when nothing can access any region's memory.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if a data thread has ended.
+    pub async fn close(mut self) -> Result<(), Error> {
+        for task in &mut self.tasks {
+            task.abort();
+            // Aborted or ended before; its listener is closed in both cases.
+            let _ended = task.await;
+        }
+        self.engine
+            .request(|done| Command::Close {
+                endpoint: self.id,
+                done,
+            })
+            .await
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        // A thread that has ended holds nothing.
+        let _ended = self.engine.send(|| Command::Close {
+            endpoint: self.id,
+            done: oneshot::channel().0,
+        });
+    }
+}

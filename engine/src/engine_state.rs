@@ -1,0 +1,88 @@
+//! The state that an engine and its endpoints share: data threads, runtime, settings and identifiers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::command::{Command, CommandSender};
+use crate::error::Error;
+use crate::settings::Settings;
+use crate::transport::{EndpointId, RegionId};
+
+/// Dropping it stops the data threads and waits for them.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) commands: Arc<[CommandSender]>,
+    pub(crate) runtime: Handle,
+    /// Served data connections of all endpoints.
+    pub(crate) connections: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<()>>,
+    next_id: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        settings: Settings,
+        runtime: Handle,
+        (commands, threads): (Vec<CommandSender>, Vec<JoinHandle<()>>),
+    ) -> Self {
+        Self {
+            settings,
+            commands: commands.into(),
+            runtime,
+            connections: Arc::default(),
+            threads,
+            next_id: AtomicU64::new(1),
+        }
+    }
+
+    pub(crate) fn new_endpoint(&self) -> EndpointId {
+        EndpointId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn new_region(&self) -> RegionId {
+        RegionId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Sends a command to every data thread that still runs.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if one of them has ended.
+    pub(crate) fn send(&self, command: impl Fn() -> Command) -> Result<(), Error> {
+        let sent = self.commands.iter().map(|thread| thread.send(command()));
+        sent.fold(Ok(()), Result::and)
+    }
+
+    /// Sends a command to every data thread and waits until all of them have carried it out.
+    pub(crate) async fn request(
+        &self,
+        command: impl Fn(oneshot::Sender<()>) -> Command,
+    ) -> Result<(), Error> {
+        let mut answers = Vec::new();
+        for thread in &*self.commands {
+            let (done, answer) = oneshot::channel();
+            thread.send(command(done))?;
+            answers.push(answer);
+        }
+        for answer in answers {
+            answer.await.map_err(|_| Error::Stopped)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Fails only for a thread that has already ended.
+        let _ended = self.send(|| Command::Stop);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a data thread panicked");
+            }
+        }
+    }
+}

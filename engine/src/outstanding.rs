@@ -1,0 +1,216 @@
+//! Bounds what an endpoint has submitted and not released: transfers and bytes, with one peer and in total.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::error::{Bound, TransferError};
+
+/// Number of peers from which those without a transfer are removed.
+const PEERS: usize = 64;
+
+/// Limits of the transfers that are not released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Most transfers.
+    pub transfers: u64,
+    /// Most bytes. A larger transfer is accepted while there is no other.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Load {
+    transfers: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Load {
+    /// Returns the limit that another transfer of `bytes` would exceed.
+    fn exceeds(&self, limits: Limits, bytes: u64) -> Option<Amount> {
+        let before = self.transfers.load(Ordering::Acquire);
+        let sum = self.bytes.load(Ordering::Acquire).saturating_add(bytes);
+        if before >= limits.transfers {
+            Some(Amount::Transfers)
+        } else if before > 0 && sum > limits.bytes {
+            Some(Amount::Bytes)
+        } else {
+            None
+        }
+    }
+
+    fn add(&self, bytes: u64) {
+        self.transfers.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn subtract(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Ordering::Release);
+        self.transfers.fetch_sub(1, Ordering::Release);
+    }
+}
+
+enum Amount {
+    Transfers,
+    Bytes,
+}
+
+#[derive(Debug)]
+struct PeerLoad {
+    name: Arc<str>,
+    load: Load,
+    total: Arc<Load>,
+}
+
+/// The transfers of one endpoint that are not released.
+#[derive(Debug)]
+pub(crate) struct Outstanding {
+    per_peer: Limits,
+    in_total: Limits,
+    total: Arc<Load>,
+    peers: Mutex<HashMap<Arc<str>, Arc<PeerLoad>>>,
+}
+
+/// One counted transfer; no longer counted when dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    peer: Arc<PeerLoad>,
+    bytes: u64,
+}
+
+impl Outstanding {
+    pub(crate) fn new(per_peer: Limits, in_total: Limits) -> Self {
+        Self {
+            per_peer,
+            in_total,
+            total: Arc::default(),
+            peers: Mutex::default(),
+        }
+    }
+
+    /// Counts transfers with their peers and bytes: all of them, or none.
+    ///
+    /// # Errors
+    /// [`TransferError::Busy`] with the limit that they would exceed.
+    pub(crate) fn count<'a>(
+        &self,
+        transfers: impl ExactSizeIterator<Item = (&'a str, u64)>,
+    ) -> Result<Vec<Share>, TransferError> {
+        // Only this function adds, under the lock.
+        let mut peers = self.peers.lock();
+        let mut shares = Vec::with_capacity(transfers.len());
+        for (name, bytes) in transfers {
+            let peer = self.peer(&mut peers, name);
+            let of_peer = peer.load.exceeds(self.per_peer, bytes);
+            let bound = match (of_peer, self.total.exceeds(self.in_total, bytes)) {
+                (Some(Amount::Transfers), _) => Bound::TransfersOfPeer(self.per_peer.transfers),
+                (Some(Amount::Bytes), _) => Bound::BytesOfPeer(self.per_peer.bytes),
+                (None, Some(Amount::Transfers)) => Bound::Transfers(self.in_total.transfers),
+                (None, Some(Amount::Bytes)) => Bound::Bytes(self.in_total.bytes),
+                (None, None) => {
+                    peer.load.add(bytes);
+                    self.total.add(bytes);
+                    shares.push(Share { peer, bytes });
+                    continue;
+                }
+            };
+            return Err(TransferError::Busy {
+                peer: name.to_owned(),
+                bound,
+            });
+        }
+        Ok(shares)
+    }
+
+    fn peer(&self, peers: &mut HashMap<Arc<str>, Arc<PeerLoad>>, name: &str) -> Arc<PeerLoad> {
+        if let Some(peer) = peers.get(name) {
+            return Arc::clone(peer);
+        }
+        if peers.len() >= PEERS {
+            peers.retain(|_, peer| Arc::strong_count(peer) > 1);
+        }
+        let name: Arc<str> = name.into();
+        let peer = Arc::new(PeerLoad {
+            name: Arc::clone(&name),
+            load: Load::default(),
+            total: Arc::clone(&self.total),
+        });
+        peers.insert(name, Arc::clone(&peer));
+        peer
+    }
+}
+
+impl Share {
+    /// Returns the server name of the peer.
+    pub(crate) fn peer(&self) -> &str {
+        &self.peer.name
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.peer.load.subtract(self.bytes);
+        self.peer.total.subtract(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(transfers: u64, bytes: u64) -> Limits {
+        Limits { transfers, bytes }
+    }
+
+    fn bound(outstanding: &Outstanding, transfers: &[(&str, u64)]) -> Option<Bound> {
+        match outstanding.count(transfers.iter().copied()) {
+            Ok(_) => None,
+            Err(TransferError::Busy { bound, .. }) => Some(bound),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn all_transfers_are_counted_or_none() {
+        let outstanding = Outstanding::new(limits(2, 100), limits(3, 150));
+        let too_many = [("a", 1), ("b", 1), ("b", 1), ("b", 1)];
+        assert_eq!(
+            bound(&outstanding, &too_many),
+            Some(Bound::TransfersOfPeer(2))
+        );
+        assert_eq!(
+            bound(&outstanding, &[("a", 60), ("a", 60)]),
+            Some(Bound::BytesOfPeer(100))
+        );
+        let kept = outstanding
+            .count([("a", 90), ("b", 50)].into_iter())
+            .unwrap();
+        assert_eq!(bound(&outstanding, &[("b", 20)]), Some(Bound::Bytes(150)));
+        assert_eq!(
+            bound(&outstanding, &[("b", 1), ("c", 1)]),
+            Some(Bound::Transfers(3))
+        );
+        drop(kept);
+        assert_eq!(
+            bound(&outstanding, &[("a", 50), ("a", 50), ("b", 50)]),
+            None
+        );
+        assert_eq!(bound(&outstanding, &[("a", 1000)]), None, "alone");
+    }
+
+    #[test]
+    fn peers_without_transfers_are_removed() {
+        let outstanding = Outstanding::new(limits(2, 100), limits(3, 150));
+        let kept = outstanding.count([("kept", 1)].into_iter()).unwrap();
+        for n in 0..10_000 {
+            assert_eq!(bound(&outstanding, &[(&n.to_string(), 1)]), None);
+        }
+        assert!(outstanding.peers.lock().len() <= PEERS);
+        assert_eq!(
+            bound(&outstanding, &[("kept", 1), ("kept", 1)]),
+            Some(Bound::TransfersOfPeer(2))
+        );
+        drop(kept);
+    }
+}

@@ -1,0 +1,117 @@
+//! Fetches a peer's descriptor from its handshake port, and derives the address of its data listener.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::address::ServerName;
+use proto::descriptor::Descriptor;
+use proto::frame::Version;
+use proto::handshake::{self, Kind, PREFIX_LENGTH};
+use sys::net::Namespace;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+
+use crate::connect;
+use crate::identity::Identity;
+use crate::transport::{LinkError, PeerAddress};
+
+const WHAT: &str = "requesting the descriptor from the handshake port";
+
+/// Resolves the peers of one endpoint.
+#[derive(Debug)]
+pub(crate) struct Resolver {
+    pub(crate) runtime: Handle,
+    pub(crate) network: Option<Arc<Namespace>>,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) timeout: Duration,
+}
+
+impl Resolver {
+    /// Returns the peer's address, and a hash that changes when the peer publishes something else.
+    pub(crate) async fn resolve(&self, name: Arc<str>) -> Result<(u64, PeerAddress), LinkError> {
+        tokio::time::timeout(self.timeout, self.lookup_peer(name))
+            .await
+            .unwrap_or(Err(LinkError::Silent { what: WHAT }))
+    }
+
+    async fn lookup_peer(&self, name: Arc<str>) -> Result<(u64, PeerAddress), LinkError> {
+        let server = ServerName::parse(&name);
+        let descriptor = self.fetch(&server).await?;
+        let host = match descriptor.tcp_data_host.as_str() {
+            // Releases before that field: the data listener has the host of the server name.
+            "" => server.host.as_str(),
+            host => host,
+        };
+        let data = lookup(host, descriptor.tcp_data_port).await?;
+        let mut published = DefaultHasher::new();
+        descriptor.buffers.hash(&mut published);
+        data.hash(&mut published);
+        descriptor.tcp_proto_version.hash(&mut published);
+        let version = if descriptor.tcp_proto_version >= 2 {
+            Version::V2
+        } else {
+            Version::V1
+        };
+        let address = PeerAddress {
+            name,
+            data,
+            version,
+            network: self.network.clone(),
+        };
+        Ok((published.finish(), address))
+    }
+
+    async fn fetch(&self, server: &ServerName) -> Result<Descriptor, LinkError> {
+        let mut last = LinkError::Silent { what: WHAT };
+        for address in lookup(&server.host, server.port).await? {
+            match self.exchange(address).await {
+                Ok(descriptor) => return Ok(descriptor),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Sends one request on a new connection: stock engines serve one handshake connection at a time,
+    /// and one request on each.
+    async fn exchange(&self, address: SocketAddr) -> Result<Descriptor, LinkError> {
+        let mut stream = connect::stream(self.network.as_ref(), address)
+            .await
+            .map_err(LinkError::io("connecting to the handshake port"))?;
+        let own = self.identity.descriptor().encode();
+        let request = handshake::encode(Some(Kind::Metadata), &own);
+        stream
+            .write_all(&request)
+            .await
+            .map_err(LinkError::io(WHAT))?;
+        let mut prefix = [0; PREFIX_LENGTH];
+        read(&mut stream, &mut prefix).await?;
+        let length = handshake::length(prefix).map_err(protocol_error)?;
+        let mut payload = vec![0; length];
+        read(&mut stream, &mut payload).await?;
+        let body = handshake::reply_body(Kind::Metadata, &payload).map_err(protocol_error)?;
+        Descriptor::parse(body).map_err(protocol_error)
+    }
+}
+
+async fn read(stream: &mut TcpStream, bytes: &mut [u8]) -> Result<(), LinkError> {
+    stream
+        .read_exact(bytes)
+        .await
+        .map_err(LinkError::io(WHAT))?;
+    Ok(())
+}
+
+async fn lookup(host: &str, port: u16) -> Result<Vec<SocketAddr>, LinkError> {
+    let found = tokio::net::lookup_host((host, port))
+        .await
+        .map_err(LinkError::io("looking up the peer's host"))?;
+    Ok(found.collect())
+}
+
+fn protocol_error(error: impl std::fmt::Display) -> LinkError {
+    LinkError::Protocol(error.to_string())
+}

@@ -1,0 +1,18 @@
+//! The gate: a sidecar that delays the start of an injected pod until its pool responds from inside the pod, at
+//! most until a deadline, and then idles.
+
+pub mod args;
+mod gate_state;
+mod hold;
+mod http;
+mod install;
+mod master;
+mod peer;
+mod preflight;
+mod segment;
+mod survey;
+
+pub use gate_state::{GateState, StateError};
+pub use hold::{HoldError, hold};
+pub use install::{InstallError, install};
+pub use master::{NotReady, master_ready};

@@ -1,0 +1,9 @@
+//! The pool process: owns memory, listeners and identity of one pool pod and outlives every agent. It is simple, so
+//! that it never needs an upgrade.
+
+pub mod args;
+pub mod handover;
+pub mod probe;
+pub mod serve;
+mod state;
+mod touch;

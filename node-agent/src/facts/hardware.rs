@@ -1,0 +1,94 @@
+//! Reads the node's hardware periodically, in a child of the same program: what the kernel blocks is the child,
+//! never the agent.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use tokio::process::Child;
+use tokio::time::Instant;
+
+use super::inbox::Inbox;
+use crate::process::child::{self, Blocked, ChildError};
+use host::fault::Problem;
+use host::live::Node;
+use host::{Facts, Snapshot};
+
+/// Time between two reads.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Least rest after a read, as a multiple of the time that it took.
+const SHARE: u32 = 4;
+
+/// How long a device may take to answer; an emulated processor reads a table of 1024 GIDs for seconds.
+pub(crate) const DEVICE_DEADLINE: Duration = Duration::from_secs(8);
+
+/// Deadline of one read of the whole node.
+const DEADLINE: Duration = Duration::from_secs(12);
+
+/// Reads the node for as long as the gatherer runs.
+pub(super) async fn run(node: Node, inbox: Inbox) {
+    let mut blocked = Blocked::default();
+    let mut failing = false;
+    let mut rest = Duration::ZERO;
+    while !inbox.is_closed() {
+        tokio::time::sleep(rest).await;
+        rest = PERIOD;
+        blocked.reap();
+        if blocked.by_unknown() {
+            // Something that is no device blocks it: a second child would be blocked as well.
+            continue;
+        }
+        let silent = blocked.names();
+        let began = Instant::now();
+        let read = read(&node, &silent).await;
+        // A machine that is slow to read must not be busy with being read.
+        rest = PERIOD.max(began.elapsed() * SHARE);
+        match read {
+            Ok((snapshot, child)) => {
+                let hung = hung(&snapshot.facts).filter(|name| !silent.contains(name));
+                blocked.keep(child, hung.collect());
+                failing = false;
+                inbox.send_modify(|observed| deliver(observed, snapshot));
+            }
+            Err((error, child)) => {
+                if !failing {
+                    tracing::warn!(%error, "cannot read the hardware of the node; retrying");
+                }
+                failing = true;
+                blocked.keep_silent(child, BTreeSet::new());
+            }
+        }
+    }
+}
+
+/// Delivers a reading. Only recordings contain reports and the runtime.
+fn deliver(observed: &mut Snapshot, read: Snapshot) {
+    observed.reading += 1;
+    observed.facts = read.facts;
+    observed.hca_reports = read.hca_reports;
+    observed.gpu_reports = read.gpu_reports;
+    observed.gpu_paths = read.gpu_paths;
+    if read.runtime.is_some() {
+        observed.runtime = read.runtime;
+    }
+}
+
+/// Names of the devices that did not answer.
+fn hung(facts: &Facts) -> impl Iterator<Item = String> {
+    let hung = facts
+        .faults
+        .iter()
+        .filter(|fault| fault.problem == Problem::Hung);
+    hung.filter_map(|fault| fault.path.rsplit('/').next().map(str::to_owned))
+}
+
+async fn read(
+    node: &Node,
+    silent: &BTreeSet<String>,
+) -> Result<(Snapshot, Child), (ChildError, Option<Child>)> {
+    let mut arguments: Vec<OsString> = vec!["facts".into()];
+    arguments.extend(child::node_arguments(node));
+    arguments.extend(silent.iter().map(|name| format!("--silent={name}").into()));
+    child::run_self(arguments, DEADLINE).await
+}

@@ -1,8 +1,0 @@
-//! The pool process: owns memory, listeners and identity of one pool pod, and outlives every agent.
-//! So simple that it never needs an upgrade.
-
-pub mod args;
-pub mod probe;
-pub mod serve;
-mod state;
-mod touch;

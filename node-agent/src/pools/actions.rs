@@ -1,0 +1,224 @@
+//! Carries out the actions of a step. This file has those between agent and pool process; `memory`,
+//! `serving` (peers) and `mounting` (master) have the others.
+
+mod memory;
+mod mounting;
+mod serving;
+
+use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
+
+use crds::reason::Reason;
+
+use super::connect;
+use super::driver::{Pod, keep_memory};
+use super::epoch::Epoch;
+use super::failure::Failure;
+use super::record::Record;
+use super::step::{Action, Step};
+use crate::pools::mounts::Mount;
+use pool::handover::message::{ExtentState, Request};
+use pool::handover::{self, Client};
+
+impl Pod {
+    /// Carries out one action.
+    pub(super) async fn act(&mut self, action: Action, step: &Step) -> Result<(), Failure> {
+        match action {
+            Action::Attach => self.attach().await,
+            Action::ReadRecord => self.read_record().await,
+            Action::VerifyAddress => self.verify_address().await,
+            Action::Grant => self.grant(step).await,
+            Action::Map => self.map().await,
+            Action::Touch(index) => {
+                self.request(Request::Touch { index }).await?;
+                self.touching = Some(index);
+                Ok(())
+            }
+            Action::CreateRecord => self.create_record().await,
+            Action::ServePeers => self.serve_peers().await,
+            Action::StartSession => self.start_session().await,
+            Action::RenewEpoch => self.renew_epoch().await,
+            Action::ChangeMaster => self.change_master().await,
+            Action::AdoptMaster => self.adopt_master().await,
+            Action::ReportServing(serving) => {
+                let reason = self.serving_reason();
+                self.request(Request::SetServing { serving, reason })
+                    .await?;
+                self.reported_serving = Some(serving);
+                Ok(())
+            }
+            Action::Unmount { graceful } => {
+                self.unmount(graceful).await;
+                Ok(())
+            }
+            Action::Release => self.release().await,
+            Action::ReportDrained => {
+                self.request(Request::Drained).await?;
+                self.drained_reported = true;
+                Ok(())
+            }
+            Action::Finish => Ok(()),
+        }
+    }
+
+    fn client(&mut self) -> Result<&mut Client, Failure> {
+        self.client.as_mut().ok_or_else(|| {
+            Failure::new(
+                Reason::PoolPodNotReady,
+                "the agent is not connected to the pool process",
+            )
+        })
+    }
+
+    /// Returns the answer, and closes the connection after any error but a rejection.
+    fn checked_answer<T>(&mut self, answer: Result<T, handover::Error>) -> Result<T, Failure> {
+        answer.map_err(|error| {
+            if !matches!(error, handover::Error::Refused { .. }) {
+                self.detach(&error);
+            }
+            Failure::from(error)
+        })
+    }
+
+    async fn request(&mut self, request: Request) -> Result<(), Failure> {
+        let answer = self.client()?.request(request).await;
+        self.checked_answer(answer)
+    }
+
+    async fn attach(&mut self) -> Result<(), Failure> {
+        let context = Arc::clone(&self.context);
+        let connected = connect::connect(&context.proc, &self.process, &self.network, &self.uid);
+        let mut client = connected.await?;
+        let attached = client.attach().await?;
+        if attached.pod_uid != self.uid {
+            let message = format!(
+                "the process of pod {} reports the UID of pod {:?}",
+                self.uid, attached.pod_uid
+            );
+            return Err(Failure::new(Reason::ForeignProcess, message));
+        }
+        tracing::info!(
+            pid = self.process.pid,
+            address = attached.pod_ip,
+            extents = attached.extents.len(),
+            "attached to the pool process"
+        );
+        if attached.extents.is_empty() && self.memory.is_empty() {
+            context.budget.set_empty(&self.uid);
+        }
+        if self.memory.is_empty() {
+            self.extents.clone_from(&attached.extents);
+        } else {
+            self.update_touched(&attached.extents);
+        }
+        self.count_untouched();
+        self.draining |= attached.ending;
+        self.attached = Some(attached);
+        self.client = Some(client);
+        Ok(())
+    }
+
+    /// Updates the touched bytes of mapped extents. Their lengths do not change.
+    fn update_touched(&mut self, now: &[ExtentState]) {
+        for (extent, now) in self.extents.iter_mut().zip(now) {
+            extent.touched = now.touched.min(extent.length);
+        }
+    }
+
+    async fn read_record(&mut self) -> Result<(), Failure> {
+        let answer = self.client()?.record().await;
+        if let Some(sealed) = self.checked_answer(answer)? {
+            let record = Record::open(&self.context.key, &self.uid, &sealed)?;
+            keep_memory(&mut self.assignment, &record.assignment);
+            if self.assignment.master.is_none() {
+                self.assignment.master.clone_from(&record.mounted_in);
+            }
+            self.context.mounts.set_served(record.client);
+            self.record = Some(record);
+        }
+        self.record_read = true;
+        Ok(())
+    }
+
+    /// Binds to the address that the pod reports, to verify that it is in the pod's network namespace.
+    async fn verify_address(&mut self) -> Result<(), Failure> {
+        let claimed = self
+            .attached
+            .as_ref()
+            .map(|attached| attached.pod_ip.clone());
+        let claimed = claimed.unwrap_or_default();
+        let refuse = |why: String| {
+            let message = format!("the pod reports the address {claimed:?}: {why}");
+            Failure::new(Reason::AddressNotOwn, message)
+        };
+        let address: IpAddr = claimed
+            .parse()
+            .map_err(|_| refuse("not an IP address".to_owned()))?;
+        if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
+            return Err(refuse("other nodes cannot connect to it".to_owned()));
+        }
+        let network = Arc::clone(&self.network);
+        let bound = tokio::task::spawn_blocking(move || {
+            network.run(|| TcpListener::bind((address, 0)).map(drop))
+        });
+        bound
+            .await
+            .map_err(|error| refuse(error.to_string()))?
+            .map_err(|error| {
+                refuse(format!("not in the network namespace of the pod ({error})"))
+            })?;
+        self.address = Some(address);
+        Ok(())
+    }
+
+    /// Returns the P2P server name, once the address is verified.
+    pub(super) fn server_name(&self) -> Option<String> {
+        let port = self.attached.as_ref()?.handshake_port;
+        Some(std::net::SocketAddr::new(self.address?, port).to_string())
+    }
+
+    fn draw(&self, last: u32) -> Result<Epoch, Failure> {
+        Epoch::draw(last, &self.lengths())
+            .map_err(|error| Failure::new(Reason::PoolPodNotReady, error))
+    }
+
+    async fn create_record(&mut self) -> Result<(), Failure> {
+        let client =
+            store::random_id().map_err(|error| Failure::new(Reason::PoolPodNotReady, error))?;
+        let record = Record::new(self.assignment.clone(), client, self.draw(0)?);
+        self.write(record).await
+    }
+
+    /// Writes the record of a change before the change takes effect.
+    async fn write(&mut self, record: Record) -> Result<(), Failure> {
+        let sealed = record.seal(&self.context.key);
+        self.request(Request::PutRecord { record: sealed }).await?;
+        let mount = self.mount(&record);
+        self.record = Some(record);
+        if let Some(mount) = mount {
+            self.context.mounts.save(mount).await;
+        }
+        Ok(())
+    }
+
+    /// Returns the segments that the master of the record may have; none after an unmount.
+    fn mount(&self, record: &Record) -> Option<Mount> {
+        if self.unmounted {
+            return None;
+        }
+        Some(Mount {
+            pod_uid: self.uid.clone(),
+            pod_name: self.assignment.pod_name.clone(),
+            pid: self.process.pid,
+            client: record.client,
+            segments: record.segments(self.extents.len()),
+            master: record.mounted_in.clone()?,
+        })
+    }
+
+    fn recorded(&self) -> Result<Record, Failure> {
+        self.record
+            .clone()
+            .ok_or_else(|| Failure::new(Reason::PoolPodNotReady, "the pod has no record yet"))
+    }
+}

@@ -1,0 +1,135 @@
+//! Grants, maps, places and releases the memory of a pool.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crds::cluster;
+use crds::reason::Reason;
+use sys::mem::{PageSize, Region};
+
+use crate::pools::available_memory;
+use crate::pools::driver::Pod;
+use crate::pools::failure::Failure;
+use crate::pools::memory_budget::{GrantError, to_touch};
+use crate::pools::numa;
+use crate::pools::step::Step;
+use pool::handover::EXTENT_LIMIT;
+use pool::handover::message::{ExtentState, Request};
+
+impl Pod {
+    /// Reports the untouched bytes to the memory budget.
+    pub(in crate::pools) fn count_untouched(&self) {
+        let left = |extent: &ExtentState| extent.length.saturating_sub(extent.touched);
+        let left = self.extents.iter().map(left).sum();
+        let left = to_touch(&self.assignment, left);
+        self.context.budget.set_untouched(&self.uid, left);
+    }
+
+    fn page_size(&self) -> PageSize {
+        match self.assignment.page_size {
+            cluster::PageSize::Base => PageSize::Base,
+            cluster::PageSize::Huge2Mi => PageSize::Huge2Mi,
+            cluster::PageSize::Huge1Gi => PageSize::Huge1Gi,
+        }
+    }
+
+    fn plan(&self) -> Vec<numa::Extent> {
+        let nodes = numa::nodes_with_memory(Path::new("/sys"));
+        let policy = self.assignment.numa_policy;
+        numa::plan(self.assignment.size.0, self.page_size(), policy, &nodes)
+    }
+
+    pub(super) async fn grant(&mut self, step: &Step) -> Result<(), Failure> {
+        let context = Arc::clone(&self.context);
+        let touch = to_touch(&self.assignment, self.assignment.size.0);
+        let available = || available_memory::available(&context.proc);
+        let granted = context.budget.grant(&self.uid, touch, available);
+        if let Err(refusal @ GrantError::Held(_)) = &granted {
+            self.predecessor.get_or_insert_with(std::time::Instant::now);
+            return Err(Failure::new(step.reason, refusal));
+        }
+        self.predecessor = None;
+        granted.map_err(|refusal| Failure::new(Reason::MemoryUnavailable, refusal))?;
+        let lengths: Vec<u64> = self.plan().iter().map(|extent| extent.length).collect();
+        let page_bytes = self.page_size().bytes();
+        let extents = lengths.clone();
+        self.request(Request::Grant {
+            extents,
+            page_bytes,
+        })
+        .await?;
+        tracing::info!(
+            extents = lengths.len(),
+            bytes = self.assignment.size.0,
+            "memory granted"
+        );
+        self.extents = lengths
+            .into_iter()
+            .map(|length| ExtentState { length, touched: 0 })
+            .collect();
+        Ok(())
+    }
+
+    /// Receives the extents, checks and maps them, and sets their preferred NUMA nodes.
+    pub(super) async fn map(&mut self) -> Result<(), Failure> {
+        let declared: Vec<u64> = self.extents.iter().map(|extent| extent.length).collect();
+        let sum = declared
+            .iter()
+            .try_fold(0_u64, |sum, length| sum.checked_add(*length));
+        if sum != Some(self.assignment.size.0) || declared.len() > EXTENT_LIMIT {
+            let message = format!(
+                "the pool process has {} extents with {sum:?} bytes in total; {} bytes were granted",
+                declared.len(),
+                self.assignment.size.0
+            );
+            return Err(Failure::new(Reason::DescriptorWrongSize, message));
+        }
+        let page = self.page_size();
+        let mut memory = Vec::with_capacity(declared.len());
+        for (index, length) in declared.iter().enumerate() {
+            let request = Request::Extent { index };
+            let answer = self.client()?.descriptors::<1>(request).await;
+            let [fd] = self.checked_answer(answer)?;
+            memory.push(Arc::new(Region::map(fd, *length, page)?));
+        }
+        let plan = self.plan();
+        let same_shape = plan.iter().map(|extent| extent.length).eq(declared);
+        for (extent, region) in plan.iter().zip(&memory) {
+            if let (Some(node), true) = (extent.node, same_shape) {
+                region.prefer_numa_node(node)?;
+            }
+        }
+        self.context.budget.mapped(&self.uid, &memory);
+        self.memory = memory;
+        Ok(())
+    }
+
+    pub(super) fn lengths(&self) -> Vec<u64> {
+        self.memory.iter().map(|region| region.length()).collect()
+    }
+
+    /// Stops serving and unmaps the memory when no transfer can touch it.
+    pub(super) async fn release(&mut self) -> Result<(), Failure> {
+        if let Some(served) = self.served.take() {
+            for region in &served.regions {
+                if let Err(error) = served.endpoint.remove_region(*region).await {
+                    tracing::warn!(%error, "cannot remove a region");
+                }
+            }
+        }
+        self.mounted.set(Vec::new());
+        self.memory.clear();
+        self.admission = None;
+        self.admitted = None;
+        match self.context.budget.still_mapped(&self.uid) {
+            0 => {
+                tracing::info!("memory released");
+                Ok(())
+            }
+            left => Err(Failure::new(
+                Reason::PreviousPoolNotReleased,
+                format!("transfers still use {left} extents of this pod"),
+            )),
+        }
+    }
+}

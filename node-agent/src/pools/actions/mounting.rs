@@ -1,0 +1,287 @@
+//! Mounts a pool in its master: sessions, data epochs, unmount.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crds::node::MasterInstance;
+use crds::reason::Reason;
+use futures::future::join_all;
+use store::{Origin, Session, Settings, Uuid, wire};
+use sys::mem::Region;
+use sys::net::Namespace;
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::pools::driver::{HEARTBEAT, Pod};
+use crate::pools::epoch::{Epoch, WireExtent};
+use crate::pools::failure::Failure;
+use crate::pools::mounts;
+use crate::pools::mover::EngineMover;
+use crate::pools::record::Record;
+
+/// Limit for connecting to the master without a session.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+
+impl Pod {
+    fn segments(&self, record: &Record) -> Vec<wire::Segment> {
+        let a = &self.assignment;
+        let node = &self.context.node_name;
+        let endpoint = self.server_name().unwrap_or_default();
+        let places = record.epoch.wire_extents(self.memory.len());
+        let numbered = self.memory.iter().zip(places).enumerate();
+        let segment =
+            |(index, (region, place)): (usize, (&Arc<Region>, WireExtent))| wire::Segment {
+                id: place.segment,
+                name: crds::names::segment(&a.cluster, &a.pool, node, index),
+                base: place.base,
+                size: region.length(),
+                te_endpoint: endpoint.clone(),
+                protocol: "tcp".to_owned(),
+                host_id: String::new(),
+            };
+        numbered.map(segment).collect()
+    }
+
+    fn ids(&self, epoch: &Epoch) -> Vec<Uuid> {
+        let places = epoch.wire_extents(self.memory.len());
+        places.iter().map(|place| place.segment).collect()
+    }
+
+    pub(super) async fn start_session(&mut self) -> Result<(), Failure> {
+        let mut record = self.recorded()?;
+        let mounted_in = record.mounted_in.clone();
+        let Some(master) = mounted_in
+            .clone()
+            .or_else(|| self.assignment.master.clone())
+        else {
+            return Err(Failure::new(
+                Reason::MasterNotReady,
+                "the spec names no master",
+            ));
+        };
+        let address = address_of(&master)?;
+        let segments = self.segments(&record);
+        let former = record.former.iter().flat_map(|epoch| self.ids(epoch));
+        let former = former.collect();
+        let origin = if mounted_in.is_some() {
+            Origin::TakeOver { segments, former }
+        } else {
+            record.mounted_in = Some(master.clone());
+            record.assignment = self.assignment.clone();
+            self.write(record.clone()).await?;
+            Origin::Fresh { segments, former }
+        };
+        let Some(served) = &self.served else {
+            return Err(Failure::new(
+                Reason::PoolPodNotReady,
+                "peers are not served yet",
+            ));
+        };
+        let mover = EngineMover {
+            endpoint: Arc::clone(&served.endpoint),
+            extents: self.mounted.clone(),
+        };
+        let network = Arc::clone(&self.network);
+        let connect = move || {
+            let network = Arc::clone(&network);
+            connect_inside(network, address)
+        };
+        tracing::info!(
+            master = master.address,
+            master_pod = master.pod_uid, client = %record.client, epoch = record.epoch.number,
+            taken_over = mounted_in.is_some(), "session started"
+        );
+        self.replaced_epoch = None;
+        self.session = Some(Session::start(
+            Settings::default(),
+            record.client,
+            origin,
+            master.address,
+            connect,
+            Arc::new(mover),
+        ));
+        Ok(())
+    }
+
+    /// Records and applies new ids and wire bases. Old addresses are rejected when it returns.
+    async fn next_epoch(&mut self, change: impl FnOnce(&mut Record)) -> Result<Record, Failure> {
+        let mut record = self.recorded()?;
+        let fresh = self.draw(record.epoch.number)?;
+        change(&mut record);
+        record.begin(fresh);
+        record.assignment = self.assignment.clone();
+        self.write(record.clone()).await?;
+        let places = record.epoch.wire_extents(self.memory.len());
+        if let Some(served) = &self.served {
+            for (region, place) in served.regions.iter().zip(&places) {
+                let moved = served.endpoint.rebase_region(*region, place.base).await;
+                moved.map_err(|error| Failure::new(Reason::PoolPodNotReady, error))?;
+            }
+        }
+        self.set_wire_extents(&places);
+        tracing::info!(
+            epoch = record.epoch.number,
+            "new data epoch: old addresses are rejected"
+        );
+        Ok(record)
+    }
+
+    pub(super) async fn renew_epoch(&mut self) -> Result<(), Failure> {
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
+        let state = session.state().borrow().clone();
+        let store::State::EpochLost { epoch, stale, .. } = state else {
+            return Ok(());
+        };
+        let count = self.memory.len();
+        let may_be_mounted = |epoch: &Epoch| {
+            let mut places = epoch.wire_extents(count).into_iter();
+            places.any(|place| stale.contains(&place.segment))
+        };
+        let change = |record: &mut Record| {
+            record.renewed = true;
+            record.former.retain(may_be_mounted);
+        };
+        let record = self.next_epoch(change).await?;
+        let segments = self.segments(&record);
+        if let Some(session) = &self.session {
+            session.begin_epoch(epoch, segments);
+            self.replaced_epoch = Some(epoch);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn change_master(&mut self) -> Result<(), Failure> {
+        // The drop unmounts nothing; the next session unmounts what the next master may have.
+        self.session = None;
+        let change = |record: &mut Record| {
+            record.mounted_in = None;
+            record.renewed = false;
+        };
+        self.next_epoch(change).await.map(|_| ())
+    }
+
+    pub(super) async fn adopt_master(&mut self) -> Result<(), Failure> {
+        let mut record = self.recorded()?;
+        record.mounted_in.clone_from(&self.assignment.master);
+        record.renewed = false;
+        record.assignment = self.assignment.clone();
+        self.write(record).await
+    }
+
+    /// Unmounts all segments. Failures are logged: the master drops the segments when it has received no
+    /// ping for its client TTL.
+    pub(super) async fn unmount(&mut self, graceful: bool) {
+        self.unmounted = true;
+        let session = self.session.take();
+        let Some(record) = self.record.clone() else {
+            return;
+        };
+        // Counts extents, not mappings: this agent may not have mapped the pool.
+        let ids = record.segments(self.extents.len());
+        let mut failed = match &session {
+            Some(session) if graceful => self.drain(session, &ids).await,
+            Some(session) => unmount_by_session(session, &ids, Duration::ZERO).await,
+            None => ids.clone(),
+        };
+        if let (Some(master), false) = (&record.mounted_in, failed.is_empty()) {
+            let network = Arc::clone(&self.network);
+            match unmount_without_session(master, network, record.client, &failed).await {
+                Ok(()) => failed.clear(),
+                Err(failure) => tracing::warn!(
+                    "segments stay until the master's client TTL ends: {}",
+                    failure.message
+                ),
+            }
+        }
+        if failed.is_empty() {
+            self.context.mounts.remove(record.client).await;
+        }
+        tracing::info!(
+            segments = ids.len(),
+            failed = failed.len(),
+            graceful,
+            "unmounted"
+        );
+    }
+
+    /// Unmounts after the drain period, or when the pool process ends, and sends heartbeats to the pool
+    /// meanwhile. Returns the segments that may still be mounted.
+    async fn drain(&mut self, session: &Session, ids: &[Uuid]) -> Vec<Uuid> {
+        let grace = Duration::from_secs(u64::from(self.assignment.drain_seconds));
+        let mut unmounting = std::pin::pin!(unmount_by_session(session, ids, grace));
+        loop {
+            tokio::select! {
+                failed = &mut unmounting => return failed,
+                () = tokio::time::sleep(HEARTBEAT) => {}
+            }
+            self.heartbeat().await;
+            if !self.process.runs() {
+                tracing::warn!("the pool process ended during its drain");
+                return unmount_by_session(session, ids, Duration::ZERO).await;
+            }
+        }
+    }
+}
+
+fn address_of(master: &MasterInstance) -> Result<SocketAddr, Failure> {
+    master.address.parse().map_err(|_| {
+        let message = format!("{:?} is not an IP address with a port", master.address);
+        Failure::new(Reason::MasterUnreachable, message)
+    })
+}
+
+/// Unmounts through the session. Returns the segments that may still be mounted.
+async fn unmount_by_session(session: &Session, ids: &[Uuid], grace: Duration) -> Vec<Uuid> {
+    let unmounts = ids.iter().map(|segment| session.unmount(*segment, grace));
+    let failed = join_all(unmounts).await.into_iter().filter_map(Result::err);
+    let named = failed.map(|error| {
+        tracing::warn!(%error, "cannot unmount a segment through the session");
+        error.segment
+    });
+    named.collect()
+}
+
+/// Unmounts without a session, from the pod's network namespace or else from the agent's.
+async fn unmount_without_session(
+    master: &MasterInstance,
+    network: Arc<Namespace>,
+    client: Uuid,
+    segments: &[Uuid],
+) -> Result<(), Failure> {
+    let address = address_of(master)?;
+    let failed = |error: &dyn std::fmt::Display| {
+        let message = format!("cannot unmount from the master {address}: {error}");
+        Failure::new(Reason::MasterUnreachable, message)
+    };
+    let inside = tokio::time::timeout(CONNECT_DEADLINE, connect_inside(network, address)).await;
+    let stream = match inside {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(_)) | Err(_) => {
+            let outside = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(address));
+            let outside = outside.await.map_err(|elapsed| failed(&elapsed))?;
+            outside.map_err(|error| failed(&error))?
+        }
+    };
+    let unmounted = mounts::unmount(stream, &master.address, client, segments).await;
+    unmounted.map_err(|error| failed(&error))
+}
+
+/// Connects from the pod's network namespace. The caller sets the deadline.
+async fn connect_inside(network: Arc<Namespace>, address: SocketAddr) -> io::Result<TcpStream> {
+    let open = move || {
+        network.run(|| {
+            if address.is_ipv4() {
+                TcpSocket::new_v4()
+            } else {
+                TcpSocket::new_v6()
+            }
+        })
+    };
+    let socket = tokio::task::spawn_blocking(open)
+        .await
+        .map_err(io::Error::other)??;
+    socket.connect(address).await
+}

@@ -1,0 +1,133 @@
+//! Serves a pool to peers: listeners, wire bases, admitted addresses.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
+
+use crds::reason::Reason;
+use engine::{Admission, EndpointSpec};
+
+use crate::pools::admission::Admitted;
+use crate::pools::driver::{Pod, Served};
+use crate::pools::epoch::WireExtent;
+use crate::pools::failure::Failure;
+use crate::pools::mover::MountedExtent;
+use crate::pools::record::Record;
+use pool::handover::message::Request;
+
+impl Pod {
+    pub(super) async fn serve_peers(&mut self) -> Result<(), Failure> {
+        let record = self.recorded()?;
+        let answer = self.client()?.descriptors::<2>(Request::Listeners).await;
+        let listeners = self.checked_answer(answer)?;
+        let attached = self.attached.clone();
+        let (Some(attached), Some(name), Some(address)) =
+            (attached, self.server_name(), self.address)
+        else {
+            return Err(Failure::new(
+                Reason::PoolPodNotReady,
+                "the agent is not attached to the pool process",
+            ));
+        };
+        let [handshake, data] = listeners.map(TcpListener::from);
+        verify_port(&handshake, attached.handshake_port)?;
+        verify_port(&data, attached.data_port)?;
+        if self.admission.is_none() {
+            let kubernetes = self.context.kubernetes.as_ref();
+            self.admission =
+                kubernetes.map(|client| Admitted::watch(client.clone(), &self.assignment));
+        }
+        let admitted = self.wanted_admission();
+        let failed = |error: engine::Error| Failure::new(Reason::PoolPodNotReady, error);
+        let endpoint = self.context.engine.endpoint(EndpointSpec {
+            name: name.clone(),
+            data_port: attached.data_port,
+            data_host: address.to_string(),
+            handshake,
+            data,
+            network: Some(Arc::clone(&self.network)),
+            admission: Admission::only(admitted.iter().copied()),
+        });
+        let endpoint = Arc::new(endpoint.map_err(failed)?);
+        let places = record.epoch.wire_extents(self.memory.len());
+        let mut regions = Vec::new();
+        for (region, place) in self.memory.iter().zip(&places) {
+            let added = endpoint.add_region(Arc::clone(region), place.base);
+            regions.push(added.map_err(failed)?);
+        }
+        tracing::info!(
+            name,
+            epoch = record.epoch.number,
+            admitted = admitted.len(),
+            "serving peers"
+        );
+        self.admitted = Some(admitted);
+        self.served = Some(Served { endpoint, regions });
+        self.set_wire_extents(&places);
+        Ok(())
+    }
+
+    pub(super) fn set_wire_extents(&self, places: &[WireExtent]) {
+        let Some(served) = &self.served else { return };
+        let mounted = self.memory.iter().zip(&served.regions).zip(places);
+        let mounted = mounted.map(|((region, id), place)| MountedExtent {
+            base: place.base,
+            length: region.length(),
+            region: *id,
+        });
+        self.mounted.set(mounted.collect());
+    }
+
+    /// Returns the addresses that may connect now.
+    fn wanted_admission(&self) -> BTreeSet<IpAddr> {
+        let watched = self.admission.as_ref().and_then(Admitted::now);
+        let recorded = || self.record.as_ref().map(Record::admitted);
+        let mut wanted = watched.or_else(recorded).unwrap_or_default();
+        let listed = self.assignment.addresses.iter();
+        wanted.extend(listed.filter_map(|address| address.parse::<IpAddr>().ok()));
+        // For copies between the pool's own extents.
+        wanted.extend(self.address);
+        wanted
+    }
+
+    /// Updates the admitted addresses in the engine and in the record.
+    pub(in crate::pools) async fn refresh_admission(&mut self) {
+        let wanted = self.wanted_admission();
+        let (Some(served), Some(before)) = (&self.served, &self.admitted) else {
+            return;
+        };
+        if *before == wanted {
+            return;
+        }
+        let admission = Admission::only(wanted.iter().copied());
+        if let Err(error) = served.endpoint.admit(admission) {
+            return tracing::error!(%error, "the engine rejected the admitted addresses");
+        }
+        tracing::info!(peers = wanted.len(), "admission changed");
+        let Ok(mut record) = self.recorded() else {
+            return;
+        };
+        let left = record.set_admitted(&wanted);
+        if left > 0 {
+            tracing::warn!(left, "the record has no space for some admitted peers");
+        }
+        record.assignment = self.assignment.clone();
+        self.admitted = Some(wanted);
+        if let Err(failure) = self.write(record).await {
+            tracing::warn!("{}", failure.message);
+        }
+    }
+}
+
+/// Verifies that the listener has the reported port.
+fn verify_port(listener: &TcpListener, port: u16) -> Result<(), Failure> {
+    let found = listener.local_addr().map(|address| address.port());
+    match found {
+        Ok(found) if found == port => Ok(()),
+        found => {
+            let message =
+                format!("the pool process handed over {found:?} as its listener on port {port}");
+            Err(Failure::new(Reason::HandoverFailed, message))
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! A failed action: its Reason and message for the status, and when the action is retried.
+
+use std::time::{Duration, Instant};
+
+use crds::node::PoolState;
+use crds::reason::Reason;
+use sys::mem;
+
+use super::record::RecordError;
+use pool::handover;
+use pool::handover::message::RefusalKind;
+
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// Why an action failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) reason: Reason,
+    pub(super) message: String,
+}
+
+impl Failure {
+    pub(super) fn new(reason: Reason, message: impl ToString) -> Self {
+        Self {
+            reason,
+            message: message.to_string(),
+        }
+    }
+
+    /// Whether the pod is rejected because of what it is or did. Other failures are temporary.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(
+            self.reason,
+            Reason::ForeignProcess
+                | Reason::DescriptorNotSealed
+                | Reason::DescriptorWrongSize
+                | Reason::RecordForged
+                | Reason::HandoverFailed
+                | Reason::PageSizeMismatch
+                | Reason::AddressNotOwn
+                | Reason::PoolNotResponding
+        )
+    }
+
+    /// State of the pod while the failure lasts.
+    pub(super) fn state(&self, otherwise: PoolState) -> PoolState {
+        if self.is_refusal() {
+            PoolState::Refused
+        } else {
+            otherwise
+        }
+    }
+}
+
+impl From<handover::Error> for Failure {
+    fn from(error: handover::Error) -> Self {
+        let reason = match &error {
+            handover::Error::Silent { .. } => Reason::PoolNotResponding,
+            handover::Error::Refused {
+                kind: RefusalKind::NoMemory,
+                ..
+            } => Reason::MemoryUnavailable,
+            handover::Error::Socket { .. } | handover::Error::Closed { .. } => {
+                Reason::PoolPodNotReady
+            }
+            handover::Error::Refused { .. }
+            | handover::Error::Nonsense { .. }
+            | handover::Error::WrongAnswer { .. } => Reason::HandoverFailed,
+        };
+        Self::new(reason, error)
+    }
+}
+
+impl From<mem::Error> for Failure {
+    fn from(error: mem::Error) -> Self {
+        let reason = match &error {
+            mem::Error::NotSealed => Reason::DescriptorNotSealed,
+            mem::Error::WrongLength { .. } | mem::Error::BadLength { .. } => {
+                Reason::DescriptorWrongSize
+            }
+            mem::Error::WrongPageSize { .. } => Reason::PageSizeMismatch,
+            mem::Error::Call { .. }
+            | mem::Error::OutOfRange { .. }
+            | mem::Error::NoPages { .. }
+            | mem::Error::BadNode { .. } => Reason::MemoryUnavailable,
+        };
+        Self::new(reason, error)
+    }
+}
+
+impl From<RecordError> for Failure {
+    fn from(error: RecordError) -> Self {
+        let reason = match error {
+            RecordError::Forged => Reason::RecordForged,
+            RecordError::Unreadable(_) => Reason::HandoverFailed,
+        };
+        Self::new(reason, format!("the record in the pool pod: {error}"))
+    }
+}
+
+/// Exponential backoff of a failed action.
+#[derive(Debug, Default)]
+pub(super) struct Backoff {
+    wait: Duration,
+    until: Option<Instant>,
+}
+
+impl Backoff {
+    pub(super) fn fail(&mut self, now: Instant) {
+        self.wait = (self.wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
+        self.until = Some(now + self.wait);
+    }
+
+    /// Returns the remaining wait.
+    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
+        let left = self.until?.checked_duration_since(now)?;
+        (!left.is_zero()).then_some(left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_memory_and_records_of_a_pool_are_rejected_with_their_reason() {
+        for (error, reason) in [
+            (mem::Error::NotSealed, Reason::DescriptorNotSealed),
+            (
+                mem::Error::WrongLength {
+                    declared: 2,
+                    found: 1,
+                },
+                Reason::DescriptorWrongSize,
+            ),
+            (
+                mem::Error::WrongPageSize {
+                    declared: 2,
+                    found: 1,
+                },
+                Reason::PageSizeMismatch,
+            ),
+        ] {
+            let failure = Failure::from(error);
+            assert_eq!(failure.reason, reason);
+            assert_eq!(failure.state(PoolState::Preparing), PoolState::Refused);
+        }
+        assert_eq!(
+            Failure::from(RecordError::Forged).reason,
+            Reason::RecordForged
+        );
+    }
+
+    #[test]
+    fn waits_grow_to_a_limit_and_reset_after_success() {
+        let mut backoff = Backoff::default();
+        let now = Instant::now();
+        assert_eq!(backoff.left(now), None);
+        for _ in 0..20 {
+            backoff.fail(now);
+        }
+        assert_eq!(backoff.left(now), Some(LONGEST_WAIT));
+        backoff = Backoff::default();
+        backoff.fail(now);
+        assert_eq!(backoff.left(now), Some(FIRST_WAIT));
+    }
+}

@@ -1,0 +1,248 @@
+//! Grants memory to pool pods: to one pod of a pool at a time, and no more than the node has.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Weak};
+
+use crds::cluster::PageSize;
+use crds::node::PoolAssignment;
+use parking_lot::Mutex;
+use sys::mem::Region;
+
+use crate::pools::available_memory::{self, InsufficientMemory};
+
+/// Pool of a cluster. At most one of its pods holds memory on a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PoolId {
+    pub(crate) namespace: String,
+    pub(crate) cluster: String,
+    pub(crate) pool: String,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pool: PoolId,
+    pod_name: String,
+    /// It has, or may have, allocated memory.
+    holds: bool,
+    /// Bytes of base pages that are not touched yet.
+    untouched: u64,
+    mapped: Vec<Weak<Region>>,
+    /// Its process has ended.
+    ended: bool,
+}
+
+impl Entry {
+    fn mappings(&self) -> usize {
+        let mapped = self.mapped.iter();
+        mapped.filter(|region| region.strong_count() > 0).count()
+    }
+}
+
+/// Why a pod does not get its memory now.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GrantError {
+    #[error(
+        "pod {0} of the same pool still holds memory on this node; the memory is free when its process \
+         has ended and nothing of it is mapped"
+    )]
+    Held(String),
+    #[error(transparent)]
+    InsufficientMemory(#[from] InsufficientMemory),
+    #[error("cannot read the available memory of the node: {0}")]
+    Unreadable(#[from] io::Error),
+}
+
+/// Returns how many of `bytes` are touched page by page: huge pages are already reserved.
+pub(super) fn to_touch(assignment: &PoolAssignment, bytes: u64) -> u64 {
+    match assignment.page_size {
+        PageSize::Base => bytes,
+        PageSize::Huge2Mi | PageSize::Huge1Gi => 0,
+    }
+}
+
+/// Shared by the tasks of all pool pods.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct MemoryBudget(Arc<Mutex<BTreeMap<String, Entry>>>);
+
+impl MemoryBudget {
+    /// Adds the pod of a new process. Until it reports its extents, it counts as holding memory with
+    /// `untouched` bytes to touch.
+    pub(crate) fn add(&self, pod_uid: &str, pool: PoolId, pod_name: &str, untouched: u64) {
+        let entry = Entry {
+            pool,
+            pod_name: pod_name.to_owned(),
+            holds: true,
+            untouched,
+            mapped: Vec::new(),
+            ended: false,
+        };
+        self.0.lock().insert(pod_uid.to_owned(), entry);
+    }
+
+    /// Records that the pod holds no memory.
+    pub(crate) fn set_empty(&self, pod_uid: &str) {
+        if let Some(entry) = self.0.lock().get_mut(pod_uid) {
+            entry.holds = false;
+            entry.untouched = 0;
+        }
+    }
+
+    /// Sets how many bytes the pod has not touched yet.
+    pub(crate) fn set_untouched(&self, pod_uid: &str, bytes: u64) {
+        if let Some(entry) = self.0.lock().get_mut(pod_uid) {
+            entry.untouched = bytes;
+        }
+    }
+
+    /// Grants memory of which `touch` bytes are touched page by page. `available` is called under the lock,
+    /// so that no other grant interferes.
+    ///
+    /// # Errors
+    /// `Held`: another pod of the same pool holds memory. `InsufficientMemory`, `Unreadable`: the node has too
+    /// little, or `available` failed.
+    pub(crate) fn grant(
+        &self,
+        pod_uid: &str,
+        touch: u64,
+        available: impl FnOnce() -> io::Result<u64>,
+    ) -> Result<(), GrantError> {
+        let mut entries = self.0.lock();
+        let Some(pool) = entries.get(pod_uid).map(|entry| entry.pool.clone()) else {
+            return Ok(());
+        };
+        let holder = entries.iter().find(|(uid, entry)| {
+            uid.as_str() != pod_uid && entry.pool == pool && (entry.holds || entry.mappings() > 0)
+        });
+        if let Some((_, holder)) = holder {
+            return Err(GrantError::Held(holder.pod_name.clone()));
+        }
+        if touch > 0 {
+            let others = entries.iter().filter(|(uid, _)| uid.as_str() != pod_uid);
+            let promised = others.map(|(_, entry)| entry.untouched).sum();
+            available_memory::check(available()?, promised, touch)?;
+        }
+        if let Some(entry) = entries.get_mut(pod_uid) {
+            entry.holds = true;
+            entry.untouched = touch;
+        }
+        Ok(())
+    }
+
+    /// Records the mappings of the memory of a pod.
+    pub(crate) fn mapped(&self, pod_uid: &str, regions: &[Arc<Region>]) {
+        if let Some(entry) = self.0.lock().get_mut(pod_uid) {
+            entry.holds = true;
+            entry.mapped = regions.iter().map(Arc::downgrade).collect();
+        }
+    }
+
+    /// Returns how many mappings of the memory of a pod remain.
+    pub(crate) fn still_mapped(&self, pod_uid: &str) -> usize {
+        self.0.lock().get(pod_uid).map_or(0, Entry::mappings)
+    }
+
+    /// Records the end of the process of a pod. Its remaining mappings still count.
+    pub(crate) fn ended(&self, pod_uid: &str) {
+        let mut entries = self.0.lock();
+        if let Some(entry) = entries.get_mut(pod_uid) {
+            entry.holds = false;
+            entry.untouched = 0;
+            entry.ended = true;
+        }
+        entries.retain(|_, entry| !entry.ended || entry.mappings() > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sys::mem::{PageSize, memfd};
+
+    fn pool(cluster: &str) -> PoolId {
+        PoolId {
+            namespace: "ns".to_owned(),
+            cluster: cluster.to_owned(),
+            pool: "default".to_owned(),
+        }
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    /// Why a node with 800 MiB available rejects a grant: the pod that holds memory, or `short`.
+    fn refusal(budget: &MemoryBudget, uid: &str, touch: u64) -> Option<String> {
+        match budget.grant(uid, touch, || Ok(800 * MIB)) {
+            Ok(()) => None,
+            Err(GrantError::Held(pod)) => Some(pod),
+            Err(GrantError::InsufficientMemory(_) | GrantError::Unreadable(_)) => {
+                Some("short".to_owned())
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_pod_waits_until_the_memory_of_the_earlier_one_is_unmapped() {
+        let budget = MemoryBudget::default();
+        budget.add("old", pool("c"), "c-old", 0);
+        let fd = memfd::create("test", 4096, PageSize::Base).unwrap();
+        let region = Arc::new(Region::map(fd, 4096, PageSize::Base).unwrap());
+        budget.mapped("old", &[Arc::clone(&region)]);
+        budget.add("new", pool("c"), "c-new", 0);
+        budget.set_empty("new");
+        assert_eq!(refusal(&budget, "new", 0).as_deref(), Some("c-old"));
+        budget.ended("old");
+        assert_eq!(budget.still_mapped("old"), 1);
+        assert_eq!(refusal(&budget, "new", 0).as_deref(), Some("c-old"));
+        drop(region);
+        assert_eq!(refusal(&budget, "new", 0), None);
+    }
+
+    #[test]
+    fn two_new_pods_of_one_pool_are_never_both_granted_and_other_pools_do_not_wait() {
+        let budget = MemoryBudget::default();
+        for uid in ["a", "b"] {
+            budget.add(uid, pool("c"), uid, 0);
+            budget.set_empty(uid);
+        }
+        budget.add("x", pool("d"), "x", 0);
+        assert_eq!(refusal(&budget, "a", 0), None);
+        assert_eq!(refusal(&budget, "b", 0).as_deref(), Some("a"));
+        assert_eq!(refusal(&budget, "x", 0), None);
+    }
+
+    #[test]
+    fn memory_that_one_pool_has_not_touched_is_not_granted_to_another() {
+        let budget = MemoryBudget::default();
+        for uid in ["a", "b"] {
+            budget.add(uid, pool(uid), uid, 600 * MIB);
+        }
+        let short = Some("short".to_owned());
+        assert_eq!(
+            refusal(&budget, "b", 300 * MIB),
+            short,
+            "a has not touched its memory"
+        );
+        budget.set_empty("a");
+        budget.set_empty("b");
+        assert_eq!(refusal(&budget, "a", 600 * MIB), None);
+        assert_eq!(refusal(&budget, "b", 300 * MIB), short);
+        assert_eq!(refusal(&budget, "b", 0), None, "huge pages need no touch");
+        budget.set_untouched("a", 100 * MIB);
+        assert_eq!(refusal(&budget, "b", 300 * MIB), None);
+        budget.set_empty("b");
+        budget.set_untouched("a", 600 * MIB);
+        budget.ended("a");
+        assert_eq!(refusal(&budget, "b", 600 * MIB), None);
+    }
+
+    #[test]
+    fn available_memory_must_be_readable_where_pages_are_touched() {
+        let budget = MemoryBudget::default();
+        let unreadable = || Err(io::Error::other("no procfs"));
+        budget.add("a", pool("c"), "a", 0);
+        budget.set_empty("a");
+        let refused = budget.grant("a", MIB, unreadable);
+        assert!(matches!(refused, Err(GrantError::Unreadable(_))));
+        assert!(budget.grant("a", 0, unreadable).is_ok());
+    }
+}

@@ -1,0 +1,352 @@
+//! Records on the node's disk which segments each pool process has mounted. An agent unmounts those whose
+//! process ended while no agent ran, long before the master would drop them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crds::node::MasterInstance;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use store::Uuid;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::Instrument;
+
+use crate::pools::processes::Process;
+
+/// Period of the unmount retries and of the checks of processes that no task serves.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// After this time an unreachable master has dropped the segments by itself.
+const CLIENT_TTL: Duration = Duration::from_secs(180);
+
+/// Limit for connecting to a master.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Limit for one file operation.
+const FILE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Segments that one pool process has in a master.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Mount {
+    pub(crate) pod_uid: String,
+    pub(crate) pod_name: String,
+    pub(crate) pid: u32,
+    pub(crate) client: Uuid,
+    pub(crate) segments: Vec<Uuid>,
+    pub(crate) master: MasterInstance,
+}
+
+impl Mount {
+    /// Checks whether its process has ended; false if unknown.
+    fn is_orphaned(&self, proc: &Path) -> bool {
+        let process = match Process::open(proc, self.pid) {
+            Ok(process) => process,
+            Err(error) => return has_ended(&error),
+        };
+        match process.pod_uid() {
+            // The PID belongs to another process.
+            Ok(of) => of.as_ref() != Some(&self.pod_uid) || !process.runs(),
+            Err(error) => has_ended(&error),
+        }
+    }
+
+    async fn unmount(&self) -> Result<(), String> {
+        let address = &self.master.address;
+        let stream = timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await;
+        let stream = stream
+            .map_err(|_| format!("no connection in {CONNECT_DEADLINE:?}"))?
+            .map_err(|error| error.to_string())?;
+        let unmounted = unmount(stream, address, self.client, &self.segments).await;
+        unmounted.map_err(|error| error.to_string())
+    }
+}
+
+/// Whether the error means that the process has ended.
+fn has_ended(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::SRCH | Errno::NOENT))
+}
+
+/// Unmounts segments from a master at once.
+///
+/// # Errors
+/// The first segment that may still be mounted, and why.
+pub(crate) async fn unmount(
+    stream: TcpStream,
+    address: &str,
+    client: Uuid,
+    segments: &[Uuid],
+) -> Result<(), store::Error> {
+    let master = store::Master::connect(stream, address.to_owned());
+    for segment in segments {
+        master.unmount(client, *segment).await?;
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Entry {
+    mount: Mount,
+    /// A task of this agent serves the pod.
+    served: bool,
+    /// When its process was first seen to have ended.
+    since: Option<Instant>,
+}
+
+impl Entry {
+    fn new(mount: Mount, served: bool) -> Self {
+        let since = None;
+        Self {
+            mount,
+            served,
+            since,
+        }
+    }
+}
+
+/// All mounts of the pool processes of this node.
+#[derive(Debug)]
+pub(crate) struct Mounts {
+    folder: PathBuf,
+    entries: Mutex<BTreeMap<Uuid, Entry>>,
+    changed: Notify,
+}
+
+impl Mounts {
+    /// Reads the mounts that earlier agents recorded.
+    ///
+    /// # Errors
+    /// The folder cannot be created or read.
+    pub(crate) fn open(state: &Path) -> io::Result<Self> {
+        let folder = state.join("mounted");
+        std::fs::create_dir_all(&folder)?;
+        let mut entries = BTreeMap::new();
+        for file in std::fs::read_dir(&folder)? {
+            let path = file?.path();
+            if path.extension().is_some() {
+                // An agent was killed while it wrote the file.
+                let _ignored = std::fs::remove_file(&path);
+                continue;
+            }
+            match std::fs::read(&path).map(|bytes| serde_json::from_slice::<Mount>(&bytes)) {
+                Ok(Ok(mount)) => {
+                    entries.insert(mount.client, Entry::new(mount, false));
+                }
+                // For example of another release.
+                unreadable => {
+                    let removed = std::fs::remove_file(&path);
+                    tracing::warn!(path = %path.display(), ?unreadable, ?removed, "removed an unreadable record of a mount");
+                }
+            }
+        }
+        Ok(Self {
+            folder,
+            entries: Mutex::new(entries),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Records what a pool is about to mount. If the write fails, segments left behind stay until the master's
+    /// client TTL ends.
+    pub(crate) async fn save(&self, mount: Mount) {
+        let client = mount.client;
+        let known = self
+            .entries
+            .lock()
+            .get(&client)
+            .map(|entry| entry.mount.clone());
+        if known.as_ref() == Some(&mount) {
+            return;
+        }
+        let text = serde_json::to_string(&mount);
+        let entry = Entry::new(mount, true);
+        self.entries.lock().insert(client, entry);
+        let path = self.path(client);
+        let temporary = path.with_extension("new");
+        self.on_disk(move || {
+            std::fs::write(&temporary, text?)?;
+            std::fs::rename(&temporary, &path)
+        })
+        .await;
+    }
+
+    /// Marks the mount as served by a task of this agent.
+    pub(crate) fn set_served(&self, client: Uuid) {
+        if let Some(entry) = self.entries.lock().get_mut(&client) {
+            entry.served = true;
+        }
+    }
+
+    /// Marks the mount as no longer served.
+    pub(crate) fn set_unserved(&self, client: Uuid) {
+        if let Some(entry) = self.entries.lock().get_mut(&client) {
+            entry.served = false;
+        }
+        self.changed.notify_one();
+    }
+
+    /// Removes the mount: the master has none of its segments.
+    pub(crate) async fn remove(&self, client: Uuid) {
+        if self.entries.lock().remove(&client).is_some() {
+            let path = self.path(client);
+            self.on_disk(move || std::fs::remove_file(path)).await;
+        }
+    }
+
+    /// Unmounts the segments of ended processes, forever.
+    pub(crate) async fn watch(&self, proc: &Path) {
+        loop {
+            for (mount, since) in self.orphans(proc) {
+                let span = tracing::error_span!(
+                    "orphan",
+                    pod = mount.pod_name,
+                    uid = mount.pod_uid,
+                    master = mount.master.address
+                );
+                let unmounted = self.unmount_orphan(&mount, since);
+                unmounted.instrument(span).await;
+            }
+            let changed = self.changed.notified();
+            if self.entries.lock().values().all(|entry| entry.served) {
+                changed.await;
+            } else {
+                // A change or the period.
+                let _elapsed = timeout(PERIOD, changed).await;
+            }
+        }
+    }
+
+    /// Lists the mounts that no task serves and whose process has ended, with the time since when.
+    fn orphans(&self, proc: &Path) -> Vec<(Mount, Instant)> {
+        let mut entries = self.entries.lock();
+        let free = entries.values_mut().filter(|entry| !entry.served);
+        let orphans = free.filter(|entry| entry.mount.is_orphaned(proc));
+        let found = orphans.map(|entry| {
+            let since = *entry.since.get_or_insert_with(Instant::now);
+            (entry.mount.clone(), since)
+        });
+        found.collect()
+    }
+
+    async fn unmount_orphan(&self, mount: &Mount, since: Instant) {
+        match mount.unmount().await {
+            Ok(()) => tracing::info!("unmounted the segments of an ended pool process"),
+            Err(error) if since.elapsed() < CLIENT_TTL => {
+                return tracing::debug!(error, "cannot unmount the segments: retrying");
+            }
+            Err(error) => tracing::warn!(
+                error,
+                "cannot unmount the segments: they stay until the master's client TTL ends"
+            ),
+        }
+        self.remove(mount.client).await;
+    }
+
+    fn path(&self, client: Uuid) -> PathBuf {
+        self.folder.join(client.to_string())
+    }
+
+    /// Runs file operations on a thread of their own, so that a disk that hangs blocks no task.
+    async fn on_disk(&self, work: impl FnOnce() -> io::Result<()> + Send + 'static) {
+        let done = timeout(FILE_DEADLINE, tokio::task::spawn_blocking(work)).await;
+        if !matches!(done, Ok(Ok(Ok(())))) {
+            tracing::warn!(folder = %self.folder.display(), ?done, "cannot write the record of a mount");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(pid: u32) -> Mount {
+        Mount {
+            pod_uid: "0b7c1a52-3d4e-4f60-8a9b-0c1d2e3f4a5b".to_owned(),
+            pod_name: "p".to_owned(),
+            pid,
+            client: store::random_id().unwrap(),
+            segments: vec![store::random_id().unwrap()],
+            master: MasterInstance {
+                address: "127.0.0.1:1".to_owned(),
+                pod_uid: "m".to_owned(),
+                version: "0.3.13".to_owned(),
+            },
+        }
+    }
+
+    /// A procfs in which a process is in the cgroup of the test's pod.
+    fn proc_of(pid: u32) -> tempfile::TempDir {
+        let proc = tempfile::tempdir().unwrap();
+        let entry = proc.path().join(pid.to_string());
+        std::fs::create_dir(&entry).unwrap();
+        let cgroup = format!("0::/kubepods/pod{}/x\n", mount(pid).pod_uid);
+        std::fs::write(entry.join("cgroup"), cgroup).unwrap();
+        proc
+    }
+
+    #[tokio::test]
+    async fn a_mount_outlives_its_agent_and_is_orphaned_when_its_process_has_ended() {
+        let state = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let proc = proc_of(child.id());
+        let saved = mount(child.id());
+        let first = Mounts::open(state.path()).unwrap();
+        first.save(saved.clone()).await;
+        drop(first);
+
+        let second = Mounts::open(state.path()).unwrap();
+        assert_eq!(second.orphans(proc.path()), [], "its process runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let found = second.orphans(proc.path());
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].0, saved);
+        second.set_served(saved.client);
+        assert_eq!(second.orphans(proc.path()), [], "a task serves it");
+        second.set_unserved(saved.client);
+        second.remove(saved.client).await;
+        assert_eq!(second.orphans(proc.path()), []);
+        let third = Mounts::open(state.path()).unwrap();
+        assert!(third.entries.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_reused_pid_of_another_pod_does_not_count_as_the_pool_process() {
+        let state = tempfile::tempdir().unwrap();
+        let own = std::process::id();
+        let orphans = Mounts::open(state.path()).unwrap();
+        let saved = mount(own);
+        orphans.save(saved.clone()).await;
+        orphans.set_unserved(saved.client);
+        let found = orphans.orphans(Path::new("/proc"));
+        assert_eq!(found.len(), 1);
+        assert_eq!(orphans.orphans(proc_of(own).path()), []);
+    }
+
+    #[test]
+    fn unreadable_files_are_removed() {
+        let state = tempfile::tempdir().unwrap();
+        std::fs::create_dir(state.path().join("mounted")).unwrap();
+        let paths = ["1-2", "3-4.new"].map(|name| state.path().join("mounted").join(name));
+        for path in &paths {
+            std::fs::write(path, "{\"podUid\":").unwrap();
+        }
+        assert!(
+            Mounts::open(state.path())
+                .unwrap()
+                .entries
+                .lock()
+                .is_empty()
+        );
+        assert!(!paths.iter().any(|path| path.exists()));
+    }
+}

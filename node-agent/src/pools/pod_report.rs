@@ -1,0 +1,92 @@
+//! The report of a pool pod: state, Reason and message for the status.
+
+use crds::node::{PoolReport, PoolState};
+use crds::reason::Reason;
+use store::Session;
+
+use super::driver::Pod;
+use super::step::Step;
+
+impl Pod {
+    pub(super) fn publish(&self, step: &Step) {
+        let report = self.report(step);
+        let endpoint = self.served.as_ref().map(|served| &served.endpoint);
+        self.context
+            .reporter
+            .set_pool(report, &self.assignment, endpoint);
+    }
+
+    fn report(&self, step: &Step) -> PoolReport {
+        let (state, reason, message) = match &self.failure {
+            Some((_, failure)) => (
+                failure.state(step.state),
+                failure.reason,
+                failure.message.clone(),
+            ),
+            None => (step.state, step.reason, self.message(step)),
+        };
+        let serving = state == PoolState::Serving;
+        let epoch = self.record.as_ref().map(|record| &record.epoch);
+        let count = self.memory.len();
+        let name = |index| {
+            let a = &self.assignment;
+            crds::names::segment(&a.cluster, &a.pool, &self.context.node_name, index)
+        };
+        PoolReport {
+            pod_uid: self.uid.clone(),
+            namespace: self.assignment.namespace.clone(),
+            pod_name: self.assignment.pod_name.clone(),
+            state: state.into(),
+            reason: reason.into(),
+            message,
+            endpoint: self.server_name().unwrap_or_default(),
+            master_pod_uid: self
+                .mounted_in()
+                .filter(|_| serving)
+                .map(|master| master.pod_uid.clone())
+                .unwrap_or_default(),
+            data_epoch: epoch.map_or(0, |epoch| epoch.number),
+            segments: if serving {
+                (0..count).map(name).collect()
+            } else {
+                Vec::new()
+            },
+            mounted: serving.then_some(self.assignment.size),
+            page_size_obtained: self
+                .memory
+                .first()
+                .map(|region| crds::ByteSize(region.page_size().bytes())),
+        }
+    }
+
+    /// Message for the status.
+    fn message(&self, step: &Step) -> String {
+        let session = self.session.as_ref().map(Session::state);
+        let session = session.map(|state| state.borrow().to_string());
+        match step.state {
+            PoolState::Waiting if step.action.is_none() => {
+                "waiting for the operator to assign this pod".to_owned()
+            }
+            PoolState::Waiting => "the agent connects to the pool process".to_owned(),
+            PoolState::Preparing => {
+                let whole: u64 = self.extents.iter().map(|e| e.length).sum();
+                let done: u64 = self.extents.iter().map(|e| e.touched).sum();
+                let percent = done.saturating_mul(10).checked_div(whole).unwrap_or(0) * 10;
+                format!("{percent} % of the memory is touched")
+            }
+            PoolState::Mounting => match (step.reason, session) {
+                (Reason::MasterNotReady, _) => {
+                    "the memory is ready; waiting for a ready master".to_owned()
+                }
+                // One message for short states, to avoid API writes.
+                (Reason::Mounting, _) | (_, None) => "mounting in the master".to_owned(),
+                (_, Some(session)) => session,
+            },
+            PoolState::Serving => "mounted and served".to_owned(),
+            PoolState::Draining => "the pod is terminating: unmounting from the master".to_owned(),
+            PoolState::Released | PoolState::Refused => {
+                "no memory of the pod is mounted".to_owned()
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The pool processes of this node. The pod of a process is read from its cgroup, never from what the
+//! process reports.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags};
+use sys::net::Namespace;
+
+use host::cgroup;
+
+/// Process name (comm) of the pool binary.
+const COMM: &str = "pool";
+
+/// A pool process found in procfs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PoolProcess {
+    pub(crate) pid: u32,
+    pub(crate) pod_uid: String,
+}
+
+/// Lists the processes with the pool's name in the cgroup of a pod. Skips processes that end meanwhile.
+///
+/// # Errors
+/// procfs cannot be listed.
+pub(crate) fn scan(proc: &Path) -> io::Result<Vec<PoolProcess>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(proc)? {
+        let Ok(entry) = entry else { continue };
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let Ok(comm) = std::fs::read_to_string(entry.path().join("comm")) else {
+            continue;
+        };
+        if comm.trim_end() != COMM {
+            continue;
+        }
+        // A zombie is still in procfs.
+        if let Ok(process) = Process::open(proc, pid)
+            && process.runs()
+            && let Ok(Some(pod_uid)) = process.pod_uid()
+        {
+            found.push(PoolProcess { pid, pod_uid });
+        }
+    }
+    Ok(found)
+}
+
+/// A process held by its pidfd, so that a reused PID is detected.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    handle: OwnedFd,
+    proc: PathBuf,
+}
+
+impl Process {
+    /// Opens the process.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub(crate) fn open(proc: &Path, pid: u32) -> io::Result<Self> {
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let raw = raw.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self {
+            pid,
+            handle: rustix::process::pidfd_open(raw, PidfdFlags::empty())?,
+            proc: proc.to_owned(),
+        })
+    }
+
+    /// Checks whether the process still runs.
+    pub(crate) fn runs(&self) -> bool {
+        let mut polled = [PollFd::new(&self.handle, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        !matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(1))
+    }
+
+    /// Reads the UID of its pod.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub(crate) fn pod_uid(&self) -> io::Result<Option<String>> {
+        let cgroup = self.proc.join(self.pid.to_string()).join("cgroup");
+        let place = cgroup::place(&std::fs::read_to_string(cgroup)?);
+        Ok(place.map(|place| place.pod_uid))
+    }
+
+    /// Opens its network namespace.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub(crate) fn network(&self) -> io::Result<Namespace> {
+        Namespace::open(&self.network_path())
+    }
+
+    /// Returns device and inode of its network namespace, for comparison.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub(crate) fn network_identity(&self) -> io::Result<(u64, u64)> {
+        let metadata = std::fs::metadata(self.network_path())?;
+        Ok((metadata.dev(), metadata.ino()))
+    }
+
+    fn network_path(&self) -> PathBuf {
+        self.proc.join(self.pid.to_string()).join("ns/net")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_held_process_is_detected() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let process = Process::open(Path::new("/proc"), child.id()).unwrap();
+        assert!(process.runs());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.runs());
+    }
+}

@@ -1,0 +1,284 @@
+//! Tests of the decision.
+
+use super::*;
+
+/// A pod that was just found and is in the spec.
+fn found() -> Facts {
+    Facts {
+        listed: Listed::Yes,
+        running: true,
+        draining: false,
+        attached: false,
+        record: RecordFact::Unread,
+        address_verified: false,
+        granted: false,
+        predecessor: None,
+        mapped: false,
+        untouched: None,
+        touching: false,
+        served_to_peers: false,
+        master: MasterFact::Fresh,
+        session: SessionFact::None,
+        maybe_mounted: false,
+        drained_reported: false,
+        reported_serving: None,
+    }
+}
+
+fn serving() -> Facts {
+    Facts {
+        attached: true,
+        record: RecordFact::Ours,
+        address_verified: true,
+        granted: true,
+        mapped: true,
+        served_to_peers: true,
+        master: MasterFact::Same,
+        session: SessionFact::Mounted,
+        maybe_mounted: true,
+        reported_serving: Some(true),
+        ..found()
+    }
+}
+
+/// Applies a successful action to the facts.
+fn succeed(facts: &mut Facts, action: Action) {
+    match action {
+        Action::Attach => facts.attached = true,
+        Action::ReadRecord => facts.record = RecordFact::None,
+        Action::VerifyAddress => facts.address_verified = true,
+        Action::Grant => {
+            facts.granted = true;
+            facts.untouched = Some(0);
+        }
+        Action::Map => facts.mapped = true,
+        Action::Touch(_) => facts.untouched = None,
+        Action::CreateRecord => facts.record = RecordFact::Ours,
+        Action::ServePeers => facts.served_to_peers = true,
+        Action::StartSession | Action::RenewEpoch => {
+            facts.session = SessionFact::Mounted;
+            facts.maybe_mounted = true;
+            facts.master = MasterFact::Same;
+        }
+        Action::ChangeMaster => {
+            facts.session = SessionFact::None;
+            facts.master = MasterFact::Fresh;
+        }
+        Action::AdoptMaster => facts.master = MasterFact::Same,
+        Action::ReportServing(serving) => facts.reported_serving = Some(serving),
+        Action::Unmount { .. } => {
+            facts.session = SessionFact::None;
+            facts.maybe_mounted = false;
+        }
+        Action::Release => {
+            facts.mapped = false;
+            facts.served_to_peers = false;
+        }
+        Action::ReportDrained => {
+            facts.drained_reported = true;
+            assert_eq!(step(facts).action, None, "reported once");
+            facts.running = false;
+        }
+        Action::Finish => {}
+    }
+}
+
+fn run(mut facts: Facts) -> (Vec<Action>, Step) {
+    let mut done = Vec::new();
+    for _ in 0..32 {
+        let now = step(&facts);
+        match now.action {
+            None => return (done, now),
+            Some(Action::Finish) => {
+                done.push(Action::Finish);
+                return (done, now);
+            }
+            Some(action) => {
+                done.push(action);
+                succeed(&mut facts, action);
+            }
+        }
+    }
+    panic!("no end: {done:?}");
+}
+
+#[test]
+fn a_new_pod_is_served_after_these_actions() {
+    let (done, last) = run(found());
+    let expected = [
+        Action::Attach,
+        Action::ReadRecord,
+        Action::VerifyAddress,
+        Action::Grant,
+        Action::Map,
+        Action::Touch(0),
+        Action::CreateRecord,
+        Action::ServePeers,
+        Action::StartSession,
+        Action::ReportServing(true),
+    ];
+    assert_eq!(done, expected);
+    assert_eq!(
+        (last.state, last.reason),
+        (PoolState::Serving, Reason::AsExpected)
+    );
+}
+
+#[test]
+fn a_successor_serves_from_the_record_without_the_api() {
+    let taken_over = Facts {
+        listed: Listed::Unknown,
+        attached: true,
+        record: RecordFact::Ours,
+        granted: true,
+        master: MasterFact::Same,
+        ..found()
+    };
+    let (done, last) = run(taken_over);
+    let expected = [
+        Action::VerifyAddress,
+        Action::Map,
+        Action::ServePeers,
+        Action::StartSession,
+        Action::ReportServing(true),
+    ];
+    assert_eq!(done, expected);
+    assert_eq!(last.state, PoolState::Serving);
+}
+
+#[test]
+fn nothing_is_granted_before_the_spec_names_the_pod() {
+    let unlisted = Facts {
+        listed: Listed::Unknown,
+        ..found()
+    };
+    let (done, last) = run(unlisted);
+    assert!(!done.contains(&Action::Grant));
+    assert_eq!(last.reason, Reason::WaitingForGrant);
+}
+
+#[test]
+fn an_earlier_pod_that_keeps_its_memory_is_reported_after_a_minute() {
+    let waiting = |seconds| Facts {
+        attached: true,
+        record: RecordFact::None,
+        address_verified: true,
+        predecessor: Some(Duration::from_secs(seconds)),
+        ..found()
+    };
+    assert_eq!(step(&waiting(59)).reason, Reason::WaitingForGrant);
+    assert_eq!(step(&waiting(61)).reason, Reason::PreviousPoolNotReleased);
+}
+
+#[test]
+fn a_drain_unmounts_gracefully_then_unmaps_then_reports() {
+    let draining = Facts {
+        draining: true,
+        ..serving()
+    };
+    let (done, _) = run(draining);
+    let expected = [
+        Action::Unmount { graceful: true },
+        Action::Release,
+        Action::ReportDrained,
+        Action::Finish,
+    ];
+    assert_eq!(done, expected);
+}
+
+#[test]
+fn a_successor_of_a_draining_pods_agent_reads_the_record_and_unmounts() {
+    let draining = Facts {
+        draining: true,
+        attached: true,
+        ..found()
+    };
+    assert_eq!(step(&draining).action, Some(Action::ReadRecord));
+    let read = Facts {
+        record: RecordFact::Ours,
+        maybe_mounted: true,
+        ..draining
+    };
+    let (done, _) = run(read);
+    let expected = [
+        Action::Unmount { graceful: true },
+        Action::ReportDrained,
+        Action::Finish,
+    ];
+    assert_eq!(done, expected);
+}
+
+#[test]
+fn an_ended_pool_process_is_unmounted_at_once() {
+    let dead = Facts {
+        running: false,
+        attached: false,
+        ..serving()
+    };
+    let (done, last) = run(dead);
+    let expected = [
+        Action::Unmount { graceful: false },
+        Action::Release,
+        Action::Finish,
+    ];
+    assert_eq!(done, expected);
+    assert_eq!(last.reason, Reason::PoolPodGone);
+}
+
+#[test]
+fn a_pod_removed_from_the_spec_is_unmounted_and_its_task_runs_until_its_process_ends() {
+    let delisted = Facts {
+        listed: Listed::No,
+        ..serving()
+    };
+    let (done, last) = run(delisted);
+    assert_eq!(done, [Action::Unmount { graceful: false }, Action::Release]);
+    assert_eq!(last.state, PoolState::Released);
+}
+
+#[test]
+fn an_unavailable_api_or_master_does_not_stop_serving() {
+    let away = Facts {
+        listed: Listed::Unknown,
+        ..serving()
+    };
+    assert_eq!(step(&away).action, None);
+    assert_eq!(step(&away).state, PoolState::Serving);
+    let unreachable = Facts {
+        session: SessionFact::Unreachable,
+        ..serving()
+    };
+    assert_eq!(step(&unreachable).action, None);
+    assert_eq!(step(&unreachable).reason, Reason::MasterUnreachable);
+}
+
+#[test]
+fn a_master_that_lost_its_index_gets_a_new_epoch() {
+    let lost = Facts {
+        session: SessionFact::Lost,
+        ..serving()
+    };
+    assert_eq!(step(&lost).action, Some(Action::RenewEpoch));
+    let other = Facts {
+        master: MasterFact::Other,
+        ..serving()
+    };
+    let (done, last) = run(other);
+    assert_eq!(done, [Action::ChangeMaster, Action::StartSession]);
+    assert_eq!(last.state, PoolState::Serving);
+}
+
+#[test]
+fn a_master_of_another_release_makes_the_pod_unready() {
+    let skew = Facts {
+        session: SessionFact::Skew,
+        ..serving()
+    };
+    assert_eq!(step(&skew).action, Some(Action::ReportServing(false)));
+    assert_eq!(step(&skew).reason, Reason::EngineVersionSkew);
+    let reported = Facts {
+        reported_serving: Some(false),
+        ..skew
+    };
+    assert_eq!(step(&reported).action, None);
+}

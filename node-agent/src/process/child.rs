@@ -1,0 +1,214 @@
+//! Children that read what may not answer, such as a device or a tenant's files. Each reports one line of JSON;
+//! one that the kernel does not let go is kept, and not followed by another, until it ends.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use host::live::Node;
+
+/// Longest line that a child may write, in bytes.
+const LINE_LIMIT: u64 = 8 << 20;
+
+/// How long a child that has reported may take to end.
+const END_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Why a child reported nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChildError {
+    #[error("cannot start a child process: {0}")]
+    Start(io::Error),
+    #[error("the child process reported nothing within {0:?}")]
+    Timeout(Duration),
+    #[error("cannot read the output of the child process: {0}")]
+    Read(io::Error),
+    #[error("the output of the child process is not the expected JSON: {0}")]
+    Decode(serde_json::Error),
+}
+
+/// Path of a probe program; `None` if nothing is to be probed: a recorded node, or a program that is not installed.
+pub(crate) fn probe_program(name: &str, node: &Node) -> Option<PathBuf> {
+    if node.root.is_file() {
+        return None;
+    }
+    let program = std::env::current_exe().ok()?.with_file_name(name);
+    if !program.is_file() {
+        tracing::info!(
+            "the program `{name}` is not installed beside the agent: its devices are not probed"
+        );
+        return None;
+    }
+    Some(program)
+}
+
+/// A deadline in a request to a probe program.
+pub(crate) fn milliseconds(deadline: Duration) -> u64 {
+    u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Arguments by which a child reads or changes this node.
+pub(crate) fn node_arguments(node: &Node) -> Vec<OsString> {
+    let mut arguments = vec!["--root".into(), node.root.clone().into()];
+    if let Some(network) = &node.network {
+        arguments.extend(["--network".into(), network.clone().into()]);
+    }
+    arguments
+}
+
+/// Runs this program with other arguments; see [`run`].
+pub(crate) async fn run_self<T: DeserializeOwned>(
+    arguments: impl IntoIterator<Item = OsString>,
+    deadline: Duration,
+) -> Result<(T, Child), (ChildError, Option<Child>)> {
+    let program = std::env::current_exe().map_err(|error| (ChildError::Start(error), None))?;
+    // The environment of a pod may contain secrets.
+    run(Command::new(program).args(arguments).env_clear(), deadline).await
+}
+
+/// Runs this program with other arguments, as [`run_self`], where nothing blocks the child.
+///
+/// # Errors
+/// The child did not start, reported nothing valid, or reported nothing within the deadline; it is killed then.
+pub(crate) async fn run_self_to_end<T: DeserializeOwned>(
+    arguments: impl IntoIterator<Item = OsString>,
+    deadline: Duration,
+) -> Result<T, ChildError> {
+    let (result, child) = match run_self(arguments, deadline).await {
+        Ok((report, child)) => (Ok(report), Some(child)),
+        Err((error, child)) => (Err(error), child),
+    };
+    if let Some(mut child) = child {
+        tokio::spawn(async move { child.wait().await });
+    }
+    result
+}
+
+/// Runs a command and returns what it reports, with the child, which may not have ended.
+///
+/// # Errors
+/// Why it reported nothing, with the child if it was started; that child was killed.
+async fn run<T: DeserializeOwned>(
+    command: &mut Command,
+    deadline: Duration,
+) -> Result<(T, Child), (ChildError, Option<Child>)> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| (ChildError::Start(error), None))?;
+    // One line, not up to the end: a thread that hangs keeps the pipe open.
+    let mut line = Vec::new();
+    let read = match child.stdout.take() {
+        Some(out) => {
+            let mut out = BufReader::new(out.take(LINE_LIMIT));
+            tokio::time::timeout(deadline, out.read_until(b'\n', &mut line)).await
+        }
+        None => Ok(Ok(0)),
+    };
+    let report = match read {
+        Ok(Ok(_)) => serde_json::from_slice(&line).map_err(ChildError::Decode),
+        Ok(Err(error)) => Err(ChildError::Read(error)),
+        Err(_) => Err(ChildError::Timeout(deadline)),
+    };
+    match report {
+        Ok(report) => Ok((report, child)),
+        Err(error) => {
+            let _ = child.start_kill();
+            Err((error, Some(child)))
+        }
+    }
+}
+
+/// Result of a probe program.
+pub(crate) struct Probed<T> {
+    /// `None` if the program did not start or its report is not valid.
+    pub(crate) report: Option<T>,
+    /// The child, killed, where its device does not let it end.
+    pub(crate) blocked: Option<Child>,
+}
+
+/// Runs a probe program on one device. A program reports in time what blocks it; one that reports nothing at all
+/// counts as `hung`.
+pub(crate) async fn probe<T: DeserializeOwned>(
+    command: &mut Command,
+    deadline: Duration,
+    device: &str,
+    hung: T,
+) -> Probed<T> {
+    let (report, child) = match run(command, deadline).await {
+        Ok((report, child)) => (Some(report), Some(child)),
+        Err((ChildError::Timeout(_), child)) => (Some(hung), child),
+        Err((error, child)) => {
+            tracing::warn!(%error, device, "cannot probe the device");
+            (None, child)
+        }
+    };
+    let mut blocked = None;
+    if let Some(mut child) = child
+        && tokio::time::timeout(END_DEADLINE, child.wait())
+            .await
+            .is_err()
+    {
+        tracing::warn!(
+            device,
+            "the device blocks its probe; no other is started until it ends"
+        );
+        let _ = child.start_kill();
+        blocked = Some(child);
+    }
+    Probed { report, blocked }
+}
+
+/// Children that have not ended, each with the names of what blocks it (devices, pods).
+#[derive(Default)]
+pub(crate) struct Blocked(Vec<(Child, BTreeSet<String>)>);
+
+impl Blocked {
+    /// Forgets the children that have ended. Returns the names of what no longer blocks them.
+    pub(crate) fn reap(&mut self) -> BTreeSet<String> {
+        let ended = |(child, _): &mut (Child, _)| matches!(child.try_wait(), Ok(Some(_)));
+        let ended = self.0.extract_if(.., ended);
+        ended.flat_map(|(_, names)| names).collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Names of everything that blocks a child.
+    pub(crate) fn names(&self) -> BTreeSet<String> {
+        self.0.iter().flat_map(|(_, names)| names.clone()).collect()
+    }
+
+    /// True where a child is blocked by something that has no name.
+    pub(crate) fn by_unknown(&self) -> bool {
+        self.0.iter().any(|(_, names)| names.is_empty())
+    }
+
+    /// Keeps a child that these block. A child that nothing blocks is awaited in the background: dropped, it
+    /// would be killed before its end and remain a zombie.
+    pub(crate) fn keep(&mut self, mut child: Child, names: BTreeSet<String>) {
+        if names.is_empty() {
+            tokio::spawn(async move { child.wait().await });
+            return;
+        }
+        tracing::warn!(
+            ?names,
+            "these do not answer; they are not read again until the kernel lets the reader end"
+        );
+        self.0.push((child, names));
+    }
+
+    /// Keeps a child that reported nothing, blocked by these or, where empty, by something unknown.
+    pub(crate) fn keep_silent(&mut self, child: Option<Child>, names: BTreeSet<String>) {
+        self.0.extend(child.map(|child| (child, names)));
+    }
+}

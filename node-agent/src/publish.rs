@@ -1,0 +1,9 @@
+//! What the agent publishes: the status of its MooncakeNode, its MooncakeInventory, and metrics over HTTP.
+
+mod declared_fields;
+pub(crate) mod http;
+pub(crate) mod inventory;
+pub(crate) mod metrics;
+pub(crate) mod metrics_access;
+pub(crate) mod report;
+pub(crate) mod status;

@@ -1,0 +1,142 @@
+//! The agent's one report of its node: each part of the agent sets its values, the status and the metrics read them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use crds::node::{DeviceHealth, HcaLine, PoolAssignment, PoolReport, PoolState};
+use crds::reason::Reason;
+use crds::{FixReport, Word};
+use engine::{Endpoint, EndpointStats, PeerFailures};
+use tokio::sync::watch;
+
+use crate::watched;
+use checks::debounce::Health;
+use host::snapshot::AffectedPod;
+
+/// Most combinations of peer and cause that the report lists per pool pod.
+pub(crate) const PEERS_LIMIT: usize = 10;
+
+/// The ports of the node's RDMA devices that have a line in the status, and how many have none.
+pub(crate) type HcaLines = (Vec<HcaLine>, Option<u32>);
+
+/// What the agent reports of its node. What is absent has not been observed by this process yet.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Report {
+    pub(super) pools: BTreeMap<String, Pool>,
+    pub(crate) hcas: Option<HcaLines>,
+    pub(crate) devices: Option<DeviceHealth>,
+    pub(crate) health: Option<Health>,
+    /// Pods that hold a device which a finding of `health` is about.
+    pub(crate) affected_pods: Vec<AffectedPod>,
+    pub(crate) fixes: Option<Vec<FixReport>>,
+}
+
+/// One pool pod of the report.
+#[derive(Debug, Clone)]
+pub(super) struct Pool {
+    pub(super) report: PoolReport,
+    pub(super) cluster: String,
+    pub(super) endpoint: Weak<Endpoint>,
+}
+
+/// One pool pod of the metrics.
+#[derive(Debug, Clone)]
+pub(crate) struct PoolMetrics {
+    pub(crate) namespace: String,
+    pub(crate) cluster: String,
+    pub(crate) state: Word<PoolState>,
+    pub(crate) reason: Word<Reason>,
+    pub(crate) mounted: u64,
+    pub(crate) stats: Option<EndpointStats>,
+    /// The peers with the most failures, at most [`PEERS_LIMIT`].
+    pub(crate) worst_peers: Vec<PeerFailures>,
+}
+
+impl Report {
+    /// The pool pods for the status, in the order of their UIDs.
+    pub(super) fn pool_reports(&self) -> Vec<PoolReport> {
+        self.pools
+            .values()
+            .map(|pool| pool.report.clone())
+            .collect()
+    }
+
+    /// The pool pods for the metrics.
+    pub(crate) fn pool_metrics(&self) -> Vec<PoolMetrics> {
+        let pools = self.pools.values().map(|pool| {
+            let endpoint = pool.endpoint.upgrade();
+            PoolMetrics {
+                namespace: pool.report.namespace.clone(),
+                cluster: pool.cluster.clone(),
+                state: pool.report.state,
+                reason: pool.report.reason,
+                mounted: pool.report.mounted.map_or(0, |bytes| bytes.0),
+                stats: endpoint.as_ref().map(|endpoint| endpoint.stats()),
+                worst_peers: endpoint
+                    .map_or_else(Vec::new, |endpoint| endpoint.worst_peers(PEERS_LIMIT)),
+            }
+        });
+        pools.collect()
+    }
+}
+
+/// Where each part of the agent reports. Readers are notified only of what changes the status.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Reporter(watch::Sender<Report>);
+
+impl Reporter {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Report> {
+        self.0.subscribe()
+    }
+
+    /// Reports one value; an equal value sends no notification.
+    pub(crate) fn set<T: PartialEq>(&self, field: fn(&mut Report) -> &mut T, value: T) {
+        watched::set(&self.0, field, value);
+    }
+
+    /// Reports the health of the node, and the pods that its findings about devices are about.
+    pub(crate) fn set_health(&self, health: Health, affected_pods: Vec<AffectedPod>) {
+        self.0.send_if_modified(|report| {
+            report.affected_pods = affected_pods;
+            let health = Some(health);
+            let changed = report.health != health;
+            report.health = health;
+            changed
+        });
+    }
+
+    /// Reports the state of a pool pod.
+    pub(crate) fn set_pool(
+        &self,
+        report: PoolReport,
+        of: &PoolAssignment,
+        endpoint: Option<&Arc<Endpoint>>,
+    ) {
+        let pool = Pool {
+            report,
+            cluster: of.cluster.clone(),
+            endpoint: endpoint.map(Arc::downgrade).unwrap_or_default(),
+        };
+        self.0.send_if_modified(|all| {
+            let report = pool.report.clone();
+            let before = all.pools.insert(report.pod_uid.clone(), pool);
+            let before = before.map(|before| before.report);
+            if before.as_ref().map(|before| before.state) != Some(report.state) {
+                tracing::info!(
+                    pod = report.pod_name, namespace = report.namespace, uid = report.pod_uid,
+                    reason = %report.reason, "the pool pod is {:?}: {}", report.state, report.message
+                );
+            }
+            before != Some(report)
+        });
+    }
+
+    /// Removes all other pool pods.
+    pub(crate) fn retain_pools(&self, keep: impl Fn(&String) -> bool) {
+        self.0.send_if_modified(|report| {
+            let before = report.pools.len();
+            report.pools.retain(|uid, _| keep(uid));
+            report.pools.len() != before
+        });
+    }
+}

@@ -1,0 +1,104 @@
+//! Findings and the condition NodeHealthy, as the status has them. Pure.
+
+use crds::Verdict;
+use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT};
+use crds::condition::{ConditionType, NewCondition};
+use crds::node::InjectedPod;
+use crds::reason::Reason;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use checks::debounce::{Health, ReportedFinding};
+use checks::pod;
+use host::snapshot::AffectedPod;
+
+/// Maximum lengths of a finding's message and subject in characters, as in the schema.
+const MESSAGE_LIMIT: usize = 512;
+const SUBJECT_LIMIT: usize = 128;
+
+/// The findings for the status. A finding that the status contains already keeps its time.
+pub(super) fn findings(
+    health: &Health,
+    before: &[CheckFinding],
+    injected: &[InjectedPod],
+    affected_pods: &[AffectedPod],
+) -> Vec<CheckFinding> {
+    let reported = health.findings.iter().take(FINDINGS_LIMIT);
+    let findings = reported.map(|reported| {
+        let mut finding = CheckFinding {
+            check: reported.check.into(),
+            verdict: reported.finding.verdict.into(),
+            reason: reported.finding.reason.into(),
+            subject: short(&reported.subject, SUBJECT_LIMIT),
+            message: short(&message(reported), MESSAGE_LIMIT),
+            pod_uid: pod::uid_of_subject(
+                injected,
+                affected_pods,
+                reported.check,
+                &reported.subject,
+            )
+            .map(str::to_owned),
+            since: Time(reported.since),
+        };
+        let same = |before: &&CheckFinding| {
+            (before.check, before.reason, &before.subject)
+                == (finding.check, finding.reason, &finding.subject)
+        };
+        if let Some(before) = before.iter().find(same) {
+            finding.since.0 = finding.since.0.min(before.since.0);
+        }
+        finding
+    });
+    findings.collect()
+}
+
+fn message(reported: &ReportedFinding) -> String {
+    let flapping = if reported.flapping {
+        " (intermittent)"
+    } else {
+        ""
+    };
+    let remedy = reported.finding.reason.remedy();
+    format!("{}{flapping}. {remedy}", reported.finding.message)
+}
+
+/// The condition NodeHealthy: False if a check fails. It shows the worst finding, which may be a warning.
+pub(crate) fn condition(health: &Health) -> NewCondition {
+    let kind = ConditionType::NodeHealthy;
+    let counts = summary(&health.counts);
+    match health.findings.first() {
+        None => NewCondition::new(kind, true, Reason::AsExpected, counts),
+        Some(worst) => NewCondition::new(
+            kind,
+            worst.finding.verdict != Verdict::Fail,
+            worst.finding.reason,
+            format!("{}: {}; {counts}", worst.subject, message(worst)),
+        ),
+    }
+}
+
+fn summary(counts: &CheckCounts) -> String {
+    let problems = [
+        (counts.failed, "fail"),
+        (counts.unknown, "unknown"),
+        (counts.warned, "warn"),
+    ];
+    let problems = problems.iter().filter(|(count, _)| *count > 0);
+    let problems: Vec<String> = problems
+        .map(|(count, word)| format!("{count} {word}"))
+        .collect();
+    let run = counts.passed + counts.failed + counts.unknown + counts.warned;
+    let ignored = match counts.ignored {
+        0 => String::new(),
+        ignored => format!(", {ignored} ignored by policy"),
+    };
+    if problems.is_empty() {
+        format!("{run} checks passed{ignored}")
+    } else {
+        format!("of {run} checks {}{ignored}", problems.join(", "))
+    }
+}
+
+/// The first characters of a text. The schema counts characters, not bytes.
+fn short(text: &str, limit: usize) -> String {
+    text.chars().take(limit).collect()
+}

@@ -1,0 +1,162 @@
+//! The worker process of the agent: acquires the node lock, then starts all tasks. This file is the map of what flows
+//! between them.
+//!
+//! ```text
+//! assigned:   MooncakeNode ─► pool tasks, peer probes, sources of snapshots, checks, fixes, devices, inventory
+//! inbox:      sources, fixes, devices ─► gather
+//! snapshots:  gather ─► checks, fixes, devices, inventory, /metrics
+//! paths:      peer probes ─► gather, /metrics
+//! unhealthy:  checks ─► devices
+//! reporter:   pool tasks, checks, fixes ─► status of the MooncakeNode, /metrics
+//! ```
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use engine::Engine;
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::args::Settings;
+use crate::assignments;
+use crate::facts::gather;
+use crate::health::{self, fixing};
+use crate::peers::{self, PeerPaths};
+use crate::pools::memory_budget::MemoryBudget;
+use crate::pools::mounts::Mounts;
+use crate::pools::{Context, pod_tasks};
+use crate::process::node_lock::{self, NodeLock};
+use crate::publish::http::{self, AgentState, ServerState};
+use crate::publish::metrics_access::Readers;
+use crate::publish::report::Reporter;
+use crate::publish::{inventory, status};
+use checks::fixes::journal::Journal;
+use checks::unhealthy_devices::UnhealthyDevices;
+use host::kernel;
+
+/// Time that the DRA driver has to stop; the supervisor waits for 5 seconds.
+const STOP_DEADLINE: Duration = Duration::from_secs(4);
+
+/// Runs until SIGTERM. Nothing is unmounted then: a successor takes over.
+///
+/// # Errors
+/// The node lock, the state folder, the engine or the configuration cannot be used; or a task that must not end has ended.
+pub async fn work(settings: Settings) -> anyhow::Result<()> {
+    // Ends with the supervisor, also when that is killed.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let (stop, stopped) = watch::channel(false);
+    tokio::select! {
+        done = run(settings, stopped) => done,
+        _ = terminate.recv() => {
+            tracing::info!("terminating: nothing is unmounted, a successor takes over");
+            stop.send_replace(true);
+            // The DRA driver drops the receiver when it has deregistered from the kubelet.
+            let _ = tokio::time::timeout(STOP_DEADLINE, stop.closed()).await;
+            Ok(())
+        }
+    }
+}
+
+async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {
+    let reporter = Reporter::default();
+    let (publish_state, agent) = watch::channel(AgentState::Waiting);
+    let (publish_paths, paths) = watch::channel(PeerPaths::new());
+    let (publish_snapshots, snapshots) = watch::channel(None);
+    let readers = Arc::new(OnceLock::new());
+    let server = ServerState {
+        agent,
+        report: reporter.subscribe(),
+        paths: paths.clone(),
+        snapshots: snapshots.clone(),
+        readers: Arc::clone(&readers),
+    };
+    let server = tokio::spawn(http::serve(settings.metrics_port, server));
+
+    let name = &settings.node_name;
+    let lock = NodeLock::acquire(&settings.state_dir, name).await?;
+    let key = node_lock::key(&settings.state_dir, &lock)?;
+    let mounts = Mounts::open(&settings.state_dir);
+    let mounts = Arc::new(mounts.context("cannot read the mounts of earlier agents")?);
+    publish_state.send_replace(AgentState::Active);
+    tracing::info!(
+        node = name,
+        pod_uid = settings.pod_uid,
+        pod_namespace = settings.pod_namespace,
+        version = env!("CARGO_PKG_VERSION"),
+        "this agent holds the node lock"
+    );
+    let engine = Engine::start(settings.engine()).context("cannot start the engine")?;
+    let (kubernetes, assigned) = match &settings.assignments_file {
+        Some(path) => (None, assignments::of_file(path.clone())),
+        None => {
+            let client = assignments::client().await;
+            let assigned = assignments::of_kubernetes(client.clone(), name);
+            (Some(client), assigned)
+        }
+    };
+    readers.get_or_init(|| Readers::new(kubernetes.clone()));
+
+    // An agent without Kubernetes serves pools, but does not observe its node.
+    if let Some(client) = &kubernetes {
+        let boot_id = kernel::boot_id(&settings.host_proc)?;
+        let inputs = || (snapshots.clone(), assigned.clone());
+        let (spec, publish) = (assigned.clone(), publish_snapshots);
+        let inbox = gather::start(&settings, client.clone(), spec, paths, publish);
+        let (publish_unhealthy, unhealthy) = watch::channel(UnhealthyDevices::new());
+        let offered = settings.devices(&boot_id);
+        let cdi_folder = offered.as_ref().map(|devices| devices.cdi.clone());
+        let health = health::run(inputs(), cdi_folder, reporter.clone(), publish_unhealthy);
+        tokio::spawn(health);
+        let journal = Journal::open(&settings.state_dir, &boot_id);
+        let (node, to) = (settings.node(), inbox.clone());
+        tokio::spawn(fixing::run(node, journal, inputs(), reporter.clone(), to));
+        if let Some(settings) = offered {
+            tokio::spawn(devices::keep(devices::Inputs {
+                settings,
+                client: client.clone(),
+                snapshots: snapshots.clone(),
+                node_uid: assignments::node_uid(assigned.clone()),
+                unhealthy,
+                inbox,
+                stopped,
+            }));
+        }
+        tokio::spawn(inventory::run(client.clone(), name.clone(), inputs()));
+        let (report, spec) = (reporter.subscribe(), assigned.clone());
+        tokio::spawn(status::write(
+            client.clone(),
+            name.clone(),
+            boot_id,
+            report,
+            spec,
+        ));
+    }
+    // Without peer probes, the paths stay empty.
+    let publish_paths = Arc::new(publish_paths);
+    if let Some(ip) = settings.pod_ip {
+        let address = SocketAddr::new(ip, settings.probe_port);
+        let (engine, paths) = (engine.clone(), Arc::clone(&publish_paths));
+        tokio::spawn(peers::keep(engine, address, assigned.clone(), paths));
+    }
+
+    let (watched, proc) = (Arc::clone(&mounts), settings.host_proc.clone());
+    tokio::spawn(async move { watched.watch(&proc).await });
+    let context = Context {
+        node_name: settings.node_name,
+        proc: settings.host_proc,
+        key,
+        engine,
+        budget: MemoryBudget::default(),
+        mounts,
+        reporter,
+        kubernetes,
+    };
+    tokio::select! {
+        () = pod_tasks::run(Arc::new(context), assigned) => anyhow::bail!("the watch of assignments has ended"),
+        ended = server => ended?,
+    }
+}

@@ -1,0 +1,26 @@
+//! `kubectl mooncake`: shows the state of Mooncake on a cluster and explains problems.
+//!
+//! ```text
+//! args --> connection --> collect --> Snapshot --> status, doctor, why, node, sizing --> table | JSON
+//!          effects: each request has a deadline    pure: values in, values out
+//! ```
+
+pub mod age;
+pub mod args;
+pub mod collect;
+pub mod connection;
+pub mod doctor;
+pub mod node;
+pub mod read_error;
+pub mod renderer;
+pub mod report;
+pub mod run;
+pub mod sizing;
+pub mod snapshot;
+pub mod status;
+pub mod webhook;
+pub mod why;
+
+pub use report::Report;
+pub use run::run;
+pub use snapshot::Snapshot;

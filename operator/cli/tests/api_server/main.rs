@@ -1,0 +1,33 @@
+//! `kubectl-mooncake` against a real API server: output and exit status without Mooncake, on a healthy and on a
+//! degraded installation, for an administrator and for a tenant.
+
+#[allow(
+    dead_code,
+    reason = "shared with the tests of the operator, which use all of it"
+)]
+#[path = "../../../tests/api_server/harness.rs"]
+mod harness;
+mod installation;
+#[allow(
+    dead_code,
+    reason = "shared with the tests of the operator, which use all of it"
+)]
+#[path = "../../../tests/api_server/server.rs"]
+mod server;
+
+use harness::Harness;
+use server::Server;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn output_and_exit_status_match_the_installation_and_the_users_permissions()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    installation::absent(&server).await?;
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    installation::complete(&server.client).await?;
+    installation::healthy(&server).await?;
+    installation::tenant(&server).await?;
+    installation::degraded(&server, &harness).await
+}

@@ -1,0 +1,112 @@
+//! Whether pods with the label `mooncake.io/inject` were injected, and if not, why.
+
+use std::sync::Arc;
+
+use crds::{ConditionType, NewCondition, Reason, names};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Resource, ResourceExt};
+
+use crate::cluster::validate::Valid;
+use crate::pod::is_over;
+
+/// Most pods in a message.
+const MAX_PODS: usize = 5;
+
+/// The condition PodsInjected.
+pub fn finding(cluster: &Valid, labelled: &[Arc<Pod>]) -> NewCondition {
+    let kind = ConditionType::PodsInjected;
+    let alive: Vec<&Arc<Pod>> = labelled
+        .iter()
+        .filter(|pod| pod.meta().deletion_timestamp.is_none() && !is_over(pod))
+        .collect();
+    let left: Vec<(Reason, String)> = alive
+        .iter()
+        .filter_map(|pod| {
+            let (reason, message) = problem(cluster, pod)?;
+            let namespace = pod.namespace().unwrap_or_default();
+            Some((
+                reason,
+                format!("pod {namespace}/{}: {message}", pod.name_any()),
+            ))
+        })
+        .collect();
+    let Some((reason, _)) = left.first() else {
+        let message = format!("all {} labelled pods are injected", alive.len());
+        return NewCondition::new(kind, true, Reason::AsExpected, message);
+    };
+    let mut message = left
+        .iter()
+        .take(MAX_PODS)
+        .map(|(_, message)| message.as_str())
+        .collect::<Vec<_>>()
+        .join("; ");
+    if left.len() > MAX_PODS {
+        message.push_str(&format!("; and {} more", left.len() - MAX_PODS));
+    }
+    message.push_str(&format!(". Remedy: {}", reason.remedy()));
+    NewCondition::new(kind, false, *reason, message)
+}
+
+/// Why a labelled pod cannot use the cluster; `None` if it can.
+pub fn problem(cluster: &Valid, pod: &Pod) -> Option<(Reason, String)> {
+    let namespace = pod.namespace().unwrap_or_default();
+    if !cluster.admits(&namespace) {
+        let message = format!("namespace {namespace} is not in spec.access.allowedNamespaces");
+        return Some((Reason::NamespaceNotAllowed, message));
+    }
+    let has = |label: &str| pod.labels().get(label) == Some(&cluster.name);
+    let host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    if host && !cluster.allow_host_network {
+        let message = "it uses the host network".to_owned();
+        return Some((Reason::HostNetworkNotAllowed, message));
+    }
+    if has(names::LABEL_ACCESS) || has(names::LABEL_HOST_ACCESS) {
+        return None;
+    }
+    let message = pod
+        .annotations()
+        .get(names::ANNOTATION_SKIPPED)
+        .map_or_else(
+            || "the webhook was not called for it".to_owned(),
+            |why| format!("the webhook skipped it: {why}"),
+        );
+    Some((Reason::NotInjected, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    fn labelled(text: &str) -> Arc<Pod> {
+        let mut pod: Pod = serde_yaml_ng::from_str(text).unwrap();
+        pod.labels_mut()
+            .insert(names::LABEL_INJECT.to_owned(), "kv".to_owned());
+        Arc::new(pod)
+    }
+
+    #[test]
+    fn a_labelled_pod_without_access_is_named_with_the_webhooks_reason() {
+        let cluster = fixture::valid("{}");
+        let skipped = labelled(
+            "{metadata: {name: a, namespace: team, annotations: \
+             {mooncake.io/injection-skipped: 'HostNetworkNotAllowed: it uses it'}}}",
+        );
+        let unseen = labelled("{metadata: {name: b, namespace: team}}");
+        let found = finding(&cluster, &[skipped, unseen]);
+        assert_eq!(found.reason, Reason::NotInjected);
+        assert!(found.message.contains("team/a: the webhook skipped it"));
+        assert!(found.message.contains("team/b: the webhook was not called"));
+    }
+
+    #[test]
+    fn an_injected_pod_of_an_allowed_namespace_is_no_problem() {
+        let pod =
+            labelled("{metadata: {name: a, namespace: other, labels: {mooncake.io/access: kv}}}");
+        let allowed = fixture::valid("{access: {allowedNamespaces: [other]}}");
+        let found = finding(&allowed, std::slice::from_ref(&pod));
+        assert_eq!(found.reason, Reason::AsExpected);
+        let found = finding(&fixture::valid("{}"), &[pod]);
+        assert_eq!(found.reason, Reason::NamespaceNotAllowed);
+    }
+}

@@ -1,0 +1,199 @@
+//! Whether one pool pod serves, from the pod, its node's agent and its master. Pure.
+
+use crds::condition::find;
+use crds::node::PoolState;
+use crds::{ConditionStatus, ConditionType, MooncakeNode, Reason, Vocabulary};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Resource, ResourceExt};
+
+use crate::cache::evictions;
+use crate::cluster::instance;
+use crate::pod::{POOL_CONTAINER, is_over, node_of, not_running};
+
+/// State of one pool pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolPodStatus {
+    pub pod: String,
+    /// The node it is bound to or intended for; empty if unknown.
+    pub node: String,
+    pub service: PoolService,
+}
+
+/// Whether a pool pod serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PoolService {
+    Serving {
+        bytes: u64,
+    },
+    /// It does not serve.
+    NotServing {
+        reason: Reason,
+        message: String,
+    },
+    /// Unknown: the node or its agent does not respond.
+    Unknown {
+        reason: Reason,
+        message: String,
+    },
+}
+
+/// Evaluates `pod`. `report` is its node's MooncakeNode; `master` is the UID of the pod that is the
+/// master now.
+pub fn evaluate(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> PoolPodStatus {
+    PoolPodStatus {
+        pod: pod.name_any(),
+        node: node_of(pod).unwrap_or_default(),
+        service: service(pod, report, master),
+    }
+}
+
+/// The message for an eviction.
+pub fn eviction_message(kubelet: &str) -> String {
+    format!("the kubelet evicted it: {kubelet}")
+}
+
+fn service(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> PoolService {
+    let not = |reason, message: String| PoolService::NotServing { reason, message };
+    if let Some(message) = evictions::kubelet_message(pod) {
+        return not(Reason::PoolPodEvicted, eviction_message(&message));
+    }
+    if pod.meta().deletion_timestamp.is_some() {
+        return not(Reason::Draining, "the pod is being deleted".to_owned());
+    }
+    if is_over(pod) {
+        return not(Reason::PoolPodGone, over(pod));
+    }
+    if pod
+        .spec
+        .as_ref()
+        .is_none_or(|spec| spec.node_name.is_none())
+    {
+        return not(Reason::PoolPodPending, pending(pod));
+    }
+    match current_report(report) {
+        Ok(report) => reported_service(pod, report, master),
+        Err((reason, message)) => PoolService::Unknown { reason, message },
+    }
+}
+
+/// Phase, reason and message of a pod that ended.
+fn over(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let parts = status.map(|status| [&status.phase, &status.reason, &status.message]);
+    let message: Vec<&str> = parts
+        .iter()
+        .flatten()
+        .filter_map(|parts| parts.as_deref())
+        .collect();
+    format!("the pod ended: {}", message.join(": "))
+}
+
+/// The scheduler's message.
+fn pending(pod: &Pod) -> String {
+    pod.status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
+        .and_then(|condition| condition.message.clone())
+        .unwrap_or_else(|| "the pod is not scheduled yet".to_owned())
+}
+
+/// The node's report, if its agent is alive and reported since this boot of the node.
+pub(crate) fn current_report(
+    report: Option<&MooncakeNode>,
+) -> Result<&MooncakeNode, (Reason, String)> {
+    let Some(report) = report else {
+        let message = "the node has no MooncakeNode yet".to_owned();
+        return Err((Reason::AgentMissing, message));
+    };
+    let conditions = report.status.iter().flat_map(|status| &status.conditions);
+    let conditions: Vec<_> = conditions.cloned().collect();
+    match find(&conditions, ConditionType::AgentAlive) {
+        Some(alive) if alive.status == ConditionStatus::True.as_str() => {}
+        Some(alive) => return Err((parse_reason(&alive.reason), alive.message.clone())),
+        None => {
+            let message = "the node's agent is not evaluated yet".to_owned();
+            return Err((Reason::AgentMissing, message));
+        }
+    }
+    if is_stale(report) {
+        let message = "the agent has not reported since this boot of the node".to_owned();
+        return Err((Reason::StaleStatus, message));
+    }
+    Ok(report)
+}
+
+/// True if the status is from an earlier Node or boot than the spec's.
+pub fn is_stale(report: &MooncakeNode) -> bool {
+    report.status.as_ref().is_none_or(|status| {
+        status.node_uid != report.spec.node_uid || status.boot_id != report.spec.boot_id
+    })
+}
+
+fn reported_service(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> PoolService {
+    let uid = pod.uid().unwrap_or_default();
+    let pools = report.status.iter().flat_map(|status| &status.pools);
+    let Some(entry) = pools.into_iter().find(|entry| entry.pod_uid == uid) else {
+        return PoolService::NotServing {
+            reason: Reason::PoolPodNotReady,
+            message: waiting(pod)
+                .unwrap_or_else(|| "the node's agent has not connected to the pod yet".to_owned()),
+        };
+    };
+    match entry.state.known() {
+        Some(PoolState::Serving) if is_current(report, &uid, &entry.master_pod_uid, master) => {
+            PoolService::Serving {
+                bytes: entry.mounted.map_or(0, |mounted| mounted.0),
+            }
+        }
+        Some(PoolState::Serving) => PoolService::NotServing {
+            reason: Reason::Mounting,
+            message: "its memory is still mounted in an earlier master".to_owned(),
+        },
+        Some(
+            PoolState::Waiting
+            | PoolState::Preparing
+            | PoolState::Mounting
+            | PoolState::Draining
+            | PoolState::Released
+            | PoolState::Refused,
+        )
+        | None => {
+            let (reason, message) = entry.reason.or(Reason::PoolPodNotReady, &entry.message);
+            PoolService::NotServing {
+                reason,
+                message: match waiting(pod) {
+                    Some(waiting) => format!("{message}; {waiting}"),
+                    None => message,
+                },
+            }
+        }
+    }
+}
+
+/// True if the pod is mounted in its assigned instance of the current master. Without a ready master any
+/// mount counts.
+fn is_current(report: &MooncakeNode, pod: &str, mounted: &str, master: Option<&str>) -> bool {
+    let Some(master) = master else { return true };
+    let assigned = report.spec.pools.iter().find(|entry| entry.pod_uid == pod);
+    assigned
+        .and_then(|entry| entry.master.as_ref())
+        .is_some_and(|assigned| {
+            assigned.pod_uid == mounted && instance::pod_uid(&assigned.pod_uid) == master
+        })
+}
+
+/// The kubelet's status of a pool container that does not run.
+fn waiting(pod: &Pod) -> Option<String> {
+    let container = pod
+        .status
+        .iter()
+        .flat_map(|status| status.container_statuses.iter().flatten())
+        .find(|container| container.name == POOL_CONTAINER)?;
+    not_running(container)
+}
+
+/// The Reason of a condition that an operator wrote, also one of another release.
+pub fn parse_reason(word: &str) -> Reason {
+    Reason::read(word).unwrap_or(Reason::AgentNotReady)
+}

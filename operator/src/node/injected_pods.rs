@@ -1,0 +1,101 @@
+//! The injected pods of a node, whose containers its agent may inspect. The agent does not watch pods: it
+//! knows those that its MooncakeNode lists.
+
+use crds::MooncakeCluster;
+use crds::cluster::{Transport, TransportPolicy};
+use crds::node::{INJECTED_LIMIT, InjectedPod};
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource, ResourceExt};
+
+use crate::cache::{Caches, requested_cluster};
+use crate::cluster::injection::problem;
+use crate::cluster::validate::validate;
+use crate::pod::is_over;
+
+/// The injected pods that are bound to the node, sorted by UID.
+pub fn of_node(caches: &Caches, node: &str) -> Vec<InjectedPod> {
+    let labelled = caches.labelled_on.of(&node.to_owned());
+    let pods = labelled.iter().filter_map(|pod| {
+        let requested = requested_cluster(pod)?;
+        let named = ObjectRef::<DeserializeGuard<MooncakeCluster>>::new(&requested.name);
+        let cluster = caches.clusters.get(&named.within(&requested.namespace))?;
+        entry(pod, cluster.0.as_ref().ok()?)
+    });
+    let mut pods: Vec<InjectedPod> = pods.collect();
+    pods.sort_by(|one, other| one.pod_uid.cmp(&other.pod_uid));
+    pods.truncate(INJECTED_LIMIT);
+    pods
+}
+
+/// None for a pod that is not injected or has ended.
+fn entry(pod: &Pod, cluster: &MooncakeCluster) -> Option<InjectedPod> {
+    let valid = validate(cluster).ok()?;
+    let leaving = pod.meta().deletion_timestamp.is_some();
+    if leaving || is_over(pod) || problem(&valid, pod).is_some() {
+        return None;
+    }
+    Some(InjectedPod {
+        pod_uid: pod.uid()?,
+        namespace: pod.namespace()?,
+        pod_name: pod.name_any(),
+        cluster_namespace: valid.namespace,
+        cluster: valid.name,
+        version: valid.master.version.to_owned(),
+        rdma: match cluster
+            .status
+            .as_ref()
+            .and_then(|status| status.transport?.known())
+        {
+            Some(Transport::Tcp) => TransportPolicy::Forbid,
+            Some(Transport::Rdma) | None => valid.transports.rdma,
+        },
+        host_network: pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    fn pod(labels: &str, rest: &str) -> Pod {
+        serde_yaml_ng::from_str(&format!(
+            "{{metadata: {{name: a, namespace: team, uid: u1, labels: {{mooncake.io/inject: kv{labels}}}}}, {rest}}}"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_injected_pod_is_listed_with_its_clusters_version_until_it_ends() {
+        let cluster = fixture::cluster("{transports: {rdma: Forbid}}");
+        let access = ", mooncake.io/access: kv";
+        let named = entry(&pod(access, "status: {phase: Pending}"), &cluster).unwrap();
+        assert_eq!(
+            (named.pod_uid.as_str(), named.cluster.as_str()),
+            ("u1", "kv")
+        );
+        assert_eq!(named.version, "0.3.13");
+        assert_eq!(named.rdma, TransportPolicy::Forbid);
+        for other in [
+            pod("", "status: {phase: Running}"),
+            pod(access, "status: {phase: Succeeded}"),
+        ] {
+            assert_eq!(entry(&other, &cluster), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_needs_no_rdma_while_the_transport_of_its_cluster_is_tcp() {
+        let mut cluster = fixture::cluster("{}");
+        let pod = pod(", mooncake.io/access: kv", "status: {phase: Running}");
+        let mut rdma = |status: &str| {
+            cluster.status = serde_yaml_ng::from_str(status).unwrap();
+            entry(&pod, &cluster).unwrap().rdma
+        };
+        assert_eq!(rdma("{transport: Tcp}"), TransportPolicy::Forbid);
+        assert_eq!(rdma("{transport: Rdma}"), TransportPolicy::Prefer);
+        assert_eq!(rdma("{}"), TransportPolicy::Prefer);
+    }
+}

@@ -1,0 +1,114 @@
+//! Facts read from one Pod.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use crds::names;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::{Resource, ResourceExt};
+
+/// Container of a pool pod.
+pub const POOL_CONTAINER: &str = "pool";
+/// The gate: sidecar container of an injected pod.
+pub const GATE_CONTAINER: &str = "mooncake-gate";
+
+/// The master pod that serves; where an old one lingers, the newest.
+pub fn ready_master(pods: &[Arc<Pod>]) -> Option<&Pod> {
+    pods.iter()
+        .filter(|pod| is_ready(pod) && pod.meta().deletion_timestamp.is_none())
+        .filter(|pod| owner(pod.meta()).is_some_and(|owner| owner.kind == "ReplicaSet"))
+        .max_by_key(|pod| pod.creation_timestamp().map(|time| time.0))
+        .map(AsRef::as_ref)
+}
+
+/// The controlling owner.
+pub fn owner(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    meta.owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true))
+}
+
+/// The pod's condition `Ready`.
+pub fn is_ready(pod: &Pod) -> bool {
+    pod.status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// True where the pod's containers will not run again.
+pub fn is_over(pod: &Pod) -> bool {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .is_some_and(|phase| matches!(phase, "Succeeded" | "Failed"))
+}
+
+/// The node of a pool pod: where it is bound or, before that, where its DaemonSet wants it.
+pub fn node_of(pod: &Pod) -> Option<String> {
+    let spec = pod.spec.as_ref()?;
+    spec.node_name.clone().or_else(|| {
+        let terms = &spec
+            .affinity
+            .as_ref()?
+            .node_affinity
+            .as_ref()?
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()?
+            .node_selector_terms;
+        terms
+            .iter()
+            .flat_map(|term| term.match_fields.iter().flatten())
+            .find(|field| field.key == "metadata.name")?
+            .values
+            .as_ref()?
+            .first()
+            .cloned()
+    })
+}
+
+/// Why a container does not run, as the kubelet reports it; `None` where it runs.
+pub fn not_running(container: &ContainerStatus) -> Option<String> {
+    let state = container.state.as_ref()?;
+    let cause = |reason: Option<&String>, message: Option<&String>| {
+        let parts = [reason, message].into_iter().flatten();
+        parts.cloned().collect::<Vec<_>>().join(": ")
+    };
+    if let Some(waiting) = &state.waiting {
+        let cause = cause(waiting.reason.as_ref(), waiting.message.as_ref());
+        return Some(format!("container {} waits: {cause}", container.name));
+    }
+    let ended = state.terminated.as_ref()?;
+    let cause = cause(ended.reason.as_ref(), ended.message.as_ref());
+    Some(format!(
+        "container {} ended with {}: {cause}",
+        container.name, ended.exit_code
+    ))
+}
+
+/// A condition of the pod.
+pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    conditions.find(|condition| condition.type_ == kind)
+}
+
+/// Address at which other agents probe the path to this agent.
+pub fn probed_at(pod: &Pod) -> Option<SocketAddr> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let port = containers
+        .flat_map(|container| container.ports.iter().flatten())
+        .find(|port| port.name.as_deref() == Some(names::AGENT_PROBE_PORT))?;
+    let over = pod.meta().deletion_timestamp.is_some() || is_over(pod);
+    let address = address(pod).filter(|_| !over)?;
+    Some(SocketAddr::new(
+        address,
+        u16::try_from(port.container_port).ok()?,
+    ))
+}
+
+/// The pod's own address.
+pub fn address(pod: &Pod) -> Option<IpAddr> {
+    pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
+}

@@ -1,0 +1,173 @@
+//! Specs that the API server must reject by the CRD, each with a message that names the remedy.
+
+use anyhow::ensure;
+use crds::MooncakeCluster;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::{Api, Client, Resource};
+
+/// A spec, and a part of the message of its rejection.
+pub(crate) type InvalidSpec = (&'static str, &'static str);
+
+/// Addresses that cannot be those of a peer.
+pub(crate) const ADDRESSES: &[InvalidSpec] = &[
+    (
+        "{access: {addresses: ['127.0.0.1']}}",
+        "must not be loopback",
+    ),
+    ("{access: {addresses: ['::1']}}", "must not be loopback"),
+    (
+        "{access: {addresses: ['0.0.0.0']}}",
+        "must not be loopback, unspecified",
+    ),
+    (
+        "{access: {addresses: ['localhost']}}",
+        "must be IPv4 or IPv6 addresses",
+    ),
+    (
+        "{access: {addresses: ['10.0.0.1:80']}}",
+        "must be IPv4 or IPv6 addresses",
+    ),
+];
+
+/// All other invalid specs.
+pub(crate) const INVALID: &[InvalidSpec] = &[
+    ("{poolz: []}", ".spec.poolz: field not declared"),
+    (
+        "{pools: [{name: a, sice: 1Gi}]}",
+        "sice: field not declared",
+    ),
+    ("{pools: []}", "should have at least 1 items"),
+    ("{pools: [{name: a, size: lots}]}", "size"),
+    ("{pools: [{name: a, size: -1Gi}]}", "size"),
+    (
+        "{pools: [{name: a, size: 1Mi}]}",
+        "size must be from 16Mi to 16Ti",
+    ),
+    (
+        "{pools: [{name: a, size: 17Ti}]}",
+        "size must be from 16Mi to 16Ti",
+    ),
+    ("{pools: [{name: a, size: 16777217}]}", "multiple of 4096"),
+    (
+        "{pools: [{name: a, size: 33Mi, pageSize: 2Mi}]}",
+        "whole number of pages",
+    ),
+    ("{pools: [{name: a, pageSize: 3Mi}]}", "Unsupported value"),
+    ("{pools: [{name: a}, {name: a}]}", "duplicate entries"),
+    ("{pools: [{name: UPPER}]}", "should match"),
+    (
+        "{pools: [{name: a, drainSeconds: -1}]}",
+        "greater than or equal to 0",
+    ),
+    (
+        "{transports: {tcp: Forbid, rdma: Forbid}}",
+        "tcp and rdma are both Forbid",
+    ),
+    (
+        "{transports: {tcp: Require, rdma: Require}}",
+        "require only one",
+    ),
+    ("{transports: {tcp: 'on'}}", "Unsupported value"),
+    (
+        "{usage: [Pd], transports: {rdma: Forbid}}",
+        "usage Pd requires RDMA",
+    ),
+    (
+        "{usage: [HiCache, Pd], transports: {tcp: Require}}",
+        "usage Pd requires RDMA",
+    ),
+    ("{usage: [Training]}", "Unsupported value"),
+    (
+        "{preflight: {checks: [PodMemlock]}}",
+        "inspect running containers",
+    ),
+    ("{master: {version: 0.3.10}}", "Unsupported value"),
+    (
+        "{injection: {deadlineSeconds: 0}}",
+        "greater than or equal to 1",
+    ),
+    (
+        "{injection: {localBufferSize: 1Ki}}",
+        "localBufferSize must be from 1Mi to 1Ti",
+    ),
+    ("{metadata: {type: Etcd}}", "Unsupported value"),
+    ("{mnnvl: {}}", "set exactly one"),
+    (
+        "{mnnvl: {create: {}, reference: {name: job}}}",
+        "set exactly one",
+    ),
+    ("{mnnvl: {reference: {}}}", "name: Required value"),
+    ("{mnnvl: {reference: {name: 'a b'}}}", "should match"),
+    ("{mnnvl: {create: {channels: Some}}}", "Unsupported value"),
+    ("{mnnvl: {create: {numNodes: 2}}}", "field not declared"),
+];
+
+/// A spec, its change, and a part of the message of the change's rejection.
+const IMMUTABLE: &[(&str, &str, &str)] = &[
+    (
+        "{pools: [{name: a, pageSize: 2Mi}]}",
+        "{pools: [{name: a, pageSize: 4Ki}]}",
+        "pageSize is immutable: add another pool",
+    ),
+    (
+        "{pools: [{name: a, numaPolicy: Any}]}",
+        "{pools: [{name: a, numaPolicy: Spread}]}",
+        "numaPolicy is immutable: add another pool",
+    ),
+    (
+        "{mnnvl: {create: {channels: All}}}",
+        "{mnnvl: {create: {channels: Single}}}",
+        "channels is immutable, as a ComputeDomain is",
+    ),
+];
+
+pub(crate) async fn are_rejected(client: &Client, specs: &[InvalidSpec]) -> anyhow::Result<()> {
+    let mut failures = Vec::new();
+    for (index, (spec, wanted)) in specs.iter().enumerate() {
+        let refused = apply(client, &format!("wrong-{index}"), spec).await.err();
+        let message = refused.map(|error| error.to_string()).unwrap_or_default();
+        if !message.contains(wanted) {
+            failures.push(format!("{spec}: wanted `{wanted}`, got `{message}`"));
+        }
+    }
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    Ok(())
+}
+
+/// Changes of immutable fields and a long name are rejected; an empty spec gets its defaults.
+pub(crate) async fn changes_are_rejected(client: &Client) -> anyhow::Result<()> {
+    for (index, (before, after, wanted)) in IMMUTABLE.iter().enumerate() {
+        let name = format!("fixed-{index}");
+        apply(client, &name, before).await?;
+        let refused = apply(client, &name, after).await.err();
+        let message = refused.map(|error| error.to_string()).unwrap_or_default();
+        ensure!(
+            message.contains(wanted),
+            "{after}: wanted `{wanted}`, got `{message}`"
+        );
+    }
+    let long = apply(client, &"a".repeat(41), "{}").await.err();
+    let message = long.map(|error| error.to_string()).unwrap_or_default();
+    ensure!(message.contains("at most 40"), "{message}");
+    let plain = apply(client, "plain", "{}").await?;
+    let pools = &plain.data["spec"]["pools"];
+    ensure!(
+        pools[0]["name"] == "default" && pools[0]["size"] == "1Gi",
+        "the API server did not set the defaults: {pools}"
+    );
+    Ok(())
+}
+
+async fn apply(client: &Client, name: &str, spec: &str) -> anyhow::Result<DynamicObject> {
+    let kind = kube::api::ApiResource::erase::<MooncakeCluster>(&());
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &kind);
+    let spec: serde_json::Value = serde_yaml_ng::from_str(spec)?;
+    let body = serde_json::json!({
+        "apiVersion": MooncakeCluster::api_version(&()),
+        "kind": MooncakeCluster::kind(&()),
+        "metadata": { "name": name },
+        "spec": spec,
+    });
+    let parameters = PatchParams::apply("user").validation_strict();
+    Ok(api.patch(name, &parameters, &Patch::Apply(body)).await?)
+}
