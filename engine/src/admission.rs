@@ -1,16 +1,18 @@
-//! Decides from the source address, before any byte is parsed, which peers may connect and how many
-//! connections they may have.
+//! Decides from the address which peers may connect and may be connected to, before any byte is parsed, and how
+//! many connections they may have.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
+use crate::ended::Ended;
 use crate::peers::Peer;
+use crate::stats::Counters;
 
-/// Peers that may connect to an endpoint's listeners.
+/// Peers that may connect to an endpoint's listeners, and to which it connects.
 #[derive(Debug, Clone)]
 pub enum Admission {
     /// Any peer.
@@ -100,6 +102,49 @@ impl Drop for ConnectionPermit {
             }
         }
         self.limit.total.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The admission check of an endpoint: its listeners and its own connections share it.
+#[derive(Debug)]
+pub(crate) struct PeerFilter {
+    admission: RwLock<Admission>,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl PeerFilter {
+    pub(crate) fn new(admission: Admission, counters: Arc<Counters>) -> Self {
+        Self {
+            admission: RwLock::new(admission),
+            counters,
+        }
+    }
+
+    pub(crate) fn set_admission(&self, admission: Admission) {
+        *self.admission.write() = admission;
+    }
+
+    pub(crate) fn allows(&self, address: IpAddr) -> bool {
+        self.admission.read().allows(address)
+    }
+
+    /// Returns the permit of a connection from this address, or counts why it is refused.
+    pub(crate) fn check(
+        &self,
+        address: IpAddr,
+        limit: &Arc<ConnectionLimit>,
+    ) -> Option<ConnectionPermit> {
+        let peer = self.counters.peers.of(address);
+        let refused = if self.allows(address) {
+            match limit.acquire(&peer) {
+                Some(permit) => return Some(permit),
+                None => Ended::OverLimit,
+            }
+        } else {
+            Ended::NotAdmitted
+        };
+        self.counters.ended(&peer, refused);
+        None
     }
 }
 

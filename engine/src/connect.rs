@@ -1,8 +1,8 @@
-//! Outgoing sockets: created in the endpoint's network namespace, connected within a deadline, and
-//! configured so that the kernel detects a dead peer.
+//! Outgoing sockets: created in the endpoint's network namespace, connected to admitted addresses only and within
+//! a deadline, and configured so that the kernel detects a dead peer.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use sys::net::Namespace;
 use tokio::net::{TcpSocket, TcpStream};
 
+use crate::admission::PeerFilter;
 use crate::settings::Settings;
 use crate::transport::{LinkError, PeerAddress};
 
@@ -21,9 +22,9 @@ pub(crate) async fn data(to: &PeerAddress, settings: Settings) -> Result<OwnedFd
     let mut last = LinkError::io(WHAT)(io::ErrorKind::AddrNotAvailable.into());
     let tries = async {
         for address in &to.data {
-            match stream(to.network.as_ref(), *address).await {
+            match to.dialer.stream(*address, WHAT).await {
                 Ok(stream) => return Some(stream),
-                Err(error) => last = LinkError::io(WHAT)(error),
+                Err(error) => last = error,
             }
         }
         None
@@ -38,27 +39,68 @@ pub(crate) async fn data(to: &PeerAddress, settings: Settings) -> Result<OwnedFd
     Ok(socket)
 }
 
-/// Connects to one address, without a deadline of its own.
-pub(crate) async fn stream(
-    network: Option<&Arc<Namespace>>,
-    address: SocketAddr,
-) -> io::Result<TcpStream> {
-    let domain = Domain::for_address(address);
-    let create = move || {
-        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_nonblocking(true)?;
-        socket.set_tcp_nodelay(true)?;
-        Ok(socket)
-    };
-    let socket = match network.cloned() {
-        None => create()?,
-        Some(network) => tokio::task::spawn_blocking(move || network.run(create))
+/// Looks up hosts and opens connections for one endpoint.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    /// Network namespace of the sockets. `None`: that of this process.
+    pub(crate) network: Option<Arc<Namespace>>,
+    pub(crate) filter: Arc<PeerFilter>,
+}
+
+impl Dialer {
+    /// Connects to one address, without a deadline of its own. Checks the admission at each connection: since the
+    /// last one another pod may have got the address.
+    pub(crate) async fn stream(
+        &self,
+        address: SocketAddr,
+        what: &'static str,
+    ) -> Result<TcpStream, LinkError> {
+        if !self.filter.allows(address.ip()) {
+            return Err(LinkError::NotAdmitted {
+                address: address.ip(),
+            });
+        }
+        let domain = Domain::for_address(address);
+        let create = move || {
+            let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+            socket.set_nonblocking(true)?;
+            socket.set_tcp_nodelay(true)?;
+            Ok(socket)
+        };
+        let socket = self.run(create).await.map_err(LinkError::io(what))?;
+        TcpSocket::from_std_stream(socket.into())
+            .connect(address)
             .await
-            .map_err(io::Error::other)??,
-    };
-    TcpSocket::from_std_stream(socket.into())
-        .connect(address)
-        .await
+            .map_err(LinkError::io(what))
+    }
+
+    /// Returns the addresses of a host. A name is looked up from inside the network namespace, with the resolver
+    /// configuration of this process.
+    pub(crate) async fn lookup(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, LinkError> {
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        let name = (host.to_owned(), port);
+        let look_up = move || name.to_socket_addrs().map(Iterator::collect);
+        self.run(look_up)
+            .await
+            .map_err(LinkError::io("looking up the peer's host"))
+    }
+
+    /// Runs a blocking call inside the network namespace.
+    async fn run<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let network = self.network.clone();
+        let inside = move || match network {
+            None => call(),
+            Some(network) => network.run(call),
+        };
+        tokio::task::spawn_blocking(inside)
+            .await
+            .map_err(io::Error::other)?
+    }
 }
 
 /// Configures the kernel to report a dead peer within `bound`, with or without bytes in flight.

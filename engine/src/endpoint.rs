@@ -14,10 +14,11 @@ use sys::net::Namespace;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::admission::{Admission, ConnectionLimit};
+use crate::admission::{Admission, ConnectionLimit, PeerFilter};
 use crate::batch::{Batch, Completion};
 use crate::command::{Command, Submission};
-use crate::control::accept::{self, PeerFilter};
+use crate::connect::Dialer;
+use crate::control::accept;
 use crate::control::handshake::{self, HandshakeState};
 use crate::engine_state::Shared;
 use crate::error::{Error, TransferError};
@@ -41,9 +42,10 @@ pub struct EndpointSpec {
     pub handshake: TcpListener,
     /// Listener for data connections.
     pub data: TcpListener,
-    /// Network namespace in which outgoing sockets are created. `None`: that of this process.
+    /// Network namespace in which outgoing sockets are created and names are looked up. `None`: that of this
+    /// process.
     pub network: Option<Arc<Namespace>>,
-    /// Peers that may connect to the two listeners.
+    /// Peers that may connect to the two listeners, and to which transfers may go.
     pub admission: Admission,
 }
 
@@ -101,9 +103,14 @@ impl Endpoint {
         let settings = engine.settings;
         let counters = Arc::new(Counters::default());
         let identity = Arc::new(Identity::new(name, data_host, data_port));
+        let filter = Arc::new(PeerFilter::new(admission.clone(), Arc::clone(&counters)));
+        let dialer = Arc::new(Dialer {
+            network,
+            filter: Arc::clone(&filter),
+        });
         let resolver = Arc::new(Resolver {
             runtime: engine.runtime.clone(),
-            network,
+            dialer,
             identity: Arc::clone(&identity),
             timeout: settings.connect_timeout,
         });
@@ -125,7 +132,6 @@ impl Endpoint {
             settings.max_connections,
             Arc::clone(&engine.connections),
         );
-        let filter = Arc::new(PeerFilter::new(admission, counters));
         let handshake = Arc::new(HandshakeState::new(identity));
         let tasks = [
             engine.runtime.spawn(accept::data(

@@ -9,12 +9,11 @@ use proto::address::ServerName;
 use proto::descriptor::Descriptor;
 use proto::frame::Version;
 use proto::handshake::{self, Kind, PREFIX_LENGTH};
-use sys::net::Namespace;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
-use crate::connect;
+use crate::connect::Dialer;
 use crate::identity::Identity;
 use crate::transport::{LinkError, PeerAddress};
 
@@ -24,7 +23,7 @@ const WHAT: &str = "requesting the descriptor from the handshake port";
 #[derive(Debug)]
 pub(crate) struct Resolver {
     pub(crate) runtime: Handle,
-    pub(crate) network: Option<Arc<Namespace>>,
+    pub(crate) dialer: Arc<Dialer>,
     pub(crate) identity: Arc<Identity>,
     pub(crate) timeout: Duration,
 }
@@ -45,7 +44,7 @@ impl Resolver {
             "" => server.host.as_str(),
             host => host,
         };
-        let data = lookup(host, descriptor.tcp_data_port).await?;
+        let data = self.dialer.lookup(host, descriptor.tcp_data_port).await?;
         let mut published = DefaultHasher::new();
         descriptor.buffers.hash(&mut published);
         data.hash(&mut published);
@@ -59,14 +58,14 @@ impl Resolver {
             name,
             data,
             version,
-            network: self.network.clone(),
+            dialer: Arc::clone(&self.dialer),
         };
         Ok((published.finish(), address))
     }
 
     async fn fetch(&self, server: &ServerName) -> Result<Descriptor, LinkError> {
         let mut last = LinkError::Silent { what: WHAT };
-        for address in lookup(&server.host, server.port).await? {
+        for address in self.dialer.lookup(&server.host, server.port).await? {
             match self.exchange(address).await {
                 Ok(descriptor) => return Ok(descriptor),
                 Err(error) => last = error,
@@ -78,9 +77,10 @@ impl Resolver {
     /// Sends one request on a new connection: stock engines serve one handshake connection at a time,
     /// and one request on each.
     async fn exchange(&self, address: SocketAddr) -> Result<Descriptor, LinkError> {
-        let mut stream = connect::stream(self.network.as_ref(), address)
-            .await
-            .map_err(LinkError::io("connecting to the handshake port"))?;
+        let mut stream = self
+            .dialer
+            .stream(address, "connecting to the handshake port")
+            .await?;
         let own = self.identity.descriptor().encode();
         let request = handshake::encode(Some(Kind::Metadata), &own);
         stream
@@ -103,13 +103,6 @@ async fn read(stream: &mut TcpStream, bytes: &mut [u8]) -> Result<(), LinkError>
         .await
         .map_err(LinkError::io(WHAT))?;
     Ok(())
-}
-
-async fn lookup(host: &str, port: u16) -> Result<Vec<SocketAddr>, LinkError> {
-    let found = tokio::net::lookup_host((host, port))
-        .await
-        .map_err(LinkError::io("looking up the peer's host"))?;
-    Ok(found.collect())
 }
 
 fn protocol_error(error: impl std::fmt::Display) -> LinkError {

@@ -5,7 +5,7 @@ pub mod tcp;
 
 use std::fmt::Debug;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use proto::frame::Version;
 use proto::scheduler::{Failure, LinkKey, Slice};
 use sys::mem::Region;
-use sys::net::Namespace;
 
 use crate::admission::{Admission, ConnectionPermit};
+use crate::connect::Dialer;
 use crate::stats::Counters;
 
 /// Identifies an endpoint; unique within the engine.
@@ -44,8 +44,8 @@ pub struct PeerAddress {
     pub data: Vec<SocketAddr>,
     /// Protocol version to use.
     pub version: Version,
-    /// Network namespace in which sockets are created. `None`: that of this process.
-    pub network: Option<Arc<Namespace>>,
+    /// Opens the connections.
+    pub(crate) dialer: Arc<Dialer>,
 }
 
 /// Why a link failed.
@@ -59,6 +59,12 @@ pub enum LinkError {
         /// The system's error.
         #[source]
         source: Arc<io::Error>,
+    },
+    /// The peer's name or descriptor leads to an address that may not connect to the endpoint either.
+    #[error("{address} is not admitted, so nothing is sent to it")]
+    NotAdmitted {
+        /// The address.
+        address: IpAddr,
     },
     /// The peer did not answer in time.
     #[error("{what}: no answer in time")]

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use mooncake_engine::transport::LinkError;
 use mooncake_engine::transport::fault::{Faulty, Policy};
-use mooncake_engine::{Bound, Cause, Engine, Limits, Op, Settings, Stage, Transfer, TransferError};
+use mooncake_engine::{
+    Admission, Bound, Cause, Engine, Limits, Op, Settings, Stage, Transfer, TransferError,
+};
 use proto::descriptor::Descriptor;
 use proto::frame::Status;
 use proto::handshake::{self, Kind};
@@ -176,6 +178,46 @@ async fn an_error_names_an_absent_peer_and_the_stage() {
         "{error}"
     );
     assert!(error.to_string().contains(&gone), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_sent_to_an_address_that_is_not_admitted() {
+    let ours = Rig::new(quick());
+    let (accepted, connections) = std::sync::mpsc::channel();
+    let theirs = peer(2, move |count, mut stream| {
+        accepted.send(count).unwrap();
+        // Ends the link after one transfer, so that the next one needs a new connection.
+        let mut request = [0; 24 + 8];
+        stream.read_exact(&mut request).unwrap();
+        stream.write_all(&Status::Ok.encode()).unwrap();
+    });
+    let write = transfer(Op::Write, &ours, &theirs.name, 0, 8);
+    let refused = |error: TransferError| {
+        let TransferError::Failed { cause, .. } = error else {
+            panic!("{error}");
+        };
+        let Cause::Transport(LinkError::NotAdmitted { address }) = cause else {
+            panic!("{cause:?}");
+        };
+        assert_eq!(address, localhost());
+    };
+    let nobody = || ours.endpoint.admit(Admission::only([])).unwrap();
+    nobody();
+    let never = bounded(ours.endpoint.transfer(write.clone(), soon())).await;
+    refused(never.unwrap_err());
+    assert!(connections.try_recv().is_err());
+
+    ours.endpoint.admit(Admission::only([localhost()])).unwrap();
+    bounded(ours.endpoint.transfer(write.clone(), soon()))
+        .await
+        .unwrap();
+    assert!(connections.try_recv().is_ok());
+
+    // The address that the engine remembers may belong to another pod now.
+    nobody();
+    let later = bounded(ours.endpoint.transfer(write, soon())).await;
+    refused(later.unwrap_err());
+    assert!(connections.try_recv().is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use mooncake_engine::{
     Admission, Endpoint, EndpointSpec, Engine, Namespace, Op, RegionId, Settings, Transfer,
 };
+use proto::address::ServerName;
 use rig::{BASE, bounded, quick, region, soon, until};
 
 /// Two namespaces with a link between them; removed when dropped.
@@ -42,6 +43,8 @@ impl Wire {
             ))
             && ip(&format!("-n {a} addr add 10.99.0.1/24 dev wire"))
             && ip(&format!("-n {b} addr add 10.99.0.2/24 dev wire"))
+            && ip(&format!("-n {a} addr add fe80::1/64 dev wire nodad"))
+            && ip(&format!("-n {b} addr add fe80::2/64 dev wire nodad"))
             && ip(&format!("-n {a} link set wire up"))
             && ip(&format!("-n {b} link set wire up"));
         made.then_some(wire)
@@ -68,9 +71,13 @@ impl Drop for Wire {
 }
 
 fn endpoint(engine: &Engine, namespace: &Arc<Namespace>, ip: &str) -> (Endpoint, RegionId, String) {
-    let bind = |ip: &str| TcpListener::bind(format!("{ip}:0"));
+    let bind = |ip: &str| TcpListener::bind((ip, 0));
     let (handshake, data) = namespace.run(|| Ok((bind(ip)?, bind(ip)?))).unwrap();
-    let name = handshake.local_addr().unwrap().to_string();
+    let name = ServerName {
+        host: ip.to_owned(),
+        port: handshake.local_addr().unwrap().port(),
+    };
+    let name = name.to_string();
     let data_port = data.local_addr().map(|at: SocketAddr| at.port()).unwrap();
     let endpoint = engine
         .endpoint(EndpointSpec {
@@ -117,6 +124,14 @@ async fn transfers_use_the_endpoints_namespace_and_dead_peers_are_detected() {
         (theirs.stats().connections, theirs.stats().bytes_written),
         (1, 1 << 20)
     );
+    // Only in these namespaces is there an interface of that name.
+    let (scoped, _, peer) = endpoint(&engine, &wire.namespace(1), "fe80::2%wire");
+    let by_name = Transfer {
+        peer,
+        ..write.clone()
+    };
+    bounded(ours.transfer(by_name, soon())).await.unwrap();
+    assert_eq!(scoped.stats().bytes_written, 1 << 20);
     wire.die();
     let begun = Instant::now();
     // The idle served connection is closed within the timeout.

@@ -7,57 +7,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::admission::{Admission, ConnectionLimit, ConnectionPermit};
+use crate::admission::{ConnectionLimit, PeerFilter};
 use crate::command::{Command, CommandSender};
 use crate::connect::detect_dead_peer;
-use crate::ended::Ended;
-use crate::stats::Counters;
 use crate::transport::{EndpointId, NewSocket};
 
 /// Pause after the kernel failed to accept a connection (descriptors, memory).
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// The admission check that both listeners of an endpoint share.
-#[derive(Debug)]
-pub(crate) struct PeerFilter {
-    admission: RwLock<Admission>,
-    pub(crate) counters: Arc<Counters>,
-}
-
-impl PeerFilter {
-    pub(crate) fn new(admission: Admission, counters: Arc<Counters>) -> Self {
-        Self {
-            admission: RwLock::new(admission),
-            counters,
-        }
-    }
-
-    pub(crate) fn set_admission(&self, admission: Admission) {
-        *self.admission.write() = admission;
-    }
-
-    /// Returns the permit of a connection from this address, or counts why it is refused.
-    pub(crate) fn check(
-        &self,
-        address: IpAddr,
-        limit: &Arc<ConnectionLimit>,
-    ) -> Option<ConnectionPermit> {
-        let peer = self.counters.peers.of(address);
-        let refused = if self.admission.read().allows(address) {
-            match limit.acquire(&peer) {
-                Some(permit) => return Some(permit),
-                None => Ended::OverLimit,
-            }
-        } else {
-            Ended::NotAdmitted
-        };
-        self.counters.ended(&peer, refused);
-        None
-    }
-}
 
 /// Accepts the next connection; retries after errors of the kernel.
 pub(crate) async fn next(listener: &TcpListener) -> (TcpStream, IpAddr) {

@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::accept::{self, PeerFilter};
-use crate::admission::ConnectionLimit;
+use super::accept;
+use crate::admission::{ConnectionLimit, PeerFilter};
 use crate::ended::Ended;
 use crate::identity::Identity;
 

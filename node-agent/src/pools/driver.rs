@@ -354,7 +354,7 @@ async fn next(client: &mut Option<Client>) -> Result<Event, handover::Error> {
 }
 
 /// Waits for `future`; forever if absent.
-async fn or_pending(future: Option<impl Future<Output = ()>>) {
+pub(super) async fn or_pending(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,

@@ -13,7 +13,8 @@ use sys::mem::Region;
 use sys::net::Namespace;
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::pools::driver::{HEARTBEAT, Pod};
+use crate::pools::admission::Admitted;
+use crate::pools::driver::{HEARTBEAT, Pod, or_pending};
 use crate::pools::epoch::{Epoch, WireExtent};
 use crate::pools::failure::Failure;
 use crate::pools::mounts;
@@ -207,15 +208,21 @@ impl Pod {
         );
     }
 
-    /// Unmounts after the drain period, or when the pool process ends, and sends heartbeats to the pool
-    /// meanwhile. Returns the segments that may still be mounted.
+    /// Unmounts after the drain period, or when the pool process ends. Meanwhile sends heartbeats to the pool process and
+    /// applies changes of the admission. Returns the segments that may still be mounted.
     async fn drain(&mut self, session: &Session, ids: &[Uuid]) -> Vec<Uuid> {
         let grace = Duration::from_secs(u64::from(self.assignment.drain_seconds));
         let mut unmounting = std::pin::pin!(unmount_by_session(session, ids, grace));
         loop {
+            let heartbeat = tokio::time::sleep(HEARTBEAT);
+            let admission = self.admission.as_mut();
             tokio::select! {
                 failed = &mut unmounting => return failed,
-                () = tokio::time::sleep(HEARTBEAT) => {}
+                () = or_pending(admission.map(Admitted::changed)) => {
+                    self.refresh_admission().await;
+                    continue;
+                }
+                () = heartbeat => {}
             }
             self.heartbeat().await;
             if !self.process.runs() {
