@@ -1,7 +1,8 @@
 //! Watches which addresses may connect to the listeners of a cluster: those in the EndpointSlices of its
-//! headless Services. While the API is unavailable the last known addresses stay admitted.
+//! headless Services. While the API is unavailable the last known addresses stay admitted. An address whose pod has
+//! ended is admitted again when another pod is known to have it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crds::names;
@@ -39,10 +40,11 @@ impl Admitted {
                 .backoff(WatchBackoff::default())
                 .modify(|slice| slice.metadata.managed_fields = None);
             let mut events = reflector(writer, events).boxed();
+            let mut owners = Owners::default();
             while let Some(event) = events.next().await {
                 // The watch of the MooncakeNode logs an unavailable API.
                 if let Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) = event {
-                    let addresses = addresses(&slices);
+                    let addresses = owners.admitted(listed(&slices));
                     publish.send_if_modified(|before| before.replace(addresses) != *before);
                 }
             }
@@ -84,14 +86,69 @@ fn selector(of: &PoolAssignment) -> String {
     format!("{SERVICE} in ({})", services.join(","))
 }
 
-/// Includes endpoints that are not ready: a pod connects before it is Ready and until it has ended.
-fn addresses(slices: &Store<EndpointSlice>) -> BTreeSet<IpAddr> {
-    let slices = slices.state();
-    let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
-    let addresses = endpoints.flat_map(|endpoint| &endpoint.addresses);
-    addresses
-        .filter_map(|address| address.parse().ok())
-        .collect()
+/// The pod behind an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Owner {
+    /// Absent for an endpoint that names no object.
+    uid: Option<String>,
+    /// The pod is being deleted.
+    terminating: bool,
+}
+
+/// Returns the endpoints of all slices, also those that are not ready: a pod connects before it is Ready and until it
+/// has ended.
+fn listed(slices: &Store<EndpointSlice>) -> Vec<(IpAddr, Owner)> {
+    let mut listed = Vec::new();
+    for slice in slices.state() {
+        for endpoint in &slice.endpoints {
+            let conditions = endpoint.conditions.as_ref();
+            let owner = Owner {
+                uid: endpoint.target_ref.as_ref().and_then(|of| of.uid.clone()),
+                terminating: conditions.and_then(|of| of.terminating) == Some(true),
+            };
+            let addresses = endpoint.addresses.iter();
+            let addresses = addresses.filter_map(|address| address.parse().ok());
+            listed.extend(addresses.map(|address| (address, owner.clone())));
+        }
+    }
+    listed
+}
+
+/// Who had and who has each address.
+#[derive(Debug, Default)]
+struct Owners {
+    last: Vec<(IpAddr, Owner)>,
+    /// The last pod of each address that was deleted and is no longer listed. An EndpointSlice that
+    /// lists one again is out of date: the address may belong to any pod now.
+    ended: BTreeMap<IpAddr, String>,
+}
+
+impl Owners {
+    /// Returns the addresses to admit of those that are listed now.
+    fn admitted(&mut self, listed: Vec<(IpAddr, Owner)>) -> BTreeSet<IpAddr> {
+        for (address, before) in std::mem::take(&mut self.last) {
+            let still = |(of, now): &(IpAddr, Owner)| *of == address && now.uid == before.uid;
+            // An endpoint that is not terminating may be on its way to another EndpointSlice.
+            if before.terminating
+                && !listed.iter().any(still)
+                && let Some(uid) = before.uid
+            {
+                self.ended.insert(address, uid);
+            }
+        }
+        let mut admitted = BTreeSet::new();
+        for (address, owner) in &listed {
+            let known = match self.ended.get(address) {
+                None => true,
+                Some(ended) => owner.uid.as_ref().is_some_and(|uid| uid != ended),
+            };
+            if known {
+                admitted.insert(*address);
+            }
+        }
+        self.last = listed;
+        admitted
+    }
 }
 
 #[cfg(test)]
@@ -105,6 +162,10 @@ mod tests {
             "endpoints": [{"addresses": addresses, "conditions": {"ready": false}}],
         }))
         .unwrap()
+    }
+
+    fn addresses(slices: &Store<EndpointSlice>) -> BTreeSet<IpAddr> {
+        Owners::default().admitted(listed(slices))
     }
 
     fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
@@ -134,5 +195,33 @@ mod tests {
         assert_eq!(addresses(&slices), set(&["10.0.0.1"]));
         writer.apply_watcher_event(&Event::InitDone);
         assert!(addresses(&slices).is_empty());
+    }
+
+    #[test]
+    fn an_address_is_admitted_again_only_for_another_pod() {
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let owned = |uid: &str, terminating| {
+            let uid = (!uid.is_empty()).then(|| uid.to_owned());
+            vec![(address, Owner { uid, terminating })]
+        };
+        let mut owners = Owners::default();
+        let mut allows = |listed| owners.admitted(listed).contains(&address);
+        assert!(allows(owned("a", false)));
+        // Between two slices.
+        assert!(!allows(vec![]));
+        assert!(allows(owned("a", false)));
+        // Until it has ended.
+        assert!(allows(owned("a", true)));
+        assert!(!allows(vec![]));
+        // A slice that is out of date, and one that does not say whose address it is.
+        assert!(!allows(owned("a", true)));
+        assert!(!allows(owned("a", false)));
+        assert!(!allows(owned("", false)));
+        assert!(allows(owned("b", false)));
+        assert!(allows(owned("b", true)));
+        // Another pod of the cluster got the address before its former one was removed.
+        assert!(allows([owned("b", true), owned("c", false)].concat()));
+        assert!(allows(owned("c", false)));
+        assert!(!allows(owned("b", true)));
     }
 }
