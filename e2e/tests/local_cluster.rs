@@ -255,7 +255,7 @@ async fn every_killed_part_can_be_started_again() -> anyhow::Result<()> {
             cluster.with(move |cluster| cluster.start(part)).await?;
         }
         node_ready(cluster, "n1", "True").await?;
-        watches_resume(&namespace, &["n1", "n2"], SOON).await?;
+        watches_resume(&namespace, &["n1", "n2"]).await?;
         // A new pod needs every part; the old pod was not restarted.
         StockPod::new("after", StockWork::Idle)
             .node("n1")
@@ -319,7 +319,7 @@ async fn pods_transfer_data_while_the_api_server_is_stopped() -> anyhow::Result<
                 refused.is_err(),
                 "the API server answered although it was stopped"
             );
-            watches_resume(&namespace, &["n1", "n2"], SOON).await?;
+            watches_resume(&namespace, &["n1", "n2"]).await?;
             let report = load.end(&namespace, SOON).await?;
             ensure!(
                 report.done > 100 && report.failed == 0 && report.wrong == 0,

@@ -4,16 +4,15 @@ use super::namespace::Namespace;
 use super::stock_pod::{StockPod, StockWork};
 use std::time::Duration;
 
-/// Waits until the kubelets of these nodes start a new pod and a deleted namespace goes. client-go retries a lost
-/// watch after pauses that grow to a minute.
+/// client-go retries a lost watch after pauses that grow to a minute, and an API server that has just started may refuse
+/// the first attempt: a kubelet was seen to need 95 s after an outage of 20 s.
+const RESUMED: Duration = Duration::from_secs(180);
+
+/// Waits until the kubelets of these nodes start a new pod and a deleted namespace goes.
 ///
 /// # Errors
-/// When a pod is not Ready in time, or the namespace stays.
-pub async fn watches_resume(
-    namespace: &Namespace,
-    nodes: &[&str],
-    deadline: Duration,
-) -> anyhow::Result<()> {
+/// When a pod is not Ready in three minutes, or the namespace stays.
+pub async fn watches_resume(namespace: &Namespace, nodes: &[&str]) -> anyhow::Result<()> {
     let name = |node: &str| format!("watch-{node}");
     for node in nodes {
         let pod = StockPod::new(&name(node), StockWork::Idle).node(node);
@@ -26,7 +25,7 @@ pub async fn watches_resume(
         .kubectl(["delete", "namespace", &empty, "--wait=false"])
         .await?;
     for node in nodes {
-        namespace.pod_ready(&name(node), deadline).await?;
+        namespace.pod_ready(&name(node), RESUMED).await?;
     }
-    namespace.gone(&empty, deadline).await
+    namespace.gone(&empty, RESUMED).await
 }

@@ -71,7 +71,7 @@ async fn killing_agents_under_load_loses_no_key_and_no_segment() -> anyhow::Resu
             .cluster
             .with(|cluster| cluster.start(Part::ApiServer))
             .await?;
-        watches_resume(&namespace, &NODES, BACK).await?;
+        watches_resume(&namespace, &NODES).await?;
         pool.ready(BACK).await?;
         ensure!(pool.segments().await? == before, "the segments changed");
         for load in &loads {

@@ -48,7 +48,7 @@ async fn without_api_server(
         .with(|cluster| cluster.start(Part::ApiServer))
         .await?;
     product.wait_ready(SOON).await?;
-    watches_resume(&pool.namespace, &["n1", "n2"], SOON).await?;
+    watches_resume(&pool.namespace, &["n1", "n2"]).await?;
     // The leader of the operator reconciles again.
     let spec = json!({"spec": {"access": {"addresses": ["192.0.2.1"]}}});
     pool.namespace
