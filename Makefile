@@ -24,8 +24,13 @@ soak: ## Every suite at full counts, for hours; docs/soak.md keeps the results. 
 lint: ## Format and lints only
 	@$(TOOL) suites -- test --only lint
 
-bench: ## Figures: ours beside a stock segment, on loopback and on a cluster; what it costs at work and at rest
-	@cargo run --quiet --release --package mooncake-bench
+BENCH := cargo run --quiet --release --package mooncake-bench --
+bench: ## Figures: ours beside stock and bare sockets, on loopback and on a cluster; what it costs at work and at rest
+	@for operation in read write; do \
+		$(BENCH) --compare --operation $$operation && \
+		$(BENCH) --compare --operation $$operation --block_size 1048576 --batch_size 16 --threads 4 || exit 1; \
+	done
+	@$(BENCH) store
 	@$(TOOL) figures
 
 cli: ## kubectl-mooncake, one static binary; prints its path. docs/cli.md says what it shows

@@ -9,6 +9,8 @@ use anyhow::{Context, bail, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::processes::Reaped;
+
 const POLL: Duration = Duration::from_millis(100);
 
 /// An unpacked stock wheel.
@@ -54,7 +56,7 @@ impl Wheel {
             wheel: self,
             address: format!("127.0.0.1:{rpc}"),
             admin: format!("127.0.0.1:{admin}"),
-            process: Reaped(process),
+            process: Reaped::new(process),
         };
         let ready = |body: &str| body.contains("\"service_ready\":true");
         master.until(deadline, "/health", ready).await?;
@@ -87,7 +89,7 @@ impl Master<'_> {
             .arg(format!("--port={}", free_port()?))
             .arg(format!("--global_segment_size={bytes}"))
             .spawn()?;
-        let process = Reaped(process);
+        let process = Reaped::new(process);
         let names = self
             .until(deadline, "/get_all_segments", |body| {
                 !body.trim().is_empty()
@@ -107,7 +109,7 @@ impl Master<'_> {
         let end = Instant::now() + deadline;
         let mut last = String::from("no connection");
         while Instant::now() < end {
-            if let Some(status) = self.process.0.try_wait()? {
+            if let Some(status) = self.process.ended()? {
                 bail!("the stock master ended: {status}");
             }
             match get(&self.admin, path).await {
@@ -133,29 +135,6 @@ pub(crate) struct Segment {
 impl Segment {
     pub(crate) async fn stop(self, deadline: Duration) -> anyhow::Result<()> {
         self.process.end(deadline).await
-    }
-}
-
-/// A process that is killed when this process ends.
-struct Reaped(Child);
-
-impl Reaped {
-    async fn end(mut self, deadline: Duration) -> anyhow::Result<()> {
-        self.0.kill()?;
-        let end = Instant::now() + deadline;
-        while self.0.try_wait()?.is_none() {
-            ensure!(Instant::now() < end, "process {} does not end", self.0.id());
-            tokio::time::sleep(POLL).await;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        // Both fail only if it has ended.
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::stock::{self, Wheel};
+use super::stock::{self, Wheel};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Round {
