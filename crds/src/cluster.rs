@@ -40,7 +40,7 @@ use crate::word::Word;
     printcolumn(name = "NVLink", type_ = "string", json_path = ".status.mnnvl.nodes", priority = 1, description = "Nodes that may use NVLink between nodes: members/participants"),
     printcolumn(name = "Master", type_ = "string", json_path = ".status.masterEndpoint", priority = 1, description = "Address of the master")
 ))]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "!has(self.usage) || !self.usage.exists(usage, usage == 'Pd') || (self.transports.rdma != 'Forbid' && self.transports.tcp != 'Require')", "message": "usage Pd requires RDMA to transfer the KV cache between GPUs: set transports.rdma to Prefer or Require, and transports.tcp to Prefer or Forbid", "fieldPath": ".usage" }
     ]))]
@@ -82,6 +82,14 @@ pub struct MooncakeClusterSpec {
     #[serde(default)]
     pub access: Access,
 
+    /// Secrets with the credentials of private registries, for pool pods, master and the gate of injected pods. They are
+    /// in this namespace; for injected pods of other namespaces, Secrets of the same names are in those. A change
+    /// restarts no pod and affects pods that are created later: delete pods that wait in ImagePullBackOff. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub image_pull_secrets: Vec<PullSecret>,
+
     /// ComputeDomain whose members may use multi-node NVLink. If absent, NVLink is not used between nodes. The
     /// pool does not wait for the ComputeDomain. A change restarts no pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -117,7 +125,7 @@ fn default_pools() -> Vec<Pool> {
 
 /// A pool: an equal amount of memory on every selected node.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "quantity(string(self.size)).compareTo(quantity('16Mi')) >= 0 && quantity(string(self.size)).compareTo(quantity('16Ti')) <= 0", "message": "size must be from 16Mi to 16Ti. It is the memory of the pool on each node", "fieldPath": ".size" },
         { "rule": "!(self.pageSize in ['2Mi', '1Gi']) || quantity(string(self.size)).asInteger() % quantity(self.pageSize).asInteger() == 0", "message": "size must be a whole number of pages: raise it to a multiple of pageSize", "fieldPath": ".size" },
@@ -134,6 +142,7 @@ pub struct Pool {
     /// Memory on each node, in bytes, e.g. `64Gi`. The pool pod requests it from the scheduler and is charged for it.
     /// A change drains and replaces the pool's pods one by one. Default: 1Gi.
     #[serde(default = "default_size")]
+    #[schemars(extend("nullable" = false))]
     pub size: ByteSize,
 
     /// Page size of the memory. `2Mi` and `1Gi` require enough free hugepages of that size on the node. Above 16Gi a
@@ -260,7 +269,7 @@ pub enum TransportPolicy {
 
 /// One policy per transport.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "!(self.tcp == 'Forbid' && self.rdma == 'Forbid')", "message": "tcp and rdma are both Forbid: set one of them to Prefer or Require" },
         { "rule": "!(self.tcp == 'Require' && self.rdma == 'Require')", "message": "a stock peer uses exactly one transport: require only one of tcp and rdma" }
@@ -299,7 +308,7 @@ impl MooncakeClusterSpec {
 
 /// How peers discover each other's segments.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Metadata {
     /// `P2P`: peers request segment descriptors from each other on the handshake port, without a metadata service. Immutable.
     /// Default: P2P.
@@ -320,7 +329,7 @@ pub enum MetadataType {
 
 /// The stock master.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Master {
     /// Mooncake release. It determines the wire schema of all parts of this cluster. Default: 0.3.13.
     #[serde(default)]
@@ -356,7 +365,7 @@ impl MooncakeVersion {
 
 /// How labelled pods are injected and when they start.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Injection {
     /// Maximum time in seconds for which a pod's start is delayed until its master and pool respond from inside the pod.
     /// Default: 120.
@@ -371,7 +380,7 @@ pub struct Injection {
     /// Memory that a stock client allocates for its own transfers, in bytes (`MOONCAKE_LOCAL_BUFFER_SIZE`), from 1Mi
     /// to 1Ti. Default: 64Mi.
     #[serde(default = "default_local_buffer")]
-    #[schemars(extend("x-kubernetes-validations" = [
+    #[schemars(extend("nullable" = false, "x-kubernetes-validations" = [
         { "rule": "quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Ti')) <= 0", "message": "localBufferSize must be from 1Mi to 1Ti" }
     ]))]
     pub local_buffer_size: ByteSize,
@@ -408,7 +417,7 @@ pub enum OnDeadline {
 /// Checks that a node must pass before an injected pod of this cluster starts there. The checks and fixes of nodes
 /// are configured in MooncakeNodePolicy.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Preflight {
     /// Checks of the node that must pass without a warning before the gate of a pod opens. `deadlineSeconds` and
     /// `onDeadline` of `injection` apply. Checks of containers (`Pod...`) inspect running containers and cannot be
@@ -423,7 +432,7 @@ pub struct Preflight {
 
 /// The ComputeDomain of the cluster's pods. Set exactly one field.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "has(self.reference) != has(self.create)", "message": "set exactly one of reference (an existing ComputeDomain) and create (the operator creates one)" }
     ]))]
@@ -440,7 +449,7 @@ pub struct Mnnvl {
 
 /// Reference to a ComputeDomain.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct DomainReference {
     /// Name of the ComputeDomain.
     #[schemars(
@@ -452,7 +461,7 @@ pub struct DomainReference {
 
 /// Settings of a ComputeDomain that the operator creates.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct DomainCreation {
     /// IMEX channels that a claim allocates. Immutable. Default: Single.
     #[serde(default)]
@@ -484,7 +493,7 @@ impl Channels {
 
 /// Peers that may connect to the pool.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Access {
     /// Other namespaces whose pods may use this cluster, with the label `mooncake.io/inject` and the annotation
     /// `mooncake.io/cluster-namespace`. Default: none.
@@ -506,6 +515,18 @@ pub struct Access {
         { "rule": "self.all(a, !isIP(a) || ip(a).isGlobalUnicast())", "message": "access.addresses must not be loopback, unspecified, link-local or multicast: other machines do not connect from such addresses" }
     ]))]
     pub addresses: Vec<String>,
+}
+
+/// A Secret with the credentials of a registry.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PullSecret {
+    /// Name of the Secret, of type `kubernetes.io/dockerconfigjson`.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
+    pub name: String,
 }
 
 /// State of the cluster as the operator observed it.

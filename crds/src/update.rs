@@ -8,12 +8,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// How pool pods are replaced when their spec changes.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Update {
     /// Pool pods that may be out of service at a time while pods are replaced: a number, or a percentage of the
     /// cluster's pool pods. A percentage is rounded down, but at least to one pod. Pods that did not serve before the
     /// rollout are not counted. Default: 1.
     #[serde(default)]
+    #[schemars(extend("nullable" = false))]
     pub max_unavailable: MaxUnavailable,
 
     /// Maximum time in seconds, after the drain, until the successor of a replaced pod serves. After this time no

@@ -154,6 +154,9 @@ Pool pods keep a sealed record for the next agent. Its version 1 stays as releas
 Before a rollback to release 0.1.0: use the names of release 0.1.0 in `spec.checks` of MooncakeNodePolicies and in `spec.preflight.checks` of \
 MooncakeClusters, and `sickDevices` instead of `unhealthyDevices`. Release 0.1.0 ignores objects of users with names that it does not know.
 
+A MooncakeCluster with fields of a later release is read without them. Release 0.1.0 does not reconcile such a MooncakeCluster; with the CRDs of release 0.1.0, \
+which a rollback of the chart installs, the API server removes the fields.
+
 ## What a reader does with a word that it does not know
 The default is the safe side: not ready, not allowed, keep the last.
 
@@ -273,4 +276,25 @@ fn whatever_the_page_for_who_comes_from_mooncakes_own_guide_names_is_tcrate_dire
         let known = FixId::ALL.iter().any(|known| known.as_str() == fix.0);
         assert!(known, "there is no fix {}", fix.0);
     }
+}
+
+/// The API server stores null in a nullable field instead of its default, and null is not a value of its type.
+#[test]
+fn no_field_with_a_default_is_nullable() {
+    fn walk(path: &str, schema: &Value, nullable: &mut Vec<String>) {
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            if property["nullable"] == true && !property["default"].is_null() {
+                nullable.push(path.clone());
+            }
+            walk(&path, property, nullable);
+            walk(&format!("{path}[]"), &property["items"], nullable);
+        }
+    }
+    let mut nullable = Vec::new();
+    for (file, crd) in definitions() {
+        let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+        walk(file, &schema["openAPIV3Schema"], &mut nullable);
+    }
+    assert!(nullable.is_empty(), "{nullable:?}");
 }

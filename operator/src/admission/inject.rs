@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crds::policy::HostPorts;
 use crds::{MooncakeCluster, Reason, names};
 use json_patch::PatchOperation;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, LocalObjectReference, Pod, PodSpec};
 use serde_json::json;
 
 use super::claim::{self, Claim};
@@ -177,6 +177,7 @@ fn changes(
     }
     add_volumes(&mut patch, spec, target);
     add_gate(&mut patch, spec, target, gate_image, &files);
+    add_pull_secrets(&mut patch, spec, target);
     if is_host_network(spec) && spec.dns_policy.as_deref() == Some("ClusterFirst") {
         // On the host's network ClusterFirst means the node's resolver, which knows no Service.
         patch.replace(&["spec", "dnsPolicy"], json!("ClusterFirstWithHostNet"));
@@ -218,6 +219,21 @@ fn add_volumes(patch: &mut Builder, spec: &PodSpec, target: &Target) {
         .filter(|volume| !present(&volume.name))
         .collect();
     patch.append(&["spec", "volumes"], spec.volumes.is_some(), &missing);
+}
+
+/// Beside the pod's own. Those of its ServiceAccount are in the pod already: the API server adds them before it calls
+/// webhooks.
+fn add_pull_secrets(patch: &mut Builder, spec: &PodSpec, target: &Target) {
+    let present = |name: &String| {
+        let mut present = spec.image_pull_secrets.iter().flatten();
+        present.any(|secret| secret.name == *name)
+    };
+    let missing = target.pull_secrets.iter().filter(|name| !present(name));
+    let missing: Vec<_> = missing
+        .map(|name| LocalObjectReference { name: name.clone() })
+        .collect();
+    let list = ["spec", "imagePullSecrets"];
+    patch.append(&list, spec.image_pull_secrets.is_some(), &missing);
 }
 
 /// First of the init containers, so that every other of the user's starts behind it. One that is

@@ -39,6 +39,8 @@ pub struct Target {
     pub preflight: bool,
     /// On which its engine listens, where the pod is in the node's own network.
     pub host_ports: Option<HostPorts>,
+    /// Secrets with the credentials of the gate's registry.
+    pub pull_secrets: Vec<String>,
 }
 
 impl Target {
@@ -56,6 +58,10 @@ impl Target {
             on_deadline: injection.on_deadline,
             preflight: cluster.is_some_and(|c| !c.spec.preflight.checks.is_empty()),
             host_ports: None,
+            pull_secrets: cluster.map_or_else(Vec::new, |c| {
+                let secrets = c.spec.image_pull_secrets.iter();
+                secrets.map(|secret| secret.name.clone()).collect()
+            }),
         }
     }
 }

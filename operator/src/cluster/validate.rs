@@ -43,6 +43,8 @@ pub struct Valid {
     pub allow_host_network: bool,
     /// Peers outside Kubernetes, sorted.
     pub addresses: Vec<IpAddr>,
+    /// Names of Secrets with the credentials of registries.
+    pub pull_secrets: Vec<String>,
     pub update: Update,
     /// Percentage of nodes that must serve.
     pub min_ready_percent: u8,
@@ -147,6 +149,11 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         allowed_namespaces,
         allow_host_network: spec.access.allow_host_network,
         addresses,
+        pull_secrets: spec
+            .image_pull_secrets
+            .iter()
+            .map(|secret| secret.name.clone())
+            .collect(),
         update: spec.update.clone().unwrap_or_default(),
         min_ready_percent: spec.min_ready_percent(),
         paused: spec.paused,

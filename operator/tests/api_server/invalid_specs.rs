@@ -2,7 +2,8 @@
 
 use anyhow::ensure;
 use crds::MooncakeCluster;
-use kube::api::{DynamicObject, Patch, PatchParams};
+use crds::update::Update;
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
 
 /// A spec, and a part of the message of its rejection.
@@ -91,6 +92,12 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
         "localBufferSize must be from 1Mi to 1Ti",
     ),
     ("{metadata: {type: Etcd}}", "Unsupported value"),
+    (
+        "{imagePullSecrets: [{name: a}, {name: a}]}",
+        "duplicate entries",
+    ),
+    ("{imagePullSecrets: [{name: 'a b'}]}", "should match"),
+    ("{imagePullSecrets: [{}]}", "omits all key fields"),
     ("{mnnvl: {}}", "set exactly one"),
     (
         "{mnnvl: {create: {}, reference: {name: job}}}",
@@ -155,6 +162,33 @@ pub(crate) async fn changes_are_rejected(client: &Client) -> anyhow::Result<()> 
         pools[0]["name"] == "default" && pools[0]["size"] == "1Gi",
         "the API server did not set the defaults: {pools}"
     );
+    Ok(())
+}
+
+/// Null stands for the default, also where the default is not null: what is stored can be read.
+pub(crate) async fn null_is_the_default(client: &Client) -> anyhow::Result<()> {
+    let kind = kube::api::ApiResource::erase::<MooncakeCluster>(&());
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &kind);
+    let body = serde_json::json!({
+        "apiVersion": MooncakeCluster::api_version(&()), "kind": MooncakeCluster::kind(&()),
+        "metadata": { "name": "nulls" },
+        "spec": {
+            "pools": [{"name": "default", "size": null, "tolerations": null}],
+            "update": {"maxUnavailable": null}, "injection": {"localBufferSize": null},
+            "transports": null, "imagePullSecrets": null,
+        },
+    });
+    let body = serde_json::from_value(body)?;
+    api.create(&PostParams::default(), &body).await?;
+    let read = Api::<MooncakeCluster>::namespaced(client.clone(), "default");
+    let mut spec = read.get("nulls").await?.spec;
+    ensure!(
+        spec.update.take() == Some(Update::default()),
+        "{:?}",
+        spec.update
+    );
+    let plain = read.get("plain").await?.spec;
+    ensure!(spec == plain, "{spec:?} is not {plain:?}");
     Ok(())
 }
 

@@ -21,9 +21,10 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use mooncake_operator::cluster::container_compatibility;
 use mooncake_operator::pod::condition;
+use serde_json::json;
 use server::Server;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,7 +33,8 @@ async fn invalid_specs_are_rejected_with_a_remedy() -> anyhow::Result<()> {
     let server = Server::start().await?;
     harness::install_crds(&server.client).await?;
     invalid_specs::are_rejected(&server.client, invalid_specs::INVALID).await?;
-    invalid_specs::changes_are_rejected(&server.client).await
+    invalid_specs::changes_are_rejected(&server.client).await?;
+    invalid_specs::null_is_the_default(&server.client).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -76,6 +78,55 @@ async fn reconciles_without_a_change_write_nothing() -> anyhow::Result<()> {
         "a restarted operator wrote {} times",
         harness.metrics.writes() - before
     );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn pull_secrets_of_the_spec_replace_those_of_the_account_and_restart_nothing()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let harness = Harness::new(&server.client).await?;
+    harness.ready().await?;
+    let secrets = async || {
+        let account = harness.api::<ServiceAccount>().get("kv-pool").await?;
+        let secrets = account.image_pull_secrets.unwrap_or_default();
+        anyhow::Ok(secrets.into_iter().map(|s| s.name).collect::<Vec<_>>())
+    };
+    let generations = async || {
+        let master = harness.api::<Deployment>().get("kv-master").await?;
+        let pool = harness.api::<DaemonSet>().get("kv-pool-default").await?;
+        anyhow::Ok((master.metadata.generation, pool.metadata.generation))
+    };
+    let before = generations().await?;
+    ensure!(secrets().await?.is_empty());
+    // A person's secret is kept while the spec has none.
+    let by_hand = Patch::Merge(json!({"imagePullSecrets": [{"name": "by-hand"}]}));
+    let accounts = harness.api::<ServiceAccount>();
+    let user = PatchParams::default();
+    accounts.patch("kv-pool", &user, &by_hand).await?;
+    harness.reconciled_twice().await?;
+    ensure!(secrets().await? == ["by-hand"], "{:?}", secrets().await?);
+
+    harness
+        .change_spec(json!({"imagePullSecrets": [{"name": "a"}, {"name": "b"}]}))
+        .await?;
+    eventually("the secrets of the spec", || async {
+        Ok(secrets().await? == ["a", "b"])
+    })
+    .await?;
+    harness
+        .change_spec(json!({"imagePullSecrets": [{"name": "b"}]}))
+        .await?;
+    eventually("the remaining secret", || async {
+        Ok(secrets().await? == ["b"])
+    })
+    .await?;
+    harness
+        .change_spec(json!({"imagePullSecrets": null}))
+        .await?;
+    eventually("no secret", || async { Ok(secrets().await?.is_empty()) }).await?;
+    ensure!(generations().await? == before);
     Ok(())
 }
 
