@@ -49,6 +49,8 @@ catalog! {
     NoUsableTransport = (Fabric, "Allow another transport in the spec, or repair the named transport.");
     /// A Kubernetes API call failed.
     ApiFailed = (Cluster, "Read the message. The operator retries the call.");
+    /// The API server forbids a write of the operator: a permission, a quota or an admission policy is in the way.
+    ApiForbidden nearest "ApiFailed" = (Cluster, "Grant what the message names. The operator retries at intervals of up to five minutes, and at once after a change of the spec.");
 
     /// The results of the checks that spec.preflight of the MooncakeCluster requires on the pod's node are not reported yet.
     PreflightPending formerly "PreflightUntold" = (Cluster, "Wait. If this continues, check that the operator and the agent of the pod's node run.");

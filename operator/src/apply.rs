@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crds::Reason;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
 use parking_lot::Mutex;
@@ -48,15 +49,21 @@ pub enum Error {
          name for the cluster or the pool"
     )]
     NotOurs { object: String, owner: String },
-    #[error("{verb} {object}: the API server rejected it: {source}")]
+    #[error("{verb} {object}: the API server rejected it: {}", words(source))]
     Refused {
+        verb: &'static str,
+        object: String,
+        source: Box<kube::Error>,
+    },
+    #[error("{verb} {object}: the API server forbids it: {}", words(source))]
+    Forbidden {
         verb: &'static str,
         object: String,
         source: Box<kube::Error>,
     },
     #[error("{verb} {object}: its namespace is being deleted")]
     NamespaceTerminating { verb: &'static str, object: String },
-    #[error("{verb} {object}: {source}")]
+    #[error("{verb} {object}: {}", words(source))]
     Api {
         verb: &'static str,
         object: String,
@@ -67,10 +74,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// True where trying again without a change of the spec cannot help.
+    /// Returns the cause for conditions and Events.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::NotOurs { .. } | Self::Refused { .. } => Reason::InvalidSpec,
+            Self::Forbidden { .. } => Reason::ApiForbidden,
+            Self::NamespaceTerminating { .. } => Reason::Deleting,
+            Self::Deposed { .. } | Self::Api { .. } | Self::Silent { .. } => Reason::ApiFailed,
+        }
+    }
+
+    /// True if no retry helps until a person changes something.
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::NotOurs { .. } | Self::Refused { .. } => true,
+            Self::NotOurs { .. } | Self::Refused { .. } | Self::Forbidden { .. } => true,
             Self::Deposed { .. }
             | Self::NamespaceTerminating { .. }
             | Self::Api { .. }
@@ -347,13 +364,7 @@ impl Writer {
         K: Resource + Clone + Debug + DeserializeOwned,
     {
         let name = desired.name_any();
-        let found = tokio::time::timeout(WRITE_LIMIT, api.get_metadata_opt(&name))
-            .await
-            .map_err(|_| Error::Silent {
-                verb: "get",
-                object: object.to_owned(),
-            })?
-            .map_err(|error| api_error("get", object, error))?;
+        let found = read(object, api.get_metadata_opt(&name)).await?;
         let Some(found) = found else { return Ok(()) };
         let mine = |owned: &K| owner(owned.meta());
         if owner(&found.metadata) == mine(desired) {
@@ -397,21 +408,50 @@ fn api_error(verb: &'static str, object: &str, error: kube::Error) -> Error {
     if terminating(&error) {
         return Error::NamespaceTerminating { verb, object };
     }
-    let refused = matches!(&error, kube::Error::Api(status) if matches!(status.code, 400 | 422));
+    let code = match &error {
+        kube::Error::Api(status) => Some(status.code),
+        _ => None,
+    };
     let source = Box::new(error);
-    if refused {
-        Error::Refused {
+    match code {
+        Some(400 | 422) => Error::Refused {
             verb,
             object,
             source,
-        }
-    } else {
-        Error::Api {
+        },
+        Some(403) => Error::Forbidden {
             verb,
             object,
             source,
-        }
+        },
+        _ => Error::Api {
+            verb,
+            object,
+            source,
+        },
     }
+}
+
+/// The API server's own words: the display of `kube` repeats them with every field of the response.
+fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        error => error.to_string(),
+    }
+}
+
+/// Runs one read within the deadline of writes.
+pub async fn read<T>(
+    object: &str,
+    read: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Error> {
+    tokio::time::timeout(WRITE_LIMIT, read)
+        .await
+        .map_err(|_| Error::Silent {
+            verb: "get",
+            object: object.to_owned(),
+        })?
+        .map_err(|error| api_error("get", object, error))
 }
 
 /// True if the API server rejects new objects because the namespace is being deleted.

@@ -18,6 +18,7 @@ use serde_json::json;
 use crate::apply::{Error as WriteError, Writer};
 use crate::cache::{Caches, ClusterName};
 use crate::compute_domain::view;
+use crate::controller::Failure;
 use crate::event::Events;
 use crate::metrics::Metrics;
 
@@ -36,6 +37,7 @@ pub mod pool_pod;
 pub mod preflight;
 pub mod rollout;
 pub mod status;
+pub mod undecodable;
 pub mod usage;
 pub mod validate;
 
@@ -69,6 +71,15 @@ pub enum Error {
     Apply { cluster: String, source: WriteError },
 }
 
+impl Failure for Error {
+    fn is_permanent(&self) -> bool {
+        match self {
+            Self::NoNamespace(_) => true,
+            Self::Apply { source, .. } => source.is_permanent(),
+        }
+    }
+}
+
 /// Reconciles one cluster.
 pub async fn reconcile(
     object: Arc<DeserializeGuard<MooncakeCluster>>,
@@ -81,7 +92,13 @@ pub async fn reconcile(
             let namespace = object.namespace().unwrap_or_default();
             tracing::warn!(%namespace, name = %object.name_any(), error = %invalid.error,
                 "cannot decode MooncakeCluster; waiting for a change");
-            return Ok(Action::await_change());
+            return undecodable::report(&object, &context)
+                .await
+                .map(|()| Action::await_change())
+                .map_err(|source| Error::Apply {
+                    cluster: format!("{namespace}/{}", object.name_any()),
+                    source,
+                });
         }
     };
     let name = ClusterName {
@@ -144,12 +161,7 @@ impl Session<'_> {
             Err(error) => {
                 // A deposed replica writes nothing.
                 if !matches!(error, WriteError::Deposed { .. }) {
-                    let reason = if error.is_permanent() {
-                        Reason::InvalidSpec
-                    } else {
-                        Reason::ApiFailed
-                    };
-                    self.give_up(reason, &error.to_string(), error.is_permanent())
+                    self.give_up(error.reason(), &error.to_string(), error.is_permanent())
                         .await?;
                 }
                 Err(error)

@@ -20,8 +20,18 @@ use crate::metrics::Metrics;
 
 /// Objects of one kind that are reconciled at a time.
 const CONCURRENCY: u16 = 8;
-/// Delay before the first retry, and the longest delay.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+/// Delay before the first retry.
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+/// Longest delay between retries.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// The same after a permanent failure. It bounds the time until a repair outside the object is noticed.
+const LONGEST_RETRY_PERMANENT: Duration = Duration::from_secs(300);
+
+/// Why a reconcile failed.
+pub trait Failure: std::error::Error + Send + 'static {
+    /// True if no retry helps until a person changes something. A change of the object is tried at once.
+    fn is_permanent(&self) -> bool;
+}
 
 /// Runs until dropped. Begins with every object of `store`, then follows `triggers`, of which `of`
 /// maps each to objects.
@@ -36,7 +46,7 @@ pub async fn run<K, Ctx, E, Fut>(
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
     Ctx: Send + Sync,
-    E: std::error::Error + Send + 'static,
+    E: Failure,
     Fut: Future<Output = Result<Action, E>> + Send,
 {
     let kind = K::kind(&()).into_owned();
@@ -58,8 +68,10 @@ pub async fn run<K, Ctx, E, Fut>(
         })
     };
     let again = retries.clone();
-    let policy = move |object: Arc<K>, _: &E, _: Arc<Ctx>| {
-        Action::requeue(again.next(ObjectRef::from_obj(object.as_ref())))
+    let policy = move |object: Arc<K>, error: &E, _: Arc<Ctx>| {
+        let generation = object.meta().generation;
+        let name = ObjectRef::from_obj(object.as_ref());
+        Action::requeue(again.next(name, generation, error.is_permanent()))
     };
     let config = Config::default()
         .debounce(debounce)
@@ -116,10 +128,10 @@ where
         .map(|object| Ok(ReconcileRequest::from(object)))
 }
 
-/// Consecutive failures of each object.
+/// Consecutive failures of each object, and the generation of its spec that failed.
 #[derive(Debug)]
 struct Retries<K: Eq + Hash> {
-    failures: Mutex<HashMap<K, u32>>,
+    failures: Mutex<HashMap<K, (Option<i64>, u32)>>,
     jitter: RandomState,
 }
 
@@ -133,12 +145,20 @@ impl<K: Eq + Hash> Default for Retries<K> {
 }
 
 impl<K: Eq + Hash> Retries<K> {
-    fn next(&self, object: K) -> Duration {
+    fn next(&self, object: K, generation: Option<i64>, permanent: bool) -> Duration {
         let mut failures = self.failures.lock();
         let seed = self.jitter.hash_one(&object);
-        let count = failures.entry(object).or_insert(0);
+        let (failed, count) = failures.entry(object).or_insert((generation, 0));
+        if *failed != generation {
+            (*failed, *count) = (generation, 0);
+        }
         *count = count.saturating_add(1);
-        pause(*count, seed)
+        let longest = if permanent {
+            LONGEST_RETRY_PERMANENT
+        } else {
+            LONGEST_RETRY
+        };
+        pause(*count, longest, seed)
     }
 
     fn forget(&self, object: &K) {
@@ -147,10 +167,9 @@ impl<K: Eq + Hash> Retries<K> {
 }
 
 /// Doubles with each failure up to a cap; replicas and objects spread over a quarter of it.
-fn pause(failures: u32, seed: u64) -> Duration {
-    let (first, most) = RETRY;
-    let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    let base = doubled.min(most);
+fn pause(failures: u32, longest: Duration, seed: u64) -> Duration {
+    let doubled = FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    let base = doubled.min(longest);
     let share = u32::try_from(seed.rotate_left(failures) % 256).unwrap_or(0);
     base + base / 1024 * share
 }
@@ -162,10 +181,22 @@ mod tests {
     #[test]
     fn pauses_grow_to_a_cap_and_reset_after_success() {
         let retries = Retries::default();
-        let pauses: Vec<Duration> = (0..12).map(|_| retries.next("a")).collect();
+        let pauses: Vec<Duration> = (0..12).map(|_| retries.next("a", None, false)).collect();
         assert!(pauses[0] < Duration::from_secs(1));
-        assert!(pauses[11] >= RETRY.1 && pauses[11] <= RETRY.1.mul_f32(1.25));
+        assert!(pauses[11] >= LONGEST_RETRY && pauses[11] <= LONGEST_RETRY.mul_f32(1.25));
         retries.forget(&"a");
-        assert!(retries.next("a") < Duration::from_secs(1));
+        assert!(retries.next("a", None, false) < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn permanent_failures_are_retried_at_minutes_until_the_object_changes() {
+        let retries = Retries::default();
+        let pauses: Vec<Duration> = (0..12).map(|_| retries.next("a", Some(1), true)).collect();
+        assert!(pauses.windows(2).take(9).all(|two| two[1] > two[0]));
+        assert!(pauses[11] >= LONGEST_RETRY_PERMANENT);
+        assert!(pauses[11] <= LONGEST_RETRY_PERMANENT.mul_f32(1.25));
+        // What became transient, or another spec, is tried soon.
+        assert!(retries.next("a", Some(1), false) <= LONGEST_RETRY.mul_f32(1.25));
+        assert!(retries.next("a", Some(2), true) < Duration::from_secs(1));
     }
 }

@@ -23,6 +23,7 @@ use serde_json::json;
 use crate::apply::{Error as WriteError, Writer};
 use crate::cache::Caches;
 use crate::compute_domain::view;
+use crate::controller::Failure;
 use crate::event::{EventType, Events};
 
 pub mod desired;
@@ -64,6 +65,12 @@ pub struct Context {
 pub struct Error {
     node: String,
     source: WriteError,
+}
+
+impl Failure for Error {
+    fn is_permanent(&self) -> bool {
+        self.source.is_permanent()
+    }
 }
 
 /// Reconciles one MooncakeNode.

@@ -38,6 +38,8 @@ use quarantine::Quarantine;
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// Pause after a failed write.
 const RETRY: Duration = Duration::from_secs(30);
+/// Longest pause after failures that no retry repairs, if no object changes meanwhile.
+const LONGEST_RETRY: Duration = Duration::from_secs(300);
 
 /// The policy that applies to a node. A policy that cannot be decoded keeps its last rules: its
 /// current ones are unknown.
@@ -84,13 +86,21 @@ pub async fn run(
 ) {
     let api = Api::<MooncakeNodePolicy>::all(client.clone());
     let mut quarantine = Quarantine::new(client);
+    let mut permanent_failures = 0;
     loop {
         let (pause, recheck) =
             match reconcile(&api, &caches, &writer, &events, &mut quarantine).await {
-                Ok(recheck) => (DEBOUNCE, recheck),
+                Ok(recheck) => {
+                    permanent_failures = 0;
+                    (DEBOUNCE, recheck)
+                }
                 Err(error) => {
                     tracing::warn!(%error, "cannot apply all MooncakeNodePolicies; retrying");
-                    (RETRY, Some(Duration::ZERO))
+                    permanent_failures = match error.is_permanent() {
+                        true => permanent_failures + 1,
+                        false => 0,
+                    };
+                    (RETRY, Some(further_pause(permanent_failures)))
                 }
             };
         let recheck = recheck.map(|recheck| Instant::now() + recheck);
@@ -119,6 +129,12 @@ pub async fn run(
             Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed)
         ) {}
     }
+}
+
+/// What is added to [`RETRY`] after so many permanent failures in a row.
+fn further_pause(permanent_failures: u32) -> Duration {
+    let doubled = RETRY.saturating_mul(1 << permanent_failures.saturating_sub(1).min(16));
+    doubled.min(LONGEST_RETRY) - RETRY
 }
 
 async fn reconcile(
@@ -164,4 +180,16 @@ async fn reconcile(
             .await;
     }
     failed.map_or(Ok(outcome.recheck), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permanent_failures_double_the_pause_and_others_do_not() {
+        let pauses =
+            [0, 1, 2, 3, 4, 5, 99].map(|failures| (RETRY + further_pause(failures)).as_secs());
+        assert_eq!(pauses, [30, 30, 60, 120, 240, 300, 300]);
+    }
 }

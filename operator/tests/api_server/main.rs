@@ -8,6 +8,7 @@ mod harness;
 mod headroom;
 mod invalid_specs;
 mod policies;
+mod refusals;
 mod scale;
 mod server;
 mod version_skew;
