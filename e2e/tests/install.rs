@@ -1,108 +1,159 @@
-//! The installation that README.md describes, into a bare cluster whose nodes pull from a registry.
+//! The installation that README.md describes, into a bare IPv4 cluster and a bare dual-stack cluster whose nodes pull from a
+//! registry.
 #![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
-use anyhow::{Context, ensure};
-use local_cluster::cache::{Cache, Inputs};
-use local_cluster::command::Run;
-use local_cluster::needs::packages;
-use local_cluster::wait::wait_until;
-use local_cluster::{Cluster, Settings, Spec};
-use mooncake_e2e::product::{NAMESPACE, RELEASE, source};
-use std::fs;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-
-const NAME: &str = "install";
-const PACKAGE: &str = "docker-registry";
-/// Registry and path in README.md, which the test replaces.
-const EXAMPLE: &str = "registry.example/mooncake";
-const BUILD: Duration = Duration::from_secs(20 * 60);
-const STARTED: Duration = Duration::from_secs(20);
-const READY: &str = "--timeout=240s";
-const WAIT: Duration = Duration::from_secs(250);
-
-#[test]
-#[ignore = "needs a local cluster: root and 4 GiB of memory"]
-fn readmes_commands_install_from_a_registry_until_a_cluster_is_ready() -> anyhow::Result<()> {
-    let settings = Settings::read();
-    let cluster = Cluster::up(
-        &settings,
-        &Spec {
-            name: NAME.to_owned(),
-            index: None,
-            nodes: 2,
-        },
-    )?;
-    let outcome = install(&settings, &cluster);
-    if outcome.is_err() {
-        print_pods(&cluster);
-    }
-    Cluster::down(&settings, NAME)?;
-    outcome
+mod install {
+    pub(crate) mod addresses;
+    pub(crate) mod objects;
+    pub(crate) mod readme;
+    pub(crate) mod registries;
 }
 
-fn install(settings: &Settings, cluster: &Cluster) -> anyhow::Result<()> {
-    let work = tempfile::tempdir()?;
-    let registry = Registries::start(settings, cluster, work.path())?;
-    let readme = fs::read_to_string(source().join("README.md"))?;
+use anyhow::{Context, ensure};
+use install::readme::{Commands, Program};
+use install::registries::Registries;
+use install::{addresses, objects};
+use local_cluster::cluster::equip;
+use local_cluster::command::Run;
+use local_cluster::needs::Needs;
+use local_cluster::{Cluster, Error, Settings, Spec};
+use mooncake_e2e::product::{NAMESPACE, RELEASE, source};
+use mooncake_e2e::scenario::{Namespace, TestCluster};
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
-    // `make images REGISTRY=…` in README.md, without make's own build of the tool.
-    ensure!(
-        readme.contains(&format!("make images REGISTRY={EXAMPLE}\n")),
-        "README.md does not build the images"
-    );
-    Run::new(env!("CARGO_BIN_EXE_demo"))
-        .args([
-            "images",
-            "--push",
-            &format!("{}/mooncake", registry.address),
-        ])
-        .directory(work.path())
-        .deadline(BUILD)
-        .done()?;
+const IPV4: &str = "install";
+const DUAL_STACK: &str = "install6";
+const NODES: u8 = 2;
+const BUILD: Duration = Duration::from_secs(20 * 60);
+const READY: &str = "--timeout=240s";
+/// Longer than the time limits of the commands themselves.
+const WAIT: Duration = Duration::from_secs(310);
 
-    let helm = readme
-        .lines()
-        .find_map(|line| line.strip_prefix("helm install "))
-        .context("README.md has no helm install")?;
-    std::os::unix::fs::symlink(source().join("charts"), work.path().join("charts"))?;
-    cluster
-        .helm()
-        .arg("install")
-        .args(helm.split_whitespace())
-        .directory(work.path())
-        .done()?;
+#[test]
+#[ignore = "needs local clusters: root and 8 GiB of memory"]
+fn readmes_commands_install_from_a_registry_into_an_ipv4_and_a_dual_stack_cluster()
+-> anyhow::Result<()> {
+    let settings = Settings::read();
+    // Left of a run that was killed.
+    remove(&settings)?;
+    let outcome = both(&settings);
+    let removed = remove(&settings);
+    outcome.and(removed)
+}
 
-    for workload in ["deployment/mooncake-operator", "daemonset/mooncake-agent"] {
-        kubectl(
-            cluster,
-            &[
-                "--namespace",
-                NAMESPACE,
-                "rollout",
-                "status",
-                workload,
-                READY,
-            ],
-        )?;
-    }
-    cluster
-        .kubectl()
-        .command(["apply", "--server-side", "-f", "-"])
-        .input(fs::read(source().join("e2e/demo/cluster.yaml"))?)
-        .done()?;
-    kubectl(
-        cluster,
-        &[
-            "wait",
-            "mooncakecluster/demo",
-            "--for=condition=Ready",
-            READY,
-        ],
+fn remove(settings: &Settings) -> anyhow::Result<()> {
+    let down = |name| move || Cluster::down(settings, name);
+    let (one, other) = in_parallel(down(IPV4), down(DUAL_STACK));
+    one?;
+    Ok(other?)
+}
+
+fn both(settings: &Settings) -> anyhow::Result<()> {
+    // Before several threads would install packages at a time.
+    let one = Needs::cluster(NODES);
+    equip(
+        settings,
+        Needs {
+            memory: 2 * one.memory,
+            state_disk: 2 * one.state_disk,
+            ..one
+        },
     )?;
-    every_image_comes_from(cluster, &registry.address)?;
+    let work = tempfile::tempdir()?;
+    for folder in ["charts", "e2e"] {
+        std::os::unix::fs::symlink(source().join(folder), work.path().join(folder))?;
+    }
+    let commands = Commands::of(&fs::read_to_string(source().join("README.md"))?)?;
+    let started = Instant::now();
+    let mut registries = Registries::start(settings, work.path())?;
+
+    // Nodes mostly wait while they start, and the build does not need them.
+    let up = || in_parallel(|| up(settings, IPV4), || up(settings, DUAL_STACK));
+    let (pushed, clusters) = in_parallel(|| push(&registries.address, work.path()), up);
+    pushed?;
+    let (ipv4, dual_stack) = (clusters.0?, clusters.1?);
+    for cluster in [&ipv4, &dual_stack] {
+        registries.serve(cluster)?;
+    }
+    passed("images in the registry, clusters up", started);
+
+    let installed = |cluster| {
+        let outcome = install(cluster, &registries.address, &commands, work.path());
+        passed(cluster.name(), started);
+        if outcome.is_err() {
+            print_pods(cluster);
+        }
+        outcome.with_context(|| format!("cluster {}", cluster.name()))
+    };
+    let (one, other) = in_parallel(|| installed(&ipv4), || installed(&dual_stack));
+    one?;
+    other
+}
+
+fn in_parallel<A: Send, B: Send>(
+    one: impl FnOnce() -> A + Send,
+    other: impl FnOnce() -> B,
+) -> (A, B) {
+    thread::scope(|scope| {
+        let one = scope.spawn(one);
+        let other = other();
+        let one = one.join();
+        (
+            one.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            other,
+        )
+    })
+}
+
+fn up(settings: &Settings, name: &str) -> Result<Cluster, Error> {
+    let spec = Spec {
+        name: name.to_owned(),
+        index: None,
+        nodes: NODES,
+        dual_stack: name == DUAL_STACK,
+    };
+    Cluster::up(settings, &spec)
+}
+
+/// `make images REGISTRY=…`, without make's own build of the tool.
+fn push(registry: &str, directory: &Path) -> Result<(), Error> {
+    Run::new(env!("CARGO_BIN_EXE_demo"))
+        .args(["images", "--push", &format!("{registry}/mooncake")])
+        .directory(directory)
+        .deadline(BUILD)
+        .done()
+}
+
+/// Follows README.md up to a cluster that is Ready, uses it, and uninstalls.
+fn install(
+    cluster: &Cluster,
+    registry: &str,
+    commands: &Commands,
+    directory: &Path,
+) -> anyhow::Result<()> {
+    for (program, words) in &commands.steps {
+        let run = match program {
+            Program::Helm => cluster.helm().args(words),
+            Program::Kubectl => cluster.kubectl().command(words),
+        };
+        run.directory(directory).deadline(WAIT).done()?;
+    }
+    for workload in ["deployment/mooncake-operator", "daemonset/mooncake-agent"] {
+        let words = [
+            "rollout",
+            "status",
+            "--namespace",
+            NAMESPACE,
+            workload,
+            READY,
+        ];
+        kubectl(cluster, &words)?;
+    }
+    use_it(cluster, registry)?;
+    every_image_comes_from(cluster, registry)?;
     cluster
         .helm()
         .args(["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait"])
@@ -110,28 +161,55 @@ fn install(settings: &Settings, cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Operator, agents, master and pool pods run, and their images are those of the registry.
+#[tokio::main(flavor = "current_thread")]
+async fn use_it(cluster: &Cluster, registry: &str) -> anyhow::Result<()> {
+    let dual_stack = cluster.name() == DUAL_STACK;
+    let attached = Cluster::attach(&Settings::read(), cluster.name())?;
+    let namespace = Namespace {
+        cluster: TestCluster::connect(attached).await?,
+        name: "default".to_owned(),
+    };
+    let stock = local_cluster::images::MOONCAKE_STOCK.replacen(
+        "localhost",
+        &format!("{registry}/mooncake"),
+        1,
+    );
+    objects::exchange(&namespace, &stock).await?;
+    if dual_stack {
+        addresses::check(&namespace, &stock).await?;
+    }
+    Ok(())
+}
+
+/// Operator, agents, master, pool pods and stock pods run, and their images are those of the registry.
 fn every_image_comes_from(cluster: &Cluster, registry: &str) -> anyhow::Result<()> {
-    let path = "jsonpath={range .items[*]}{.metadata.name} {.spec.containers[*].image}{'\\n'}{end}";
-    let selector = "--selector=mooncake.io/component";
-    let pods = kubectl(
-        cluster,
-        &["get", "pods", "--all-namespaces", selector, "-o", path],
-    )?;
-    for part in ["operator", "agent", "pool", "stock"] {
+    let path = "jsonpath={range .items[*]}{.metadata.namespace} {.spec.initContainers[*].image} {.spec.containers[*].image}{'\\n'}{end}";
+    let pods = kubectl(cluster, &["get", "pods", "--all-namespaces", "-o", path])?;
+    for part in ["operator", "agent", "pool", "gate", "stock"] {
         let image = format!(" {registry}/mooncake/mooncake-{part}:");
         ensure!(pods.contains(&image), "no pod with{image}…:\n{pods}");
     }
-    ensure!(
-        pods.lines().all(|pod| pod.contains(registry)),
-        "not all images come from {registry}:\n{pods}"
-    );
+    let images = pods
+        .lines()
+        .filter(|pod| !pod.starts_with("kube-system "))
+        .flat_map(|pod| pod.split_whitespace().skip(1));
+    for image in images {
+        ensure!(
+            image.starts_with(&format!("{registry}/")),
+            "{image} is not of {registry}:\n{pods}"
+        );
+    }
     Ok(())
 }
 
 fn kubectl(cluster: &Cluster, arguments: &[&str]) -> anyhow::Result<String> {
     let run = cluster.kubectl().command(arguments).deadline(WAIT);
     Ok(run.output()?)
+}
+
+#[expect(clippy::print_stdout, reason = "the reader of a test run reads this")]
+fn passed(stage: &str, started: Instant) {
+    println!("{stage}: after {} s", started.elapsed().as_secs());
 }
 
 #[expect(clippy::print_stderr, reason = "evidence of a failure")]
@@ -151,71 +229,4 @@ fn print_pods(cluster: &Cluster) {
             Err(error) => eprintln!("{error}"),
         }
     }
-}
-
-/// One registry, seen as `127.0.0.1:PORT` from this machine and from each node: a process in every network
-/// namespace, all with the same storage. On a loopback address no client requires TLS.
-struct Registries {
-    address: String,
-    processes: Vec<Child>,
-}
-
-impl Registries {
-    fn start(settings: &Settings, cluster: &Cluster, work: &Path) -> anyhow::Result<Self> {
-        let program = program(settings)?;
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
-            .local_addr()?
-            .port();
-        let address = format!("{}:{port}", Ipv4Addr::LOCALHOST);
-        let storage = work.join("storage");
-        fs::create_dir(&storage)?;
-        let config = work.join("registry.yml");
-        let text = format!(
-            "version: 0.1\nlog: {{level: warn}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: {address}}}\n",
-            storage.display()
-        );
-        fs::write(&config, text)?;
-        let words = [&program, Path::new("serve"), &config].map(|word| word.display().to_string());
-        let mut here = Command::new(&words[0]);
-        here.args(&words[1..]);
-        let mut commands = vec![here];
-        for node in cluster.nodes() {
-            commands.push(cluster.exec(&node, &words)?);
-        }
-        let mut registries = Self {
-            address: address.clone(),
-            processes: Vec::new(),
-        };
-        for (index, mut command) in commands.into_iter().enumerate() {
-            let log = fs::File::create(work.join(format!("registry-{index}.log")))?;
-            command
-                .stdin(Stdio::null())
-                .stdout(log.try_clone()?)
-                .stderr(log);
-            registries.processes.push(command.spawn()?);
-        }
-        wait_until("the registry", STARTED, || {
-            Ok(TcpStream::connect(&address)
-                .map(drop)
-                .map_err(|error| error.to_string()))
-        })?;
-        Ok(registries)
-    }
-}
-
-impl Drop for Registries {
-    fn drop(&mut self) {
-        for process in &mut self.processes {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
-}
-
-/// The registry of the Debian package, unpacked into the cache.
-fn program(settings: &Settings) -> anyhow::Result<PathBuf> {
-    let cache = Cache::new(&settings.cache);
-    let inputs = Inputs::default().and(PACKAGE);
-    let folder = cache.entry(PACKAGE, inputs, |folder| packages::unpack(PACKAGE, folder))?;
-    Ok(folder.join("usr/bin/docker-registry"))
 }

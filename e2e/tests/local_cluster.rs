@@ -6,6 +6,7 @@ use mooncake_e2e::product;
 use mooncake_e2e::scenario::{
     Seen, StockPod, StockWork, TestCluster, eventually, watches_resume, with_namespace,
 };
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -145,6 +146,7 @@ async fn up_replaces_what_an_unfinished_up_has_left() -> anyhow::Result<()> {
             name: name.to_owned(),
             index: None,
             nodes: 1,
+            dual_stack: false,
         };
         let cluster = Cluster::up(&settings(), &spec)?;
         cluster.kubectl().run(["get", "nodes"])?;
@@ -164,6 +166,7 @@ async fn one_of_two_clusters_is_removed_with_its_pods_running() -> anyhow::Resul
             name: name.to_owned(),
             index: None,
             nodes: 1,
+            dual_stack: false,
         };
         tokio::task::spawn_blocking(move || Cluster::up(&settings(), &spec))
     };
@@ -207,6 +210,47 @@ async fn one_of_two_clusters_is_removed_with_its_pods_running() -> anyhow::Resul
         Cluster::down(&settings(), "right")?;
         let left = remains("right");
         ensure!(left.is_empty(), "{left:#?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes a cluster"]
+async fn a_dual_stack_cluster_has_addresses_of_both_families_and_no_virtual_machines()
+-> anyhow::Result<()> {
+    let name = "dual";
+    let up = |dual_stack| {
+        let spec = Spec {
+            name: name.to_owned(),
+            index: None,
+            nodes: 1,
+            dual_stack,
+        };
+        tokio::task::spawn_blocking(move || Cluster::up(&settings(), &spec))
+    };
+    with_own(&[name], async {
+        let mut cluster = up(true).await??;
+        for (objects, path) in [
+            ("nodes", "{.items[0].status.addresses[*].address}"),
+            ("pods", "{.items[0].status.podIPs[*].ip}"),
+        ] {
+            let path = format!("jsonpath={path}");
+            let addresses = ["get", objects, "--all-namespaces", "-o", &path];
+            let addresses = cluster.kubectl().run(addresses)?;
+            let ipv6 = |address: &str| address.parse().map(|ip: IpAddr| ip.is_ipv6()).ok();
+            let families: Vec<_> = addresses.split(' ').filter_map(ipv6).collect();
+            ensure!(families == [false, true], "{objects}: {addresses}");
+        }
+        ensure!(
+            matches!(up(false).await?, Err(Error::OtherFamilies { .. })),
+            "it was used as an IPv4 cluster"
+        );
+        let machine = tokio::task::spawn_blocking(move || cluster.add_node(NodeKind::Machine));
+        ensure!(
+            matches!(machine.await?, Err(Error::Ipv4Only { .. })),
+            "a virtual machine was added"
+        );
         Ok(())
     })
     .await

@@ -43,6 +43,9 @@ pub struct Spec {
     pub index: Option<u8>,
     /// Namespace nodes, 1 to 8.
     pub nodes: u8,
+    /// Gives nodes, pods, and Services that request it an IPv6 address beside the IPv4 address. Such a cluster cannot have
+    /// virtual machine nodes.
+    pub dual_stack: bool,
 }
 
 /// A handle of a running cluster. Dropping it does not stop the cluster.
@@ -225,6 +228,7 @@ impl Cluster {
         Network {
             cluster: &self.record.name,
             block: self.record.block(),
+            ipv6: self.record.ipv6(),
         }
     }
 

@@ -69,6 +69,17 @@ pub enum Error {
         requested: u8,
     },
 
+    #[error(
+        "{name} is {} cluster; remove it with `local-cluster down --name {name}` to create it otherwise",
+        if *.dual_stack { "a dual-stack" } else { "an IPv4" }
+    )]
+    OtherFamilies { name: String, dual_stack: bool },
+
+    #[error(
+        "{cluster} is a dual-stack cluster, and virtual machine nodes have IPv4 only. Create a cluster without --dual-stack"
+    )]
+    Ipv4Only { cluster: String },
+
     #[error("{cluster} has {limit} nodes, the maximum")]
     NoNodeIndex { cluster: String, limit: u8 },
 

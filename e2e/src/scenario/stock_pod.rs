@@ -79,6 +79,7 @@ pub struct StockPod {
     master: Option<String>,
     labels: BTreeMap<String, String>,
     host_network: bool,
+    image: String,
 }
 
 /// The result of a stock pod's work.
@@ -116,7 +117,15 @@ impl StockPod {
             master: None,
             labels: BTreeMap::new(),
             host_network: false,
+            image: local_cluster::images::MOONCAKE_STOCK.to_owned(),
         }
+    }
+
+    /// Replaces the image that every local node has by one that its node pulls.
+    #[must_use]
+    pub fn image(mut self, reference: &str) -> Self {
+        reference.clone_into(&mut self.image);
+        self
     }
 
     #[must_use]
@@ -182,7 +191,7 @@ impl StockPod {
                 "terminationGracePeriodSeconds": grace,
                 "containers": [{
                     "name": CONTAINER,
-                    "image": local_cluster::images::MOONCAKE_STOCK,
+                    "image": self.image,
                     "command": command(&self.work),
                     "env": environment,
                     "readinessProbe": mounted,
@@ -315,6 +324,16 @@ mod tests {
         let report = report_in(log).unwrap();
         assert_eq!(report.done, 3);
         assert!((report.megabytes_per_second() - 24e-6).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_stock_pod_has_the_image_of_its_cluster_or_a_given_one() {
+        let image = |pod: StockPod| pod.pod().unwrap().spec.unwrap().containers[0].image.clone();
+        let pod = StockPod::new("a", StockWork::Idle);
+        let usual = local_cluster::images::MOONCAKE_STOCK.to_owned();
+        assert_eq!(image(pod.clone()), Some(usual));
+        let pulled = "registry.example/stock:1";
+        assert_eq!(image(pod.image(pulled)), Some(pulled.to_owned()));
     }
 
     #[test]

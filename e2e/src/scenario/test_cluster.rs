@@ -37,6 +37,7 @@ impl TestCluster {
             name,
             index: None,
             nodes: 2,
+            dual_stack: false,
         };
         let cluster = tokio::task::spawn_blocking(move || Cluster::up(&settings, &spec)).await??;
         Self::connect(cluster).await

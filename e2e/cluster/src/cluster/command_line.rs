@@ -1,12 +1,16 @@
 //! The command line of each part of a cluster.
 
-use super::address::Block;
+use super::address::{Block, Ipv6Block, list};
 use super::folder::Folder;
 use super::part::Part;
 
 /// Program and arguments of a part. Paths are those of this machine for the control plane, and those of the node
 /// for its parts. Empty for [`Part::Node`], which is not a program of Kubernetes.
-pub(super) fn command_line(part: Part, folder: &Folder, block: Block) -> Vec<String> {
+pub(super) fn command_line(
+    part: Part,
+    folder: &Folder,
+    (block, ipv6): (Block, Option<Ipv6Block>),
+) -> Vec<String> {
     let pki = |name: &str| folder.pki().join(name).display().to_string();
     let kubeconfig = |user| folder.kubeconfig(user).display().to_string();
     match part {
@@ -25,7 +29,10 @@ pub(super) fn command_line(part: Part, folder: &Folder, block: Block) -> Vec<Str
             "--etcd-servers=http://127.0.0.1:2379".to_owned(),
             "--secure-port=6443".to_owned(),
             format!("--advertise-address={}", block.api_server()),
-            format!("--service-cluster-ip-range={}", block.services()),
+            format!(
+                "--service-cluster-ip-range={}",
+                list(block.services(), ipv6.map(Ipv6Block::services))
+            ),
             format!("--tls-cert-file={}", pki("apiserver.crt")),
             format!("--tls-private-key-file={}", pki("apiserver.key")),
             format!("--client-ca-file={}", pki("ca.crt")),
@@ -83,12 +90,44 @@ pub(super) fn command_line(part: Part, folder: &Folder, block: Block) -> Vec<Str
             "--config=/etc/node/kubelet.yaml".to_owned(),
             "--kubeconfig=/etc/node/kubelet.kubeconfig".to_owned(),
             format!("--hostname-override=n{node}"),
-            format!("--node-ip={}", block.node(node)),
+            format!(
+                "--node-ip={}",
+                list(block.node(node), ipv6.map(|ipv6| ipv6.node(node)))
+            ),
         ],
         Part::Proxy(_) => vec![
             "kube-proxy".to_owned(),
             "--config=/etc/node/proxy.yaml".to_owned(),
         ],
         Part::Node(_) => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn words(part: Part, dual_stack: bool) -> Vec<String> {
+        let folder = Folder::new(Path::new("/state"), "mc");
+        let block = Block::new(0).unwrap();
+        let ipv6 = dual_stack.then(|| block.ipv6());
+        command_line(part, &folder, (block, ipv6))
+    }
+
+    fn has(words: &[String], word: &str) -> bool {
+        words.iter().any(|own| own == word)
+    }
+
+    #[test]
+    fn a_dual_stack_cluster_has_ranges_of_both_families_with_ipv4_first() {
+        let range = "--service-cluster-ip-range=198.19.0.0/21";
+        assert!(has(&words(Part::ApiServer, false), range));
+        let both = format!("{range},fd6d:6f6f:6e63:10::/112");
+        assert!(has(&words(Part::ApiServer, true), &both));
+        let address = "--node-ip=198.18.0.12";
+        assert!(has(&words(Part::Kubelet(2), false), address));
+        let both = format!("{address},fd6d:6f6f:6e63::c");
+        assert!(has(&words(Part::Kubelet(2), true), &both));
     }
 }

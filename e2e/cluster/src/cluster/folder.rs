@@ -1,6 +1,6 @@
 //! A cluster's folder: its record and the paths of its files.
 
-use super::address::Block;
+use super::address::{Block, Ipv6Block};
 use super::part::Part;
 use crate::Error;
 use crate::binaries::Binaries;
@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 pub(super) struct Record {
     pub name: String,
     pub index: u8,
+    /// Absent in records of earlier versions.
+    #[serde(default)]
+    pub dual_stack: bool,
     pub nodes: Vec<Node>,
     /// Set at the end of `up`. An incomplete cluster is removed and created again.
     pub complete: bool,
@@ -48,6 +51,11 @@ impl Node {
 impl Record {
     pub(super) fn block(&self) -> Block {
         Block::new(self.index).expect("only valid indices are recorded")
+    }
+
+    /// The IPv6 addresses of a dual-stack cluster.
+    pub(super) fn ipv6(&self) -> Option<Ipv6Block> {
+        self.dual_stack.then(|| self.block().ipv6())
     }
 }
 

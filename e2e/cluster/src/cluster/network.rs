@@ -1,6 +1,6 @@
 //! The network of a cluster: a bridge in a namespace of its own, with veth pairs to nodes, control plane and machine.
 
-use super::address::Block;
+use super::address::{Block, Ipv6Block};
 use crate::Error;
 use crate::command::Run;
 use std::collections::BTreeSet;
@@ -12,6 +12,8 @@ use std::path::Path;
 pub(super) struct Network<'a> {
     pub cluster: &'a str,
     pub block: Block,
+    /// Of a dual-stack cluster.
+    pub ipv6: Option<Ipv6Block>,
 }
 
 impl Network<'_> {
@@ -51,14 +53,22 @@ impl Network<'_> {
             format!("addr add {}/24 dev {host}", self.block.gateway()),
             format!("link set {host} up"),
         ];
+        cable.extend(self.ipv6.map(|ipv6| add_ipv6(&ipv6.gateway(), &host)));
         cable.extend(self.routes(None));
         batch(None, &cable)?;
         batch(Some(&switch), &["link set p-host master br0 up".to_owned()])?;
-        self.plug("cp", &self.block.api_server(), None)
+        let ipv6 = self.ipv6.map(Ipv6Block::api_server);
+        self.plug("cp", &self.block.api_server(), ipv6, None)
     }
 
     /// Creates a namespace and connects it to the switch.
-    fn plug(&self, place: &str, address: &str, node: Option<u8>) -> Result<(), Error> {
+    fn plug(
+        &self,
+        place: &str,
+        address: &str,
+        ipv6: Option<String>,
+        node: Option<u8>,
+    ) -> Result<(), Error> {
         let namespace = self.namespace(place);
         ip(&["netns", "add", &namespace])?;
         batch(
@@ -74,12 +84,20 @@ impl Network<'_> {
             "link set eth0 up".to_owned(),
             format!("route add default via {}", self.block.gateway()),
         ];
+        let mut forwarding = vec!["ipv4/ip_forward"];
+        if let (Some(block), Some(address)) = (self.ipv6, ipv6) {
+            inside.push(add_ipv6(&address, "eth0"));
+            inside.push(format!("route add ::/0 via {}", block.gateway()));
+            forwarding.push("ipv6/conf/all/forwarding");
+        }
         inside.extend(self.routes(node));
         batch(Some(&namespace), &inside)?;
-        Run::new("ip")
-            .args(["netns", "exec", &namespace])
-            .args(["sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"])
-            .done()
+        forwarding.into_iter().try_for_each(|switch| {
+            Run::new("ip")
+                .args(["netns", "exec", &namespace])
+                .args(["sh", "-c", &format!("echo 1 >/proc/sys/net/{switch}")])
+                .done()
+        })
     }
 
     /// Creates and connects the namespace of a node.
@@ -87,7 +105,13 @@ impl Network<'_> {
     /// # Errors
     /// [`Error::Command`] of `ip`.
     pub(super) fn plug_node(&self, node: u8) -> Result<(), Error> {
-        self.plug(&format!("n{node}"), &self.block.node(node), Some(node))
+        let ipv6 = self.ipv6.map(|ipv6| ipv6.node(node));
+        self.plug(
+            &format!("n{node}"),
+            &self.block.node(node),
+            ipv6,
+            Some(node),
+        )
     }
 
     /// Creates a tap device on the switch, for a guest.
@@ -108,13 +132,13 @@ impl Network<'_> {
     pub(super) fn routes(&self, except: Option<u8>) -> Vec<String> {
         (1..=Block::NODES)
             .filter(|node| Some(*node) != except)
-            .map(|node| {
-                format!(
-                    "route add {} via {}",
-                    self.block.pods_of(node),
-                    self.block.node(node)
-                )
+            .flat_map(|node| {
+                let ipv4 = (self.block.pods_of(node), self.block.node(node));
+                let ipv6 = self.ipv6.map(|ipv6| (ipv6.pods_of(node), ipv6.node(node)));
+                [Some(ipv4), ipv6]
             })
+            .flatten()
+            .map(|(pods, node)| format!("route add {pods} via {node}"))
             .collect()
     }
 
@@ -211,6 +235,11 @@ fn exists(namespace: &str) -> bool {
     Path::new("/run/netns").join(namespace).exists()
 }
 
+/// Adds an address that is usable at once: no other interface has it, so the kernel need not detect duplicates.
+fn add_ipv6(address: &str, device: &str) -> String {
+    format!("addr add {address}/64 dev {device} nodad")
+}
+
 fn ip(arguments: &[&str]) -> Result<(), Error> {
     Run::new("ip").args(arguments).done()
 }
@@ -239,12 +268,22 @@ mod tests {
 
     #[test]
     fn a_node_has_routes_to_the_pods_of_all_other_nodes() {
-        let network = Network {
+        let block = Block::new(0).unwrap();
+        let mut network = Network {
             cluster: "mc",
-            block: Block::new(0).unwrap(),
+            block,
+            ipv6: None,
         };
+        let others = usize::from(Block::NODES) - 1;
         let routes = network.routes(Some(1));
-        assert_eq!(routes.len(), usize::from(Block::NODES) - 1);
+        assert_eq!(routes.len(), others);
         assert_eq!(routes[0], "route add 198.19.129.0/24 via 198.18.0.12");
+        network.ipv6 = Some(block.ipv6());
+        let routes = network.routes(Some(1));
+        assert_eq!(routes.len(), 2 * others);
+        assert_eq!(
+            routes[1],
+            "route add fd6d:6f6f:6e63:22::/64 via fd6d:6f6f:6e63::c"
+        );
     }
 }

@@ -38,6 +38,7 @@ impl Cluster {
     ) -> Result<(), Error> {
         let name = format!("n{node}");
         let (folder, block) = (&self.folder, self.record.block());
+        let ipv6 = self.record.ipv6();
         let etc = folder.node(&name).join("etc");
         fs::create_dir_all(&etc).map_err(Error::file("making", &etc))?;
         Authority::of(folder, &self.record.name)?.enlist(
@@ -48,10 +49,13 @@ impl Cluster {
                 file: &name,
                 common_name: &format!("system:node:{name}"),
                 organization: "system:nodes",
-                names: vec![block.node(node), name.clone()],
+                names: [block.node(node), name.clone()]
+                    .into_iter()
+                    .chain(ipv6.map(|ipv6| ipv6.node(node)))
+                    .collect(),
             },
         )?;
-        for (file, text) in files::files(block, node, kind, cgroup_root) {
+        for (file, text) in files::files((block, ipv6), node, kind, cgroup_root) {
             let file = etc.join(file);
             fs::write(&file, text).map_err(Error::file("writing", &file))?;
         }

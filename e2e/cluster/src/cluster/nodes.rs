@@ -24,10 +24,16 @@ impl Cluster {
     /// can be added under its old name.
     ///
     /// # Errors
-    /// [`Error::NoNodeIndex`], and those of starting the node.
+    /// [`Error::NoNodeIndex`], [`Error::Ipv4Only`], and those of starting the node.
     pub fn add_node(&mut self, kind: NodeKind) -> Result<String, Error> {
         let _lock = Self::lock(&self.settings, &self.record.name)?;
         self.reload()?;
+        // The guest's set-up knows one address.
+        if kind == NodeKind::Machine && self.record.dual_stack {
+            return Err(Error::Ipv4Only {
+                cluster: self.record.name.clone(),
+            });
+        }
         let index = (1..=Block::NODES)
             .find(|index| self.record.nodes.iter().all(|node| node.index != *index))
             .ok_or_else(|| Error::NoNodeIndex {

@@ -186,7 +186,8 @@ impl Cluster {
                 .map(str::to_owned)
                 .to_vec(),
         };
-        argv.extend(command_line(part, &self.folder, self.block()));
+        let addresses = (self.block(), self.record.ipv6());
+        argv.extend(command_line(part, &self.folder, addresses));
         let process = self.start_detached(part, &argv)?;
         self.folder.save_process(part, process)?;
         self.wait_serving(part)

@@ -55,7 +55,12 @@ impl Cluster {
     /// # Errors
     /// [`Error::Needs`] before any change; else the error of the failed step.
     pub fn up(settings: &Settings, spec: &Spec) -> Result<Self, Error> {
-        let Spec { name, index, nodes } = spec;
+        let Spec {
+            name,
+            index,
+            nodes,
+            dual_stack,
+        } = spec;
         check_name(name)?;
         let wanted = match index {
             None => None,
@@ -85,6 +90,12 @@ impl Cluster {
                         requested: block.index(),
                     });
                 }
+                if *dual_stack != record.dual_stack {
+                    return Err(Error::OtherFamilies {
+                        name: name.clone(),
+                        dual_stack: record.dual_stack,
+                    });
+                }
                 cluster.start_missing()?;
                 tracing::info!(cluster = name, "the cluster exists");
                 return Ok(cluster);
@@ -106,6 +117,7 @@ impl Cluster {
             record: Record {
                 name: name.clone(),
                 index: block.index(),
+                dual_stack: *dual_stack,
                 nodes: (1..=*nodes)
                     .map(|index| Node {
                         index,

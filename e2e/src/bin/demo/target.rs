@@ -72,6 +72,7 @@ impl Target {
             name: name.to_owned(),
             index,
             nodes: NODES,
+            dual_stack: false,
         };
         let cluster = Cluster::up(settings, &spec)?;
         Ok(Self {

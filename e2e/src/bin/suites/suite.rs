@@ -80,7 +80,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "install",
-        about: "README's installation into a bare cluster that pulls from a registry",
+        about: "README's installation into a bare IPv4 and a bare dual-stack cluster that pull from a registry",
         budget: 6,
         machine: true,
         kind: Kind::Scenarios("install", 1),

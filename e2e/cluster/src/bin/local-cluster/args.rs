@@ -29,6 +29,9 @@ pub(crate) enum Command {
         index: Option<u8>,
         #[arg(long, default_value_t = 2)]
         nodes: u8,
+        /// Give nodes, pods and Services IPv6 addresses beside IPv4 (without virtual machine nodes)
+        #[arg(long)]
+        dual_stack: bool,
     },
     /// Remove the cluster completely, also after a crash
     Down,

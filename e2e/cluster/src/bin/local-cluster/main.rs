@@ -49,8 +49,18 @@ fn run(args: Args) -> Result<(), Error> {
     });
     let attach = || Cluster::attach(&settings, &name);
     match command {
-        Command::Up { index, nodes } => {
-            let cluster = Cluster::up(&settings, &Spec { name, index, nodes })?;
+        Command::Up {
+            index,
+            nodes,
+            dual_stack,
+        } => {
+            let spec = Spec {
+                name,
+                index,
+                nodes,
+                dual_stack,
+            };
+            let cluster = Cluster::up(&settings, &spec)?;
             println!("KUBECONFIG={}", cluster.kubeconfig().display());
         }
         Command::Down => Cluster::down(&settings, &name)?,

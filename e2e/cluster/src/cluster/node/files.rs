@@ -1,7 +1,7 @@
 //! The text of a node's configuration files, with paths as the node sees them.
 
 use crate::cluster::NodeKind;
-use crate::cluster::address::Block;
+use crate::cluster::address::{Block, Ipv6Block, list};
 use crate::images;
 
 /// Free memory below which a kubelet evicts pods (its default).
@@ -13,7 +13,7 @@ const EVICTION_OF_MACHINE: &str = "600Mi";
 
 /// Name and content of each file, for `/etc/node`.
 pub(crate) fn files(
-    block: Block,
+    (block, ipv6): (Block, Option<Ipv6Block>),
     node: u8,
     kind: NodeKind,
     cgroup_root: &str,
@@ -23,19 +23,23 @@ pub(crate) fn files(
         NodeKind::Machine => EVICTION_OF_MACHINE,
     };
     [
-        ("cni.conflist", cni(block, node)),
+        ("cni.conflist", cni(block, ipv6, node)),
         ("containerd.toml", containerd()),
         ("kubelet.yaml", kubelet(block, cgroup_root, eviction)),
-        ("proxy.yaml", proxy(block, node)),
+        ("proxy.yaml", proxy(block, ipv6, node)),
     ]
 }
 
-fn cni(block: Block, node: u8) -> String {
+fn cni(block: Block, ipv6: Option<Ipv6Block>, node: u8) -> String {
     let pods = block.pods_of(node);
+    let (more_pods, more_routes) = ipv6.map_or_else(Default::default, |ipv6| {
+        let pods = ipv6.pods_of(node);
+        (format!(r#",[{{"subnet":"{pods}"}}]"#), r#",{"dst":"::/0"}"#)
+    });
     format!(
         r#"{{"cniVersion":"1.0.0","name":"pods","plugins":[
  {{"type":"bridge","bridge":"cni0","isGateway":true,"hairpinMode":true,
-  "ipam":{{"type":"host-local","ranges":[[{{"subnet":"{pods}"}}]],"routes":[{{"dst":"0.0.0.0/0"}}]}}}},
+  "ipam":{{"type":"host-local","ranges":[[{{"subnet":"{pods}"}}]{more_pods}],"routes":[{{"dst":"0.0.0.0/0"}}{more_routes}]}}}},
  {{"type":"portmap","capabilities":{{"portMappings":true}}}}]}}
 "#
     )
@@ -86,8 +90,8 @@ nodeStatusUpdateFrequency: 4s
     )
 }
 
-fn proxy(block: Block, node: u8) -> String {
-    let pods = block.pods();
+fn proxy(block: Block, ipv6: Option<Ipv6Block>, node: u8) -> String {
+    let pods = list(block.pods(), ipv6.map(Ipv6Block::pods));
     format!(
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -98,4 +102,32 @@ clientConnection: {{kubeconfig: /etc/node/proxy.kubeconfig}}
 conntrack: {{maxPerCore: 0}}
 "
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(name: &str, dual_stack: bool) -> String {
+        let block = Block::new(0).unwrap();
+        let ipv6 = dual_stack.then(|| block.ipv6());
+        let files = files((block, ipv6), 1, NodeKind::Namespace, "/mc/n1");
+        let found = files.into_iter().find(|(file, _)| *file == name);
+        found.unwrap().1
+    }
+
+    #[test]
+    fn pods_of_a_dual_stack_cluster_have_an_address_and_a_route_of_each_family() {
+        let ipv4 = r#""ranges":[[{"subnet":"198.19.128.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]"#;
+        assert!(text("cni.conflist", false).contains(ipv4));
+        let both = r#""ranges":[[{"subnet":"198.19.128.0/24"}],[{"subnet":"fd6d:6f6f:6e63:21::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]"#;
+        assert!(text("cni.conflist", true).contains(both));
+    }
+
+    #[test]
+    fn the_service_proxy_knows_the_pods_of_both_families() {
+        assert!(text("proxy.yaml", false).contains("clusterCIDR: 198.19.128.0/21\n"));
+        let both = "clusterCIDR: 198.19.128.0/21,fd6d:6f6f:6e63:20::/60\n";
+        assert!(text("proxy.yaml", true).contains(both));
+    }
 }
