@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::ByteSize;
 use crate::catalog::catalog;
 use crate::check::CheckId;
+use crate::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crate::update::{RolloutStatus, Update};
 use crate::word::Word;
 
@@ -183,6 +184,10 @@ pub struct Pool {
     #[serde(default = "default_drain_seconds")]
     #[schemars(range(min = 0, max = 3600))]
     pub drain_seconds: u32,
+
+    /// Labels, annotations and affinity that are added to the pool's pods. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_template: Option<PoolPodTemplate>,
 }
 
 fn default_size() -> ByteSize {
@@ -204,6 +209,7 @@ impl Default for Pool {
             tolerations: Vec::new(),
             priority_class_name: None,
             drain_seconds: default_drain_seconds(),
+            pod_template: None,
         }
     }
 }
@@ -344,6 +350,11 @@ pub struct Master {
     /// Resource requests and limits of the master's container. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
+
+    /// Labels, annotations, placement and priority of the master's pod. A change restarts the master, which then loses
+    /// every key. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_template: Option<MasterPodTemplate>,
 }
 
 /// Mooncake releases with a supported wire schema.

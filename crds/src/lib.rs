@@ -26,6 +26,7 @@ pub mod fix;
 pub mod inventory;
 pub mod names;
 pub mod node;
+pub mod pod_template;
 pub mod policy;
 pub mod reason;
 pub mod sizing;

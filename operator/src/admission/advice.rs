@@ -45,8 +45,13 @@ pub(super) fn advise(spec: &MooncakeClusterSpec, rooms: &[Room]) -> Vec<String> 
     if rooms.is_empty() {
         return Vec::new();
     }
-    let nowhere = spec
-        .pools
+    // Which nodes an affinity selects is for the scheduler to say.
+    let placed = |pool: &&Pool| {
+        let template = pool.pod_template.as_ref();
+        template.is_none_or(|template| template.affinity.is_none())
+    };
+    let pools: Vec<&Pool> = spec.pools.iter().filter(placed).collect();
+    let nowhere = pools
         .iter()
         .filter(|pool| !rooms.iter().any(|room| stores(pool, room)))
         .map(|pool| {
@@ -58,7 +63,7 @@ pub(super) fn advise(spec: &MooncakeClusterSpec, rooms: &[Room]) -> Vec<String> 
         });
     let short = PageSize::ALL
         .iter()
-        .filter_map(|size| shortage(spec, *size, rooms));
+        .filter_map(|size| shortage(&pools, *size, rooms));
     nowhere.chain(short).collect()
 }
 
@@ -69,14 +74,13 @@ struct Short<'a> {
     lacks: u64,
 }
 
-fn shortage(spec: &MooncakeClusterSpec, size: PageSize, rooms: &[Room]) -> Option<String> {
+fn shortage(all: &[&Pool], size: PageSize, rooms: &[Room]) -> Option<String> {
     let resource = size.resource();
     let mut pools = BTreeSet::new();
     let mut nodes = 0;
     let mut short = Vec::new();
     for room in rooms {
-        let here = spec
-            .pools
+        let here = all
             .iter()
             .filter(|pool| pool.page_size == size && stores(pool, room));
         let (mut need, mut names) = (0_u64, Vec::new());
@@ -168,6 +172,9 @@ fn matches(toleration: &Toleration, taint: &Taint) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
+    use crds::pod_template::PoolPodTemplate;
+    use k8s_openapi::api::core::v1::Affinity;
+
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -238,6 +245,13 @@ mod tests {
             words.starts_with("pool a: no node of this cluster matches"),
             "{words}"
         );
+        // What an affinity selects is not known here.
+        let mut elsewhere = spec.clone();
+        elsewhere.pools[0].pod_template = Some(PoolPodTemplate {
+            affinity: Some(Affinity::default()),
+            ..PoolPodTemplate::default()
+        });
+        assert!(advise(&elsewhere, std::slice::from_ref(&small)).is_empty());
         // A tainted node counts only if the pool tolerates the taint.
         let tainted = |key: &str| Taint {
             key: key.to_owned(),

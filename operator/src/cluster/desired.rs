@@ -83,6 +83,16 @@ fn metadata(cluster: &Valid, name: String) -> ObjectMeta {
     }
 }
 
+/// What the user adds, with the operator's own, which wins.
+fn with_own(
+    added: &BTreeMap<String, String>,
+    own: BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    let mut all = added.clone();
+    all.extend(own);
+    all
+}
+
 /// Pod Security "restricted", the pod's part.
 fn pod_security() -> PodSecurityContext {
     PodSecurityContext {

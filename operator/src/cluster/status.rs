@@ -420,15 +420,20 @@ fn no_node(pool: &crate::cluster::validate::Pool) -> String {
         .map(|(key, value)| format!("{key}={value}"))
         .collect::<Vec<_>>()
         .join(",");
-    if selector.is_empty() {
+    let affinity = match pool.template.affinity {
+        Some(_) => ", podTemplate.affinity",
+        None => "",
+    };
+    if selector.is_empty() && affinity.is_empty() {
         return format!(
             "pool {}: no node is free of taints that the pool does not tolerate, and its \
              nodeSelector is empty",
             pool.name
         );
     }
+    let selector = if selector.is_empty() { "{}" } else { &selector };
     format!(
-        "pool {}: no node matches nodeSelector {selector} and the pool's tolerations",
+        "pool {}: no node matches nodeSelector {selector}{affinity} and the pool's tolerations",
         pool.name
     )
 }

@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use crds::CheckId;
 use crds::cluster::{NumaPolicy, PageSize, TransportPolicy, Transports};
+use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crds::update::Update;
-use crds::{MooncakeCluster, Reason};
+use crds::{MooncakeCluster, Reason, names};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
@@ -24,6 +25,9 @@ pub struct Settings {
     /// Namespaces whose pods may read the master's metrics.
     pub metrics_namespaces: Vec<String>,
 }
+
+const KEY_RULE: &str = "[prefix/]name of letters, digits, - _ .";
+const VALUE_RULE: &str = "at most 63 letters, digits, - _ .";
 
 /// A valid cluster, with all defaults.
 #[derive(Clone, Debug)]
@@ -74,6 +78,8 @@ pub struct Pool {
     pub tolerations: Vec<Toleration>,
     pub priority_class_name: Option<String>,
     pub drain_seconds: u32,
+    /// What the user adds to the pods.
+    pub template: PoolPodTemplate,
 }
 
 /// The master.
@@ -83,6 +89,8 @@ pub struct Master {
     /// `None`: the operator's image for that version.
     pub image: Option<String>,
     pub resources: Option<ResourceRequirements>,
+    /// What the user adds to the pod.
+    pub template: MasterPodTemplate,
 }
 
 /// Why a spec is invalid. Only a change of the spec helps.
@@ -93,6 +101,13 @@ pub enum Error {
     )]
     NodeSelector {
         pool: String,
+        what: &'static str,
+        text: String,
+        rule: &'static str,
+    },
+    #[error("spec.{field}: {what} `{text}` is no valid {what} of a pod ({rule})")]
+    PodTemplate {
+        field: String,
         what: &'static str,
         text: String,
         rule: &'static str,
@@ -143,6 +158,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             version: spec.master.version.as_str(),
             image: spec.master.image.clone(),
             resources: spec.master.resources.clone(),
+            template: master_template(spec.master.pod_template.as_ref())?,
         },
         transports: spec.transports_in_force(),
         preflight: spec.preflight.checks.clone(),
@@ -169,14 +185,10 @@ fn pool(pool: &crds::cluster::Pool) -> Result<Pool, Error> {
             rule,
         };
         if !is_label_key(key) {
-            return Err(refuse(
-                "key",
-                key,
-                "[prefix/]name of letters, digits, - _ .",
-            ));
+            return Err(refuse("key", key, KEY_RULE));
         }
         if !value.is_empty() && !is_label_name(value) {
-            return Err(refuse("value", value, "at most 63 letters, digits, - _ ."));
+            return Err(refuse("value", value, VALUE_RULE));
         }
     }
     Ok(Pool {
@@ -188,7 +200,61 @@ fn pool(pool: &crds::cluster::Pool) -> Result<Pool, Error> {
         tolerations: pool.tolerations.clone(),
         priority_class_name: pool.priority_class_name.clone(),
         drain_seconds: pool.drain_seconds,
+        template: pool_template(pool)?,
     })
+}
+
+fn pool_template(pool: &crds::cluster::Pool) -> Result<PoolPodTemplate, Error> {
+    let template = pool.pod_template.clone().unwrap_or_default();
+    let field = format!("pools[{}].podTemplate", pool.name);
+    metadata(&field, &template.labels, &template.annotations)?;
+    Ok(template)
+}
+
+fn master_template(template: Option<&MasterPodTemplate>) -> Result<MasterPodTemplate, Error> {
+    let template = template.cloned().unwrap_or_default();
+    metadata(
+        "master.podTemplate",
+        &template.labels,
+        &template.annotations,
+    )?;
+    Ok(template)
+}
+
+/// Checks labels and annotations before anything is written: the API server would reject the pods' controller. The CRD
+/// rejects reserved keys; a CRD without its rules does not.
+fn metadata(
+    field: &str,
+    labels: &BTreeMap<String, String>,
+    annotations: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let refuse = |table: &str, what, text: &str, rule| Error::PodTemplate {
+        field: format!("{field}.{table}"),
+        what,
+        text: text.to_owned(),
+        rule,
+    };
+    for (table, keys) in [("labels", labels), ("annotations", annotations)] {
+        for key in keys.keys() {
+            if !is_label_key(key) {
+                return Err(refuse(table, "key", key, KEY_RULE));
+            }
+            let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
+            if prefix == names::GROUP || prefix.ends_with(".mooncake.io") {
+                return Err(refuse(
+                    table,
+                    "key",
+                    key,
+                    "the prefix mooncake.io is reserved",
+                ));
+            }
+        }
+    }
+    let mut values = labels.values();
+    match values.find(|value| !value.is_empty() && !is_label_name(value)) {
+        Some(value) => Err(refuse("labels", "value", value, VALUE_RULE)),
+        None => Ok(()),
+    }
 }
 
 fn address(text: &str) -> Result<IpAddr, Error> {
@@ -280,6 +346,29 @@ mod tests {
         }
         let fine = "{pools: [{name: a, nodeSelector: {kubernetes.io/hostname: n1, empty: ''}}]}";
         assert!(validate(&fixture::cluster(fine)).is_ok());
+    }
+
+    #[test]
+    fn invalid_and_reserved_labels_and_annotations_are_rejected() {
+        for template in [
+            "{labels: {'bad key': x}}",
+            "{labels: {ok: 'no spaces'}}",
+            "{labels: {mooncake.io/cluster: other}}",
+            "{annotations: {mooncake.io/pool-wish: x}}",
+            "{annotations: {a.mooncake.io/b: x}}",
+            "{annotations: {UPPER.example/a: x}}",
+        ] {
+            for spec in [
+                format!("{{pools: [{{name: a, podTemplate: {template}}}]}}"),
+                format!("{{master: {{podTemplate: {template}}}}}"),
+            ] {
+                let error = validate(&fixture::cluster(&spec)).unwrap_err();
+                assert!(matches!(error, Error::PodTemplate { .. }), "{spec}");
+            }
+        }
+        let fine = "{labels: {team: a, empty: ''}, annotations: {example.com/note: 'Any text.'}}";
+        let fine = format!("{{pools: [{{name: a, podTemplate: {fine}}}]}}");
+        assert!(validate(&fixture::cluster(&fine)).is_ok());
     }
 
     #[test]

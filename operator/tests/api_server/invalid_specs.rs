@@ -98,6 +98,34 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
     ),
     ("{imagePullSecrets: [{name: 'a b'}]}", "should match"),
     ("{imagePullSecrets: [{}]}", "omits all key fields"),
+    (
+        "{pools: [{name: a, podTemplate: {labels: {mooncake.io/cluster: b}}}]}",
+        "labels with the prefix mooncake.io, controller-revision-hash",
+    ),
+    (
+        "{pools: [{name: a, podTemplate: {labels: {controller-revision-hash: b}}}]}",
+        "are reserved: choose other keys",
+    ),
+    (
+        "{pools: [{name: a, podTemplate: {annotations: {a.mooncake.io/b: c}}}]}",
+        "annotations with the prefix mooncake.io are reserved",
+    ),
+    (
+        "{master: {podTemplate: {labels: {mooncake.io/inject: b}}}}",
+        "are reserved: choose other keys",
+    ),
+    (
+        "{master: {podTemplate: {annotations: {mooncake.io/injected: c}}}}",
+        "annotations with the prefix mooncake.io are reserved",
+    ),
+    (
+        "{master: {podTemplate: {topologySpreadConstraints: [{}]}}}",
+        "Required value",
+    ),
+    (
+        "{master: {podTemplate: {affinity: {nodeAfinity: {}}}}}",
+        "field not declared",
+    ),
     ("{mnnvl: {}}", "set exactly one"),
     (
         "{mnnvl: {create: {}, reference: {name: job}}}",

@@ -131,6 +131,71 @@ async fn pull_secrets_of_the_spec_replace_those_of_the_account_and_restart_nothi
     Ok(())
 }
 
+/// The API server adds defaults to affinity, spread and tolerations.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn additions_of_the_user_reach_the_pods_and_are_written_once() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    let harness = Harness::new(&server.client).await?;
+    let placed = json!({
+        "labels": {"team": "a"}, "annotations": {"example.com/scrape": "true"},
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "gpu", "operator": "DoesNotExist"}]}]}},
+            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1,
+                "podAffinityTerm": {"topologyKey": "kubernetes.io/hostname",
+                    "labelSelector": {"matchLabels": {"mooncake.io/component": "master"}}}}]},
+        },
+    });
+    let mut of_master = placed.clone();
+    of_master["priorityClassName"] = json!("system-cluster-critical");
+    of_master["tolerations"] = json!([{"key": "infra", "operator": "Exists"}]);
+    of_master["topologySpreadConstraints"] = json!([{
+        "maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"mooncake.io/component": "master"}},
+    }]);
+    let cluster = json!({
+        "apiVersion": "mooncake.io/v1alpha1", "kind": "MooncakeCluster", "metadata": {"name": "placed"},
+        "spec": {
+            "pools": [{"name": "default", "size": "64Mi", "podTemplate": placed}],
+            "master": {"podTemplate": of_master},
+        },
+    });
+    let clusters = harness.api::<MooncakeCluster>();
+    let created = serde_json::from_value(cluster)?;
+    clusters.create(&PostParams::default(), &created).await?;
+    let set = "placed-pool-default";
+    eventually("the DaemonSet", || async {
+        Ok(harness.api::<DaemonSet>().get_opt(set).await?.is_some())
+    })
+    .await?;
+    let pool = serde_json::to_value(harness.api::<DaemonSet>().get(set).await?)?;
+    let master = harness.api::<Deployment>().get("placed-master").await?;
+    let master = serde_json::to_value(master)?;
+    for object in [&pool, &master] {
+        let pod = &object["spec"]["template"];
+        ensure!(pod["metadata"]["labels"]["team"] == "a", "{pod}");
+        ensure!(pod["metadata"]["labels"]["mooncake.io/cluster"] == "placed");
+        let note = &pod["metadata"]["annotations"]["example.com/scrape"];
+        ensure!(note == "true", "{pod}");
+        ensure!(pod["spec"]["affinity"] == placed["affinity"], "{pod}");
+        // They select the pods, which a change of these would orphan.
+        ensure!(object["spec"]["selector"]["matchLabels"]["team"].is_null());
+    }
+    let pod = &master["spec"]["template"]["spec"];
+    for field in [
+        "priorityClassName",
+        "tolerations",
+        "topologySpreadConstraints",
+    ] {
+        ensure!(pod[field] == of_master[field], "{field}: {pod}");
+    }
+    let before = harness.quiet().await?;
+    harness.restart_operator().await?;
+    ensure!(harness.quiet().await? == before, "written again");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
 async fn a_cluster_owns_its_objects_and_is_ready_when_all_nodes_serve() -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 use crds::node::MooncakeNodeStatus;
-use crds::{CheckId, MooncakeNode, Reason};
+use crds::{CheckId, MooncakeCluster, MooncakeNode, Reason};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::discovery::ApiResource;
@@ -127,11 +127,35 @@ async fn objects_outlive_an_upgrade_and_a_rollback_of_the_crds() -> anyhow::Resu
     let read = api.get("node1").await?.status.unwrap_or_default();
     ensure!(read.findings[0].reason.as_str() == "OfTheNextRelease");
 
+    let clusters: Api<DynamicObject> = Api::namespaced_with(
+        server.client.clone(),
+        "default",
+        &ApiResource::erase::<MooncakeCluster>(&()),
+    );
+    let placed = json!({"labels": {"team": "a"}});
+    let cluster = json!({
+        "apiVersion": "mooncake.io/v1alpha1", "kind": "MooncakeCluster", "metadata": {"name": "kv"},
+        "spec": {
+            "paused": true, "imagePullSecrets": [{"name": "registry"}],
+            "pools": [{"name": "default", "podTemplate": placed}], "master": {"podTemplate": placed},
+        },
+    });
+    let cluster = serde_json::from_value(cluster)?;
+    clusters.create(&PostParams::default(), &cluster).await?;
+
     // After a rollback the stored object is still read, and the next status of an agent replaces it.
     install_crds_of_0_1_0(&server.client).await?;
     let resource = ApiResource::erase::<MooncakeNode>(&());
     let untyped: Api<DynamicObject> = Api::all_with(server.client.clone(), &resource);
     ensure!(untyped.get("node1").await?.data["status"]["findings"].is_array());
+    // Release 0.1.0 reads no object with a field that it does not know.
+    eventually("the CRD of 0.1.0 to remove later fields", || async {
+        let spec = &clusters.get("kv").await?.data["spec"];
+        let later = [&spec["paused"], &spec["imagePullSecrets"]];
+        let templates = [&spec["pools"][0], &spec["master"]].map(|of| &of["podTemplate"]);
+        Ok(later.into_iter().chain(templates).all(Value::is_null))
+    })
+    .await?;
     eventually("a status to replace the unknown words", || async {
         Ok(apply(&api, serde_json::to_value(&old)?).await.is_ok())
     })

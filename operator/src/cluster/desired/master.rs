@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crds::names;
+use crds::pod_template::MasterPodTemplate;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EmptyDirVolumeSource, ExecAction, PodSpec, PodTemplateSpec, Probe,
@@ -15,7 +16,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::apply::fingerprint;
-use crate::cluster::desired::{component, container_security, metadata, pod_security};
+use crate::cluster::desired::{component, container_security, metadata, pod_security, with_own};
 use crate::cluster::validate::{Settings, Valid};
 
 /// Container of the stock master.
@@ -34,12 +35,9 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
         .extend(labels.clone());
     metadata.annotations = Some(BTreeMap::from([(
         ANNOTATION_SPEC.to_owned(),
-        fingerprint(&json!({
-            "version": cluster.master.version,
-            "image": cluster.master.image,
-            "resources": cluster.master.resources,
-        })),
+        spec_fingerprint(cluster),
     )]));
+    let added = &cluster.master.template;
     Deployment {
         metadata,
         spec: Some(DeploymentSpec {
@@ -55,7 +53,8 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
             }),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
-                    labels: Some(labels),
+                    labels: Some(with_own(&added.labels, labels)),
+                    annotations: (!added.annotations.is_empty()).then(|| added.annotations.clone()),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(pod(cluster, settings)),
@@ -66,6 +65,20 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
     }
 }
 
+/// Fingerprint of `spec.master`. What a release did not have counts only if it is set: the master restarts when the
+/// fingerprint changes.
+fn spec_fingerprint(cluster: &Valid) -> String {
+    let mut spec = json!({
+        "version": cluster.master.version,
+        "image": cluster.master.image,
+        "resources": cluster.master.resources,
+    });
+    if cluster.master.template != MasterPodTemplate::default() {
+        spec["podTemplate"] = json!(cluster.master.template);
+    }
+    fingerprint(&spec)
+}
+
 /// True if both were created for the same `spec.master`.
 pub fn same_spec(a: &Deployment, b: &Deployment) -> bool {
     let spec_fingerprint =
@@ -74,7 +87,20 @@ pub fn same_spec(a: &Deployment, b: &Deployment) -> bool {
 }
 
 fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
+    let MasterPodTemplate {
+        labels: _,
+        annotations: _,
+        affinity,
+        topology_spread_constraints,
+        tolerations,
+        priority_class_name,
+    } = cluster.master.template.clone();
     PodSpec {
+        affinity,
+        topology_spread_constraints: (!topology_spread_constraints.is_empty())
+            .then_some(topology_spread_constraints),
+        tolerations: (!tolerations.is_empty()).then_some(tolerations),
+        priority_class_name,
         service_account_name: Some(names::pool_service(&cluster.name)),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use crds::cluster::{NumaPolicy, PageSize};
+use crds::pod_template::PoolPodTemplate;
 use crds::{ByteSize, names};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
@@ -17,7 +18,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::apply::fingerprint;
-use crate::cluster::desired::{component, container_security, metadata, pod_security};
+use crate::cluster::desired::{component, container_security, metadata, pod_security, with_own};
 use crate::cluster::validate::{Pool, Settings, Valid};
 use crate::pod::POOL_CONTAINER;
 
@@ -62,14 +63,27 @@ pub fn daemon_set(cluster: &Valid, pool: &Pool, settings: &Settings) -> DaemonSe
 
 /// Fingerprint of what replaces a pool's pods when it changes: see the docs of `spec.pools[]`.
 pub fn spec_fingerprint(pool: &Pool) -> String {
-    fingerprint(&json!({
+    let mut spec = json!({
         "bytes": pool.bytes,
         "pageSize": pool.page_size,
         "numaPolicy": pool.numa_policy,
         "tolerations": pool.tolerations,
         "priorityClassName": pool.priority_class_name,
         "drainSeconds": pool.drain_seconds,
-    }))
+    });
+    // Only if set: a new field must not outdate the pods of a release that did not have it.
+    let PoolPodTemplate {
+        labels,
+        annotations,
+        affinity: _,
+    } = &pool.template;
+    if !labels.is_empty() {
+        spec["labels"] = json!(labels);
+    }
+    if !annotations.is_empty() {
+        spec["annotations"] = json!(annotations);
+    }
+    fingerprint(&spec)
 }
 
 /// Fingerprint of the above over all pools: a change begins a rollout.
@@ -89,19 +103,18 @@ fn template(
         .priority_class_name
         .clone()
         .or_else(|| settings.pool_priority_class.clone());
+    let numa_policy = match pool.numa_policy {
+        NumaPolicy::Spread => "Spread",
+        NumaPolicy::Any => "Any",
+    };
+    let own = BTreeMap::from([
+        (ANNOTATION_SPEC.to_owned(), spec_fingerprint(pool)),
+        (ANNOTATION_NUMA.to_owned(), numa_policy.to_owned()),
+    ]);
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
-            labels: Some(labels),
-            annotations: Some(BTreeMap::from([
-                (ANNOTATION_SPEC.to_owned(), spec_fingerprint(pool)),
-                (
-                    ANNOTATION_NUMA.to_owned(),
-                    match pool.numa_policy {
-                        NumaPolicy::Spread => "Spread".to_owned(),
-                        NumaPolicy::Any => "Any".to_owned(),
-                    },
-                ),
-            ])),
+            labels: Some(with_own(&pool.template.labels, labels)),
+            annotations: Some(with_own(&pool.template.annotations, own)),
             ..ObjectMeta::default()
         }),
         spec: Some(PodSpec {
@@ -111,6 +124,7 @@ fn template(
             node_selector: (!pool.node_selector.is_empty()).then(|| pool.node_selector.clone()),
             tolerations: (!pool.tolerations.is_empty()).then(|| pool.tolerations.clone()),
             priority_class_name,
+            affinity: pool.template.affinity.clone(),
             termination_grace_period_seconds: Some(i64::from(
                 pool.drain_seconds + GRACE_BEYOND_DRAIN,
             )),

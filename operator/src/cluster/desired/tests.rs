@@ -104,6 +104,25 @@ fn a_master_of_ones_own_image_and_resources_is_taken_over() {
 }
 
 #[test]
+fn what_a_user_adds_to_pods_is_beside_what_the_operator_sets() {
+    let placed = "labels: {team: a}, annotations: {example.com/scrape: 'true'},
+         affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+           {matchExpressions: [{key: gpu, operator: DoesNotExist}]}]}}}";
+    is_golden(
+        "pod-template",
+        &format!(
+            "{{pools: [{{name: a, podTemplate: {{{placed}}}}}],
+               master: {{podTemplate: {{{placed}, priorityClassName: high,
+                 tolerations: [{{key: infra, operator: Exists}}],
+                 topologySpreadConstraints: [{{maxSkew: 1, topologyKey: topology.kubernetes.io/zone,
+                   whenUnsatisfiable: ScheduleAnyway,
+                   labelSelector: {{matchLabels: {{mooncake.io/component: master}}}}}}]}}}}}}"
+        ),
+        &[],
+    );
+}
+
+#[test]
 fn a_cluster_that_requires_rdma_has_a_template_of_claims_and_no_other_has() {
     is_golden("rdma", "{transports: {rdma: Require}}", &[]);
     for other in ["{}", "{transports: {rdma: Forbid}}"] {
@@ -173,12 +192,20 @@ fn another_image_or_priority_setting_of_the_operator_outdates_no_pod() {
 fn what_the_user_changes_outdates_pods_but_the_node_selector_does_not() {
     let of = |spec: &str| spec_fingerprint(&fixture::valid(spec).pools[0]);
     let plain = of("{pools: [{name: a}]}");
-    assert_eq!(plain, of("{pools: [{name: a, nodeSelector: {x: y}}]}"));
+    for same in [
+        "{pools: [{name: a, nodeSelector: {x: y}}]}",
+        "{pools: [{name: a, podTemplate: {}}]}",
+        "{pools: [{name: a, podTemplate: {affinity: {nodeAffinity: {}}}}]}",
+    ] {
+        assert_eq!(plain, of(same), "{same}");
+    }
     for changed in [
         "{pools: [{name: a, size: 2Gi}]}",
         "{pools: [{name: a, drainSeconds: 6}]}",
         "{pools: [{name: a, priorityClassName: p}]}",
         "{pools: [{name: a, tolerations: [{operator: Exists}]}]}",
+        "{pools: [{name: a, podTemplate: {labels: {x: y}}}]}",
+        "{pools: [{name: a, podTemplate: {annotations: {x: y}}}]}",
     ] {
         assert_ne!(plain, of(changed), "{changed}");
     }
