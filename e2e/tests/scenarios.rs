@@ -28,6 +28,7 @@ mod scenarios {
     mod rdma_device_claims;
     mod rdma_port_ipv6;
     mod recorded_hardware_faults;
+    mod replica_tasks;
     mod soft_roce_devices;
     mod stack_image;
     mod stale_clients;

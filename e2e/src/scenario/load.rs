@@ -2,10 +2,13 @@
 
 use super::eventually::{Seen, eventually};
 use super::namespace::Namespace;
+use super::processes;
 use super::stock_pod::{CONTAINER, StockPod, StockWork};
 use anyhow::{Context, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use local_cluster::command::tail;
 use serde::Deserialize;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 const PROGRAM: &str = include_str!("../../tests/workload/load.py");
@@ -106,6 +109,21 @@ impl Load {
         Ok(Self { pod })
     }
 
+    /// Number of the load's established connections to an address.
+    ///
+    /// # Errors
+    /// When its process has ended.
+    pub async fn connections_to(
+        &self,
+        namespace: &Namespace,
+        address: SocketAddr,
+    ) -> anyhow::Result<u64> {
+        let pod = namespace.api::<Pod>().get(&self.pod.name).await?;
+        let of_load = processes::of_pod(&pod, "python3")?;
+        let process = of_load.first().context("the load has no process")?;
+        process.connections_to(address)
+    }
+
     /// The pod's name.
     pub fn name(&self) -> &str {
         &self.pod.name
@@ -148,6 +166,20 @@ impl LoadReport {
         ensure!(
             self.missing == 0 && self.unread == 0 && self.got > 0,
             "keys were lost: {self:?}"
+        );
+        Ok(())
+    }
+
+    /// The load went on: no operation took longer than `stall`, and at least a tenth of the operations that it tries in
+    /// `time` succeeded.
+    ///
+    /// # Errors
+    /// The whole report.
+    pub fn went_on(&self, effort: Effort, time: Duration, stall: Duration) -> anyhow::Result<()> {
+        let floor = u64::from(effort.rate) * time.as_secs() / 10;
+        ensure!(
+            self.longest <= stall.as_secs_f64() && self.put + self.got >= floor,
+            "an operation took longer than {stall:?}, or fewer than {floor} succeeded in {time:?}: {self:?}"
         );
         Ok(())
     }

@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use local_cluster::process::Recorded;
 use std::fs;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 /// One process of a pod.
@@ -57,6 +58,20 @@ impl Process {
             .sum()
     }
 
+    /// Number of established TCP connections in its network namespace to `address`.
+    ///
+    /// # Errors
+    /// When the process has ended.
+    pub fn connections_to(&self, address: SocketAddr) -> anyhow::Result<u64> {
+        ["tcp", "tcp6"]
+            .iter()
+            .map(|name| {
+                let table = fs::read_to_string(format!("/proc/{}/net/{name}", self.recorded.pid))?;
+                Ok(established(&table, address))
+            })
+            .sum()
+    }
+
     /// Processor time since its start.
     ///
     /// # Errors
@@ -74,6 +89,31 @@ impl Process {
         let second = rustix::param::clock_ticks_per_second();
         Ok(Duration::from_millis(ticks * 1000 / second))
     }
+}
+
+/// Number of established TCP connections to `address` in a table such as `/proc/PID/net/tcp`. Addresses are hexadecimal,
+/// in words of the machine's byte order; the state is the fourth field.
+fn established(table: &str, address: SocketAddr) -> u64 {
+    const ESTABLISHED: &str = "01";
+    let peer = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().take(4).collect();
+        let [_, _, peer, state] = fields[..] else {
+            return None;
+        };
+        let (ip, port) = peer.split_once(':')?;
+        let port = u16::from_str_radix(port, 16).ok()?;
+        let words: Vec<_> = (0..ip.len() / 8)
+            .filter_map(|word| u32::from_str_radix(ip.get(word * 8..word * 8 + 8)?, 16).ok())
+            .flat_map(u32::to_ne_bytes)
+            .collect();
+        let ip = match words.len() {
+            4 => IpAddr::from(<[u8; 4]>::try_from(words).ok()?),
+            _ => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(words).ok()?)).to_canonical(),
+        };
+        (state == ESTABLISHED).then_some(SocketAddr::new(ip, port))
+    };
+    let count = table.lines().filter(|line| peer(line) == Some(address));
+    count.count() as u64
 }
 
 /// None for a process of another pod, or one that has ended.
@@ -102,5 +142,20 @@ mod tests {
         assert!(me.memory().unwrap() > 100 << 10);
         let before = me.cpu().unwrap();
         while me.cpu().unwrap() == before {}
+    }
+
+    #[test]
+    fn established_connections_to_an_address_are_counted() {
+        let listeners = ["127.0.0.1:0", "[::1]:0"].map(std::net::TcpListener::bind);
+        for listener in listeners.into_iter().flatten() {
+            let address = listener.local_addr().unwrap();
+            let me = Process {
+                recorded: Recorded::of(i32::try_from(std::process::id()).unwrap()).unwrap(),
+                command: String::new(),
+            };
+            assert_eq!(me.connections_to(address).unwrap(), 0);
+            let _streams = [(); 2].map(|()| std::net::TcpStream::connect(address).unwrap());
+            assert_eq!(me.connections_to(address).unwrap(), 2);
+        }
     }
 }

@@ -10,16 +10,22 @@ use mooncake_e2e::scenario::pool::ip;
 use mooncake_e2e::scenario::processes;
 use mooncake_e2e::scenario::product::AGENT;
 use mooncake_e2e::scenario::{
-    Effort, Load, LoadReport, Pool, Product, Seen, eventually, master, watches_resume,
+    Effort, Load, Namespace, Pool, Product, Seen, eventually, master, watches_resume,
 };
 use rustix::process::Signal;
 use serde_json::json;
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 const BACK: Duration = Duration::from_secs(90);
+/// Period of the counts of connections.
+const SAMPLE: Duration = Duration::from_millis(200);
 const NODES: [&str; 2] = ["n1", "n2"];
+/// Longest operation of a load while an agent process is replaced. An operation waits for nothing but a new connection;
+/// the rest is for busy machines.
+const STALL: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
@@ -30,17 +36,20 @@ async fn killing_agents_under_load_loses_no_key_and_no_segment() -> anyhow::Resu
         let pool = Pool::small(&namespace).await?;
         let before = pool.mounted(2, BACK).await?;
         let master = pool.master_ip().await?;
-        let loads = [
-            Load::start(&namespace, "n1", "kv", Effort::default()).await?,
-            Load::start(&namespace, "n2", "kv", Effort::default()).await?,
+        let mut loads = [
+            Broken::start(&namespace, "n1").await?,
+            Broken::start(&namespace, "n2").await?,
         ];
         let agents = [product.agent_on("n1").await?, product.agent_on("n2").await?];
         let address = [
             ip(&pool.pod_on("n1").await?)?,
             ip(&pool.pod_on("n2").await?)?,
         ];
-        let mut ends = Ends::default();
         for round in 0..kills {
+            let turn = usize::try_from(round)? % NODES.len();
+            for load in &mut loads {
+                load.count(&namespace, &address[turn]).await?;
+            }
             // The last kill without API server: the pool pod holds all that the next agent process needs.
             if round + 1 == kills {
                 product
@@ -48,9 +57,7 @@ async fn killing_agents_under_load_loses_no_key_and_no_segment() -> anyhow::Resu
                     .with(|cluster| cluster.stop(Part::ApiServer))
                     .await?;
             }
-            let turn = usize::try_from(round)? % NODES.len();
             let worker = processes::of_pod(&agents[turn], "worker")?;
-            ends.0 += 1;
             worker
                 .iter()
                 .for_each(|process| process.recorded.signal(Signal::KILL));
@@ -74,8 +81,8 @@ async fn killing_agents_under_load_loses_no_key_and_no_segment() -> anyhow::Resu
         watches_resume(&namespace, &NODES).await?;
         pool.ready(BACK).await?;
         ensure!(pool.segments().await? == before, "the segments changed");
-        for load in &loads {
-            ends.few_failures(load, &load.finish(&namespace).await?)?;
+        for load in loads {
+            load.finish(&namespace).await?;
         }
         Ok(())
     });
@@ -102,30 +109,74 @@ async fn admits_again(ip: &str) -> anyhow::Result<()> {
     .await
 }
 
-/// Connections of a stock client to one peer. It stops using a failed one until all have failed; then one more
-/// transfer fails because none is left.
-const STOCK_CONNECTIONS: u64 = 4;
+/// A load and the connections that ends of agent processes have broken.
+struct Broken {
+    load: Load,
+    started: Instant,
+    /// Transfers that may fail.
+    allowed: u64,
+}
 
-/// How often an agent process ended. The connections that one end breaks cannot be counted, because clients open new
-/// ones meanwhile.
-#[derive(Debug, Default)]
-struct Ends(u64);
+impl Broken {
+    async fn start(namespace: &Namespace, node: &str) -> anyhow::Result<Self> {
+        Ok(Self {
+            load: Load::start(namespace, node, "kv", Effort::default()).await?,
+            started: Instant::now(),
+            allowed: 0,
+        })
+    }
 
-impl Ends {
-    /// No key was lost, and each broken connection failed at most one transfer.
-    fn few_failures(&self, load: &Load, report: &LoadReport) -> anyhow::Result<()> {
+    /// Counts the connections to a pool pod whose agent process is about to end. Each fails at most one transfer. A stock
+    /// client opens no new one before all are broken: then one more transfer fails.
+    async fn count(&mut self, namespace: &Namespace, pool_pod: &str) -> anyhow::Result<()> {
+        let address = SocketAddr::new(pool_pod.parse()?, POOL_DATA_PORT);
+        self.allowed += 1 + self.load.connections_to(namespace, address).await?;
+        Ok(())
+    }
+
+    /// As [`Self::count`], for agent processes that end at an unknown time before `done`: the most connections to each
+    /// pool pod count.
+    async fn count_until(
+        &mut self,
+        namespace: &Namespace,
+        pool_pods: &[String],
+        done: impl Future<Output = anyhow::Result<()>>,
+    ) -> anyhow::Result<()> {
+        let mut most = vec![0; pool_pods.len()];
+        let mut done = std::pin::pin!(done);
+        loop {
+            for (most, pool_pod) in most.iter_mut().zip(pool_pods) {
+                let before = self.allowed;
+                self.count(namespace, pool_pod).await?;
+                *most = (*most).max(self.allowed - before);
+                self.allowed = before;
+            }
+            tokio::select! {
+                outcome = &mut done => {
+                    self.allowed += most.iter().sum::<u64>();
+                    return outcome;
+                }
+                () = tokio::time::sleep(SAMPLE) => {}
+            }
+        }
+    }
+
+    /// No key was lost, no more transfers failed than connections were broken, and the others went on.
+    async fn finish(self, namespace: &Namespace) -> anyhow::Result<()> {
+        let report = self.load.finish(namespace).await?;
         report.nothing_lost()?;
-        let allowed = self.0 * (STOCK_CONNECTIONS + 1);
         println!(
-            "{}: {} failed, {allowed} allowed by {self:?}",
-            load.name(),
-            report.failed
+            "{}: {} failed, {} allowed",
+            self.load.name(),
+            report.failed,
+            self.allowed
         );
         ensure!(
-            report.failed <= allowed,
-            "more failures than broken connections explain: {self:?}, {report:?}"
+            report.failed <= self.allowed,
+            "more failures than the {} that broken connections explain: {report:?}",
+            self.allowed
         );
-        Ok(())
+        report.went_on(Effort::default(), self.started.elapsed(), STALL)
     }
 }
 
@@ -138,18 +189,19 @@ async fn rolling_out_agents_under_load_loses_no_key_and_no_segment() -> anyhow::
             let pool = Pool::small(&namespace).await?;
             let before = pool.mounted(2, BACK).await?;
             let pods = pool.pods().await?;
-            let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
-            let ends = Ends(u64::try_from(pods.len())?);
+            let mut load = Broken::start(&namespace, "n1").await?;
+            let addresses: Vec<_> = pods.iter().map(ip).collect::<anyhow::Result<_>>()?;
             let rolled = json!({"spec": {"template": {"metadata": {"annotations": {
                 "mooncake.io/scenario": namespace.name}}}}});
             product
                 .in_namespace::<DaemonSet>()
                 .patch(AGENT, &PatchParams::default(), &Patch::Merge(rolled))
                 .await?;
-            product.wait_ready(Duration::from_secs(90)).await?;
+            let rolled_out = product.wait_ready(Duration::from_secs(90));
+            load.count_until(&namespace, &addresses, rolled_out).await?;
             pool.ready(BACK).await?;
             ensure!(pool.segments().await? == before, "the segments changed");
-            ends.few_failures(&load, &load.finish(&namespace).await?)?;
+            load.finish(&namespace).await?;
             none_restarted(&pods, &pool.pods().await?)
         })
         .await
@@ -167,15 +219,14 @@ async fn killing_the_supervisor_of_an_agent_restarts_it_and_loses_nothing() -> a
             let pool = Pool::small(&namespace).await?;
             let before = pool.mounted(2, BACK).await?;
             let before_pods = pool.pods().await?;
-            let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
-            let mut ends = Ends::default();
+            let mut load = Broken::start(&namespace, "n1").await?;
             for round in 0..kills {
                 let node = NODES[usize::try_from(round)? % NODES.len()];
                 let address = ip(&pool.pod_on(node).await?)?;
                 let agent = product.agent_on(node).await?;
                 let all = processes::of_pod(&agent, "/agent")?;
                 let first = all.first().context("it has no process")?;
-                ends.0 += 1;
+                load.count(&namespace, &address).await?;
                 first.recorded.signal(Signal::KILL);
                 eventually(format!("another agent on {node}"), BACK, || async {
                     let now = processes::of_pod(&agent, "worker")?;
@@ -194,7 +245,7 @@ async fn killing_the_supervisor_of_an_agent_restarts_it_and_loses_nothing() -> a
             }
             product.wait_ready(Duration::from_secs(90)).await?;
             pool.ready(BACK).await?;
-            ends.few_failures(&load, &load.finish(&namespace).await?)?;
+            load.finish(&namespace).await?;
             none_restarted(&before_pods, &pool.pods().await?)
         })
         .await
