@@ -30,7 +30,7 @@ pub(crate) async fn data(to: &PeerAddress, settings: Settings) -> Result<OwnedFd
         None
     };
     let connected = match tokio::time::timeout(settings.connect_timeout, tries).await {
-        Err(_) => return Err(LinkError::Silent { what: WHAT }),
+        Err(_) => return Err(LinkError::TimedOut { what: WHAT }),
         Ok(None) => return Err(last),
         Ok(Some(stream)) => stream,
     };

@@ -33,7 +33,7 @@ impl Resolver {
     pub(crate) async fn resolve(&self, name: Arc<str>) -> Result<(u64, PeerAddress), LinkError> {
         tokio::time::timeout(self.timeout, self.lookup_peer(name))
             .await
-            .unwrap_or(Err(LinkError::Silent { what: WHAT }))
+            .unwrap_or(Err(LinkError::TimedOut { what: WHAT }))
     }
 
     async fn lookup_peer(&self, name: Arc<str>) -> Result<(u64, PeerAddress), LinkError> {
@@ -64,7 +64,7 @@ impl Resolver {
     }
 
     async fn fetch(&self, server: &ServerName) -> Result<Descriptor, LinkError> {
-        let mut last = LinkError::Silent { what: WHAT };
+        let mut last = LinkError::TimedOut { what: WHAT };
         for address in self.dialer.lookup(&server.host, server.port).await? {
             match self.exchange(address).await {
                 Ok(descriptor) => return Ok(descriptor),

@@ -68,7 +68,7 @@ pub enum LinkError {
     },
     /// The peer did not answer in time.
     #[error("{what}: no answer in time")]
-    Silent {
+    TimedOut {
         /// The step that failed.
         what: &'static str,
     },

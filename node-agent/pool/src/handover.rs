@@ -51,7 +51,7 @@ pub enum Error {
     },
     /// The other side did not send or receive a packet in time.
     #[error("no progress within {} s, {stage}", deadline.as_secs())]
-    Silent {
+    TimedOut {
         /// What was awaited.
         stage: &'static str,
         /// How long.
@@ -59,7 +59,7 @@ pub enum Error {
     },
     /// A packet that is not a message of this protocol.
     #[error("malformed hand-over packet ({cause}). Use pool and agent images of one release")]
-    Nonsense {
+    InvalidMessage {
         /// What is wrong with it.
         cause: String,
     },

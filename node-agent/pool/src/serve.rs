@@ -327,7 +327,7 @@ async fn read(
             Ok(Err(error)) => Input::Closed(id, error),
             Err(_) => Input::Closed(
                 id,
-                Error::Silent {
+                Error::TimedOut {
                     stage: "waiting for a request",
                     deadline: IDLE_LIMIT,
                 },

@@ -56,7 +56,7 @@ impl Failure {
 impl From<handover::Error> for Failure {
     fn from(error: handover::Error) -> Self {
         let reason = match &error {
-            handover::Error::Silent { .. } => Reason::PoolNotResponding,
+            handover::Error::TimedOut { .. } => Reason::PoolNotResponding,
             handover::Error::Refused {
                 kind: RefusalKind::NoMemory,
                 ..
@@ -65,7 +65,7 @@ impl From<handover::Error> for Failure {
                 Reason::PoolPodNotReady
             }
             handover::Error::Refused { .. }
-            | handover::Error::Nonsense { .. }
+            | handover::Error::InvalidMessage { .. }
             | handover::Error::WrongAnswer { .. } => Reason::HandoverFailed,
         };
         Self::new(reason, error)

@@ -123,7 +123,7 @@ impl Client {
                 failure,
             }),
             FromPool::DrainRequest => Ok(Event::DrainRequest),
-            FromPool::Answer { .. } => Err(Error::Nonsense {
+            FromPool::Answer { .. } => Err(Error::InvalidMessage {
                 cause: "an answer without a request".to_owned(),
             }),
         }
@@ -162,7 +162,7 @@ impl Client {
                     },
                 };
                 if self.events.len() == EVENT_LIMIT {
-                    return Err(Error::Nonsense {
+                    return Err(Error::InvalidMessage {
                         cause: "too many events".to_owned(),
                     });
                 }
@@ -171,7 +171,7 @@ impl Client {
         };
         let answer = tokio::time::timeout(ANSWER_DEADLINE, exchange).await;
         match answer {
-            Err(_) => Err(Error::Silent {
+            Err(_) => Err(Error::TimedOut {
                 stage: name,
                 deadline: ANSWER_DEADLINE,
             }),

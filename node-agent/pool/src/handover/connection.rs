@@ -41,7 +41,7 @@ impl Connection {
     /// Sends one message.
     ///
     /// # Errors
-    /// [`Error::Silent`] if the other side does not make room in time; [`Error::Nonsense`] if the
+    /// [`Error::TimedOut`] if the other side does not make room in time; [`Error::InvalidMessage`] if the
     /// message exceeds a packet.
     pub async fn send(
         &self,
@@ -53,7 +53,7 @@ impl Connection {
         let bytes = serde_json::to_vec(message).map_err(malformed)?;
         if bytes.len() > PACKET_LIMIT {
             let cause = format!("{} bytes exceed the limit of {PACKET_LIMIT}", bytes.len());
-            return Err(Error::Nonsense { cause });
+            return Err(Error::InvalidMessage { cause });
         }
         let send = self.socket.async_io(Interest::WRITABLE, || {
             seqpacket::send(self.socket.as_fd(), &bytes, descriptors)
@@ -64,14 +64,14 @@ impl Connection {
                 Err(Error::Closed { stage })
             }
             Ok(Err(source)) => Err(Error::Socket { stage, source }),
-            Err(_) => Err(Error::Silent { stage, deadline }),
+            Err(_) => Err(Error::TimedOut { stage, deadline }),
         }
     }
 
     /// Receives one message, without a deadline; cancel-safe.
     ///
     /// # Errors
-    /// [`Error::Closed`], or [`Error::Nonsense`] for a malformed message.
+    /// [`Error::Closed`], or [`Error::InvalidMessage`] for a malformed message.
     pub async fn receive<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), Error> {
         let stage = "receiving";
         let mut buffer = vec![0; PACKET_LIMIT];
@@ -105,7 +105,7 @@ fn at(stage: &'static str) -> impl FnOnce(io::Error) -> Error {
 }
 
 fn malformed(cause: impl ToString) -> Error {
-    Error::Nonsense {
+    Error::InvalidMessage {
         cause: cause.to_string(),
     }
 }
