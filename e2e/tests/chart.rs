@@ -188,6 +188,17 @@ fn the_schema_rejects_wrong_values() {
         ("injection.denyUninjected=perhaps", "denyUninjected"),
         ("monitoring.enabled=perhaps", "enabled"),
         ("monitoring.runbooks=a#b", "runbooks"),
+        ("operator.affinity.nodeAfinity=x", "nodeAfinity"),
+        (
+            "operator.topologySpreadConstraints[0].maxSkew=1",
+            "topologyKey",
+        ),
+        (
+            "operator.podLabels.mooncake\\.io/component=agent",
+            "podLabels",
+        ),
+        ("agent.podLabels.app\\.kubernetes\\.io/name=x", "podLabels"),
+        ("agent.podAnnotations.mooncake\\.io/x=y", "podAnnotations"),
         ("unknown=1", "unknown"),
     ] {
         let error = render(&["--set", setting]).unwrap_err().to_string();
