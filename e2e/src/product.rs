@@ -323,7 +323,7 @@ fn find<'a>(binaries: &'a [PathBuf], name: &str) -> Result<&'a Path, Error> {
 /// # Errors
 /// Helm's own.
 pub fn install(helm: Run, images: &[Image], settings: &[String]) -> Result<(), Error> {
-    install_chart(helm, &chart(), images, settings)
+    install_chart(helm, &chart(), images, settings, &[])
 }
 
 /// Installs or upgrades the release with this chart.
@@ -335,6 +335,7 @@ pub fn install_chart(
     chart: &Path,
     images: &[Image],
     settings: &[String],
+    flags: &[&str],
 ) -> Result<(), Error> {
     // References under which nodes have images that are not listed; later ones override them.
     let loaded = PARTS.map(|(value, ..)| format!("images.{value}=localhost/mooncake-{value}:dev"));
@@ -351,6 +352,7 @@ pub fn install_chart(
                 .chain(settings.iter().cloned())
                 .flat_map(|word| ["--set".to_owned(), word]),
         )
+        .args(flags)
         .done()
 }
 

@@ -14,6 +14,7 @@ use mooncake_e2e::scenario::{
     Effort, Load, Namespace, Pool, Product, Seen, StockPod, StockWork, eventually,
 };
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ async fn an_upgrade_from_the_previous_release_and_a_rollback_lose_no_key() -> an
             releases.run(&namespace).await
         })
         .await;
-    product.install(&[]).await?;
+    install(&product, product::chart(), Arc::clone(&product.images)).await?;
     product.wait_ready(BACK).await?;
     outcome
 }
@@ -76,13 +77,20 @@ impl OldRelease {
 
     /// Installs the old chart with the old images, and waits for its pods.
     async fn install(&self, product: &Product) -> anyhow::Result<()> {
-        let (cluster, old) = (product.cluster.clone(), self.clone());
-        tokio::task::spawn_blocking(move || {
-            product::install_chart(cluster.local.helm(), &old.tree.chart(), &old.images, &[])
-        })
-        .await??;
+        install(product, self.tree.chart(), Arc::clone(&self.images)).await?;
         product.wait_ready(BACK).await
     }
+}
+
+/// Installs a chart over whatever is there: Helm applies on the server, and the scenario patches the same fields.
+async fn install(product: &Product, chart: PathBuf, images: Arc<Vec<Image>>) -> anyhow::Result<()> {
+    let cluster = product.cluster.clone();
+    tokio::task::spawn_blocking(move || {
+        let flags = ["--force-conflicts"];
+        product::install_chart(cluster.local.helm(), &chart, &images, &[], &flags)
+    })
+    .await??;
+    Ok(())
 }
 
 /// Both releases on one cluster.
@@ -107,7 +115,7 @@ impl Releases {
 
         let old_agent = self.agent_template().await?;
         let old_operator = self.operator_template().await?;
-        self.product.install(&[]).await?;
+        self.install_new().await?;
         let new_agent = self.agent_template().await?;
         let new_operator = self.operator_template().await?;
         self.set_agent(&old_agent).await?;
@@ -126,7 +134,7 @@ impl Releases {
         self.old.install(&self.product).await?;
         check("rolled back", [OLD, OLD]).await?;
 
-        self.product.install(&[]).await?;
+        self.install_new().await?;
         self.set_operator(&old_operator).await?;
         self.product.wait_ready(BACK).await?;
         check("agents first", [NEW, NEW]).await?;
@@ -181,6 +189,11 @@ impl Releases {
         ensure!(written.done == u64::from(KEYS), "{written:?}");
         println!("{state}: works");
         Ok(())
+    }
+
+    async fn install_new(&self) -> anyhow::Result<()> {
+        let images = Arc::clone(&self.product.images);
+        install(&self.product, product::chart(), images).await
     }
 
     async fn agent_template(&self) -> anyhow::Result<Value> {
