@@ -193,14 +193,19 @@ pub fn verbs_base(settings: &Settings) -> Result<PathBuf, Error> {
 pub fn push(settings: &Settings, archive: &Path, reference: &str) -> Result<(), Error> {
     packages::install(packages::BUILD)?;
     let cache = Cache::new(&settings.cache);
-    let image = buildah(&cache)
-        .args(["pull", "--quiet"])
-        .arg(format!("oci-archive:{}", archive.display()))
-        .output()?;
+    // By a manifest list, which buildah copies from the archive. It would push a plain image from its own unpacked copy,
+    // which takes five times as long and fails where another program has changed a file there.
     buildah(&cache)
-        .args(["push", "--quiet"])
+        .args(["manifest", "create", "--amend", reference])
+        .done()?;
+    buildah(&cache)
+        .args(["manifest", "add", reference])
+        .arg(format!("oci-archive:{}", archive.display()))
+        .done()?;
+    buildah(&cache)
+        .args(["manifest", "push", "--quiet", "--all", "--rm"])
         .args(on_loopback(reference).then_some("--tls-verify=false"))
-        .arg(image.trim())
+        .arg(reference)
         .arg(format!("docker://{reference}"))
         .done()
 }
