@@ -135,7 +135,7 @@ fn skew_page() -> String {
 
 const SKEW_PAGE: &str = "# Version skew
 
-Operator, agents, pool pods, gates, kubectl-mooncake and CRDs of two adjacent releases are made to work together, in both directions. With release 0.1.0 this was tested on recorded objects and records and on an API server with its CRDs, not with images of both releases side by side. This page is generated from \
+Operator, agents, pool pods, gates, kubectl-mooncake and CRDs of two adjacent releases are made to work together, in both directions. With release 0.1.0 this is tested on recorded objects and records, on an API server with its CRDs, and in `make soak` with images of both releases side by side under load. This page is generated from \
 `crds/src/skew.rs` and the lists of words.
 
 ## Words between components
