@@ -3,6 +3,7 @@
 
 mod scenarios {
     mod access_control;
+    mod access_grants;
     mod agent_missing;
     mod agent_restart;
     mod api_server_outage;

@@ -78,6 +78,7 @@ pub struct StockPod {
     node: Option<String>,
     master: Option<String>,
     labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
     host_network: bool,
     image: String,
 }
@@ -116,6 +117,7 @@ impl StockPod {
             node: None,
             master: None,
             labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
             host_network: false,
             image: local_cluster::images::MOONCAKE_STOCK.to_owned(),
         }
@@ -153,6 +155,14 @@ impl StockPod {
         self
     }
 
+    /// The MooncakeCluster of [`StockPod::inject`] is in this namespace.
+    #[must_use]
+    pub fn of_namespace(mut self, namespace: &str) -> Self {
+        let name = crds::names::ANNOTATION_CLUSTER_NAMESPACE.to_owned();
+        self.annotations.insert(name, namespace.to_owned());
+        self
+    }
+
     #[must_use]
     pub fn host_network(mut self) -> Self {
         self.host_network = true;
@@ -181,7 +191,7 @@ impl StockPod {
         serde_json::from_value(json!({
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": self.name, "labels": self.labels},
+            "metadata": {"name": self.name, "labels": self.labels, "annotations": self.annotations},
             "spec": {
                 // By selector, not nodeName: the scheduler is part of what is tested.
                 "nodeSelector": self.node.iter().map(|node| ("kubernetes.io/hostname", node)).collect::<BTreeMap<_, _>>(),

@@ -49,25 +49,26 @@ async fn every_node_has_an_inventory_that_only_its_own_agent_may_write() -> anyh
             })
             .await?;
 
-            let patch = |name: &'static str| {
+            let patch = |words: &[&'static str]| {
+                let agent = "--as=system:serviceaccount:mooncake-system:mooncake-agent";
+                let of_n1 = "--as-user-extra=authentication.kubernetes.io/node-name=n1";
+                let words = [&["patch", "--type=merge", agent, of_n1], words].concat();
                 let namespace = namespace.clone();
-                async move {
-                    let agent = "--as=system:serviceaccount:mooncake-system:mooncake-agent";
-                    let of_n1 = "--as-user-extra=authentication.kubernetes.io/node-name=n1";
-                    let words = ["patch", "mooncakeinventory", name, agent, of_n1];
-                    let body = [
-                        "--type=merge",
-                        "--patch={\"metadata\":{\"labels\":{\"a\":\"b\"}}}",
-                    ];
-                    namespace.kubectl(&[&words[..], &body[..]].concat()).await
-                }
+                async move { namespace.kubectl(&words).await }
             };
-            patch("n1").await?;
-            let refused = patch("n2")
-                .await
-                .err()
-                .context("the agent of n1 wrote the inventory of n2")?;
-            ensure!(refused.to_string().contains("own node (n1)"), "{refused}");
+            let label = "--patch={\"metadata\":{\"labels\":{\"a\":\"b\"}}}";
+            patch(&["mooncakeinventory", "n1", label]).await?;
+            let version = "--patch={\"status\":{\"agentVersion\":\"forged\"}}";
+            for foreign in [
+                ["mooncakeinventory", "n2", label].as_slice(),
+                &["mooncakenode", "n2", "--subresource=status", version],
+            ] {
+                let refused = patch(foreign).await.err();
+                let refused = refused
+                    .with_context(|| format!("the agent of n1 wrote {foreign:?}"))?
+                    .to_string();
+                ensure!(refused.contains("own node (n1)"), "{refused}");
+            }
             Ok(())
         })
         .await

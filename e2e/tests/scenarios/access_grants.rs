@@ -1,0 +1,136 @@
+//! What `spec.access` grants: pods of other namespaces and pods with `hostNetwork`, until it is withdrawn.
+
+use anyhow::ensure;
+use crds::names::{ANNOTATION_SKIPPED, POOL_HANDSHAKE_PORT};
+use crds::{ConditionType, Reason};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use mooncake_e2e::scenario::pool::ip;
+use mooncake_e2e::scenario::{
+    Namespace, Pool, Product, Seen, StockPod, StockWork, eventually, with_namespace,
+};
+use std::time::Duration;
+
+const WAIT: Duration = Duration::from_secs(120);
+/// An agent learns of a withdrawn admission by its watch of EndpointSlices.
+const WITHDRAWN: Duration = Duration::from_secs(30);
+const KEYS: u32 = 8;
+const BYTES: u64 = 1 << 20;
+
+/// Requests the descriptor of a pool pod; prints how many bytes arrive.
+const HANDSHAKE: &str = r#"
+import socket, struct, sys
+body = b'\x01{"name":"client:1","protocol":"tcp","tcp_data_port":1}'
+try:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5) as peer:
+        peer.sendall(struct.pack("<Q", len(body)) + body)
+        print(len(peer.recv(4096)))
+except OSError:
+    print(0)
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn guests_and_host_pods_use_a_pool_while_its_access_allows_them() -> anyhow::Result<()> {
+    let product = Product::shared().await?;
+    product
+        .run("grants", async move |product, namespace| {
+            with_namespace(&product.cluster, "guests", async move |guests| {
+                let access = format!(
+                    "{{allowHostNetwork: true, allowedNamespaces: [{}]}}",
+                    guests.name
+                );
+                let pool = apply(&namespace, &access).await?;
+                pool.ready(WAIT).await?;
+                let [written, read] = [StockWork::put(KEYS, BYTES), StockWork::verify(KEYS, BYTES)];
+                let guest = |name: &str, work| {
+                    StockPod::new(name, work)
+                        .node("n1")
+                        .inject("kv")
+                        .of_namespace(&namespace.name)
+                };
+                let host = |name: &str, work| {
+                    StockPod::new(name, work)
+                        .node("n2")
+                        .inject("kv")
+                        .host_network()
+                };
+                let report = guest("writer", written).run(&guests, WAIT).await?;
+                ensure!(report.done == u64::from(KEYS), "{report:?}");
+                let report = host("reader", read).run(&namespace, WAIT).await?;
+                ensure!(
+                    report.done == u64::from(KEYS) && report.wrong == 0,
+                    "{report:?}"
+                );
+
+                guest("guest", StockWork::Idle).start(&guests).await?;
+                host("host", StockWork::Idle).start(&namespace).await?;
+                let pool_pod = ip(&pool.pod_on("n1").await?)?;
+                for (namespace, pod) in [(&guests, "guest"), (&namespace, "host")] {
+                    namespace.pod_ready(pod, WAIT).await?;
+                    ensure!(
+                        answered(namespace, pod, &pool_pod).await?,
+                        "{pod} has no access"
+                    );
+                }
+                apply(&namespace, "{}").await?;
+                for (namespace, pod) in [(&guests, "guest"), (&namespace, "host")] {
+                    eventually(format!("{pod} to lose its access"), WITHDRAWN, || async {
+                        let answered = answered(namespace, pod, &pool_pod).await?;
+                        Ok(Seen::when((!answered).then_some(()), "an answer"))
+                    })
+                    .await?;
+                }
+                pool.condition(ConditionType::PodsInjected, "False", WAIT, |condition| {
+                    condition.status == "False"
+                        && [Reason::NamespaceNotAllowed, Reason::HostNetworkNotAllowed]
+                            .iter()
+                            .any(|reason| condition.reason == reason.as_str())
+                        && condition.message.contains("guest")
+                        && condition.message.contains("host")
+                })
+                .await?;
+
+                // Pods that are created now start unchanged, with the cause.
+                skipped(
+                    &guests,
+                    &guest("late-guest", StockWork::Idle),
+                    Reason::NamespaceNotAllowed,
+                )
+                .await?;
+                skipped(
+                    &namespace,
+                    &host("late-host", StockWork::Idle),
+                    Reason::HostNetworkNotAllowed,
+                )
+                .await
+            })
+            .await
+        })
+        .await
+}
+
+async fn apply(namespace: &Namespace, access: &str) -> anyhow::Result<Pool> {
+    let spec =
+        format!("{{pools: [{{name: default, size: 256Mi, drainSeconds: 2}}], access: {access}}}");
+    Pool::apply(namespace, "kv", &spec).await
+}
+
+async fn answered(namespace: &Namespace, pod: &str, pool_pod: &str) -> anyhow::Result<bool> {
+    let port = POOL_HANDSHAKE_PORT.to_string();
+    let words = ["python3", "-c", HANDSHAKE, pool_pod, &port];
+    let bytes = namespace.exec(pod, "main", &words, WAIT).await?;
+    Ok(bytes.trim() != "0")
+}
+
+async fn skipped(namespace: &Namespace, pod: &StockPod, reason: Reason) -> anyhow::Result<()> {
+    pod.start(namespace).await?;
+    let pod: Pod = namespace.pod_ready(&pod.name, WAIT).await?;
+    let why = pod.annotations().get(ANNOTATION_SKIPPED);
+    ensure!(
+        why.is_some_and(|why| why.starts_with(reason.as_str())),
+        "{}: {why:?}",
+        pod.name_any()
+    );
+    Ok(())
+}
