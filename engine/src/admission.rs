@@ -12,7 +12,7 @@ use crate::ended::Ended;
 use crate::peers::Peer;
 use crate::stats::Counters;
 
-/// Peers that may connect to an endpoint's listeners, and to which it connects.
+/// Peers that may connect to an endpoint's listeners.
 #[derive(Debug, Clone)]
 pub enum Admission {
     /// Any peer.
@@ -34,6 +34,15 @@ impl Admission {
             Self::Only(addresses) => addresses.contains(&address.to_canonical()),
         }
     }
+}
+
+/// Peers to which the transfers of an endpoint may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Targets {
+    /// Any peer: its name comes from whom the caller trusts.
+    Anyone,
+    /// Peers whose address is admitted when a connection is opened: others choose their names.
+    Admitted,
 }
 
 /// Limits the connections of one listener, per peer address and in total.

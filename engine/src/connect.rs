@@ -1,5 +1,5 @@
-//! Outgoing sockets: created in the endpoint's network namespace, connected to admitted addresses only and within
-//! a deadline, and configured so that the kernel detects a dead peer.
+//! Outgoing sockets: created in the endpoint's network namespace, connected within a deadline and, where others
+//! choose the peers, to admitted addresses only, and configured so that the kernel detects a dead peer.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use sys::net::Namespace;
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::admission::PeerFilter;
+use crate::admission::{PeerFilter, Targets};
 use crate::settings::Settings;
 use crate::transport::{LinkError, PeerAddress};
 
@@ -45,6 +45,7 @@ pub(crate) struct Dialer {
     /// Network namespace of the sockets. `None`: that of this process.
     pub(crate) network: Option<Arc<Namespace>>,
     pub(crate) filter: Arc<PeerFilter>,
+    pub(crate) targets: Targets,
 }
 
 impl Dialer {
@@ -55,7 +56,7 @@ impl Dialer {
         address: SocketAddr,
         what: &'static str,
     ) -> Result<TcpStream, LinkError> {
-        if !self.filter.allows(address.ip()) {
+        if self.targets == Targets::Admitted && !self.filter.allows(address.ip()) {
             return Err(LinkError::NotAdmitted {
                 address: address.ip(),
             });

@@ -14,7 +14,7 @@ use sys::net::Namespace;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::admission::{Admission, ConnectionLimit, PeerFilter};
+use crate::admission::{Admission, ConnectionLimit, PeerFilter, Targets};
 use crate::batch::{Batch, Completion};
 use crate::command::{Command, Submission};
 use crate::connect::Dialer;
@@ -45,8 +45,10 @@ pub struct EndpointSpec {
     /// Network namespace in which outgoing sockets are created and names are looked up. `None`: that of this
     /// process.
     pub network: Option<Arc<Namespace>>,
-    /// Peers that may connect to the two listeners, and to which transfers may go.
+    /// Peers that may connect to the two listeners.
     pub admission: Admission,
+    /// Peers to which transfers may go.
+    pub targets: Targets,
 }
 
 /// A transfer between a local region and a peer's memory.
@@ -98,6 +100,7 @@ impl Endpoint {
             data,
             network,
             admission,
+            targets,
         } = spec;
         let id = engine.new_endpoint();
         let settings = engine.settings;
@@ -107,6 +110,7 @@ impl Endpoint {
         let dialer = Arc::new(Dialer {
             network,
             filter: Arc::clone(&filter),
+            targets,
         });
         let resolver = Arc::new(Resolver {
             runtime: engine.runtime.clone(),

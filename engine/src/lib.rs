@@ -42,7 +42,7 @@ mod stats;
 mod thread;
 pub mod transport;
 
-pub use admission::Admission;
+pub use admission::{Admission, Targets};
 pub use batch::Batch;
 pub use ended::{Ended, Ends};
 pub use endpoint::{Endpoint, EndpointSpec, Transfer};

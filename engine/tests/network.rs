@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mooncake_engine::{
-    Admission, Endpoint, EndpointSpec, Engine, Namespace, Op, RegionId, Settings, Transfer,
+    Admission, Endpoint, EndpointSpec, Engine, Namespace, Op, RegionId, Settings, Targets, Transfer,
 };
 use proto::address::ServerName;
 use rig::{BASE, bounded, quick, region, soon, until};
@@ -88,6 +88,7 @@ fn endpoint(engine: &Engine, namespace: &Arc<Namespace>, ip: &str) -> (Endpoint,
             data,
             network: Some(Arc::clone(namespace)),
             admission: Admission::Anyone,
+            targets: Targets::Admitted,
         })
         .unwrap();
     let region = endpoint.add_region(region(rig::LENGTH), BASE).unwrap();

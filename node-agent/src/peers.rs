@@ -16,7 +16,7 @@ use crds::MooncakeNodeSpec;
 use crds::names::{PROBE_BASE, PROBE_SLOT};
 use crds::node::{PROBES_LIMIT, Probe};
 use crds::policy::ProbeRates;
-use engine::{Admission, Endpoint, EndpointSpec, Engine, PageSize, Region};
+use engine::{Admission, Endpoint, EndpointSpec, Engine, PageSize, Region, Targets};
 use sys::mem::memfd;
 use tokio::sync::watch;
 
@@ -144,6 +144,8 @@ fn open(engine: &Engine, address: SocketAddr) -> Result<LocalEnd, OpenError> {
         data: listen(data_port)?,
         network: None,
         admission: Admission::only([]),
+        // The operator assigns the peers. Those that this agent probes need not be those that probe it.
+        targets: Targets::Anyone,
     })?;
     let id = endpoint.add_region(Arc::clone(&region), PROBE_BASE)?;
     Ok(LocalEnd {

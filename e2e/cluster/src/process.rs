@@ -23,12 +23,15 @@ impl Recorded {
     pub fn of(pid: i32) -> Result<Self, Error> {
         let path = Path::new("/proc").join(pid.to_string()).join("stat");
         let stat = fs::read_to_string(&path).map_err(Error::file("reading", &path))?;
-        let (_, started) = state_and_start(&stat).ok_or_else(|| Error::File {
+        let stat = Stat::parse(&stat).ok_or_else(|| Error::File {
             action: "reading",
             path,
             source: std::io::ErrorKind::InvalidData.into(),
         })?;
-        Ok(Self { pid, started })
+        Ok(Self {
+            pid,
+            started: stat.started,
+        })
     }
 
     /// Whether exactly this process runs. A zombie does not.
@@ -40,8 +43,8 @@ impl Recorded {
         rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).ok();
         fs::read_to_string(format!("/proc/{}/stat", self.pid))
             .ok()
-            .and_then(|stat| state_and_start(&stat))
-            .is_some_and(|(state, started)| started == self.started && state != 'Z')
+            .and_then(|stat| Stat::parse(&stat))
+            .is_some_and(|stat| stat.started == self.started && stat.runs())
     }
 
     /// Sends a signal if exactly this process still runs.
@@ -55,11 +58,28 @@ impl Recorded {
     }
 }
 
-/// State and start time of a line of `/proc/PID/stat`; the name in it may hold spaces and brackets.
-fn state_and_start(stat: &str) -> Option<(char, u64)> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
+/// Fields of a line of `/proc/PID/stat`; the name in it may hold spaces and brackets.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    state: char,
+    threads: u32,
+    started: u64,
+}
+
+impl Stat {
+    fn parse(stat: &str) -> Option<Self> {
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        Some(Self {
+            state: fields.next()?.chars().next()?,
+            threads: fields.nth(16)?.parse().ok()?,
+            started: fields.nth(1)?.parse().ok()?,
+        })
+    }
+
+    /// A process whose first thread has ended holds its ports until the others have ended too.
+    fn runs(&self) -> bool {
+        self.state != 'Z' || self.threads > 1
+    }
 }
 
 /// The variable that names the cluster's folder. Child processes inherit it, so that also unrecorded processes are found.
@@ -135,8 +155,27 @@ mod tests {
 
     #[test]
     fn a_process_name_with_brackets_does_not_shift_the_fields() {
-        let stat = "42 (a) b) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 777 9 9";
-        assert_eq!(state_and_start(stat), Some(('S', 777)));
+        let stat = "42 (a) b) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 5 0 777 9 9";
+        let expected = Stat {
+            state: 'S',
+            threads: 5,
+            started: 777,
+        };
+        assert_eq!(Stat::parse(stat), Some(expected));
+    }
+
+    #[test]
+    fn a_process_runs_until_its_last_thread_has_ended() {
+        let runs = |state, threads| {
+            Stat {
+                state,
+                threads,
+                started: 1,
+            }
+            .runs()
+        };
+        assert!(runs('S', 1) && runs('Z', 2));
+        assert!(!runs('Z', 1));
     }
 
     #[test]

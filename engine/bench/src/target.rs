@@ -4,7 +4,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use anyhow::Context;
-use engine::{Admission, Endpoint, EndpointSpec, Engine, PageSize, Region, RegionId, Settings};
+use engine::{
+    Admission, Endpoint, EndpointSpec, Engine, PageSize, Region, RegionId, Settings, Targets,
+};
 
 use crate::flags::Flags;
 
@@ -39,6 +41,7 @@ impl End {
             data,
             network: None,
             admission: Admission::Anyone,
+            targets: Targets::Anyone,
         })?;
         let memory = sys::mem::memfd::create("bench", flags.buffer_size, PageSize::Base)?;
         let region = Region::map(memory, flags.buffer_size, PageSize::Base)?;

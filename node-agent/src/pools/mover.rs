@@ -89,7 +89,7 @@ mod tests {
     use std::time::Duration;
 
     use engine::transport::fault::{Faulty, Policy};
-    use engine::{Admission, EndpointSpec, Engine, PageSize, Region, Settings};
+    use engine::{Admission, EndpointSpec, Engine, PageSize, Region, Settings, Targets};
     use sys::mem::memfd;
 
     use super::*;
@@ -112,6 +112,7 @@ mod tests {
             data: listener(),
             network: None,
             admission: Admission::Anyone,
+            targets: Targets::Admitted,
         };
         (engine.endpoint(spec).unwrap(), name)
     }

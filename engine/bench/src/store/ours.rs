@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use engine::{
-    Admission, Endpoint, EndpointSpec, EndpointStats, Engine, PageSize, Region, Settings,
+    Admission, Endpoint, EndpointSpec, EndpointStats, Engine, PageSize, Region, Settings, Targets,
 };
 use store::wire::MemoryReplica;
 use store::{MoveError, Mover, Origin, Session, State, Uuid};
@@ -43,6 +43,7 @@ impl Segment {
             data,
             network: None,
             admission: Admission::Anyone,
+            targets: Targets::Anyone,
         })?;
         let memory = sys::mem::memfd::create("bench", bytes, PageSize::Base)?;
         let region = Region::map(memory, bytes, PageSize::Base)?;

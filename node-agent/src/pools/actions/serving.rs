@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
 use crds::reason::Reason;
-use engine::{Admission, EndpointSpec};
+use engine::{Admission, EndpointSpec, Targets};
 
 use crate::pools::admission::Admitted;
 use crate::pools::driver::{Pod, Served};
@@ -47,6 +47,8 @@ impl Pod {
             data,
             network: Some(Arc::clone(&self.network)),
             admission: Admission::only(admitted.iter().copied()),
+            // The master and its clients choose the peers.
+            targets: Targets::Admitted,
         });
         let endpoint = Arc::new(endpoint.map_err(failed)?);
         let places = record.epoch.wire_extents(self.memory.len());
