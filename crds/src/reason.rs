@@ -28,7 +28,7 @@ catalog! {
     Progressing = (Cluster, "Wait. The message names what is pending.");
     /// The user paused the object, or an administrator paused the operator. Nothing is changed.
     Paused nearest "Progressing" = (Cluster, "Nothing to do. To continue, remove spec.paused, or install the chart without operator.paused.");
-    /// A pool pod that a rollout replaced does not serve within spec.update.progressDeadlineSeconds. No further pod is replaced.
+    /// A pool pod that a rollout replaced does not serve within drainSeconds + spec.update.progressDeadlineSeconds. No further pod is replaced.
     RolloutStopped nearest "PoolPodNotReady" = (Cluster, "Repair the named pool pod, or change the spec. The rollout then continues.");
     /// The object is being deleted.
     Deleting = (Cluster, "Wait. The memory is drained and unmounted first.");
@@ -132,7 +132,7 @@ catalog! {
     DeviceClaimMissing formerly "DeviceUnclaimed" = (App, "Follow the message, or add a device claim to the pod spec (docs/devices.md). Then re-create the pod.");
     /// The gate of an injected pod is still waiting.
     GateWaiting = (Cluster, "Wait. The message names what is pending.");
-    /// The gate reached its deadline. It let the pod start or fail, as spec.injection.onDeadline specifies.
+    /// The gate reached its deadline. With spec.injection.onDeadline Start it let the pod start; with Fail the pod still waits.
     GateTimedOut = (Cluster, "Check the peer that the message names.");
     /// The master does not know the segment name.
     SegmentUnknown = (Engine, "Compare with the similar names in the message: the owner has terminated, has restarted or never existed.");
