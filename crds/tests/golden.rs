@@ -244,7 +244,7 @@ fn names_of_release_0_1_0_are_accepted() {
 }
 
 #[test]
-fn whatever_the_page_for_who_comes_from_mooncakes_own_guide_names_is_tcrate_directory() {
+fn everything_that_the_troubleshooting_page_names_exists() {
     let docs = crate_directory().join("../docs");
     let read = |name: &str| fs::read_to_string(docs.join(name)).unwrap_or_default();
     let page = read("troubleshooting.md");
