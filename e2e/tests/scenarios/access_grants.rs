@@ -1,4 +1,4 @@
-//! What `spec.access` grants: pods of other namespaces and pods with `hostNetwork`, until it is withdrawn.
+//! What `spec.access` grants to pods of other namespaces, until it is withdrawn.
 
 use anyhow::ensure;
 use crds::names::{ANNOTATION_SKIPPED, POOL_HANDSHAKE_PORT};
@@ -31,79 +31,53 @@ except OSError:
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
-async fn guests_and_host_pods_use_a_pool_while_its_access_allows_them() -> anyhow::Result<()> {
+async fn pods_of_an_allowed_namespace_use_a_pool_until_it_is_withdrawn() -> anyhow::Result<()> {
     let product = Product::shared().await?;
     product
         .run("grants", async move |product, namespace| {
             with_namespace(&product.cluster, "guests", async move |guests| {
-                let access = format!(
-                    "{{allowHostNetwork: true, allowedNamespaces: [{}]}}",
-                    guests.name
-                );
+                let access = format!("{{allowedNamespaces: [{}]}}", guests.name);
                 let pool = apply(&namespace, &access).await?;
                 pool.ready(WAIT).await?;
-                let [written, read] = [StockWork::put(KEYS, BYTES), StockWork::verify(KEYS, BYTES)];
-                let guest = |name: &str, work| {
+                let guest = |name: &str, node: &str, work| {
                     StockPod::new(name, work)
-                        .node("n1")
+                        .node(node)
                         .inject("kv")
                         .of_namespace(&namespace.name)
                 };
-                let host = |name: &str, work| {
-                    StockPod::new(name, work)
-                        .node("n2")
-                        .inject("kv")
-                        .host_network()
-                };
-                let report = guest("writer", written).run(&guests, WAIT).await?;
+                let writer = guest("writer", "n1", StockWork::put(KEYS, BYTES));
+                let report = writer.run(&guests, WAIT).await?;
                 ensure!(report.done == u64::from(KEYS), "{report:?}");
-                let report = host("reader", read).run(&namespace, WAIT).await?;
+                let reader = guest("reader", "n2", StockWork::verify(KEYS, BYTES));
+                let report = reader.run(&guests, WAIT).await?;
                 ensure!(
                     report.done == u64::from(KEYS) && report.wrong == 0,
                     "{report:?}"
                 );
 
-                guest("guest", StockWork::Idle).start(&guests).await?;
-                host("host", StockWork::Idle).start(&namespace).await?;
+                guest("guest", "n1", StockWork::Idle).start(&guests).await?;
+                guests.pod_ready("guest", WAIT).await?;
                 let pool_pod = ip(&pool.pod_on("n1").await?)?;
-                for (namespace, pod) in [(&guests, "guest"), (&namespace, "host")] {
-                    namespace.pod_ready(pod, WAIT).await?;
-                    ensure!(
-                        answered(namespace, pod, &pool_pod).await?,
-                        "{pod} has no access"
-                    );
-                }
+                ensure!(answered(&guests, &pool_pod).await?, "it has no access");
                 apply(&namespace, "{}").await?;
-                for (namespace, pod) in [(&guests, "guest"), (&namespace, "host")] {
-                    eventually(format!("{pod} to lose its access"), WITHDRAWN, || async {
-                        let answered = answered(namespace, pod, &pool_pod).await?;
-                        Ok(Seen::when((!answered).then_some(()), "an answer"))
-                    })
-                    .await?;
-                }
+                eventually("the guest to lose its access", WITHDRAWN, || async {
+                    let answered = answered(&guests, &pool_pod).await?;
+                    Ok(Seen::when((!answered).then_some(()), "an answer"))
+                })
+                .await?;
                 pool.condition(ConditionType::PodsInjected, "False", WAIT, |condition| {
                     condition.status == "False"
-                        && [Reason::NamespaceNotAllowed, Reason::HostNetworkNotAllowed]
-                            .iter()
-                            .any(|reason| condition.reason == reason.as_str())
+                        && condition.reason == Reason::NamespaceNotAllowed.as_str()
                         && condition.message.contains("guest")
-                        && condition.message.contains("host")
                 })
                 .await?;
 
                 // Pods that are created now start unchanged, with the cause.
-                skipped(
-                    &guests,
-                    &guest("late-guest", StockWork::Idle),
-                    Reason::NamespaceNotAllowed,
-                )
-                .await?;
-                skipped(
-                    &namespace,
-                    &host("late-host", StockWork::Idle),
-                    Reason::HostNetworkNotAllowed,
-                )
-                .await
+                let late = guest("late", "n1", StockWork::Idle);
+                skipped(&guests, &late, Reason::NamespaceNotAllowed).await?;
+                let host = StockPod::new("host", StockWork::Idle).inject("kv");
+                let host = host.host_network();
+                skipped(&namespace, &host, Reason::HostNetworkNotAllowed).await
             })
             .await
         })
@@ -116,10 +90,11 @@ async fn apply(namespace: &Namespace, access: &str) -> anyhow::Result<Pool> {
     Pool::apply(namespace, "kv", &spec).await
 }
 
-async fn answered(namespace: &Namespace, pod: &str, pool_pod: &str) -> anyhow::Result<bool> {
+/// Whether a pool pod answers the pod `guest`.
+async fn answered(guests: &Namespace, pool_pod: &str) -> anyhow::Result<bool> {
     let port = POOL_HANDSHAKE_PORT.to_string();
     let words = ["python3", "-c", HANDSHAKE, pool_pod, &port];
-    let bytes = namespace.exec(pod, "main", &words, WAIT).await?;
+    let bytes = guests.exec("guest", "main", &words, WAIT).await?;
     Ok(bytes.trim() != "0")
 }
 
