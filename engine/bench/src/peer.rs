@@ -1,4 +1,4 @@
-//! Asks a target for the memory that it offers.
+//! Requests the descriptor of a target, which lists the memory that it offers.
 
 use std::time::Duration;
 

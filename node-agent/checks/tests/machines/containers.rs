@@ -112,7 +112,7 @@ fn rdma_settings_of_a_container_match_the_node() {
         "MOONCAKE_DEVICE=rxe0 MC_GID_INDEX=-1",
         // It is kept on TCP.
         "MOONCAKE_DEVICE=mlx5_0 MC_FORCE_TCP=1",
-        // It can open none, which another check tells.
+        // It can open none, which another check reports.
         "MC_GID_INDEX=9",
     ] {
         assert_eq!(found(fits), "", "{fits}");
