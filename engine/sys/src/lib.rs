@@ -8,8 +8,9 @@
 //! 3. Memory from another process cannot crash this one: it is sealed against shrinking and accessed
 //!    by the kernel only, so a missing page is an error and not a signal.
 //!
-//! Features: `mem` for memory, `net` for sockets and namespaces, `verbs` for RDMA devices through libibverbs,
-//! `nvml` and `cuda` for GPUs through the driver's libraries. Those libraries are loaded at run time.
+//! Features: `mem` for memory, `net` for sockets and namespaces, `sandbox` for a process that reads bytes of
+//! tenants, `verbs` for RDMA devices through libibverbs, `nvml` and `cuda` for GPUs through the driver's libraries.
+//! Those libraries are loaded at run time.
 #![allow(unsafe_code, reason = "this crate holds all unsafe code")]
 
 #[cfg(any(feature = "verbs", feature = "cuda", feature = "nvml"))]
@@ -21,5 +22,7 @@ pub mod net;
 pub mod numa;
 #[cfg(any(feature = "cuda", feature = "nvml"))]
 pub mod nvidia;
+#[cfg(feature = "sandbox")]
+pub mod sandbox;
 #[cfg(feature = "verbs")]
 pub mod verbs;
