@@ -36,7 +36,8 @@ pub enum ConditionType {
     AgentAlive,
     /// MooncakeNode, set by the agent: every pool pod in the spec is served.
     PoolsServing,
-    /// MooncakeNodePolicy: no policy of the same priority has different rules for a node that it selects.
+    /// MooncakeNodePolicy: the operator can read it, and no policy of the same priority has different rules for a node that
+    /// it selects.
     Accepted,
     /// MooncakeNodePolicy, only with `spec.unhealthyDevices`: every node that meets `cordonWhen` is cordoned.
     UnhealthyNodesCordoned,

@@ -157,6 +157,18 @@ MooncakeClusters, and `sickDevices` instead of `unhealthyDevices`. Release 0.1.0
 A MooncakeCluster with fields of a later release is read without them. Release 0.1.0 does not reconcile such a MooncakeCluster; with the CRDs of release 0.1.0, \
 which a rollback of the chart installs, the API server removes the fields.
 
+## A MooncakeNodePolicy that the operator cannot read
+A later release stored it, or it has values that only a later CRD allows. The watch of the other policies continues, and:
+
+* Its nodes keep the rules in `MooncakeNode.spec.policy`, also after a restart of the operator. A node without rules gets those of the policies that can be read.
+* No node is cordoned or uncordoned by any policy: the unreadable one may have the higher priority. `UnhealthyNodesCordoned` of the others names the nodes that wait.
+* Its condition `Accepted` is `False` with the reason `InvalidSpec` and the field. The same is an Event, `mooncake_operator_undecodable_objects_total` counts it, and \
+`kubectl mooncake doctor` reports an error.
+* It takes effect with the next change that the operator can read, or with an operator of the release that wrote it.
+
+If the agent cannot read a field of `MooncakeNode.spec.policy` outside of a list, it keeps the last rules that it has read since its start, and pool pods are served \
+as before. Without such rules, checks are enforced and no fix is applied.
+
 ## What a reader does with a word that it does not know
 The default is the safe side: not ready, not allowed, keep the last.
 

@@ -4,14 +4,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crds::node::PoolAssignment;
-use crds::policy::ProbeRates;
+use crds::policy::{PolicyInForce, ProbeRates};
 use crds::{MooncakeNode, MooncakeNodeSpec};
 use futures::StreamExt;
 use kube::Api;
 use kube::api::DynamicObject;
 use kube::discovery::ApiResource;
 use kube::runtime::{WatchStreamExt, watcher::watch_object};
+use serde::Deserialize;
 use tokio::sync::watch;
 
 use crate::watched;
@@ -138,8 +138,8 @@ pub(crate) fn node_uid(
 
 /// Publishes an object as far as this release can read it. The last one applies if it cannot be read at all.
 fn publish_object(publish: &watch::Sender<Assignments>, object: DynamicObject) {
-    let last = publish.borrow().spec().map(|spec| spec.pools.clone());
-    match readable(object, &last.unwrap_or_default()) {
+    let last = publish.borrow().spec().cloned().unwrap_or_default();
+    match readable(object, &last) {
         Ok(node) => publish_read(publish, Some(node)),
         Err(error) => {
             tracing::warn!(%error, "cannot read the MooncakeNode: continuing with the last one. Use operator and agent images of adjacent releases.");
@@ -148,12 +148,18 @@ fn publish_object(publish: &watch::Sender<Assignments>, object: DynamicObject) {
 }
 
 /// Reads the object. An assignment of a pool pod that this release cannot read is replaced by the last one of that pod: an
-/// assignment that is absent would end the pod's service.
+/// assignment that is absent would end the pod's service. Rules that it cannot read are replaced by the last rules.
 ///
 /// # Errors
 /// A field outside of a list has another type than in this release.
-fn readable(object: DynamicObject, last: &[PoolAssignment]) -> serde_json::Result<MooncakeNode> {
-    let object = serde_json::to_value(object)?;
+fn readable(object: DynamicObject, last: &MooncakeNodeSpec) -> serde_json::Result<MooncakeNode> {
+    let mut object = serde_json::to_value(object)?;
+    if let Some(policy) = object["spec"].get_mut("policy")
+        && let Err(error) = Option::<PolicyInForce>::deserialize(&*policy)
+    {
+        tracing::warn!(%error, "cannot read the rules of the node's policy: the last ones apply, if any");
+        *policy = serde_json::to_value(&last.policy)?;
+    }
     let listed = object["spec"]["pools"].as_array();
     let uids: Vec<String> = listed
         .into_iter()
@@ -166,7 +172,7 @@ fn readable(object: DynamicObject, last: &[PoolAssignment]) -> serde_json::Resul
         if pools.iter().any(|pool| pool.pod_uid == uid) {
             continue;
         }
-        let kept = last.iter().find(|pool| pool.pod_uid == uid);
+        let kept = last.pools.iter().find(|pool| pool.pod_uid == uid);
         tracing::warn!(
             uid,
             kept = kept.is_some(),
@@ -207,6 +213,30 @@ mod tests {
             "podUid": uid, "podName": "p", "namespace": "n", "cluster": "c", "clusterUid": "cu", "pool": "default",
             "size": "1Gi", "pageSize": page_size, "numaPolicy": "Spread", "drainSeconds": 5,
         })
+    }
+
+    #[tokio::test]
+    async fn unreadable_rules_of_a_policy_keep_the_last_ones_and_pool_pods_are_assigned() {
+        let (publish, assignments) = watch::channel(Assignments::default());
+        let with = |pools, policy| {
+            let mut object = object(pools);
+            object.data["spec"]["policy"] = policy;
+            object
+        };
+        let read = || {
+            let spec = assignments.borrow().spec().cloned().unwrap_or_default();
+            let rates = spec.policy.and_then(|policy| policy.probes);
+            (rates.map(|rates| rates.peer_seconds), spec.pools.len())
+        };
+        let rules = |probes| json!({"name": "p", "probes": probes});
+        let unreadable = rules(json!({"peerSeconds": "often"}));
+        publish_object(&publish, with(json!([]), unreadable.clone()));
+        assert_eq!(read(), (None, 0), "no rules before");
+        publish_object(&publish, with(json!([]), rules(json!({"peerSeconds": 60}))));
+        publish_object(&publish, with(json!([pool("a", "4Ki")]), unreadable));
+        assert_eq!(read(), (Some(60), 1));
+        publish_object(&publish, object(json!([])));
+        assert_eq!(read(), (None, 0), "no policy applies");
     }
 
     #[tokio::test]

@@ -30,6 +30,7 @@ pub mod pod;
 pub mod policy;
 pub mod run;
 pub mod tls_server;
+mod undecodable;
 
 pub use crds::sizing;
 

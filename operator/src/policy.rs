@@ -5,6 +5,7 @@
 //! policies, labels of a node  --> choice --> MooncakeNode.spec.policy (by `node`)
 //! policies, labels of all     --> status --> status of each policy    (here)
 //! policies, unhealthy devices --> cordon --> quarantine: annotations and cordons of Nodes
+//! a policy that cannot be decoded --> undecodable: its condition; its nodes keep its last rules, no node is cordoned
 //! ```
 
 use std::collections::BTreeMap;
@@ -26,13 +27,16 @@ use tokio::time::Instant;
 use crate::apply::{Error, Writer};
 use crate::cache::{Caches, Trigger};
 use crate::event::Events;
+use crate::metrics::Metrics;
 
 pub mod choice;
 pub mod cordon;
 pub mod quarantine;
 pub mod status;
+mod undecodable;
 
 use quarantine::Quarantine;
+use undecodable::Reported;
 
 /// Changes within this are one reconcile.
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -63,17 +67,8 @@ pub fn of_node(
 
 fn decoded(caches: &Caches) -> Vec<MooncakeNodePolicy> {
     let policies = caches.node_policies.state();
-    policies
-        .iter()
-        .filter_map(|policy| match policy.as_ref() {
-            DeserializeGuard(Ok(policy)) => Some(policy.clone()),
-            DeserializeGuard(Err(invalid)) => {
-                tracing::warn!(policy = %policy.name_any(), error = %invalid.error,
-                    "cannot decode MooncakeNodePolicy; it is ignored");
-                None
-            }
-        })
-        .collect()
+    let readable = policies.iter().filter_map(|policy| policy.0.as_ref().ok());
+    readable.cloned().collect()
 }
 
 /// Writes statuses and cordons on each change of nodes or policies, until dropped.
@@ -82,14 +77,17 @@ pub async fn run(
     caches: Caches,
     writer: Arc<Writer>,
     events: Events,
+    metrics: Metrics,
     mut triggers: broadcast::Receiver<Trigger>,
 ) {
     let api = Api::<MooncakeNodePolicy>::all(client.clone());
     let mut quarantine = Quarantine::new(client);
+    let mut reported = Reported::default();
     let mut permanent_failures = 0;
     loop {
+        let memory = (&mut quarantine, &mut reported);
         let (pause, recheck) =
-            match reconcile(&api, &caches, &writer, &events, &mut quarantine).await {
+            match reconcile(&api, &caches, &writer, &events, &metrics, memory).await {
                 Ok(recheck) => {
                     permanent_failures = 0;
                     (DEBOUNCE, recheck)
@@ -142,22 +140,27 @@ async fn reconcile(
     caches: &Caches,
     writer: &Writer,
     events: &Events,
-    quarantine: &mut Quarantine,
+    metrics: &Metrics,
+    (quarantine, reported): (&mut Quarantine, &mut Reported),
 ) -> Result<Option<Duration>, Error> {
     let policies = decoded(caches);
     let nodes = caches.nodes.state();
     let outcome = quarantine
         .reconcile(caches, writer, events, &nodes, &policies)
         .await;
+    let mut failed = outcome.failed;
+    let updated = reported.update(api, caches, writer, events, metrics).await;
+    failed = updated.err().or(failed);
     if policies.is_empty() {
-        return outcome.failed.map_or(Ok(outcome.recheck), Err);
+        return failed.map_or(Ok(outcome.recheck), Err);
     }
     let labels: BTreeMap<String, &BTreeMap<String, String>> = nodes
         .iter()
         .map(|node| (node.name_any(), node.labels()))
         .collect();
-    let mut failed = outcome.failed;
-    let statuses = status::statuses(&policies, &labels, &outcome.conditions, Timestamp::now());
+    let kept = undecodable::kept(caches);
+    let now = Timestamp::now();
+    let statuses = status::statuses(&policies, &labels, &kept, &outcome.conditions, now);
     for (policy, status) in statuses {
         let before = policy.status.clone().unwrap_or_default();
         if before == status || writer.status_lags(policy) {

@@ -312,6 +312,7 @@ impl Controllers {
             caches.clone(),
             writer.clone(),
             events(),
+            metrics.clone(),
             caches.subscribe(),
         );
         let domains =

@@ -3,11 +3,13 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crds::names;
+use crds::{ConditionType, MooncakeNodePolicy, Reason, names};
 use k8s_openapi::NamespaceResourceScope;
-use kube::api::ListParams;
-use kube::{Api, Resource};
+use kube::api::{DynamicObject, ListParams};
+use kube::discovery::ApiResource;
+use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use crate::connection::Connection;
 use crate::read_error::{Cause, ReadError, Resources};
@@ -53,10 +55,10 @@ pub async fn collect(
     let control_plane = components(&[names::COMPONENT_OPERATOR, names::COMPONENT_AGENT]);
     let stores = components(&[names::COMPONENT_MASTER, names::COMPONENT_POOL]);
     let client = || connection.client.clone();
-    let (nodes, policies, webhooks) = (Api::all(client()), Api::all(client()), Api::all(client()));
+    let (nodes, webhooks) = (Api::all(client()), Api::all(client()));
     let (nodes, policies, pods, labelled, control_plane, operators, agents, webhooks) = tokio::join!(
         connection.list_ours(Resources::NODES, CLUSTER_SCOPE, &nodes),
-        connection.list_ours(Resources::POLICIES, CLUSTER_SCOPE, &policies),
+        list_policies(connection),
         list(connection, Resources::POOL_PODS, namespace, &stores),
         list(
             connection,
@@ -93,6 +95,45 @@ pub async fn collect(
     snapshot.agents = or_error(agents, errors).unwrap_or_default();
     snapshot.webhooks = or_error(webhooks, errors).unwrap_or_default();
     snapshot
+}
+
+/// Lists policies. One whose rules cannot be decoded has no rules here: `doctor` reads its conditions.
+async fn list_policies(connection: &Connection) -> (Vec<MooncakeNodePolicy>, Vec<ReadError>) {
+    let resource = Resources::POLICIES;
+    let kind = ApiResource::erase::<MooncakeNodePolicy>(&());
+    let api = Api::<DynamicObject>::all_with(connection.client.clone(), &kind);
+    let params = ListParams::default();
+    let listed = match connection.list(resource, CLUSTER_SCOPE, &api, params).await {
+        Ok(listed) => listed,
+        Err(error) => return (Vec::new(), vec![error]),
+    };
+    let (mut policies, mut errors) = (Vec::new(), Vec::new());
+    for mut object in listed {
+        let name = object.name_any();
+        let error = match object.clone().try_parse::<MooncakeNodePolicy>() {
+            Ok(policy) => {
+                policies.push(policy);
+                continue;
+            }
+            Err(error) => error.to_string(),
+        };
+        object.data["spec"] = json!({});
+        let policy = object.try_parse::<MooncakeNodePolicy>().ok();
+        // Otherwise only this program cannot decode it.
+        let reported = policy.as_ref().is_some_and(is_reported_undecodable);
+        if !reported {
+            errors.push(ReadError::new(resource, name, Cause::DecodeFailed, error));
+        }
+        policies.extend(policy);
+    }
+    (policies, errors)
+}
+
+fn is_reported_undecodable(policy: &MooncakeNodePolicy) -> bool {
+    let conditions = policy.status.iter().flat_map(|status| &status.conditions);
+    conditions
+        .filter(|condition| condition.type_ == ConditionType::Accepted.as_str())
+        .any(|accepted| accepted.reason == Reason::InvalidSpec.as_str())
 }
 
 fn scope(namespace: Option<&str>) -> String {

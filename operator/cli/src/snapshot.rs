@@ -20,6 +20,7 @@ pub struct Snapshot {
     pub namespace: Option<String>,
     pub clusters: Vec<MooncakeCluster>,
     pub nodes: Vec<MooncakeNode>,
+    /// The spec of one that cannot be decoded is empty.
     pub policies: Vec<MooncakeNodePolicy>,
     /// Pods of masters and pools.
     pub pods: Vec<Arc<Pod>>,

@@ -7,11 +7,11 @@ use kube::api::DynamicObject;
 use kube::core::DeserializeGuard;
 use kube::discovery::ApiResource;
 use kube::{Api, Resource, ResourceExt};
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::apply::{self, Error};
 use crate::cluster::{Context, status};
+use crate::undecodable::{conditions, decode};
 
 /// Writes the condition and one Event, if the status does not have the condition yet.
 ///
@@ -62,26 +62,14 @@ pub async fn report(
 /// Why the object cannot be decoded, with the path of the field; `None` if it can.
 fn defect(object: &Value) -> Option<(Reason, String)> {
     let rest = "the objects of the cluster are left as they are";
-    if let Err(error) = part::<MooncakeClusterSpec>(object, "spec") {
+    if let Err(error) = decode::<MooncakeClusterSpec>(object, "spec") {
         let message = format!("cannot read {error}; {rest}");
         return Some((Reason::InvalidSpec, message));
     }
     // The status is the operator's own: it was written by another release.
     object.get("status")?;
-    let error = part::<MooncakeClusterStatus>(object, "status").err()?;
+    let error = decode::<MooncakeClusterStatus>(object, "status").err()?;
     Some((Reason::ReleaseSkew, format!("cannot read {error}; {rest}")))
-}
-
-fn part<T: DeserializeOwned>(object: &Value, part: &str) -> Result<T, String> {
-    serde_path_to_error::deserialize(&object[part])
-        .map_err(|error| format!("{part}.{}: {}", error.path(), error.inner()))
-}
-
-fn conditions(object: &Value) -> Vec<Condition> {
-    let conditions = object["status"].get("conditions").cloned();
-    conditions
-        .and_then(|conditions| serde_json::from_value(conditions).ok())
-        .unwrap_or_default()
 }
 
 /// What the conditions report.

@@ -65,8 +65,15 @@ pub fn meets(rule: &UnhealthyDevicesRule, devices: Option<&DeviceHealth>) -> Opt
     })
 }
 
-/// Decides for all nodes together.
-pub fn plan(candidates: &[Candidate], now: Timestamp) -> CordonPlan {
+/// Why no node may be changed at present.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub reason: Reason,
+    pub message: String,
+}
+
+/// Decides for all nodes together. With `hold` no node is changed, and the conditions name the nodes that wait for it.
+pub fn plan(candidates: &[Candidate], hold: Option<&Hold>, now: Timestamp) -> CordonPlan {
     let mut plan = CordonPlan::default();
     let mut tallies: BTreeMap<&str, Tally<'_>> = BTreeMap::new();
     for candidate in candidates {
@@ -81,7 +88,10 @@ pub fn plan(candidates: &[Candidate], now: Timestamp) -> CordonPlan {
             .extend(step.map(|step| (candidate.node.clone(), step)));
     }
     for (policy, tally) in tallies {
-        tally.decide(policy, now, &mut plan);
+        tally.decide(policy, hold, now, &mut plan);
+    }
+    if hold.is_some() {
+        plan.steps.clear();
     }
     plan
 }
@@ -133,7 +143,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    fn decide(self, policy: &str, now: Timestamp, plan: &mut CordonPlan) {
+    fn decide(self, policy: &str, hold: Option<&Hold>, now: Timestamp, plan: &mut CordonPlan) {
         let Self {
             rule,
             nodes,
@@ -157,7 +167,7 @@ impl<'a> Tally<'a> {
         });
         let most = unhealthy * 2 > nodes;
         let max = usize::try_from(rule.max_nodes).unwrap_or(usize::MAX);
-        let allowed = match most {
+        let allowed = match most || hold.is_some() {
             true => 0,
             false => max.saturating_sub(self.cordoned),
         };
@@ -175,6 +185,9 @@ impl<'a> Tally<'a> {
         let kind = ConditionType::UnhealthyNodesCordoned;
         let finding = if waiting.is_empty() {
             NewCondition::new(kind, true, Reason::AsExpected, count)
+        } else if let Some(hold) = hold {
+            let message = format!("not cordoned: {}; {}", some(&waiting), hold.message);
+            NewCondition::new(kind, false, hold.reason, message)
         } else if most {
             let message = format!(
                 "not cordoned: {}; {unhealthy} of {nodes} nodes have unhealthy RDMA devices, and {count}",

@@ -17,7 +17,9 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use super::choice;
-use super::cordon::{self, Candidate, Step};
+use super::cordon::{self, Candidate, Hold, Step};
+use super::status::some;
+use super::undecodable;
 use crate::apply::{Error, FIELD_MANAGER, Writer};
 use crate::cache::Caches;
 use crate::event::{EventType, Events};
@@ -60,21 +62,13 @@ impl Quarantine {
         policies: &[MooncakeNodePolicy],
     ) -> Outcome {
         let candidates = self.candidates(caches, nodes, policies);
-        let plan = cordon::plan(&candidates, Timestamp::now());
+        let hold = hold(caches, writer);
+        let plan = cordon::plan(&candidates, hold.as_ref(), Timestamp::now());
         let mut outcome = Outcome {
             conditions: plan.conditions,
             recheck: plan.recheck,
             failed: None,
         };
-        // The rules of an undecodable policy are unknown, so no node is changed.
-        let unknown = caches
-            .node_policies
-            .state()
-            .iter()
-            .any(|one| one.0.is_err());
-        if unknown || writer.is_paused() {
-            return outcome;
-        }
         for (name, step) in plan.steps {
             let Some(node) = nodes.iter().find(|node| node.name_any() == name) else {
                 continue;
@@ -161,6 +155,22 @@ impl Quarantine {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Why no node may be changed now.
+fn hold(caches: &Caches, writer: &Writer) -> Option<Hold> {
+    if writer.is_paused() {
+        let message = "the operator is paused".to_owned();
+        let reason = Reason::Paused;
+        return Some(Hold { reason, message });
+    }
+    // Their rules are unknown, also on which nodes they apply.
+    let unknown = undecodable::names(caches);
+    let kind = MooncakeNodePolicy::kind(&());
+    (!unknown.is_empty()).then(|| Hold {
+        reason: Reason::InvalidSpec,
+        message: format!("{kind} {} cannot be read", some(&unknown)),
+    })
 }
 
 /// 409: changed; 404: deleted.

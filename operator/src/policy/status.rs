@@ -25,17 +25,27 @@ struct Tally {
     instead: BTreeSet<String>,
 }
 
-/// The new status of each policy, merged into its current one. `cordons`: by policy name, the condition
-/// about the nodes that it cordoned.
+/// The new status of each policy, merged into its current one. `kept`: by node, the policy that cannot be decoded
+/// and whose last rules apply there. `cordons`: by policy name, the condition about the nodes that it cordoned.
 pub fn statuses<'a>(
     policies: &'a [MooncakeNodePolicy],
     nodes: &BTreeMap<String, &BTreeMap<String, String>>,
+    kept: &BTreeMap<String, String>,
     cordons: &BTreeMap<String, NewCondition>,
     now: Timestamp,
 ) -> Vec<(&'a MooncakeNodePolicy, MooncakeNodePolicyStatus)> {
     let all: Vec<&MooncakeNodePolicy> = policies.iter().collect();
     let mut tallies: Vec<Tally> = policies.iter().map(|_| Tally::default()).collect();
     for (node, labels) in nodes {
+        if let Some(undecodable) = kept.get(node) {
+            for (policy, tally) in policies.iter().zip(&mut tallies) {
+                if choice::selects(policy, labels) {
+                    tally.selected += 1;
+                    tally.instead.insert(undecodable.clone());
+                }
+            }
+            continue;
+        }
         let Some(choice) = choice::of(&all, labels) else {
             continue;
         };
@@ -121,12 +131,21 @@ mod tests {
     use super::*;
 
     fn computed(policies: &[MooncakeNodePolicy], second: i64) -> Vec<MooncakeNodePolicyStatus> {
+        computed_with(policies, &BTreeMap::new(), second)
+    }
+
+    fn computed_with(
+        policies: &[MooncakeNodePolicy],
+        kept: &BTreeMap<String, String>,
+        second: i64,
+    ) -> Vec<MooncakeNodePolicyStatus> {
         let gpu = BTreeMap::from([("gpu".to_owned(), "yes".to_owned())]);
         let plain = BTreeMap::new();
         let nodes = [("n1", &gpu), ("n2", &gpu), ("n3", &plain)];
         let nodes = nodes.map(|(name, labels)| (name.to_owned(), labels));
         let now = Timestamp::from_second(second).unwrap();
-        let statuses = statuses(policies, &BTreeMap::from(nodes), &BTreeMap::new(), now);
+        let nodes = BTreeMap::from(nodes);
+        let statuses = statuses(policies, &nodes, kept, &BTreeMap::new(), now);
         statuses.into_iter().map(|(_, status)| status).collect()
     }
 
@@ -157,6 +176,17 @@ mod tests {
                 "True AsExpected: applies to 2 of 2 selected nodes",
                 "True AsExpected: no node matches the nodeSelector",
             ]
+        );
+    }
+
+    #[test]
+    fn a_node_with_the_last_rules_of_another_policy_is_selected_and_not_counted_as_held() {
+        let policies = [policy("all", 1, "{}")];
+        let kept = BTreeMap::from([("n1".to_owned(), "gpu".to_owned())]);
+        let statuses = computed_with(&policies, &kept, 1);
+        assert_eq!(
+            message(&statuses[0]),
+            "True AsExpected: applies to 2 of 3 selected nodes; gpu applies to the others"
         );
     }
 

@@ -10,7 +10,9 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSON, JSONSchemaPropsOrArray,
+};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::conditions::is_crd_established;
 use kube::runtime::wait::await_condition;
@@ -69,6 +71,28 @@ pub(crate) async fn install_crd(
     .await
     .with_context(|| format!("{name} is not established"))??;
     Ok(())
+}
+
+/// The CRD of a later release, with another word for the field at `path` below the spec.
+pub(crate) fn with_word<K: CustomResourceExt>(
+    path: &[&str],
+    word: &str,
+) -> anyhow::Result<CustomResourceDefinition> {
+    let mut crd = K::crd();
+    let schema = crd.spec.versions[0].schema.as_mut();
+    let schema = schema.and_then(|schema| schema.open_api_v3_schema.as_mut());
+    let mut schema = schema.context("the CRD has a schema")?;
+    for field in ["spec"].iter().chain(path) {
+        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+            schema = items;
+        }
+        let properties = schema.properties.as_mut().context("properties")?;
+        schema = properties.get_mut(*field).context("the field")?;
+    }
+    let words = schema.enum_.as_mut().context("a list of words")?;
+    words.push(JSON(json!(word)));
+    schema.x_kubernetes_validations = None;
+    Ok(crd)
 }
 
 pub(crate) async fn make_namespace(client: &Client, name: &str) -> anyhow::Result<()> {

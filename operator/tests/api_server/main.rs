@@ -11,6 +11,7 @@ mod policies;
 mod refusals;
 mod scale;
 mod server;
+mod undecodable_policy;
 mod version_skew;
 
 use anyhow::ensure;

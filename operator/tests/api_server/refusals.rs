@@ -1,41 +1,18 @@
 //! What no retry repairs: a spec that the operator cannot decode, objects that the API server refuses or forbids. Each becomes
 //! a condition and an Event with the API server's words, and ends with the next change of the spec.
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use crds::{MooncakeCluster, Reason};
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSON, JSONSchemaPropsOrArray,
-};
-use kube::CustomResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::discovery::ApiResource;
 use serde_json::{Value, json};
 
-use crate::harness::{Harness, TEAM, eventually, install_crd};
+use crate::harness::{Harness, TEAM, eventually, install_crd, with_word};
 use crate::server::Server;
-
-/// The CRD of a later release, with another `numaPolicy`.
-fn crd_of_the_next_release() -> anyhow::Result<CustomResourceDefinition> {
-    let mut crd = MooncakeCluster::crd();
-    let schema = crd.spec.versions[0].schema.as_mut();
-    let schema = schema.and_then(|schema| schema.open_api_v3_schema.as_mut());
-    let mut schema = schema.context("the CRD has a schema")?;
-    for field in ["spec", "pools", "numaPolicy"] {
-        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-            schema = items;
-        }
-        let properties = schema.properties.as_mut().context("properties")?;
-        schema = properties.get_mut(field).context("the field")?;
-    }
-    let words = schema.enum_.as_mut().context("a list of words")?;
-    words.push(JSON(json!("Interleave")));
-    schema.x_kubernetes_validations = None;
-    Ok(crd)
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
@@ -43,7 +20,8 @@ async fn a_cluster_that_cannot_be_decoded_says_so_once_and_recovers() -> anyhow:
     let server = Server::start().await?;
     let harness = Harness::new(&server.client).await?;
     harness.ready().await?;
-    install_crd(&server.client, crd_of_the_next_release()?).await?;
+    let later = with_word::<MooncakeCluster>(&["pools", "numaPolicy"], "Interleave")?;
+    install_crd(&server.client, later).await?;
     let kind = ApiResource::erase::<MooncakeCluster>(&());
     let api = Api::<DynamicObject>::namespaced_with(server.client.clone(), TEAM, &kind);
     let numa_policy = async |policy: &str| {

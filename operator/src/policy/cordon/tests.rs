@@ -55,7 +55,7 @@ fn planned(candidates: Vec<Candidate>) -> CordonPlan {
     let first = candidates[0].rule.as_ref();
     let rule = first.map_or_else(|| rule(1), |(_, rule)| *rule);
     let candidates = [others(rule), candidates].concat();
-    plan(&candidates, Timestamp::from_second(3600).unwrap())
+    plan(&candidates, None, Timestamp::from_second(3600).unwrap())
 }
 
 fn steps(candidates: Vec<Candidate>) -> Vec<(String, Step)> {
@@ -138,10 +138,10 @@ fn when_more_than_half_are_unhealthy_no_further_node_is_cordoned_and_cordoned_on
     candidates.push(ours(node("n1", 2, many)));
     candidates.push(node("n2", 2, many));
     let now = Timestamp::UNIX_EPOCH;
-    let decided = plan(&candidates, now);
+    let decided = plan(&candidates, None, now);
     assert_eq!(cordoned(&decided), ["n2"], "half is not more than half");
     candidates.push(node("n3", 2, many));
-    let decided = plan(&candidates, now);
+    let decided = plan(&candidates, None, now);
     assert_eq!(decided.steps, []);
     assert_eq!(
         condition(&decided),
@@ -154,7 +154,26 @@ fn when_more_than_half_are_unhealthy_no_further_node_is_cordoned_and_cordoned_on
         ..node("n4", 0, many)
     };
     candidates.extend(std::iter::repeat_n(silent, 10));
-    assert_eq!(plan(&candidates, now).steps, []);
+    assert_eq!(plan(&candidates, None, now).steps, []);
+}
+
+#[test]
+fn while_rules_are_unknown_no_node_changes_and_the_condition_names_those_that_wait() {
+    let hold = Hold {
+        reason: Reason::InvalidSpec,
+        message: "MooncakeNodePolicy q cannot be read".to_owned(),
+    };
+    let healthy = ours(node("n1", 0, rule(1)));
+    let mut candidates = others(rule(1));
+    candidates.extend([healthy, node("n2", 2, rule(1))]);
+    let now = Timestamp::UNIX_EPOCH;
+    assert_eq!(plan(&candidates, None, now).steps.len(), 2);
+    let held = plan(&candidates, Some(&hold), now);
+    assert_eq!(held.steps, []);
+    assert_eq!(
+        condition(&held),
+        "False InvalidSpec: not cordoned: n2; MooncakeNodePolicy q cannot be read"
+    );
 }
 
 #[test]
