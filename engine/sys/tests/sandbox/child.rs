@@ -33,6 +33,11 @@ pub(crate) fn enter() {
     sandbox::confine(IDENTITY).unwrap();
 }
 
+/// The check of a case that succeeds by itself.
+pub(crate) fn exits(child: Child) {
+    assert_eq!(child.end().exit_status(), Some(0));
+}
+
 /// Makes this process the parent of processes whose parent has exited.
 pub(crate) fn adopt_orphans() {
     let own = rustix::process::getpid();
@@ -111,12 +116,20 @@ impl Child {
         let pid = *children().first()?;
         let pid = Pid::from_raw(pid.cast_signed()).unwrap();
         let ends = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        if !readable(&ends) {
-            rustix::process::kill_process(pid, Signal::KILL).unwrap();
-            panic!("the case does not end within {DEADLINE:?}");
-        }
+        assert!(readable(&ends), "the case does not end within {DEADLINE:?}");
         let waited = rustix::process::waitpid(Some(pid), WaitOptions::empty());
         waited.unwrap().map(|(_, status)| status)
+    }
+}
+
+impl Drop for Child {
+    /// Ends what a failed check leaves.
+    fn drop(&mut self) {
+        while let Some(pid) = children().first() {
+            let pid = Pid::from_raw(pid.cast_signed()).unwrap();
+            rustix::process::kill_process(pid, Signal::KILL).unwrap();
+            rustix::process::waitpid(Some(pid), WaitOptions::empty()).unwrap();
+        }
     }
 }
 

@@ -8,8 +8,10 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod child;
+mod intrusion;
 mod ordinary;
 mod outside;
+mod steps;
 
 use child::Child;
 
@@ -18,16 +20,31 @@ const CASE: &str = "MOONCAKE_SANDBOX_CASE";
 
 /// A case runs in a child process; the check judges it from outside.
 struct Case {
-    name: &'static str,
-    run: fn(),
+    name: String,
+    run: Box<dyn Fn()>,
     check: fn(Child),
 }
 
+impl Case {
+    fn new(name: impl Into<String>, run: impl Fn() + 'static, check: fn(Child)) -> Self {
+        Self {
+            name: name.into(),
+            run: Box::new(run),
+            check,
+        }
+    }
+}
+
 fn main() {
-    let cases: Vec<Case> = [ordinary::cases(), outside::cases()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let cases: Vec<Case> = [
+        ordinary::cases(),
+        intrusion::cases(),
+        outside::cases(),
+        steps::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     if let Ok(name) = std::env::var(CASE) {
         let case = cases.iter().find(|case| case.name == name).unwrap();
         return (case.run)();
@@ -50,7 +67,8 @@ fn main() {
     let mut failed = 0;
     let mut passed = 0;
     for case in cases.iter().filter(wanted) {
-        let checked = std::panic::catch_unwind(|| (case.check)(Child::start(case.name)));
+        let (name, check) = (case.name.as_str(), case.check);
+        let checked = std::panic::catch_unwind(|| check(Child::start(name)));
         let outcome = if checked.is_ok() { "ok" } else { "FAILED" };
         println!("test {} ... {outcome}", case.name);
         if checked.is_ok() {

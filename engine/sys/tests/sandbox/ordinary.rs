@@ -12,38 +12,33 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::Case;
-use crate::child::{Child, enter};
+use crate::child::{enter, exits};
 
 const PAGE: u64 = 4096;
 
 pub(crate) fn cases() -> Vec<Case> {
-    let works = |name, run| Case {
-        name,
-        run,
-        check: exits,
-    };
     vec![
-        works("threads_start_sleep_and_end", threads),
-        works("tcp_connections_carry_bytes", tcp),
-        works("a_descriptor_passes_between_local_sockets", descriptor),
-        works("an_extent_is_mapped_and_filled_from_a_socket", extent),
-        works("events_and_timers_wake_a_thread", events),
-        works("clocks_and_random_numbers_work", clocks),
-        Case {
-            name: "abort_ends_the_process",
-            run: abort,
-            check: |child| assert!(child.end().terminating_signal().is_some()),
-        },
-        Case {
-            name: "a_panic_ends_the_process",
-            run: panic,
-            check: |child| assert_eq!(child.end().exit_status(), Some(101)),
-        },
+        Case::new("threads_start_sleep_and_end", threads, exits),
+        Case::new("tcp_connections_carry_bytes", tcp, exits),
+        Case::new(
+            "a_descriptor_passes_between_local_sockets",
+            descriptor,
+            exits,
+        ),
+        Case::new(
+            "an_extent_is_mapped_and_filled_from_a_socket",
+            extent,
+            exits,
+        ),
+        Case::new("events_wake_a_thread", events, exits),
+        Case::new("clocks_and_random_numbers_work", clocks, exits),
+        Case::new("abort_ends_the_process", abort, |child| {
+            assert!(child.end().terminating_signal().is_some());
+        }),
+        Case::new("a_panic_ends_the_process", panic, |child| {
+            assert_eq!(child.end().exit_status(), Some(101));
+        }),
     ]
-}
-
-fn exits(child: Child) {
-    assert_eq!(child.end().exit_status(), Some(0));
 }
 
 #[expect(clippy::disallowed_methods, reason = "the sleep is what is tested")]

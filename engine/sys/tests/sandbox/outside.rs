@@ -12,11 +12,8 @@ use crate::Case;
 use crate::child::{Child, IDENTITY, enter, status};
 
 pub(crate) fn cases() -> Vec<Case> {
-    vec![Case {
-        name: "the_process_has_no_privilege_and_namespaces_of_its_own",
-        run: wait_inside,
-        check: shows_no_privilege,
-    }]
+    let name = "the_process_has_no_privilege_and_namespaces_of_its_own";
+    vec![Case::new(name, wait_inside, shows_no_privilege)]
 }
 
 /// Collects what the sandbox takes away, enters it, and waits with a second thread until its input ends.
