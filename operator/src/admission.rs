@@ -20,8 +20,8 @@ mod skipped;
 mod target;
 mod volume;
 
-pub use advice::Room;
-pub use advisor::Rooms;
+pub use advice::{Room, advise};
+pub use advisor::{Rooms, rooms};
 pub use claim::Devices;
 pub use configuration::injected_protocol;
 pub use environment::{FORCE_TCP, PROTOCOL};

@@ -66,9 +66,26 @@ pub enum Command {
         /// Name of the pod, with or without the prefix `pod/`.
         pod: String,
     },
+    /// Checks the cluster before an installation: versions, CRDs, permissions, Pod Security, other installations,
+    /// nodes and memory. Reads only. Exit status as of doctor. `-n` is the namespace of the release.
+    Preflight(PreflightArgs),
     /// Checks whether a stock HiCache launch fits into hugepages. Exit status 0: it fits, 1: the arena may
     /// fall back to regular pages, 2: it does not start, 3: the node could not be read.
     Sizing(Sizing),
+}
+
+/// What is about to be installed.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PreflightArgs {
+    /// Name of the Helm release.
+    #[arg(long, default_value = "mooncake")]
+    pub release: String,
+    /// Values files of the chart, as for `helm install --values`.
+    #[arg(long)]
+    pub values: Vec<PathBuf>,
+    /// Manifests with MooncakeClusters and MooncakeNodePolicies, as for `kubectl apply --filename`.
+    #[arg(long, short)]
+    pub filename: Vec<PathBuf>,
 }
 
 /// Inputs of Mooncake's `check_hicache_hugepage_requirements.py`. Sizes are written as there: `8gb`, units

@@ -202,6 +202,20 @@ impl Connection {
         self.check(resource, name, response, Cause::NotFound)
     }
 
+    /// Runs one request of another kind.
+    ///
+    /// # Errors
+    /// Every [`Cause`].
+    pub async fn request<T>(
+        &self,
+        resource: Resources,
+        scope: &str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, ReadError> {
+        let response = timeout(self.deadline, request).await;
+        self.check(resource, scope, response, Cause::NotFound)
+    }
+
     fn check<T>(
         &self,
         resource: Resources,

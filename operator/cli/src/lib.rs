@@ -1,7 +1,7 @@
 //! `kubectl mooncake`: shows the state of Mooncake on a cluster and explains problems.
 //!
 //! ```text
-//! args --> connection --> collect --> Snapshot --> status, doctor, why, node, sizing --> table | JSON
+//! args --> connection --> collect --> Snapshot --> status, doctor, why, node, sizing, preflight --> table | JSON
 //!          effects: each request has a deadline    pure: values in, values out
 //! ```
 
@@ -11,6 +11,7 @@ pub mod collect;
 pub mod connection;
 pub mod doctor;
 pub mod node;
+pub mod preflight;
 pub mod read_error;
 pub mod renderer;
 pub mod report;

@@ -24,6 +24,11 @@ impl Resources {
     pub const NAMESPACES: Self = Self("namespaces");
     pub const EVENTS: Self = Self("events");
     pub const PODS: Self = Self("pods");
+    pub const MACHINES: Self = Self("nodes");
+    pub const VERSION: Self = Self("version");
+    pub const API_GROUPS: Self = Self("API groups");
+    pub const DEFINITIONS: Self = Self("customresourcedefinitions.apiextensions.k8s.io");
+    pub const ACCESS_REVIEWS: Self = Self("selfsubjectaccessreviews.authorization.k8s.io");
 }
 
 /// Why objects could not be read.

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::doctor::Doctor;
 use crate::node::Node;
+use crate::preflight::Preflight;
 use crate::read_error::{self, ReadError};
 use crate::renderer::Renderer;
 use crate::sizing::Sizing;
@@ -27,6 +28,7 @@ pub enum Report {
     Doctor(Doctor),
     Why(Box<Why>),
     Sizing(Sizing),
+    Preflight(Preflight),
 }
 
 #[derive(Serialize)]
@@ -43,6 +45,7 @@ impl Report {
         match self {
             Self::Doctor(doctor) => doctor.exit_code(),
             Self::Sizing(sizing) => sizing.exit_code(),
+            Self::Preflight(preflight) => preflight.exit_code(),
             _ if self.read_errors().is_empty() => 0,
             _ => INCOMPLETE,
         }
@@ -60,10 +63,13 @@ impl Report {
             Self::Doctor(doctor) => doctor.show(&mut out, now),
             Self::Why(why) => why.show(&mut out),
             Self::Sizing(sizing) => sizing.show(&mut out),
+            Self::Preflight(preflight) => preflight.show(&mut out),
         }
         read_error::show(&mut out, self.read_errors());
-        if let Self::Doctor(doctor) = self {
-            doctor.show_summary(&mut out);
+        match self {
+            Self::Doctor(doctor) => doctor.show_summary(&mut out),
+            Self::Preflight(preflight) => preflight.show_summary(&mut out),
+            _ => {}
         }
         out.text
     }
@@ -87,6 +93,7 @@ impl Report {
             Self::Node(node) => &node.read_errors,
             Self::Doctor(doctor) => &doctor.read_errors,
             Self::Why(why) => &why.read_errors,
+            Self::Preflight(preflight) => &preflight.read_errors,
             Self::Sizing(_) => &[],
         }
     }

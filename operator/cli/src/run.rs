@@ -17,6 +17,7 @@ use crate::collect::{CLUSTER_SCOPE, Objects, api, collect, or_error};
 use crate::connection::{Connection, Error};
 use crate::doctor::doctor;
 use crate::node::{current, node};
+use crate::preflight::{self, Plan};
 use crate::read_error::{Cause, ReadError, Resources};
 use crate::report::Report;
 use crate::sizing::{Hugepages, sizing, total, used_by_pools};
@@ -29,6 +30,8 @@ use crate::why::{Inputs, why};
 pub enum Failure {
     #[error(transparent)]
     Connection(#[from] Error),
+    #[error(transparent)]
+    Plan(#[from] preflight::PlanError),
     #[error("{0}")]
     Sizes(#[from] TooLarge),
 }
@@ -54,6 +57,12 @@ pub async fn run(args: &Args) -> Result<Report, Failure> {
             let namespace = flags.namespace.as_ref().unwrap_or(&connection.namespace);
             let name = pod.strip_prefix("pod/").unwrap_or(pod);
             Report::Why(Box::new(why(&inputs(&connection, namespace, name).await?)))
+        }
+        Command::Preflight(args) => {
+            let plan = Plan::read(flags.namespace.as_deref(), args)?;
+            let connection = Connection::open(flags).await?;
+            let facts = preflight::collect(&connection, &plan).await;
+            Report::Preflight(preflight::preflight(&facts, &plan))
         }
         Command::Sizing(sizes) => {
             let launch = Launch {

@@ -41,7 +41,7 @@ impl Room {
 }
 
 /// The warnings, one for each page size that is short and one for each pool that no node is for.
-pub(super) fn advise(spec: &MooncakeClusterSpec, rooms: &[Room]) -> Vec<String> {
+pub fn advise(spec: &MooncakeClusterSpec, rooms: &[Room]) -> Vec<String> {
     if rooms.is_empty() {
         return Vec::new();
     }

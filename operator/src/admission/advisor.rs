@@ -10,9 +10,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::post;
-use crds::ByteSize;
 use crds::cluster::MooncakeClusterSpec;
 use crds::node::DeviceHealth;
+use crds::{ByteSize, MooncakeNode};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
@@ -29,55 +31,63 @@ pub trait Rooms: Send + Sync + 'static {
 
 impl Rooms for Caches {
     fn rooms(&self, but: Option<&ClusterName>) -> Vec<Room> {
-        let mut taken: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
-        let mut devices: BTreeMap<String, DeviceHealth> = BTreeMap::new();
-        for report in self.reports.state() {
-            let Ok(node) = &report.0 else { continue };
-            let known = node.status.as_ref().and_then(|s| s.devices.clone());
-            devices.extend(known.map(|known| (node.name_any(), known)));
-            let others = node.spec.pools.iter().filter(|pool| {
-                let own = |but: &ClusterName| {
-                    (&pool.namespace, &pool.cluster) == (&but.namespace, &but.name)
-                };
-                !but.is_some_and(own)
-            });
-            for pool in others {
-                let amounts = taken.entry(node.name_any()).or_default();
-                let amount = amounts
-                    .entry(pool.page_size.resource().to_owned())
-                    .or_default();
-                *amount = amount.saturating_add(pool.size.0);
-            }
-        }
-        let room = |node: &k8s_openapi::api::core::v1::Node| {
-            let name = node.name_any();
-            let devices = devices.get(&name);
-            let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
-            let bytes = |(resource, quantity): (&String, &_)| {
-                let k8s_openapi::apimachinery::pkg::api::resource::Quantity(text) = quantity;
-                let ByteSize(bytes) = text.parse().ok()?;
-                Some((resource.clone(), bytes))
-            };
-            Room {
-                labels: node.labels().clone(),
-                taints: node
-                    .spec
-                    .as_ref()
-                    .and_then(|spec| spec.taints.clone())
-                    .unwrap_or_default(),
-                allocatable: allocatable
-                    .into_iter()
-                    .flatten()
-                    .filter_map(bytes)
-                    .collect(),
-                taken: taken.get(&name).cloned().unwrap_or_default(),
-                devices: devices.map_or(0, |devices| devices.known),
-                memlock: devices.and_then(|devices| Some(devices.memlock?.0)),
-                node: name,
-            }
-        };
-        self.nodes.state().iter().map(|node| room(node)).collect()
+        let (nodes, reports) = (self.nodes.state(), self.reports.state());
+        let reports = reports.iter().filter_map(|report| report.0.as_ref().ok());
+        rooms(nodes.iter().map(AsRef::as_ref), reports, but)
     }
+}
+
+/// Every node, and what is left there beside the pools in `reports` of all clusters but this one.
+pub fn rooms<'a>(
+    nodes: impl Iterator<Item = &'a Node>,
+    reports: impl Iterator<Item = &'a MooncakeNode>,
+    but: Option<&ClusterName>,
+) -> Vec<Room> {
+    let mut taken: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
+    let mut devices: BTreeMap<String, DeviceHealth> = BTreeMap::new();
+    for node in reports {
+        let known = node.status.as_ref().and_then(|s| s.devices.clone());
+        devices.extend(known.map(|known| (node.name_any(), known)));
+        let others = node.spec.pools.iter().filter(|pool| {
+            let own =
+                |but: &ClusterName| (&pool.namespace, &pool.cluster) == (&but.namespace, &but.name);
+            !but.is_some_and(own)
+        });
+        for pool in others {
+            let amounts = taken.entry(node.name_any()).or_default();
+            let amount = amounts
+                .entry(pool.page_size.resource().to_owned())
+                .or_default();
+            *amount = amount.saturating_add(pool.size.0);
+        }
+    }
+    let room = |node: &Node| {
+        let name = node.name_any();
+        let devices = devices.get(&name);
+        let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
+        let bytes = |(resource, quantity): (&String, &Quantity)| {
+            let ByteSize(bytes) = quantity.0.parse().ok()?;
+            Some((resource.clone(), bytes))
+        };
+        Room {
+            labels: node.labels().clone(),
+            taints: node
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.taints.clone())
+                .unwrap_or_default(),
+            allocatable: allocatable
+                .into_iter()
+                .flatten()
+                .filter_map(bytes)
+                .collect(),
+            taken: taken.get(&name).cloned().unwrap_or_default(),
+            devices: devices.map_or(0, |devices| devices.known),
+            memlock: devices.and_then(|devices| Some(devices.memlock?.0)),
+            node: name,
+        }
+    };
+    nodes.map(room).collect()
 }
 
 /// The route.

@@ -79,6 +79,7 @@ impl Server {
                 &format!("--cert-dir={}", server.file("certificates")),
                 &format!("--token-auth-file={}", server.file("tokens")),
                 "--authorization-mode=RBAC",
+                "--allow-privileged=true",
                 "--service-cluster-ip-range=10.96.0.0/24",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 &format!("--service-account-key-file={}", server.file("sa.pub")),

@@ -17,13 +17,13 @@ use crate::harness::{Harness, SYSTEM, TEAM, eventually, install_crd};
 use crate::server::{Server, TENANT};
 
 /// Exit status, and standard output with standard error.
-struct Output {
-    code: i32,
-    text: String,
+pub(crate) struct Output {
+    pub(crate) code: i32,
+    pub(crate) text: String,
 }
 
 impl Output {
-    fn expect(&self, code: i32, words: &[&str]) -> anyhow::Result<()> {
+    pub(crate) fn expect(&self, code: i32, words: &[&str]) -> anyhow::Result<()> {
         ensure!(
             self.code == code,
             "exit status {}: {}",
@@ -36,12 +36,12 @@ impl Output {
         Ok(())
     }
 
-    fn json(&self) -> anyhow::Result<Value> {
+    pub(crate) fn json(&self) -> anyhow::Result<Value> {
         serde_json::from_str(&self.text).with_context(|| self.text.clone())
     }
 }
 
-async fn run(server: &Server, tenant: bool, words: &[&str]) -> anyhow::Result<Output> {
+pub(crate) async fn run(server: &Server, tenant: bool, words: &[&str]) -> anyhow::Result<Output> {
     let config = server.kubeconfig(tenant)?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-mooncake"));
     command.args(words).arg("--kubeconfig").arg(config);
@@ -53,7 +53,7 @@ async fn run(server: &Server, tenant: bool, words: &[&str]) -> anyhow::Result<Ou
     })
 }
 
-async fn make<K>(api: &Api<K>, object: Value) -> anyhow::Result<()>
+pub(crate) async fn make<K>(api: &Api<K>, object: Value) -> anyhow::Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize,
 {

@@ -8,6 +8,7 @@
 #[path = "../../../tests/api_server/harness.rs"]
 mod harness;
 mod installation;
+mod preflight;
 #[allow(
     dead_code,
     reason = "shared with the tests of the operator, which use all of it"
@@ -30,4 +31,12 @@ async fn output_and_exit_status_match_the_installation_and_the_users_permissions
     installation::healthy(&server).await?;
     installation::tenant(&server).await?;
     installation::degraded(&server, &harness).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn preflight_finds_obstacles_before_the_installation_and_stores_nothing() -> anyhow::Result<()>
+{
+    let server = Server::start().await?;
+    preflight::before_the_installation(&server).await
 }

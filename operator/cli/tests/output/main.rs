@@ -4,6 +4,7 @@
 
 mod binary;
 mod fixtures;
+mod preflight;
 mod script;
 mod sizing;
 mod why;
