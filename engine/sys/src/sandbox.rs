@@ -40,7 +40,7 @@ pub enum Error {
         /// What was attempted, as an infinitive.
         step: &'static str,
     },
-    /// The identity is that of root, or stands for "no change".
+    /// The identity is that of root, or the kernel takes it for "no change".
     #[error("cannot change to user {uid} and group {gid}: neither may be 0 or 4294967295")]
     Identity {
         /// The requested user ID.
@@ -94,7 +94,8 @@ pub fn isolate() -> Result<(), Error> {
 /// Takes every privilege from the process and installs the seccomp filter, which threads inherit: no core dumps,
 /// no supplementary groups, user and group `identity`, no capability in any set, `no_new_privs`, not dumpable, and
 /// only the system calls of `filter.rs`. Other calls fail with `ENOSYS`; calls that only an intruder makes
-/// kill the process with `SIGSYS`. None of this can be undone.
+/// kill the process with `SIGSYS`. None of this can be undone. No file can be opened any more, so the process must read
+/// what it needs from /sys and /etc before, and cannot look up host names.
 ///
 /// # Errors
 /// [`Error::Threads`]; [`Error::Identity`]; [`Error::Call`] with `EPERM` without `CAP_SETUID`, `CAP_SETGID` and

@@ -55,9 +55,9 @@ const NAMESPACES: i64 = (libc::CLONE_NEWNS
 
 const EXECUTABLE: Test = Bits(2, libc::PROT_EXEC as i64, libc::PROT_EXEC as i64);
 
-/// The only system calls that have an effect. Any other fails with `ENOSYS`, also one of these with other arguments.
-/// With this error libraries take the kernel for an older one: glibc starts threads by `clone` when `clone3` fails
-/// so, and with no other error. What no line names needs no thought when a kernel adds calls.
+/// The only system calls that have an effect. Any other fails with `ENOSYS`, also one of these with other arguments
+/// and one that a later kernel adds. With this error libraries take the kernel for an older one and fall back: glibc
+/// starts threads by `clone` if `clone3` fails with `ENOSYS`, but not if it fails with `EPERM`.
 const ALLOWED: &[Rule] = &[
     // Bytes of open descriptors. There is no call to open a file.
     (libc::SYS_read, &[]),

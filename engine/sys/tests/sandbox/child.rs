@@ -1,4 +1,4 @@
-//! A process that runs one case, seen from outside, and its way into the sandbox.
+//! A process that runs one case, seen from outside, and the step into the sandbox.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -1,5 +1,5 @@
-//! What an intruder tries who controls the confined process. Each system call is also made without the sandbox, where the
-//! kernel must know it and not kill for it: a case that cannot fail proves nothing.
+//! What an intruder tries who controls the confined process. Each system call is also made without the sandbox,
+//! where the kernel must know it and not kill for it: a case that cannot fail proves nothing.
 
 use std::fs::File;
 use std::io;
