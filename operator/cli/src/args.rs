@@ -69,6 +69,9 @@ pub enum Command {
     /// Checks the cluster before an installation: versions, CRDs, permissions, Pod Security, other installations,
     /// nodes and memory. Reads only. Exit status as of doctor. `-n` is the namespace of the release.
     Preflight(PreflightArgs),
+    /// Writes one archive for a support request: objects, Events, logs, versions and the output of doctor, without
+    /// Secrets. Exit status 0: complete, 2: something was left out.
+    Bundle(BundleArgs),
     /// Checks whether a stock HiCache launch fits into hugepages. Exit status 0: it fits, 1: the arena may
     /// fall back to regular pages, 2: it does not start, 3: the node could not be read.
     Sizing(Sizing),
@@ -86,6 +89,26 @@ pub struct PreflightArgs {
     /// Manifests with MooncakeClusters and MooncakeNodePolicies, as for `kubectl apply --filename`.
     #[arg(long, short)]
     pub filename: Vec<PathBuf>,
+}
+
+/// Limits of the archive.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BundleArgs {
+    /// Path of the archive, which must not exist. Default: mooncake-bundle-<time>.tar.gz in the current directory.
+    #[arg(long)]
+    pub file: Option<PathBuf>,
+    /// Age of the oldest log line.
+    #[arg(long, default_value = "1h", value_parser = duration)]
+    pub since: Duration,
+    /// Total size of all files before compression.
+    #[arg(long, default_value = "256mb", value_parser = sizing::size)]
+    pub max_size: u64,
+    /// Number of agents whose logs are read.
+    #[arg(long, default_value_t = 20)]
+    pub agents: usize,
+    /// Deadline of the whole command. What is not read by then is left out.
+    #[arg(long, default_value = "2m", value_parser = duration)]
+    pub deadline: Duration,
 }
 
 /// Inputs of Mooncake's `check_hicache_hugepage_requirements.py`. Sizes are written as there: `8gb`, units

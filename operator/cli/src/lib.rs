@@ -1,12 +1,14 @@
 //! `kubectl mooncake`: shows the state of Mooncake on a cluster and explains problems.
 //!
 //! ```text
-//! args --> connection --> collect --> Snapshot --> status, doctor, why, node, sizing, preflight --> table | JSON
+//! args --> connection --> collect --> Snapshot --> status, doctor, why, node, sizing --> table | JSON
+//!              +--> preflight, bundle (read more)
 //!          effects: each request has a deadline    pure: values in, values out
 //! ```
 
 pub mod age;
 pub mod args;
+pub mod bundle;
 pub mod collect;
 pub mod connection;
 pub mod doctor;

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::bundle::Bundle;
 use crate::doctor::Doctor;
 use crate::node::Node;
 use crate::preflight::Preflight;
@@ -29,6 +30,7 @@ pub enum Report {
     Why(Box<Why>),
     Sizing(Sizing),
     Preflight(Preflight),
+    Bundle(Bundle),
 }
 
 #[derive(Serialize)]
@@ -46,6 +48,7 @@ impl Report {
             Self::Doctor(doctor) => doctor.exit_code(),
             Self::Sizing(sizing) => sizing.exit_code(),
             Self::Preflight(preflight) => preflight.exit_code(),
+            Self::Bundle(bundle) => bundle.exit_code(),
             _ if self.read_errors().is_empty() => 0,
             _ => INCOMPLETE,
         }
@@ -64,6 +67,7 @@ impl Report {
             Self::Why(why) => why.show(&mut out),
             Self::Sizing(sizing) => sizing.show(&mut out),
             Self::Preflight(preflight) => preflight.show(&mut out),
+            Self::Bundle(bundle) => bundle.show(&mut out),
         }
         read_error::show(&mut out, self.read_errors());
         match self {
@@ -94,6 +98,7 @@ impl Report {
             Self::Doctor(doctor) => &doctor.read_errors,
             Self::Why(why) => &why.read_errors,
             Self::Preflight(preflight) => &preflight.read_errors,
+            Self::Bundle(bundle) => &bundle.read_errors,
             Self::Sizing(_) => &[],
         }
     }

@@ -13,6 +13,7 @@ use mooncake_operator::admission::InjectionRequest;
 use serde::de::DeserializeOwned;
 
 use crate::args::{self, Args, Command, Flags};
+use crate::bundle::{self, bundle};
 use crate::collect::{CLUSTER_SCOPE, Objects, api, collect, or_error};
 use crate::connection::{Connection, Error};
 use crate::doctor::doctor;
@@ -30,6 +31,8 @@ use crate::why::{Inputs, why};
 pub enum Failure {
     #[error(transparent)]
     Connection(#[from] Error),
+    #[error(transparent)]
+    Bundle(#[from] bundle::Error),
     #[error(transparent)]
     Plan(#[from] preflight::PlanError),
     #[error("{0}")]
@@ -57,6 +60,12 @@ pub async fn run(args: &Args) -> Result<Report, Failure> {
             let namespace = flags.namespace.as_ref().unwrap_or(&connection.namespace);
             let name = pod.strip_prefix("pod/").unwrap_or(pod);
             Report::Why(Box::new(why(&inputs(&connection, namespace, name).await?)))
+        }
+        Command::Bundle(args) => {
+            let connection = Connection::open(flags).await?;
+            let own = flags.namespace.as_ref().unwrap_or(&connection.namespace);
+            let namespace = Some(own.as_str()).filter(|_| !flags.all_namespaces);
+            Report::Bundle(bundle(&connection, namespace, args).await?)
         }
         Command::Preflight(args) => {
             let plan = Plan::read(flags.namespace.as_deref(), args)?;

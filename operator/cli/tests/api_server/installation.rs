@@ -1,9 +1,11 @@
 //! Output and exit status of the binary for each state of an installation, for an administrator and a tenant.
 
+use std::io::Read;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
 use crds::MooncakeInventory;
+use flate2::read::GzDecoder;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
@@ -208,6 +210,35 @@ pub(crate) async fn tenant(server: &Server) -> anyhow::Result<()> {
     output.expect(2, &["forbidden", "context tenant"])
 }
 
+/// Value of an environment variable of a user's pod.
+const PLANTED: &str = "hf-0123456789";
+
+/// An archive of the degraded installation. No kubelet runs, so logs are left out.
+pub(crate) async fn bundle(server: &Server) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("bundle.tar.gz");
+    let file = format!("--file={}", path.display());
+    let output = run(server, false, &["bundle", "-A", &file]).await?;
+    output.expect(2, &["Wrote ", "Left out: logs/agent-n1.log"])?;
+    let mut text = Vec::new();
+    GzDecoder::new(std::fs::File::open(&path)?).read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    let words = [
+        "AgentNotReady Pod mooncake-system/agent-n2 on n2",
+        "kv-pool-default-n1",
+        "not-injected",
+        "\"gitVersion\": \"v1.35.",
+    ];
+    for word in words {
+        ensure!(text.contains(word), "no `{word}`: {text}");
+    }
+    ensure!(
+        !text.contains(PLANTED) && !text.contains("HF_TOKEN"),
+        "{text}"
+    );
+    Ok(())
+}
+
 /// An agent fails, a pod is not injected, another names a cluster that does not exist.
 pub(crate) async fn degraded(server: &Server, harness: &Harness) -> anyhow::Result<()> {
     harness.agent_ready("n2", false).await?;
@@ -215,7 +246,9 @@ pub(crate) async fn degraded(server: &Server, harness: &Harness) -> anyhow::Resu
     for (name, cluster) in [("not-injected", "kv"), ("misspelt", "vk")] {
         let pod = json!({
             "metadata": {"name": name, "labels": {"mooncake.io/inject": cluster}},
-            "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]},
+            "spec": {"nodeName": "n1", "containers": [{
+                "name": "c", "image": "i", "env": [{"name": "HF_TOKEN", "value": PLANTED}],
+            }]},
         });
         make(&pods, pod).await?;
     }

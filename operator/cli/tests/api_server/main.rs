@@ -30,7 +30,8 @@ async fn output_and_exit_status_match_the_installation_and_the_users_permissions
     installation::complete(&server.client).await?;
     installation::healthy(&server).await?;
     installation::tenant(&server).await?;
-    installation::degraded(&server, &harness).await
+    installation::degraded(&server, &harness).await?;
+    installation::bundle(&server).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
 mod binary;
+mod bundle;
 mod fixtures;
 mod preflight;
 mod script;

@@ -27,20 +27,7 @@ fn clusters(chunk: usize) -> Value {
 
 fn response(path: &str) -> (u16, Value) {
     if path.starts_with("/version") {
-        let fields = [
-            "gitVersion",
-            "gitCommit",
-            "gitTreeState",
-            "buildDate",
-            "goVersion",
-            "compiler",
-            "platform",
-        ];
-        let mut version = json!({"major": "1", "minor": "35"});
-        for word in fields {
-            version[word] = json!("");
-        }
-        return (200, version);
+        return (200, version());
     }
     if path.contains("/mooncakeclusters") {
         let chunk = path.split_once("continue=").map_or("0", |(_, token)| {
@@ -52,7 +39,28 @@ fn response(path: &str) -> (u16, Value) {
     (403, fields)
 }
 
-fn serve(mut stream: TcpStream) -> std::io::Result<()> {
+pub(crate) fn version() -> Value {
+    let fields = [
+        "gitVersion",
+        "gitCommit",
+        "gitTreeState",
+        "buildDate",
+        "goVersion",
+        "compiler",
+        "platform",
+    ];
+    let mut version = json!({"major": "1", "minor": "35"});
+    for word in fields {
+        version[word] = json!("");
+    }
+    version
+}
+
+/// Answers one request. A text is sent as it is, any other value as JSON.
+pub(crate) fn serve(
+    mut stream: TcpStream,
+    response: fn(&str) -> (u16, Value),
+) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
     for line in lines {
@@ -62,7 +70,10 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
     }
     let path = first.split(' ').nth(1).unwrap_or_default();
     let (code, body) = response(path);
-    let body = body.to_string();
+    let body = match body {
+        Value::String(text) => text,
+        body => body.to_string(),
+    };
     write!(
         stream,
         "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nConnection: close\r\n\
@@ -79,7 +90,7 @@ fn all_chunks_are_read_and_an_invalid_object_does_not_hide_others() {
     // The thread ends with the test process.
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            std::thread::spawn(move || serve(stream));
+            std::thread::spawn(move || serve(stream, response));
         }
     });
     let run = |fields: &[&str]| {
