@@ -150,6 +150,157 @@ fn alerts_use_documented_metrics_only() {
     }
 }
 
+/// One row of the tables of docs/metrics.md, which are compared with what operator and agent register
+/// (`the_page_of_metrics_lists_every_registered_metric_and_no_other`).
+struct Metric {
+    kind: String,
+    labels: BTreeSet<String>,
+}
+
+fn documented_metrics() -> BTreeMap<String, Metric> {
+    let page = fs::read_to_string(source().join("docs/metrics.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| `mooncake_"));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let quoted = cells[3].split('`').skip(1).step_by(2);
+        let metric = Metric {
+            kind: cells[2].to_owned(),
+            labels: quoted.map(str::to_owned).collect(),
+        };
+        (cells[1].trim_matches('`').to_owned(), metric)
+    })
+    .collect()
+}
+
+/// What a query reads: the metric, and the labels that it selects, groups and shows.
+fn queried(expression: &str) -> (&str, BTreeSet<&str>) {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let start = expression.find("mooncake_").unwrap();
+    let rest = &expression[start..];
+    let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+    let (metric, rest) = rest.split_at(end);
+    assert!(
+        !rest.contains("mooncake_"),
+        "more than one metric: {expression}"
+    );
+    fn inside(text: &str, open: char, close: char) -> Option<&str> {
+        Some(text.split_once(open)?.1.split_once(close)?.0)
+    }
+    let selected = match rest.starts_with('{') {
+        true => inside(rest, '{', '}').unwrap(),
+        false => "",
+    };
+    let selected = selected
+        .split(',')
+        .filter_map(|matcher| Some(matcher.split_once(['=', '!'])?.0));
+    let grouped = expression
+        .split(" by ")
+        .skip(1)
+        .filter_map(|rest| inside(rest, '(', ')'))
+        .flat_map(|labels| labels.split(", "));
+    (metric, selected.chain(grouped).collect())
+}
+
+fn dashboard() -> serde_json::Value {
+    let text = fs::read_to_string(chart().join("files/dashboard.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Queries of panels and of variables.
+fn queries(dashboard: &serde_json::Value) -> Vec<(String, String, String)> {
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let mut queries = Vec::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let (title, legend) = (text(&panel["title"]), text(&target["legendFormat"]));
+            queries.push((title, text(&target["expr"]), legend));
+        }
+    }
+    for variable in dashboard["templating"]["list"].as_array().unwrap() {
+        let query = text(&variable["query"]["query"]);
+        let Some(arguments) = query.strip_prefix("label_values(") else {
+            continue;
+        };
+        let (metric, label) = arguments.trim_end_matches(')').rsplit_once(", ").unwrap();
+        let query = format!("sum by ({label}) ({metric})");
+        queries.push((text(&variable["name"]), query, String::new()));
+    }
+    queries
+}
+
+#[test]
+fn each_query_of_the_dashboard_reads_a_registered_metric_and_its_labels() {
+    let metrics = documented_metrics();
+    let dashboard = dashboard();
+    let queries = queries(&dashboard);
+    assert!(queries.len() > 20, "{queries:?}");
+    let mut shown = BTreeSet::new();
+    for (panel, expression, legend) in &queries {
+        let (name, labels) = queried(expression);
+        let base = name.strip_suffix("_bucket").unwrap_or(name);
+        let found = metrics.get(base);
+        let metric = found.unwrap_or_else(|| panic!("{panel}: {name} is not registered"));
+        shown.insert(base);
+        let histogram = metric.kind == "histogram";
+        assert_eq!(histogram, base != name, "{panel}: {expression}");
+        let counted = expression.contains("rate(") || expression.contains("increase(");
+        assert_eq!(counted, metric.kind != "gauge", "{panel}: {expression}");
+        for label in &labels {
+            // The PodMonitor adds the node of the agent; a histogram has buckets.
+            let added = *label == "agent_node" && base.starts_with("mooncake_agent_");
+            let known = added || (histogram && *label == "le") || metric.labels.contains(*label);
+            assert!(known, "{panel}: {name} has no label {label}");
+        }
+        for label in legend.split("{{").skip(1) {
+            let (label, _) = label.split_once("}}").unwrap();
+            assert!(labels.contains(label), "{panel}: {label} is not in by ()");
+        }
+    }
+    let all: BTreeSet<&str> = metrics.keys().map(String::as_str).collect();
+    assert_eq!(shown, all, "each metric has a panel");
+}
+
+#[test]
+fn panels_of_the_dashboard_have_their_own_ids_and_places() {
+    let dashboard = dashboard();
+    let (mut ids, mut places) = (BTreeSet::new(), BTreeSet::new());
+    for panel in dashboard["panels"].as_array().unwrap() {
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "{panel}");
+        let place = |field: &str| panel["gridPos"][field].as_u64().unwrap();
+        for x in place("x")..place("x") + place("w") {
+            for y in place("y")..place("y") + place("h") {
+                assert!(x < 24 && places.insert((x, y)), "{panel}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_dashboard_is_a_config_map_with_the_labels_of_the_values() {
+    let map = |settings: &[&str]| {
+        let rendered = render(settings).unwrap();
+        let mut documents = rendered.split("\n---");
+        let map = documents.find(|document| document.contains("\nkind: ConfigMap\n"));
+        map.map(|map| serde_yaml_ng::from_str::<serde_json::Value>(map).unwrap())
+    };
+    assert_eq!(map(&["--set", "monitoring.enabled=true"]), None);
+    let enabled = "monitoring.dashboard.enabled=true";
+    let found = map(&["--set", enabled]).unwrap();
+    assert_eq!(found["metadata"]["labels"]["grafana_dashboard"], "1");
+    let content = found["data"]["mooncake.json"].as_str().unwrap();
+    let content: serde_json::Value = serde_json::from_str(content).unwrap();
+    assert_eq!(content, dashboard());
+    let own = "monitoring.dashboard.labels.grafana_dashboard=null,monitoring.dashboard.labels.board=yes,\
+               monitoring.dashboard.annotations.grafana_folder=Mooncake";
+    let found = map(&["--set", enabled, "--set", own]).unwrap();
+    assert!(found["metadata"]["labels"]["grafana_dashboard"].is_null());
+    assert_eq!(found["metadata"]["labels"]["board"], "yes");
+    assert_eq!(
+        found["metadata"]["annotations"]["grafana_folder"],
+        "Mooncake"
+    );
+}
+
 #[test]
 fn every_case_renders_its_golden_file() {
     for case in fs::read_dir(source().join("charts/cases")).unwrap() {
@@ -188,6 +339,8 @@ fn the_schema_rejects_wrong_values() {
         ("injection.denyUninjected=perhaps", "denyUninjected"),
         ("monitoring.enabled=perhaps", "enabled"),
         ("monitoring.runbooks=a#b", "runbooks"),
+        ("monitoring.dashboard.enabled=perhaps", "enabled"),
+        ("monitoring.dashboard.folder=x", "folder"),
         ("operator.affinity.nodeAfinity=x", "nodeAfinity"),
         (
             "operator.topologySpreadConstraints[0].maxSkew=1",
