@@ -43,6 +43,39 @@ impl RequestHeader {
         bytes[12..16].copy_from_slice(&self.length.to_le_bytes());
         bytes
     }
+
+    /// # Errors
+    /// [`HeaderError`] if the bytes are not a header of this protocol.
+    pub fn decode(bytes: [u8; Self::BYTES]) -> Result<Self, HeaderError> {
+        let [magic, version, encoding, ..] = bytes;
+        check(magic, version, number(&bytes, 16))?;
+        if encoding != STRUCT_PACK {
+            return Err(HeaderError::Encoding(encoding));
+        }
+        Ok(Self {
+            sequence: number(&bytes, 4),
+            function_id: number(&bytes, 8),
+            length: number(&bytes, 12),
+        })
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Checks what requests and responses have in common.
+fn check(magic: u8, version: u8, attachment: u32) -> Result<(), HeaderError> {
+    if magic != MAGIC {
+        return Err(HeaderError::Magic(magic));
+    }
+    if version != VERSION {
+        return Err(HeaderError::Version(version));
+    }
+    if attachment != 0 {
+        return Err(HeaderError::Attachment(attachment));
+    }
+    Ok(())
 }
 
 /// The header of a response.
@@ -55,17 +88,19 @@ pub struct ResponseHeader {
     pub length: u32,
 }
 
-/// Why bytes are not a response header.
+/// Why bytes are not a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     #[error(
-        "the reply starts with {0:#04x}, not with {MAGIC:#04x}: the peer does not use coro_rpc"
+        "the message starts with {0:#04x}, not with {MAGIC:#04x}: the peer does not use coro_rpc"
     )]
     Magic(u8),
-    #[error("the reply has frame version {0}, expected {VERSION}")]
+    #[error("the message has frame version {0}, expected {VERSION}")]
     Version(u8),
-    #[error("the reply has an attachment of {0} bytes, which no store RPC uses")]
+    #[error("the message has an attachment of {0} bytes, which no store RPC uses")]
     Attachment(u32),
+    #[error("the message has encoding {0}, expected {STRUCT_PACK} (struct_pack)")]
+    Encoding(u8),
 }
 
 impl ResponseHeader {
@@ -75,24 +110,21 @@ impl ResponseHeader {
     /// [`HeaderError`] if the bytes are not a header of this protocol.
     pub fn decode(bytes: [u8; Self::BYTES]) -> Result<Self, HeaderError> {
         let [magic, version, code, ..] = bytes;
-        let number = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-        };
-        if magic != MAGIC {
-            return Err(HeaderError::Magic(magic));
-        }
-        if version != VERSION {
-            return Err(HeaderError::Version(version));
-        }
-        let attachment = number(12);
-        if attachment != 0 {
-            return Err(HeaderError::Attachment(attachment));
-        }
+        check(magic, version, number(&bytes, 12))?;
         Ok(Self {
             code,
-            sequence: number(4),
-            length: number(8),
+            sequence: number(&bytes, 4),
+            length: number(&bytes, 8),
         })
+    }
+
+    #[must_use]
+    pub fn encode(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&[MAGIC, VERSION, self.code, MESSAGE_TYPE]);
+        bytes[4..8].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.length.to_le_bytes());
+        bytes
     }
 }
 
@@ -100,6 +132,8 @@ impl ResponseHeader {
 pub const INVALID_ARGUMENTS: u16 = 4;
 /// The server has no function with this ID.
 pub const NOT_REGISTERED: u16 = 11;
+/// The server accepts no message of this size.
+pub const MESSAGE_TOO_LARGE: u16 = 14;
 /// A header code which means that the body contains the code.
 const CODE_IN_BODY: u8 = 255;
 
@@ -143,6 +177,17 @@ mod tests {
             struct_pack::literal_text(&header.encode()),
             captured.replace(' ', "")
         );
+        assert_eq!(RequestHeader::decode(header.encode()), Ok(header));
+        for (at, expected) in [
+            (0, HeaderError::Magic(9)),
+            (1, HeaderError::Version(9)),
+            (2, HeaderError::Encoding(9)),
+            (16, HeaderError::Attachment(9)),
+        ] {
+            let mut other = header.encode();
+            other[at] = 9;
+            assert_eq!(RequestHeader::decode(other), Err(expected));
+        }
     }
 
     #[test]
@@ -154,6 +199,7 @@ mod tests {
             length: 0x109,
         };
         assert_eq!(ResponseHeader::decode(bytes), Ok(header));
+        assert_eq!(header.encode(), bytes);
         bytes[12] = 1;
         assert_eq!(
             ResponseHeader::decode(bytes),

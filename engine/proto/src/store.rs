@@ -38,3 +38,28 @@ pub trait Rpc {
         type_hash::<Result<Self::Value, ErrorCode>>()
     }
 }
+
+/// A function whose answer is not one `result`: a list with a result for each key, or a number.
+pub trait BareRpc {
+    /// The name of the C++ method.
+    const METHOD: &'static str;
+    type Arguments: Packed + Send + Sync + 'static;
+    type Answer: Packed + Send + 'static;
+
+    #[must_use]
+    fn function_id() -> u32 {
+        master_function_id(Self::METHOD)
+    }
+
+    /// Returns the type hash of the arguments.
+    #[must_use]
+    fn arguments_hash() -> TypeHash {
+        type_hash::<Self::Arguments>()
+    }
+
+    /// Returns the type hash of the answer.
+    #[must_use]
+    fn answer_hash() -> TypeHash {
+        type_hash::<Self::Answer>()
+    }
+}

@@ -10,6 +10,7 @@ mod declare;
 mod literal;
 mod packed;
 mod reader;
+mod schema;
 mod tuples;
 mod writer;
 
@@ -20,6 +21,7 @@ pub(crate) use literal::md5_head;
 pub use literal::{Node, TypeHash, literal_text};
 pub use packed::{Blob, Packed};
 pub use reader::{DecodeError, Reader};
+pub use schema::Schema;
 pub use writer::{LengthWidth, Writer};
 
 /// Bit 0 of the sent hash: a metainfo byte follows.
@@ -40,18 +42,7 @@ pub fn type_hash<T: Packed>() -> TypeHash {
 /// Encodes `value` in the compact form. The unit type has no body at all.
 #[must_use]
 pub fn encode<T: Packed>(value: &T) -> Vec<u8> {
-    if *T::NODE == Node::Void {
-        return Vec::new();
-    }
-    let width = LengthWidth::for_longest(value.longest());
-    let hash = type_hash::<T>().0;
-    let mut writer = Writer::new(width);
-    if width == LengthWidth::ONE {
-        writer.bytes(&hash.to_le_bytes());
-    } else {
-        writer.bytes(&(hash | METAINFO_FOLLOWS).to_le_bytes());
-        writer.bytes(&[width.code() << 3]);
-    }
+    let mut writer = Schema::of::<T>().begin(Vec::new(), value.longest());
     value.pack(&mut writer);
     writer.finish()
 }
@@ -62,34 +53,7 @@ pub fn encode<T: Packed>(value: &T) -> Vec<u8> {
 /// # Errors
 /// [`DecodeError::Schema`] if the sender's type differs; the other variants if the bytes are malformed.
 pub fn decode<T: Packed>(body: &[u8]) -> Result<T, DecodeError> {
-    if *T::NODE == Node::Void {
-        return T::unpack(&mut Reader::new(body, LengthWidth::ONE));
-    }
-    let mut prefix = Reader::new(body, LengthWidth::ONE);
-    let sent = u32::from_le_bytes(prefix.array("type hash")?);
-    let mut width = LengthWidth::ONE;
-    let mut literal = None;
-    if sent & METAINFO_FOLLOWS != 0 {
-        let [metainfo] = prefix.array("metainfo")?;
-        if metainfo & !KNOWN_METAINFO != 0 {
-            return Err(DecodeError::Metainfo(metainfo));
-        }
-        width = LengthWidth::from_code(metainfo >> 3);
-        if metainfo & LITERAL_FOLLOWS != 0 {
-            literal = Some(prefix.until_nul()?);
-        }
-    }
-    let expected = type_hash::<T>();
-    let got = TypeHash(sent & !METAINFO_FOLLOWS);
-    let literal_differs = literal.is_some_and(|sent| sent != T::NODE.literal());
-    if got != expected || literal_differs {
-        return Err(DecodeError::Schema {
-            expected,
-            got,
-            literal: literal.map(Into::into),
-        });
-    }
-    T::unpack(&mut Reader::new(prefix.rest(), width))
+    T::unpack(&mut Schema::of::<T>().open(body)?)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Messages of releases 0.3.13 and 0.3.13.post1: functions that a storing node calls, and functions for the
-//! release probe.
+//! Messages of releases 0.3.13 and 0.3.13.post1: every function that the stock master
+//! registers.
 
 mod object;
 mod replica;
@@ -7,6 +7,7 @@ mod rpc;
 mod segment;
 mod task;
 mod task_payload;
+mod tier;
 
 pub use object::{ObjectMeta, ReplicaType, ReplicateConfig, SoftPinAction};
 pub use replica::{
@@ -18,6 +19,9 @@ pub use segment::{ClientStatus, PingResponse, Segment, SegmentStatus, StorageCon
 pub use task::{QueryTaskResponse, TaskAssignment, TaskCompleteRequest, TaskKind, TaskStatus};
 pub use task_payload::{
     CopyPayload, DynamicReplication, MovePayload, TaskPayload, TaskPayloadError,
+};
+pub use tier::{
+    NofOwner, NofSegment, OffloadTask, PromotionAllocStartResponse, StorageObjectMetadata,
 };
 
 #[cfg(test)]

@@ -32,6 +32,14 @@ pub enum DecodeError {
     OutOfRange { part: &'static str, value: u8 },
     #[error("a string is not UTF-8")]
     NotUtf8,
+    #[error(
+        "its {part} has {length} elements, more than the {left} that its message may still have"
+    )]
+    TooManyElements {
+        part: &'static str,
+        length: usize,
+        left: usize,
+    },
 }
 
 fn sent_type(literal: &[u8]) -> String {
@@ -39,15 +47,29 @@ fn sent_type(literal: &[u8]) -> String {
 }
 
 /// A cursor in one payload.
+#[derive(Debug)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
     width: LengthWidth,
+    /// Elements of containers that the message may still have.
+    elements: usize,
 }
 
 impl<'a> Reader<'a> {
     #[must_use]
     pub fn new(bytes: &'a [u8], width: LengthWidth) -> Self {
-        Self { bytes, width }
+        Self {
+            bytes,
+            width,
+            elements: usize::MAX,
+        }
+    }
+
+    /// Limits the elements in all containers of the message together. Without a limit an element may take more
+    /// memory than it has bytes.
+    #[must_use]
+    pub fn with_most_elements(self, elements: usize) -> Self {
+        Self { elements, ..self }
     }
 
     /// Returns the unread bytes.
@@ -73,7 +95,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`DecodeError::Truncated`].
     pub fn run(&mut self, part: &'static str) -> Result<&'a [u8], DecodeError> {
-        let length = self.length(part, 1)?;
+        let length = self.bounded(part, 1)?;
         let (head, rest) = self.bytes.split_at(length);
         self.bytes = rest;
         Ok(head)
@@ -83,12 +105,21 @@ impl<'a> Reader<'a> {
     /// cannot contain is an error, so the result is safe for an allocation.
     ///
     /// # Errors
-    /// [`DecodeError::Truncated`].
+    /// [`DecodeError::Truncated`]; [`DecodeError::TooManyElements`].
     pub fn length(
         &mut self,
         part: &'static str,
         element_bytes: usize,
     ) -> Result<usize, DecodeError> {
+        let length = self.bounded(part, element_bytes)?;
+        let left = self.elements;
+        self.elements = left
+            .checked_sub(length)
+            .ok_or(DecodeError::TooManyElements { part, length, left })?;
+        Ok(length)
+    }
+
+    fn bounded(&mut self, part: &'static str, element_bytes: usize) -> Result<usize, DecodeError> {
         let mut wide = [0_u8; 8];
         let count = self.width.bytes();
         let Some((head, rest)) = self.bytes.split_at_checked(count) else {

@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
+use alloc::vec;
 use alloc::vec::Vec;
 
 use proptest::prelude::*;
@@ -148,4 +149,24 @@ proptest! {
 fn the_count_of_a_vector_is_limited_by_the_smallest_encoding() {
     assert_eq!(Segment::LEAST_BYTES, 16 + 1 + 8 + 8 + 1 + 1 + 1);
     assert_eq!(ReplicaDescriptor::LEAST_BYTES, 8 + 1 + 9 + 4);
+}
+
+#[test]
+fn the_elements_of_all_containers_of_a_message_are_limited_together() {
+    type Message = (Vec<String>, Vec<u64>);
+    let value: Message = (vec!["a".into(), "bcd".into()], vec![1, 2]);
+    let body = encode(&value);
+    let read = |most| {
+        let reader = Schema::of::<Message>().open(&body)?;
+        Message::unpack(&mut reader.with_most_elements(most))
+    };
+    assert_eq!(read(4), Ok(value.clone()));
+    assert_eq!(
+        read(3),
+        Err(DecodeError::TooManyElements {
+            part: "vector",
+            length: 2,
+            left: 1
+        })
+    );
 }

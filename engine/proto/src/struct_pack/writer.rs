@@ -49,10 +49,13 @@ pub struct Writer {
 impl Writer {
     #[must_use]
     pub fn new(width: LengthWidth) -> Self {
-        Self {
-            bytes: Vec::new(),
-            width,
-        }
+        Self::after(Vec::new(), width)
+    }
+
+    /// Appends to `bytes`.
+    #[must_use]
+    pub fn after(bytes: Vec<u8>, width: LengthWidth) -> Self {
+        Self { bytes, width }
     }
 
     pub fn bytes(&mut self, bytes: &[u8]) {

@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::*;
-use crate::store::{ErrorCode, Rpc, Uuid};
+use crate::store::{BareRpc, ErrorCode, Rpc, Uuid};
 use crate::struct_pack::{Blob, decode, encode, literal_text};
 
 /// Function ID, hash of the arguments and hash of the answer, from the stock binaries of 0.3.13.post1.
@@ -38,6 +38,43 @@ ExistKey 89385f09 7cf91ed8 90e800d2
 PutStart 65ea9ac1 e385bd0e c43927a6
 PutEnd 8e8b2099 d1819222 af2868cc
 GetReplicaList 1f7ef174 7cf91ed8 88c6276c
+BatchQueryIp 7ce454a9 a1eea206 f594fb3c
+BatchReplicaClear 137b01fc 472b2fa2 e108bdea
+GetReplicaListByRegex fe6af93c 7cf91ed8 7343c040
+PutRevoke a0767c44 1b7a228a af2868cc
+UpsertStart a1335e41 e385bd0e c43927a6
+UpsertEnd 2e20e258 d1819222 af2868cc
+UpsertRevoke 610b042e 1b7a228a af2868cc
+Remove f1b09774 18e89fee af2868cc
+RemoveByRegex fccc1fd3 18e89fee b83381fe
+MountNoFSegment 14d3f74c 70fcb3da af2868cc
+ReMountNoFSegment c15a1a37 c3ddcd16 af2868cc
+UnmountNoFSegment bb263e21 d4c512e0 af2868cc
+GetAllNoFSegments 04eb3c85 - 8c274b46
+GetNoFSegmentsByName 6b194364 9dcffa76 aab07daa
+GetFsdir 3e585123 - 1cb3cc34
+MountLocalDiskSegment 281fc089 bfd50c0e af2868cc
+UnmountLocalDiskSegment 59fe76e4 3c6d83e0 af2868cc
+OffloadObjectHeartbeat 2a9b08f8 bfd50c0e 724674e6
+ReportSsdCapacity 7e109a9c 70a841e4 af2868cc
+NotifyOffloadSuccess 2df85842 d4e79a92 af2868cc
+PromotionObjectHeartbeat 0a19072a 3c6d83e0 724674e6
+PromotionAllocStart 36430f70 c6e729cc 5c032896
+NotifyPromotionSuccess fe6e3d25 6a2101f4 af2868cc
+NotifyPromotionFailure cbecf2b4 6a2101f4 af2868cc
+EvictDiskReplica d00ac42b f47f2e6a af2868cc
+PollRemoveAll 05b21025 3c6d83e0 90e800d2
+BatchExistKey b89fa6b0 00f78d62 2a5f8c5c
+BatchGetReplicaList 1b0d20ff 00f78d62 20c5453a
+BatchPutStart 56be1822 5870c0a4 ad006d02
+BatchPutEnd 80e020ab f57ea7c8 39fc52ce
+BatchPutRevoke b82567aa 94ee5d44 39fc52ce
+BatchUpsertStart d564b423 5870c0a4 ad006d02
+BatchUpsertEnd b1bcd72f dce93710 39fc52ce
+BatchUpsertRevoke 9093ae79 d6091496 39fc52ce
+BatchRemove 5902407d 197a9ca0 39fc52ce
+RemoveAll d978ceb0 48a6c274 86666834
+BatchEvictDiskReplica 74d1e980 d1251872 39fc52ce
 ";
 
 fn row<R: Rpc>() -> String {
@@ -50,6 +87,16 @@ fn row<R: Rpc>() -> String {
         "{} {:08x} {arguments} {}\n",
         R::METHOD,
         R::function_id(),
+        R::answer_hash()
+    )
+}
+
+fn bare<R: BareRpc>() -> String {
+    format!(
+        "{} {:08x} {} {}\n",
+        R::METHOD,
+        R::function_id(),
+        R::arguments_hash(),
         R::answer_hash()
     )
 }
@@ -89,6 +136,43 @@ fn every_function_has_the_id_and_hashes_of_the_stock_binaries() {
         row::<PutStart>(),
         row::<PutEnd>(),
         row::<GetReplicaList>(),
+        row::<BatchQueryIp>(),
+        row::<BatchReplicaClear>(),
+        row::<GetReplicaListByRegex>(),
+        row::<PutRevoke>(),
+        row::<UpsertStart>(),
+        row::<UpsertEnd>(),
+        row::<UpsertRevoke>(),
+        row::<Remove>(),
+        row::<RemoveByRegex>(),
+        row::<MountNoFSegment>(),
+        row::<ReMountNoFSegment>(),
+        row::<UnmountNoFSegment>(),
+        row::<GetAllNoFSegments>(),
+        row::<GetNoFSegmentsByName>(),
+        row::<GetFsdir>(),
+        row::<MountLocalDiskSegment>(),
+        row::<UnmountLocalDiskSegment>(),
+        row::<OffloadObjectHeartbeat>(),
+        row::<ReportSsdCapacity>(),
+        row::<NotifyOffloadSuccess>(),
+        row::<PromotionObjectHeartbeat>(),
+        row::<PromotionAllocStart>(),
+        row::<NotifyPromotionSuccess>(),
+        row::<NotifyPromotionFailure>(),
+        row::<EvictDiskReplica>(),
+        row::<PollRemoveAll>(),
+        bare::<BatchExistKey>(),
+        bare::<BatchGetReplicaList>(),
+        bare::<BatchPutStart>(),
+        bare::<BatchPutEnd>(),
+        bare::<BatchPutRevoke>(),
+        bare::<BatchUpsertStart>(),
+        bare::<BatchUpsertEnd>(),
+        bare::<BatchUpsertRevoke>(),
+        bare::<BatchRemove>(),
+        bare::<RemoveAll>(),
+        bare::<BatchEvictDiskReplica>(),
     ]
     .concat();
     assert_eq!(ours, GOLDEN.trim_start());
