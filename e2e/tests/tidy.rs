@@ -181,6 +181,7 @@ fn impure() -> Vec<String> {
     ];
     let pure = |path: &str| {
         path.starts_with("engine/proto/src")
+            || path.starts_with("engine/master/src/index")
             || path.starts_with("crds/src")
             || ["desired", "validate"].iter().any(|step| {
                 path.ends_with(&format!("/{step}.rs")) || path.contains(&format!("/{step}/"))
@@ -463,6 +464,10 @@ const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("mooncake-checks", &["kube", "tokio", "mooncake-engine"]),
     ("mooncake-engine", &["kube", "mooncake-crds"]),
     ("mooncake-proto", &["tokio", "mooncake-sys"]),
+    (
+        "mooncake-master",
+        &["kube", "mooncake-crds", "mooncake-engine", "mooncake-store"],
+    ),
 ];
 
 #[test]

@@ -163,7 +163,8 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
     if full {
         run = run
             .env("MOONCAKE_SCENARIOS", "full")
-            .env("PROPTEST_CASES", "100000");
+            .env("PROPTEST_CASES", "100000")
+            .env("MASTER_CALLS", "1000000");
     }
     let mut collector = failures::Collector::default();
     run.shown(|line| collector.add(line))

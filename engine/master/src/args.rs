@@ -1,0 +1,251 @@
+//! Command-line flags, with the names that the stock master gives them. A flag that the stock master has and this list
+//! has not would be without effect; it is refused.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use clap::{ArgAction, Parser, ValueEnum};
+
+use crate::index::{Placement, Settings};
+use crate::server::Limits;
+
+/// The master of the store: the index of keys for stock clients 0.3.13.
+#[derive(Debug, Clone, Parser)]
+#[command(version)]
+pub struct Args {
+    /// Port for RPC; 0 means the value of --port.
+    #[arg(long = "rpc_port", default_value_t = 0)]
+    rpc_port: u16,
+    /// Port for RPC, if --rpc_port is not set.
+    #[arg(long = "port", default_value_t = 50051)]
+    port: u16,
+    /// Address for RPC.
+    #[arg(long = "rpc_address", default_value = "0.0.0.0")]
+    rpc_address: IpAddr,
+    /// Threads; 0 means one per processor, at most 16.
+    #[arg(long = "rpc_thread_num", default_value_t = 0)]
+    rpc_thread_num: usize,
+    /// Seconds without a request after which a connection is closed; 0 means never.
+    #[arg(long = "rpc_conn_timeout_seconds", default_value_t = 0)]
+    rpc_conn_timeout_seconds: u64,
+    /// Sends small replies at once.
+    #[arg(long = "rpc_enable_tcp_no_delay", default_value_t = true, action = ArgAction::Set,
+          num_args = 0..=1, default_missing_value = "true")]
+    rpc_enable_tcp_no_delay: bool,
+
+    /// Port for metrics, health and queries by HTTP.
+    #[arg(long = "metrics_port", default_value_t = 9003)]
+    metrics_port: u16,
+    /// Address for metrics, health and queries by HTTP.
+    #[arg(long = "metrics_host", default_value = "0.0.0.0")]
+    metrics_host: IpAddr,
+
+    /// Time in which an object that was looked up is neither evicted nor removed: milliseconds, or with ms, s, m or h.
+    #[arg(long = "default_kv_lease_ttl", default_value = "10000", value_parser = duration)]
+    default_kv_lease_ttl: Duration,
+    /// Time of a soft pin whose request names none.
+    #[arg(long = "default_kv_soft_pin_ttl", default_value = "30m", value_parser = duration)]
+    default_kv_soft_pin_ttl: Duration,
+    /// Limit of the time that a request for a soft pin may name.
+    #[arg(long = "max_kv_soft_pin_ttl", default_value = "24h", value_parser = duration)]
+    max_kv_soft_pin_ttl: Duration,
+    /// Evicts soft-pinned objects when no others are left.
+    #[arg(long = "allow_evict_soft_pinned_objects", default_value_t = true, action = ArgAction::Set,
+          num_args = 0..=1, default_missing_value = "true")]
+    allow_evict_soft_pinned_objects: bool,
+    /// Fraction of the objects that one eviction removes at least.
+    #[arg(long = "eviction_ratio", default_value_t = 0.05, value_parser = ratio)]
+    eviction_ratio: f64,
+    /// Fraction of used space above which objects are evicted.
+    #[arg(long = "eviction_high_watermark_ratio", default_value_t = 0.90, value_parser = ratio)]
+    eviction_high_watermark_ratio: f64,
+    /// Seconds without a sign of life after which a client's segments are unmounted.
+    #[arg(long = "client_ttl", default_value_t = 10)]
+    client_ttl: u64,
+    /// Seconds after which another writer may start a put of the same key.
+    #[arg(long = "put_start_discard_timeout_sec", default_value_t = 30)]
+    put_start_discard_timeout_sec: u64,
+    /// Seconds after which the space of a discarded put is used again.
+    #[arg(long = "put_start_release_timeout_sec", default_value_t = 600)]
+    put_start_release_timeout_sec: u64,
+    /// Where new objects are placed.
+    #[arg(long = "allocation_strategy", value_enum, default_value_t = Strategy::Random)]
+    allocation_strategy: Strategy,
+
+    /// Serves transfer engine metadata by HTTP.
+    #[arg(long = "enable_http_metadata_server", default_value_t = false, action = ArgAction::Set,
+          num_args = 0..=1, default_missing_value = "true")]
+    enable_http_metadata_server: bool,
+    #[arg(long = "http_metadata_server_host", default_value = "0.0.0.0")]
+    http_metadata_server_host: IpAddr,
+    #[arg(long = "http_metadata_server_port", default_value_t = 8080)]
+    http_metadata_server_port: u16,
+
+    /// Accepted: logs always go to standard error.
+    #[arg(long = "logtostderr", default_value_t = true, action = ArgAction::Set,
+          num_args = 0..=1, default_missing_value = "true")]
+    logtostderr: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Strategy {
+    Random,
+    LocalFirst,
+}
+
+/// Reads a duration: `10000` (milliseconds), `500ms`, `5s`, `30m`, `24h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|sign: char| !sign.is_ascii_digit());
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number with ms, s, m or h"))?;
+    let unit = match &text[digits.len()..] {
+        "" | "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        other => return Err(format!("{other:?} is not one of ms, s, m and h")),
+    };
+    let milliseconds = number
+        .checked_mul(unit)
+        .ok_or_else(|| format!("{text} is too long"))?;
+    Ok(Duration::from_millis(milliseconds))
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|ratio| (0.0..=1.0).contains(ratio))
+        .ok_or_else(|| format!("{text:?} is not a number from 0 to 1"))
+}
+
+impl Args {
+    /// Checks what no single flag shows, and returns the settings of the index.
+    ///
+    /// # Errors
+    /// A text that names the flags that do not go together.
+    pub fn settings(&self) -> Result<Settings, String> {
+        if self.default_kv_soft_pin_ttl > self.max_kv_soft_pin_ttl {
+            return Err("--default_kv_soft_pin_ttl exceeds --max_kv_soft_pin_ttl".into());
+        }
+        if self.put_start_release_timeout_sec <= self.put_start_discard_timeout_sec {
+            return Err(
+                "--put_start_release_timeout_sec must exceed --put_start_discard_timeout_sec"
+                    .into(),
+            );
+        }
+        Ok(Settings {
+            lease_ttl: self.default_kv_lease_ttl,
+            soft_pin_ttl: self.default_kv_soft_pin_ttl,
+            max_soft_pin_ttl: self.max_kv_soft_pin_ttl,
+            evict_soft_pinned: self.allow_evict_soft_pinned_objects,
+            eviction_ratio: self.eviction_ratio,
+            high_watermark: self.eviction_high_watermark_ratio,
+            client_ttl: Duration::from_secs(self.client_ttl),
+            put_discard: Duration::from_secs(self.put_start_discard_timeout_sec),
+            put_release: Duration::from_secs(self.put_start_release_timeout_sec),
+            placement: match self.allocation_strategy {
+                Strategy::Random => Placement::Random,
+                Strategy::LocalFirst => Placement::LocalFirst,
+            },
+        })
+    }
+
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            idle: (self.rpc_conn_timeout_seconds > 0)
+                .then(|| Duration::from_secs(self.rpc_conn_timeout_seconds)),
+            no_delay: self.rpc_enable_tcp_no_delay,
+            ..Limits::default()
+        }
+    }
+
+    #[must_use]
+    pub fn rpc(&self) -> SocketAddr {
+        let port = if self.rpc_port == 0 {
+            self.port
+        } else {
+            self.rpc_port
+        };
+        SocketAddr::new(self.rpc_address, port)
+    }
+
+    #[must_use]
+    pub fn admin(&self) -> SocketAddr {
+        SocketAddr::new(self.metrics_host, self.metrics_port)
+    }
+
+    /// Returns the address of the metadata server, if it is wanted.
+    #[must_use]
+    pub fn metadata(&self) -> Option<SocketAddr> {
+        let address = SocketAddr::new(
+            self.http_metadata_server_host,
+            self.http_metadata_server_port,
+        );
+        self.enable_http_metadata_server.then_some(address)
+    }
+
+    /// Returns the number of worker threads.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        if self.rpc_thread_num > 0 {
+            return self.rpc_thread_num;
+        }
+        std::thread::available_parallelism().map_or(1, |processors| processors.get().min(16))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_by_the_stock_master() {
+        let milliseconds = |text| duration(text).map(|time| time.as_millis());
+        assert_eq!(milliseconds("10000"), Ok(10_000));
+        assert_eq!(milliseconds("5ms"), Ok(5));
+        assert_eq!(milliseconds("5s"), Ok(5000));
+        assert_eq!(milliseconds("1m"), Ok(60_000));
+        assert_eq!(milliseconds("2h"), Ok(7_200_000));
+        for wrong in ["", "s", "5d", "-1", "1.5s", "18446744073709551615h"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_flags_of_the_operator_are_accepted_and_the_defaults_are_those_of_the_index() {
+        let args = Args::parse_from([
+            "mooncake-master",
+            "--rpc_port=50061",
+            "--metrics_port=9004",
+            "--client_ttl=30",
+            "--logtostderr",
+        ]);
+        assert_eq!((args.rpc().port(), args.admin().port()), (50061, 9004));
+        let expected = Settings {
+            client_ttl: Duration::from_secs(30),
+            ..Settings::default()
+        };
+        assert_eq!(args.settings(), Ok(expected));
+        assert_eq!(args.limits(), Limits::default());
+        assert_eq!(args.metadata(), None);
+    }
+
+    #[test]
+    fn flags_that_contradict_each_other_or_have_no_effect_are_refused() {
+        let refused = |flag: &str| {
+            let args = Args::try_parse_from(["mooncake-master", flag]);
+            args.map_err(|error| error.to_string())
+                .and_then(|args| args.settings())
+                .is_err()
+        };
+        assert!(refused("--put_start_release_timeout_sec=30"));
+        assert!(refused("--default_kv_soft_pin_ttl=25h"));
+        assert!(refused("--eviction_ratio=1.5"));
+        assert!(refused("--allocation_strategy=cxl"));
+        assert!(refused("--enable_ha=true"));
+        assert!(!refused("--allocation_strategy=local_first"));
+    }
+}

@@ -1,0 +1,94 @@
+//! Queries of keys.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use proto::store::ErrorCode;
+use serde_json::{Map, Value, json};
+
+use super::{body, constant, failure};
+use crate::index::View;
+use crate::server::Master;
+
+type Named = Query<HashMap<String, String>>;
+
+/// Most keys of one query.
+const MOST_KEYS: usize = 65_536;
+
+/// Returns the memory replicas of a key. Like a lookup by RPC it grants a lease.
+fn replicas(master: &Master, key: &str) -> Result<Vec<Value>, ErrorCode> {
+    master.with_index(|index, now| {
+        let found = index.get_replica_list(key, now)?;
+        Ok(found
+            .replicas()
+            .map(|replica| {
+                json!({
+                    "size_": replica.size,
+                    "buffer_address_": replica.address,
+                    "protocol_": View::PROTOCOL,
+                    "transport_endpoint_": replica.endpoint,
+                })
+            })
+            .collect())
+    })
+}
+
+pub(super) async fn query_key(State(master): State<Arc<Master>>, Query(query): Named) -> Response {
+    let key = query.get("key").map_or("", String::as_str);
+    match replicas(&master, key) {
+        Ok(values) => body(StatusCode::OK, &json!({"success": true, "data": values})),
+        Err(code) => failure(StatusCode::NOT_FOUND, code),
+    }
+}
+
+pub(super) async fn batch_query_keys(
+    State(master): State<Arc<Master>>,
+    Query(query): Named,
+) -> Response {
+    let keys = query.get("keys").map_or("", String::as_str);
+    let keys: Vec<_> = keys
+        .split(',')
+        .filter(|key| !key.is_empty())
+        .take(MOST_KEYS)
+        .collect();
+    if keys.is_empty() {
+        let value = json!({"success": false, "error": "No keys provided. Use ?keys=key1,key2,..."});
+        return body(StatusCode::BAD_REQUEST, &value);
+    }
+    let mut data = Map::new();
+    for key in keys {
+        let found = replicas(&master, key);
+        let value = json!({
+            "ok": found.is_ok(),
+            "error": found.as_ref().err().map(constant),
+            "values": found.ok(),
+            "disk_values": null,
+            "local_disk_values": null,
+            "nof_values": null,
+        });
+        data.insert(key.into(), value);
+    }
+    body(StatusCode::OK, &json!({"success": true, "data": data}))
+}
+
+/// One key a line.
+pub(super) async fn all_keys(State(master): State<Arc<Master>>) -> String {
+    let mut text = String::new();
+    for key in master.with_index(|index, _| index.keys()) {
+        text.push_str(&key);
+        text.push('\n');
+    }
+    text
+}
+
+pub(super) async fn remove_all(State(master): State<Arc<Master>>, Query(query): Named) -> Response {
+    let force = query.get("force").is_some_and(|value| value == "true");
+    let removed = master.with_index(|index, now| index.remove_all(force, now));
+    body(
+        StatusCode::OK,
+        &json!({"success": true, "removed_count": removed}),
+    )
+}

@@ -1,0 +1,263 @@
+//! Metrics, with the stock master's names where they mean the same.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::server::{FunctionTraffic, Master};
+
+#[derive(Debug)]
+struct Reading(Arc<Master>);
+
+impl Collector for Reading {
+    fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let master = &self.0;
+        let (totals, counters, segments) = master
+            .with_index(|index, _| (index.totals(), index.counters(), index.segment_details()));
+        for (name, help, value) in [
+            (
+                "master_key_count",
+                "Objects, those of unfinished puts included",
+                totals.keys,
+            ),
+            (
+                "master_total_capacity_bytes",
+                "Bytes of mounted segments",
+                totals.capacity,
+            ),
+            (
+                "master_allocated_bytes",
+                "Allocated bytes of mounted segments",
+                totals.used,
+            ),
+            (
+                "master_put_start_discarded_staging_size",
+                "Bytes that rest before they are used again",
+                totals.resting,
+            ),
+            (
+                "master_active_clients",
+                "Clients whose segments are confirmed",
+                totals.clients,
+            ),
+            // Counters without `_total` in the stock master's names.
+            (
+                "master_evicted_key_count",
+                "Evicted objects",
+                counters.evicted_objects,
+            ),
+            (
+                "master_evicted_size_bytes",
+                "Bytes of evicted replicas",
+                counters.evicted_bytes,
+            ),
+            (
+                "master_put_start_discard_cnt",
+                "Replicas of discarded puts",
+                counters.discarded_puts,
+            ),
+            (
+                "master_put_start_release_cnt",
+                "Ranges that are used again after their time of rest",
+                counters.released_ranges,
+            ),
+            (
+                "mem_cache_hit_nums_",
+                "Lookups that found replicas in memory",
+                counters.hits,
+            ),
+            (
+                "valid_get_nums_",
+                "Lookups that found replicas",
+                counters.hits,
+            ),
+            ("total_get_nums_", "Lookups of replicas", counters.gets),
+        ] {
+            gauge(&mut out, name, help, value)?;
+        }
+        let traffic = master.traffic();
+        for (name, help, value) in [
+            (
+                "mem_cache_hit_bytes",
+                "Bytes of objects that lookups found",
+                counters.hit_bytes,
+            ),
+            (
+                "master_attempted_evictions",
+                "Evictions that began",
+                counters.evictions,
+            ),
+            (
+                "master_successful_evictions",
+                "Evictions that evicted an object",
+                counters.successful_evictions,
+            ),
+            (
+                "master_put_start_alloc_failures",
+                "Puts that found no space",
+                counters.failed_allocations,
+            ),
+            (
+                "master_put_start_partial_allocations",
+                "Puts that got fewer replicas than requested",
+                counters.partial_allocations,
+            ),
+            (
+                "master_expired_clients",
+                "Clients that expired",
+                counters.expired_clients,
+            ),
+            (
+                "master_unknown_function_requests",
+                "Requests of functions that do not exist",
+                traffic.unknown.load(Relaxed),
+            ),
+            (
+                "master_undecodable_requests",
+                "Requests whose arguments could not be decoded",
+                traffic.undecodable.load(Relaxed),
+            ),
+            (
+                "master_faulty_connections",
+                "Connections closed because of their peer's bytes or silence",
+                traffic.faulty_connections.load(Relaxed),
+            ),
+            (
+                "master_refused_connections",
+                "Connections closed because there were too many",
+                traffic.refused_connections.load(Relaxed),
+            ),
+        ] {
+            counter(&mut out, name, help, value)?;
+        }
+        for (name, counts) in traffic.functions() {
+            function(&mut out, name, counts)?;
+        }
+        for (name, help, value) in [
+            (
+                "segment_total_capacity_bytes",
+                "Bytes of a segment",
+                (|detail| detail.segment.size) as fn(&crate::index::SegmentDetail) -> u64,
+            ),
+            (
+                "segment_allocated_bytes",
+                "Allocated bytes of a segment",
+                |detail| detail.used,
+            ),
+        ] {
+            let gauge_of = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            let metric_type = gauge_of(0).metric_type();
+            let mut family = out.encode_descriptor(name, help, None, metric_type)?;
+            for detail in &segments {
+                let labels = [("segment", detail.segment.name.as_str())];
+                gauge_of(value(detail)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gauge(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> Result<(), std::fmt::Error> {
+    let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+    metric.encode(out.encode_descriptor(name, help, None, metric.metric_type())?)
+}
+
+fn counter(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> Result<(), std::fmt::Error> {
+    let metric = ConstCounter::new(value);
+    metric.encode(out.encode_descriptor(name, help, None, metric.metric_type())?)
+}
+
+/// The counters of one function: `BatchPutStart` is `batch_put_start`.
+fn function(
+    out: &mut DescriptorEncoder<'_>,
+    method: &str,
+    counts: &FunctionTraffic,
+) -> Result<(), std::fmt::Error> {
+    let mut name = String::from("master");
+    for sign in method.chars() {
+        if sign.is_ascii_uppercase() {
+            name.push('_');
+        }
+        name.push(sign.to_ascii_lowercase());
+    }
+    // The stock master has shorter names for these.
+    let name = name
+        .replace("_re_mount_segment", "_remount_segment")
+        .replace("_mark_task_to_complete", "_update_task");
+    let of = |what: &str| format!("{name}_{what}");
+    counter(out, &of("requests"), "Calls", counts.requests.load(Relaxed))?;
+    counter(
+        out,
+        &of("failures"),
+        "Calls of which no item succeeded",
+        counts.failures.load(Relaxed),
+    )?;
+    if method.starts_with("Batch") {
+        counter(
+            out,
+            &of("partial_successes"),
+            "Calls of which some items succeeded",
+            counts.partial.load(Relaxed),
+        )?;
+        counter(
+            out,
+            &of("items"),
+            "Items of calls",
+            counts.items.load(Relaxed),
+        )?;
+        counter(
+            out,
+            &of("failed_items"),
+            "Items that failed",
+            counts.failed_items.load(Relaxed),
+        )?;
+    }
+    Ok(())
+}
+
+pub(super) async fn metrics(State(master): State<Arc<Master>>) -> Response {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Reading(master)));
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &registry) {
+        Ok(()) => ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// One line for people, in the beginning like the stock master's.
+pub(super) async fn summary(State(master): State<Arc<Master>>) -> String {
+    let (totals, counters) = master.with_index(|index, _| (index.totals(), index.counters()));
+    format!(
+        "role=leader, state=serving, service_ready=true, master={{Mem Storage: {} B / {} B | Keys: {} | Clients: {} | \
+         Eviction: Success/Attempts={}/{}, AllocFail={}, keys={}, size={} B}}",
+        totals.used,
+        totals.capacity,
+        totals.keys,
+        totals.clients,
+        counters.successful_evictions,
+        counters.evictions,
+        counters.failed_allocations,
+        counters.evicted_objects,
+        counters.evicted_bytes,
+    )
+}

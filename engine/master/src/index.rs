@@ -1,0 +1,169 @@
+//! The store's index: segments, clients, objects. It has no socket, clock or thread; time is an argument.
+//! Results, error codes and leases are those of the stock master 0.3.13; docs/master.md lists the differences.
+
+mod allocator;
+mod clients;
+mod counters;
+mod eviction;
+mod lookup;
+mod moment;
+mod mount;
+mod object;
+mod objects;
+mod put;
+mod remove;
+mod retired;
+mod segments;
+mod settings;
+mod upkeep;
+
+use std::collections::{HashMap, VecDeque};
+
+use proto::store::release_0_3_13 as wire;
+
+pub use counters::{Counters, Totals};
+pub use lookup::{Found, View};
+pub use moment::Moment;
+pub use mount::SegmentDetail;
+pub use settings::{Placement, Settings};
+
+use clients::Clients;
+use eviction::Order;
+use object::{Object, ObjectId};
+use objects::Objects;
+use put::Pending;
+use retired::Retired;
+use segments::{SegmentId, Segments};
+use upkeep::Unmounted;
+
+/// The index. All calls take the present time, which must not go back.
+#[derive(Debug)]
+pub struct Index {
+    settings: Settings,
+    objects: Objects,
+    segments: Segments,
+    clients: Clients,
+    order: Order,
+    retired: Retired,
+    /// What puts in progress will do to soft pins.
+    pending: HashMap<ObjectId, Pending>,
+    /// Puts in the order of their start, to discard unfinished ones.
+    puts: VecDeque<(Moment, ObjectId)>,
+    /// Puts that did not end in time.
+    overdue: VecDeque<ObjectId>,
+    /// Unmounted segments whose objects are still to be removed.
+    unmounted: VecDeque<Unmounted>,
+    next_replica: u64,
+    counters: Counters,
+}
+
+impl Index {
+    /// `seed` decides where objects are placed.
+    #[must_use]
+    pub fn new(settings: Settings, seed: u64) -> Self {
+        Self {
+            settings,
+            objects: Objects::default(),
+            segments: Segments::new(seed),
+            clients: Clients::default(),
+            order: Order::default(),
+            retired: Retired::default(),
+            pending: HashMap::new(),
+            puts: VecDeque::new(),
+            overdue: VecDeque::new(),
+            unmounted: VecDeque::new(),
+            next_replica: 1,
+            counters: Counters::default(),
+        }
+    }
+
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let bytes = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
+        Totals {
+            keys: self.objects.len() as u64,
+            capacity: bytes(self.segments.capacity()),
+            used: bytes(self.segments.used()),
+            resting: bytes(self.retired.bytes()),
+            clients: self.clients.confirmed() as u64,
+        }
+    }
+
+    /// Returns the object with this key. Replicas in segments that were unmounted are removed on this occasion, and with
+    /// the last one the object.
+    fn find(&mut self, key: &str) -> Option<ObjectId> {
+        let id = self.objects.find(key)?;
+        self.prune(id).then_some(id)
+    }
+
+    /// Removes replicas in segments that were unmounted. Returns whether the object still exists.
+    fn prune(&mut self, id: ObjectId) -> bool {
+        let segments = &self.segments;
+        let is_gone = |replica: &object::Replica| !segments.is_mounted(replica.segment);
+        let object = &mut self.objects[id];
+        if !object.replicas.iter().any(is_gone) {
+            return true;
+        }
+        object.take_replicas(is_gone);
+        let exists = !object.replicas.is_empty();
+        if !exists {
+            self.erase(id, Moment::default());
+        }
+        exists
+    }
+
+    /// Removes an object. Its ranges rest until `rest`, or are free at once if that has passed (`rest` not after
+    /// the default).
+    fn erase(&mut self, id: ObjectId, rest: Moment) {
+        if let Some(object) = self.objects.remove(id) {
+            self.pending.remove(&id);
+            for replica in &object.replicas {
+                self.release(replica, object.size, rest);
+            }
+        }
+    }
+
+    fn release(&mut self, replica: &object::Replica, size: u64, rest: Moment) {
+        if rest == Moment::default() {
+            self.segments.free(replica.segment, replica.block);
+        } else {
+            self.retired
+                .push(replica.segment, replica.block, size, rest);
+        }
+    }
+
+    fn descriptor(&self, object: &Object, replica: &object::Replica) -> wire::ReplicaDescriptor {
+        let view = View::of(&self.segments, object, replica);
+        wire::ReplicaDescriptor {
+            id: view.id,
+            location: wire::Location::Memory(wire::MemoryReplica {
+                size: view.size,
+                address: view.address,
+                protocol: View::PROTOCOL.into(),
+                endpoint: view.endpoint.into(),
+            }),
+            status: view.status,
+        }
+    }
+
+    fn descriptors(&self, id: ObjectId) -> Vec<wire::ReplicaDescriptor> {
+        let object = &self.objects[id];
+        let replicas = object.replicas.iter();
+        replicas
+            .map(|replica| self.descriptor(object, replica))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

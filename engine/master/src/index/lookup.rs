@@ -1,0 +1,152 @@
+//! Lookups. Each one that finds readable replicas grants a read lease.
+
+use std::collections::BTreeMap;
+
+use proto::store::ErrorCode;
+use proto::store::release_0_3_13 as wire;
+use regex::Regex;
+
+use super::object::{Object, Replica};
+use super::segments::Segments;
+use super::{Index, Moment};
+
+/// A replica as a peer sees it, without allocations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View<'a> {
+    pub id: u64,
+    pub size: u64,
+    /// Wire address.
+    pub address: u64,
+    pub endpoint: &'a str,
+    pub status: wire::ReplicaStatus,
+}
+
+impl<'a> View<'a> {
+    /// What the stock master writes for memory, whatever the transport of the segment is.
+    pub const PROTOCOL: &'static str = "tcp";
+
+    pub(super) fn of(segments: &'a Segments, object: &Object, replica: &Replica) -> Self {
+        let segment = segments.get(replica.segment);
+        Self {
+            id: replica.id,
+            size: object.size,
+            address: segment.map_or(0, |mounted| mounted.segment.base + replica.offset),
+            endpoint: segment.map_or("", |mounted| &mounted.endpoint),
+            status: replica.status(),
+        }
+    }
+}
+
+/// An object that was looked up.
+#[derive(Debug)]
+pub struct Found<'a> {
+    object: &'a Object,
+    segments: &'a Segments,
+}
+
+impl<'a> Found<'a> {
+    /// Returns the readable replicas.
+    pub fn replicas(&self) -> impl Iterator<Item = View<'a>> + use<'a> {
+        let (object, segments) = (self.object, self.segments);
+        object
+            .replicas
+            .iter()
+            .filter(|replica| replica.is_readable(segments))
+            .map(|replica| View::of(segments, object, replica))
+    }
+
+    #[must_use]
+    pub fn checksum(&self) -> Option<u64> {
+        self.object.checksum
+    }
+}
+
+impl Index {
+    /// Returns whether an object with readable replicas exists.
+    pub fn exist_key(&mut self, key: &str, now: Moment) -> bool {
+        let until = now.after(self.settings.lease_ttl);
+        let Some(id) = self.objects.find(key) else {
+            return false;
+        };
+        let readable = self.objects[id].is_readable(&self.segments);
+        if readable {
+            self.objects.grant(id, until);
+        }
+        readable
+    }
+
+    /// Finds the readable replicas of an object.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`; `ReplicaIsNotReady` if none is complete.
+    pub fn get_replica_list(&mut self, key: &str, now: Moment) -> Result<Found<'_>, ErrorCode> {
+        self.counters.gets += 1;
+        let until = now.after(self.settings.lease_ttl);
+        let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        if !self.objects[id].is_readable(&self.segments) {
+            return Err(ErrorCode::ReplicaIsNotReady);
+        }
+        self.objects.grant(id, until);
+        self.counters.hits += 1;
+        let bytes = &mut self.counters.hit_bytes;
+        *bytes = bytes.saturating_add(self.objects[id].size);
+        Ok(Found {
+            object: &self.objects[id],
+            segments: &self.segments,
+        })
+    }
+
+    /// Finds the readable replicas of all objects whose key matches.
+    ///
+    /// # Errors
+    /// `InvalidParams` for a malformed pattern.
+    pub fn get_replica_list_by_regex(
+        &mut self,
+        pattern: &str,
+        now: Moment,
+    ) -> Result<BTreeMap<String, Vec<wire::ReplicaDescriptor>>, ErrorCode> {
+        let pattern = compile(pattern)?;
+        let until = now.after(self.settings.lease_ttl);
+        let matching: Vec<_> = self
+            .objects
+            .iter()
+            .filter(|(_, object)| pattern.is_match(&object.key))
+            .filter(|(_, object)| object.is_readable(&self.segments))
+            .map(|(id, _)| id)
+            .collect();
+        let mut found = BTreeMap::new();
+        for id in matching {
+            self.objects.grant(id, until);
+            let object = &self.objects[id];
+            let readable = object
+                .replicas
+                .iter()
+                .filter(|replica| replica.is_readable(&self.segments));
+            let replicas = readable
+                .map(|replica| self.descriptor(object, replica))
+                .collect();
+            found.insert(object.key.to_string(), replicas);
+        }
+        Ok(found)
+    }
+
+    /// Returns whether an object exists, complete or not. Grants no lease.
+    pub fn contains(&mut self, key: &str) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// Returns all keys, those of unfinished puts included.
+    #[must_use]
+    pub fn keys(&self) -> Vec<String> {
+        self.objects
+            .iter()
+            .map(|(_, object)| object.key.to_string())
+            .collect()
+    }
+}
+
+/// Compiles a pattern that matches anywhere in a key. The stock master takes ECMAScript patterns; look-around and
+/// back-references are refused here, because their matching time has no limit.
+pub(super) fn compile(pattern: &str) -> Result<Regex, ErrorCode> {
+    Regex::new(pattern).map_err(|_| ErrorCode::InvalidParams)
+}

@@ -1,0 +1,113 @@
+//! One object and its replicas.
+
+use proto::store::Uuid;
+use proto::store::release_0_3_13::ReplicaStatus;
+use slotmap::new_key_type;
+use smallvec::SmallVec;
+
+use super::Moment;
+use super::allocator::Block;
+use super::segments::{SegmentId, Segments};
+
+new_key_type! {
+    /// An object in the index. An ID is never used for another object.
+    pub(crate) struct ObjectId;
+}
+
+/// A range of a segment that contains the object's bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Replica {
+    pub(crate) id: u64,
+    pub(crate) offset: u64,
+    pub(crate) segment: SegmentId,
+    pub(crate) block: Block,
+    pub(crate) complete: bool,
+}
+
+impl Replica {
+    pub(crate) fn is_readable(&self, segments: &Segments) -> bool {
+        self.complete && segments.is_mounted(self.segment)
+    }
+
+    pub(crate) fn status(&self) -> ReplicaStatus {
+        if self.complete {
+            ReplicaStatus::Complete
+        } else {
+            ReplicaStatus::Processing
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) key: Box<str>,
+    /// Bytes of each replica.
+    pub(crate) size: u64,
+    /// The last writer.
+    pub(crate) client: Uuid,
+    pub(crate) put_start: Moment,
+    /// The object is neither evicted nor removed before this time.
+    pub(crate) lease: Moment,
+    /// The object is soft-pinned before this time.
+    pub(crate) soft_pin: Moment,
+    pub(crate) checksum: Option<u64>,
+    pub(crate) replicas: SmallVec<[Replica; 1]>,
+    pub(crate) hard_pin: bool,
+    /// A put has begun and has not ended.
+    pub(crate) in_put: bool,
+    pub(crate) has_group: bool,
+    /// The object has an entry in the order of eviction.
+    pub(crate) queued: bool,
+}
+
+impl Object {
+    pub(crate) fn is_leased(&self, now: Moment) -> bool {
+        now < self.lease
+    }
+
+    pub(crate) fn is_soft_pinned(&self, now: Moment) -> bool {
+        now < self.soft_pin
+    }
+
+    /// Returns whether all replicas are complete, apart from those whose segment was unmounted.
+    pub(crate) fn is_complete(&self, segments: &Segments) -> bool {
+        self.replicas
+            .iter()
+            .all(|replica| replica.complete || !segments.is_mounted(replica.segment))
+    }
+
+    /// Removes the replicas for which `leaves` is true, and returns them. The order of the others is that of the stock
+    /// master: the last one that stays takes the place of the first one that leaves.
+    pub(crate) fn take_replicas(
+        &mut self,
+        leaves: impl Fn(&Replica) -> bool,
+    ) -> SmallVec<[Replica; 1]> {
+        let replicas = &mut self.replicas;
+        let (mut first, mut end) = (0, replicas.len());
+        while first < end {
+            if !leaves(&replicas[first]) {
+                first += 1;
+            } else if leaves(&replicas[end - 1]) {
+                end -= 1;
+            } else {
+                replicas.swap(first, end - 1);
+            }
+        }
+        replicas.drain(first..).collect()
+    }
+
+    pub(crate) fn has_complete_replica(&self) -> bool {
+        self.replicas.iter().any(|replica| replica.complete)
+    }
+
+    pub(crate) fn is_readable(&self, segments: &Segments) -> bool {
+        self.replicas
+            .iter()
+            .any(|replica| replica.is_readable(segments))
+    }
+
+    /// Extends the lease; it never becomes shorter.
+    pub(crate) fn grant(&mut self, until: Moment) {
+        self.lease = self.lease.max(until);
+    }
+}

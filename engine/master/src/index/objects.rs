@@ -1,0 +1,133 @@
+//! All objects, found by key, and their groups.
+
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+use std::ops::{Index, IndexMut};
+
+use hashbrown::HashTable;
+use slotmap::SlotMap;
+
+use super::Moment;
+use super::object::{Object, ObjectId};
+
+/// An entry of the table: 32 bits of the key's hash, so that a lookup reads the object of another key almost
+/// never, and growth of the table reads no object at all.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    hash: u32,
+    id: ObjectId,
+}
+
+/// Spreads the kept bits over those that the table uses.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    slots: SlotMap<ObjectId, Object>,
+    table: HashTable<Entry>,
+    hasher: foldhash::fast::RandomState,
+    groups: HashMap<Box<str>, Vec<ObjectId>>,
+    group_of: HashMap<ObjectId, Box<str>>,
+}
+
+impl Index<ObjectId> for Objects {
+    type Output = Object;
+
+    fn index(&self, id: ObjectId) -> &Object {
+        &self.slots[id]
+    }
+}
+
+impl IndexMut<ObjectId> for Objects {
+    fn index_mut(&mut self, id: ObjectId) -> &mut Object {
+        &mut self.slots[id]
+    }
+}
+
+impl Objects {
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn hash(&self, key: &str) -> u32 {
+        u32::try_from(self.hasher.hash_one(key) >> 32).unwrap_or_default()
+    }
+
+    pub(crate) fn find(&self, key: &str) -> Option<ObjectId> {
+        let hash = self.hash(key);
+        let is_it = |entry: &Entry| entry.hash == hash && *self.slots[entry.id].key == *key;
+        self.table.find(spread(hash), is_it).map(|entry| entry.id)
+    }
+
+    pub(crate) fn get(&self, id: ObjectId) -> Option<&Object> {
+        self.slots.get(id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectId, &Object)> {
+        self.slots.iter()
+    }
+
+    /// Inserts an object whose key is not in the index.
+    pub(crate) fn insert(&mut self, object: Object, group: Option<&str>) -> ObjectId {
+        let hash = self.hash(&object.key);
+        let id = self.slots.insert(object);
+        self.table
+            .insert_unique(spread(hash), Entry { hash, id }, |entry| spread(entry.hash));
+        if let Some(group) = group {
+            self.groups.entry(group.into()).or_default().push(id);
+            self.group_of.insert(id, group.into());
+            self.slots[id].has_group = true;
+        }
+        id
+    }
+
+    /// Removes an object, which must be in the index.
+    pub(crate) fn remove(&mut self, id: ObjectId) -> Option<Object> {
+        let object = self.slots.remove(id)?;
+        let hash = self.hash(&object.key);
+        if let Ok(entry) = self
+            .table
+            .find_entry(spread(hash), |entry: &Entry| entry.id == id)
+        {
+            entry.remove();
+        }
+        if object.has_group
+            && let Some(group) = self.group_of.remove(&id)
+            && let Some(members) = self.groups.get_mut(&group)
+        {
+            members.retain(|&member| member != id);
+            if members.is_empty() {
+                self.groups.remove(&group);
+            }
+        }
+        Some(object)
+    }
+
+    /// Extends the lease of an object and of all others of its group.
+    pub(crate) fn grant(&mut self, id: ObjectId, until: Moment) {
+        self.slots[id].grant(until);
+        if !self.slots[id].has_group {
+            return;
+        }
+        if let Some(group) = self.group_of.get(&id)
+            && let Some(members) = self.groups.get(group)
+        {
+            for &member in members {
+                self.slots[member].grant(until);
+            }
+        }
+    }
+
+    pub(crate) fn group(&self, id: ObjectId) -> Option<&str> {
+        self.group_of.get(&id).map(AsRef::as_ref)
+    }
+
+    /// Returns the objects of the same group, itself included; only itself if it has none.
+    pub(crate) fn members(&self, id: ObjectId) -> Vec<ObjectId> {
+        self.group(id)
+            .and_then(|group| self.groups.get(group))
+            .map_or_else(|| vec![id], Clone::clone)
+    }
+}

@@ -1,0 +1,322 @@
+//! Puts and upserts: start, end and revocation.
+
+use std::time::Duration;
+
+use proto::store::release_0_3_13::{
+    ObjectMeta, ReplicaDescriptor, ReplicaType, ReplicateConfig, SoftPinAction,
+};
+use proto::store::{ErrorCode, Uuid};
+use smallvec::SmallVec;
+
+use super::object::{Object, ObjectId, Replica};
+use super::segments::Place;
+use super::settings::Placement;
+use super::{Index, Moment};
+
+/// What the end of a put does to the soft pin of its object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pending {
+    Pin(Duration),
+    Unpin,
+}
+
+/// The checked arguments of a put.
+struct Request<'a> {
+    client: Uuid,
+    key: &'a str,
+    size: u64,
+    config: &'a ReplicateConfig,
+    group: Option<&'a str>,
+    pending: Option<Pending>,
+}
+
+impl Index {
+    /// Allocates the replicas of a new object, which nobody sees before the put ends.
+    ///
+    /// # Errors
+    /// `ObjectAlreadyExists`; `NoAvailableHandle` if no segment has the space; `InvalidParams`.
+    pub fn put_start(
+        &mut self,
+        client: Uuid,
+        key: &str,
+        size: u64,
+        config: &ReplicateConfig,
+        now: Moment,
+    ) -> Result<Vec<ReplicaDescriptor>, ErrorCode> {
+        let request = self.check(client, key, size, config)?;
+        if let Some(id) = self.find(key) {
+            let object = &self.objects[id];
+            let may_go_on = now <= object.put_start.after(self.settings.put_discard);
+            if object.has_complete_replica() || may_go_on {
+                return Err(ErrorCode::ObjectAlreadyExists);
+            }
+            self.discard(id);
+        }
+        let places = self.allocate(&request, config)?;
+        let id = self.insert(&request, &places, now);
+        Ok(self.descriptors(id))
+    }
+
+    /// Takes an unfinished put away from its writer, who may still write: the ranges rest.
+    pub(super) fn discard(&mut self, id: ObjectId) {
+        let rest = self.objects[id].put_start.after(self.settings.put_release);
+        self.counters.discarded_puts += self.objects[id].replicas.len() as u64;
+        self.erase(id, rest);
+    }
+
+    /// Replaces an object, or begins a new one. The new bytes never go to the ranges of the old ones, which readers
+    /// may still read; without space for both, the old value stays.
+    ///
+    /// # Errors
+    /// `NoAvailableHandle` if no segment has the space; `InvalidParams`, also for another group.
+    pub fn upsert_start(
+        &mut self,
+        client: Uuid,
+        key: &str,
+        size: u64,
+        config: &ReplicateConfig,
+        now: Moment,
+    ) -> Result<Vec<ReplicaDescriptor>, ErrorCode> {
+        let mut request = self.check(client, key, size, config)?;
+        let Some(old) = self.find(key) else {
+            let places = self.allocate(&request, config)?;
+            let id = self.insert(&request, &places, now);
+            return Ok(self.descriptors(id));
+        };
+        let group: Option<Box<str>> = self.objects.group(old).map(Into::into);
+        if config.group_ids.is_some() && request.group != group.as_deref() {
+            return Err(ErrorCode::InvalidParams);
+        }
+        let object = &self.objects[old];
+        let had_value = object.has_complete_replica();
+        // The stock master writes an object of the same size in place, to the replicas that it has. Ours writes beside
+        // them, in the same segments.
+        let mut in_place = ReplicateConfig::default();
+        let complete = object.replicas.iter().filter(|replica| replica.complete);
+        let names = complete.filter_map(|replica| self.segments.name(replica.segment));
+        in_place.preferred_segments = names.map(Into::into).collect();
+        if object.size == size && had_value {
+            in_place.replica_num = in_place.preferred_segments.len() as u64;
+        } else {
+            in_place = config.clone();
+        }
+        let is_in_place = object.size == size && had_value;
+        let (hard_pin, soft_pin) = (object.hard_pin, object.soft_pin);
+        let (lease, in_put) = (object.lease, object.in_put);
+        // A reader holds the lease, a writer that is preempted may still write.
+        let rest = if in_put {
+            lease.max(now.after(self.settings.put_release))
+        } else if now < lease {
+            lease
+        } else {
+            Moment::default()
+        };
+        if !had_value {
+            self.erase(old, rest);
+        }
+        let places = self.allocate(&request, &in_place)?;
+        self.erase(old, rest);
+        if had_value {
+            request.group = group.as_deref();
+        }
+        let id = self.insert(&request, &places, now);
+        let object = &mut self.objects[id];
+        object.hard_pin |= hard_pin && had_value;
+        if now < soft_pin {
+            object.soft_pin = soft_pin;
+        }
+        if is_in_place {
+            object.lease = lease;
+        }
+        Ok(self.descriptors(id))
+    }
+
+    fn check<'a>(
+        &mut self,
+        client: Uuid,
+        key: &'a str,
+        size: u64,
+        config: &'a ReplicateConfig,
+    ) -> Result<Request<'a>, ErrorCode> {
+        // No other tier than memory.
+        if config.replica_num == 0
+            || config.nof_replica_num > 0
+            || config.dfs_replica_num > 0
+            || key.is_empty()
+            || size == 0
+        {
+            return Err(ErrorCode::InvalidParams);
+        }
+        let pending = self.pending(config)?;
+        self.clients.set_host(client, &config.host_id);
+        let group = match config.group_ids.as_deref() {
+            None => None,
+            Some([group]) => Some(group.as_str()).filter(|group| !group.is_empty()),
+            Some(_) => return Err(ErrorCode::InvalidParams),
+        };
+        Ok(Request {
+            client,
+            key,
+            size,
+            config,
+            group,
+            pending,
+        })
+    }
+
+    fn pending(&self, config: &ReplicateConfig) -> Result<Option<Pending>, ErrorCode> {
+        match (config.soft_pin_action, config.soft_pin_ttl_ms) {
+            (SoftPinAction::Preserve, None) => Ok(None),
+            (SoftPinAction::Disable, None) => Ok(Some(Pending::Unpin)),
+            (SoftPinAction::Enable, ttl) => {
+                let ttl = ttl.map_or(self.settings.soft_pin_ttl, Duration::from_millis);
+                if ttl > self.settings.max_soft_pin_ttl {
+                    return Err(ErrorCode::InvalidParams);
+                }
+                Ok(Some(Pending::Pin(ttl)))
+            }
+            _ => Err(ErrorCode::InvalidParams),
+        }
+    }
+
+    fn allocate(
+        &mut self,
+        request: &Request<'_>,
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Place>, ErrorCode> {
+        let count = config.replica_num;
+        let preferred: Vec<&str> = if config.preferred_segment.is_empty() {
+            config
+                .preferred_segments
+                .iter()
+                .map(String::as_str)
+                .collect()
+        } else {
+            vec![&config.preferred_segment]
+        };
+        let local =
+            self.settings.placement == Placement::LocalFirst || config.prefer_alloc_in_same_node;
+        let host = if !local || config.replica_num != 1 {
+            ""
+        } else if config.host_id.is_empty() {
+            self.clients.host(request.client)
+        } else {
+            &config.host_id
+        };
+        let places = self.segments.place(request.size, count, &preferred, host);
+        if places.is_empty() {
+            self.counters.failed_allocations += 1;
+            self.order.request();
+            return Err(ErrorCode::NoAvailableHandle);
+        }
+        if (places.len() as u64) < count {
+            self.counters.partial_allocations += 1;
+        }
+        Ok(places)
+    }
+
+    fn insert(&mut self, request: &Request<'_>, places: &[Place], now: Moment) -> ObjectId {
+        let mut replicas = SmallVec::with_capacity(places.len());
+        for place in places {
+            replicas.push(Replica {
+                id: self.next_replica,
+                offset: place.offset,
+                segment: place.segment,
+                block: place.block,
+                complete: false,
+            });
+            self.next_replica += 1;
+        }
+        let object = Object {
+            key: request.key.into(),
+            size: request.size,
+            client: request.client,
+            put_start: now,
+            lease: Moment::default(),
+            soft_pin: Moment::default(),
+            checksum: None,
+            replicas,
+            hard_pin: request.config.with_hard_pin,
+            in_put: true,
+            has_group: false,
+            queued: false,
+        };
+        let id = self.objects.insert(object, request.group);
+        for place in places {
+            self.segments.give(*place, id);
+        }
+        if let Some(pending) = request.pending {
+            self.pending.insert(id, pending);
+        }
+        self.puts.push_back((now, id));
+        id
+    }
+
+    /// Completes the replicas that a put has written, and makes the object visible. Repeating it is no error.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`; `IllegalClient` if another client has begun the put; `InvalidWrite` if none is in progress.
+    pub fn put_end(
+        &mut self,
+        client: Uuid,
+        meta: &ObjectMeta,
+        kind: ReplicaType,
+        now: Moment,
+    ) -> Result<(), ErrorCode> {
+        let id = self.find(&meta.key).ok_or(ErrorCode::ObjectNotFound)?;
+        let object = &mut self.objects[id];
+        if object.client != client {
+            return Err(ErrorCode::IllegalClient);
+        }
+        let in_memory = matches!(kind, ReplicaType::All | ReplicaType::Memory);
+        if !object.in_put {
+            return if in_memory && object.is_complete(&self.segments) {
+                Ok(())
+            } else {
+                Err(ErrorCode::InvalidWrite)
+            };
+        }
+        if in_memory {
+            for replica in &mut object.replicas {
+                replica.complete |= self.segments.is_mounted(replica.segment);
+            }
+            match self.pending.remove(&id) {
+                Some(Pending::Pin(ttl)) => object.soft_pin = now.after(ttl),
+                Some(Pending::Unpin) => object.soft_pin = Moment::default(),
+                None => {}
+            }
+        }
+        if in_memory || kind == ReplicaType::NofSsd || meta.object_checksum.is_some() {
+            object.checksum = meta.object_checksum;
+        }
+        object.in_put = !object.is_complete(&self.segments);
+        object.grant(now);
+        self.enqueue(id);
+        Ok(())
+    }
+
+    /// Frees what a put has allocated.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`; `IllegalClient` if another client has begun the put; `InvalidWrite` if it has ended.
+    pub fn put_revoke(
+        &mut self,
+        client: Uuid,
+        key: &str,
+        kind: ReplicaType,
+    ) -> Result<(), ErrorCode> {
+        let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        let object = &self.objects[id];
+        if object.client != client {
+            return Err(ErrorCode::IllegalClient);
+        }
+        let in_memory = matches!(kind, ReplicaType::All | ReplicaType::Memory);
+        if !object.in_put || (in_memory && object.has_complete_replica()) {
+            return Err(ErrorCode::InvalidWrite);
+        }
+        if in_memory {
+            self.erase(id, Moment::default());
+        }
+        Ok(())
+    }
+}

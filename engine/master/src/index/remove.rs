@@ -1,0 +1,123 @@
+//! Removal by request. What readers may still read rests until their lease has ended.
+
+use proto::store::{ErrorCode, Uuid};
+
+use super::lookup::compile;
+use super::object::{ObjectId, Replica};
+use super::{Index, Moment};
+
+impl Index {
+    /// Removes an object.
+    ///
+    /// # Errors
+    /// `ObjectNotFound`; `ObjectHasLease` unless `force`; `ReplicaIsNotReady` while a put is in progress.
+    pub fn remove(&mut self, key: &str, force: bool, now: Moment) -> Result<(), ErrorCode> {
+        let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        let object = &self.objects[id];
+        if !force && object.is_leased(now) {
+            return Err(ErrorCode::ObjectHasLease);
+        }
+        if !object.is_complete(&self.segments) {
+            return Err(ErrorCode::ReplicaIsNotReady);
+        }
+        self.take_out(id, now);
+        Ok(())
+    }
+
+    /// Removes the objects whose key matches, except leased ones (unless `force`) and unfinished ones. Returns their
+    /// number.
+    ///
+    /// # Errors
+    /// `InvalidParams` for a malformed pattern.
+    pub fn remove_by_regex(
+        &mut self,
+        pattern: &str,
+        force: bool,
+        now: Moment,
+    ) -> Result<i64, ErrorCode> {
+        let pattern = compile(pattern)?;
+        Ok(self.remove_where(|key| pattern.is_match(key), force, now))
+    }
+
+    /// Removes all objects, except leased ones (unless `force`) and unfinished ones. Returns their number.
+    pub fn remove_all(&mut self, force: bool, now: Moment) -> i64 {
+        self.remove_where(|_| true, force, now)
+    }
+
+    fn remove_where(&mut self, matches: impl Fn(&str) -> bool, force: bool, now: Moment) -> i64 {
+        let chosen: Vec<_> = self
+            .objects
+            .iter()
+            .filter(|(_, object)| {
+                (force || !object.is_leased(now))
+                    && object.is_complete(&self.segments)
+                    && object.is_readable(&self.segments)
+                    && matches(&object.key)
+            })
+            .map(|(id, _)| id)
+            .collect();
+        for &id in &chosen {
+            self.take_out(id, now);
+        }
+        i64::try_from(chosen.len()).unwrap_or(i64::MAX)
+    }
+
+    fn take_out(&mut self, id: ObjectId, now: Moment) {
+        let lease = self.objects[id].lease;
+        self.erase(
+            id,
+            if now < lease {
+                lease
+            } else {
+                Moment::default()
+            },
+        );
+    }
+
+    /// Removes the replicas of a client's objects in one segment, or all with an empty name. Leased and unfinished
+    /// objects stay. Returns the keys of which something was removed.
+    pub fn clear_replicas(
+        &mut self,
+        keys: Vec<String>,
+        client: Uuid,
+        segment: &str,
+        now: Moment,
+    ) -> Vec<String> {
+        keys.into_iter()
+            .filter(|key| self.clear(key, client, segment, now))
+            .collect()
+    }
+
+    fn clear(&mut self, key: &str, client: Uuid, segment: &str, now: Moment) -> bool {
+        let Some(id) = self.find(key) else {
+            return false;
+        };
+        let object = &self.objects[id];
+        if object.client != client || object.is_leased(now) {
+            return false;
+        }
+        if segment.is_empty() {
+            let complete = object.is_complete(&self.segments);
+            if complete {
+                self.take_out(id, now);
+            }
+            return complete;
+        }
+        let segments = &self.segments;
+        let is_there =
+            |replica: &Replica| replica.complete && segments.name(replica.segment) == Some(segment);
+        let object = &mut self.objects[id];
+        let cleared = object.take_replicas(is_there);
+        if cleared.is_empty() {
+            return false;
+        }
+        let (size, empty) = (object.size, object.replicas.is_empty());
+        for replica in &cleared {
+            self.release(replica, size, Moment::default());
+        }
+        if empty {
+            self.erase(id, Moment::default());
+        }
+        true
+    }
+}

@@ -1,0 +1,277 @@
+//! Mounted segments: found by ID and by name, and chosen for new objects.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use proto::store::Uuid;
+use proto::store::release_0_3_13::{Segment, SegmentStatus};
+use slotmap::{SlotMap, new_key_type};
+
+use super::Moment;
+use super::allocator::{Allocator, Block};
+use super::object::ObjectId;
+
+/// Limit of the replicas of one object; a put gets no more.
+const MOST_REPLICAS: usize = 64;
+
+new_key_type! {
+    /// A mounted segment. An ID is never used for another segment, so a replica of a segment that was unmounted
+    /// is recognised.
+    pub(crate) struct SegmentId;
+}
+
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    pub(crate) segment: Segment,
+    pub(crate) endpoint: Arc<str>,
+    pub(crate) client: Uuid,
+    /// Set while the segment unmounts gracefully.
+    pub(crate) unmount_at: Option<Moment>,
+    pub(crate) space: Allocator<ObjectId>,
+}
+
+impl Mounted {
+    pub(crate) fn status(&self) -> SegmentStatus {
+        if self.unmount_at.is_some() {
+            SegmentStatus::GracefullyUnmounting
+        } else {
+            SegmentStatus::Ok
+        }
+    }
+}
+
+/// Segments with one name. The stock master knows replicas by the name of their segment, so an object has at
+/// most one replica below each name.
+#[derive(Debug)]
+struct Name {
+    name: Box<str>,
+    segments: Vec<SegmentId>,
+}
+
+/// A range for a new replica.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) segment: SegmentId,
+    pub(crate) block: Block,
+    pub(crate) offset: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Segments {
+    slots: SlotMap<SegmentId, Mounted>,
+    by_id: HashMap<Uuid, SegmentId>,
+    names: Vec<Name>,
+    by_name: HashMap<Box<str>, usize>,
+    random: u64,
+    /// Sums may exceed 64 bits: the size of a segment is what its owner says.
+    capacity: u128,
+    used: u128,
+    /// Never becomes less.
+    longest_endpoint: usize,
+}
+
+impl Segments {
+    /// `seed` decides where objects are placed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            random: seed,
+            ..Self::default()
+        }
+    }
+
+    /// Bytes of all mounted segments.
+    pub(crate) fn capacity(&self) -> u128 {
+        self.capacity
+    }
+
+    /// Allocated bytes in all mounted segments.
+    pub(crate) fn used(&self) -> u128 {
+        self.used
+    }
+
+    /// No mounted segment has a longer endpoint.
+    pub(crate) fn longest_endpoint(&self) -> usize {
+        self.longest_endpoint
+    }
+
+    pub(crate) fn is_mounted(&self, id: SegmentId) -> bool {
+        self.slots.contains_key(id)
+    }
+
+    pub(crate) fn get(&self, id: SegmentId) -> Option<&Mounted> {
+        self.slots.get(id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: SegmentId) -> Option<&mut Mounted> {
+        self.slots.get_mut(id)
+    }
+
+    pub(crate) fn find(&self, id: Uuid) -> Option<SegmentId> {
+        self.by_id.get(&id).copied()
+    }
+
+    pub(crate) fn named(&self, name: &str) -> &[SegmentId] {
+        self.by_name
+            .get(name)
+            .map_or(&[], |&at| &self.names[at].segments)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentId, &Mounted)> {
+        self.slots.iter()
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(|entry| &*entry.name)
+    }
+
+    /// Returns the name of the segment of a replica.
+    pub(crate) fn name(&self, id: SegmentId) -> Option<&str> {
+        Some(&self.slots.get(id)?.segment.name)
+    }
+
+    /// Mounts a segment whose ID is not mounted.
+    pub(crate) fn mount(&mut self, segment: Segment, client: Uuid) {
+        let mounted = Mounted {
+            endpoint: segment.te_endpoint.as_str().into(),
+            client,
+            unmount_at: None,
+            space: Allocator::new(segment.size),
+            segment,
+        };
+        self.capacity += u128::from(mounted.segment.size);
+        self.longest_endpoint = self.longest_endpoint.max(mounted.endpoint.len());
+        let (uuid, name) = (
+            mounted.segment.id,
+            mounted.segment.name.clone().into_boxed_str(),
+        );
+        let id = self.slots.insert(mounted);
+        self.by_id.insert(uuid, id);
+        if let Some(&at) = self.by_name.get(&name) {
+            self.names[at].segments.push(id);
+        } else {
+            self.by_name.insert(name.clone(), self.names.len());
+            self.names.push(Name {
+                name,
+                segments: vec![id],
+            });
+        }
+    }
+
+    /// Removes a segment and returns it with its ranges.
+    pub(crate) fn unmount(&mut self, id: SegmentId) -> Option<Mounted> {
+        let mounted = self.slots.remove(id)?;
+        self.capacity -= u128::from(mounted.segment.size);
+        self.used -= u128::from(mounted.space.used());
+        self.by_id.remove(&mounted.segment.id);
+        let name = mounted.segment.name.as_str();
+        if let Some(&at) = self.by_name.get(name) {
+            self.names[at].segments.retain(|&other| other != id);
+            if self.names[at].segments.is_empty() {
+                self.by_name.remove(name);
+                self.names.swap_remove(at);
+                if let Some(moved) = self.names.get(at) {
+                    self.by_name.insert(moved.name.clone(), at);
+                }
+            }
+        }
+        Some(mounted)
+    }
+
+    /// Allocates at most `count` ranges of `size` bytes below different names, below `preferred` names first.
+    pub(crate) fn place(
+        &mut self,
+        size: u64,
+        count: u64,
+        preferred: &[&str],
+        host: &str,
+    ) -> Vec<Place> {
+        let wanted = usize::try_from(count)
+            .unwrap_or(usize::MAX)
+            .min(self.names.len())
+            .min(MOST_REPLICAS);
+        let mut places = Vec::with_capacity(wanted);
+        let mut tried: Vec<usize> = Vec::new();
+        for name in preferred {
+            if let Some(&at) = self.by_name.get(*name) {
+                self.place_below(at, size, wanted, &mut tried, &mut places);
+            }
+        }
+        let start = self.start();
+        if !host.is_empty() {
+            for step in 0..self.names.len() {
+                let at = (start + step) % self.names.len();
+                let local = self.names[at]
+                    .segments
+                    .iter()
+                    .any(|&id| self.slots[id].segment.host_id == host);
+                if local {
+                    self.place_below(at, size, wanted, &mut tried, &mut places);
+                }
+            }
+        }
+        for step in 0..self.names.len() {
+            if places.len() >= wanted {
+                break;
+            }
+            let at = (start + step) % self.names.len();
+            self.place_below(at, size, wanted, &mut tried, &mut places);
+        }
+        places
+    }
+
+    fn place_below(
+        &mut self,
+        at: usize,
+        size: u64,
+        wanted: usize,
+        tried: &mut Vec<usize>,
+        places: &mut Vec<Place>,
+    ) {
+        if places.len() >= wanted || tried.contains(&at) {
+            return;
+        }
+        tried.push(at);
+        for &segment in &self.names[at].segments {
+            let mounted = &mut self.slots[segment];
+            if mounted.unmount_at.is_some() {
+                continue;
+            }
+            if let Some((block, offset)) = mounted.space.allocate(size, ObjectId::default()) {
+                self.used += u128::from(size);
+                places.push(Place {
+                    segment,
+                    block,
+                    offset,
+                });
+                return;
+            }
+        }
+    }
+
+    /// Returns a random position in the list of names.
+    fn start(&mut self) -> usize {
+        // SplitMix64.
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut bits = self.random;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bits ^= bits >> 31;
+        usize::try_from(bits >> 32).unwrap_or_default() % self.names.len().max(1)
+    }
+
+    /// Sets the owner of a range.
+    pub(crate) fn give(&mut self, place: Place, owner: ObjectId) {
+        if let Some(mounted) = self.slots.get_mut(place.segment) {
+            mounted.space.give(place.block, owner);
+        }
+    }
+
+    /// Frees a range; without effect if its segment was unmounted.
+    pub(crate) fn free(&mut self, segment: SegmentId, block: Block) {
+        if let Some(mounted) = self.slots.get_mut(segment) {
+            let before = mounted.space.used();
+            mounted.space.free(block);
+            self.used -= u128::from(before - mounted.space.used());
+        }
+    }
+}

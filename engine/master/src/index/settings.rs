@@ -1,0 +1,54 @@
+//! Times and ratios of the index, with the defaults of the stock master.
+
+use std::time::Duration;
+
+/// Where new objects are placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Placement {
+    /// In a random segment.
+    #[default]
+    Random,
+    /// In a segment with the writer's host ID, if there is one.
+    LocalFirst,
+}
+
+/// Settings of the index. The defaults are those of the stock master 0.3.13.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Time in which an object that was looked up is neither evicted nor removed.
+    pub lease_ttl: Duration,
+    /// Time of a soft pin whose request names none.
+    pub soft_pin_ttl: Duration,
+    /// Limit of the time that a request may name.
+    pub max_soft_pin_ttl: Duration,
+    /// Whether soft-pinned objects are evicted when no others are left.
+    pub evict_soft_pinned: bool,
+    /// Fraction of the objects that one eviction removes at least.
+    pub eviction_ratio: f64,
+    /// Fraction of used space above which objects are evicted.
+    pub high_watermark: f64,
+    /// Time without a sign of life after which a client's segments are unmounted.
+    pub client_ttl: Duration,
+    /// Time after which another writer may start a put of the same key.
+    pub put_discard: Duration,
+    /// Time after which the space of a discarded put is used again.
+    pub put_release: Duration,
+    pub placement: Placement,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            lease_ttl: Duration::from_secs(10),
+            soft_pin_ttl: Duration::from_secs(1800),
+            max_soft_pin_ttl: Duration::from_secs(24 * 3600),
+            evict_soft_pinned: true,
+            eviction_ratio: 0.05,
+            high_watermark: 0.90,
+            client_ttl: Duration::from_secs(10),
+            put_discard: Duration::from_secs(30),
+            put_release: Duration::from_secs(600),
+            placement: Placement::Random,
+        }
+    }
+}

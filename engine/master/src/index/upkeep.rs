@@ -1,0 +1,120 @@
+//! What happens without a request, in steps of limited work.
+
+use super::allocator::Allocator;
+use super::object::ObjectId;
+use super::{Index, Moment};
+
+/// Steps of one kind of work in one call. One step costs about a microsecond.
+const STEPS: usize = 256;
+
+/// An unmounted segment whose objects are removed step by step. They cannot be found any more.
+#[derive(Debug)]
+pub(super) struct Unmounted {
+    space: Allocator<ObjectId>,
+    at: usize,
+}
+
+impl Unmounted {
+    pub(super) fn new(space: Allocator<ObjectId>) -> Self {
+        Self { space, at: 0 }
+    }
+}
+
+impl Index {
+    /// Expires clients, ends graceful unmounts, and begins evictions. To be called every 10 ms or less often.
+    pub fn tick(&mut self, now: Moment) {
+        for client in self.clients.expire(now) {
+            self.counters.expired_clients += 1;
+            let held = self.segments.iter();
+            let held: Vec<_> = held
+                .filter(|(_, mounted)| mounted.client == client)
+                .map(|(id, _)| id)
+                .collect();
+            for id in held {
+                self.unmount(id);
+            }
+        }
+        let due: Vec<_> = self
+            .segments
+            .iter()
+            .filter(|(_, mounted)| mounted.unmount_at.is_some_and(|at| at <= now))
+            .map(|(id, _)| id)
+            .collect();
+        for id in due {
+            self.unmount(id);
+        }
+        self.begin_eviction();
+    }
+
+    /// Does some of the work that waits: releases ranges, removes objects of unmounted segments, evicts. Takes less
+    /// than 1 ms. Returns whether more work waits.
+    pub fn step(&mut self, now: Moment) -> bool {
+        for _ in 0..STEPS {
+            let Some((segment, block)) = self.retired.pop(now) else {
+                break;
+            };
+            self.segments.free(segment, block);
+            self.counters.released_ranges += 1;
+        }
+        self.sweep();
+        self.forget_puts(now);
+        if self.order.is_active() {
+            self.discard_unfinished();
+            self.evict(now, STEPS);
+        }
+        self.order.is_active() || !self.unmounted.is_empty()
+    }
+
+    /// Removes objects of unmounted segments.
+    fn sweep(&mut self) {
+        let Some(unmounted) = self.unmounted.front_mut() else {
+            return;
+        };
+        let (owners, next) = unmounted.space.owners(unmounted.at, STEPS);
+        let owners: Vec<_> = owners.collect();
+        match next {
+            Some(next) => unmounted.at = next,
+            None => drop(self.unmounted.pop_front()),
+        }
+        for id in owners {
+            if self.objects.get(id).is_some() {
+                self.prune(id);
+            }
+        }
+    }
+
+    /// Takes puts away that did not end in time, as the stock master does before it evicts.
+    fn discard_unfinished(&mut self) {
+        for _ in 0..STEPS {
+            let Some(id) = self.overdue.pop_front() else {
+                return;
+            };
+            if self.is_unfinished(id)
+                && self
+                    .objects
+                    .get(id)
+                    .is_some_and(|object| !object.has_complete_replica())
+            {
+                self.discard(id);
+            }
+        }
+    }
+
+    fn is_unfinished(&self, id: ObjectId) -> bool {
+        self.objects.get(id).is_some_and(|object| object.in_put)
+    }
+
+    /// Drops puts that have ended from the front of the list of puts, and sets those aside that are overdue.
+    fn forget_puts(&mut self, now: Moment) {
+        while let Some(&(began, id)) = self.puts.front() {
+            let unfinished = self.is_unfinished(id);
+            if unfinished && now <= began.after(self.settings.put_discard) {
+                return;
+            }
+            self.puts.pop_front();
+            if unfinished {
+                self.overdue.push_back(id);
+            }
+        }
+    }
+}

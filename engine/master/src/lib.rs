@@ -1,0 +1,8 @@
+//! The master of the store: an index of keys, and a server that speaks the protocol of stock clients 0.3.13.
+//!
+//! [`index`] decides and has no socket, clock or thread; [`server`] and [`http`] serve it.
+
+pub mod args;
+pub mod http;
+pub mod index;
+pub mod server;

@@ -1,0 +1,67 @@
+//! The program `mooncake-master`: serves the index until SIGTERM or SIGINT.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use clap::Parser;
+use mooncake_master::args::Args;
+use mooncake_master::http;
+use mooncake_master::index::Index;
+use mooncake_master::server::{Master, listen, serve};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "the master ends");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    let settings = args.settings().map_err(|text| anyhow!(text))?;
+    let seed = getrandom::u64().context("no random bytes from the operating system")?;
+    let master = Arc::new(Master::new(Index::new(settings, seed), args.limits()));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(args.threads())
+        .enable_all()
+        .build()
+        .context("starting threads")?;
+    runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate())?;
+        let mut int = signal(SignalKind::interrupt())?;
+        let bind = |what, address| {
+            listen(address).with_context(|| format!("cannot listen on {address} for {what}"))
+        };
+        let admin = bind("HTTP (--metrics_host, --metrics_port)", args.admin())?;
+        let metadata = args
+            .metadata()
+            .map(|address| bind("metadata (--http_metadata_server_port)", address))
+            .transpose()?;
+        let rpc = bind("RPC (--rpc_address, --rpc_port)", args.rpc())?;
+        tracing::info!(rpc = %args.rpc(), http = %args.admin(), metadata = ?args.metadata(), "the master serves");
+        let stop = async {
+            let name = tokio::select! {
+                _ = term.recv() => "SIGTERM",
+                _ = int.recv() => "SIGINT",
+            };
+            tracing::info!(signal = name, "the master ends");
+        };
+        let http = http::serve(Arc::clone(&master), admin, metadata);
+        tokio::select! {
+            () = serve(master, rpc, stop) => Ok(()),
+            ended = http => ended.context("HTTP"),
+        }
+    })
+}

@@ -1,0 +1,178 @@
+//! The RPC server: coro_rpc over TCP. Each connection is a task, which answers its requests in order.
+
+mod connection;
+mod functions;
+mod lookups;
+mod refused;
+mod traffic;
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::index::{Index, Moment};
+use functions::Functions;
+pub use traffic::{FunctionTraffic, Traffic};
+
+/// Time between two looks at clients, unmounts and the watermark, as in the stock master.
+const TICK: Duration = Duration::from_millis(10);
+const BACKLOG: i32 = 1024;
+
+/// What one peer, and all peers together, may take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at one time. Further ones are closed at once.
+    pub connections: usize,
+    /// Bytes of one request. A larger one ends its connection.
+    pub frame_bytes: u32,
+    /// Elements in all containers of one request.
+    pub elements: usize,
+    /// Time from the first byte of a request to its last, and for a peer to take its replies.
+    pub frame_deadline: Duration,
+    /// Bytes of incomplete requests of all connections together, above what each connection always has.
+    pub buffered_bytes: usize,
+    /// Time without a request after which a connection is closed. Stock clients keep theirs open without requests.
+    pub idle: Option<Duration>,
+    /// Whether small replies are sent at once (`TCP_NODELAY`).
+    pub no_delay: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 16_384,
+            frame_bytes: 16 << 20,
+            elements: 65_536,
+            frame_deadline: Duration::from_secs(10),
+            buffered_bytes: 256 << 20,
+            idle: None,
+            no_delay: true,
+        }
+    }
+}
+
+/// The index and what serves it.
+#[derive(Debug)]
+pub struct Master {
+    index: Mutex<Index>,
+    start: Instant,
+    functions: Functions,
+    limits: Limits,
+    /// Permits of a KiB each.
+    buffers: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
+    traffic: Traffic,
+}
+
+impl Master {
+    #[must_use]
+    pub fn new(index: Index, limits: Limits) -> Self {
+        let functions = Functions::all();
+        Self {
+            index: Mutex::new(index),
+            start: Instant::now(),
+            traffic: Traffic::new(functions.names()),
+            functions,
+            buffers: Arc::new(Semaphore::new(limits.buffered_bytes >> 10)),
+            connections: Arc::new(Semaphore::new(limits.connections)),
+            limits,
+        }
+    }
+
+    /// Returns the present time of the index.
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        Moment::default().after(self.start.elapsed())
+    }
+
+    /// Runs `work` on the index. All other calls wait for it.
+    pub fn with_index<T>(&self, work: impl FnOnce(&mut Index, Moment) -> T) -> T {
+        let mut index = self.index.lock();
+        // Read inside the lock, so that time does not go back.
+        let now = self.now();
+        work(&mut index, now)
+    }
+
+    #[must_use]
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    /// Accepts connections until the future is dropped.
+    pub async fn accept(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((mut stream, peer)) => {
+                    let Ok(place) = Arc::clone(&self.connections).try_acquire_owned() else {
+                        self.traffic.connection_refused();
+                        tracing::warn!(%peer, most = self.limits.connections, "connection closed: too many connections");
+                        continue;
+                    };
+                    let master = Arc::clone(&self);
+                    tokio::spawn(async move {
+                        let ended = connection::serve(&master, &mut stream).await;
+                        tracing::debug!(%peer, %ended, "connection ended");
+                        master.traffic.connection_ended(&ended);
+                        drop((stream, place));
+                    });
+                }
+                Err(error) => {
+                    // Out of descriptors, for example: wait until connections have ended.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(TICK).await;
+                }
+            }
+        }
+    }
+
+    /// Does what is due without a request, until the future is dropped.
+    pub async fn upkeep(self: Arc<Self>) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.with_index(Index::tick);
+            while self.with_index(Index::step) {
+                // Requests go on between the steps.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+/// Binds a listener. With address `::` it accepts IPv4 also.
+///
+/// # Errors
+/// Those of `socket`, `bind` and `listen`: the address is in use or not of this host.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Serves until `stop` is ready.
+pub async fn serve(master: Arc<Master>, listener: TcpListener, stop: impl Future<Output = ()>) {
+    tokio::select! {
+        () = Arc::clone(&master).accept(listener) => {}
+        () = master.upkeep() => {}
+        () = stop => {}
+    }
+}

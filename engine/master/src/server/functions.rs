@@ -1,0 +1,323 @@
+//! The functions that clients call, with their schemas computed once.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use proto::store::release_0_3_13 as wire;
+use proto::store::{BareRpc, ErrorCode, PROTOCOL_VERSION, Rpc};
+use proto::struct_pack::{DecodeError, Packed, Reader, Schema};
+
+use super::traffic::Tally;
+use super::{Master, lookups, refused};
+use crate::index::{Index, Moment};
+
+/// Reads arguments, calls the index, and appends the answer.
+type Run = Box<
+    dyn Fn(&Caller<'_>, &mut Reader<'_>, &Schema, &mut Vec<u8>) -> Result<Tally, DecodeError>
+        + Send
+        + Sync,
+>;
+
+/// Access to the index for one call.
+pub(super) struct Caller<'a> {
+    index: &'a Mutex<Index>,
+    master: &'a Master,
+}
+
+impl Caller<'_> {
+    pub(super) fn with_index<T>(&self, work: impl FnOnce(&mut Index, Moment) -> T) -> T {
+        let mut index = self.index.lock();
+        let now = self.master.now();
+        work(&mut index, now)
+    }
+}
+
+pub(super) struct Function {
+    name: &'static str,
+    id: u32,
+    arguments: Schema,
+    answer: Schema,
+    run: Run,
+}
+
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Function {
+    pub(super) fn new<Arguments: Packed, Answer: Packed>(
+        name: &'static str,
+        id: u32,
+        run: Run,
+    ) -> Self {
+        Self {
+            name,
+            id,
+            arguments: Schema::of::<Arguments>(),
+            answer: Schema::of::<Answer>(),
+            run,
+        }
+    }
+
+    /// A function whose answer is one result.
+    pub(super) fn rpc<R: Rpc>(
+        run: impl Fn(&mut Index, R::Arguments, Moment) -> Result<R::Value, ErrorCode>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        let run: Run = Box::new(move |caller, reader, schema, out| {
+            let arguments = R::Arguments::unpack(reader)?;
+            let answer = caller.with_index(|index, now| run(index, arguments, now));
+            append(schema, &answer, out);
+            Ok(Tally::one(answer.is_ok()))
+        });
+        Self::new::<R::Arguments, Result<R::Value, ErrorCode>>(R::METHOD, R::function_id(), run)
+    }
+
+    /// A function whose answer is a list of results.
+    pub(super) fn batch<R, T>(
+        run: impl Fn(&mut Index, R::Arguments, Moment) -> R::Answer + Send + Sync + 'static,
+    ) -> Self
+    where
+        R: BareRpc<Answer = Vec<Result<T, ErrorCode>>>,
+    {
+        Self::bare::<R>(run, |answer| Tally::of(answer))
+    }
+
+    fn bare<R: BareRpc>(
+        run: impl Fn(&mut Index, R::Arguments, Moment) -> R::Answer + Send + Sync + 'static,
+        tally: impl Fn(&R::Answer) -> Tally + Send + Sync + 'static,
+    ) -> Self {
+        let run: Run = Box::new(move |caller, reader, schema, out| {
+            let arguments = R::Arguments::unpack(reader)?;
+            let answer = caller.with_index(|index, now| run(index, arguments, now));
+            append(schema, &answer, out);
+            Ok(tally(&answer))
+        });
+        Self::new::<R::Arguments, R::Answer>(R::METHOD, R::function_id(), run)
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Carries out a call and appends the body of its reply.
+    pub(super) fn call(
+        &self,
+        index: &Mutex<Index>,
+        master: &Master,
+        body: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Tally, DecodeError> {
+        let reader = self.arguments.open(body)?;
+        let mut reader = reader.with_most_elements(master.limits.elements);
+        (self.run)(&Caller { index, master }, &mut reader, &self.answer, out)
+    }
+}
+
+fn append<T: Packed>(schema: &Schema, value: &T, out: &mut Vec<u8>) {
+    let mut writer = schema.begin(std::mem::take(out), value.longest());
+    value.pack(&mut writer);
+    *out = writer.finish();
+}
+
+/// All functions, found by their ID.
+#[derive(Debug)]
+pub(super) struct Functions {
+    functions: Vec<Function>,
+    by_id: HashMap<u32, usize, foldhash::fast::RandomState>,
+}
+
+impl Functions {
+    pub(super) fn all() -> Self {
+        let mut functions = life();
+        functions.extend(writes());
+        functions.extend(removals());
+        functions.extend(lookups::functions());
+        functions.extend(refused::functions());
+        let by_id = functions
+            .iter()
+            .enumerate()
+            .map(|(number, function)| (function.id, number))
+            .collect();
+        Self { functions, by_id }
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.functions.iter().map(Function::name)
+    }
+
+    /// Returns a function and its number.
+    pub(super) fn find(&self, id: u32) -> Option<(usize, &Function)> {
+        let number = *self.by_id.get(&id)?;
+        Some((number, self.functions.get(number)?))
+    }
+}
+
+/// What a client calls at its start, and while it lives.
+fn life() -> Vec<Function> {
+    vec![
+        Function::rpc::<wire::ServiceReady>(|_, (), _| Ok(PROTOCOL_VERSION.into())),
+        // No SSD tier.
+        Function::rpc::<wire::GetStorageConfig>(|_, (), _| {
+            Ok(wire::StorageConfig {
+                fsdir: String::new(),
+                enable_disk_eviction: true,
+                quota_bytes: 0,
+            })
+        }),
+        Function::rpc::<wire::GetFsdir>(|_, (), _| Ok(String::new())),
+        Function::rpc::<wire::Ping>(|index, client, now| {
+            Ok(wire::PingResponse {
+                view_version: 0,
+                client_status: index.ping(client, now),
+            })
+        }),
+        Function::rpc::<wire::MountSegment>(|index, (segment, client), now| {
+            index.mount_segment(segment, client, now)
+        }),
+        Function::rpc::<wire::ReMountSegment>(|index, (segments, client), now| {
+            index.remount_segment(segments, client, now)
+        }),
+        Function::rpc::<wire::UnmountSegment>(|index, (segment, _client), _| {
+            index.unmount_segment(segment);
+            Ok(())
+        }),
+        Function::rpc::<wire::GracefulUnmountSegment>(|index, (segment, client, wait_ms), now| {
+            index.graceful_unmount_segment(segment, client, wait_ms, now)
+        }),
+        Function::rpc::<wire::QuerySegmentStatus>(|index, name, _| index.segment_status(&name)),
+        Function::rpc::<wire::QuerySegmentStatusById>(|index, id, _| {
+            index.segment_status_by_id(id)
+        }),
+        Function::rpc::<wire::BatchQueryIp>(|index, clients, _| Ok(index.addresses(&clients))),
+    ]
+}
+
+/// Puts and upserts.
+fn writes() -> Vec<Function> {
+    vec![
+        Function::rpc::<wire::PutStart>(|index, (client, key, size, config, _), now| {
+            index.put_start(client, &key, size, &config, now)
+        }),
+        Function::rpc::<wire::PutEnd>(|index, (client, meta, kind, _), now| {
+            index.put_end(client, &meta, kind, now)
+        }),
+        Function::rpc::<wire::PutRevoke>(|index, (client, key, kind, _), _| {
+            index.put_revoke(client, &key, kind)
+        }),
+        Function::rpc::<wire::UpsertStart>(|index, (client, key, size, config, _), now| {
+            index.upsert_start(client, &key, size, &config, now)
+        }),
+        Function::rpc::<wire::UpsertEnd>(|index, (client, meta, kind, _), now| {
+            index.put_end(client, &meta, kind, now)
+        }),
+        Function::rpc::<wire::UpsertRevoke>(|index, (client, key, kind, _), _| {
+            index.put_revoke(client, &key, kind)
+        }),
+        Function::batch::<wire::BatchPutStart, _>(
+            |index, (client, keys, sizes, config, _), now| {
+                // All objects of the batch go where the first one has gone. As in the stock master this needs segments whose
+                // name is their endpoint.
+                let mut first: Option<String> = None;
+                let together = config.prefer_alloc_in_same_node;
+                each(&keys, &sizes, config, |key, size, config| {
+                    let result = match &first {
+                        None => index.put_start(client, key, size, config, now),
+                        Some(endpoint) => {
+                            let mut config = config.clone();
+                            config.preferred_segment.clone_from(endpoint);
+                            index.put_start(client, key, size, &config, now)
+                        }
+                    };
+                    if together && first.is_none() {
+                        first = result.as_ref().ok().and_then(|replicas| endpoint(replicas));
+                    }
+                    result
+                })
+            },
+        ),
+        Function::batch::<wire::BatchUpsertStart, _>(
+            |index, (client, keys, sizes, config, _), now| {
+                each(&keys, &sizes, config, |key, size, config| {
+                    index.upsert_start(client, key, size, config, now)
+                })
+            },
+        ),
+        Function::batch::<wire::BatchPutEnd, _>(|index, (client, metas, kind, _), now| {
+            let metas = metas.iter();
+            metas
+                .map(|meta| index.put_end(client, meta, kind, now))
+                .collect()
+        }),
+        Function::batch::<wire::BatchUpsertEnd, _>(|index, (client, metas, _), now| {
+            let metas = metas.iter();
+            metas
+                .map(|meta| index.put_end(client, meta, wire::ReplicaType::All, now))
+                .collect()
+        }),
+        Function::batch::<wire::BatchPutRevoke, _>(|index, (client, keys, kind, _), _| {
+            let keys = keys.iter();
+            keys.map(|key| index.put_revoke(client, key, kind))
+                .collect()
+        }),
+        Function::batch::<wire::BatchUpsertRevoke, _>(|index, (client, keys, _), _| {
+            let keys = keys.iter();
+            keys.map(|key| index.put_revoke(client, key, wire::ReplicaType::All))
+                .collect()
+        }),
+    ]
+}
+
+fn endpoint(replicas: &[wire::ReplicaDescriptor]) -> Option<String> {
+    match &replicas.first()?.location {
+        wire::Location::Memory(memory) => Some(memory.endpoint.clone()),
+        _ => None,
+    }
+}
+
+/// Starts a put of each key, with its own group.
+fn each<T>(
+    keys: &[String],
+    sizes: &[u64],
+    mut config: wire::ReplicateConfig,
+    mut start: impl FnMut(&str, u64, &wire::ReplicateConfig) -> Result<T, ErrorCode>,
+) -> Vec<Result<T, ErrorCode>> {
+    let groups = config.group_ids.take();
+    if keys.len() != sizes.len() || groups.as_ref().is_some_and(|all| all.len() != keys.len()) {
+        return keys.iter().map(|_| Err(ErrorCode::InvalidParams)).collect();
+    }
+    let mut groups = groups.map(Vec::into_iter);
+    keys.iter()
+        .zip(sizes)
+        .map(|(key, size)| {
+            config.group_ids = groups
+                .as_mut()
+                .map(|groups| groups.next().into_iter().collect());
+            start(key, *size, &config)
+        })
+        .collect()
+}
+
+fn removals() -> Vec<Function> {
+    vec![
+        Function::rpc::<wire::Remove>(|index, (key, force, _), now| index.remove(&key, force, now)),
+        Function::rpc::<wire::RemoveByRegex>(|index, (pattern, force, _), now| {
+            index.remove_by_regex(&pattern, force, now)
+        }),
+        Function::bare::<wire::RemoveAll>(
+            |index, (force, _), now| index.remove_all(force, now),
+            |_| Tally::one(true),
+        ),
+        Function::batch::<wire::BatchRemove, _>(|index, (keys, force, _), now| {
+            let keys = keys.iter();
+            keys.map(|key| index.remove(key, force, now)).collect()
+        }),
+        Function::rpc::<wire::BatchReplicaClear>(|index, (keys, client, segment), now| {
+            Ok(index.clear_replicas(keys, client, &segment, now))
+        }),
+    ]
+}

@@ -1,0 +1,136 @@
+//! Answers of both masters, made comparable, and what has been seen.
+
+use std::collections::BTreeMap;
+
+use proto::store::ErrorCode;
+use proto::store::release_0_3_13::{GetReplicaListResponse, Location, ReplicaDescriptor};
+
+/// Differences that are not compared, with their reasons. docs/master.md explains them.
+pub(crate) const ALLOWED: &[(&str, &str)] = &[
+    (
+        "upsert of an object with a value, without space for the new one",
+        "the stock master removes the old value, ours keeps it; not generated, tested in the index",
+    ),
+    (
+        "upsert of an object in a segment that unmounts gracefully",
+        "the stock master writes in place, ours allocates in another segment; not generated",
+    ),
+    (
+        "address of a replica",
+        "ours allocates ranges of the exact size, the stock master rounds up to a bin",
+    ),
+    (
+        "ID of a replica",
+        "an upsert never writes in place, so its replicas are new ones",
+    ),
+    (
+        "order of replicas",
+        "it changes when one of several is removed, at once or later",
+    ),
+    (
+        "start of a put of an object whose unfinished put was in a segment that has been unmounted",
+        "the stock master refuses it until the time for the former put has ended, ours allows it; not generated",
+    ),
+    (
+        "answers about objects of a segment that was unmounted less than 20 ms ago",
+        "the stock master removes them a little later, ours at once; the test waits",
+    ),
+];
+
+/// The codes that the generated calls can cause.
+pub(crate) const REACHABLE: &[ErrorCode] = &[
+    ErrorCode::Internal,
+    ErrorCode::SegmentNotFound,
+    ErrorCode::NoAvailableHandle,
+    ErrorCode::InvalidParams,
+    ErrorCode::IllegalClient,
+    ErrorCode::InvalidWrite,
+    ErrorCode::ReplicaIsNotReady,
+    ErrorCode::ObjectNotFound,
+    ErrorCode::ObjectAlreadyExists,
+    ErrorCode::ObjectHasLease,
+    ErrorCode::UnavailableInCurrentMode,
+    ErrorCode::UnableOffload,
+    ErrorCode::TaskNotFound,
+];
+
+/// One call and both answers as text.
+pub(crate) struct Compared {
+    pub(crate) call: String,
+    pub(crate) stock: String,
+    pub(crate) ours: String,
+    pub(crate) codes: Vec<ErrorCode>,
+}
+
+/// Writes a replica without its address and its ID.
+fn text(replica: &ReplicaDescriptor) -> String {
+    let Location::Memory(memory) = &replica.location else {
+        return format!("{replica:?}");
+    };
+    format!(
+        "{} bytes at {} by {}, {}",
+        memory.size, memory.endpoint, memory.protocol, replica.status
+    )
+}
+
+/// Writes replicas, in any order.
+pub(crate) fn list(replicas: &[ReplicaDescriptor]) -> String {
+    let mut texts: Vec<_> = replicas.iter().map(text).collect();
+    texts.sort();
+    format!("{texts:?}")
+}
+
+pub(crate) fn found(found: &GetReplicaListResponse) -> String {
+    format!(
+        "{} for {} ms, checksum {:?}",
+        list(&found.replicas),
+        found.lease_ttl_ms,
+        found.object_checksum
+    )
+}
+
+/// What has been seen so far.
+#[derive(Default)]
+pub(crate) struct Seen {
+    codes: BTreeMap<i32, u64>,
+    functions: BTreeMap<String, u64>,
+    recent: Vec<String>,
+}
+
+impl Seen {
+    pub(crate) fn add(&mut self, seed: u64, number: u64, compared: Compared) {
+        for code in &compared.codes {
+            *self.codes.entry(code.code()).or_default() += 1;
+        }
+        let function = compared.call.split('(').next().unwrap().to_owned();
+        *self.functions.entry(function).or_default() += 1;
+        if self.recent.len() >= 400 {
+            self.recent.drain(..200);
+        }
+        self.recent
+            .push(format!("{} → {}", compared.call, compared.ours));
+        if compared.stock != compared.ours {
+            for line in &self.recent {
+                println!("{line}");
+            }
+            panic!(
+                "seed {seed}, call {number}: {}\n  stock: {}\n   ours: {}",
+                compared.call, compared.stock, compared.ours
+            );
+        }
+    }
+
+    pub(crate) fn count(&self, code: ErrorCode) -> u64 {
+        self.codes.get(&code.code()).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn report(&self, calls: u64) {
+        println!("{calls} calls, equal answers");
+        for (function, count) in &self.functions {
+            println!("{count:>9} {function}");
+        }
+        for (code, count) in &self.codes {
+            println!("{count:>9} {}", ErrorCode::from(*code));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Malicious and broken clients: their connections are closed in time, and others are served.
+#![allow(clippy::unwrap_used, reason = "a failed set-up ends the test")]
+
+#[path = "fixture/client.rs"]
+mod client;
+#[path = "fixture/served.rs"]
+mod served;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use mooncake_master::server::Limits;
+use proto::coro_rpc::{Failure, INVALID_ARGUMENTS, MESSAGE_TOO_LARGE, NOT_REGISTERED};
+use proto::store::release_0_3_13 as wire;
+use proto::store::{BareRpc, Rpc};
+use proto::struct_pack;
+use served::{FRAME_DEADLINE, SOON, closed, header, limits, start};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+#[tokio::test]
+async fn what_is_not_the_protocol_closes_the_connection_at_once() {
+    let served = start(limits());
+    let mut oversized = header(wire::Ping::function_id(), (16 << 20) + 1).to_vec();
+    oversized.extend([0; 64]);
+    let mut attachment = header(wire::Ping::function_id(), 0);
+    attachment[16] = 1;
+    let mut encoding = header(wire::Ping::function_id(), 0);
+    encoding[2] = 1;
+    for bytes in [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
+        oversized,
+        attachment.to_vec(),
+        encoding.to_vec(),
+        vec![0x15, 1, 0, 0].into_iter().chain([0; 16]).collect(),
+    ] {
+        let before = served.faulty();
+        let mut stream = served.connect().await;
+        stream.write_all(&bytes).await.unwrap();
+        closed(&mut stream, SOON).await;
+        assert_eq!(served.faulty(), before + 1);
+    }
+    served.serves().await;
+}
+
+#[tokio::test]
+async fn half_requests_end_by_the_deadline_even_if_bytes_trickle_in() {
+    let served = start(limits());
+    let whole = [
+        &header(wire::ExistKey::function_id(), 100)[..],
+        &[7; 100][..],
+    ]
+    .concat();
+    for length in [1, 19, 20, 21, 119] {
+        let mut stream = served.connect().await;
+        stream.write_all(&whole[..length]).await.unwrap();
+        let took = closed(&mut stream, SOON).await;
+        assert!(took >= FRAME_DEADLINE / 2, "{length}: {took:?}");
+        assert!(took < FRAME_DEADLINE * 6, "{length}: {took:?}");
+    }
+    let stream = served.connect().await;
+    let (mut read, mut write) = stream.into_split();
+    let trickle = tokio::spawn(async move {
+        for byte in whole {
+            if write.write_all(&[byte]).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(FRAME_DEADLINE / 10).await;
+        }
+    });
+    let begun = Instant::now();
+    let mut rest = Vec::new();
+    let _ = timeout(SOON, read.read_to_end(&mut rest))
+        .await
+        .expect("the connection is closed in time");
+    assert!(
+        begun.elapsed() < FRAME_DEADLINE * 6,
+        "{:?}",
+        begun.elapsed()
+    );
+    trickle.abort();
+    served.serves().await;
+}
+
+#[tokio::test]
+async fn an_idle_connection_stays_and_requests_in_pieces_are_answered() {
+    let served = start(limits());
+    let mut client = served.client().await;
+    assert!(client.is_served().await);
+    tokio::time::sleep(FRAME_DEADLINE * 2).await;
+    assert!(client.is_served().await);
+    for byte in header(wire::ServiceReady::function_id(), 0) {
+        client.stream.write_all(&[byte]).await.unwrap();
+    }
+    let mut reply = [0; 16];
+    client.stream.read_exact(&mut reply).await.unwrap();
+    assert_eq!(reply[..8], [0x15, 0, 0, 0, 1, 0, 0, 0]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_decoded_is_refused_and_the_connection_goes_on() {
+    let served = start(limits());
+    let mut client = served.client().await;
+    let exist = wire::ExistKey::function_id();
+    let right = struct_pack::encode(&(String::from("k"), String::from("default")));
+    let mut literal = (struct_pack::type_hash::<(String, String)>().0 | 1)
+        .to_le_bytes()
+        .to_vec();
+    literal.push(0b100);
+    // A type literal of nearly 16 MiB, with and without its end.
+    let endless = [literal.clone(), vec![1; (16 << 20) - 100]].concat();
+    let wrong = [endless.clone(), vec![0]].concat();
+    for (function, body, code) in [
+        (0xdead_beef, right.clone(), NOT_REGISTERED),
+        (exist, Vec::new(), INVALID_ARGUMENTS),
+        (exist, right[..right.len() - 1].to_vec(), INVALID_ARGUMENTS),
+        (
+            exist,
+            struct_pack::encode(&String::new()),
+            INVALID_ARGUMENTS,
+        ),
+        (exist, endless, INVALID_ARGUMENTS),
+        (exist, wrong, INVALID_ARGUMENTS),
+        // Not UTF-8.
+        (
+            exist,
+            struct_pack::encode(&(struct_pack::Blob(vec![0xff]), String::new())),
+            INVALID_ARGUMENTS,
+        ),
+        (
+            wire::BatchExistKey::function_id(),
+            struct_pack::encode(&(vec![String::new(); 70_000], String::new())),
+            MESSAGE_TOO_LARGE,
+        ),
+        (
+            wire::BatchRemove::function_id(),
+            struct_pack::encode(&(vec![String::new(); 70_000], true, String::new())),
+            MESSAGE_TOO_LARGE,
+        ),
+    ] {
+        let (got, reply) = client.exchange(function, &body).await.unwrap();
+        let failure = Failure::decode(got, &reply).unwrap();
+        assert_eq!(failure.code, code, "{failure:?}");
+    }
+    assert!(client.is_served().await);
+    assert_eq!(served.faulty(), 0);
+}
+
+#[tokio::test]
+async fn connections_above_the_limit_are_closed_and_others_go_on() {
+    let served = start(Limits {
+        connections: 3,
+        ..limits()
+    });
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = served.client().await;
+        assert!(client.is_served().await);
+        clients.push(client);
+    }
+    let mut fourth = served.connect().await;
+    closed(&mut fourth, SOON).await;
+    for client in &mut clients {
+        assert!(client.is_served().await);
+    }
+    drop(clients);
+    let free = async {
+        while !served.client().await.is_served().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(SOON, free).await.expect("a place becomes free");
+    assert!(served.master.traffic().refused_connections.load(Relaxed) >= 1);
+}
+
+#[tokio::test]
+async fn random_bytes_never_end_the_server() {
+    let served = start(limits());
+    let mut random = 1_u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let functions = [
+        wire::PutStart::function_id(),
+        wire::BatchPutStart::function_id(),
+        wire::MountSegment::function_id(),
+        wire::BatchGetReplicaList::function_id(),
+        wire::RemoveByRegex::function_id(),
+    ];
+    let hashes = [
+        struct_pack::type_hash::<<wire::PutStart as Rpc>::Arguments>(),
+        struct_pack::type_hash::<<wire::BatchPutStart as BareRpc>::Arguments>(),
+        struct_pack::type_hash::<<wire::MountSegment as Rpc>::Arguments>(),
+        struct_pack::type_hash::<<wire::BatchGetReplicaList as BareRpc>::Arguments>(),
+        struct_pack::type_hash::<<wire::RemoveByRegex as Rpc>::Arguments>(),
+    ];
+    let mut client = served.client().await;
+    for _ in 0..5_000 {
+        let which = usize::try_from(next() % 5).unwrap();
+        let length = usize::try_from(next() % 200).unwrap();
+        let mut body = hashes[which].0.to_le_bytes().to_vec();
+        body.extend((0..length).map(|_| u8::try_from(next() & 0x3f).unwrap()));
+        client.exchange(functions[which], &body).await.unwrap();
+    }
+    served.serves().await;
+}

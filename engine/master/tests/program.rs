@@ -1,0 +1,238 @@
+//! The program: what its HTTP paths answer beside the stock master, and how it ends. Requires root.
+#![allow(clippy::unwrap_used, reason = "a failed set-up ends the test")]
+
+#[path = "fixture/client.rs"]
+mod client;
+#[path = "fixture/namespace.rs"]
+mod namespace;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+
+use namespace::{Host, OUR_HTTP, OURS, STOCK, STOCK_HTTP, TIMEOUT};
+use proto::store::Uuid;
+use proto::store::release_0_3_13 as wire;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+use wire::{ObjectMeta, ReplicaType, ReplicateConfig, Segment};
+
+/// Status and body.
+async fn http(host: &Host, address: SocketAddr, method: &str, path: &str) -> (u16, String) {
+    let mut stream = host.connect(address).await.unwrap();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // The stock master keeps the connection, so the length says where the body ends.
+    let read = async {
+        loop {
+            let text = String::from_utf8_lossy(&answer).to_lowercase();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head
+                    .lines()
+                    .find_map(|line| line.strip_prefix("content-length:"));
+                let length: usize = length.unwrap().trim().parse().unwrap();
+                if body.len() >= length {
+                    return;
+                }
+            }
+            assert!(
+                stream.read_buf(&mut answer).await.unwrap() > 0,
+                "{path}: {text}"
+            );
+        }
+    };
+    timeout(TIMEOUT, read).await.expect("an answer in time");
+    let text = String::from_utf8(answer).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
+/// Makes answers comparable: fields that are not equal by their nature become a word.
+fn comparable(body: &str) -> Value {
+    let Ok(mut value) = serde_json::from_str(body) else {
+        let mut lines: Vec<_> = body.lines().collect();
+        lines.sort_unstable();
+        return Value::from(lines.join("\n"));
+    };
+    fn visit(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                // Ours does not format for people.
+                fields.remove("size_human");
+                fields.remove("allocator_usage_percent");
+                for (name, field) in fields {
+                    if name == "buffer_address_" {
+                        *field = Value::from("an address");
+                    } else {
+                        visit(field);
+                    }
+                }
+            }
+            Value::Array(values) => values.iter_mut().for_each(visit),
+            _ => {}
+        }
+    }
+    visit(&mut value);
+    value
+}
+
+async fn fill(client: &mut client::Client) {
+    let id = |second| Uuid { first: 1, second };
+    let segment = Segment {
+        id: id(1),
+        name: "a.segment".into(),
+        base: 1 << 58,
+        size: 64 << 20,
+        te_endpoint: "10.0.0.1:1".into(),
+        protocol: "tcp".into(),
+        host_id: String::new(),
+    };
+    client
+        .call::<wire::MountSegment>(&(segment, id(2)))
+        .await
+        .unwrap();
+    for key in ["k1", "k2"] {
+        let start = (
+            id(3),
+            key.into(),
+            1024,
+            ReplicateConfig::default(),
+            String::new(),
+        );
+        client.call::<wire::PutStart>(&start).await.unwrap();
+        let meta = ObjectMeta {
+            key: key.into(),
+            object_checksum: None,
+        };
+        let end = (id(3), meta, ReplicaType::All, String::new());
+        client.call::<wire::PutEnd>(&end).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_http_paths_answer_as_those_of_the_stock_master() {
+    let host = Host::new().await;
+    let _ours = host.ours(&["--default_kv_lease_ttl=1h"]).await;
+    let _stock = host.stock(&["--default_kv_lease_ttl=1h"]).await;
+    for address in [OURS, STOCK] {
+        fill(&mut host.client(address).await).await;
+    }
+    for (method, path) in [
+        ("GET", "/health"),
+        ("GET", "/role"),
+        ("GET", "/ha_status"),
+        ("GET", "/leader"),
+        ("GET", "/get_all_keys"),
+        ("GET", "/query_key?key=k1"),
+        ("GET", "/query_key?key=none"),
+        ("GET", "/query_key"),
+        ("GET", "/batch_query_keys?keys=k1,none"),
+        ("GET", "/batch_query_keys"),
+        ("GET", "/get_all_segments"),
+        ("GET", "/get_segments_detail"),
+        ("GET", "/query_segment?segment=a.segment"),
+        ("GET", "/query_segment?segment=none"),
+        ("GET", "/api/v1/segments/status?segment=a.segment"),
+        ("GET", "/api/v1/segments/status?segment=none"),
+        ("GET", "/api/v1/tenant_quotas"),
+        // "k1" has a lease.
+        ("POST", "/api/v1/remove_all"),
+        ("GET", "/get_all_keys"),
+    ] {
+        let stock = http(&host, STOCK_HTTP, method, path).await;
+        let ours = http(&host, OUR_HTTP, method, path).await;
+        let compared = |(status, body): &(u16, String)| (*status, comparable(body));
+        assert_eq!(compared(&ours), compared(&stock), "{method} {path}");
+    }
+    let names = |text: &str| -> std::collections::BTreeMap<String, String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines
+            .filter_map(|line| line.rsplit_once(' '))
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect()
+    };
+    let stock = names(&http(&host, STOCK_HTTP, "GET", "/metrics").await.1);
+    let ours = names(&http(&host, OUR_HTTP, "GET", "/metrics").await.1);
+    for name in [
+        "master_key_count",
+        "master_total_capacity_bytes",
+        "master_put_start_requests_total",
+        "master_put_end_requests_total",
+        "master_mount_segment_requests_total",
+        "master_put_start_failures_total",
+        "segment_total_capacity_bytes{segment=\"a.segment\"}",
+    ] {
+        assert_eq!(ours.get(name), stock.get(name), "{name}");
+        assert!(ours.contains_key(name), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_metadata_server_answers_as_that_of_the_stock_master() {
+    let host = Host::new().await;
+    let flags = |port: u16| {
+        [
+            "--enable_http_metadata_server=true".to_owned(),
+            "--http_metadata_server_host=127.0.0.1".to_owned(),
+            format!("--http_metadata_server_port={port}"),
+        ]
+    };
+    let (ours, stock) = (flags(8081), flags(8080));
+    let _ours = host.ours(&ours.each_ref().map(String::as_str)).await;
+    let _stock = host.stock(&stock.each_ref().map(String::as_str)).await;
+    for (method, path) in [
+        ("GET", "/metadata?key=a"),
+        ("PUT", "/metadata?key=a"),
+        ("GET", "/metadata?key=a"),
+        ("DELETE", "/metadata?key=a"),
+        ("DELETE", "/metadata?key=a"),
+        ("GET", "/metadata"),
+    ] {
+        let stock = http(&host, SocketAddr::new(STOCK.ip(), 8080), method, path).await;
+        let ours = http(&host, SocketAddr::new(OURS.ip(), 8081), method, path).await;
+        assert_eq!(ours, stock, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn the_release_probe_of_a_storing_node_passes() {
+    let host = Host::new().await;
+    let _ours = host.ours(&[]).await;
+    let master = store::Master::connect(host.connect(OURS).await.unwrap(), "ours".into());
+    assert_eq!(
+        master.probe_release().await.unwrap(),
+        store::Release::V0_3_13
+    );
+}
+
+#[tokio::test]
+async fn sigterm_ends_the_program_and_a_used_port_is_named() {
+    let host = Host::new().await;
+    let mut first = host.ours(&[]).await;
+    let second = host
+        .space
+        .command(Path::new(env!("CARGO_BIN_EXE_mooncake-master")))
+        .args(["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"])
+        .arg(format!("--rpc_port={}", OURS.port()))
+        .stderr(Stdio::piped())
+        .output();
+    let second = timeout(TIMEOUT, second).await.unwrap().unwrap();
+    let error = String::from_utf8_lossy(&second.stderr);
+    assert!(!second.status.success());
+    assert!(
+        error.contains("cannot listen on 127.0.0.1:50061 for RPC (--rpc_address, --rpc_port)"),
+        "{error}"
+    );
+    // A connection that waits does not keep the program.
+    let _idle = host.connect(OURS).await.unwrap();
+    let pid = Pid::from_raw(i32::try_from(first.id().unwrap()).unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    let status = timeout(TIMEOUT, first.wait()).await.unwrap().unwrap();
+    assert!(status.success(), "{status}");
+}

@@ -1,0 +1,211 @@
+//! Unmodified clients of the wheel with our master: what they put is what they get. Requires root.
+#![allow(clippy::unwrap_used, reason = "a failed set-up ends the test")]
+
+#[path = "fixture/client.rs"]
+mod client;
+#[path = "fixture/namespace.rs"]
+mod namespace;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use namespace::{Host, OURS, STOCK};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::time::timeout;
+
+/// The first answer includes loading the library.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A client of the wheel, which takes a request per line and answers each.
+struct Store {
+    _child: Child,
+    requests: ChildStdin,
+    replies: Lines<BufReader<ChildStdout>>,
+}
+
+impl Store {
+    /// Starts a client; with `segment` it stores objects itself.
+    async fn start(host: &Host, master: std::net::SocketAddr, segment: u64) -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/store.py");
+        let mut child = host
+            .python()
+            .arg(script)
+            .args([master.to_string(), segment.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut store = Self {
+            requests: child.stdin.take().unwrap(),
+            replies: BufReader::new(child.stdout.take().unwrap()).lines(),
+            _child: child,
+        };
+        assert_eq!(store.reply().await, json!({"setup": 0}));
+        store
+    }
+
+    async fn reply(&mut self) -> Value {
+        let line = timeout(TIMEOUT, self.replies.next_line())
+            .await
+            .expect("an answer in time");
+        serde_json::from_str(&line.unwrap().expect("the client lives")).unwrap()
+    }
+
+    async fn call(&mut self, request: Value) -> Value {
+        let line = format!("{request}\n");
+        self.requests.write_all(line.as_bytes()).await.unwrap();
+        self.reply().await
+    }
+}
+
+/// What a writer, a reader and a storing client see of one master.
+async fn story(host: &Host, master: std::net::SocketAddr) -> Vec<Value> {
+    let mut owner = Store::start(host, master, 64 << 20).await;
+    let mut writer = Store::start(host, master, 0).await;
+    let mut reader = Store::start(host, master, 0).await;
+    let mut seen = Vec::new();
+    for (who, request) in [
+        (
+            0,
+            json!({"call": "put", "key": "own", "seed": 1, "bytes": 1_000}),
+        ),
+        (
+            1,
+            json!({"call": "put", "key": "a", "seed": 2, "bytes": 65_536}),
+        ),
+        (
+            1,
+            json!({"call": "put", "key": "a", "seed": 3, "bytes": 65_536}),
+        ),
+        (
+            1,
+            json!({"call": "put", "key": "large", "seed": 4, "bytes": 5_000_000}),
+        ),
+        (
+            1,
+            json!({"call": "put", "key": "huge", "seed": 5, "bytes": 80_000_000}),
+        ),
+        (2, json!({"call": "get", "key": "own"})),
+        (2, json!({"call": "get", "key": "a"})),
+        (2, json!({"call": "get", "key": "large"})),
+        (2, json!({"call": "get", "key": "none"})),
+        (2, json!({"call": "exist", "key": "a"})),
+        (2, json!({"call": "exist", "key": "none"})),
+        (2, json!({"call": "size", "key": "large"})),
+        (2, json!({"call": "size", "key": "none"})),
+        (1, json!({"call": "put_batch", "count": 40, "bytes": 3_000})),
+        (2, json!({"call": "get_batch", "count": 40})),
+        (
+            2,
+            json!({"call": "batch_exist", "keys": ["batch-0", "none", "batch-39"]}),
+        ),
+        (2, json!({"call": "replicas", "key": "a"})),
+        (1, json!({"call": "remove", "key": "a", "force": false})),
+        (1, json!({"call": "remove", "key": "a", "force": true})),
+        (2, json!({"call": "get", "key": "a"})),
+        (
+            1,
+            json!({"call": "put", "key": "a", "seed": 6, "bytes": 10}),
+        ),
+        (2, json!({"call": "get", "key": "a"})),
+        (
+            1,
+            json!({"call": "upsert", "key": "a", "seed": 7, "bytes": 10}),
+        ),
+        (2, json!({"call": "get", "key": "a"})),
+        (
+            1,
+            json!({"call": "upsert", "key": "a", "seed": 8, "bytes": 20_000}),
+        ),
+        (2, json!({"call": "get", "key": "a"})),
+        (
+            1,
+            json!({"call": "remove_by_regex", "pattern": "^batch-1", "force": true}),
+        ),
+        (
+            2,
+            json!({"call": "batch_exist", "keys": ["batch-0", "batch-1", "batch-10"]}),
+        ),
+        (1, json!({"call": "remove_all", "force": true})),
+        (2, json!({"call": "exist", "key": "own"})),
+    ] {
+        let client = [&mut owner, &mut writer, &mut reader];
+        let answer = client
+            .into_iter()
+            .nth(who)
+            .unwrap()
+            .call(request.clone())
+            .await;
+        seen.push(json!([request, answer]));
+    }
+    seen
+}
+
+#[tokio::test]
+async fn every_operation_of_the_wheel_gives_the_results_that_it_has_with_the_stock_master() {
+    let host = Host::new().await;
+    let _ours = host.ours(&[]).await;
+    let ours = story(&host, OURS).await;
+    let _stock = host.stock(&[]).await;
+    let stock = story(&host, STOCK).await;
+    for (ours, stock) in ours.iter().zip(&stock) {
+        assert_eq!(ours, stock);
+    }
+    // The comparison would not notice that nothing works at all.
+    let got: Vec<_> = ours
+        .iter()
+        .filter(|line| line[0]["call"] == "get")
+        .map(|line| line[1].clone())
+        .collect();
+    let whole = |seed: u64, bytes: u64| json!({"bytes": bytes, "seed": seed, "right": true});
+    assert_eq!(
+        got,
+        [
+            whole(1, 1_000),
+            whole(2, 65_536),
+            whole(4, 5_000_000),
+            json!({"bytes": 0}),
+            json!({"bytes": 0}),
+            whole(6, 10),
+            whole(7, 10),
+            whole(8, 20_000),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn storing_clients_mount_again_after_a_restart_and_expire_after_their_death() {
+    let host = Host::new().await;
+    let mut ours = host.ours(&["--client_ttl=3"]).await;
+    let mut owner = Store::start(&host, OURS, 64 << 20).await;
+    let put = |key: &str| json!({"call": "put", "key": key, "seed": 1, "bytes": 1_000});
+    assert_eq!(owner.call(put("before")).await, json!({"code": 0}));
+    ours.kill().await.unwrap();
+    let _ours = host.ours(&["--client_ttl=3"]).await;
+    let mut other = Store::start(&host, OURS, 0).await;
+    let again = async {
+        while other.call(put("after")).await != json!({"code": 0}) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(TIMEOUT, again)
+        .await
+        .expect("the segment is mounted again");
+    let got = other.call(json!({"call": "get", "key": "after"})).await;
+    assert_eq!(got["right"], true);
+    // The keys of the former master are unknown: this one has no ledger.
+    let got = other.call(json!({"call": "exist", "key": "before"})).await;
+    assert_eq!(got, json!({"code": 0}));
+
+    drop(owner);
+    let expired = async {
+        while other.call(json!({"call": "exist", "key": "after"})).await != json!({"code": 0}) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(TIMEOUT, expired).await.expect("the client expires");
+}
