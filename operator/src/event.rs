@@ -46,12 +46,12 @@ impl Events {
         &self,
         writer: &Writer,
         about: ObjectReference,
-        type_: EventType,
+        event_type: EventType,
         (reason, action): (Reason, &str),
         note: String,
     ) {
         let event = Event {
-            type_,
+            type_: event_type,
             reason: reason.as_str().to_owned(),
             note: Some(note),
             action: action.to_owned(),

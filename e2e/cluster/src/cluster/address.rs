@@ -12,13 +12,14 @@ pub struct Block(u8);
 pub(super) struct Ipv6Block(u8);
 
 impl Block {
-    pub const COUNT: u8 = 16;
+    /// Clusters on one machine at the same time.
+    pub const MAX_CLUSTERS: u8 = 16;
     /// Nodes of a cluster, each with a /24 for its pods.
     pub const NODES: u8 = 8;
 
-    /// None for an index of [`Block::COUNT`] or more.
+    /// None for an index of [`Block::MAX_CLUSTERS`] or more.
     pub fn new(index: u8) -> Option<Self> {
-        (index < Self::COUNT).then_some(Self(index))
+        (index < Self::MAX_CLUSTERS).then_some(Self(index))
     }
 
     pub fn index(self) -> u8 {
@@ -140,10 +141,10 @@ mod tests {
 
     #[test]
     fn the_last_node_of_the_last_cluster_has_addresses() {
-        let block = Block::new(Block::COUNT - 1).unwrap();
+        let block = Block::new(Block::MAX_CLUSTERS - 1).unwrap();
         assert_eq!(block.pods_of(Block::NODES), "198.19.255.0/24");
         assert_eq!(block.services(), "198.19.120.0/21");
-        assert_eq!(Block::new(Block::COUNT), None);
+        assert_eq!(Block::new(Block::MAX_CLUSTERS), None);
     }
 
     #[test]

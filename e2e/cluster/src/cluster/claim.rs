@@ -80,7 +80,7 @@ fn choose(machine: &MachineRecord, claim: &Claim, wanted: Option<Block>) -> Resu
     }
     let mut candidates = match wanted {
         Some(block) => block.index()..block.index() + 1,
-        None => 0..Block::COUNT,
+        None => 0..Block::MAX_CLUSTERS,
     };
     candidates
         .find(|index| !machine.claims.contains_key(index))
