@@ -86,6 +86,9 @@ pub struct PreflightArgs {
     /// Values files of the chart, as for `helm install --values`.
     #[arg(long)]
     pub values: Vec<PathBuf>,
+    /// The chart is installed already: check the manifests only, not the rights and the namespace of the release.
+    #[arg(long, requires = "filename")]
+    pub installed: bool,
     /// Manifests with MooncakeClusters and MooncakeNodePolicies, as for `kubectl apply --filename`.
     #[arg(long, short)]
     pub filename: Vec<PathBuf>,

@@ -81,10 +81,6 @@ pub async fn bundle(
     args: &BundleArgs,
 ) -> Result<Bundle, Error> {
     let now = Timestamp::now();
-    let deadline = Deadline {
-        at: Instant::now() + args.deadline,
-        limit: args.deadline,
-    };
     let path = args.file.clone().unwrap_or_else(|| {
         PathBuf::from(
             now.strftime("mooncake-bundle-%Y%m%dT%H%M%SZ.tar.gz")
@@ -92,10 +88,39 @@ pub async fn bundle(
         )
     });
     // Before the reads, which take minutes.
-    let mut file = create(&path).map_err(|source| Error::Write {
+    let write_error = |source| Error::Write {
         path: path.clone(),
         source,
-    })?;
+    };
+    let mut file = create(&path).map_err(write_error)?;
+    let written = match fill(connection, namespace, args, now).await {
+        Ok((bundle, content)) => file
+            .write_all(&content)
+            .and_then(|()| file.sync_all())
+            .map(|()| bundle)
+            .map_err(write_error),
+        Err(error) => Err(error.into()),
+    };
+    if written.is_err() {
+        std::fs::remove_file(&path).ok();
+    }
+    Ok(Bundle {
+        file: path,
+        ..written?
+    })
+}
+
+/// Reads everything; returns the report without the path, and the archive.
+async fn fill(
+    connection: &Connection,
+    namespace: Option<&str>,
+    args: &BundleArgs,
+    now: Timestamp,
+) -> io::Result<(Bundle, Vec<u8>)> {
+    let deadline = Deadline {
+        at: Instant::now() + args.deadline,
+        limit: args.deadline,
+    };
     let time = u64::try_from(now.as_second()).unwrap_or_default();
     let mut archive = Archive::new(args.max_size, time);
     let mut read_errors = Vec::new();
@@ -125,19 +150,14 @@ pub async fn bundle(
         "entries": entries, "leftOut": left_out, "readErrors": read_errors,
     });
     let content = archive.finish(&manifest)?;
-    file.write_all(&content)
-        .and_then(|()| file.sync_all())
-        .map_err(|source| Error::Write {
-            path: path.clone(),
-            source,
-        })?;
-    Ok(Bundle {
-        file: path,
+    let bundle = Bundle {
+        file: PathBuf::new(),
         bytes: content.len(),
         entries,
         left_out,
         read_errors,
-    })
+    };
+    Ok((bundle, content))
 }
 
 /// Creates the file for its owner only; an existing one is not overwritten.

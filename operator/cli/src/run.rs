@@ -68,8 +68,9 @@ pub async fn run(args: &Args) -> Result<Report, Failure> {
             Report::Bundle(bundle(&connection, namespace, args).await?)
         }
         Command::Preflight(args) => {
-            let plan = Plan::read(flags.namespace.as_deref(), args)?;
+            let mut plan = Plan::read(flags.namespace.as_deref(), args)?;
             let connection = Connection::open(flags).await?;
+            plan.default_namespace(&connection.namespace);
             let facts = preflight::collect(&connection, &plan).await;
             Report::Preflight(preflight::preflight(&facts, &plan))
         }

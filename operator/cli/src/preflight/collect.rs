@@ -175,6 +175,9 @@ async fn namespace(
     connection: &Connection,
     plan: &Plan,
 ) -> Result<(Option<Labels>, Attempt), ReadError> {
+    if plan.installed {
+        return Ok((None, Attempt::Untried));
+    }
     let api = Api::<Namespace>::all(connection.client.clone());
     let found = connection
         .get(Resources::NAMESPACES, &api, &plan.namespace)

@@ -33,7 +33,7 @@ pub(super) fn findings(facts: &Facts, plan: &Plan) -> Vec<Finding> {
         .filter(|installed| foreign_release(&installed.metadata, plan).is_some())
         .filter_map(|installed| installed.metadata.name.as_deref())
         .collect();
-    if let Some(owner) = owners.first() {
+    if let Some(owner) = owners.first().filter(|_| !plan.installed) {
         found.push(Finding::new(
             Severity::Error,
             CHECK,

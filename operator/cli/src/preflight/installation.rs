@@ -15,6 +15,9 @@ const RELEASE: &str = "meta.helm.sh/release-name";
 const NAMESPACE: &str = "meta.helm.sh/release-namespace";
 
 pub(super) fn findings(facts: &Facts, plan: &Plan) -> Vec<Finding> {
+    if plan.installed {
+        return Vec::new();
+    }
     let mut found: Vec<Finding> = pod_security(facts, plan).into_iter().collect();
     found.extend(operators(facts, plan));
     found.extend(webhooks(facts, plan));

@@ -153,8 +153,8 @@ pub fn needed(plan: &Plan) -> Vec<Permission> {
         resource: "mooncakenodepolicies",
         namespace: None,
     });
-    let all = installed.chain([escalate]).chain(clusters).chain(policies);
-    all.collect()
+    let chart = installed.chain([escalate]).filter(|_| !plan.installed);
+    chart.chain(clusters).chain(policies).collect()
 }
 
 /// One finding for all missing rights: they have one remedy.

@@ -26,6 +26,8 @@ pub enum Error {
 pub struct Plan {
     pub namespace: String,
     pub release: String,
+    /// The chart is installed already: only the manifests are planned.
+    pub installed: bool,
     /// `agent.nodeSelector` of the chart.
     pub agent_selector: BTreeMap<String, String>,
     /// `agent.priorityClassName`.
@@ -70,6 +72,7 @@ impl Plan {
         let mut plan = Self {
             namespace: namespace.unwrap_or("mooncake-system").to_owned(),
             release: args.release.clone(),
+            installed: args.installed,
             agent_priority_class: Some(PRIORITY_CLASS.to_owned()),
             devices: true,
             ..Self::default()
@@ -92,6 +95,14 @@ impl Plan {
             plan.add_manifest(path, &text(path)?)?;
         }
         Ok(plan)
+    }
+
+    /// Puts the MooncakeClusters without a namespace into that of the context, as `kubectl apply` does.
+    pub(crate) fn default_namespace(&mut self, namespace: &str) {
+        for cluster in &mut self.clusters {
+            let meta = &mut cluster.metadata;
+            meta.namespace.get_or_insert_with(|| namespace.to_owned());
+        }
     }
 
     /// Adds the Mooncake objects of a manifest; other kinds are left out.

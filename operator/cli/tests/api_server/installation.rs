@@ -4,18 +4,19 @@ use std::io::Read;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
-use crds::MooncakeInventory;
+use crds::{MooncakeInventory, MooncakeNodePolicy};
 use flate2::read::GzDecoder;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::discovery::ApiResource;
 use kube::{Api, Client, CustomResourceExt, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::harness::{Harness, SYSTEM, TEAM, eventually, install_crd};
+use crate::harness::{Harness, SYSTEM, TEAM, eventually, install_crd, with_word};
 use crate::server::{Server, TENANT};
 
 /// Exit status, and standard output with standard error.
@@ -208,6 +209,35 @@ pub(crate) async fn tenant(server: &Server) -> anyhow::Result<()> {
     ensure!(!output.text.contains("Error"), "{}", output.text);
     let output = run(server, true, &["node", "n1"]).await?;
     output.expect(2, &["forbidden", "context tenant"])
+}
+
+/// A policy of a later release: one error with the field, and no advice to use another kubectl-mooncake.
+pub(crate) async fn undecodable_policy(server: &Server) -> anyhow::Result<()> {
+    let later = with_word::<MooncakeNodePolicy>(&["fixes", "id"], "RebootTheNode")?;
+    install_crd(&server.client, later).await?;
+    let kind = ApiResource::erase::<MooncakeNodePolicy>(&());
+    let policies = Api::<DynamicObject>::all_with(server.client.clone(), &kind);
+    let policy: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "mooncake.io/v1alpha1", "kind": "MooncakeNodePolicy", "metadata": {"name": "later"},
+        "spec": {"fixes": [{"id": "RebootTheNode", "mode": "Apply"}]},
+    }))?;
+    eventually("the CRD of the next release", || async {
+        let created = policies.create(&PostParams::default(), &policy).await;
+        Ok(created.is_ok())
+    })
+    .await?;
+    let words = [
+        "Error InvalidSpec MooncakeNodePolicy later",
+        "cannot read spec.fixes[0].id: unknown variant `RebootTheNode`",
+        "its nodes keep the last rules",
+    ];
+    eventually("the finding", || async {
+        let output = run(server, false, &["doctor", "-A"]).await?;
+        output.expect(1, &words)?;
+        ensure!(!output.text.contains("DecodeFailed"), "{}", output.text);
+        Ok(true)
+    })
+    .await
 }
 
 /// Value of an environment variable of a user's pod.

@@ -31,7 +31,8 @@ async fn output_and_exit_status_match_the_installation_and_the_users_permissions
     installation::healthy(&server).await?;
     installation::tenant(&server).await?;
     installation::degraded(&server, &harness).await?;
-    installation::bundle(&server).await
+    installation::bundle(&server).await?;
+    installation::undecodable_policy(&server).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,13 +6,14 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::harness::{SYSTEM, eventually, make_namespace};
+use crate::harness::{SYSTEM, TEAM, eventually, make_namespace};
 use crate::installation::{make, run};
-use crate::server::Server;
+use crate::server::{Server, TENANT};
 
 async fn enforce(server: &Server, level: Option<&str>) -> anyhow::Result<()> {
     let labels = json!({"pod-security.kubernetes.io/enforce": level});
@@ -101,5 +102,46 @@ pub(crate) async fn before_the_installation(server: &Server) -> anyhow::Result<(
         "patch daemonsets.apps in namespace mooncake-system",
         "nodes (cluster scope): Forbidden",
     ];
-    output.expect(1, &words)
+    output.expect(1, &words)?;
+    of_a_manifest(server).await
+}
+
+/// A tenant needs rights on MooncakeClusters only, in the namespace of the context.
+async fn of_a_manifest(server: &Server) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("kv.yaml");
+    std::fs::write(
+        &path,
+        "{apiVersion: mooncake.io/v1alpha1, kind: MooncakeCluster, metadata: {name: kv}, spec: {}}",
+    )?;
+    let file = format!("--filename={}", path.display());
+    let output = run(server, true, &["preflight", "--installed", &file]).await?;
+    output.expect(
+        1,
+        &["may not create mooncakeclusters.mooncake.io in namespace team"],
+    )?;
+    ensure!(!output.text.contains("daemonsets"), "{}", output.text);
+    make_namespace(&server.client, TEAM).await?;
+    let role = json!({
+        "metadata": {"name": "creator"},
+        "rules": [{"apiGroups": ["mooncake.io"], "resources": ["mooncakeclusters"], "verbs": ["create"]}],
+    });
+    make(&Api::<Role>::namespaced(server.client.clone(), TEAM), role).await?;
+    let binding = json!({
+        "metadata": {"name": "creator"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "creator"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": TENANT}],
+    });
+    make(
+        &Api::<RoleBinding>::namespaced(server.client.clone(), TEAM),
+        binding,
+    )
+    .await?;
+    eventually("the permission to take effect", || async {
+        let output = run(server, true, &["preflight", "--installed", &file]).await?;
+        // The tenant may not list nodes.
+        output.expect(2, &["No obstacles found in what could be read."])?;
+        Ok(true)
+    })
+    .await
 }

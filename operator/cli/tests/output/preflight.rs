@@ -47,6 +47,7 @@ fn plan(values: &[&str], manifest: &str) -> Plan {
     let values = values.iter().enumerate();
     let args = PreflightArgs {
         release: "mooncake".to_owned(),
+        installed: false,
         values: values
             .map(|(number, text)| file(format!("values-{number}.yaml"), text))
             .collect(),
