@@ -160,7 +160,8 @@ which a rollback of the chart installs, the API server removes the fields.
 ## A MooncakeNodePolicy that the operator cannot read
 A later release stored it, or it has values that only a later CRD allows. The watch of the other policies continues, and:
 
-* Its nodes keep the rules in `MooncakeNode.spec.policy`, also after a restart of the operator. A node without rules gets those of the policies that can be read.
+* Its nodes keep the rules in `MooncakeNode.spec.policy`, also after a restart of the operator. A node without rules gets those of the policies that can be read, \
+and so does an injected hostNetwork pod its `hostPorts`.
 * No node is cordoned or uncordoned by any policy: the unreadable one may have the higher priority. `UnhealthyNodesCordoned` of the others names the nodes that wait.
 * Its condition `Accepted` is `False` with the reason `InvalidSpec` and the field. The same is an Event, `mooncake_operator_undecodable_objects_total` counts it, and \
 `kubectl mooncake doctor` reports an error.
