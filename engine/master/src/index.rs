@@ -54,6 +54,8 @@ pub struct Index {
     /// Unmounted segments whose objects are still to be removed.
     unmounted: VecDeque<Unmounted>,
     next_replica: u64,
+    /// When clients and segments are looked at again.
+    next_look: Moment,
     counters: Counters,
 }
 
@@ -73,6 +75,7 @@ impl Index {
             overdue: VecDeque::new(),
             unmounted: VecDeque::new(),
             next_replica: 1,
+            next_look: Moment::default(),
             counters: Counters::default(),
         }
     }

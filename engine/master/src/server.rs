@@ -10,13 +10,14 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{sleep, timeout};
 
 use crate::index::{Index, Moment};
 use functions::Functions;
@@ -24,6 +25,8 @@ pub use traffic::{FunctionTraffic, Traffic};
 
 /// Time between two looks at clients, unmounts and the watermark, as in the stock master.
 const TICK: Duration = Duration::from_millis(10);
+/// The same while there are no requests.
+const REST: Duration = Duration::from_millis(100);
 const BACKLOG: i32 = 1024;
 
 /// What one peer, and all peers together, may take.
@@ -70,6 +73,9 @@ pub struct Master {
     buffers: Arc<Semaphore>,
     connections: Arc<Semaphore>,
     traffic: Traffic,
+    /// No request was answered since the last look.
+    rests: AtomicBool,
+    woken: Notify,
 }
 
 impl Master {
@@ -84,6 +90,8 @@ impl Master {
             buffers: Arc::new(Semaphore::new(limits.buffered_bytes >> 10)),
             connections: Arc::new(Semaphore::new(limits.connections)),
             limits,
+            rests: AtomicBool::new(true),
+            woken: Notify::new(),
         }
     }
 
@@ -127,22 +135,32 @@ impl Master {
                 Err(error) => {
                     // Out of descriptors, for example: wait until connections have ended.
                     tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(TICK).await;
+                    sleep(TICK).await;
                 }
             }
         }
     }
 
+    /// Records that requests were answered.
+    fn stir(&self) {
+        if self.rests.load(Relaxed) && self.rests.swap(false, Relaxed) {
+            self.woken.notify_one();
+        }
+    }
+
     /// Does what is due without a request, until the future is dropped.
     pub async fn upkeep(self: Arc<Self>) {
-        let mut ticks = interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
             self.with_index(Index::tick);
             while self.with_index(Index::step) {
                 // Requests go on between the steps.
                 tokio::task::yield_now().await;
+            }
+            if self.rests.swap(true, Relaxed) {
+                // Elapsed or woken: either way it looks again.
+                let _elapsed = timeout(REST, self.woken.notified()).await;
+            } else {
+                sleep(TICK).await;
             }
         }
     }

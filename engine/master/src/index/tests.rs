@@ -105,6 +105,14 @@ fn work(index: &mut Index, now: Moment) {
 }
 
 #[test]
+fn an_object_as_large_as_its_segment_begins_at_its_base() {
+    let mut index = with_segments(long_lived(), &[1000]);
+    let base = segment(0, 1000).base;
+    assert_eq!(address(&put(&mut index, "k", 1000, at(0)).unwrap()), base);
+    assert_eq!(get(&mut index, "k", at(0)), Ok(base));
+}
+
+#[test]
 fn a_read_lease_prevents_removal_until_it_ends() {
     let mut index = with_segments(long_lived(), &[1000]);
     put(&mut index, "k", 100, at(0)).unwrap();

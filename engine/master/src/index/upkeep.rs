@@ -1,11 +1,16 @@
 //! What happens without a request, in steps of limited work.
 
+use std::time::Duration;
+
 use super::allocator::Allocator;
 use super::object::ObjectId;
 use super::{Index, Moment};
 
 /// Steps of one kind of work in one call. One step costs about a microsecond.
 const STEPS: usize = 256;
+
+/// Time between two looks at all clients and segments. Their times are seconds.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// An unmounted segment whose objects are removed step by step. They cannot be found any more.
 #[derive(Debug)]
@@ -23,6 +28,15 @@ impl Unmounted {
 impl Index {
     /// Expires clients, ends graceful unmounts, and begins evictions. To be called every 10 ms or less often.
     pub fn tick(&mut self, now: Moment) {
+        if self.next_look <= now {
+            self.next_look = now.after(LOOK);
+            self.expire(now);
+        }
+        self.begin_eviction();
+    }
+
+    /// Unmounts the segments of silent clients, and those whose graceful unmounting ends.
+    fn expire(&mut self, now: Moment) {
         for client in self.clients.expire(now) {
             self.counters.expired_clients += 1;
             let held = self.segments.iter();
@@ -43,7 +57,6 @@ impl Index {
         for id in due {
             self.unmount(id);
         }
-        self.begin_eviction();
     }
 
     /// Does some of the work that waits: releases ranges, removes objects of unmounted segments, evicts. Takes less

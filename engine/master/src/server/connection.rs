@@ -119,6 +119,9 @@ async fn converse(
                 write(stream, &mut replies, limits.frame_deadline).await?;
             }
         }
+        if answered {
+            master.stir();
+        }
         write(stream, &mut replies, limits.frame_deadline).await?;
         input.settle();
         if input.bytes.is_empty() {
