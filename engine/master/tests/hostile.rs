@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use mooncake_master::server::Limits;
 use proto::coro_rpc::{Failure, INVALID_ARGUMENTS, MESSAGE_TOO_LARGE, NOT_REGISTERED};
 use proto::store::release_0_3_13 as wire;
-use proto::store::{BareRpc, Rpc};
+use proto::store::{BareRpc, ErrorCode, Rpc, Uuid};
 use proto::struct_pack;
 use served::{FRAME_DEADLINE, SOON, closed, header, limits, start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -171,6 +171,53 @@ async fn connections_above_the_limit_are_closed_and_others_go_on() {
     };
     timeout(SOON, free).await.expect("a place becomes free");
     assert!(served.master.traffic().refused_connections.load(Relaxed) >= 1);
+}
+
+#[tokio::test]
+async fn a_small_request_for_a_huge_reply_is_refused() {
+    let served = start(limits());
+    let mut client = served.client().await;
+    let id = |second| Uuid { first: 1, second };
+    let segment = |number: u64, text: usize| wire::Segment {
+        id: id(number),
+        name: format!("segment{number}"),
+        base: (number + 1) << 40,
+        size: 1 << 20,
+        te_endpoint: "e".repeat(text),
+        protocol: "tcp".into(),
+        host_id: String::new(),
+    };
+    let mounted = client
+        .call::<wire::MountSegment>(&(segment(99, 1025), id(0)))
+        .await;
+    assert_eq!(mounted, Err(ErrorCode::InvalidParams));
+    for number in 0..64 {
+        client
+            .call::<wire::MountSegment>(&(segment(number, 1024), id(0)))
+            .await
+            .unwrap();
+    }
+    let everywhere = wire::ReplicateConfig {
+        replica_num: 64,
+        ..wire::ReplicateConfig::default()
+    };
+    let start = (id(0), "k".into(), 1, everywhere, String::new());
+    client.call::<wire::PutStart>(&start).await.unwrap();
+    let meta = wire::ObjectMeta {
+        key: "k".into(),
+        object_checksum: None,
+    };
+    let end = (id(0), meta, wire::ReplicaType::All, String::new());
+    client.call::<wire::PutEnd>(&end).await.unwrap();
+    let lookup = |keys: usize| struct_pack::encode(&(vec![String::from("k"); keys], String::new()));
+    let function = wire::BatchGetReplicaList::function_id();
+    let (code, reply) = client.exchange(function, &lookup(100)).await.unwrap();
+    assert_eq!(code, 0);
+    assert!(reply.len() > 100 * 64 * 1024);
+    let (code, reply) = client.exchange(function, &lookup(2_000)).await.unwrap();
+    let failure = Failure::decode(code, &reply).unwrap();
+    assert_eq!(failure.code, MESSAGE_TOO_LARGE, "{failure:?}");
+    assert!(client.is_served().await);
 }
 
 #[tokio::test]

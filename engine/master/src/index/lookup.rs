@@ -10,6 +10,9 @@ use super::object::{Object, Replica};
 use super::segments::Segments;
 use super::{Index, Moment};
 
+/// Limit of the objects that one lookup by pattern returns.
+const MOST_MATCHES: usize = 65_536;
+
 /// A replica as a peer sees it, without allocations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View<'a> {
@@ -99,7 +102,7 @@ impl Index {
     /// Finds the readable replicas of all objects whose key matches.
     ///
     /// # Errors
-    /// `InvalidParams` for a malformed pattern.
+    /// `InvalidParams` for a malformed pattern; `BufferOverflow` if it matches too many keys for one reply.
     pub fn get_replica_list_by_regex(
         &mut self,
         pattern: &str,
@@ -113,7 +116,11 @@ impl Index {
             .filter(|(_, object)| pattern.is_match(&object.key))
             .filter(|(_, object)| object.is_readable(&self.segments))
             .map(|(id, _)| id)
+            .take(MOST_MATCHES + 1)
             .collect();
+        if matching.len() > MOST_MATCHES {
+            return Err(ErrorCode::BufferOverflow);
+        }
         let mut found = BTreeMap::new();
         for id in matching {
             self.objects.grant(id, until);

@@ -9,6 +9,9 @@ use super::segments::Mounted;
 use super::upkeep::Unmounted;
 use super::{Index, Moment, SegmentId};
 
+/// Limit of each text of a segment. Every reply about its objects contains the endpoint.
+const MOST_TEXT_BYTES: usize = 1024;
+
 /// A mounted segment and its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentDetail {
@@ -34,8 +37,8 @@ impl Index {
     /// Makes the space of a segment allocatable. An ID that is mounted is not an error.
     ///
     /// # Errors
-    /// `InvalidParams` for an empty segment, one without address, or one that exceeds the address space;
-    /// `UnavailableInCurrentStatus` while it unmounts gracefully.
+    /// `InvalidParams` for an empty segment, one without address, one that exceeds the address space or has a
+    /// text of more than 1 KiB; `UnavailableInCurrentStatus` while it unmounts gracefully.
     pub fn mount_segment(
         &mut self,
         segment: Segment,
@@ -48,7 +51,14 @@ impl Index {
     }
 
     fn mount(&mut self, segment: Segment, client: Uuid) -> Result<(), ErrorCode> {
-        if segment.base == 0
+        let texts = [
+            &segment.name,
+            &segment.te_endpoint,
+            &segment.protocol,
+            &segment.host_id,
+        ];
+        if texts.iter().any(|text| text.len() > MOST_TEXT_BYTES)
+            || segment.base == 0
             || segment.size == 0
             || segment.base.checked_add(segment.size).is_none()
         {

@@ -9,6 +9,9 @@ use super::functions::Function;
 use super::traffic::Tally;
 use crate::index::{Found, View};
 
+/// Limit of a reply to one request. A thousand replicas fit into a tenth of it.
+const MOST_REPLY_BYTES: usize = 64 << 20;
+
 /// The index of memory among the locations of a replica.
 const MEMORY: u8 = 0;
 
@@ -87,16 +90,27 @@ pub(super) fn functions() -> Vec<Function> {
                     // endpoint, of which none is longer than the longest one that is mounted.
                     let longest = keys.len().max(index.longest_endpoint());
                     let mut failed = 0;
+                    let begun = out.len();
+                    let mut fits = true;
                     write(schema, longest, out, |writer| {
                         writer.length(keys.len());
                         for key in &keys {
+                            fits = writer.written() - begun < MOST_REPLY_BYTES;
+                            if !fits {
+                                break;
+                            }
                             let found = index.get_replica_list(key, now);
                             failed += usize::from(found.is_err());
                             found_into(found.as_ref(), ttl, writer);
                         }
                     });
-                    failed
+                    fits.then_some(failed)
                 });
+                let failed = failed.ok_or(DecodeError::TooManyElements {
+                    part: "list of keys",
+                    length: keys.len(),
+                    left: 0,
+                })?;
                 Ok(Tally {
                     items: keys.len(),
                     failed,

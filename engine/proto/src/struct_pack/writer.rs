@@ -58,6 +58,12 @@ impl Writer {
         Self { bytes, width }
     }
 
+    /// Returns the number of bytes so far, those that were there before included.
+    #[must_use]
+    pub fn written(&self) -> usize {
+        self.bytes.len()
+    }
+
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
