@@ -28,6 +28,7 @@ pub mod names;
 pub mod node;
 pub mod pod_template;
 pub mod policy;
+pub mod pool_memory;
 pub mod reason;
 pub mod sizing;
 pub mod skew;

@@ -55,6 +55,8 @@ pub struct SourceTree {
     root: PathBuf,
     /// Packages of the static binaries.
     packages: &'static [&'static str],
+    /// Static binaries in the agent's image beside its own.
+    beside_agent: &'static [&'static str],
     /// Cargo's folder, if not the usual one.
     target: Option<PathBuf>,
     /// Cargo's folder for the programs that are linked dynamically.
@@ -71,9 +73,11 @@ impl SourceTree {
                 "mooncake-cli",
                 "mooncake-node-agent",
                 "mooncake-devices",
+                "mooncake-engine-process",
                 "mooncake-pool",
                 "mooncake-gate",
             ],
+            beside_agent: &["memlock", "engine"],
             target: None,
             target_verbs: settings.cache.join("target-verbs"),
         }
@@ -107,6 +111,7 @@ impl SourceTree {
         Ok(Self {
             root,
             packages: &["mooncake-operator", "mooncake-node-agent"],
+            beside_agent: &["memlock"],
             target: Some(settings.cache.join("target-v0.1.0")),
             target_verbs: settings.cache.join("target-v0.1.0-verbs"),
         })
@@ -139,10 +144,17 @@ pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, 
         .iter()
         .map(|(value, folder, containerfile)| {
             let beside = match *value {
-                "agent" => Some(Beside {
-                    programs: [find(&binaries, "memlock")?, &verbs, &gpu],
-                    libraries: &libraries,
-                }),
+                "agent" => {
+                    let beside = tree.beside_agent.iter();
+                    let programs: Result<Vec<_>, Error> =
+                        beside.map(|name| find(&binaries, name)).collect();
+                    let mut programs = programs?;
+                    programs.extend([verbs.as_path(), &gpu]);
+                    Some(Beside {
+                        programs,
+                        libraries: &libraries,
+                    })
+                }
                 _ => None,
             };
             image(
@@ -150,7 +162,7 @@ pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, 
                 &cache,
                 value,
                 find(&binaries, value)?,
-                beside,
+                beside.as_ref(),
                 &tree.root.join(folder).join(containerfile),
             )
         })
@@ -158,9 +170,9 @@ pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, 
 }
 
 /// What an image holds beside its own binary.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Beside<'a> {
-    programs: [&'a Path; 3],
+    programs: Vec<&'a Path>,
     /// A folder that an entry of the cache holds.
     libraries: &'a Path,
 }
@@ -201,7 +213,7 @@ fn image(
     cache: &Cache,
     value: &'static str,
     binary: &Path,
-    beside: Option<Beside<'_>>,
+    beside: Option<&Beside<'_>>,
     containerfile: &Path,
 ) -> Result<Image, Error> {
     let read = |path: &Path| fs::read(path).map_err(Error::file("reading", path));
@@ -237,7 +249,7 @@ fn image(
         if let Some(beside) = beside {
             Run::new("cp")
                 .arg("-a")
-                .args(beside.programs)
+                .args(&beside.programs)
                 .arg(beside.libraries)
                 .arg(&context)
                 .deadline(COPY)

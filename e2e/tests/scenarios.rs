@@ -11,6 +11,7 @@ mod scenarios {
     mod container_compatibility;
     mod deletion;
     mod engine_config_loaders;
+    mod engine_process;
     mod examples;
     mod helm_release;
     mod hugepages_policy;

@@ -463,6 +463,10 @@ const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("mooncake-host", &["kube", "tokio", "mooncake-engine"]),
     ("mooncake-checks", &["kube", "tokio", "mooncake-engine"]),
     ("mooncake-engine", &["kube", "mooncake-crds"]),
+    (
+        "mooncake-engine-process",
+        &["kube", "tonic", "axum", "hyper", "mooncake-node-agent"],
+    ),
     ("mooncake-proto", &["tokio", "mooncake-sys"]),
     (
         "mooncake-master",

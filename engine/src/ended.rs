@@ -1,10 +1,11 @@
 //! Reasons why served connections were refused or closed, and their counters.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Index;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why a connection was refused or closed by this end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Ended {
     /// The peer's address is not admitted, or no longer admitted.
     NotAdmitted,
@@ -54,7 +55,7 @@ impl Ended {
 }
 
 /// Refused or closed connections by reason.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ends([u64; Ended::ALL.len()]);
 
 impl Index<Ended> for Ends {

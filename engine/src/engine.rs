@@ -37,10 +37,19 @@ impl Engine {
         settings: Settings,
         wrap: impl Fn(Tcp) -> Box<dyn Transport>,
     ) -> Result<Self, Error> {
-        Self::start_on(&numa::nodes(Path::new("/sys")), settings, wrap)
+        Self::start_threads(&numa::nodes(Path::new("/sys")), settings, wrap)
     }
 
-    fn start_on(
+    /// Like [`Self::start`], on NUMA nodes that were read before (by [`crate::numa_nodes`]): a process without a file
+    /// system cannot read them.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_on(nodes: &[Node], settings: Settings) -> Result<Self, Error> {
+        Self::start_threads(nodes, settings, |tcp| Box::new(tcp))
+    }
+
+    fn start_threads(
         nodes: &[Node],
         settings: Settings,
         wrap: impl Fn(Tcp) -> Box<dyn Transport>,
@@ -136,7 +145,7 @@ mod tests {
             data_threads: 2,
             ..Settings::default()
         };
-        let engine = Engine::start_on(&nodes, settings, |tcp| Box::new(tcp)).unwrap();
+        let engine = Engine::start_on(&nodes, settings).unwrap();
         let expected = [
             ("data-0".to_owned(), vec![first]),
             ("data-1".to_owned(), vec![last]),

@@ -48,6 +48,7 @@ pub use ended::{Ended, Ends};
 pub use endpoint::{Endpoint, EndpointSpec, Transfer};
 pub use engine::Engine;
 pub use error::{Bound, Error, TransferError};
+pub use numa::{Node as NumaNode, nodes as numa_nodes};
 pub use outstanding::Limits;
 pub use peers::PeerFailures;
 pub use proto::frame::Op;

@@ -8,9 +8,11 @@ use sys::numa::parse_id_list;
 
 /// A NUMA node with the processors that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Node {
-    pub(crate) id: u32,
-    pub(crate) processors: Vec<u32>,
+pub struct Node {
+    /// Its number.
+    pub id: u32,
+    /// Processors that this process may use.
+    pub processors: Vec<u32>,
 }
 
 /// Returns a node for each of `threads` data threads, in proportion to the nodes' processors. All are
@@ -38,8 +40,9 @@ pub(crate) fn plan(nodes: &[Node], threads: usize) -> Vec<Option<&Node>> {
     (0..threads).map(next).collect()
 }
 
-/// Reads the machine's NUMA nodes; empty if the kernel has no NUMA.
-pub(crate) fn nodes(sysfs: &Path) -> Vec<Node> {
+/// Reads the machine's NUMA nodes from sysfs; empty if the kernel has no NUMA.
+#[must_use]
+pub fn nodes(sysfs: &Path) -> Vec<Node> {
     // Without an answer every processor counts as allowed.
     let allowed = rustix::thread::sched_getaffinity(None).ok();
     let may_use = |processor: &u32| {

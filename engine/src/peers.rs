@@ -1,6 +1,7 @@
 //! Failures of connections by peer address. Keeps every connected address, and of the others a bounded
 //! number: those with the most failures.
 
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ impl Peer {
 }
 
 /// Number of connections of one peer that ended by one cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerFailures {
     /// Address of the peer.
     pub peer: IpAddr,

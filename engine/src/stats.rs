@@ -1,5 +1,6 @@
 //! Counters of one endpoint. Data threads add to them without locks.
 
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::frame::Op;
@@ -8,7 +9,7 @@ use crate::ended::{EndCounters, Ended, Ends};
 use crate::peers::{Peer, Peers};
 
 /// Counts since the endpoint was opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointStats {
     /// Data connections that are served now.
     pub connections: u64,

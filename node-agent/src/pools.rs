@@ -1,23 +1,14 @@
-//! Pool pods of this node: one task per pod gathers facts, decides one step (pure) and carries it out.
-//! `pod_tasks` starts the tasks, `driver` runs one, `step` decides, `actions` carries out.
+//! Pool pods of this node: one task per pod keeps its engine process running, and does for it what needs rights.
+//! `pod_tasks` starts the tasks, `pod` is one, `engine_process` starts or adopts the process.
 
-mod actions;
 pub(crate) mod admission;
 pub(crate) mod available_memory;
-mod connect;
-pub(crate) mod driver;
-mod epoch;
-mod failure;
+pub(crate) mod engine_process;
+mod handover;
 pub(crate) mod memory_budget;
 pub(crate) mod mounts;
-mod mover;
-pub(crate) mod numa;
-mod pod_facts;
-mod pod_report;
+pub(crate) mod pod;
 pub(crate) mod pod_tasks;
 pub(crate) mod processes;
-mod record;
-mod step;
 
-pub(crate) use connect::{Inspection, inspect};
-pub(crate) use driver::{Context, PodAssignment, run};
+pub(crate) use pod::Context;

@@ -8,6 +8,7 @@
 //! paths:      peer probes ─► gather, /metrics
 //! unhealthy:  checks ─► devices
 //! reporter:   pool tasks, checks, fixes ─► status of the MooncakeNode, /metrics
+//! engine processes: reports, counters, calls ─► pool tasks; assignments, admitted addresses ─► engine processes
 //! ```
 
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ use crate::assignments;
 use crate::facts::gather;
 use crate::health::{self, fixing};
 use crate::peers::{self, PeerPaths};
+use crate::pools::engine_process::EngineProcesses;
 use crate::pools::memory_budget::MemoryBudget;
 use crate::pools::mounts::Mounts;
 use crate::pools::{Context, pod_tasks};
@@ -81,6 +83,14 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
     let key = node_lock::key(&settings.state_dir, &lock)?;
     let mounts = Mounts::open(&settings.state_dir);
     let mounts = Arc::new(mounts.context("cannot read the mounts of earlier agents")?);
+    let engines = EngineProcesses::open(
+        &settings.state_dir,
+        &settings.host_root,
+        name,
+        settings.engine().data_threads,
+        &settings.log,
+    );
+    let engines = engines.context("cannot use the folder of engine processes")?;
     publish_state.send_replace(AgentState::Active);
     tracing::info!(
         node = name,
@@ -143,20 +153,28 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
         tokio::spawn(peers::keep(engine, address, assigned.clone(), paths));
     }
 
-    let (watched, proc) = (Arc::clone(&mounts), settings.host_proc.clone());
-    tokio::spawn(async move { watched.watch(&proc).await });
     let context = Context {
-        node_name: settings.node_name,
+        engines,
         proc: settings.host_proc,
         key,
-        engine,
         budget: MemoryBudget::default(),
         mounts,
         reporter,
         kubernetes,
     };
+    let context = Arc::new(context);
+    let of_mounts = Arc::clone(&context);
+    tokio::spawn(async move {
+        let Context {
+            proc,
+            engines,
+            mounts,
+            ..
+        } = &*of_mounts;
+        mounts.watch(proc, engines).await;
+    });
     tokio::select! {
-        () = pod_tasks::run(Arc::new(context), assigned) => anyhow::bail!("the watch of assignments has ended"),
+        () = pod_tasks::run(context, assigned) => anyhow::bail!("the watch of assignments has ended"),
         ended = server => ended?,
     }
 }

@@ -4,6 +4,8 @@
 
 #[path = "node/efa.rs"]
 mod efa;
+#[path = "node/engine_process.rs"]
+mod engine_process;
 #[path = "node/hostile.rs"]
 mod hostile;
 #[path = "node/hugepages.rs"]

@@ -1,6 +1,7 @@
 //! Access to pools: pods without access read and write nothing, and malformed bytes from pods with access do no harm.
 
 use super::agent_restart::none_restarted;
+use super::engine_process::engine_processes;
 use anyhow::{Context, ensure};
 use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR, master_endpoint};
 use mooncake_e2e::scenario::pool::ip;
@@ -133,6 +134,7 @@ async fn malformed_bytes_from_an_admitted_pod_disturb_no_agent_and_no_other_clie
             let pool = Pool::small(&namespace).await?;
             let before_pods = pool.pods().await?;
             let agents = product.pods(COMPONENT_AGENT).await?;
+            let engines = engine_processes(&before_pods)?;
             let workers: Vec<_> = agents.iter().map(worker).collect::<anyhow::Result<_>>()?;
             let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
             let mut arguments = vec![connections.to_string()];
@@ -162,6 +164,14 @@ async fn malformed_bytes_from_an_admitted_pod_disturb_no_agent_and_no_other_clie
                 ensure!(worker(agent)? == *before, "an agent restarted: {before:?}");
                 let used = own_memory(before.recorded.pid)?;
                 ensure!(used < AGENT_BYTES, "an agent uses {used} bytes");
+            }
+            ensure!(
+                engine_processes(&before_pods)? == engines,
+                "an engine process was replaced"
+            );
+            for engine in &engines {
+                let used = own_memory(engine.recorded.pid)?;
+                ensure!(used < AGENT_BYTES, "an engine process uses {used} bytes");
             }
             none_restarted(&before_pods, &pool.pods().await?)
         })

@@ -22,7 +22,7 @@ async fn killing_a_pool_process_unmounts_its_segments_at_once_and_its_restart_se
             let pool = Pool::small(&namespace).await?;
             let before = pool.mounted(2, AT_ONCE).await?;
             let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
-            let process = processes::of_pod(&pool.pod_on("n2").await?, "serve")?;
+            let process = processes::of_pod(&pool.pod_on("n2").await?, "/pool serve")?;
             process
                 .iter()
                 .for_each(|process| process.recorded.signal(Signal::KILL));

@@ -205,7 +205,7 @@ async fn restart(
 ) -> anyhow::Result<Segment> {
     let pod = pool.pod_on("n2").await?;
     match end {
-        End::Killed => processes::of_pod(&pod, "serve")?
+        End::Killed => processes::of_pod(&pod, "/pool serve")?
             .iter()
             .for_each(|process| process.recorded.signal(Signal::KILL)),
         End::Deleted => replace_at(cluster, pool, ip(&pod)?.parse()?).await?,

@@ -10,6 +10,10 @@
 //! 5. Every call ends by its deadline; its error contains peer, function, stage and cause.
 //! 6. Dropping a [`Session`] unmounts nothing; only [`Session::unmount`] does.
 
+use std::io;
+
+use rustix::rand::GetRandomFlags;
+
 mod link;
 mod master;
 mod release;
@@ -28,8 +32,9 @@ pub use tasks::{MoveError, Mover};
 ///
 /// # Errors
 /// If the operating system cannot supply random bytes.
-pub fn random_id() -> Result<Uuid, getrandom::Error> {
+pub fn random_id() -> io::Result<Uuid> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)?;
+    // Not the crate `getrandom`: in a static program it opens a file, which a sandbox refuses.
+    rustix::rand::getrandom(&mut bytes[..], GetRandomFlags::empty())?;
     Ok(Uuid::from_random(bytes))
 }

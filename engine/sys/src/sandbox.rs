@@ -103,6 +103,8 @@ pub fn isolate() -> Result<(), Error> {
 /// `CAP_SETPCAP`; [`Error::Filter`] without kernel support for seccomp.
 pub fn confine(identity: Identity) -> Result<(), Error> {
     require_one_thread("confine the process")?;
+    // rustix reads the parameters of the process once, with a call that the filter refuses.
+    rustix::param::page_size();
     privileges::drop_all(identity)?;
     filter::install()
 }

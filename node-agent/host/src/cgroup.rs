@@ -30,6 +30,44 @@ pub fn place(cgroup: &str) -> Option<Place> {
     place
 }
 
+/// One hierarchy of cgroups in which a process is below a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodCgroup<'a> {
+    /// Controllers of a hierarchy of version 1, separated by commas; empty for version 2.
+    pub controllers: &'a str,
+    /// Path of the pod's cgroup.
+    pub pod: &'a str,
+    /// Path from there to the cgroup of the process; empty for the pod's own.
+    pub container: &'a str,
+}
+
+/// Returns the pod's cgroup of each hierarchy from the text of `/proc/<pid>/cgroup`.
+pub fn of_pod(cgroup: &str) -> Vec<PodCgroup<'_>> {
+    let hierarchy = |line: &'_ str| -> Option<(usize, usize, usize)> {
+        let mut fields = line.splitn(3, ':');
+        let number = fields.next()?.len() + 1;
+        let path = number + fields.next()?.len() + 1;
+        let mut end = path;
+        for part in fields.next()?.split('/') {
+            end += part.len();
+            if of_part(part).is_some() {
+                return Some((number, path, end));
+            }
+            end += 1;
+        }
+        None
+    };
+    let pods = cgroup.lines().filter_map(|line| {
+        let (number, path, end) = hierarchy(line)?;
+        Some(PodCgroup {
+            controllers: line.get(number..path - 1)?,
+            pod: line.get(path..end)?,
+            container: line.get(end..)?.trim_start_matches('/'),
+        })
+    });
+    pods.collect()
+}
+
 fn of_part(part: &str) -> Option<String> {
     let part = part.strip_suffix(".slice").unwrap_or(part);
     let (before, uid) = part.rsplit_once("pod")?;
@@ -74,6 +112,25 @@ mod tests {
             assert_eq!(place.pod_uid, UID, "{text}");
             assert_eq!(place.container.as_deref(), container, "{text}");
         }
+    }
+
+    #[test]
+    fn the_pod_and_the_rest_of_each_hierarchy_are_separated() {
+        let text = format!(
+            "5:cpu,cpuacct:/kubepods/burstable/pod{UID}/ab\n4:name=systemd:/kubepods/pod{UID}\n3:rdma:/\n0::/a/pod{UID}/x/y\n"
+        );
+        let found: Vec<_> = of_pod(&text)
+            .into_iter()
+            .map(|of| (of.controllers, of.pod.to_owned(), of.container))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("cpu,cpuacct", format!("/kubepods/burstable/pod{UID}"), "ab"),
+                ("name=systemd", format!("/kubepods/pod{UID}"), ""),
+                ("", format!("/a/pod{UID}"), "x/y"),
+            ]
+        );
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crds::cluster::PageSize;
 use crds::node::PoolAssignment;
+use engine_process::control::message::MemoryReport;
 use parking_lot::Mutex;
-use sys::mem::Region;
 
 use crate::pools::available_memory::{self, InsufficientMemory};
 
@@ -27,16 +27,8 @@ struct Entry {
     holds: bool,
     /// Bytes of base pages that are not touched yet.
     untouched: u64,
-    mapped: Vec<Weak<Region>>,
-    /// Its process has ended.
-    ended: bool,
-}
-
-impl Entry {
-    fn mappings(&self) -> usize {
-        let mapped = self.mapped.iter();
-        mapped.filter(|region| region.strong_count() > 0).count()
-    }
+    /// Its engine process maps the memory.
+    mapped: bool,
 }
 
 /// Why a pod does not get its memory now.
@@ -54,7 +46,7 @@ pub(crate) enum GrantError {
 }
 
 /// Returns how many of `bytes` are touched page by page: huge pages are already reserved.
-pub(super) fn to_touch(assignment: &PoolAssignment, bytes: u64) -> u64 {
+pub(crate) fn to_touch(assignment: &PoolAssignment, bytes: u64) -> u64 {
     match assignment.page_size {
         PageSize::Base => bytes,
         PageSize::Huge2Mi | PageSize::Huge1Gi => 0,
@@ -74,24 +66,22 @@ impl MemoryBudget {
             pod_name: pod_name.to_owned(),
             holds: true,
             untouched,
-            mapped: Vec::new(),
-            ended: false,
+            mapped: false,
         };
         self.0.lock().insert(pod_uid.to_owned(), entry);
     }
 
-    /// Records that the pod holds no memory.
-    pub(crate) fn set_empty(&self, pod_uid: &str) {
+    /// Records what the engine process of a pod reports.
+    pub(crate) fn set(&self, pod_uid: &str, report: MemoryReport) {
         if let Some(entry) = self.0.lock().get_mut(pod_uid) {
-            entry.holds = false;
-            entry.untouched = 0;
-        }
-    }
-
-    /// Sets how many bytes the pod has not touched yet.
-    pub(crate) fn set_untouched(&self, pod_uid: &str, bytes: u64) {
-        if let Some(entry) = self.0.lock().get_mut(pod_uid) {
-            entry.untouched = bytes;
+            let MemoryReport {
+                holds,
+                untouched,
+                mapped,
+            } = report;
+            entry.holds = holds;
+            entry.untouched = untouched;
+            entry.mapped = mapped;
         }
     }
 
@@ -112,7 +102,7 @@ impl MemoryBudget {
             return Ok(());
         };
         let holder = entries.iter().find(|(uid, entry)| {
-            uid.as_str() != pod_uid && entry.pool == pool && (entry.holds || entry.mappings() > 0)
+            uid.as_str() != pod_uid && entry.pool == pool && (entry.holds || entry.mapped)
         });
         if let Some((_, holder)) = holder {
             return Err(GrantError::Held(holder.pod_name.clone()));
@@ -129,35 +119,15 @@ impl MemoryBudget {
         Ok(())
     }
 
-    /// Records the mappings of the memory of a pod.
-    pub(crate) fn mapped(&self, pod_uid: &str, regions: &[Arc<Region>]) {
-        if let Some(entry) = self.0.lock().get_mut(pod_uid) {
-            entry.holds = true;
-            entry.mapped = regions.iter().map(Arc::downgrade).collect();
-        }
-    }
-
-    /// Returns how many mappings of the memory of a pod remain.
-    pub(crate) fn still_mapped(&self, pod_uid: &str) -> usize {
-        self.0.lock().get(pod_uid).map_or(0, Entry::mappings)
-    }
-
-    /// Records the end of the process of a pod. Its remaining mappings still count.
+    /// Records that the pool process and the engine process of a pod have ended.
     pub(crate) fn ended(&self, pod_uid: &str) {
-        let mut entries = self.0.lock();
-        if let Some(entry) = entries.get_mut(pod_uid) {
-            entry.holds = false;
-            entry.untouched = 0;
-            entry.ended = true;
-        }
-        entries.retain(|_, entry| !entry.ended || entry.mappings() > 0);
+        self.0.lock().remove(pod_uid);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sys::mem::{PageSize, memfd};
 
     fn pool(cluster: &str) -> PoolId {
         PoolId {
@@ -180,20 +150,25 @@ mod tests {
         }
     }
 
+    const EMPTY: MemoryReport = MemoryReport {
+        holds: false,
+        untouched: 0,
+        mapped: false,
+    };
+
     #[test]
     fn a_new_pod_waits_until_the_memory_of_the_earlier_one_is_unmapped() {
         let budget = MemoryBudget::default();
         budget.add("old", pool("c"), "c-old", 0);
-        let fd = memfd::create("test", 4096, PageSize::Base).unwrap();
-        let region = Arc::new(Region::map(fd, 4096, PageSize::Base).unwrap());
-        budget.mapped("old", &[Arc::clone(&region)]);
         budget.add("new", pool("c"), "c-new", 0);
-        budget.set_empty("new");
+        budget.set("new", EMPTY);
+        let mapped = MemoryReport {
+            mapped: true,
+            ..EMPTY
+        };
+        budget.set("old", mapped);
         assert_eq!(refusal(&budget, "new", 0).as_deref(), Some("c-old"));
         budget.ended("old");
-        assert_eq!(budget.still_mapped("old"), 1);
-        assert_eq!(refusal(&budget, "new", 0).as_deref(), Some("c-old"));
-        drop(region);
         assert_eq!(refusal(&budget, "new", 0), None);
     }
 
@@ -202,7 +177,7 @@ mod tests {
         let budget = MemoryBudget::default();
         for uid in ["a", "b"] {
             budget.add(uid, pool("c"), uid, 0);
-            budget.set_empty(uid);
+            budget.set(uid, EMPTY);
         }
         budget.add("x", pool("d"), "x", 0);
         assert_eq!(refusal(&budget, "a", 0), None);
@@ -222,15 +197,29 @@ mod tests {
             short,
             "a has not touched its memory"
         );
-        budget.set_empty("a");
-        budget.set_empty("b");
+        budget.set("a", EMPTY);
+        budget.set("b", EMPTY);
         assert_eq!(refusal(&budget, "a", 600 * MIB), None);
         assert_eq!(refusal(&budget, "b", 300 * MIB), short);
         assert_eq!(refusal(&budget, "b", 0), None, "huge pages need no touch");
-        budget.set_untouched("a", 100 * MIB);
+        budget.set(
+            "a",
+            MemoryReport {
+                holds: true,
+                untouched: 100 * MIB,
+                mapped: true,
+            },
+        );
         assert_eq!(refusal(&budget, "b", 300 * MIB), None);
-        budget.set_empty("b");
-        budget.set_untouched("a", 600 * MIB);
+        budget.set("b", EMPTY);
+        budget.set(
+            "a",
+            MemoryReport {
+                holds: true,
+                untouched: 600 * MIB,
+                mapped: true,
+            },
+        );
         budget.ended("a");
         assert_eq!(refusal(&budget, "b", 600 * MIB), None);
     }
@@ -240,7 +229,7 @@ mod tests {
         let budget = MemoryBudget::default();
         let unreadable = || Err(io::Error::other("no procfs"));
         budget.add("a", pool("c"), "a", 0);
-        budget.set_empty("a");
+        budget.set("a", EMPTY);
         let refused = budget.grant("a", MIB, unreadable);
         assert!(matches!(refused, Err(GrantError::Unreadable(_))));
         assert!(budget.grant("a", 0, unreadable).is_ok());

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crds::node::MasterInstance;
+use engine_process::control::message;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use store::Uuid;
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::Instrument;
 
+use crate::pools::engine_process::EngineProcesses;
 use crate::pools::processes::Process;
 
 /// Period of the unmount retries and of the checks of processes that no task serves.
@@ -23,9 +24,6 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 /// After this time an unreachable master has dropped the segments by itself.
 const CLIENT_TTL: Duration = Duration::from_secs(180);
-
-/// Limit for connecting to a master.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Limit for one file operation.
 const FILE_DEADLINE: Duration = Duration::from_secs(2);
@@ -43,6 +41,15 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
+    /// Returns what the engine process of the pod wrote of it.
+    fn segments(&self) -> message::Mount {
+        message::Mount {
+            client: self.client,
+            segments: self.segments.clone(),
+            master: self.master.clone(),
+        }
+    }
+
     /// Checks whether its process has ended; false if unknown.
     fn is_orphaned(&self, proc: &Path) -> bool {
         let process = match Process::open(proc, self.pid) {
@@ -55,39 +62,12 @@ impl Mount {
             Err(error) => has_ended(&error),
         }
     }
-
-    async fn unmount(&self) -> Result<(), String> {
-        let address = &self.master.address;
-        let stream = timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await;
-        let stream = stream
-            .map_err(|_| format!("no connection in {CONNECT_DEADLINE:?}"))?
-            .map_err(|error| error.to_string())?;
-        let unmounted = unmount(stream, address, self.client, &self.segments).await;
-        unmounted.map_err(|error| error.to_string())
-    }
 }
 
 /// Whether the error means that the process has ended.
 fn has_ended(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::SRCH | Errno::NOENT))
-}
-
-/// Unmounts segments from a master at once.
-///
-/// # Errors
-/// The first segment that may still be mounted, and why.
-pub(crate) async fn unmount(
-    stream: TcpStream,
-    address: &str,
-    client: Uuid,
-    segments: &[Uuid],
-) -> Result<(), store::Error> {
-    let master = store::Master::connect(stream, address.to_owned());
-    for segment in segments {
-        master.unmount(client, *segment).await?;
-    }
-    Ok(())
 }
 
 #[derive(Debug)]
@@ -176,31 +156,36 @@ impl Mounts {
         .await;
     }
 
-    /// Marks the mount as served by a task of this agent.
-    pub(crate) fn set_served(&self, client: Uuid) {
-        if let Some(entry) = self.entries.lock().get_mut(&client) {
-            entry.served = true;
-        }
-    }
-
-    /// Marks the mount as no longer served.
-    pub(crate) fn set_unserved(&self, client: Uuid) {
-        if let Some(entry) = self.entries.lock().get_mut(&client) {
-            entry.served = false;
-        }
+    /// Sets whether a task of this agent serves the pod.
+    pub(crate) fn set_served(&self, pod_uid: &str, served: bool) {
+        let mut entries = self.entries.lock();
+        let of_pod = |entry: &&mut Entry| entry.mount.pod_uid == pod_uid;
+        entries
+            .values_mut()
+            .filter(of_pod)
+            .for_each(|entry| entry.served = served);
+        drop(entries);
         self.changed.notify_one();
     }
 
     /// Removes the mount: the master has none of its segments.
-    pub(crate) async fn remove(&self, client: Uuid) {
-        if self.entries.lock().remove(&client).is_some() {
+    pub(crate) async fn remove(&self, pod_uid: &str, client: Uuid) {
+        let removed = {
+            let mut entries = self.entries.lock();
+            let of_pod = |entry: &Entry| entry.mount.pod_uid == pod_uid;
+            entries
+                .get(&client)
+                .is_some_and(of_pod)
+                .then(|| entries.remove(&client))
+        };
+        if removed.is_some() {
             let path = self.path(client);
             self.on_disk(move || std::fs::remove_file(path)).await;
         }
     }
 
     /// Unmounts the segments of ended processes, forever.
-    pub(crate) async fn watch(&self, proc: &Path) {
+    pub(crate) async fn watch(&self, proc: &Path, engines: &EngineProcesses) {
         loop {
             for (mount, since) in self.orphans(proc) {
                 let span = tracing::error_span!(
@@ -209,7 +194,7 @@ impl Mounts {
                     uid = mount.pod_uid,
                     master = mount.master.address
                 );
-                let unmounted = self.unmount_orphan(&mount, since);
+                let unmounted = self.unmount_orphan(&mount, since, engines);
                 unmounted.instrument(span).await;
             }
             let changed = self.changed.notified();
@@ -234,8 +219,8 @@ impl Mounts {
         found.collect()
     }
 
-    async fn unmount_orphan(&self, mount: &Mount, since: Instant) {
-        match mount.unmount().await {
+    async fn unmount_orphan(&self, mount: &Mount, since: Instant, engines: &EngineProcesses) {
+        match engines.unmount(&mount.segments()).await {
             Ok(()) => tracing::info!("unmounted the segments of an ended pool process"),
             Err(error) if since.elapsed() < CLIENT_TTL => {
                 return tracing::debug!(error, "cannot unmount the segments: retrying");
@@ -245,7 +230,7 @@ impl Mounts {
                 "cannot unmount the segments: they stay until the master's client TTL ends"
             ),
         }
-        self.remove(mount.client).await;
+        self.remove(&mount.pod_uid, mount.client).await;
     }
 
     fn path(&self, client: Uuid) -> PathBuf {
@@ -310,10 +295,10 @@ mod tests {
         let found = second.orphans(proc.path());
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].0, saved);
-        second.set_served(saved.client);
+        second.set_served(&saved.pod_uid, true);
         assert_eq!(second.orphans(proc.path()), [], "a task serves it");
-        second.set_unserved(saved.client);
-        second.remove(saved.client).await;
+        second.set_served(&saved.pod_uid, false);
+        second.remove(&saved.pod_uid, saved.client).await;
         assert_eq!(second.orphans(proc.path()), []);
         let third = Mounts::open(state.path()).unwrap();
         assert!(third.entries.lock().is_empty());
@@ -326,7 +311,7 @@ mod tests {
         let orphans = Mounts::open(state.path()).unwrap();
         let saved = mount(own);
         orphans.save(saved.clone()).await;
-        orphans.set_unserved(saved.client);
+        orphans.set_served(&saved.pod_uid, false);
         let found = orphans.orphans(Path::new("/proc"));
         assert_eq!(found.len(), 1);
         assert_eq!(orphans.orphans(proc_of(own).path()), []);

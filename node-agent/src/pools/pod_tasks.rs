@@ -1,5 +1,5 @@
-//! Runs one task per pool pod, from the operator's assignments, the processes on the node and the records
-//! of earlier agents.
+//! Runs one task per pool pod, from the operator's assignments, the processes on the node and the assignments that
+//! earlier agents stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use crds::node::{PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
-use futures::future::join_all;
+use engine_process::control::message::{Listed, PodAssignment};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use crate::assignments::Assignments;
 use crate::pools::processes::{self, PoolProcess};
-use crate::pools::{self, Context, Inspection, PodAssignment};
+use crate::pools::{Context, pod};
 
 /// Period of the scan while an assigned pod has no process.
 const SHORT_PERIOD: Duration = Duration::from_millis(500);
@@ -22,19 +22,15 @@ const SHORT_PERIOD: Duration = Duration::from_millis(500);
 /// Period of the scan otherwise.
 const LONG_PERIOD: Duration = Duration::from_secs(5);
 
-/// Number of inspections without an answer after which a process counts as foreign.
-const INSPECTIONS: u32 = 10;
-
 struct PodTask {
-    assignment: watch::Sender<PodAssignment>,
+    known: PoolAssignment,
+    assignment: watch::Sender<Option<PodAssignment>>,
     handle: JoinHandle<()>,
 }
 
 /// Serves the node's pool pods until the assignments end.
 pub(crate) async fn run(context: Arc<Context>, mut assignments: watch::Receiver<Assignments>) {
     let mut tasks: BTreeMap<String, PodTask> = BTreeMap::new();
-    // Inspections by PID of processes that are not assigned; `INSPECTIONS` marks a foreign process.
-    let mut inspected: BTreeMap<u32, u32> = BTreeMap::new();
     loop {
         let now = assignments.borrow_and_update().clone();
         let found = match processes::scan(&context.proc) {
@@ -45,49 +41,26 @@ pub(crate) async fn run(context: Arc<Context>, mut assignments: watch::Receiver<
             }
         };
         tasks.retain(|_, task| !task.handle.is_finished());
-        inspected.retain(|pid, _| found.iter().any(|found| found.pid == *pid));
         publish(&tasks, &now);
-        let mut unlisted = Vec::new();
+        let folders = context.engines.folders();
+        folders.remove_ended(|uid| {
+            tasks.contains_key(uid) || found.iter().any(|found| found.pod_uid == uid)
+        });
         for found in found {
             if tasks.contains_key(&found.pod_uid) {
                 continue;
             }
-            match listed(&now, &found.pod_uid) {
-                Some(known) => {
-                    let task = start(&context, &found, known.clone(), &now);
-                    tasks.insert(found.pod_uid, task);
-                }
-                None if inspected
-                    .get(&found.pid)
-                    .is_some_and(|inspections| *inspections >= INSPECTIONS) => {}
-                None => unlisted.push(found),
-            }
-        }
-        let mut no_response = false;
-        let inspections = unlisted
-            .iter()
-            .map(|found| pools::inspect(&context.proc, found, &context.key));
-        for (found, inspection) in unlisted.iter().zip(join_all(inspections).await) {
-            match inspection {
-                Inspection::Ours(record) => {
-                    let task = start(&context, found, record.assignment, &now);
-                    tasks.insert(found.pod_uid.clone(), task);
-                }
-                Inspection::Foreign => {
-                    inspected.insert(found.pid, INSPECTIONS);
-                }
-                Inspection::NoResponse => {
-                    *inspected.entry(found.pid).or_default() += 1;
-                    no_response = true;
-                }
+            let known = listed(&now, &found.pod_uid).cloned();
+            // A pod that an earlier agent served is served on without the API server, and unmounted if it is no longer
+            // assigned.
+            let known = known.or_else(|| folders.assignment(&found.pod_uid));
+            if let Some(known) = known {
+                let task = start(&context, &found, known, &now);
+                tasks.insert(found.pod_uid, task);
             }
         }
         let missing = report_missing(&context, &now, &tasks);
-        let wait = if missing || no_response {
-            SHORT_PERIOD
-        } else {
-            LONG_PERIOD
-        };
+        let wait = if missing { SHORT_PERIOD } else { LONG_PERIOD };
         tokio::select! {
             changed = assignments.changed() => {
                 if changed.is_err() {
@@ -107,11 +80,16 @@ fn listed<'a>(now: &'a Assignments, pod_uid: &str) -> Option<&'a PoolAssignment>
         .find(|pool| pool.pod_uid == pod_uid)
 }
 
-fn assignment(now: &Assignments, pod_uid: &str) -> PodAssignment {
-    match (now.spec(), listed(now, pod_uid)) {
-        (None, _) => PodAssignment::Unknown,
-        (Some(_), Some(assignment)) => PodAssignment::Assigned(Box::new(assignment.clone())),
-        (Some(_), None) => PodAssignment::Unassigned,
+/// Returns the assignment of a pod of which `known` is the last one.
+fn assignment(now: &Assignments, pod_uid: &str, known: &PoolAssignment) -> PodAssignment {
+    let (listed, pool) = match (now.spec(), listed(now, pod_uid)) {
+        (None, _) => (Listed::Unknown, known),
+        (Some(_), Some(assignment)) => (Listed::Yes, assignment),
+        (Some(_), None) => (Listed::No, known),
+    };
+    PodAssignment {
+        listed,
+        pool: pool.clone(),
     }
 }
 
@@ -121,10 +99,12 @@ fn start(
     known: PoolAssignment,
     now: &Assignments,
 ) -> PodTask {
-    let (publish, receive) = watch::channel(assignment(now, &found.pod_uid));
+    let first = assignment(now, &found.pod_uid, &known);
+    let (publish, receive) = watch::channel(Some(first));
     let span = tracing::error_span!("pool", pod = known.pod_name, uid = found.pod_uid);
-    let run = pools::run(Arc::clone(context), found.clone(), known, receive);
+    let run = pod::run(Arc::clone(context), found.clone(), known.clone(), receive);
     PodTask {
+        known,
         assignment: publish,
         handle: tokio::spawn(run.instrument(span)),
     }
@@ -132,9 +112,9 @@ fn start(
 
 fn publish(tasks: &BTreeMap<String, PodTask>, now: &Assignments) {
     for (uid, task) in tasks {
-        let assignment = assignment(now, uid);
+        let now = Some(assignment(now, uid, &task.known));
         task.assignment
-            .send_if_modified(|before| std::mem::replace(before, assignment.clone()) != assignment);
+            .send_if_modified(|before| std::mem::replace(before, now.clone()) != now);
     }
 }
 
@@ -161,7 +141,7 @@ fn report_missing(context: &Context, now: &Assignments, tasks: &BTreeMap<String,
             mounted: None,
             page_size_obtained: None,
         };
-        context.reporter.set_pool(report, assignment, None);
+        context.reporter.set_pool(report, assignment);
     }
     let known = |uid: &String| missing_uids.contains(uid) || tasks.contains_key(uid);
     context.reporter.retain_pools(known);

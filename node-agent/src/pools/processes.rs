@@ -2,12 +2,10 @@
 //! process reports.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, PidfdFlags};
+use engine_process::pidfd::Pidfd;
 use sys::net::Namespace;
 
 use host::cgroup;
@@ -58,7 +56,7 @@ pub(crate) fn scan(proc: &Path) -> io::Result<Vec<PoolProcess>> {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
-    handle: OwnedFd,
+    handle: Pidfd,
     proc: PathBuf,
 }
 
@@ -68,23 +66,33 @@ impl Process {
     /// # Errors
     /// The process has ended.
     pub(crate) fn open(proc: &Path, pid: u32) -> io::Result<Self> {
-        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let raw = raw.ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self {
             pid,
-            handle: rustix::process::pidfd_open(raw, PidfdFlags::empty())?,
+            handle: Pidfd::open(pid)?,
             proc: proc.to_owned(),
         })
     }
 
     /// Checks whether the process still runs.
     pub(crate) fn runs(&self) -> bool {
-        let mut polled = [PollFd::new(&self.handle, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        !matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(1))
+        self.handle.runs()
+    }
+
+    /// Reads the text of its cgroup file.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub(crate) fn cgroup(&self) -> io::Result<String> {
+        std::fs::read_to_string(self.folder().join("cgroup"))
+    }
+
+    /// Reads its `oom_score_adj`.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub(crate) fn oom_score_adj(&self) -> io::Result<i32> {
+        let text = std::fs::read_to_string(self.folder().join("oom_score_adj"))?;
+        text.trim().parse().map_err(io::Error::other)
     }
 
     /// Reads the UID of its pod.
@@ -92,8 +100,7 @@ impl Process {
     /// # Errors
     /// The process has ended.
     pub(crate) fn pod_uid(&self) -> io::Result<Option<String>> {
-        let cgroup = self.proc.join(self.pid.to_string()).join("cgroup");
-        let place = cgroup::place(&std::fs::read_to_string(cgroup)?);
+        let place = cgroup::place(&self.cgroup()?);
         Ok(place.map(|place| place.pod_uid))
     }
 
@@ -114,25 +121,12 @@ impl Process {
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    fn network_path(&self) -> PathBuf {
-        self.proc.join(self.pid.to_string()).join("ns/net")
+    /// Path of its network namespace.
+    pub(crate) fn network_path(&self) -> PathBuf {
+        self.folder().join("ns/net")
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_a_held_process_is_detected() {
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
-        let process = Process::open(Path::new("/proc"), child.id()).unwrap();
-        assert!(process.runs());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(!process.runs());
+    fn folder(&self) -> PathBuf {
+        self.proc.join(self.pid.to_string())
     }
 }

@@ -1,12 +1,12 @@
 //! The agent's one report of its node: each part of the agent sets its values, the status and the metrics read them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
 
 use crds::node::{DeviceHealth, HcaLine, PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
 use crds::{FixReport, Word};
-use engine::{Endpoint, EndpointStats, PeerFailures};
+use engine::{EndpointStats, PeerFailures};
+use engine_process::control::message::Traffic;
 use tokio::sync::watch;
 
 use crate::watched;
@@ -36,7 +36,8 @@ pub(crate) struct Report {
 pub(super) struct Pool {
     pub(super) report: PoolReport,
     pub(super) cluster: String,
-    pub(super) endpoint: Weak<Endpoint>,
+    /// Absent where no peers are served.
+    pub(super) traffic: Option<Traffic>,
 }
 
 /// One pool pod of the metrics.
@@ -64,16 +65,15 @@ impl Report {
     /// The pool pods for the metrics.
     pub(crate) fn pool_metrics(&self) -> Vec<PoolMetrics> {
         let pools = self.pools.values().map(|pool| {
-            let endpoint = pool.endpoint.upgrade();
+            let traffic = pool.traffic.as_ref();
             PoolMetrics {
                 namespace: pool.report.namespace.clone(),
                 cluster: pool.cluster.clone(),
                 state: pool.report.state,
                 reason: pool.report.reason,
                 mounted: pool.report.mounted.map_or(0, |bytes| bytes.0),
-                stats: endpoint.as_ref().map(|endpoint| endpoint.stats()),
-                worst_peers: endpoint
-                    .map_or_else(Vec::new, |endpoint| endpoint.worst_peers(PEERS_LIMIT)),
+                stats: traffic.map(|traffic| traffic.stats),
+                worst_peers: traffic.map_or_else(Vec::new, |traffic| traffic.worst_peers.clone()),
             }
         });
         pools.collect()
@@ -106,20 +106,15 @@ impl Reporter {
     }
 
     /// Reports the state of a pool pod.
-    pub(crate) fn set_pool(
-        &self,
-        report: PoolReport,
-        of: &PoolAssignment,
-        endpoint: Option<&Arc<Endpoint>>,
-    ) {
-        let pool = Pool {
-            report,
-            cluster: of.cluster.clone(),
-            endpoint: endpoint.map(Arc::downgrade).unwrap_or_default(),
-        };
+    pub(crate) fn set_pool(&self, report: PoolReport, of: &PoolAssignment) {
         self.0.send_if_modified(|all| {
-            let report = pool.report.clone();
-            let before = all.pools.insert(report.pod_uid.clone(), pool);
+            let before = all.pools.remove(&report.pod_uid);
+            let pool = Pool {
+                report: report.clone(),
+                cluster: of.cluster.clone(),
+                traffic: before.as_ref().and_then(|before| before.traffic.clone()),
+            };
+            all.pools.insert(report.pod_uid.clone(), pool);
             let before = before.map(|before| before.report);
             if before.as_ref().map(|before| before.state) != Some(report.state) {
                 tracing::info!(
@@ -128,6 +123,16 @@ impl Reporter {
                 );
             }
             before != Some(report)
+        });
+    }
+
+    /// Reports the counters of a pool pod, which are not in the status.
+    pub(crate) fn set_traffic(&self, pod_uid: &str, traffic: Option<Traffic>) {
+        self.0.send_if_modified(|all| {
+            if let Some(pool) = all.pools.get_mut(pod_uid) {
+                pool.traffic = traffic;
+            }
+            false
         });
     }
 

@@ -114,25 +114,12 @@ async fn the_successor_of_a_killed_agent_serves_every_key_without_assignments() 
     node.ready().await;
     assert_eq!(client.put("k", 8, MIB).await, (8, 0));
     node.unassign();
-    // A closed pooled connection of the stock client fails its next transfer, and sometimes the one after,
-    // before a byte is sent.
-    let (mut cut, mut failures) = (0, 0);
-    for round in 0..5 {
-        cut += node.connections().await;
+    for _ in 0..5 {
         kill(agent).await;
         agent = node.agent();
         node_serves(&node).await;
-        for _ in 0..2 {
-            let (right, failed) = client.verify("k", 8, MIB).await;
-            assert_eq!(right + failed, 8);
-            failures += failed;
-        }
-        assert!(
-            failures <= 2 * cut,
-            "round {round}: {failures} failed of {cut} connections cut"
-        );
+        assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
     }
-    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
     assert_eq!(client.segments().await, [SEGMENT]);
     drop(pool);
 }
@@ -174,7 +161,7 @@ async fn a_killed_pool_process_is_unmounted_at_once_and_its_replacement_serves()
 }
 
 #[tokio::test]
-async fn segments_of_a_pool_killed_with_its_agent_are_unmounted_by_the_next_agent() {
+async fn segments_of_a_pool_killed_with_engine_process_and_agent_are_unmounted_by_the_next_agent() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
@@ -185,11 +172,14 @@ async fn segments_of_a_pool_killed_with_its_agent_are_unmounted_by_the_next_agen
     assert_eq!(client.segments().await, [SEGMENT]);
 
     kill(agent).await;
+    let engine = node.engine_process().unwrap();
+    let engine = Pid::from_raw(i32::try_from(engine).unwrap()).unwrap();
+    kill_process(engine, Signal::KILL).unwrap();
     kill(pool).await;
     assert_eq!(
         client.segments().await,
         [SEGMENT],
-        "no agent has unmounted it"
+        "nobody has unmounted it"
     );
     node.unassign();
     let _agent = node.agent();
@@ -260,7 +250,5 @@ async fn a_second_agent_waits_reports_it_and_takes_over() {
     eventually("the second agent serves", serves).await;
     let response = node.second_http("/readyz").await;
     assert_eq!(response.as_deref().map(str::trim), Some("active"));
-    let (right, failed) = client.verify("k", 4, MIB).await;
-    assert!(right + failed == 4 && failed <= 1);
     assert_eq!(client.verify("k", 4, MIB).await, (4, 0));
 }

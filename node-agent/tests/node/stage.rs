@@ -38,7 +38,8 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// Returns the path of the pool program, which another package builds at first use.
+/// Returns the path of the pool program. Other packages build it and the engine program beside the agent's at first
+/// use.
 fn pool_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -48,8 +49,9 @@ fn pool_program() -> &'static Path {
                 "--quiet",
                 "--package",
                 "mooncake-pool",
-                "--bin",
-                "pool",
+                "--package",
+                "mooncake-engine-process",
+                "--bins",
             ])
             .status()
             .unwrap();
@@ -203,6 +205,19 @@ impl Node {
         self.agent_in(&self.peers)
     }
 
+    /// Returns the engine process of this node, if exactly one runs.
+    pub(crate) fn engine_process(&self) -> Option<u32> {
+        let programs = self.path("state").join("engines");
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut engines = processes.filter_map(|process| {
+            let pid = process.file_name().to_str()?.parse().ok()?;
+            let program = std::fs::read_link(process.path().join("exe")).ok()?;
+            program.starts_with(&programs).then_some(pid)
+        });
+        let one = engines.next();
+        one.filter(|_| engines.next().is_none())
+    }
+
     /// Returns the HTTP response of the agent.
     pub(crate) async fn http(&self, path: &str) -> Option<String> {
         http(&self.agents, path).await
@@ -220,13 +235,18 @@ impl Node {
         text.contains(&labels).then_some(())
     }
 
-    /// Returns the number of data connections of peers to the pool.
-    pub(crate) async fn connections(&self) -> u64 {
-        let text = self.http("/metrics").await.unwrap();
-        let mut lines = text.lines();
-        let line = lines.find(|line| line.starts_with("mooncake_agent_connections{"));
-        line.and_then(|line| line.rsplit_once(' ')?.1.parse().ok())
-            .unwrap_or(0)
+    /// Returns the number of data connections of peers to the pool, from the kernel: the metrics are up to 2 seconds old.
+    pub(crate) fn connections(&self) -> u64 {
+        let table = |name| format!("/proc/{}/net/{name}", self.pod.pid());
+        let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(table(name)).unwrap());
+        let port = format!(":{:04X}", crds::names::POOL_DATA_PORT);
+        let established = |line: &&str| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            // Local address and state, as in proc_pid_net(5).
+            fields[1].ends_with(&port) && fields[3] == "01"
+        };
+        let sockets = tables.iter().flat_map(|table| table.lines().skip(1));
+        sockets.filter(established).count() as u64
     }
 
     /// Runs `pool probe` in the pod.

@@ -39,6 +39,18 @@ impl Namespace {
         Ok(Self(File::open("/proc/thread-self/ns/net")?.into()))
     }
 
+    /// Moves the calling thread into the namespace. Threads that it starts later are in it too.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without `CAP_SYS_ADMIN`.
+    pub fn enter(&self) -> io::Result<()> {
+        let kind = Some(LinkNameSpaceType::Network);
+        Ok(rustix::thread::move_into_link_name_space(
+            self.0.as_fd(),
+            kind,
+        )?)
+    }
+
     /// Runs `work` inside the namespace, on a new thread, so that no other thread of this process changes
     /// its namespace. Blocks the caller until `work` returns.
     ///
@@ -51,10 +63,7 @@ impl Namespace {
                 .name("netns".to_owned())
                 .stack_size(256 << 10)
                 .spawn_scoped(scope, || {
-                    rustix::thread::move_into_link_name_space(
-                        self.0.as_fd(),
-                        Some(LinkNameSpaceType::Network),
-                    )?;
+                    self.enter()?;
                     work()
                 })?;
             match inside.join() {

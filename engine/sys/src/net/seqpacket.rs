@@ -1,9 +1,10 @@
-//! `SOCK_SEQPACKET` Unix sockets on abstract addresses: packets with descriptors, and the credentials of
+//! `SOCK_SEQPACKET` Unix sockets on abstract addresses and on paths: packets with descriptors, and the credentials of
 //! the peer.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -45,6 +46,35 @@ pub fn listen(name: &str, backlog: i32) -> io::Result<OwnedFd> {
         &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
     )?;
     rustix::net::listen(&socket, backlog)?;
+    Ok(socket)
+}
+
+/// Binds a non-blocking socket to a path. It refuses connections until [`start_listening`]: the credentials that a
+/// client sees are those of the caller of that.
+///
+/// # Errors
+/// `AddrInUse` if the path exists; others of `socket(2)` and `bind(2)`.
+pub fn bind_path(path: &Path) -> io::Result<OwnedFd> {
+    let socket = new_socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Listens on a bound socket.
+///
+/// # Errors
+/// From `listen(2)`.
+pub fn start_listening(socket: impl AsFd, backlog: i32) -> io::Result<()> {
+    Ok(rustix::net::listen(socket, backlog)?)
+}
+
+/// Connects to a path. Does not block. The socket is non-blocking.
+///
+/// # Errors
+/// `NotFound` without a socket; `ConnectionRefused` without a listener; `WouldBlock` if its backlog is full.
+pub fn connect_path(path: &Path) -> io::Result<OwnedFd> {
+    let socket = new_socket()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
 

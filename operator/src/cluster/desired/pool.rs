@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::pod_template::PoolPodTemplate;
-use crds::{ByteSize, names};
+use crds::{ByteSize, names, pool_memory};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, ObjectFieldSelector, Pod, PodSpec,
@@ -27,10 +27,6 @@ pub const ANNOTATION_SPEC: &str = "mooncake.io/pool-wish";
 /// On the pod template: how the extents lie over NUMA nodes.
 const ANNOTATION_NUMA: &str = "mooncake.io/numa-policy";
 
-/// Memory of the pool process itself and of the kernel's page structures.
-const OVERHEAD: u64 = 32 << 20;
-/// Divisor of the pool's size that gives the size of its page tables, where pages have 4 KiB.
-const TABLES_SHARE: u64 = 256;
 /// Seconds that a pod gets beyond its drain time to unmount and exit.
 const GRACE_BEYOND_DRAIN: u32 = 30;
 
@@ -214,16 +210,9 @@ fn resources(pool: &Pool) -> ResourceRequirements {
     let mut set = |resource: &str, bytes: u64| {
         amounts.insert(resource.to_owned(), Quantity(ByteSize(bytes).to_string()));
     };
-    match pool.page_size {
-        PageSize::Base => {
-            // The API server writes quantities in whole KiB at the smallest.
-            let tables = (pool.bytes / TABLES_SHARE).next_multiple_of(1 << 10);
-            set("memory", pool.bytes + OVERHEAD + tables);
-        }
-        PageSize::Huge2Mi | PageSize::Huge1Gi => {
-            set("memory", OVERHEAD);
-            set(pool.page_size.resource(), pool.bytes);
-        }
+    set("memory", pool_memory::pod_limit(pool.bytes, pool.page_size));
+    if pool.page_size != PageSize::Base {
+        set(pool.page_size.resource(), pool.bytes);
     }
     let mut requests = amounts.clone();
     requests.insert("cpu".to_owned(), Quantity("50m".to_owned()));

@@ -1,7 +1,6 @@
 //! The status that is computed from reports.
 
 use std::collections::BTreeMap;
-use std::sync::Weak;
 
 use crds::node::DeviceHealth;
 
@@ -81,7 +80,7 @@ fn pools(reports: &[PoolReport]) -> BTreeMap<String, Pool> {
     let pool = |report: &PoolReport| Pool {
         report: report.clone(),
         cluster: String::new(),
-        endpoint: Weak::new(),
+        traffic: None,
     };
     let pools = reports
         .iter()

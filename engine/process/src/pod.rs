@@ -1,9 +1,9 @@
-//! The task of one pool pod: decides the next step, carries it out, and waits for events.
+//! The pool pod: decides the next step from its facts, carries it out, and waits for events. `step` decides,
+//! `actions` carries out.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crds::node::PoolAssignment;
@@ -11,125 +11,112 @@ use crds::reason::Reason;
 use engine::{Endpoint, Engine, RegionId};
 use store::Session;
 use sys::mem::Region;
-use sys::net::Namespace;
 use tokio::sync::watch;
 
-use super::failure::{Backoff, Failure};
-use super::mover::MountedExtents;
-use super::record::Record;
-use super::step::{self, Action, Listed};
-use crate::pools::admission::Admitted;
-use crate::pools::memory_budget::{MemoryBudget, PoolId, to_touch};
-use crate::pools::mounts::Mounts;
-use crate::pools::processes::{PoolProcess, Process};
-use crate::publish::report::Reporter;
+use crate::control::agent::Agent;
+use crate::control::link::Counted;
+use crate::control::message::{Listed, PodAssignment};
+use crate::pidfd::Pidfd;
 use pool::handover::client::Event;
 use pool::handover::message::{Attached, ExtentState, Request};
-use pool::handover::record::Key;
 use pool::handover::{self, Client};
 
-/// Period of the heartbeat to the pool process, and of the check that it runs.
-pub(super) const HEARTBEAT: Duration = Duration::from_secs(2);
+mod actions;
+mod epoch;
+mod facts;
+pub(crate) mod failure;
+mod mover;
+pub(crate) mod numa;
+mod record;
+mod report;
+mod step;
 
-/// Shared by the tasks of all pool pods.
+use failure::{Backoff, Failure};
+use mover::MountedExtents;
+use record::Record;
+use step::Action;
+
+/// Period of the heartbeat to the pool process, and of the check that it runs.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// How long this process waits for its first assignment.
+const ASSIGNMENT_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long after its sockets a process may end.
+const CLOSE_GRACE: Duration = Duration::from_millis(500);
+
+/// What the pod is served with.
 pub(crate) struct Context {
     pub(crate) node_name: String,
-    pub(crate) proc: PathBuf,
-    pub(crate) key: Key,
+    /// UID of the pod.
+    pub(crate) uid: String,
+    /// NUMA nodes with memory.
+    pub(crate) memory_nodes: Vec<u32>,
+    pub(crate) pool: Pidfd,
     pub(crate) engine: Engine,
-    pub(crate) budget: MemoryBudget,
-    pub(crate) mounts: Arc<Mounts>,
-    pub(crate) reporter: Reporter,
-    /// Absent without Kubernetes.
-    pub(crate) kubernetes: Option<kube::Client>,
-}
-
-/// Assignment of one pod in the node's spec.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum PodAssignment {
-    /// No spec was read yet.
-    Unknown,
-    Assigned(Box<PoolAssignment>),
-    /// The spec does not assign the pod.
-    Unassigned,
+    pub(crate) agent: Agent,
+    pub(crate) counted: Counted,
 }
 
 /// Endpoint and regions that peers can use.
-pub(super) struct Served {
-    pub(super) endpoint: Arc<Endpoint>,
-    pub(super) regions: Vec<RegionId>,
+struct Served {
+    endpoint: Arc<Endpoint>,
+    regions: Vec<RegionId>,
 }
 
-/// State of one pool pod.
-pub(super) struct Pod {
-    pub(super) context: Arc<Context>,
-    pub(super) uid: String,
-    pub(super) assignment: PoolAssignment,
-    pub(super) listed: Listed,
-    pub(super) process: Process,
-    pub(super) network: Arc<Namespace>,
-    pub(super) client: Option<Client>,
-    pub(super) attached: Option<Attached>,
-    pub(super) address: Option<IpAddr>,
-    pub(super) record: Option<Record>,
-    pub(super) record_read: bool,
-    pub(super) predecessor: Option<Instant>,
-    pub(super) extents: Vec<ExtentState>,
-    pub(super) touching: Option<usize>,
-    pub(super) memory: Vec<Arc<Region>>,
-    pub(super) served: Option<Served>,
-    pub(super) mounted: MountedExtents,
-    pub(super) session: Option<Session>,
+/// State of the pool pod.
+struct Pod {
+    context: Context,
+    assignment: PoolAssignment,
+    listed: Listed,
+    client: Option<Client>,
+    attached: Option<Attached>,
+    address: Option<IpAddr>,
+    record: Option<Record>,
+    record_read: bool,
+    predecessor: Option<Instant>,
+    extents: Vec<ExtentState>,
+    /// The pool process has, or may have, allocated memory.
+    holds: bool,
+    touching: Option<usize>,
+    memory: Vec<Arc<Region>>,
+    /// Mappings of memory that was released but may still be used.
+    mapped: Vec<Weak<Region>>,
+    served: Option<Served>,
+    mounted: MountedExtents,
+    session: Option<Session>,
     /// The lost epoch that a new one already replaces.
-    pub(super) replaced_epoch: Option<u64>,
-    pub(super) reported_serving: Option<bool>,
-    pub(super) draining: bool,
+    replaced_epoch: Option<u64>,
+    reported_serving: Option<bool>,
+    draining: bool,
     /// Its segments were unmounted for good.
-    pub(super) unmounted: bool,
-    pub(super) drained_reported: bool,
-    pub(super) admission: Option<Admitted>,
+    unmounted: bool,
+    drained_reported: bool,
+    /// An agent of another release may serve the pod.
+    superseded: bool,
+    /// Addresses that the agent admits; `None` until it has read them.
+    admission: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     /// Addresses admitted now.
-    pub(super) admitted: Option<BTreeSet<IpAddr>>,
-    pub(super) failure: Option<(Action, Failure)>,
+    admitted: Option<BTreeSet<IpAddr>>,
+    failure: Option<(Action, Failure)>,
     backoff: Backoff,
     next_heartbeat: Instant,
 }
 
-/// Serves one pool pod until its process has ended and its memory is released.
+/// Serves the pool pod until its process has ended and its memory is released.
 pub(crate) async fn run(
-    context: Arc<Context>,
-    found: PoolProcess,
-    known: PoolAssignment,
-    mut assigned: watch::Receiver<PodAssignment>,
+    context: Context,
+    mut assigned: watch::Receiver<Option<PodAssignment>>,
+    admission: watch::Receiver<Option<BTreeSet<IpAddr>>>,
 ) {
-    let uid = found.pod_uid.clone();
-    let opened = Process::open(&context.proc, found.pid)
-        .and_then(|process| Ok((process.network()?, process)));
-    let (network, process) = match opened {
-        Ok(opened) => opened,
-        Err(error) => {
-            return tracing::info!(pid = found.pid, %error, "the pool process has ended");
-        }
+    let Some(PodAssignment { listed, pool }) = first_assignment(&context, &mut assigned).await
+    else {
+        return;
     };
-    let pool = PoolId {
-        namespace: known.namespace.clone(),
-        cluster: known.cluster.clone(),
-        pool: known.pool.clone(),
-    };
-    let untouched = to_touch(&known, known.size.0);
-    context.budget.add(&uid, pool, &known.pod_name, untouched);
-    tracing::info!(
-        namespace = known.namespace,
-        pid = found.pid,
-        "found a pool pod"
-    );
     let mut pod = Pod {
-        context: Arc::clone(&context),
-        uid: uid.clone(),
-        assignment: known,
-        listed: Listed::Unknown,
-        process,
-        network: Arc::new(network),
+        context,
+        assignment: pool,
+        listed,
         client: None,
         attached: None,
         address: None,
@@ -137,8 +124,10 @@ pub(crate) async fn run(
         record_read: false,
         predecessor: None,
         extents: Vec::new(),
+        holds: true,
         touching: None,
         memory: Vec::new(),
+        mapped: Vec::new(),
         served: None,
         mounted: MountedExtents::default(),
         session: None,
@@ -147,26 +136,48 @@ pub(crate) async fn run(
         draining: false,
         unmounted: false,
         drained_reported: false,
-        admission: None,
+        superseded: false,
+        admission,
         admitted: None,
         failure: None,
         backoff: Backoff::default(),
         next_heartbeat: Instant::now(),
     };
     while pod.take_step(&mut assigned).await {}
-    if let Some(record) = &pod.record {
-        context.mounts.set_unserved(record.client);
+    tracing::info!("this process no longer serves the pool pod");
+}
+
+/// Waits for the assignment with which the agent started this process; `None` if the pool process ends before, or the agent
+/// ended and another one has started another process.
+async fn first_assignment(
+    context: &Context,
+    assigned: &mut watch::Receiver<Option<PodAssignment>>,
+) -> Option<PodAssignment> {
+    let begun = Instant::now();
+    loop {
+        if let Some(assignment) = &*assigned.borrow_and_update() {
+            return Some(assignment.clone());
+        }
+        if !context.pool.runs() || begun.elapsed() > ASSIGNMENT_DEADLINE {
+            return None;
+        }
+        // A change or the next look at the pool process.
+        let _ = tokio::time::timeout(HEARTBEAT, assigned.changed()).await;
     }
-    context.budget.ended(&uid);
-    context.reporter.retain_pools(|known| *known != uid);
-    tracing::info!("the pool pod has ended");
 }
 
 impl Pod {
     /// Takes one step or waits once. Returns false when nothing remains to do.
-    async fn take_step(&mut self, assigned: &mut watch::Receiver<PodAssignment>) -> bool {
+    async fn take_step(&mut self, assigned: &mut watch::Receiver<Option<PodAssignment>>) -> bool {
         let assignment = assigned.borrow_and_update().clone();
         self.apply_assignment(assignment);
+        if std::mem::take(&mut self.superseded) {
+            // A pool process that ends closes its sockets a moment before.
+            tokio::time::sleep(CLOSE_GRACE).await;
+            if self.context.pool.runs() && !self.context.agent.is_connected() {
+                return false;
+            }
+        }
         let facts = self.facts();
         let step = step::step(&facts);
         self.publish(&step);
@@ -201,10 +212,6 @@ impl Pod {
                 if logged != Some(&failure) {
                     tracing::warn!(?action, reason = %failure.reason, "{}", failure.message);
                 }
-                if failure.is_refusal() {
-                    // A rejected pod touches nothing.
-                    self.context.budget.set_untouched(&self.uid, 0);
-                }
                 self.fail(action, failure);
             }
         }
@@ -221,28 +228,31 @@ impl Pod {
         self.backoff = Backoff::default();
     }
 
-    fn apply_assignment(&mut self, assigned: PodAssignment) {
-        match assigned {
-            PodAssignment::Unknown => {}
-            PodAssignment::Unassigned => self.listed = Listed::No,
-            PodAssignment::Assigned(assignment) => {
-                self.listed = Listed::Yes;
-                let mut assignment = *assignment;
-                if !self.extents.is_empty() || self.record.is_some() {
-                    // The spec cannot change memory that exists.
-                    keep_memory(&mut assignment, &self.assignment);
-                }
-                if assignment.master.is_none() {
-                    // A missing master does not end the session.
-                    assignment.master.clone_from(&self.assignment.master);
-                }
-                self.assignment = assignment;
-            }
+    fn apply_assignment(&mut self, assigned: Option<PodAssignment>) {
+        let Some(PodAssignment { listed, pool }) = assigned else {
+            return;
+        };
+        // A new agent that has not read the spec yet knows nothing new.
+        if listed != Listed::Unknown {
+            self.listed = listed;
         }
+        if listed != Listed::Yes {
+            return;
+        }
+        let mut assignment = pool;
+        if !self.extents.is_empty() || self.record.is_some() {
+            // The spec cannot change memory that exists.
+            keep_memory(&mut assignment, &self.assignment);
+        }
+        if assignment.master.is_none() {
+            // A missing master does not end the session.
+            assignment.master.clone_from(&self.assignment.master);
+        }
+        self.assignment = assignment;
     }
 
     /// Waits for an event, at most until the next retry or heartbeat.
-    async fn wait(&mut self, assigned: &mut watch::Receiver<PodAssignment>) {
+    async fn wait(&mut self, assigned: &mut watch::Receiver<Option<PodAssignment>>) {
         self.refresh_admission().await;
         let now = Instant::now();
         let due = self.next_heartbeat.saturating_duration_since(now);
@@ -251,13 +261,18 @@ impl Pod {
             event = next(&mut self.client) => Some(event),
             changed = assigned.changed() => {
                 if changed.is_err() {
-                    // The agent ends and unmounts nothing.
+                    // The process ends.
                     std::future::pending::<()>().await;
                 }
                 None
             }
             () = or_pending(self.session.as_mut().map(Session::changed)) => None,
-            () = or_pending(self.admission.as_mut().map(Admitted::changed)) => None,
+            changed = self.admission.changed() => {
+                if changed.is_err() {
+                    std::future::pending::<()>().await;
+                }
+                None
+            }
             () = tokio::time::sleep(wait) => None,
         };
         match event {
@@ -289,7 +304,6 @@ impl Pod {
                 if failure.is_some() || extent.touched == extent.length {
                     self.touching = None;
                 }
-                self.count_untouched();
                 if let Some(message) = failure {
                     let failure = Failure::new(Reason::MemoryUnavailable, message);
                     self.fail(Action::Touch(index), failure);
@@ -299,7 +313,7 @@ impl Pod {
     }
 
     /// Sends the heartbeat to the pool process.
-    pub(super) async fn heartbeat(&mut self) {
+    async fn heartbeat(&mut self) {
         let reason = self.serving_reason();
         let Some(client) = &mut self.client else {
             return;
@@ -317,7 +331,7 @@ impl Pod {
         }
     }
 
-    pub(super) fn serving_reason(&self) -> String {
+    fn serving_reason(&self) -> String {
         match (&self.failure, &self.session) {
             (Some((_, failure)), _) => failure.message.clone(),
             (None, Some(session)) => session.state().borrow().to_string(),
@@ -326,8 +340,13 @@ impl Pod {
     }
 
     /// Closes the hand-over connection. Memory and endpoint stay.
-    pub(super) fn detach(&mut self, error: &handover::Error) {
-        if self.client.take().is_some() && self.process.runs() {
+    fn detach(&mut self, error: &handover::Error) {
+        let attached = self.client.take().is_some();
+        // A pool process closes the connection for a newer one only. Without an agent of this release that is an agent
+        // of release 0.1.0, after a rollback: it serves the pod itself, and may begin a new epoch.
+        let closed = attached && matches!(error, handover::Error::Closed { .. });
+        self.superseded |= closed && self.context.pool.runs() && !self.context.agent.is_connected();
+        if attached && self.context.pool.runs() {
             tracing::warn!(
                 %error,
                 "hand-over connection lost"
@@ -339,7 +358,7 @@ impl Pod {
 }
 
 /// Copies what describes allocated memory.
-pub(super) fn keep_memory(assignment: &mut PoolAssignment, from: &PoolAssignment) {
+fn keep_memory(assignment: &mut PoolAssignment, from: &PoolAssignment) {
     assignment.size = from.size;
     assignment.page_size = from.page_size;
     assignment.numa_policy = from.numa_policy;
@@ -354,7 +373,7 @@ async fn next(client: &mut Option<Client>) -> Result<Event, handover::Error> {
 }
 
 /// Waits for `future`; forever if absent.
-pub(super) async fn or_pending(future: Option<impl Future<Output = ()>>) {
+async fn or_pending(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,

@@ -6,19 +6,17 @@ mod mounting;
 mod serving;
 
 use std::net::{IpAddr, TcpListener};
-use std::sync::Arc;
 
 use crds::reason::Reason;
 
-use super::connect;
-use super::driver::{Pod, keep_memory};
-use super::epoch::Epoch;
-use super::failure::Failure;
-use super::record::Record;
-use super::step::{Action, Step};
-use crate::pools::mounts::Mount;
+use crate::control::message::Mount;
+use crate::pod::epoch::Epoch;
+use crate::pod::failure::Failure;
+use crate::pod::record::{Record, RecordError};
+use crate::pod::step::{Action, Step};
+use crate::pod::{Pod, keep_memory};
 use pool::handover::message::{ExtentState, Request};
-use pool::handover::{self, Client};
+use pool::handover::{self, Client, Connection};
 
 impl Pod {
     /// Carries out one action.
@@ -65,7 +63,7 @@ impl Pod {
         self.client.as_mut().ok_or_else(|| {
             Failure::new(
                 Reason::PoolPodNotReady,
-                "the agent is not connected to the pool process",
+                "there is no connection to the pool process",
             )
         })
     }
@@ -86,32 +84,29 @@ impl Pod {
     }
 
     async fn attach(&mut self) -> Result<(), Failure> {
-        let context = Arc::clone(&self.context);
-        let connected = connect::connect(&context.proc, &self.process, &self.network, &self.uid);
-        let mut client = connected.await?;
+        let socket = self.context.agent.connect().await?;
+        let mut client = Client::new(Connection::new(socket)?);
         let attached = client.attach().await?;
-        if attached.pod_uid != self.uid {
+        if attached.pod_uid != self.context.uid {
             let message = format!(
                 "the process of pod {} reports the UID of pod {:?}",
-                self.uid, attached.pod_uid
+                self.context.uid, attached.pod_uid
             );
             return Err(Failure::new(Reason::ForeignProcess, message));
         }
         tracing::info!(
-            pid = self.process.pid,
             address = attached.pod_ip,
             extents = attached.extents.len(),
             "attached to the pool process"
         );
         if attached.extents.is_empty() && self.memory.is_empty() {
-            context.budget.set_empty(&self.uid);
+            self.holds = false;
         }
         if self.memory.is_empty() {
             self.extents.clone_from(&attached.extents);
         } else {
             self.update_touched(&attached.extents);
         }
-        self.count_untouched();
         self.draining |= attached.ending;
         self.attached = Some(attached);
         self.client = Some(client);
@@ -128,12 +123,13 @@ impl Pod {
     async fn read_record(&mut self) -> Result<(), Failure> {
         let answer = self.client()?.record().await;
         if let Some(sealed) = self.checked_answer(answer)? {
-            let record = Record::open(&self.context.key, &self.uid, &sealed)?;
+            let text = self.context.agent.open(sealed).await?;
+            let text = text.ok_or(RecordError::Forged)?;
+            let record = Record::read(&self.context.uid, &text)?;
             keep_memory(&mut self.assignment, &record.assignment);
             if self.assignment.master.is_none() {
                 self.assignment.master.clone_from(&record.mounted_in);
             }
-            self.context.mounts.set_served(record.client);
             self.record = Some(record);
         }
         self.record_read = true;
@@ -157,16 +153,9 @@ impl Pod {
         if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
             return Err(refuse("other nodes cannot connect to it".to_owned()));
         }
-        let network = Arc::clone(&self.network);
-        let bound = tokio::task::spawn_blocking(move || {
-            network.run(|| TcpListener::bind((address, 0)).map(drop))
-        });
-        bound
-            .await
-            .map_err(|error| refuse(error.to_string()))?
-            .map_err(|error| {
-                refuse(format!("not in the network namespace of the pod ({error})"))
-            })?;
+        TcpListener::bind((address, 0)).map_err(|error| {
+            refuse(format!("not in the network namespace of the pod ({error})"))
+        })?;
         self.address = Some(address);
         Ok(())
     }
@@ -191,12 +180,12 @@ impl Pod {
 
     /// Writes the record of a change before the change takes effect.
     async fn write(&mut self, record: Record) -> Result<(), Failure> {
-        let sealed = record.seal(&self.context.key);
+        let sealed = self.context.agent.seal(record.text()).await?;
         self.request(Request::PutRecord { record: sealed }).await?;
         let mount = self.mount(&record);
         self.record = Some(record);
         if let Some(mount) = mount {
-            self.context.mounts.save(mount).await;
+            self.context.agent.save_mount(mount).await;
         }
         Ok(())
     }
@@ -207,9 +196,6 @@ impl Pod {
             return None;
         }
         Some(Mount {
-            pod_uid: self.uid.clone(),
-            pod_name: self.assignment.pod_name.clone(),
-            pid: self.process.pid,
             client: record.client,
             segments: record.segments(self.extents.len()),
             master: record.mounted_in.clone()?,

@@ -1,5 +1,5 @@
-//! What an agent stores in a pool pod for its successor: all that it needs to serve without the
-//! Kubernetes API.
+//! What an engine process stores in a pool pod for its successor: all that it needs to serve without the
+//! Kubernetes API. The agent seals it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,9 +8,8 @@ use crds::node::{MasterInstance, PoolAssignment};
 use serde::{Deserialize, Serialize};
 use store::Uuid;
 
-use super::epoch::Epoch;
+use crate::pod::epoch::Epoch;
 use pool::handover::RECORD_LIMIT;
-use pool::handover::record::Key;
 
 const VERSION: u32 = 1;
 
@@ -149,18 +148,16 @@ impl Record {
         places.map(|place| place.segment).collect()
     }
 
-    /// Returns the sealed text to store.
-    pub(crate) fn seal(&self, key: &Key) -> String {
-        let text = serde_json::to_string(self).expect("a record has only string keys");
-        key.seal(&self.assignment.pod_uid, &text)
+    /// Returns the text to seal and store.
+    pub(crate) fn text(&self) -> String {
+        serde_json::to_string(self).expect("a record has only string keys")
     }
 
-    /// Opens the record that a pool pod stores.
+    /// Reads the text of a record that was sealed for this pod.
     ///
     /// # Errors
-    /// `Forged`: the seal does not match. `Unreadable`: another version, pod or format.
-    pub(crate) fn open(key: &Key, pod_uid: &str, sealed: &str) -> Result<Self, RecordError> {
-        let text = key.open(pod_uid, sealed).ok_or(RecordError::Forged)?;
+    /// `Unreadable`: another version, pod or format.
+    pub(crate) fn read(pod_uid: &str, text: &str) -> Result<Self, RecordError> {
         let record: Self = serde_json::from_str(text)
             .map_err(|error| RecordError::Unreadable(error.to_string()))?;
         if record.version == VERSION && record.assignment.pod_uid == pod_uid {
@@ -205,6 +202,7 @@ impl Record {
 mod tests {
     use super::*;
     use crds::ByteSize;
+    use pool::handover::record::Key;
 
     fn record() -> Record {
         let assignment = PoolAssignment {
@@ -228,29 +226,23 @@ mod tests {
 
     #[test]
     fn a_record_is_restored_completely_and_only_for_its_pod() {
-        let key = Key::new([1; 32]);
         let mut record = record();
         let addresses: BTreeSet<IpAddr> = ["198.18.0.1", "2001:db8::1"]
             .map(|address| address.parse().unwrap())
             .into();
         assert_eq!(record.set_admitted(&addresses), 0);
-        let sealed = record.seal(&key);
-        let back = Record::open(&key, "u", &sealed).unwrap();
+        let text = record.text();
+        let back = Record::read("u", &text).unwrap();
         assert_eq!(back, record);
         assert_eq!(back.admitted(), addresses);
-        assert!(matches!(
-            Record::open(&key, "other", &sealed),
-            Err(RecordError::Forged)
-        ));
-        assert!(matches!(
-            Record::open(&key, "u", &key.seal("u", "{}")),
-            Err(RecordError::Unreadable(_))
-        ));
+        for (pod_uid, text) in [("other", text.as_str()), ("u", "{}")] {
+            let read = Record::read(pod_uid, text);
+            assert!(matches!(read, Err(RecordError::Unreadable(_))), "{text}");
+        }
     }
 
     #[test]
     fn earlier_epochs_are_kept_and_the_latest_is_written_where_release_0_1_0_reads_it() {
-        let key = Key::new([1; 32]);
         let mut record = record();
         let mut numbers = Vec::new();
         for round in 0..FORMER_LIMIT + 2 {
@@ -264,7 +256,7 @@ mod tests {
             let earlier = &text["assignment"]["earlierEpochs"];
             let count = earlier.as_array().map_or(0, Vec::len);
             assert_eq!(count, round.min(FORMER_LIMIT).saturating_sub(1));
-            let back = Record::open(&key, "u", &record.seal(&key)).unwrap();
+            let back = Record::read("u", &record.text()).unwrap();
             assert_eq!(back, record);
             numbers.push(record.epoch.number);
             let kept = &numbers[..round];
@@ -292,22 +284,22 @@ mod tests {
         };
         assert_eq!(record.set_admitted(&many(2_000)), 0);
         assert!(record.set_admitted(&many(20_000)) > 0);
-        assert!(record.seal(&key).len() <= RECORD_LIMIT);
+        assert!(key.seal("u", &record.text()).len() <= RECORD_LIMIT);
     }
 
-    /// Written by the code of release 0.1.0 (`src/pools/record.v0.1.0`). Its agent reads what this release seals, as both
+    /// Written by the code of release 0.1.0 (`record.v0.1.0`). Its agent reads what this release seals, as both
     /// have the same bytes.
     #[test]
     fn a_record_of_release_0_1_0_is_read_and_sealed_as_it_was() {
         let key = Key::new([1; 32]);
         let recorded = include_str!("record.v0.1.0");
-        let record = Record::open(&key, "u", recorded).unwrap();
+        let record = Record::read("u", key.open("u", recorded).unwrap()).unwrap();
         assert!(record.renewed && record.former.len() == 1);
         assert_eq!(record.mounted_in, record.assignment.master);
         let addresses: BTreeSet<IpAddr> = ["198.18.0.1", "2001:db8::1"]
             .map(|address| address.parse().unwrap())
             .into();
         assert_eq!(record.admitted(), addresses);
-        assert_eq!(record.seal(&key), recorded);
+        assert_eq!(key.seal("u", &record.text()), recorded);
     }
 }

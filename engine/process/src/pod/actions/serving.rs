@@ -7,12 +7,11 @@ use std::sync::Arc;
 use crds::reason::Reason;
 use engine::{Admission, EndpointSpec, Targets};
 
-use crate::pools::admission::Admitted;
-use crate::pools::driver::{Pod, Served};
-use crate::pools::epoch::WireExtent;
-use crate::pools::failure::Failure;
-use crate::pools::mover::MountedExtent;
-use crate::pools::record::Record;
+use crate::pod::epoch::WireExtent;
+use crate::pod::failure::Failure;
+use crate::pod::mover::MountedExtent;
+use crate::pod::record::Record;
+use crate::pod::{Pod, Served};
 use pool::handover::message::Request;
 
 impl Pod {
@@ -26,17 +25,12 @@ impl Pod {
         else {
             return Err(Failure::new(
                 Reason::PoolPodNotReady,
-                "the agent is not attached to the pool process",
+                "there is no connection to the pool process",
             ));
         };
         let [handshake, data] = listeners.map(TcpListener::from);
         verify_port(&handshake, attached.handshake_port)?;
         verify_port(&data, attached.data_port)?;
-        if self.admission.is_none() {
-            let kubernetes = self.context.kubernetes.as_ref();
-            self.admission =
-                kubernetes.map(|client| Admitted::watch(client.clone(), &self.assignment));
-        }
         let admitted = self.wanted_admission();
         let failed = |error: engine::Error| Failure::new(Reason::PoolPodNotReady, error);
         let endpoint = self.context.engine.endpoint(EndpointSpec {
@@ -45,7 +39,8 @@ impl Pod {
             data_host: address.to_string(),
             handshake,
             data,
-            network: Some(Arc::clone(&self.network)),
+            // This process is in the pod's network namespace.
+            network: None,
             admission: Admission::only(admitted.iter().copied()),
             // The master and its clients choose the peers.
             targets: Targets::Admitted,
@@ -64,6 +59,7 @@ impl Pod {
             "serving peers"
         );
         self.admitted = Some(admitted);
+        *self.context.counted.lock() = Some(Arc::clone(&endpoint));
         self.served = Some(Served { endpoint, regions });
         self.set_wire_extents(&places);
         Ok(())
@@ -81,8 +77,8 @@ impl Pod {
     }
 
     /// Returns the addresses that may connect now.
-    fn wanted_admission(&self) -> BTreeSet<IpAddr> {
-        let watched = self.admission.as_ref().and_then(Admitted::now);
+    fn wanted_admission(&mut self) -> BTreeSet<IpAddr> {
+        let watched = self.admission.borrow_and_update().clone();
         let recorded = || self.record.as_ref().map(Record::admitted);
         let mut wanted = watched.or_else(recorded).unwrap_or_default();
         let listed = self.assignment.addresses.iter();
@@ -93,7 +89,7 @@ impl Pod {
     }
 
     /// Updates the admitted addresses in the engine and in the record.
-    pub(in crate::pools) async fn refresh_admission(&mut self) {
+    pub(in crate::pod) async fn refresh_admission(&mut self) {
         let wanted = self.wanted_admission();
         let (Some(served), Some(before)) = (&self.served, &self.admitted) else {
             return;

@@ -1,6 +1,5 @@
 //! Mounts a pool in its master: sessions, data epochs, unmount.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,19 +9,14 @@ use crds::reason::Reason;
 use futures::future::join_all;
 use store::{Origin, Session, Settings, Uuid, wire};
 use sys::mem::Region;
-use sys::net::Namespace;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 
-use crate::pools::admission::Admitted;
-use crate::pools::driver::{HEARTBEAT, Pod, or_pending};
-use crate::pools::epoch::{Epoch, WireExtent};
-use crate::pools::failure::Failure;
-use crate::pools::mounts;
-use crate::pools::mover::EngineMover;
-use crate::pools::record::Record;
-
-/// Limit for connecting to the master without a session.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+use crate::pod::epoch::{Epoch, WireExtent};
+use crate::pod::failure::Failure;
+use crate::pod::mover::EngineMover;
+use crate::pod::record::Record;
+use crate::pod::{HEARTBEAT, Pod};
+use crate::unmount;
 
 impl Pod {
     fn segments(&self, record: &Record) -> Vec<wire::Segment> {
@@ -83,11 +77,8 @@ impl Pod {
             endpoint: Arc::clone(&served.endpoint),
             extents: self.mounted.clone(),
         };
-        let network = Arc::clone(&self.network);
-        let connect = move || {
-            let network = Arc::clone(&network);
-            connect_inside(network, address)
-        };
+        // This process is in the pod's network namespace.
+        let connect = move || TcpStream::connect(address);
         tracing::info!(
             master = master.address,
             master_pod = master.pod_uid, client = %record.client, epoch = record.epoch.number,
@@ -188,8 +179,7 @@ impl Pod {
             None => ids.clone(),
         };
         if let (Some(master), false) = (&record.mounted_in, failed.is_empty()) {
-            let network = Arc::clone(&self.network);
-            match unmount_without_session(master, network, record.client, &failed).await {
+            match unmount_without_session(master, record.client, &failed).await {
                 Ok(()) => failed.clear(),
                 Err(failure) => tracing::warn!(
                     "segments stay until the master's client TTL ends: {}",
@@ -198,7 +188,7 @@ impl Pod {
             }
         }
         if failed.is_empty() {
-            self.context.mounts.remove(record.client).await;
+            self.context.agent.remove_mount(record.client).await;
         }
         tracing::info!(
             segments = ids.len(),
@@ -215,17 +205,18 @@ impl Pod {
         let mut unmounting = std::pin::pin!(unmount_by_session(session, ids, grace));
         loop {
             let heartbeat = tokio::time::sleep(HEARTBEAT);
-            let admission = self.admission.as_mut();
             tokio::select! {
                 failed = &mut unmounting => return failed,
-                () = or_pending(admission.map(Admitted::changed)) => {
-                    self.refresh_admission().await;
-                    continue;
+                changed = self.admission.changed() => {
+                    if changed.is_ok() {
+                        self.refresh_admission().await;
+                        continue;
+                    }
                 }
                 () = heartbeat => {}
             }
             self.heartbeat().await;
-            if !self.process.runs() {
+            if !self.context.pool.runs() {
                 tracing::warn!("the pool process ended during its drain");
                 return unmount_by_session(session, ids, Duration::ZERO).await;
             }
@@ -251,10 +242,9 @@ async fn unmount_by_session(session: &Session, ids: &[Uuid], grace: Duration) ->
     named.collect()
 }
 
-/// Unmounts without a session, from the pod's network namespace or else from the agent's.
+/// Unmounts without a session.
 async fn unmount_without_session(
     master: &MasterInstance,
-    network: Arc<Namespace>,
     client: Uuid,
     segments: &[Uuid],
 ) -> Result<(), Failure> {
@@ -263,32 +253,9 @@ async fn unmount_without_session(
         let message = format!("cannot unmount from the master {address}: {error}");
         Failure::new(Reason::MasterUnreachable, message)
     };
-    let inside = tokio::time::timeout(CONNECT_DEADLINE, connect_inside(network, address)).await;
-    let stream = match inside {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(_)) | Err(_) => {
-            let outside = tokio::time::timeout(CONNECT_DEADLINE, TcpStream::connect(address));
-            let outside = outside.await.map_err(|elapsed| failed(&elapsed))?;
-            outside.map_err(|error| failed(&error))?
-        }
-    };
-    let unmounted = mounts::unmount(stream, &master.address, client, segments).await;
+    let stream = tokio::time::timeout(unmount::CONNECT_DEADLINE, TcpStream::connect(address));
+    let stream = stream.await.map_err(|elapsed| failed(&elapsed))?;
+    let stream = stream.map_err(|error| failed(&error))?;
+    let unmounted = unmount::segments(stream, &master.address, client, segments).await;
     unmounted.map_err(|error| failed(&error))
-}
-
-/// Connects from the pod's network namespace. The caller sets the deadline.
-async fn connect_inside(network: Arc<Namespace>, address: SocketAddr) -> io::Result<TcpStream> {
-    let open = move || {
-        network.run(|| {
-            if address.is_ipv4() {
-                TcpSocket::new_v4()
-            } else {
-                TcpSocket::new_v6()
-            }
-        })
-    };
-    let socket = tokio::task::spawn_blocking(open)
-        .await
-        .map_err(io::Error::other)??;
-    socket.connect(address).await
 }

@@ -6,7 +6,7 @@ use crds::node::PoolState;
 use crds::reason::Reason;
 use sys::mem;
 
-use super::record::RecordError;
+use crate::pod::record::RecordError;
 use pool::handover;
 use pool::handover::message::RefusalKind;
 
@@ -15,13 +15,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Why an action failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Failure {
-    pub(super) reason: Reason,
-    pub(super) message: String,
+pub(crate) struct Failure {
+    pub(crate) reason: Reason,
+    pub(crate) message: String,
 }
 
 impl Failure {
-    pub(super) fn new(reason: Reason, message: impl ToString) -> Self {
+    pub(crate) fn new(reason: Reason, message: impl ToString) -> Self {
         Self {
             reason,
             message: message.to_string(),
@@ -29,7 +29,7 @@ impl Failure {
     }
 
     /// Whether the pod is rejected because of what it is or did. Other failures are temporary.
-    pub(super) fn is_refusal(&self) -> bool {
+    pub(crate) fn is_refusal(&self) -> bool {
         matches!(
             self.reason,
             Reason::ForeignProcess
@@ -44,7 +44,7 @@ impl Failure {
     }
 
     /// State of the pod while the failure lasts.
-    pub(super) fn state(&self, otherwise: PoolState) -> PoolState {
+    pub(crate) fn state(&self, otherwise: PoolState) -> PoolState {
         if self.is_refusal() {
             PoolState::Refused
         } else {
@@ -101,19 +101,19 @@ impl From<RecordError> for Failure {
 
 /// Exponential backoff of a failed action.
 #[derive(Debug, Default)]
-pub(super) struct Backoff {
+pub(crate) struct Backoff {
     wait: Duration,
     until: Option<Instant>,
 }
 
 impl Backoff {
-    pub(super) fn fail(&mut self, now: Instant) {
+    pub(crate) fn fail(&mut self, now: Instant) {
         self.wait = (self.wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
         self.until = Some(now + self.wait);
     }
 
     /// Returns the remaining wait.
-    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn left(&self, now: Instant) -> Option<Duration> {
         let left = self.until?.checked_duration_since(now)?;
         (!left.is_zero()).then_some(left)
     }

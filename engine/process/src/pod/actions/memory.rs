@@ -1,28 +1,44 @@
 //! Grants, maps, places and releases the memory of a pool.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use crds::cluster;
+use crds::node::PoolAssignment;
 use crds::reason::Reason;
 use sys::mem::{PageSize, Region};
 
-use crate::pools::available_memory;
-use crate::pools::driver::Pod;
-use crate::pools::failure::Failure;
-use crate::pools::memory_budget::{GrantError, to_touch};
-use crate::pools::numa;
-use crate::pools::step::Step;
+use crate::control::message::MemoryReport;
+use crate::pod::Pod;
+use crate::pod::failure::Failure;
+use crate::pod::numa;
+use crate::pod::step::Step;
 use pool::handover::EXTENT_LIMIT;
 use pool::handover::message::{ExtentState, Request};
 
 impl Pod {
-    /// Reports the untouched bytes to the memory budget.
-    pub(in crate::pools) fn count_untouched(&self) {
+    /// Returns what the pod has of the node's memory.
+    pub(in crate::pod) fn memory_report(&self) -> MemoryReport {
+        let refused = matches!(&self.failure, Some((_, failure)) if failure.is_refusal());
         let left = |extent: &ExtentState| extent.length.saturating_sub(extent.touched);
-        let left = self.extents.iter().map(left).sum();
-        let left = to_touch(&self.assignment, left);
-        self.context.budget.set_untouched(&self.uid, left);
+        let left = if refused {
+            // A rejected pod touches nothing.
+            0
+        } else if self.holds && self.extents.is_empty() {
+            // Its extents are not known yet.
+            self.assignment.size.0
+        } else {
+            self.extents.iter().map(left).sum()
+        };
+        MemoryReport {
+            holds: self.holds,
+            untouched: to_touch(&self.assignment, left),
+            mapped: !self.memory.is_empty() || self.still_mapped() > 0,
+        }
+    }
+
+    fn still_mapped(&self) -> usize {
+        let mapped = self.mapped.iter();
+        mapped.filter(|region| region.strong_count() > 0).count()
     }
 
     fn page_size(&self) -> PageSize {
@@ -34,22 +50,19 @@ impl Pod {
     }
 
     fn plan(&self) -> Vec<numa::Extent> {
-        let nodes = numa::nodes_with_memory(Path::new("/sys"));
         let policy = self.assignment.numa_policy;
-        numa::plan(self.assignment.size.0, self.page_size(), policy, &nodes)
+        let nodes = &self.context.memory_nodes;
+        numa::plan(self.assignment.size.0, self.page_size(), policy, nodes)
     }
 
     pub(super) async fn grant(&mut self, step: &Step) -> Result<(), Failure> {
-        let context = Arc::clone(&self.context);
         let touch = to_touch(&self.assignment, self.assignment.size.0);
-        let available = || available_memory::available(&context.proc);
-        let granted = context.budget.grant(&self.uid, touch, available);
-        if let Err(refusal @ GrantError::Held(_)) = &granted {
+        if let Some(held) = self.context.agent.grant(touch).await? {
             self.predecessor.get_or_insert_with(std::time::Instant::now);
-            return Err(Failure::new(step.reason, refusal));
+            return Err(Failure::new(step.reason, held));
         }
         self.predecessor = None;
-        granted.map_err(|refusal| Failure::new(Reason::MemoryUnavailable, refusal))?;
+        self.holds = true;
         let lengths: Vec<u64> = self.plan().iter().map(|extent| extent.length).collect();
         let page_bytes = self.page_size().bytes();
         let extents = lengths.clone();
@@ -99,7 +112,7 @@ impl Pod {
                 region.prefer_numa_node(node)?;
             }
         }
-        self.context.budget.mapped(&self.uid, &memory);
+        self.mapped = memory.iter().map(Arc::downgrade).collect();
         self.memory = memory;
         Ok(())
     }
@@ -110,6 +123,7 @@ impl Pod {
 
     /// Stops serving and unmaps the memory when no transfer can touch it.
     pub(super) async fn release(&mut self) -> Result<(), Failure> {
+        *self.context.counted.lock() = None;
         if let Some(served) = self.served.take() {
             for region in &served.regions {
                 if let Err(error) = served.endpoint.remove_region(*region).await {
@@ -119,9 +133,8 @@ impl Pod {
         }
         self.mounted.set(Vec::new());
         self.memory.clear();
-        self.admission = None;
         self.admitted = None;
-        match self.context.budget.still_mapped(&self.uid) {
+        match self.still_mapped() {
             0 => {
                 tracing::info!("memory released");
                 Ok(())
@@ -131,5 +144,13 @@ impl Pod {
                 format!("transfers still use {left} extents of this pod"),
             )),
         }
+    }
+}
+
+/// Returns how many of `bytes` are touched page by page: huge pages are already reserved.
+fn to_touch(assignment: &PoolAssignment, bytes: u64) -> u64 {
+    match assignment.page_size {
+        cluster::PageSize::Base => bytes,
+        cluster::PageSize::Huge2Mi | cluster::PageSize::Huge1Gi => 0,
     }
 }

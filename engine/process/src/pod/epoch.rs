@@ -1,6 +1,9 @@
 //! A data epoch: segment ids and wire bases of a pool's extents. All are derived from one random seed,
 //! so that they fit into a record.
 
+use std::io;
+
+use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use store::Uuid;
@@ -30,10 +33,11 @@ impl Epoch {
     ///
     /// # Errors
     /// The operating system returns no random bytes.
-    pub(crate) fn draw(last: u32, lengths: &[u64]) -> Result<Self, getrandom::Error> {
+    pub(crate) fn draw(last: u32, lengths: &[u64]) -> io::Result<Self> {
         loop {
             let mut seed = [0; 32];
-            getrandom::fill(&mut seed)?;
+            // Not the crate `getrandom`: in a static program it opens a file, which the sandbox refuses.
+            rustix::rand::getrandom(&mut seed[..], GetRandomFlags::empty())?;
             let epoch = Self {
                 number: last.saturating_add(1),
                 seed: seed.iter().map(|byte| format!("{byte:02x}")).collect(),

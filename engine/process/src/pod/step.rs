@@ -5,6 +5,8 @@ use std::time::Duration;
 use crds::node::PoolState;
 use crds::reason::Reason;
 
+use crate::control::message::Listed;
+
 /// How long an earlier pod may keep its memory before the Reason names it.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -45,16 +47,6 @@ pub(super) struct Facts {
     pub(super) drained_reported: bool,
     /// The last notification of the pool process about serving.
     pub(super) reported_serving: Option<bool>,
-}
-
-/// Whether the node's spec assigns the pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Listed {
-    /// No spec was read yet.
-    Unknown,
-    Yes,
-    /// The spec does not assign it.
-    No,
 }
 
 /// What the pool process stores for the agent.

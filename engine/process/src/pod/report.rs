@@ -4,16 +4,16 @@ use crds::node::{PoolReport, PoolState};
 use crds::reason::Reason;
 use store::Session;
 
-use super::driver::Pod;
-use super::step::Step;
+use super::Pod;
+use crate::control::message::Report;
+use crate::pod::step::Step;
 
 impl Pod {
     pub(super) fn publish(&self, step: &Step) {
-        let report = self.report(step);
-        let endpoint = self.served.as_ref().map(|served| &served.endpoint);
-        self.context
-            .reporter
-            .set_pool(report, &self.assignment, endpoint);
+        self.context.agent.report(Report {
+            pool: self.report(step),
+            memory: self.memory_report(),
+        });
     }
 
     fn report(&self, step: &Step) -> PoolReport {
@@ -33,7 +33,7 @@ impl Pod {
             crds::names::segment(&a.cluster, &a.pool, &self.context.node_name, index)
         };
         PoolReport {
-            pod_uid: self.uid.clone(),
+            pod_uid: self.context.uid.clone(),
             namespace: self.assignment.namespace.clone(),
             pod_name: self.assignment.pod_name.clone(),
             state: state.into(),
@@ -67,7 +67,7 @@ impl Pod {
             PoolState::Waiting if step.action.is_none() => {
                 "waiting for the operator to assign this pod".to_owned()
             }
-            PoolState::Waiting => "the agent connects to the pool process".to_owned(),
+            PoolState::Waiting => "the engine process connects to the pool process".to_owned(),
             PoolState::Preparing => {
                 let whole: u64 = self.extents.iter().map(|e| e.length).sum();
                 let done: u64 = self.extents.iter().map(|e| e.touched).sum();

@@ -3,8 +3,8 @@
 use crds::node::MasterInstance;
 use store::{EpochEnd, State};
 
-use super::driver::Pod;
-use super::step::{Facts, MasterFact, RecordFact, SessionFact};
+use crate::pod::Pod;
+use crate::pod::step::{Facts, MasterFact, RecordFact, SessionFact};
 
 impl Pod {
     pub(super) fn facts(&self) -> Facts {
@@ -15,7 +15,7 @@ impl Pod {
         };
         Facts {
             listed: self.listed,
-            running: self.process.runs(),
+            running: self.context.pool.runs(),
             draining: self.draining,
             attached: self.attached.is_some(),
             record,

@@ -1,0 +1,6 @@
+//! The control socket between an agent and an engine process: one agent at a time, the latest. Packets and limits are
+//! those of the hand-over.
+
+pub mod agent;
+pub mod link;
+pub mod message;

@@ -1,0 +1,238 @@
+//! Messages between agent and engine process. An engine process of another protocol version is replaced.
+
+use std::net::IpAddr;
+
+use crds::node::{MasterInstance, PoolAssignment, PoolReport};
+use crds::reason::Reason;
+use engine::{EndpointStats, PeerFailures};
+use serde::{Deserialize, Serialize};
+use store::Uuid;
+
+/// Version of this protocol.
+pub const PROTOCOL: u32 = 1;
+
+/// Most addresses in one message; 1,500 of IPv6 fit a packet of the hand-over.
+pub const ADDRESSES_LIMIT: usize = 1_000;
+
+/// What an agent sends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", deny_unknown_fields)]
+pub enum ToEngine {
+    /// The operator's assignment of the pod has changed.
+    Assign {
+        /// The new one.
+        assignment: Box<PodAssignment>,
+    },
+    /// The addresses that may connect, in parts.
+    Admit {
+        /// At most [`ADDRESSES_LIMIT`].
+        addresses: Vec<IpAddr>,
+        /// Whether these complete the list.
+        last: bool,
+    },
+    /// The answer to a call. That to `Connect` comes with the socket.
+    Answer {
+        /// Number of the call.
+        id: u64,
+        /// The answer.
+        answer: Answer,
+    },
+}
+
+/// Assignment of the pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PodAssignment {
+    /// Whether the node's spec assigns the pod.
+    pub listed: Listed,
+    /// The last assignment by the operator.
+    pub pool: PoolAssignment,
+}
+
+/// Whether the node's spec assigns the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Listed {
+    /// The agent has not read the spec yet.
+    Unknown,
+    /// The spec assigns the pod.
+    Yes,
+    /// The spec does not assign it.
+    No,
+}
+
+/// The answer to a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", deny_unknown_fields)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// The memory is not granted: another pod of the same pool still holds memory.
+    Held {
+        /// Which one.
+        message: String,
+    },
+    /// The text of a record.
+    Text {
+        /// Sealed or opened.
+        text: String,
+    },
+    /// Another process sealed the record.
+    Forged,
+    /// The call failed.
+    Failed {
+        /// For the status.
+        reason: Reason,
+        /// The cause and what to do.
+        message: String,
+    },
+}
+
+/// What an engine process sends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", deny_unknown_fields)]
+pub enum FromEngine {
+    /// The first message.
+    Hello {
+        /// [`PROTOCOL`] of the sender.
+        protocol: u32,
+    },
+    /// Something that only the agent can do. It is repeated to the next agent if this one does not answer.
+    Call {
+        /// Chosen by the engine process.
+        id: u64,
+        /// The call.
+        call: Call,
+    },
+    /// State of the pod, when it has changed.
+    Report(Box<Report>),
+    /// Counters; also the heartbeat. Absent counters: nothing is served.
+    Traffic {
+        /// Counts since peers are served.
+        traffic: Option<Traffic>,
+    },
+    /// A line of the log.
+    Log {
+        /// `ERROR`, `WARN`, `INFO`, `DEBUG` or `TRACE`.
+        level: String,
+        /// Message and fields.
+        line: String,
+    },
+}
+
+/// What an engine process cannot do itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", deny_unknown_fields)]
+pub enum Call {
+    /// Connect to the pool process and verify that it belongs to the pod.
+    Connect,
+    /// Book memory of the node.
+    Grant {
+        /// Bytes that the pool process is about to touch page by page.
+        touch: u64,
+    },
+    /// Seal the text of a record for this pod.
+    Seal {
+        /// The text, which the agent does not parse.
+        text: String,
+    },
+    /// Open a sealed record of this pod.
+    Open {
+        /// As stored in the pool pod.
+        sealed: String,
+    },
+    /// Record on the node what is about to be mounted.
+    SaveMount {
+        /// The segments.
+        mount: Mount,
+    },
+    /// Remove that record: nothing is mounted.
+    RemoveMount {
+        /// Client ID at the master.
+        client: Uuid,
+    },
+}
+
+impl Call {
+    /// Its name, for messages.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Grant { .. } => "grant",
+            Self::Seal { .. } => "seal",
+            Self::Open { .. } => "open",
+            Self::SaveMount { .. } => "saveMount",
+            Self::RemoveMount { .. } => "removeMount",
+        }
+    }
+}
+
+/// Segments that a pool pod has, or is about to have, in a master.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Mount {
+    /// Client ID at the master.
+    pub client: Uuid,
+    /// Of all epochs that the master may hold.
+    pub segments: Vec<Uuid>,
+    /// The master.
+    pub master: MasterInstance,
+}
+
+/// State of the pod, for the node's status and for the node's memory budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Report {
+    /// For the status.
+    pub pool: PoolReport,
+    /// Memory of the node that the pod has.
+    pub memory: MemoryReport,
+}
+
+/// Memory of the node that a pod has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryReport {
+    /// The pool process has, or may have, allocated memory.
+    pub holds: bool,
+    /// Bytes of base pages that it has not touched yet.
+    pub untouched: u64,
+    /// The engine process maps the memory.
+    pub mapped: bool,
+}
+
+/// Counters of the endpoint that serves the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Traffic {
+    /// Counts of the endpoint.
+    pub stats: EndpointStats,
+    /// The peers with the most failures.
+    pub worst_peers: Vec<PeerFailures>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use super::*;
+    use pool::handover::{PACKET_LIMIT, RECORD_LIMIT};
+
+    #[test]
+    fn the_longest_messages_fit_a_packet() {
+        let address = IpAddr::V6(Ipv6Addr::from([0xabcd; 8]));
+        let admit = ToEngine::Admit {
+            addresses: vec![address; ADDRESSES_LIMIT],
+            last: true,
+        };
+        assert!(serde_json::to_vec(&admit).unwrap().len() <= PACKET_LIMIT);
+        // The text of a record is JSON: each of its quotes is escaped.
+        let fields = "\"fields\":1,".repeat(RECORD_LIMIT / 11);
+        let seal = FromEngine::Call {
+            id: u64::MAX,
+            call: Call::Seal { text: fields },
+        };
+        assert!(serde_json::to_vec(&seal).unwrap().len() <= PACKET_LIMIT);
+    }
+}

@@ -1,0 +1,191 @@
+//! The start of an engine process: what needs rights or files first, then the sandbox, then everything else.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use engine::NumaNode;
+use parking_lot::Mutex;
+use rustix::pipe::PipeFlags;
+use rustix::process::{Resource, Rlimit};
+use sys::net::{Namespace, seqpacket};
+use sys::sandbox;
+use tokio::sync::{mpsc, watch};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer as _};
+
+use crate::args::{Identity, Serve};
+use crate::control::agent::{Agent, Connected};
+use crate::control::link::Link;
+use crate::log::Lines;
+use crate::pidfd::Pidfd;
+use crate::pod;
+
+/// Most bytes that the process may write into a file: the message of a panic.
+const FILE_LIMIT: u64 = 64 << 10;
+
+/// Most descriptors: connections of peers, and few others.
+const DESCRIPTORS: u64 = 65_536;
+
+/// Calls of the agent that may wait at once; the tasks of one pod make one or two.
+const CALLS: usize = 16;
+
+/// What is read or opened before the sandbox.
+struct Opened {
+    listener: OwnedFd,
+    pool: Pidfd,
+    numa_nodes: Vec<NumaNode>,
+    memory_nodes: Vec<u32>,
+}
+
+/// Serves a pool pod until its pool process has ended.
+///
+/// # Errors
+/// What cannot be opened or entered. They are written to standard error; later ones go to the agent's log.
+pub fn serve(settings: Serve) -> anyhow::Result<()> {
+    let opened = open(&settings)?;
+    sandbox::isolate()?;
+    // The credentials that an agent sees are those of the caller of listen.
+    seqpacket::start_listening(&opened.listener, 1).context("cannot listen for agents")?;
+    let lines = Lines::default();
+    let filter = EnvFilter::try_new(&settings.log)?;
+    tracing_subscriber::registry()
+        .with(lines.clone().with_filter(filter))
+        .init();
+    // The agent reads standard error until it is closed. From then on nothing of the agent is held.
+    let said = detach_output()?;
+    let confined = confine(settings.identity);
+    if let Err(error) = &confined {
+        writeln!(File::from(said), "{error:#}")?;
+    } else {
+        drop(said);
+    }
+    confined?;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(run(settings, opened, lines))
+}
+
+/// Gives up all rights for good.
+pub(crate) fn confine(identity: Identity) -> anyhow::Result<()> {
+    let identity = sandbox::Identity {
+        uid: identity.uid,
+        gid: identity.uid,
+    };
+    Ok(sandbox::confine(identity)?)
+}
+
+/// Replaces the three standard descriptors by the ends of a pipe that nobody reads; writes fail when it is full. Returns
+/// the former standard error.
+fn detach_output() -> anyhow::Result<OwnedFd> {
+    let said = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
+    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    rustix::stdio::dup2_stdin(&read)?;
+    rustix::stdio::dup2_stdout(&write)?;
+    rustix::stdio::dup2_stderr(&write)?;
+    Ok(said)
+}
+
+fn open(settings: &Serve) -> anyhow::Result<Opened> {
+    for cgroup in &settings.cgroup {
+        let procs = cgroup.join("cgroup.procs");
+        std::fs::write(&procs, "0")
+            .with_context(|| format!("cannot enter {}", cgroup.display()))?;
+    }
+    std::fs::write(
+        "/proc/self/oom_score_adj",
+        settings.oom_score_adj.to_string(),
+    )
+    .context("cannot set oom_score_adj")?;
+    limit(Resource::Nofile, DESCRIPTORS)?;
+    let panic_file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&settings.panic_file)
+        .with_context(|| format!("cannot open {}", settings.panic_file.display()))?;
+    limit(Resource::Fsize, FILE_LIMIT)?;
+    report_panics(panic_file);
+    let pool = Pidfd::open(settings.pool_pid).context("the pool process has ended")?;
+    let sysfs = Path::new("/sys");
+    let numa_nodes = engine::numa_nodes(sysfs);
+    let memory_nodes = pod::numa::nodes_with_memory(sysfs);
+    let listener = seqpacket::bind_path(&settings.control)
+        .with_context(|| format!("cannot bind {}", settings.control.display()))?;
+    Namespace::open(&settings.network)
+        .and_then(|network| network.enter())
+        .with_context(|| format!("cannot enter {}", settings.network.display()))?;
+    Ok(Opened {
+        listener,
+        pool,
+        numa_nodes,
+        memory_nodes,
+    })
+}
+
+/// Sets soft and hard limit, or the highest that is allowed.
+fn limit(resource: Resource, wanted: u64) -> anyhow::Result<()> {
+    let now = rustix::process::getrlimit(resource);
+    let value = now.maximum.map_or(wanted, |most| most.min(wanted));
+    let limit = Rlimit {
+        current: Some(value),
+        maximum: Some(value),
+    };
+    Ok(rustix::process::setrlimit(resource, limit)?)
+}
+
+/// A panic ends the process: half of a pool served by threads that are left is worse than a restart.
+fn report_panics(file: File) {
+    let file = Mutex::new(file);
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("unnamed").to_owned();
+        // Nobody is left to tell of an error.
+        let _ = writeln!(file.lock(), "thread {name}: {panic}");
+        std::process::abort();
+    }));
+}
+
+async fn run(settings: Serve, opened: Opened, lines: Lines) -> anyhow::Result<()> {
+    let engine = engine::Settings {
+        data_threads: settings.data_threads.max(1),
+        ..engine::Settings::default()
+    };
+    let engine = engine::Engine::start_on(&opened.numa_nodes, engine)?;
+    let (calls, called) = mpsc::channel(CALLS);
+    let (report, reported) = watch::channel(None);
+    let (assignment, assigned) = watch::channel(None);
+    let (admitted, admission) = watch::channel(None);
+    let connected = Connected::default();
+    let counted = Arc::new(Mutex::new(None));
+    let link = Link {
+        listener: opened.listener,
+        calls: called,
+        report: reported,
+        assignment,
+        admitted,
+        connected: Arc::clone(&connected),
+        counted: Arc::clone(&counted),
+        lines,
+    };
+    let context = pod::Context {
+        node_name: settings.node_name,
+        uid: settings.pod_uid,
+        memory_nodes: opened.memory_nodes,
+        pool: opened.pool,
+        engine,
+        agent: Agent::new(calls, report, connected),
+        counted,
+    };
+    tokio::select! {
+        linked = link.run() => linked.context("the control socket failed"),
+        () = pod::run(context, assigned, admission) => Ok(()),
+    }
+}

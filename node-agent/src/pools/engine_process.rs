@@ -1,0 +1,371 @@
+//! The engine processes of this node: finds the one that an earlier agent started for a pool pod, or starts one, and
+//! holds it by its pidfd and its control socket.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use crds::cluster::PageSize;
+use crds::pool_memory;
+use engine_process::control::message::{self, FromEngine, PROTOCOL, ToEngine};
+use engine_process::pidfd::Pidfd;
+use pool::handover::Connection;
+use sys::net::seqpacket;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::processes::Process;
+
+mod cgroup;
+mod folder;
+mod program;
+
+use folder::{Folder, Folders};
+use program::Program;
+
+/// Limit for the start: until the process listens in its sandbox.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Limit for the first message.
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Limit for the end of a killed process. It may be longer where the kernel does not let the process go.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Period of the look at a process that is about to end.
+const END_PERIOD: Duration = Duration::from_millis(10);
+
+/// How long a message may wait for the process to make room.
+const SEND_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Limit for unmounting the segments of an ended pool pod.
+const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Longest message of a failed start, in bytes.
+const MESSAGE_LIMIT: u64 = 4 << 10;
+
+/// How much more likely than its pool process an engine process is killed where memory is short. It can be replaced.
+const OOM_SCORE_BEYOND_POOL: i32 = 10;
+
+/// The user IDs of engine processes begin here: far above those of accounts and of containers.
+const FIRST_UID: u32 = 0x4000_0000;
+
+/// What a start needs to know of the pool pod.
+pub(crate) struct PoolPod<'a> {
+    pub(crate) uid: &'a str,
+    pub(crate) process: &'a Process,
+    /// Bytes of the pool, and its page size.
+    pub(crate) size: u64,
+    pub(crate) page_size: PageSize,
+}
+
+/// Why no engine process serves a pod.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error("cannot prepare the engine process: {0}")]
+    Prepare(io::Error),
+    #[error("the engine process did not start: {0}")]
+    Start(String),
+    #[error(
+        "an earlier engine process of this pod was killed and has not ended within {END_DEADLINE:?}"
+    )]
+    NotEnded,
+    #[error("the engine process does not answer: {0}")]
+    NoAnswer(String),
+}
+
+/// Settings of engine processes.
+#[derive(Debug)]
+pub(crate) struct EngineProcesses {
+    folders: Folders,
+    program: Program,
+    /// Root folder of the node.
+    root: PathBuf,
+    node_name: String,
+    data_threads: usize,
+    log: String,
+}
+
+/// A running engine process with a connection to it.
+pub(crate) struct EngineProcess {
+    pub(crate) pid: u32,
+    process: Pidfd,
+    connection: Connection,
+    folder: Folder,
+    /// It was started by an earlier agent or for an earlier connection.
+    pub(crate) adopted: bool,
+}
+
+impl EngineProcesses {
+    /// Prepares the folder of all engine processes, and their program.
+    ///
+    /// # Errors
+    /// The folder cannot be created, or the program is not beside the agent's.
+    pub(crate) fn open(
+        state: &Path,
+        root: &Path,
+        node_name: &str,
+        data_threads: usize,
+        log: &str,
+    ) -> io::Result<Self> {
+        let folders = Folders::open(state)?;
+        Ok(Self {
+            program: Program::install(&folders)?,
+            folders,
+            root: root.to_owned(),
+            node_name: node_name.to_owned(),
+            data_threads,
+            log: log.to_owned(),
+        })
+    }
+
+    /// The folders of pool pods that earlier agents served.
+    pub(crate) fn folders(&self) -> &Folders {
+        &self.folders
+    }
+
+    /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs is not this agent's
+    /// program.
+    ///
+    /// # Errors
+    /// Why none serves the pod. Trying again may help.
+    pub(crate) async fn obtain(&self, pod: &PoolPod<'_>) -> Result<EngineProcess, StartError> {
+        let folder = self.folders.of(pod.uid);
+        if let Some(running) = connect(&folder, true).map_err(StartError::Prepare)? {
+            if self.program.is_of(running.pid) && running.greeted().await.is_ok() {
+                return Ok(running);
+            }
+            tracing::info!(
+                pid = running.pid,
+                "replacing the engine process: it is not of this release, or does not answer"
+            );
+            running.kill();
+            if timeout(END_DEADLINE, running.ended()).await.is_err() {
+                return Err(StartError::NotEnded);
+            }
+        }
+        self.start(pod, &folder).await?;
+        let started = connect(&folder, false).map_err(StartError::Prepare)?;
+        let started = started.ok_or_else(|| StartError::NoAnswer("it has ended".to_owned()))?;
+        started.greeted().await?;
+        Ok(started)
+    }
+
+    async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
+        folder.clear().map_err(StartError::Prepare)?;
+        let pool = pod.process.pid;
+        let limits = cgroup::Limits {
+            pod: pool_memory::pod_limit(pod.size, pod.page_size),
+            engine: pool_memory::engine_limit(pod.size, pod.page_size),
+        };
+        let cgroups = pod
+            .process
+            .cgroup()
+            .and_then(|text| cgroup::create(&self.root, &text, limits));
+        let cgroups = cgroups.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the engine process runs in the agent's cgroup: its memory and time are the agent's");
+            Vec::new()
+        });
+        let score = pod.process.oom_score_adj().unwrap_or_default();
+        let mut command = Command::new(self.program.path());
+        command
+            .arg("serve")
+            .args(["--node-name", &self.node_name])
+            .args(["--pod-uid", pod.uid])
+            .args(["--pool-pid", &pool.to_string()])
+            .arg("--network")
+            .arg(pod.process.network_path())
+            .arg("--control")
+            .arg(folder.control())
+            .arg("--panic-file")
+            .arg(folder.panic())
+            .arg(format!(
+                "--oom-score-adj={}",
+                (score + OOM_SCORE_BEYOND_POOL).min(1000)
+            ))
+            .args(["--data-threads", &self.data_threads.to_string()])
+            .args(["--log", &self.log])
+            .args(["--uid", &uid(pod.uid).to_string()]);
+        for folder in &cgroups {
+            command.arg("--cgroup").arg(folder);
+        }
+        let mut child = command
+            .env_clear()
+            .current_dir("/")
+            // Signals to the agent's group are not for it.
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(StartError::Prepare)?;
+        // The process closes its standard error when it is in its sandbox.
+        let mut said = String::new();
+        let started = async {
+            if let Some(stderr) = child.stderr.take() {
+                stderr.take(MESSAGE_LIMIT).read_to_string(&mut said).await?;
+            }
+            child.wait().await
+        };
+        let started = timeout(START_DEADLINE, started).await;
+        let said = said.trim();
+        match started {
+            Ok(Ok(status)) if status.success() && said.is_empty() => Ok(()),
+            Ok(Ok(status)) => Err(StartError::Start(format!("{said} ({status})"))),
+            Ok(Err(error)) => Err(StartError::Start(error.to_string())),
+            Err(_) => Err(StartError::Start(format!(
+                "it is not ready after {START_DEADLINE:?} {said}"
+            ))),
+        }
+    }
+
+    /// Unmounts the segments of a pool pod that has ended, by a child without rights.
+    ///
+    /// # Errors
+    /// Why segments may still be mounted.
+    pub(crate) async fn unmount(&self, mount: &message::Mount) -> Result<(), String> {
+        let run = async {
+            let mut child = Command::new(self.program.path())
+                .args(["unmount", "--uid", &FIRST_UID.to_string()])
+                .env_clear()
+                .current_dir("/")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()?;
+            if let Some(mut stdin) = child.stdin.take() {
+                stdin.write_all(&serde_json::to_vec(mount)?).await?;
+            }
+            child.wait_with_output().await
+        };
+        let output = timeout(UNMOUNT_DEADLINE, run).await;
+        let output = output
+            .map_err(|_| format!("not within {UNMOUNT_DEADLINE:?}"))?
+            .map_err(|error| error.to_string())?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said: String = said.trim().chars().take(1_000).collect();
+        Err(said)
+    }
+}
+
+impl EngineProcess {
+    /// Sends one message.
+    pub(crate) async fn send(
+        &self,
+        message: &ToEngine,
+        socket: Option<std::os::fd::OwnedFd>,
+    ) -> Result<(), pool::handover::Error> {
+        let socket = socket.as_ref().map(AsFd::as_fd);
+        let descriptors = socket.as_slice();
+        self.connection
+            .send(message, descriptors, SEND_DEADLINE)
+            .await
+    }
+
+    /// Waits for a message. Cancel-safe.
+    pub(crate) async fn receive(&self) -> Result<FromEngine, pool::handover::Error> {
+        self.connection.receive().await.map(|(message, _)| message)
+    }
+
+    /// Waits for its end, which its connection shows first. Cancel-safe.
+    pub(crate) async fn ended(&self) {
+        while self.runs() {
+            tokio::time::sleep(END_PERIOD).await;
+        }
+    }
+
+    pub(crate) fn runs(&self) -> bool {
+        self.process.runs()
+    }
+
+    /// Whether it waits for a processor, so that its silence is not its fault.
+    pub(crate) fn is_starved(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));
+        let status = status.unwrap_or_default();
+        status.lines().any(|line| line.starts_with("State:\tR"))
+    }
+
+    pub(crate) fn kill(&self) {
+        if let Err(error) = self.process.kill() {
+            tracing::debug!(pid = self.pid, %error, "cannot kill the engine process");
+        }
+    }
+
+    /// Returns what it wrote when it panicked.
+    pub(crate) fn panic_message(&self) -> Option<String> {
+        let text = std::fs::read_to_string(self.folder.panic()).ok()?;
+        let text: String = text.trim().chars().take(1_000).collect();
+        (!text.is_empty()).then_some(text)
+    }
+
+    async fn greeted(&self) -> Result<(), StartError> {
+        match timeout(HELLO_DEADLINE, self.receive()).await {
+            Ok(Ok(FromEngine::Hello { protocol: PROTOCOL })) => Ok(()),
+            Ok(Ok(other)) => Err(StartError::NoAnswer(format!(
+                "it sent {other:?} instead of version {PROTOCOL} of the protocol"
+            ))),
+            Ok(Err(error)) => Err(StartError::NoAnswer(error.to_string())),
+            Err(_) => Err(StartError::NoAnswer(format!(
+                "nothing within {HELLO_DEADLINE:?}"
+            ))),
+        }
+    }
+}
+
+/// Connects to the engine process that listens in a folder; `None` if none does.
+fn connect(folder: &Folder, adopted: bool) -> io::Result<Option<EngineProcess>> {
+    let socket = match seqpacket::connect_path(&folder.control()) {
+        Ok(socket) => socket,
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    // The folder admits root only, so the listener is a process that an agent started.
+    let peer = seqpacket::peer(&socket)?;
+    let pid = peer.pid.ok_or_else(|| {
+        io::Error::other("the engine process is not in the PID namespace of the agent")
+    })?;
+    let process = match Pidfd::open(pid) {
+        Ok(process) => process,
+        // It has ended since.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Some(EngineProcess {
+        pid,
+        process,
+        connection: Connection::new(socket).map_err(io::Error::other)?,
+        folder: folder.clone(),
+        adopted,
+    }))
+}
+
+/// Returns the user ID of the engine process of a pod: always the same, and another for each pod.
+fn uid(pod_uid: &str) -> u32 {
+    use sha2::Digest as _;
+    let hash: [u8; 32] = sha2::Sha256::digest(pod_uid.as_bytes()).into();
+    let [a, b, c, d, ..] = hash;
+    // The first one is that of `engine unmount`.
+    FIRST_UID + 1 + u32::from_le_bytes([a, b, c, d]) % (FIRST_UID - 1)
+}
+
+/// The path of the program beside the agent's.
+fn beside_agent() -> io::Result<PathBuf> {
+    Ok(std::env::current_exe()?.with_file_name("engine"))
+}

@@ -1,0 +1,161 @@
+//! The cgroup of an engine process: a child of its pool pod's, so that the pod pays for it and is bounded by it. Not of
+//! the pool container's: the kubelet has the kernel kill all processes of a container together.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crds::ByteSize;
+use host::cgroup::{PodCgroup, of_pod};
+
+/// Where a node's cgroups are mounted. The agent's own mount shows those of its container on some nodes.
+const MOUNT: &str = "sys/fs/cgroup";
+
+/// Name of the child.
+const NAME: &str = "engine";
+
+/// Memory of a pod and of its engine process, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Least limit of a pod in which the engine process has room. Pods of earlier releases have a lower one.
+    pub(super) pod: u64,
+    pub(super) engine: u64,
+}
+
+/// Creates the cgroup below the pod of a process, from the text of the process's cgroup file and the root folder of the
+/// node. Returns a folder for each
+/// hierarchy: one for version 2 of cgroups.
+///
+/// # Errors
+/// The pod's cgroup is not found, has no room for the limit, or the child cannot be created.
+pub(super) fn create(node: &Path, pool: &str, limits: Limits) -> io::Result<Vec<PathBuf>> {
+    create_in(&node.join(MOUNT), pool, limits)
+}
+
+fn create_in(root: &Path, pool: &str, limits: Limits) -> io::Result<Vec<PathBuf>> {
+    let mut made = Vec::new();
+    for PodCgroup {
+        controllers,
+        pod,
+        container,
+    } in of_pod(pool)
+    {
+        let hierarchy = root.join(controllers.strip_prefix("name=").unwrap_or(controllers));
+        let pod = hierarchy.join(pod.trim_start_matches('/'));
+        if !pod.is_dir() {
+            continue;
+        }
+        let unified = controllers.is_empty();
+        let memory = if unified {
+            Some("memory.max")
+        } else {
+            let own = controllers.split(',').any(|one| one == "memory");
+            own.then_some("memory.limit_in_bytes")
+        };
+        if let Some(memory) = memory {
+            check_room(&pod.join(memory), limits)?;
+        }
+        let folder = pod.join(NAME);
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        if let Some(memory) = memory {
+            fs::write(folder.join(memory), limits.engine.to_string())?;
+        }
+        follow_cpuset(&pod.join(container), &folder)?;
+        made.push(folder);
+    }
+    if made.is_empty() {
+        return Err(io::Error::other(format!(
+            "the cgroup of the pool pod is not below {}",
+            root.display()
+        )));
+    }
+    Ok(made)
+}
+
+/// Checks that the limit of the pod has room for the engine process.
+fn check_room(file: &Path, limits: Limits) -> io::Result<()> {
+    // "max" is no limit.
+    let limit: Option<u64> = fs::read_to_string(file)?.trim().parse().ok();
+    match limit {
+        Some(limit) if limit < limits.pod => Err(io::Error::other(format!(
+            "the memory limit of the pool pod is {}; with an engine process it needs {}: replace the pod",
+            ByteSize(limit),
+            ByteSize(limits.pod)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Copies the processors and NUMA nodes that the pool container may use. Version 1 of cgroups admits no process before.
+fn follow_cpuset(container: &Path, folder: &Path) -> io::Result<()> {
+    for name in ["cpuset.cpus", "cpuset.mems"] {
+        let text = match fs::read_to_string(container.join(name)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        // Empty in version 2: no restriction.
+        if !text.trim().is_empty() && folder.join(name).exists() {
+            fs::write(folder.join(name), text.trim())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "0b7c1a52-3d4e-4f60-8a9b-0c1d2e3f4a5b";
+    const LIMITS: Limits = Limits {
+        pod: 300,
+        engine: 100,
+    };
+
+    /// A hierarchy with the cgroups of a pod and its container, and a limit of the pod.
+    fn hierarchy(root: &Path, name: &str, file: &str, limit: &str) -> PathBuf {
+        let pod = root.join(name).join(format!("kubepods/pod{UID}"));
+        fs::create_dir_all(pod.join("ab")).unwrap();
+        fs::write(pod.join(file), limit).unwrap();
+        pod
+    }
+
+    #[test]
+    fn a_child_of_the_pod_is_made_in_every_hierarchy_of_either_version() {
+        let root = tempfile::tempdir().unwrap();
+        let pods = [("memory", "memory.limit_in_bytes"), ("systemd", "tasks")]
+            .map(|(name, file)| hierarchy(root.path(), name, file, "400\n"));
+        let text = format!(
+            "4:memory:/kubepods/pod{UID}/ab\n3:name=systemd:/kubepods/pod{UID}/ab\n2:rdma:/\n"
+        );
+        let made = create_in(root.path(), &text, LIMITS).unwrap();
+        assert_eq!(made, pods.map(|pod| pod.join("engine")));
+        let limit = fs::read_to_string(made[0].join("memory.limit_in_bytes")).unwrap();
+        assert_eq!(limit, "100");
+
+        let root = tempfile::tempdir().unwrap();
+        let pod = hierarchy(root.path(), "", "memory.max", "max\n");
+        let text = format!("0::/kubepods/pod{UID}/ab\n");
+        let made = create_in(root.path(), &text, LIMITS).unwrap();
+        assert_eq!(made, [pod.join("engine")]);
+        assert_eq!(
+            fs::read_to_string(made[0].join("memory.max")).unwrap(),
+            "100"
+        );
+        // A successor finds it.
+        assert!(create_in(root.path(), &text, LIMITS).is_ok());
+    }
+
+    #[test]
+    fn a_pod_without_room_for_an_engine_process_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        hierarchy(root.path(), "", "memory.max", "299\n");
+        let text = format!("0::/kubepods/pod{UID}/ab\n");
+        let error = create_in(root.path(), &text, LIMITS).unwrap_err();
+        assert!(error.to_string().contains("replace the pod"), "{error}");
+        assert!(create_in(root.path(), "0::/user.slice\n", LIMITS).is_err());
+    }
+}

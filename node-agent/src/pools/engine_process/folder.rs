@@ -1,0 +1,114 @@
+//! The folders of engine processes in the agent's state folder, one for each pool pod: control socket, message of a
+//! panic, and the pod's last assignment. Only root can enter them.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use crds::node::PoolAssignment;
+use sys::net::seqpacket;
+
+/// Name of the file with the assignment.
+const ASSIGNMENT: &str = "assignment";
+
+/// The folder of all.
+#[derive(Debug)]
+pub(crate) struct Folders(PathBuf);
+
+/// The folder of one pod.
+#[derive(Debug, Clone)]
+pub(super) struct Folder(PathBuf);
+
+impl Folders {
+    pub(super) fn open(state: &Path) -> io::Result<Self> {
+        let path = state.join("engines");
+        make(&path)?;
+        Ok(Self(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn of(&self, pod_uid: &str) -> Folder {
+        Folder(self.0.join(pod_uid))
+    }
+
+    /// Returns the last assignment of a pod that an agent of this node has served; `None` for another pod.
+    pub(crate) fn assignment(&self, pod_uid: &str) -> Option<PoolAssignment> {
+        let text = fs::read(self.of(pod_uid).0.join(ASSIGNMENT)).ok()?;
+        let assignment: PoolAssignment = serde_json::from_slice(&text)
+            .inspect_err(|error| tracing::warn!(pod_uid, %error, "the last assignment of a pool pod cannot be read"))
+            .ok()?;
+        (assignment.pod_uid == pod_uid).then_some(assignment)
+    }
+
+    /// Stores the assignment of a pod. A failure is logged: a successor then needs the API server to serve the pod.
+    pub(crate) fn save(&self, assignment: &PoolAssignment) {
+        let folder = self.of(&assignment.pod_uid).0;
+        let write = || {
+            make(&folder)?;
+            let fresh = folder.join("assignment.new");
+            fs::write(&fresh, serde_json::to_vec(assignment)?)?;
+            fs::rename(fresh, folder.join(ASSIGNMENT))
+        };
+        if let Err(error) = write() {
+            tracing::warn!(folder = %folder.display(), %error, "cannot store the assignment of a pool pod");
+        }
+    }
+
+    /// Removes the folder of a pod that has ended.
+    pub(crate) fn remove(&self, pod_uid: &str) {
+        // Absent where the pod was never served.
+        let _ = fs::remove_dir_all(self.of(pod_uid).0);
+    }
+
+    /// Removes the folders of pods that ended while no agent ran, and whose engine processes have ended too.
+    pub(crate) fn remove_ended(&self, runs: impl Fn(&str) -> bool) {
+        let Ok(entries) = fs::read_dir(&self.0) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(pod_uid) = name.to_str() else {
+                continue;
+            };
+            let is_folder = entry.file_type().is_ok_and(|of| of.is_dir());
+            if is_folder
+                && !runs(pod_uid)
+                && seqpacket::connect_path(&self.of(pod_uid).control()).is_err()
+            {
+                self.remove(pod_uid);
+            }
+        }
+    }
+}
+
+impl Folder {
+    /// The control socket.
+    pub(super) fn control(&self) -> PathBuf {
+        self.0.join("control")
+    }
+
+    /// The message of a panic.
+    pub(super) fn panic(&self) -> PathBuf {
+        self.0.join("panic")
+    }
+
+    /// Creates the folder and removes the socket of an ended process.
+    pub(super) fn clear(&self) -> io::Result<()> {
+        make(&self.0)?;
+        match fs::remove_file(self.control()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+}

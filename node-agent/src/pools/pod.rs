@@ -1,0 +1,359 @@
+//! The task of one pool pod: keeps an engine process running for it, tells that what the operator assigns and which
+//! addresses are admitted, answers its calls, and reports what it reports. Parses nothing that the pod sends.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crds::node::{PoolAssignment, PoolReport, PoolState};
+use crds::reason::Reason;
+use engine_process::control::message::{ADDRESSES_LIMIT, Listed, PodAssignment, ToEngine};
+use pool::handover::record::Key;
+use sys::net::Namespace;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::admission::Admitted;
+use super::engine_process::{EngineProcess, EngineProcesses, PoolPod, StartError};
+use super::memory_budget::{MemoryBudget, PoolId, to_touch};
+use super::mounts::Mounts;
+use super::processes::{PoolProcess, Process};
+use crate::publish::report::Reporter;
+
+mod calls;
+mod messages;
+
+/// Silence after which an engine process counts as hung. It sends its counters every 2 seconds.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How long an engine process may take to unmount and end after its pool process.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Wait before the first repeated start, and the longest.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// An engine process that served this long resets the wait.
+const STABLE: Duration = Duration::from_secs(10);
+
+/// Shared by the tasks of all pool pods.
+pub(crate) struct Context {
+    pub(crate) proc: PathBuf,
+    pub(crate) key: Key,
+    pub(crate) engines: EngineProcesses,
+    pub(crate) budget: MemoryBudget,
+    pub(crate) mounts: Arc<Mounts>,
+    pub(crate) reporter: Reporter,
+    /// Absent without Kubernetes.
+    pub(crate) kubernetes: Option<kube::Client>,
+}
+
+/// State of one pool pod.
+struct Pod {
+    context: Arc<Context>,
+    uid: String,
+    process: Process,
+    network: Arc<Namespace>,
+    assignment: PodAssignment,
+    admission: Option<Admitted>,
+}
+
+/// Why an engine process no longer serves.
+enum End {
+    /// It has ended.
+    Ended,
+    /// It was silent for [`SILENCE`].
+    Hung,
+    /// Its connection failed; it may still run.
+    Disconnected(pool::handover::Error),
+}
+
+/// Serves one pool pod until its process has ended and its memory is released. `known` is its last assignment.
+pub(crate) async fn run(
+    context: Arc<Context>,
+    found: PoolProcess,
+    known: PoolAssignment,
+    mut assigned: watch::Receiver<Option<PodAssignment>>,
+) {
+    let uid = found.pod_uid.clone();
+    let opened = Process::open(&context.proc, found.pid)
+        .and_then(|process| Ok((process.network()?, process)));
+    let (network, process) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            return tracing::info!(pid = found.pid, %error, "the pool process has ended");
+        }
+    };
+    let pool = PoolId {
+        namespace: known.namespace.clone(),
+        cluster: known.cluster.clone(),
+        pool: known.pool.clone(),
+    };
+    let untouched = to_touch(&known, known.size.0);
+    context.budget.add(&uid, pool, &known.pod_name, untouched);
+    context.mounts.set_served(&uid, true);
+    context.engines.folders().save(&known);
+    tracing::info!(
+        namespace = known.namespace,
+        pid = found.pid,
+        "found a pool pod"
+    );
+    let mut pod = Pod {
+        uid: uid.clone(),
+        process,
+        network: Arc::new(network),
+        assignment: PodAssignment {
+            listed: Listed::Unknown,
+            pool: known,
+        },
+        admission: None,
+        context: Arc::clone(&context),
+    };
+    pod.keep_served(&mut assigned).await;
+    context.mounts.set_served(&uid, false);
+    context.budget.ended(&uid);
+    context.engines.folders().remove(&uid);
+    context.reporter.retain_pools(|known| *known != uid);
+    tracing::info!("the pool pod has ended");
+}
+
+impl Pod {
+    async fn keep_served(&mut self, assigned: &mut watch::Receiver<Option<PodAssignment>>) {
+        self.assign(assigned.borrow_and_update().clone());
+        let client = self.context.kubernetes.clone();
+        self.admission = client.map(|client| Admitted::watch(client, &self.assignment.pool));
+        let mut wait = FIRST_WAIT;
+        while self.process.runs() {
+            let pod = PoolPod {
+                uid: &self.uid,
+                process: &self.process,
+                size: self.assignment.pool.size.0,
+                page_size: self.assignment.pool.page_size,
+            };
+            let engine = match self.context.engines.obtain(&pod).await {
+                Ok(engine) => engine,
+                Err(error) => {
+                    tracing::warn!(%error, "no engine process serves the pool pod: retrying");
+                    self.report(reason(&error), format!("{error}; retrying"));
+                    wait = self.pause(wait, assigned).await;
+                    continue;
+                }
+            };
+            tracing::info!(
+                pid = engine.pid,
+                adopted = engine.adopted,
+                "an engine process serves the pool pod"
+            );
+            let begun = Instant::now();
+            match self.serve(&engine, assigned).await {
+                End::Ended if !self.process.runs() => return,
+                End::Ended => {
+                    let panic = engine.panic_message().unwrap_or_default();
+                    tracing::warn!(
+                        pid = engine.pid,
+                        panic,
+                        "the engine process ended: replacing it"
+                    );
+                    let message = format!("the engine process ended and is replaced. {panic}");
+                    self.report(Reason::EngineNotRunning, message.trim().to_owned());
+                }
+                End::Hung => {
+                    let message = format!(
+                        "the engine process reported nothing for {} s; it is killed and replaced",
+                        SILENCE.as_secs()
+                    );
+                    tracing::warn!(pid = engine.pid, message);
+                    self.report(Reason::EngineHung, message);
+                    engine.kill();
+                    let _ = timeout(SILENCE, engine.ended()).await;
+                }
+                End::Disconnected(error) => {
+                    tracing::warn!(pid = engine.pid, %error, "the connection to the engine process failed: connecting again");
+                }
+            }
+            if begun.elapsed() >= STABLE {
+                wait = FIRST_WAIT;
+            } else {
+                wait = self.pause(wait, assigned).await;
+            }
+        }
+    }
+
+    /// Waits before the next start. Returns the wait after that.
+    async fn pause(
+        &mut self,
+        wait: Duration,
+        assigned: &mut watch::Receiver<Option<PodAssignment>>,
+    ) -> Duration {
+        sleep(wait).await;
+        self.assign(assigned.borrow_and_update().clone());
+        (wait * 2).min(LONGEST_WAIT)
+    }
+
+    /// Serves with one engine process until it ends.
+    async fn serve(
+        &mut self,
+        engine: &EngineProcess,
+        assigned: &mut watch::Receiver<Option<PodAssignment>>,
+    ) -> End {
+        match self.exchange(engine, assigned).await {
+            // A process that has ended has closed its connection too.
+            Err(error) => match timeout(FIRST_WAIT, engine.ended()).await {
+                Ok(()) => End::Ended,
+                Err(_) => End::Disconnected(error),
+            },
+            Ok(end) => end,
+        }
+    }
+
+    async fn exchange(
+        &mut self,
+        engine: &EngineProcess,
+        assigned: &mut watch::Receiver<Option<PodAssignment>>,
+    ) -> Result<End, pool::handover::Error> {
+        self.send_assignment(engine).await?;
+        self.send_admission(engine).await?;
+        let mut heard = Instant::now();
+        let mut pool_ended = None;
+        loop {
+            let silence = heard + SILENCE;
+            tokio::select! {
+                received = engine.receive() => {
+                    heard = Instant::now();
+                    self.receive(engine, received?).await?;
+                }
+                changed = assigned.changed() => {
+                    if changed.is_err() {
+                        // This agent ends. The engine process goes on.
+                        return std::future::pending().await;
+                    }
+                    self.assign(assigned.borrow_and_update().clone());
+                    self.send_assignment(engine).await?;
+                }
+                () = changed(self.admission.as_mut()) => self.send_admission(engine).await?,
+                () = tokio::time::sleep_until(silence) => {
+                    if !engine.is_starved() {
+                        return Ok(End::Hung);
+                    }
+                    tracing::warn!(pid = engine.pid, "the engine process waits for a processor");
+                    heard = Instant::now();
+                }
+            }
+            if !self.process.runs() {
+                let since = *pool_ended.get_or_insert_with(Instant::now);
+                if since.elapsed() > END_DEADLINE {
+                    return Ok(End::Hung);
+                }
+            }
+        }
+    }
+
+    /// Applies an assignment, and stores it for a successor that cannot reach the API server.
+    fn assign(&mut self, assigned: Option<PodAssignment>) {
+        let Some(assignment) = assigned else { return };
+        if assignment.listed == Listed::Yes && assignment.pool != self.assignment.pool {
+            self.context.engines.folders().save(&assignment.pool);
+        }
+        self.assignment = assignment;
+    }
+
+    async fn send_assignment(&self, engine: &EngineProcess) -> Result<(), pool::handover::Error> {
+        let assignment = Box::new(self.assignment.clone());
+        engine.send(&ToEngine::Assign { assignment }, None).await
+    }
+
+    /// Sends the admitted addresses once they are known.
+    async fn send_admission(&self, engine: &EngineProcess) -> Result<(), pool::handover::Error> {
+        let Some(addresses) = self.admission.as_ref().and_then(Admitted::now) else {
+            return Ok(());
+        };
+        for message in admission(&addresses) {
+            engine.send(&message, None).await?;
+        }
+        Ok(())
+    }
+
+    /// Reports that no engine process serves the pod.
+    fn report(&self, reason: Reason, message: String) {
+        let of = &self.assignment.pool;
+        let report = PoolReport {
+            pod_uid: self.uid.clone(),
+            namespace: of.namespace.clone(),
+            pod_name: of.pod_name.clone(),
+            state: PoolState::Waiting.into(),
+            reason: reason.into(),
+            message,
+            endpoint: String::new(),
+            master_pod_uid: String::new(),
+            data_epoch: 0,
+            segments: Vec::new(),
+            mounted: None,
+            page_size_obtained: None,
+        };
+        self.context.reporter.set_pool(report, of);
+        self.context.reporter.set_traffic(&self.uid, None);
+    }
+}
+
+/// Divides the admitted addresses into messages.
+fn admission(addresses: &BTreeSet<IpAddr>) -> Vec<ToEngine> {
+    let all: Vec<IpAddr> = addresses.iter().copied().collect();
+    let mut messages: Vec<ToEngine> = all
+        .chunks(ADDRESSES_LIMIT)
+        .map(|part| ToEngine::Admit {
+            addresses: part.to_vec(),
+            last: false,
+        })
+        .collect();
+    match messages.last_mut() {
+        Some(ToEngine::Admit { last, .. }) => *last = true,
+        _ => messages.push(ToEngine::Admit {
+            addresses: Vec::new(),
+            last: true,
+        }),
+    }
+    messages
+}
+
+fn reason(error: &StartError) -> Reason {
+    match error {
+        StartError::NoAnswer(_) | StartError::NotEnded => Reason::EngineHung,
+        StartError::Prepare(_) | StartError::Start(_) => Reason::EngineNotRunning,
+    }
+}
+
+/// Waits for a change of the admitted addresses; forever without Kubernetes.
+async fn changed(admission: Option<&mut Admitted>) {
+    match admission {
+        Some(admission) => admission.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn admitted_addresses_are_sent_in_parts_and_none_as_an_empty_list() {
+        let many: BTreeSet<IpAddr> = (0..2_500_u32)
+            .map(|n| IpAddr::from((0xc612_0000 + n).to_be_bytes()))
+            .collect();
+        let mut sent = BTreeSet::new();
+        let mut ends = Vec::new();
+        for message in admission(&many) {
+            if let ToEngine::Admit { addresses, last } = message {
+                sent.extend(addresses);
+                ends.push(last);
+            }
+        }
+        assert_eq!((sent, ends), (many, vec![false, false, true]));
+        let none = ToEngine::Admit {
+            addresses: Vec::new(),
+            last: true,
+        };
+        assert_eq!(admission(&BTreeSet::new()), [none]);
+    }
+}

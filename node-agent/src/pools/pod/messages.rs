@@ -1,0 +1,96 @@
+//! What an engine process sends: reports, counters, lines of its log, and calls.
+
+use crds::node::{PoolAssignment, PoolReport};
+use engine_process::control::message::{FromEngine, Report, ToEngine};
+use pool::handover::{self, EXTENT_LIMIT};
+
+use super::Pod;
+use crate::pools::engine_process::EngineProcess;
+use crate::publish::report::PEERS_LIMIT;
+
+/// Longest text of a report in bytes.
+const TEXT_LIMIT: usize = 1_024;
+
+impl Pod {
+    pub(super) async fn receive(
+        &self,
+        engine: &EngineProcess,
+        message: FromEngine,
+    ) -> Result<(), handover::Error> {
+        match message {
+            FromEngine::Hello { .. } => {}
+            FromEngine::Call { id, call } => {
+                let (answer, socket) = self.answer(call).await;
+                let answer = ToEngine::Answer { id, answer };
+                engine.send(&answer, socket).await?;
+            }
+            FromEngine::Report(report) => {
+                let Report { pool, memory } = *report;
+                self.context.budget.set(&self.uid, memory);
+                let pool = bounded(pool, &self.assignment.pool);
+                self.context.reporter.set_pool(pool, &self.assignment.pool);
+            }
+            FromEngine::Traffic { mut traffic } => {
+                if let Some(traffic) = &mut traffic {
+                    traffic.worst_peers.truncate(PEERS_LIMIT);
+                }
+                self.context.reporter.set_traffic(&self.uid, traffic);
+            }
+            FromEngine::Log { level, line } => match level.as_str() {
+                "ERROR" => tracing::error!(engine = engine.pid, "{line}"),
+                "WARN" => tracing::warn!(engine = engine.pid, "{line}"),
+                "DEBUG" => tracing::debug!(engine = engine.pid, "{line}"),
+                "TRACE" => tracing::trace!(engine = engine.pid, "{line}"),
+                _ => tracing::info!(engine = engine.pid, "{line}"),
+            },
+        }
+        Ok(())
+    }
+}
+
+/// Makes a report one of this pod that fits the node's status. The process may be under the control of an intruder, who must
+/// not prevent the status of the other pods.
+fn bounded(mut report: PoolReport, of: &PoolAssignment) -> PoolReport {
+    report.pod_uid.clone_from(&of.pod_uid);
+    report.pod_name.clone_from(&of.pod_name);
+    report.namespace.clone_from(&of.namespace);
+    let texts = [
+        &mut report.message,
+        &mut report.endpoint,
+        &mut report.master_pod_uid,
+    ];
+    texts
+        .into_iter()
+        .chain(&mut report.segments)
+        .for_each(|text| {
+            text.truncate(text.floor_char_boundary(TEXT_LIMIT));
+        });
+    report.segments.truncate(EXTENT_LIMIT);
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_another_pod_or_of_any_length_becomes_one_of_this_pod() {
+        let of: PoolAssignment = serde_json::from_value(serde_json::json!({
+            "podUid": "u", "podName": "p", "namespace": "n", "cluster": "c", "clusterUid": "cu", "pool": "default",
+            "size": "1Gi", "pageSize": "4Ki", "numaPolicy": "Spread", "drainSeconds": 5,
+        }))
+        .unwrap();
+        let report: PoolReport = serde_json::from_value(serde_json::json!({
+            "podUid": "other", "podName": "other", "namespace": "kube-system", "state": "Serving",
+            "reason": "AsExpected", "message": "é".repeat(TEXT_LIMIT), "segments": vec!["s"; 5_000],
+        }))
+        .unwrap();
+        let bounded = bounded(report, &of);
+        assert_eq!(
+            [&bounded.pod_uid, &bounded.pod_name, &bounded.namespace],
+            ["u", "p", "n"]
+        );
+        assert!(bounded.message.len() <= TEXT_LIMIT);
+        assert_eq!(bounded.segments.len(), EXTENT_LIMIT);
+    }
+}

@@ -1,0 +1,202 @@
+//! Engine processes that outlive their agents, end, hang, and have no rights.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pool::handover::{self, ADDRESS, Connection};
+use rustix::process::{Pid, Signal, kill_process};
+use sys::net::{Namespace, seqpacket};
+
+use crate::peers::{Client, Master};
+use crate::stage::{Node, PATIENCE, eventually, kill};
+
+const POD: &str = "eeee0000-0000-4000-8000-000000000005";
+const SEGMENT: &str = "c.default.n1.0";
+const MIB: u64 = 1 << 20;
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// A pool that serves keys, with its node, peers and agent.
+async fn serving(node: &Node) -> (Master, Client, [tokio::process::Child; 2]) {
+    let master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let children = [node.pool(POD), node.agent()];
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    assert_eq!(client.put("k", 8, MIB).await, (8, 0));
+    (master, client, children)
+}
+
+async fn serves(node: &Node) {
+    eventually("the pool is served", || node.shows("Serving", "AsExpected")).await;
+}
+
+/// Waits for another engine process than the former one.
+async fn successor(node: &Node, former: u32) -> u32 {
+    eventually("another engine process runs", || async {
+        node.engine_process().filter(|pid| *pid != former)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn agents_that_are_killed_cost_no_operation_and_their_successors_adopt_the_engine_process() {
+    let node = Node::new().await;
+    let (_master, mut client, [_pool, mut agent]) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    let connections = node.connections();
+    assert!(connections > 0);
+    node.unassign();
+    for _ in 0..3 {
+        kill(agent).await;
+        assert_eq!(client.verify("k", 8, MIB).await, (8, 0), "without an agent");
+        agent = node.agent();
+        serves(&node).await;
+        assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+        assert_eq!(node.engine_process(), Some(engine));
+        assert_eq!(node.connections(), connections, "none was closed");
+    }
+    assert_eq!(client.segments().await, [SEGMENT]);
+}
+
+#[tokio::test]
+async fn a_killed_engine_process_is_replaced_and_no_key_is_lost() {
+    let node = Node::new().await;
+    let (_master, mut client, _children) = serving(&node).await;
+    let mut failures = 0;
+    let mut cut = 0;
+    for _ in 0..3 {
+        let engine = node.engine_process().unwrap();
+        cut += node.connections();
+        signal(engine, Signal::KILL);
+        successor(&node, engine).await;
+        serves(&node).await;
+        // A closed pooled connection of the stock client fails its next transfer, and sometimes the one after,
+        // before a byte is sent.
+        for _ in 0..2 {
+            let (right, failed) = client.verify("k", 8, MIB).await;
+            assert_eq!(right + failed, 8);
+            failures += failed;
+        }
+        assert!(failures <= 2 * cut, "{failures} failed of {cut} cut");
+    }
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+    assert_eq!(client.segments().await, [SEGMENT]);
+}
+
+#[tokio::test]
+async fn a_stopped_engine_process_is_named_and_replaced_while_the_agent_answers() {
+    let node = Node::new().await;
+    let (_master, mut client, _children) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    signal(engine, Signal::STOP);
+    let stopped = Instant::now();
+    let mut slowest = Duration::ZERO;
+    while node.engine_process().is_none_or(|pid| pid == engine) {
+        let asked = Instant::now();
+        let ready = node.http("/readyz").await;
+        slowest = slowest.max(asked.elapsed());
+        assert_eq!(ready.as_deref().map(str::trim), Some("active"));
+        assert!(stopped.elapsed() < PATIENCE, "not replaced");
+    }
+    println!("replaced after {:?}", stopped.elapsed());
+    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+    serves(&node).await;
+    // The connections of the client were closed.
+    for _ in 0..2 {
+        client.verify("k", 8, MIB).await;
+    }
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+}
+
+#[tokio::test]
+async fn an_engine_process_has_no_rights_and_no_files() {
+    let node = Node::new().await;
+    let (_master, _client, [pool, agent]) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    let status = fs::read_to_string(format!("/proc/{engine}/status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().trim().to_owned()
+    };
+    for name in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+        assert_eq!(field(name), "0000000000000000", "{name}");
+    }
+    assert_eq!(field("NoNewPrivs:"), "1");
+    assert_eq!(field("Seccomp:"), "2");
+    assert_eq!(field("Groups:"), "");
+    let uids: Vec<u32> = field("Uid:")
+        .split_whitespace()
+        .map(|uid| uid.parse().unwrap())
+        .collect();
+    assert!(
+        uids.iter().all(|uid| *uid == uids[0] && *uid > 65_536),
+        "{uids:?}"
+    );
+    let root = fs::read_dir(format!("/proc/{engine}/root")).unwrap();
+    assert_eq!(root.count(), 0, "files in its root");
+    let namespace = |pid: u32, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
+    let pool = pool.id().unwrap();
+    assert_eq!(namespace(engine, "net"), namespace(pool, "net"));
+    for kind in ["mnt", "pid_for_children", "ipc", "uts"] {
+        assert_ne!(
+            namespace(engine, kind),
+            namespace(agent.id().unwrap(), kind),
+            "{kind}"
+        );
+    }
+    // Nothing of the agent is open in it: its log and its files.
+    let open = fs::read_dir(format!("/proc/{engine}/fd")).unwrap();
+    for descriptor in open {
+        let target = fs::read_link(descriptor.unwrap().path()).unwrap();
+        let target = target.display().to_string();
+        let known = ["socket:", "pipe:", "anon_inode:", "/memfd:", "/dev/null"];
+        let own_file = target.ends_with("/panic");
+        assert!(
+            own_file || known.iter().any(|kind| target.starts_with(kind)),
+            "{target}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn segments_are_unmounted_by_the_engine_process_without_an_agent() {
+    let node = Node::new().await;
+    let (_master, mut client, [pool, agent]) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    kill(agent).await;
+    kill(pool).await;
+    let since = Instant::now();
+    while !client.segments().await.is_empty() {
+        assert!(since.elapsed() < Duration::from_secs(10), "still mounted");
+    }
+    eventually("the engine process has ended", || async {
+        (!fs::exists(format!("/proc/{engine}")).unwrap()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_agent_of_release_0_1_0_that_attaches_after_a_rollback_ends_the_engine_process() {
+    let node = Node::new().await;
+    let (_master, mut client, [_pool, agent]) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    kill(agent).await;
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+    // That agent connects to the pool process itself.
+    let path = format!("/proc/{}/ns/net", node.pod.pid());
+    let inside = Namespace::open(Path::new(&path)).unwrap();
+    let socket = inside.run(|| seqpacket::connect(ADDRESS)).unwrap();
+    let mut other = handover::Client::new(Connection::new(socket).unwrap());
+    other.attach().await.unwrap();
+    eventually("the engine process has ended", || async {
+        (!fs::exists(format!("/proc/{engine}")).unwrap()).then_some(())
+    })
+    .await;
+    assert_eq!(client.segments().await, [SEGMENT], "it unmounts nothing");
+    assert!(other.record().await.unwrap().is_some());
+}
