@@ -59,7 +59,7 @@ pub struct Args {
     /// Fraction of used space above which objects are evicted.
     #[arg(long = "eviction_high_watermark_ratio", default_value_t = 0.90, value_parser = ratio)]
     eviction_high_watermark_ratio: f64,
-    /// Seconds without a sign of life after which a client's segments are unmounted.
+    /// Seconds without a request after which a client's segments are unmounted.
     #[arg(long = "client_ttl", default_value_t = 10)]
     client_ttl: u64,
     /// Seconds after which another writer may start a put of the same key.

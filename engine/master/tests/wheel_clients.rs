@@ -63,7 +63,7 @@ impl Store {
 }
 
 /// What a writer, a reader and a storing client see of one master.
-async fn story(host: &Host, master: std::net::SocketAddr) -> Vec<Value> {
+async fn operations(host: &Host, master: std::net::SocketAddr) -> Vec<Value> {
     let mut owner = Store::start(host, master, 64 << 20).await;
     let mut writer = Store::start(host, master, 0).await;
     let mut reader = Store::start(host, master, 0).await;
@@ -149,9 +149,9 @@ async fn story(host: &Host, master: std::net::SocketAddr) -> Vec<Value> {
 async fn every_operation_of_the_wheel_gives_the_results_that_it_has_with_the_stock_master() {
     let host = Host::new().await;
     let _ours = host.ours(&[]).await;
-    let ours = story(&host, OURS).await;
+    let ours = operations(&host, OURS).await;
     let _stock = host.stock(&[]).await;
-    let stock = story(&host, STOCK).await;
+    let stock = operations(&host, STOCK).await;
     for (ours, stock) in ours.iter().zip(&stock) {
         assert_eq!(ours, stock);
     }

@@ -58,12 +58,12 @@ pub fn serve(settings: Serve) -> anyhow::Result<()> {
         .with(lines.clone().with_filter(filter))
         .init();
     // The agent reads standard error until it is closed. From then on nothing of the agent is held.
-    let said = detach_output()?;
+    let stderr = detach_output()?;
     let confined = confine(settings.identity);
     if let Err(error) = &confined {
-        writeln!(File::from(said), "{error:#}")?;
+        writeln!(File::from(stderr), "{error:#}")?;
     } else {
-        drop(said);
+        drop(stderr);
     }
     confined?;
     tokio::runtime::Builder::new_current_thread()
@@ -81,15 +81,15 @@ pub(crate) fn confine(identity: Identity) -> anyhow::Result<()> {
     Ok(sandbox::confine(identity)?)
 }
 
-/// Replaces the three standard descriptors by the ends of a pipe that nobody reads; writes fail when it is full. Returns
+/// Replaces the three standard descriptors by the ends of a pipe without a reader; writes fail when it is full. Returns
 /// the former standard error.
 fn detach_output() -> anyhow::Result<OwnedFd> {
-    let said = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
+    let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
     let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     rustix::stdio::dup2_stdin(&read)?;
     rustix::stdio::dup2_stdout(&write)?;
     rustix::stdio::dup2_stderr(&write)?;
-    Ok(said)
+    Ok(stderr)
 }
 
 fn open(settings: &Serve) -> anyhow::Result<Opened> {
@@ -147,7 +147,7 @@ fn report_panics(file: File) {
     std::panic::set_hook(Box::new(move |panic| {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("unnamed").to_owned();
-        // Nobody is left to tell of an error.
+        // An error of this write cannot be reported.
         let _ = writeln!(file.lock(), "thread {name}: {panic}");
         std::process::abort();
     }));

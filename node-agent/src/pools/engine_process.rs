@@ -204,21 +204,24 @@ impl EngineProcesses {
             .spawn()
             .map_err(StartError::Prepare)?;
         // The process closes its standard error when it is in its sandbox.
-        let mut said = String::new();
+        let mut message = String::new();
         let started = async {
             if let Some(stderr) = child.stderr.take() {
-                stderr.take(MESSAGE_LIMIT).read_to_string(&mut said).await?;
+                stderr
+                    .take(MESSAGE_LIMIT)
+                    .read_to_string(&mut message)
+                    .await?;
             }
             child.wait().await
         };
         let started = timeout(START_DEADLINE, started).await;
-        let said = said.trim();
+        let message = message.trim();
         match started {
-            Ok(Ok(status)) if status.success() && said.is_empty() => Ok(()),
-            Ok(Ok(status)) => Err(StartError::Start(format!("{said} ({status})"))),
+            Ok(Ok(status)) if status.success() && message.is_empty() => Ok(()),
+            Ok(Ok(status)) => Err(StartError::Start(format!("{message} ({status})"))),
             Ok(Err(error)) => Err(StartError::Start(error.to_string())),
             Err(_) => Err(StartError::Start(format!(
-                "it is not ready after {START_DEADLINE:?} {said}"
+                "it is not ready after {START_DEADLINE:?} {message}"
             ))),
         }
     }
@@ -250,9 +253,9 @@ impl EngineProcesses {
         if output.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said: String = said.trim().chars().take(1_000).collect();
-        Err(said)
+        let message = String::from_utf8_lossy(&output.stderr);
+        let message: String = message.trim().chars().take(1_000).collect();
+        Err(message)
     }
 }
 

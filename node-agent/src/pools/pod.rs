@@ -1,5 +1,5 @@
-//! The task of one pool pod: keeps an engine process running for it, tells that what the operator assigns and which
-//! addresses are admitted, answers its calls, and reports what it reports. Parses nothing that the pod sends.
+//! The task of one pool pod: keeps an engine process running for it, sends it the assignment and the admitted
+//! addresses, answers its calls, and passes its reports on. Parses nothing that the pod sends.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -215,13 +215,13 @@ impl Pod {
     ) -> Result<End, pool::handover::Error> {
         self.send_assignment(engine).await?;
         self.send_admission(engine).await?;
-        let mut heard = Instant::now();
+        let mut last_message = Instant::now();
         let mut pool_ended = None;
         loop {
-            let silence = heard + SILENCE;
+            let silence = last_message + SILENCE;
             tokio::select! {
                 received = engine.receive() => {
-                    heard = Instant::now();
+                    last_message = Instant::now();
                     self.receive(engine, received?).await?;
                 }
                 changed = assigned.changed() => {
@@ -238,7 +238,7 @@ impl Pod {
                         return Ok(End::Hung);
                     }
                     tracing::warn!(pid = engine.pid, "the engine process waits for a processor");
-                    heard = Instant::now();
+                    last_message = Instant::now();
                 }
             }
             if !self.process.runs() {

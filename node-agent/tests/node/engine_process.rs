@@ -1,10 +1,15 @@
 //! Engine processes that outlive their agents, end, hang, and have no rights.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use pool::handover::message::Request;
 use pool::handover::{self, ADDRESS, Connection};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::net::{Namespace, seqpacket};
 
@@ -199,4 +204,76 @@ async fn an_agent_of_release_0_1_0_that_attaches_after_a_rollback_ends_the_engin
     .await;
     assert_eq!(client.segments().await, [SEGMENT], "it unmounts nothing");
     assert!(other.record().await.unwrap().is_some());
+}
+
+/// Connects to the pool process as an agent does, and receives its listeners.
+async fn listeners(node: &Node) -> [OwnedFd; 2] {
+    let path = format!("/proc/{}/ns/net", node.pod.pid());
+    let inside = Namespace::open(Path::new(&path)).unwrap();
+    let socket = inside.run(|| seqpacket::connect(ADDRESS)).unwrap();
+    let mut client = handover::Client::new(Connection::new(socket).unwrap());
+    client.attach().await.unwrap();
+    client.descriptors::<2>(Request::Listeners).await.unwrap()
+}
+
+/// Makes a listener blocking and takes its connections, until told to stop. Returns how many.
+fn steal(listener: &OwnedFd, stop: &AtomicBool) -> u64 {
+    let tick = Timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    let mut stolen = 0;
+    while !stop.load(Ordering::Relaxed) {
+        // The flag belongs to the open file description, which the engine process shares.
+        rustix::io::ioctl_fionbio(listener, false).unwrap();
+        let mut polled = [PollFd::new(listener, PollFlags::IN)];
+        if rustix::event::poll(&mut polled, Some(&tick)) == Ok(1) {
+            rustix::io::ioctl_fionbio(listener, true).unwrap();
+            stolen += u64::from(rustix::net::accept(listener).is_ok());
+        }
+    }
+    rustix::io::ioctl_fionbio(listener, true).unwrap();
+    stolen
+}
+
+#[tokio::test]
+async fn a_pool_process_that_blocks_and_empties_its_listeners_harms_no_agent_and_is_served_again() {
+    let node = Node::new().await;
+    let (_master, mut client, _children) = serving(&node).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let thieves = listeners(&node).await.map(|listener| {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || steal(&listener, &stop))
+    });
+    let connections = "import socket, time\n\
+        while True:\n    \
+            held = [socket.create_connection((\"10.77.0.2\", port)) for port in (12001, 12002)]\n    \
+            time.sleep(0.2)";
+    let mut connecting = node
+        .peers
+        .command("python3")
+        .args(["-c", connections])
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut slowest = Duration::ZERO;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(15) {
+        let asked = Instant::now();
+        let ready = node.http("/readyz").await;
+        assert_eq!(ready.as_deref().map(str::trim), Some("active"));
+        slowest = slowest.max(asked.elapsed());
+    }
+    stop.store(true, Ordering::Relaxed);
+    println!("slowest answer of the agent: {slowest:?}");
+    assert!(connecting.try_wait().unwrap().is_none());
+    connecting.kill().await.unwrap();
+    let stolen: u64 = thieves.into_iter().map(|thief| thief.join().unwrap()).sum();
+    println!("{stolen} connections stolen");
+    assert!(stolen > 0);
+    serves(&node).await;
+    for _ in 0..3 {
+        client.verify("k", 8, MIB).await;
+    }
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
 }

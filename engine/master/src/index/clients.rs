@@ -1,4 +1,4 @@
-//! Clients that have shown a sign of life.
+//! Clients, and when each sent its last request.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Records a sign of life.
+    /// Records a request.
     pub(crate) fn seen(&mut self, client: Uuid, expires: Moment) {
         self.known
             .entry(client)

@@ -27,7 +27,7 @@ pub struct Settings {
     pub eviction_ratio: f64,
     /// Fraction of used space above which objects are evicted.
     pub high_watermark: f64,
-    /// Time without a sign of life after which a client's segments are unmounted.
+    /// Time without a request after which a client's segments are unmounted.
     pub client_ttl: Duration,
     /// Time after which another writer may start a put of the same key.
     pub put_discard: Duration,

@@ -116,7 +116,7 @@ impl Link {
         }
     }
 
-    /// Takes over a connection. Only root can reach the socket: its folder admits nobody else.
+    /// Takes over a connection. Only root can reach the socket: its folder admits root only.
     async fn greet(&mut self, socket: OwnedFd, calls: &mut Calls) -> Option<Attached> {
         let agent = Attached {
             connection: Connection::new(socket).ok()?,

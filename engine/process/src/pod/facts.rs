@@ -80,7 +80,7 @@ impl Pod {
         }
     }
 
-    /// Returns the master in which the record says that the epoch is mounted.
+    /// Returns the master in which the epoch is mounted, from the record.
     pub(super) fn mounted_in(&self) -> Option<&MasterInstance> {
         self.record.as_ref()?.mounted_in.as_ref()
     }

@@ -16,7 +16,7 @@ use crate::pools::{available_memory, handover, mounts};
 const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
 impl Pod {
-    /// Answers a call, with a socket if it asks for one.
+    /// Answers a call, with a socket for `Connect`.
     pub(super) async fn answer(&self, call: Call) -> (Answer, Option<OwnedFd>) {
         let answer = match call {
             Call::Connect => return self.connect().await,
