@@ -78,25 +78,28 @@ async fn an_engine_process_has_no_rights_and_a_cgroup_below_its_pool_pod() -> an
                     let (Some(controllers), Some(path)) = (controllers, path) else {
                         anyhow::bail!("{line}");
                     };
-                    let needed = ["memory", "cpu", "pids"];
-                    if !controllers.is_empty()
-                        && !controllers.split(',').any(|one| needed.contains(&one))
-                    {
-                        continue;
-                    }
-                    // A hierarchy of version 2 without controllers, beside those of version 1.
-                    if controllers.is_empty() && Path::new("/sys/fs/cgroup/memory").is_dir() {
+                    // A hierarchy without pods is not the kubelet's.
+                    if !path.contains("kubepods") {
                         continue;
                     }
                     ensure!(path.ends_with(&format!("pod{uid}/engine")), "{line}");
+                    let hybrid = Path::new("/sys/fs/cgroup/unified").is_dir();
+                    let hierarchy = match controllers.strip_prefix("name=").unwrap_or(controllers) {
+                        "" if hybrid => "unified",
+                        name => name,
+                    };
                     cgroups.push(
                         Path::new("/sys/fs/cgroup")
-                            .join(controllers)
+                            .join(hierarchy)
                             .join(path.trim_start_matches('/')),
                     );
                 }
             }
-            ensure!(!cgroups.is_empty(), "no cgroup");
+            let memory = cgroups.iter().filter(|path| {
+                let limits = ["memory.max", "memory.limit_in_bytes"];
+                limits.iter().any(|limit| path.join(limit).exists())
+            });
+            ensure!(memory.count() == 2, "no limits of memory: {cgroups:?}");
             namespace.delete().await?;
             eventually("the cgroups are removed with their pods", SOON, || async {
                 let left: Vec<_> = cgroups.iter().filter(|path| path.exists()).collect();

@@ -23,8 +23,8 @@ pub(super) struct Limits {
 }
 
 /// Creates the cgroup below the pod of a process, from the text of the process's cgroup file and the root folder of the
-/// node. Returns a folder for each
-/// hierarchy: one for version 2 of cgroups.
+/// node. Returns a folder for each hierarchy of version 1, and one for version 2. A process that stayed in a cgroup of the
+/// agent's pod in any of them would keep the kubelet from deleting that pod.
 ///
 /// # Errors
 /// The pod's cgroup is not found, has no room for the limit, or the child cannot be created.
@@ -40,17 +40,24 @@ fn create_in(root: &Path, pool: &str, limits: Limits) -> io::Result<Vec<PathBuf>
         container,
     } in of_pod(pool)
     {
-        let hierarchy = root.join(controllers.strip_prefix("name=").unwrap_or(controllers));
+        let unified = controllers.is_empty();
+        // Where version 1 has the controllers, version 2 is mounted beside them.
+        let hybrid = unified && !root.join("cgroup.controllers").exists();
+        let hierarchy = match controllers {
+            "" if hybrid => root.join("unified"),
+            controllers => root.join(controllers.strip_prefix("name=").unwrap_or(controllers)),
+        };
         let pod = hierarchy.join(pod.trim_start_matches('/'));
         if !pod.is_dir() {
             continue;
         }
-        let unified = controllers.is_empty();
-        let memory = if unified {
-            Some("memory.max")
-        } else {
-            let own = controllers.split(',').any(|one| one == "memory");
-            own.then_some("memory.limit_in_bytes")
+        let memory = match unified {
+            true if hybrid => None,
+            true => Some("memory.max"),
+            false => {
+                let own = controllers.split(',').any(|one| one == "memory");
+                own.then_some("memory.limit_in_bytes")
+            }
         };
         if let Some(memory) = memory {
             check_room(&pod.join(memory), limits)?;
@@ -126,10 +133,15 @@ mod tests {
     #[test]
     fn a_child_of_the_pod_is_made_in_every_hierarchy_of_either_version() {
         let root = tempfile::tempdir().unwrap();
-        let pods = [("memory", "memory.limit_in_bytes"), ("systemd", "tasks")]
-            .map(|(name, file)| hierarchy(root.path(), name, file, "400\n"));
+        let files = [
+            ("memory", "memory.limit_in_bytes"),
+            ("systemd", "tasks"),
+            ("unified", "cgroup.procs"),
+        ];
+        let pods = files.map(|(name, file)| hierarchy(root.path(), name, file, "400\n"));
         let text = format!(
-            "4:memory:/kubepods/pod{UID}/ab\n3:name=systemd:/kubepods/pod{UID}/ab\n2:rdma:/\n"
+            "4:memory:/kubepods/pod{UID}/ab\n3:name=systemd:/kubepods/pod{UID}/ab\n2:rdma:/\n\
+             0::/kubepods/pod{UID}/ab\n"
         );
         let made = create_in(root.path(), &text, LIMITS).unwrap();
         assert_eq!(made, pods.map(|pod| pod.join("engine")));
@@ -137,6 +149,7 @@ mod tests {
         assert_eq!(limit, "100");
 
         let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("cgroup.controllers"), "memory\n").unwrap();
         let pod = hierarchy(root.path(), "", "memory.max", "max\n");
         let text = format!("0::/kubepods/pod{UID}/ab\n");
         let made = create_in(root.path(), &text, LIMITS).unwrap();
@@ -152,6 +165,7 @@ mod tests {
     #[test]
     fn a_pod_without_room_for_an_engine_process_is_named() {
         let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("cgroup.controllers"), "memory\n").unwrap();
         hierarchy(root.path(), "", "memory.max", "299\n");
         let text = format!("0::/kubepods/pod{UID}/ab\n");
         let error = create_in(root.path(), &text, LIMITS).unwrap_err();
