@@ -90,7 +90,7 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
         settings.engine().data_threads,
         &settings.log,
     );
-    let engines = engines.context("cannot use the folder of engine processes")?;
+    let engines = engines.context("cannot prepare engine processes")?;
     publish_state.send_replace(AgentState::Active);
     tracing::info!(
         node = name,

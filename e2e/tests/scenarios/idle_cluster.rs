@@ -1,14 +1,14 @@
 //! An idle cluster: nothing is written to the API server except Leases, and memory stays below its limit.
 
+use super::engine_process::engine_processes;
 use anyhow::ensure;
 use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use mooncake_e2e::product::NAMESPACE;
 use mooncake_e2e::scenario::audit::Audit;
-use mooncake_e2e::scenario::{
-    Pool, Product, Seen, StockPod, StockWork, TestCluster, eventually, processes,
-};
+use mooncake_e2e::scenario::processes::{self, Process};
+use mooncake_e2e::scenario::{Pool, Product, Seen, StockPod, StockWork, TestCluster, eventually};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(90);
@@ -16,6 +16,8 @@ const SOON: Duration = Duration::from_secs(90);
 const SETTLED: Duration = Duration::from_secs(5);
 /// Memory limit of an operator, and of an agent with its supervisor.
 const MEMORY: u64 = 60 << 20;
+/// Memory limit of an engine process.
+const ENGINE_MEMORY: u64 = 12 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
@@ -24,23 +26,28 @@ async fn an_idle_cluster_writes_nothing_to_the_api_server() -> anyhow::Result<()
     let watched = product.scale.of("seconds at rest", 60, 300);
     product
         .run("rest", async move |product, namespace| {
-            Pool::small(&namespace).await?;
+            let pool = Pool::small(&namespace).await?;
             StockPod::new("idle", StockWork::Idle)
                 .node("n1")
                 .inject("kv")
                 .start(&namespace)
                 .await?;
             namespace.pod_ready("idle", SOON).await?;
-            at_rest(&product, Duration::from_secs(watched)).await
+            let engines = engine_processes(&pool.pods().await?)?;
+            at_rest(&product, &engines, Duration::from_secs(watched)).await
         })
         .await
 }
 
-async fn at_rest(product: &Product, watched: Duration) -> anyhow::Result<()> {
+async fn at_rest(product: &Product, engines: &[Process], watched: Duration) -> anyhow::Result<()> {
     settled(&product.cluster).await?;
     let mut pods = product.pods(COMPONENT_OPERATOR).await?;
     pods.extend(product.pods(COMPONENT_AGENT).await?);
     let before = pods.iter().map(cpu).collect::<anyhow::Result<Vec<_>>>()?;
+    let engines_before = engines
+        .iter()
+        .map(Process::cpu)
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let audit = Audit::from_now(&product.cluster)?;
     // The test is that nothing happens for a while.
     tokio::time::sleep(watched).await;
@@ -61,6 +68,19 @@ async fn at_rest(product: &Product, watched: Duration) -> anyhow::Result<()> {
         );
         ensure!(memory <= MEMORY, "{} uses {memory} bytes", pod.name_any());
     }
+    for (engine, before) in engines.iter().zip(engines_before) {
+        let memory = engine.memory()?;
+        let used = engine.cpu()?.saturating_sub(before);
+        println!(
+            "engine process: {:.1} MiB, {:.2} % of a core",
+            mebibytes(memory),
+            100.0 * used.as_secs_f64() / watched.as_secs_f64()
+        );
+        ensure!(
+            memory <= ENGINE_MEMORY,
+            "an engine process uses {memory} bytes"
+        );
+    }
     let lines: Vec<_> = writes.iter().map(ToString::to_string).collect();
     ensure!(lines.is_empty(), "written at rest:\n{}", lines.join("\n"));
     Ok(())
@@ -79,15 +99,15 @@ pub(super) async fn settled(cluster: &TestCluster) -> anyhow::Result<()> {
 }
 
 fn cpu(pod: &Pod) -> anyhow::Result<Duration> {
-    ours(pod)?.iter().map(processes::Process::cpu).sum()
+    ours(pod)?.iter().map(Process::cpu).sum()
 }
 
 fn memory(pod: &Pod) -> anyhow::Result<u64> {
-    ours(pod)?.iter().map(processes::Process::memory).sum()
+    ours(pod)?.iter().map(Process::memory).sum()
 }
 
 /// The pod's processes without the pause process.
-fn ours(pod: &Pod) -> anyhow::Result<Vec<processes::Process>> {
+fn ours(pod: &Pod) -> anyhow::Result<Vec<Process>> {
     processes::of_pod(pod, "--log=")
 }
 

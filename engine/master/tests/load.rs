@@ -240,8 +240,8 @@ fn echo(request: usize, reply: usize) -> Duration {
     let server = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.set_nodelay(true).unwrap();
-        let (mut asked, answer) = (vec![0; request], vec![0; reply]);
-        while stream.read_exact(&mut asked).is_ok() && stream.write_all(&answer).is_ok() {}
+        let (mut received, answer) = (vec![0; request], vec![0; reply]);
+        while stream.read_exact(&mut received).is_ok() && stream.write_all(&answer).is_ok() {}
     });
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();

@@ -27,7 +27,7 @@ async fn http(host: &Host, address: SocketAddr, method: &str, path: &str) -> (u1
     );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // The stock master keeps the connection, so the length says where the body ends.
+    // The stock master keeps the connection, so the length marks the end of the body.
     let read = async {
         loop {
             let text = String::from_utf8_lossy(&answer).to_lowercase();

@@ -1,4 +1,4 @@
-//! The hand-over of memory, listeners and record from a pool process to the node's agent: packets over a Unix
+//! The hand-over of memory, listeners and record from a pool process to its engine process, which the node's agent connects: packets over a Unix
 //! socket in the pool pod's network namespace.
 
 pub mod client;

@@ -70,7 +70,7 @@ impl State {
             last_request: None,
             record: None,
             serving: false,
-            reason: "waiting for the agent of this node".to_owned(),
+            reason: "waiting for the engine process on this node".to_owned(),
             ending: None,
         }
     }
@@ -247,7 +247,7 @@ impl State {
             .is_none_or(|last_request| now.saturating_duration_since(last_request) > AGENT_SILENCE);
         let reason = if silent && self.last_request.is_some() {
             format!(
-                "the agent of node {} is silent; its last status: {}",
+                "the engine process on node {} is silent; its last status: {}",
                 self.settings.node_name, self.reason
             )
         } else {

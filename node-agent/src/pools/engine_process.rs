@@ -41,7 +41,7 @@ const END_PERIOD: Duration = Duration::from_millis(10);
 /// How long a message may wait for the process to make room.
 const SEND_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Limit for unmounting the segments of an ended pool pod.
+/// Limit for unmounting the segments of an ended pool pod, by its engine process or by a child.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Longest message of a failed start, in bytes.
@@ -152,6 +152,24 @@ impl EngineProcesses {
         let started = started.ok_or_else(|| StartError::NoAnswer("it has ended".to_owned()))?;
         started.greeted().await?;
         Ok(started)
+    }
+
+    /// Waits until no engine process of a pod whose pool process has ended runs any more: until then it may hold the pod's
+    /// memory. It ends by itself when it has unmounted; one that does not is killed.
+    pub(crate) async fn wait_for_end(&self, pod_uid: &str) {
+        let folder = self.folders.of(pod_uid);
+        let Ok(Some(running)) = connect(&folder, true) else {
+            return;
+        };
+        if timeout(UNMOUNT_DEADLINE, running.ended()).await.is_err() {
+            tracing::warn!(
+                pid = running.pid,
+                "killing the engine process of an ended pool pod"
+            );
+            running.kill();
+            // The kernel may not let it go; until it does, its memory is not free.
+            running.ended().await;
+        }
     }
 
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {

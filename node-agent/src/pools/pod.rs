@@ -112,6 +112,7 @@ pub(crate) async fn run(
         context: Arc::clone(&context),
     };
     pod.keep_served(&mut assigned).await;
+    context.engines.wait_for_end(&uid).await;
     context.mounts.set_served(&uid, false);
     context.budget.ended(&uid);
     context.engines.folders().remove(&uid);

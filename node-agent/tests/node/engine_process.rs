@@ -102,9 +102,9 @@ async fn a_stopped_engine_process_is_named_and_replaced_while_the_agent_answers(
     let stopped = Instant::now();
     let mut slowest = Duration::ZERO;
     while node.engine_process().is_none_or(|pid| pid == engine) {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let ready = node.http("/readyz").await;
-        slowest = slowest.max(asked.elapsed());
+        slowest = slowest.max(requested.elapsed());
         assert_eq!(ready.as_deref().map(str::trim), Some("active"));
         assert!(stopped.elapsed() < PATIENCE, "not replaced");
     }
@@ -216,7 +216,7 @@ async fn listeners(node: &Node) -> [OwnedFd; 2] {
     client.descriptors::<2>(Request::Listeners).await.unwrap()
 }
 
-/// Makes a listener blocking and takes its connections, until told to stop. Returns how many.
+/// Makes a listener blocking and takes its connections, until `stop` is set. Returns how many.
 fn steal(listener: &OwnedFd, stop: &AtomicBool) -> u64 {
     let tick = Timespec {
         tv_sec: 0,
@@ -259,10 +259,10 @@ async fn a_pool_process_that_blocks_and_empties_its_listeners_harms_no_agent_and
     let mut slowest = Duration::ZERO;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(15) {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let ready = node.http("/readyz").await;
         assert_eq!(ready.as_deref().map(str::trim), Some("active"));
-        slowest = slowest.max(asked.elapsed());
+        slowest = slowest.max(requested.elapsed());
     }
     stop.store(true, Ordering::Relaxed);
     println!("slowest answer of the agent: {slowest:?}");

@@ -63,7 +63,7 @@ pub(crate) struct Segments {
     names: Vec<Name>,
     by_name: HashMap<Box<str>, usize>,
     random: u64,
-    /// Sums may exceed 64 bits: the size of a segment is what its owner says.
+    /// Sums may exceed 64 bits: the owner of a segment reports its size.
     capacity: u128,
     used: u128,
     /// Never becomes less.

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Master;
 
-/// Bytes that a read asks for.
+/// Bytes of one read.
 const READ: usize = 16 << 10;
 /// Bytes that each connection may buffer without a permit.
 const FREE: usize = 64 << 10;

@@ -25,7 +25,11 @@ impl Program {
     /// # Errors
     /// The program is missing, or cannot be copied.
     pub(super) fn install(folders: &Folders) -> io::Result<Self> {
-        let bytes = fs::read(beside_agent()?)?;
+        let source = beside_agent()?;
+        let bytes = fs::read(&source).map_err(|error| {
+            let cause = format!("the engine program {}: {error}", source.display());
+            io::Error::new(error.kind(), cause)
+        })?;
         let hash = Sha256::digest(&bytes);
         let hash: String = hash[..16]
             .iter()
