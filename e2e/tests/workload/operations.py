@@ -130,6 +130,7 @@ def replicas(store):
     report("put of two replicas", code=store.put(key, want, config))
     described = store.get_replica_desc(key)
     endpoints = {one.get_memory_descriptor().buffer_descriptor.transport_endpoint for one in described}
+    print(f"replicas lie at {sorted(endpoints)}", flush=True)
     report("replicas", count=len(described), apart=len(endpoints))
     report("get of replicas", answer=shown(store.get(key), want))
     report("remove of replicas", code=retry_remove(store, key))

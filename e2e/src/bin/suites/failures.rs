@@ -1,15 +1,38 @@
-//! Excerpts of a test run that explain its failures, without I/O.
+//! What the output of a test run states about its failures, without I/O.
+
+use std::collections::BTreeSet;
 
 /// Longest excerpt, in lines.
 const LINES: usize = 16;
 /// Number of excerpts that are kept; a run that fails completely repeats itself.
 const EXCERPTS: usize = 12;
 
-/// Collects the excerpts from the lines of a run.
+/// Collects the excerpts and the names of the failed tests from the lines of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
     excerpts: Vec<Vec<String>>,
     inside: bool,
+    tests: BTreeSet<String>,
+    listing: bool,
+    /// Programs that cargo reports as failed, those whose summary counts failed tests, and the sum of these counts.
+    failed_programs: usize,
+    summaries: usize,
+    counted: usize,
+}
+
+/// The number of failed tests in a summary of libtest, `test result: FAILED. 3 passed; 1 failed; …`.
+fn failed_count(line: &str) -> Option<usize> {
+    let (counts, _) = line
+        .strip_prefix("test result: FAILED. ")?
+        .split_once(" failed;")?;
+    counts.rsplit(' ').next()?.parse().ok()
+}
+
+/// The name in a line of libtest's list of failed tests. Documentation tests have names with spaces, which no filter of
+/// `cargo test` selects.
+fn listed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("    ")
+        .filter(|name| !name.is_empty() && !name.contains(' '))
 }
 
 /// Whether an excerpt begins: the error of a test, a panic, a compiler error, or the list of failed tests.
@@ -41,6 +64,7 @@ fn without_marks(line: &str) -> &str {
 
 impl Collector {
     pub(crate) fn add(&mut self, line: &str) {
+        self.note_failed_test(line);
         let line = if begins(without_marks(line)) {
             without_marks(line)
         } else {
@@ -60,6 +84,36 @@ impl Collector {
         if let Some(excerpt) = self.excerpts.last_mut() {
             excerpt.push(line.to_owned());
             self.inside = excerpt.len() < LINES;
+        }
+    }
+
+    fn note_failed_test(&mut self, line: &str) {
+        if line.starts_with("error: test failed") || line.starts_with("error: doctest failed") {
+            self.failed_programs += 1;
+        }
+        if let Some(count) = failed_count(line) {
+            self.summaries += 1;
+            self.counted += count;
+        }
+        if line.trim_end() == "failures:" {
+            self.listing = true;
+        } else if self.listing {
+            match listed_test(line) {
+                Some(name) => {
+                    self.tests.insert(name.to_owned());
+                }
+                None => self.listing = false,
+            }
+        }
+    }
+
+    /// The names of the failed tests, if these explain the whole failure: a program that a signal ended, or one that was
+    /// not built, lists no tests.
+    pub(crate) fn tests(&self) -> BTreeSet<String> {
+        if self.summaries == self.failed_programs && self.counted == self.tests.len() {
+            self.tests.clone()
+        } else {
+            BTreeSet::new()
         }
     }
 
@@ -113,6 +167,29 @@ mod tests {
                 "failures:\n    a_door_opens"
             ]
         );
+    }
+
+    fn tests(text: &str) -> Vec<String> {
+        let mut collector = Collector::default();
+        text.lines().for_each(|line| collector.add(line));
+        collector.tests().into_iter().collect()
+    }
+
+    const TWO: &str = "failures:\n\n---- a::x stdout ----\n    not_a_test\n\nfailures:\n    a::x\n    b\n\ntest result: FAILED. 3 passed; 2 failed; 0 ignored\n\nerror: test failed, to rerun pass `--lib`\n";
+
+    #[test]
+    fn failed_tests_are_collected_from_the_lists_of_all_programs() {
+        let other = "failures:\n    c\n\ntest result: FAILED. 0 passed; 1 failed; 0 ignored\nerror: test failed, to rerun pass `--test x`\n";
+        assert_eq!(tests(TWO), ["a::x", "b"]);
+        assert_eq!(tests(&format!("{TWO}{other}")), ["a::x", "b", "c"]);
+    }
+
+    #[test]
+    fn failed_tests_are_not_named_when_they_do_not_explain_the_failure() {
+        let killed = "error: test failed, to rerun pass `--test x`\n\nCaused by:\n  process didn't exit successfully (signal: 6)\n";
+        assert!(tests(&format!("{TWO}{killed}")).is_empty());
+        let documentation = "failures:\n    src/lib.rs - f (line 3)\n\ntest result: FAILED. 0 passed; 1 failed;\nerror: doctest failed\n";
+        assert!(tests(&format!("{TWO}{documentation}")).is_empty());
     }
 
     #[test]

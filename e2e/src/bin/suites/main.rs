@@ -12,6 +12,7 @@ use local_cluster::needs::{self, Needs, packages};
 use local_cluster::{Cluster, Settings, cluster};
 use mooncake_e2e::product;
 use mooncake_e2e::scenario::cluster_names;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -29,18 +30,42 @@ const CLUSTER_MEMORY: u64 = 4 << 30;
 const FUZZ_SECONDS: [u32; 2] = [10, 300];
 /// A suite is ended after this many times its budget.
 const BUDGETS: u32 = 3;
+/// With reduced counts, at most this many failed tests of a command get a second attempt. More are not an accident.
+const SECOND_ATTEMPTS: usize = 2;
 
 /// The result of one suite.
 struct Outcome {
     suite: &'static Suite,
     took: Duration,
     failed: Option<Failure>,
+    /// First attempts that failed, of tests that passed at the second.
+    unstable: Vec<Failure>,
+}
+
+impl Outcome {
+    /// `passed` or `FAILED`, with the number of tests that needed a second attempt.
+    fn result(&self) -> String {
+        let tests: usize = self.unstable.iter().map(|first| first.tests.len()).sum();
+        match (&self.failed, tests) {
+            (Some(_), _) => "FAILED".to_owned(),
+            (None, 0) => "passed".to_owned(),
+            (None, tests) => format!("passed, {tests} at the second attempt"),
+        }
+    }
 }
 
 /// The failed command of a suite, and the parts of its output that explain the failure.
 struct Failure {
     command: String,
     excerpts: Vec<String>,
+    tests: BTreeSet<String>,
+}
+
+impl Failure {
+    /// Whether its tests get a second attempt: only if the output names them and they are few.
+    fn repeatable(&self) -> bool {
+        (1..=SECOND_ATTEMPTS).contains(&self.tests.len())
+    }
 }
 
 fn main() -> ExitCode {
@@ -107,14 +132,33 @@ fn run_suite(suite: &'static Suite, full: bool) -> Outcome {
         suite.name, suite.about, suite.budget
     );
     let started = Instant::now();
-    let failed = lines(suite, full)
-        .iter()
-        .find_map(|line| cargo(suite, line, full).err());
+    let mut unstable = Vec::new();
+    let failed = lines(suite, full).iter().find_map(|line| {
+        let first = cargo(suite, line, full).err()?;
+        if full || !first.repeatable() {
+            return Some(first);
+        }
+        let again = only_tests(line, &first.tests);
+        println!("== {}: second attempt of {:?}", suite.name, first.tests);
+        let second = cargo(suite, &again, full).err();
+        if second.is_none() {
+            unstable.push(first);
+        }
+        second
+    });
     Outcome {
         suite,
         took: started.elapsed(),
         failed,
+        unstable,
     }
+}
+
+/// The arguments of cargo that run only these tests.
+fn only_tests(line: &str, tests: &BTreeSet<String>) -> String {
+    let separator = if line.contains(" -- ") { "" } else { " --" };
+    let names: Vec<_> = tests.iter().map(String::as_str).collect();
+    format!("{line}{separator} --exact {}", names.join(" "))
 }
 
 /// Arguments of cargo, one line per run.
@@ -170,6 +214,7 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
     run.shown(|line| collector.add(line))
         .map_err(|error| Failure {
             command: error.to_string(),
+            tests: collector.tests(),
             excerpts: collector.excerpts(),
         })
 }
@@ -182,14 +227,10 @@ fn clusters_at_a_time() -> u64 {
 fn table(outcomes: &[Outcome], full: bool) -> String {
     let mut table =
         String::from("| suite | shows | result | minutes | budget |\n|---|---|---|---|---|\n");
-    for Outcome {
-        suite,
-        took,
-        failed,
-    } in outcomes
-    {
+    for outcome in outcomes {
+        let Outcome { suite, took, .. } = outcome;
         let minutes = took.as_secs_f64() / 60.0;
-        let result = if failed.is_some() { "FAILED" } else { "passed" };
+        let result = outcome.result();
         let over = if !full && minutes > f64::from(suite.budget) {
             ", over"
         } else {
@@ -202,9 +243,11 @@ fn table(outcomes: &[Outcome], full: bool) -> String {
             suite.name, suite.about, suite.budget
         );
     }
-    for Failure { command, excerpts } in outcomes
+    for Failure {
+        command, excerpts, ..
+    } in outcomes
         .iter()
-        .filter_map(|outcome| outcome.failed.as_ref())
+        .flat_map(|outcome| outcome.unstable.iter().chain(&outcome.failed))
     {
         let _ = writeln!(table, "\n{command}");
         for excerpt in excerpts {
@@ -227,11 +270,7 @@ fn save(outcomes: &[Outcome]) -> Result<(), Box<dyn std::error::Error>> {
     let state = if changed { ", with changes" } else { "" };
     let ran = outcomes.iter().map(|outcome| {
         let minutes = outcome.took.as_secs_f64() / 60.0;
-        let result = if outcome.failed.is_some() {
-            "FAILED"
-        } else {
-            "passed"
-        };
+        let result = outcome.result();
         let row = format!("{result} | {minutes:.1} | {}{state}", commit.trim());
         (outcome.suite.name, row)
     });

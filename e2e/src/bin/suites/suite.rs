@@ -13,7 +13,8 @@ pub(crate) struct Suite {
 }
 
 pub(crate) enum Kind {
-    /// Runs cargo once per line of arguments.
+    /// Runs cargo once per line of arguments. With several test programs a line needs `--no-fail-fast`, because a second
+    /// attempt runs the failed tests only.
     Cargo(&'static [&'static str]),
     /// Runs these targets of `engine/proto/fuzz`.
     Fuzz(&'static [&'static str]),
@@ -37,7 +38,9 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "tests of every crate: units, properties, golden files",
         budget: 10,
         machine: true,
-        kind: Kind::Cargo(&["test --quiet --workspace --locked --exclude mooncake-e2e"]),
+        kind: Kind::Cargo(&[
+            "test --quiet --workspace --locked --no-fail-fast --exclude mooncake-e2e",
+        ]),
     },
     Suite {
         name: "fuzz",
@@ -52,7 +55,7 @@ pub(crate) const SUITES: &[Suite] = &[
         budget: 14,
         machine: true,
         kind: Kind::Cargo(&[
-            "test --quiet --package mooncake-e2e --locked --lib --bins --test tidy --test language --test chart",
+            "test --quiet --package mooncake-e2e --locked --no-fail-fast --lib --bins --test tidy --test language --test chart",
         ]),
     },
     Suite {
@@ -61,7 +64,7 @@ pub(crate) const SUITES: &[Suite] = &[
         budget: 6,
         machine: true,
         kind: Kind::Cargo(&[
-            "test --quiet --workspace --exclude mooncake-e2e --locked --test api_server -- --include-ignored --test-threads=3",
+            "test --quiet --workspace --exclude mooncake-e2e --locked --no-fail-fast --test api_server -- --include-ignored --test-threads=3",
         ]),
     },
     Suite {
