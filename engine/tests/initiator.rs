@@ -129,7 +129,11 @@ async fn bytes_are_written_and_read_back_in_slices_over_several_connections() {
     bounded(ours.endpoint.transfer(read, soon())).await.unwrap();
     ours.region.copy_out(4097, &mut there).unwrap();
     assert!(there == bytes);
-    assert_eq!(theirs.endpoint.stats().requests, 18);
+    // The peer counts a read after its last byte is sent.
+    rig::until("18 requests are counted", || {
+        theirs.endpoint.stats().requests == 18
+    })
+    .await;
     assert!((2..=4).contains(&theirs.endpoint.stats().connections));
 }
 
@@ -227,12 +231,11 @@ async fn a_transfer_with_an_unresponsive_peer_ends_at_its_deadline() {
     let silent = peer(2, move |_, stream| keep.send(stream).unwrap());
     for op in [Op::Read, Op::Write] {
         let begun = Instant::now();
-        let deadline = begun + Duration::from_millis(200);
+        let deadline = begun + Duration::from_secs(2);
         let transfer = transfer(op, &ours, &silent.name, 0, 1000);
         let mut batch = ours.endpoint.submit(&[transfer], deadline);
         let error = bounded(batch.outcome()).await.unwrap_err();
-        let late = begun.elapsed();
-        assert!((200..2000).contains(&late.as_millis()), "{late:?}");
+        assert!(Instant::now() >= deadline, "{:?}", begun.elapsed());
         bounded(batch.released()).await;
         match (op, &error) {
             (Op::Read, TransferError::Failed { stage, cause, .. })
@@ -317,18 +320,20 @@ async fn a_link_that_the_peer_closed_costs_no_failed_write() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_is_cut_ends_its_connection_with_a_reset() {
     let ours = Rig::new(quick());
-    let (tell, heard) = std::sync::mpsc::channel();
+    let (report, reported) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
     let slow = peer(2, move |_, mut stream| {
         let mut start = [0; 24 + 100];
         stream.read_exact(&mut start).unwrap();
         let mut rest = Vec::new();
-        // Waits until the transfer was cut; what it left in the kernels is readable before the reset.
-        std::thread::park_timeout(Duration::from_millis(500));
-        tell.send(stream.read_to_end(&mut rest).map_err(|error| error.kind()))
+        // What the cut transfer left in the kernels is readable before the reset.
+        ended.recv().unwrap();
+        report
+            .send(stream.read_to_end(&mut rest).map_err(|error| error.kind()))
             .unwrap();
     });
     let write = transfer(Op::Write, &ours, &slow.name, 0, 16 << 20);
-    let deadline = Instant::now() + Duration::from_millis(200);
+    let deadline = Instant::now() + Duration::from_secs(2);
     let error = bounded(ours.endpoint.transfer(write, deadline))
         .await
         .unwrap_err();
@@ -336,7 +341,8 @@ async fn a_write_that_is_cut_ends_its_connection_with_a_reset() {
         matches!(error, TransferError::Indeterminate { .. }),
         "{error}"
     );
-    let end = heard.recv_timeout(rig::TIMEOUT).unwrap();
+    end.send(()).unwrap();
+    let end = reported.recv_timeout(rig::TIMEOUT).unwrap();
     assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
 }
 
@@ -370,7 +376,8 @@ async fn a_new_connection_that_breaks_is_an_error_at_once() {
         matches!(error, TransferError::Indeterminate { .. }),
         "{error}"
     );
-    assert!(begun.elapsed() < Duration::from_secs(2));
+    // Not at their deadlines.
+    assert!(begun.elapsed() < rig::TIMEOUT);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -523,22 +530,25 @@ async fn an_unreachable_peer_is_not_tried_without_a_pause() {
     let (count, connections) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         while let Ok((stream, _)) = gone.accept() {
-            drop(stream);
             if count.send(()).is_err() {
                 return;
             }
+            drop(stream);
         }
     });
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(1) {
+    let mut attempts = 0;
+    while attempts < 5 {
         let read = transfer(Op::Read, &ours, &name, 0, 8);
         bounded(ours.endpoint.transfer(read, soon()))
             .await
             .unwrap_err();
+        attempts += connections.try_iter().count();
+        assert!(begun.elapsed() < rig::TIMEOUT, "{attempts} attempts");
     }
-    // At 0, 50, 150, 350 and 750 ms.
-    let attempts = connections.try_iter().count();
-    assert!((3..=6).contains(&attempts), "{attempts}");
+    // At the earliest at 0, 50, 150, 350 and 750 ms.
+    assert_eq!(attempts, 5);
+    assert!(begun.elapsed() >= Duration::from_millis(750));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -635,12 +645,8 @@ async fn every_transfer_ends_and_is_released_despite_injected_failures() {
                 )
             })
             .collect();
-        let begun = Instant::now();
-        let mut batch = ours
-            .endpoint
-            .submit(&transfer, begun + Duration::from_secs(2));
+        let mut batch = ours.endpoint.submit(&transfer, soon());
         failed += u64::from(bounded(batch.outcome()).await.is_err());
-        assert!(begun.elapsed() < Duration::from_secs(5));
         bounded(batch.released()).await;
     }
     assert!(failed > 0 && failed < 40, "{failed} of 40 batches failed");

@@ -137,11 +137,7 @@ async fn transfers_use_the_endpoints_namespace_and_dead_peers_are_detected() {
     let begun = Instant::now();
     // The idle served connection is closed within the timeout.
     until("the dead peer is found", || theirs.stats().connections == 0).await;
-    assert!(
-        begun.elapsed() <= bound + Duration::from_secs(1),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert!(begun.elapsed() <= 3 * bound, "{:?}", begun.elapsed());
     let error = bounded(ours.transfer(write, Instant::now() + Duration::from_secs(1))).await;
     assert!(error.is_err());
 }

@@ -175,7 +175,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_unhealthy_device_is_published_once_the_policy_is_known() {
-        const SOON: Duration = Duration::from_secs(10);
+        const SOON: Duration = Duration::from_secs(30);
         let text = include_str!("../host/machines/vm-soft-roce.txt");
         let mut snapshot = Host::parse(text).unwrap().snapshot();
         let report = Report {

@@ -15,7 +15,7 @@ const CLIENT: Uuid = Uuid {
     first: 1,
     second: 2,
 };
-const CALL_TIMEOUT: Duration = Duration::from_millis(300);
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Returns a connection and its other end.
 async fn pair() -> (Master, TcpStream) {
@@ -45,7 +45,7 @@ async fn ping_answered_by(bytes: &[u8]) -> Error {
     };
     let begun = Instant::now();
     let (answer, _peer) = tokio::join!(master.ping(CLIENT), answering);
-    assert!(begun.elapsed() < CALL_TIMEOUT * 5, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < CALL_TIMEOUT * 10, "{:?}", begun.elapsed());
     let error = answer.unwrap_err();
     let text = error.to_string();
     assert!(

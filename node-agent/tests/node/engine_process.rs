@@ -109,7 +109,7 @@ async fn a_stopped_engine_process_is_named_and_replaced_while_the_agent_answers(
         assert!(stopped.elapsed() < PATIENCE, "not replaced");
     }
     println!("replaced after {:?}", stopped.elapsed());
-    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+    assert!(slowest < Duration::from_secs(10), "{slowest:?}");
     serves(&node).await;
     // The connections of the client were closed.
     for _ in 0..2 {
@@ -177,7 +177,7 @@ async fn segments_are_unmounted_by_the_engine_process_without_an_agent() {
     kill(pool).await;
     let since = Instant::now();
     while !client.segments().await.is_empty() {
-        assert!(since.elapsed() < Duration::from_secs(10), "still mounted");
+        assert!(since.elapsed() < PATIENCE, "still mounted");
     }
     eventually("the engine process has ended", || async {
         (!fs::exists(format!("/proc/{engine}")).unwrap()).then_some(())

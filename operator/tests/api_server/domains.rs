@@ -30,7 +30,7 @@ use crate::harness::{self, SYSTEM, TEAM};
 const SPEEDUP: f64 = 10.0;
 const PAUSE: Duration = Duration::from_millis(300);
 /// Limit from a step to its condition; generous, for a busy machine.
-const IN_TIME: Duration = Duration::from_secs(10);
+const IN_TIME: Duration = Duration::from_secs(30);
 /// Recordings replayed concurrently.
 const AT_A_TIME: usize = 6;
 

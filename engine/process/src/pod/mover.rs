@@ -85,6 +85,7 @@ impl Mover for EngineMover {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::net::{Ipv4Addr, TcpListener};
     use std::time::Duration;
 
@@ -119,8 +120,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_copy_ends_when_its_source_is_released() {
+        let release_delay = Duration::from_millis(300);
         let policy = Policy {
-            release_delay: Duration::from_millis(300),
+            release_delay,
             ..Policy::default()
         };
         let settings = Settings {
@@ -129,10 +131,15 @@ mod tests {
         };
         let engine = Engine::start_with(settings, |tcp| Box::new(Faulty::new(tcp, policy)));
         let engine = engine.unwrap();
-        // Connects to the target's data port succeed, and nothing answers there.
-        let silent = listener();
-        let (source, source_name) = endpoint(&engine, &silent);
-        let (_target, target_name) = endpoint(&engine, &silent);
+        let broken = listener();
+        let (source, source_name) = endpoint(&engine, &broken);
+        let (_target, target_name) = endpoint(&engine, &broken);
+        // The target's data port takes the whole write, and ends without an answer.
+        let ended = std::thread::spawn(move || {
+            let (mut stream, _) = broken.accept().unwrap();
+            stream.read_exact(&mut [0; 24 + 4096]).unwrap();
+            Instant::now()
+        });
         let fd = memfd::create("test", 4096, PageSize::Base).unwrap();
         let region = Arc::new(Region::map(fd, 4096, PageSize::Base).unwrap());
         let region = source.add_region(region, BASE).unwrap();
@@ -152,13 +159,12 @@ mod tests {
             protocol: "tcp".to_owned(),
             endpoint,
         });
-        let begun = tokio::time::Instant::now();
-        let deadline = begun + Duration::from_millis(200);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         let moved = mover.move_bytes(&source, &target, 4096, deadline).await;
         assert!(
             matches!(moved, Err(MoveError::Indeterminate(_))),
             "{moved:?}"
         );
-        assert!(begun.elapsed() >= Duration::from_millis(500));
+        assert!(ended.join().unwrap().elapsed() >= release_delay);
     }
 }

@@ -223,7 +223,8 @@ async fn a_paused_master_keeps_the_epoch() {
     })
     .await;
     assert!(error.to_string().contains("no answer within 2s"), "{error}");
-    assert!(waited < Duration::from_secs(1), "{waited:?}");
+    // From the end of the call, which takes 2 s.
+    assert!(waited < Duration::from_secs(2), "{waited:?}");
     stock.signal(Signal::CONT);
     reach_mounted(&session, &mine).await;
 }

@@ -151,7 +151,7 @@ async fn next(reports: &mut Reports) -> Vec<HealthStatus> {
 #[tokio::test]
 async fn a_change_is_reported_at_once_and_not_repeated_early() {
     use HealthStatus::{Healthy, Unhealthy, Unknown};
-    let stage = stage(Duration::from_millis(300), LATE);
+    let stage = stage(Duration::from_secs(3), LATE);
     let mut reports = stage.health.reports().boxed();
     assert_eq!(next(&mut reports).await, [Unknown, Unknown]);
     assert_eq!(next(&mut reports).await, [Healthy, Healthy]);

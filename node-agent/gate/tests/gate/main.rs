@@ -212,17 +212,17 @@ async fn a_master_of_another_release_is_reported_with_both_versions() {
 #[tokio::test]
 async fn at_the_deadline_a_pod_starts_and_the_termination_message_has_the_cause() {
     let pod = Pod::new().await;
-    let mut gate = pod.hold(&["--deadline-seconds=1"]);
+    let mut gate = pod.hold(&["--deadline-seconds=3"]);
     assert_eq!(code(&mut gate).await, Some(1));
     let words = text(&pod.path("last-words"));
-    let start = "GateTimedOut: after 1 s the pod starts without it: MasterUnreachable: ";
+    let start = "GateTimedOut: after 3 s the pod starts without it: MasterUnreachable: ";
     assert!(words.starts_with(start), "{words}");
     assert!(pod.probe().await.status.success());
 
     // The kubelet restarts the container, which does not delay the pod again.
-    let mut next = pod.hold(&["--deadline-seconds=1"]);
+    let mut next = pod.hold(&["--deadline-seconds=3"]);
     pod.reports(true, "GateTimedOut: ").await;
-    assert!(timeout(Duration::from_secs(3), next.wait()).await.is_err());
+    assert!(timeout(Duration::from_secs(5), next.wait()).await.is_err());
     terminate(&next);
     assert_eq!(code(&mut next).await, Some(0));
 }
@@ -230,11 +230,11 @@ async fn at_the_deadline_a_pod_starts_and_the_termination_message_has_the_cause(
 #[tokio::test]
 async fn at_the_deadline_a_pod_fails_if_the_spec_requires_it() {
     let pod = Pod::new().await;
-    let mut gate = pod.hold(&["--deadline-seconds=1", "--on-deadline=fail"]);
+    let mut gate = pod.hold(&["--deadline-seconds=3", "--on-deadline=fail"]);
     assert_eq!(code(&mut gate).await, Some(1));
     let words = text(&pod.path("last-words"));
     assert!(
-        words.starts_with("GateTimedOut: after 1 s the pod does not start: "),
+        words.starts_with("GateTimedOut: after 3 s the pod does not start: "),
         "{words}"
     );
     assert!(!pod.probe().await.status.success());

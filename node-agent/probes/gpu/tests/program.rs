@@ -187,12 +187,12 @@ fn a_hung_gpu_is_reported_in_time_with_the_facts_so_far() {
         ("cuInit=hang", Stage::Cuda, true),
     ] {
         let request = Request {
-            deadline_ms: 300,
+            deadline_ms: 2_000,
             ..request()
         };
         let began = Instant::now();
         let found = report(&request, script);
-        assert!(began.elapsed() < Duration::from_secs(10), "{script}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{script}");
         assert_eq!((found.hung, found.facts.is_some()), (Some(stage), knows));
     }
 }

@@ -178,10 +178,10 @@ fn a_hung_device_is_reported_in_time_with_the_results_so_far() {
         ("rtr=hang", Stage::Rtr, true),
     ] {
         let mut request = request("mlx5_0");
-        request.deadline_ms = 300;
+        request.deadline_ms = 2_000;
         let began = Instant::now();
         let found = report(&request, script);
-        assert!(began.elapsed() < Duration::from_secs(10), "{script}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{script}");
         assert_eq!(found.hung, Some(stage), "{script}");
         assert_eq!(found.limits.is_some(), knows, "{script}");
     }
