@@ -250,6 +250,49 @@ async fn a_transfer_with_an_unresponsive_peer_ends_at_its_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_transfer_that_ends_before_its_first_byte_leaves_the_link_to_others() {
+    let passed = Instant::now();
+    let settings = Settings {
+        lanes_per_peer: 1,
+        ..quick()
+    };
+    let ours = Rig::new(settings);
+    let (count, requests) = std::sync::mpsc::channel();
+    let honest = peer(2, move |connection, mut stream| {
+        let mut request = [0; 24 + 8];
+        while stream.read_exact(&mut request).is_ok() {
+            count.send((connection, request[24])).unwrap();
+            stream.write_all(&Status::Ok.encode()).unwrap();
+        }
+    });
+    let write = |number: u8| {
+        let offset = u64::from(number) << 3;
+        ours.region.copy_in(offset, &[number; 8]).unwrap();
+        Transfer {
+            local_offset: offset,
+            ..transfer(Op::Write, &ours, &honest.name, 0, 8)
+        }
+    };
+    for number in 1..=20 {
+        let write_in_time = ours.endpoint.transfer(write(number), soon());
+        bounded(write_in_time).await.unwrap();
+        let mut late = ours.endpoint.submit(&[write(0)], passed);
+        let error = bounded(late.outcome()).await.unwrap_err();
+        let TransferError::Failed {
+            stage: Stage::Queue,
+            cause: Cause::Deadline,
+            ..
+        } = error
+        else {
+            panic!("{error}")
+        };
+        bounded(late.released()).await;
+    }
+    let expected: Vec<_> = (1..=20).map(|number| (1, number)).collect();
+    assert_eq!(requests.try_iter().collect::<Vec<_>>(), expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stale_connection_is_replaced_once_without_an_error() {
     let ours = Rig::new(quick());
     // Serves one read per connection, and closes it at the next request.

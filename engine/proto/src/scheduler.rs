@@ -190,7 +190,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             .map(|(key, _)| key)
             .collect();
         for key in using {
-            self.cut(key, &Fault::new(Stage::Transfer, Cause::Withdrawn));
+            self.cut(key, Cause::Withdrawn);
         }
         self.time(now);
         self.submitted
@@ -205,8 +205,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             .map(|(key, _)| key)
             .collect();
         for key in selected {
-            let stage = self.stage(key);
-            self.cut(key, &Fault::new(stage, Cause::Cancelled));
+            self.cut(key, Cause::Cancelled);
         }
     }
 
@@ -230,8 +229,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
                 break;
             }
             self.deadlines.pop();
-            let stage = self.stage(key);
-            self.cut(key, &Fault::new(stage, Cause::Deadline));
+            self.cut(key, Cause::Deadline);
         }
         while let Some(Reverse((due, key))) = self.pauses.peek().copied()
             && due <= now

@@ -115,6 +115,54 @@ fn a_deadline_ends_a_posted_write_as_indeterminate_and_releases_it_later() {
 }
 
 #[test]
+fn a_link_stays_open_if_its_transfer_ends_before_the_first_byte() {
+    let config = Config { lanes: 1, ..CONFIG };
+    for how in 0..3 {
+        let mut scheduler = Scheduled::new(config);
+        scheduler.submit("peer", request(Op::Write, 50, 1000, 1), at(0));
+        let link = until_posted(&mut scheduler);
+        scheduler.slice_done(link, at(1));
+        drain(&mut scheduler);
+
+        let mut first = request(Op::Write, 250, 5, 2);
+        first.memory = 9;
+        scheduler.submit("peer", first, at(2));
+        scheduler.submit("peer", request(Op::Write, 50, 1000, 3), at(2));
+        let cause = match how {
+            0 => {
+                scheduler.cancel(|token| token == 2);
+                Cause::Cancelled
+            }
+            1 => {
+                scheduler.withdraw(9, at(3));
+                Cause::Withdrawn
+            }
+            _ => {
+                scheduler.time(at(5));
+                Cause::Deadline
+            }
+        };
+        let fault = Fault::new(Stage::Queue, cause);
+        let actions = drain(&mut scheduler);
+        let ended = [
+            Action::Outcome {
+                token: 2,
+                ending: Ending::Failed(fault),
+            },
+            Action::Release { token: 2 },
+        ];
+        assert_eq!(actions[..2], ended);
+        assert!(
+            matches!(actions[2..], [Action::Post { link: on, slice }] if on == link && slice.memory == 0),
+            "{actions:?}"
+        );
+        assert!(!scheduler.uses(9, u64::MAX));
+        scheduler.slice_done(link, at(6));
+        assert_eq!(drain(&mut scheduler).len(), 2, "the other transfer is done");
+    }
+}
+
+#[test]
 fn memory_is_withdrawn_from_earlier_transfers_only() {
     let mut scheduler = Scheduled::new(CONFIG);
     scheduler.submit("peer", request(Op::Write, 50, 1000, 1), at(0));

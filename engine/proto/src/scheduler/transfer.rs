@@ -1,8 +1,8 @@
 //! Transfers and their slices: slicing, outcome and release.
 
 use super::{
-    Action, Ending, Fault, LinkState, Op, PeerKey, PieceKey, Request, Scheduler, Slice, Stage,
-    TransferKey,
+    Action, Cause, Ending, Fault, LinkState, Op, PeerKey, PieceKey, Request, Scheduler, Slice,
+    Stage, TransferKey,
 };
 
 /// A transfer until its release.
@@ -142,10 +142,12 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
     }
 
     /// Ends a transfer and closes the links that carry it.
-    pub(super) fn cut(&mut self, key: TransferKey, fault: &Fault<C>) {
+    pub(super) fn cut(&mut self, key: TransferKey, cause: Cause<C>) {
         let Some(peer) = self.transfers.get(key).map(|transfer| transfer.peer) else {
             return;
         };
+        self.take_back(key);
+        let fault = Fault::new(self.stage(key), cause);
         let links = self
             .peers
             .get(peer)
@@ -170,9 +172,37 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             }
             piece.phase = Phase::Ending { retry: false };
         }
-        self.end_failed(key, fault.clone());
+        self.end_failed(key, fault);
         self.forget_if_unlinked(peer);
         self.pump(peer);
+    }
+
+    /// Removes a transfer's slices from the links whose driver has not started them: no byte was sent, so these
+    /// links stay open for other transfers.
+    fn take_back(&mut self, key: TransferKey) {
+        let pieces = &mut self.pieces;
+        let links = &mut self.links;
+        let mut taken = 0;
+        self.actions.retain(|action| {
+            let Action::Post { link, .. } = action else {
+                return true;
+            };
+            let Some(link) = links.get_mut(*link).filter(|link| {
+                let piece = link.piece.and_then(|piece| pieces.get(piece));
+                link.state == LinkState::Busy && piece.is_some_and(|piece| piece.transfer == key)
+            }) else {
+                return true;
+            };
+            link.state = LinkState::Idle;
+            if let Some(piece) = link.piece.take() {
+                pieces.remove(piece);
+            }
+            taken += 1;
+            false
+        });
+        for _ in 0..taken {
+            self.release_one(key);
+        }
     }
 
     /// Fails the transfer of a slice. The slice must be on no link.

@@ -15,6 +15,8 @@ enum Move {
         memory: u8,
         length: u64,
         within: u64,
+        /// It is cancelled before the driver carries out any action for it.
+        dropped: bool,
     },
     Advance {
         by: u64,
@@ -44,9 +46,9 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
-        3 => (0u8..3, any::<bool>(), 0u8..3, 0u64..500, 1u64..200).prop_map(
-            |(peer, write, memory, length, within)| Move::Submit {
-                peer, write, memory, length, within
+        3 => (0u8..3, any::<bool>(), 0u8..3, 0u64..500, 1u64..200, prop::bool::weighted(0.2)).prop_map(
+            |(peer, write, memory, length, within, dropped)| Move::Submit {
+                peer, write, memory, length, within, dropped
             }
         ),
         2 => (0u64..60).prop_map(|by| Move::Advance { by }),
@@ -304,6 +306,7 @@ impl Driver {
                 memory,
                 length,
                 within,
+                dropped,
             } => {
                 let token = self.next;
                 self.next += 1;
@@ -335,6 +338,21 @@ impl Driver {
                 };
                 let peer = ["a", "b", "c"][usize::from(peer)];
                 self.scheduler.submit(peer, request, self.now);
+                if dropped {
+                    let closing = |links: &BTreeMap<LinkKey, LinkView>| {
+                        let dying = |view: &&LinkView| matches!(view, LinkView::Dying(_));
+                        links.values().filter(dying).count()
+                    };
+                    let before = closing(&self.links);
+                    self.scheduler.cancel(|one| one == token);
+                    self.settle();
+                    assert!(!self.transfers.contains_key(&token), "not released at once");
+                    assert_eq!(
+                        closing(&self.links),
+                        before,
+                        "a link without a byte is closed"
+                    );
+                }
             }
             Move::Advance { by } => self.advance(by),
             Move::Owed { which, how } => {
