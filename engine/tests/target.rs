@@ -5,7 +5,7 @@
 mod rig;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv6Addr, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -177,6 +177,54 @@ async fn queued_bytes_of_a_sender_that_has_closed_are_not_written() {
     let (first, second) = overwritten_while_queued(&rig).await;
     drop(first);
     nothing_more_is_written(&rig, &second).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_closes_its_direction_after_a_request_gets_its_answer() {
+    let rig = Rig::new(quick());
+    let end = |stream: &TcpStream| stream.shutdown(Shutdown::Write).unwrap();
+    for size in [1, 4096, 300 << 10, 9 << 20] {
+        let bytes = pattern(size as u64, size);
+        let mut writer = rig.connect();
+        let head = header(Op::Write, Version::V2, BASE, size as u64);
+        // One send call carries what fits: header, payload and end arrive together if they are small.
+        writer.write_all(&[&head, &bytes[..]].concat()).unwrap();
+        end(&writer);
+        assert_eq!(status(&mut writer), Status::Ok, "{size} bytes");
+        assert!(is_closed(&mut writer));
+        for version in [Version::V1, Version::V2] {
+            let mut reader = rig.connect();
+            reader
+                .write_all(&header(Op::Read, version, BASE, size as u64))
+                .unwrap();
+            end(&reader);
+            if version == Version::V2 {
+                assert_eq!(status(&mut reader), Status::Ok);
+            }
+            let mut there = Vec::new();
+            reader.read_to_end(&mut there).unwrap();
+            assert!(there == bytes, "{size} bytes");
+        }
+    }
+    let mut rejected = rig.connect();
+    rejected
+        .write_all(&header(Op::Read, Version::V2, 7, 1))
+        .unwrap();
+    end(&rejected);
+    assert_eq!(status(&mut rejected), Status::AddressRejected);
+    assert_eq!(rig.endpoint.stats().ended[Ended::Broken], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_incomplete_write_of_a_peer_that_closes_its_direction_is_not_answered() {
+    let rig = Rig::new(quick());
+    let mut writer = rig.connect();
+    let head = header(Op::Write, Version::V2, BASE, 100);
+    writer.write_all(&[&head[..], &[1; 99]].concat()).unwrap();
+    writer.shutdown(Shutdown::Write).unwrap();
+    let mut answer = [0];
+    assert!(!writer.read(&mut answer).is_ok_and(|count| count > 0));
+    assert_eq!(rig.endpoint.stats().ended[Ended::Broken], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -60,6 +60,11 @@ struct Payload {
 }
 
 impl Payload {
+    /// Returns whether the socket has all missing bytes.
+    fn is_queued(&self, socket: BorrowedFd<'_>) -> bool {
+        rustix::io::ioctl_fionread(socket).is_ok_and(|queued| queued >= self.left)
+    }
+
     /// Returns the number of received bytes that wake the thread, at most the missing ones.
     fn low_water(&self) -> u32 {
         let least = if self.at_once {
@@ -126,9 +131,9 @@ impl Served {
     /// Moves what the socket allows, up to about [`TURN_BYTES`].
     ///
     /// After a reset nothing that is still queued is used: its sender has given up the request and may have
-    /// written the range again over another connection. The same holds for the payload of a version 2 write
-    /// whose sender has closed its end, because it can no longer get the status. Version 1 has no status;
-    /// its senders may close after the last byte.
+    /// written the range again over another connection. The same holds for an incomplete payload of a version 2
+    /// write whose sender has finished. A sender that finishes after its last byte may only have closed its own
+    /// direction; it gets its answer. Version 1 has no status; its senders may close after the last byte.
     pub(super) fn turn(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -151,8 +156,10 @@ impl Served {
                 Phase::Header(partial) => self.header(socket, partial, endpoint, regions)?,
                 Phase::Receiving {
                     version: Version::V2,
-                    ..
-                } if peer == PeerEnd::Finished => return Err(Ended::Broken),
+                    payload,
+                } if peer == PeerEnd::Finished && !payload.is_queued(socket) => {
+                    return Err(Ended::Broken);
+                }
                 Phase::Receiving { payload, version } => {
                     receive(socket, payload, version, endpoint, &mut moved)?
                 }
