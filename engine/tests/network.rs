@@ -4,10 +4,10 @@
 
 #[path = "fixture/rig.rs"]
 mod rig;
+#[path = "fixture/wire.rs"]
+mod wire;
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,59 +16,7 @@ use mooncake_engine::{
 };
 use proto::address::ServerName;
 use rig::{BASE, bounded, quick, region, soon, until};
-
-/// Two namespaces with a link between them; removed when dropped.
-struct Wire {
-    names: [String; 2],
-}
-
-fn ip(words: &str) -> bool {
-    Command::new("ip")
-        .args(words.split(' '))
-        .output()
-        .is_ok_and(|out| out.status.success())
-}
-
-impl Wire {
-    fn new(tag: &str) -> Option<Self> {
-        let names = ["a", "b"].map(|end| format!("mcke-{}-{tag}-{end}", std::process::id()));
-        if !ip(&format!("netns add {}", names[0])) {
-            return None;
-        }
-        let wire = Self { names };
-        let [a, b] = &wire.names;
-        let made = ip(&format!("netns add {b}"))
-            && ip(&format!(
-                "-n {a} link add wire type veth peer name wire netns {b}"
-            ))
-            && ip(&format!("-n {a} addr add 10.99.0.1/24 dev wire"))
-            && ip(&format!("-n {b} addr add 10.99.0.2/24 dev wire"))
-            && ip(&format!("-n {a} addr add fe80::1/64 dev wire nodad"))
-            && ip(&format!("-n {b} addr add fe80::2/64 dev wire nodad"))
-            && ip(&format!("-n {a} link set wire up"))
-            && ip(&format!("-n {b} link set wire up"));
-        made.then_some(wire)
-    }
-
-    fn namespace(&self, end: usize) -> Arc<Namespace> {
-        let path = Path::new("/run/netns").join(&self.names[end]);
-        Arc::new(Namespace::open(&path).unwrap())
-    }
-
-    /// Drops all packets in both directions.
-    fn die(&self) {
-        assert!(ip(&format!("-n {} link set wire down", self.names[1])));
-    }
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // Fails if it was not created.
-            let _never_made = ip(&format!("netns del {name}"));
-        }
-    }
-}
+use wire::Wire;
 
 fn endpoint(engine: &Engine, namespace: &Arc<Namespace>, ip: &str) -> (Endpoint, RegionId, String) {
     let bind = |ip: &str| TcpListener::bind((ip, 0));
