@@ -30,7 +30,7 @@ fn anonymous() -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn half_open_connections_use_little_memory_and_block_no_peer() {
     // Time for all connections and requests below, also on a busy machine.
-    let header_deadline = Duration::from_secs(15);
+    let header_deadline = Duration::from_secs(10);
     let settings = Settings {
         max_connections_per_address: 400,
         header_deadline,

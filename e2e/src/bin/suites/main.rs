@@ -208,7 +208,8 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
         run = run
             .env("MOONCAKE_SCENARIOS", "full")
             .env("PROPTEST_CASES", "100000")
-            .env("MASTER_CALLS", "1000000");
+            .env("MASTER_CALLS", "1000000")
+            .env("FAULTY_TRANSFERS", "1000000");
     }
     let mut collector = failures::Collector::default();
     run.shown(|line| collector.add(line))
