@@ -47,7 +47,13 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "fuzzing of every parser of wire data",
         budget: 4,
         machine: true,
-        kind: Kind::Fuzz(&["frame", "handshake", "descriptor", "struct_pack"]),
+        kind: Kind::Fuzz(&[
+            "frame",
+            "handshake",
+            "descriptor",
+            "store_calls",
+            "struct_pack",
+        ]),
     },
     Suite {
         name: "rules",

@@ -13,8 +13,26 @@ use super::{
 };
 use crate::store::{BareRpc, ErrorCode, Rpc, Uuid};
 
+/// Something that is done with each function of the master.
+pub trait Visitor {
+    /// A function whose answer is one result.
+    fn rpc<R: Rpc>(&mut self);
+    /// A function with another answer.
+    fn bare<R: BareRpc>(&mut self);
+}
+
+/// Visits every function that the stock master registers.
+pub fn visit_functions(visitor: &mut impl Visitor) {
+    visit_rpcs(visitor);
+    visit_bare_rpcs(visitor);
+}
+
 macro_rules! rpcs {
-    ($($(#[$meta:meta])* $name:ident: $arguments:ty => $value:ty;)*) => {$(
+    ($($(#[$meta:meta])* $name:ident: $arguments:ty => $value:ty;)*) => {
+        fn visit_rpcs(visitor: &mut impl Visitor) {
+            $(visitor.rpc::<$name>();)*
+        }
+        $(
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct $name;
@@ -131,7 +149,11 @@ rpcs! {
 }
 
 macro_rules! bare_rpcs {
-    ($($(#[$meta:meta])* $name:ident: $arguments:ty => $answer:ty;)*) => {$(
+    ($($(#[$meta:meta])* $name:ident: $arguments:ty => $answer:ty;)*) => {
+        fn visit_bare_rpcs(visitor: &mut impl Visitor) {
+            $(visitor.bare::<$name>();)*
+        }
+        $(
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct $name;
