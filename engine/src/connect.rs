@@ -14,10 +14,10 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::admission::{PeerFilter, Targets};
 use crate::settings::Settings;
-use crate::transport::{LinkError, PeerAddress};
+use crate::transport::{LinkError, TcpPeer};
 
 /// Connects to a peer's data listener. Tries its addresses in order, all within the connect timeout.
-pub(crate) async fn data(to: &PeerAddress, settings: Settings) -> Result<OwnedFd, LinkError> {
+pub(crate) async fn data(to: &TcpPeer, settings: Settings) -> Result<OwnedFd, LinkError> {
     const WHAT: &str = "connecting to the data port";
     let mut last = LinkError::io(WHAT)(io::ErrorKind::AddrNotAvailable.into());
     let tries = async {

@@ -9,7 +9,7 @@ use crate::command::{Command, CommandSender};
 use crate::connect;
 use crate::settings::Settings;
 use crate::transport::tcp::Connector;
-use crate::transport::{LinkId, NewSocket, PeerAddress};
+use crate::transport::{LinkId, NewSocket, TcpPeer};
 
 /// Connects in tokio for one data thread.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct SocketConnector {
 }
 
 impl Connector for SocketConnector {
-    fn connect(&self, link: LinkId, to: &PeerAddress) {
+    fn connect(&self, link: LinkId, to: &TcpPeer) {
         let (commands, settings, to) = (self.commands.clone(), self.settings, to.clone());
         self.runtime.spawn(async move {
             let socket = connect::data(&to, settings).await;

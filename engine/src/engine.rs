@@ -12,6 +12,7 @@ use crate::numa::{self, Node};
 use crate::settings::Settings;
 use crate::thread::DataThread;
 use crate::transport::Transport;
+use crate::transport::reactor::Reactor;
 use crate::transport::tcp::{Bounds, Tcp};
 
 /// A handle to running data threads. They stop when the last handle and the last endpoint are dropped.
@@ -69,9 +70,10 @@ impl Engine {
                 commands: sender.clone(),
                 settings,
             };
-            let tcp = Tcp::new(bounds, Box::new(connector))
-                .map_err(Error::io("cannot create an epoll set"))?;
-            let thread = DataThread::new(receiver, sender.clone(), wrap(tcp), settings)
+            let reactor = Reactor::new().map_err(Error::io("cannot create an epoll set"))?;
+            let tcp = Tcp::new(bounds, Box::new(connector), reactor.watcher());
+            let ends = (sender.clone(), receiver);
+            let thread = DataThread::new(ends, reactor, wrap(tcp), settings)
                 .map_err(Error::io("cannot watch a data thread's eventfd"))?;
             let node = node.cloned();
             let thread = std::thread::Builder::new()

@@ -7,7 +7,7 @@
 //!  ┌─▼───────────────────────────────┐   ┌────────────────────────────────┐
 //!  │ data thread (n of them)         │◄──│ accept · handshake · resolve · │
 //!  │  scheduler (pure) per endpoint  │   │ connect                        │
-//!  │  transport: sockets, regions    │   └────────────────────────────────┘
+//!  │  reactor, transport, regions    │   └────────────────────────────────┘
 //!  └─────────────────────────────────┘
 //! ```
 //!

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 
 use crate::connect::Dialer;
 use crate::identity::Identity;
-use crate::transport::{LinkError, PeerAddress};
+use crate::transport::{LinkError, PeerAddress, TcpPeer};
 
 const WHAT: &str = "requesting the descriptor from the handshake port";
 
@@ -54,13 +54,13 @@ impl Resolver {
         } else {
             Version::V1
         };
-        let address = PeerAddress {
+        let address = TcpPeer {
             name,
             data,
             version,
             dialer: Arc::clone(&self.dialer),
         };
-        Ok((published.finish(), address))
+        Ok((published.finish(), PeerAddress::Tcp(address)))
     }
 
     async fn fetch(&self, server: &ServerName) -> Result<Descriptor, LinkError> {

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::command::{Command, CommandReceiver, CommandSender};
 use crate::settings::Settings;
+use crate::transport::reactor::{Reactor, Ready};
 use crate::transport::{EndpointId, Event, RegionId, Transport};
 
 use initiator::Initiator;
@@ -21,6 +22,7 @@ use initiator::Initiator;
 pub(crate) struct DataThread {
     receiver: CommandReceiver,
     sender: CommandSender,
+    reactor: Reactor,
     transport: Box<dyn Transport>,
     settings: Settings,
     endpoints: HashMap<EndpointId, Initiator>,
@@ -42,15 +44,16 @@ struct Withdrawal {
 
 impl DataThread {
     pub(crate) fn new(
-        receiver: CommandReceiver,
-        sender: CommandSender,
-        mut transport: Box<dyn Transport>,
+        (sender, receiver): (CommandSender, CommandReceiver),
+        mut reactor: Reactor,
+        transport: Box<dyn Transport>,
         settings: Settings,
     ) -> io::Result<Self> {
-        transport.set_wakeup(receiver.wakeup().as_fd())?;
+        reactor.set_wakeup(receiver.wakeup().as_fd())?;
         Ok(Self {
             receiver,
             sender,
+            reactor,
             transport,
             settings,
             endpoints: HashMap::new(),
@@ -62,8 +65,10 @@ impl DataThread {
     /// Runs until [`Command::Stop`].
     pub(crate) fn run(mut self) {
         let mut events = Vec::with_capacity(256);
+        let mut ready = Vec::with_capacity(128);
+        let mut worked = false;
         loop {
-            let woken = self.sleep();
+            let woken = self.sleep(worked, &mut ready);
             let now = Instant::now();
             if woken {
                 self.receiver.clear_wakeup();
@@ -75,7 +80,11 @@ impl DataThread {
                 }
                 self.execute(command, now);
             }
+            for ready in ready.drain(..) {
+                self.transport.ready(ready, now);
+            }
             self.transport.progress(now, &mut events);
+            worked = !events.is_empty();
             let elapsed = self.elapsed(now);
             for event in events.drain(..) {
                 self.handle(event, elapsed);
@@ -83,6 +92,7 @@ impl DataThread {
             for (id, endpoint) in &mut self.endpoints {
                 endpoint.act(*id, elapsed, &mut *self.transport, &self.sender);
             }
+            self.transport.flush();
             self.finish_withdrawals();
         }
     }
@@ -91,15 +101,19 @@ impl DataThread {
         now.saturating_duration_since(self.origin)
     }
 
-    /// Waits for a command, a socket or the next deadline. Returns whether the wakeup was signalled.
-    fn sleep(&mut self) -> bool {
+    /// Waits for a command, a descriptor or the next deadline; shortly, if a transport must be polled. Returns
+    /// whether the wakeup was signalled.
+    fn sleep(&mut self, worked: bool, ready: &mut Vec<Ready>) -> bool {
         let timers = self.endpoints.values().filter_map(Initiator::next_timeout);
         let due = timers
             .map(|at| self.origin + at)
             .chain(self.transport.next_deadline())
             .min();
-        let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
-        self.transport.wait(wait).unwrap_or_else(|error| {
+        let now = Instant::now();
+        let wait = due.map(|due| due.saturating_duration_since(now));
+        let attention = self.transport.attention();
+        let wait = self.reactor.bound(attention, worked, wait, now);
+        self.reactor.wait(wait, ready).unwrap_or_else(|error| {
             tracing::error!(%error, "a data thread cannot wait for events");
             true
         })
@@ -189,7 +203,7 @@ impl DataThread {
 
     fn handle(&mut self, event: Event, elapsed: Duration) {
         let id = match &event {
-            Event::Up(id) | Event::Done(id) | Event::Down(id, _) | Event::Released(id) => *id,
+            Event::Up(id, _) | Event::Done(id, _) | Event::Down(id, _) | Event::Released(id) => *id,
             Event::Withdrawn(endpoint, region) => {
                 // The transport answers in the order of the requests.
                 let mut pending = self.withdrawals.iter_mut();
@@ -207,8 +221,8 @@ impl DataThread {
         };
         let scheduler = &mut initiator.scheduler;
         match event {
-            Event::Up(_) => scheduler.link_up(id.link, elapsed),
-            Event::Done(_) => scheduler.slice_done(id.link, elapsed),
+            Event::Up(_, window) => scheduler.link_up(id.link, window, elapsed),
+            Event::Done(_, piece) => scheduler.slice_done(id.link, piece, elapsed),
             Event::Down(_, failure) => scheduler.link_down(id.link, failure, elapsed),
             Event::Released(_) => scheduler.link_released(id.link),
             Event::Withdrawn(..) => {}

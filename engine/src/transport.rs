@@ -1,22 +1,28 @@
 //! The interface between a data thread and a transport.
 
+#[cfg(test)]
+mod conformance;
 pub mod fault;
+pub mod memory;
+pub mod reactor;
 pub mod tcp;
 
 use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proto::frame::Version;
-use proto::scheduler::{Failure, LinkKey, Slice};
+use proto::scheduler::{Failure, LinkKey, PieceKey, Slice};
 use sys::mem::Region;
 
 use crate::admission::{Admission, ConnectionPermit};
 use crate::connect::Dialer;
 use crate::stats::Counters;
+
+use reactor::{Attention, Ready};
 
 /// Identifies an endpoint; unique within the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,9 +41,16 @@ pub struct LinkId {
     pub link: LinkKey,
 }
 
-/// The addresses of a peer, from its descriptor.
+/// How to reach a peer, from its descriptor.
 #[derive(Debug, Clone)]
-pub struct PeerAddress {
+pub enum PeerAddress {
+    /// By its data listener.
+    Tcp(TcpPeer),
+}
+
+/// The data listener of a peer.
+#[derive(Debug, Clone)]
+pub struct TcpPeer {
     /// Server name.
     pub name: Arc<str>,
     /// Addresses of its data listener, tried in order.
@@ -121,19 +134,28 @@ pub enum NewSocket {
 /// An event that a transport reports.
 #[derive(Debug)]
 pub enum Event {
-    /// A link can carry requests.
-    Up(LinkId),
-    /// A link failed; its release follows.
+    /// A link can carry so many requests at a time, at least one.
+    Up(LinkId, usize),
+    /// A link failed, and with it each of its requests; its release follows.
     Down(LinkId, Failure<LinkError>),
     /// Nothing of a link can access memory any more.
     Released(LinkId),
-    /// The request on a link has completed.
-    Done(LinkId),
+    /// A request on a link has completed. Requests complete in any order.
+    Done(LinkId, PieceKey),
     /// No request of a peer can access this region any more.
     Withdrawn(EndpointId, RegionId),
 }
 
-/// A transport. Each data thread owns one instance and is its only caller.
+/// A request for a link.
+#[derive(Debug, Clone, Copy)]
+pub struct Post {
+    /// Names the request in [`Event::Done`].
+    pub piece: PieceKey,
+    /// The bytes to move.
+    pub slice: Slice<RegionId>,
+}
+
+/// A transport. Each data thread owns one instance and is its only caller. No method blocks.
 pub trait Transport: Debug + Send {
     /// Adds an endpoint.
     fn add_endpoint(&mut self, endpoint: EndpointId, admission: Admission, counters: Arc<Counters>);
@@ -156,22 +178,20 @@ pub trait Transport: Debug + Send {
     fn open(&mut self, link: LinkId, to: &PeerAddress);
     /// Takes over a socket from the control side.
     fn add_socket(&mut self, socket: NewSocket, now: Instant);
-    /// Starts one request on an idle link. Answered by [`Event::Done`] or [`Event::Down`].
-    fn post(&mut self, link: LinkId, slice: &Slice<RegionId>);
-    /// Closes a link. Answered by [`Event::Released`], its last event.
+    /// Takes requests for a link, up to its window, and returns how many of the first it has accepted. A link
+    /// without requests accepts at least one. Each accepted request is answered by [`Event::Done`] or by the
+    /// [`Event::Down`] of its link, within a bound of the transport's own. They may wait for [`Self::flush`].
+    fn post(&mut self, link: LinkId, requests: &[Post]) -> usize;
+    /// Starts all accepted requests. Called once after the posts of a turn.
+    fn flush(&mut self);
+    /// Closes a link and cancels its requests. Answered by [`Event::Released`], its last event.
     fn close(&mut self, link: LinkId);
-    /// Sets an eventfd that ends [`Self::wait`] when it becomes readable.
-    ///
-    /// # Errors
-    /// From `epoll_ctl`.
-    fn set_wakeup(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()>;
-    /// Blocks until there is work, the eventfd is readable, or `longest` has passed. Returns whether the
-    /// eventfd is readable. No other method blocks.
-    ///
-    /// # Errors
-    /// From `epoll_wait`.
-    fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool>;
-    /// Does the work that [`Self::wait`] found, and reports events.
+    /// Does the work of a descriptor. Not called between two waits for one that the transport has removed, except
+    /// with the token that it had.
+    fn ready(&mut self, ready: Ready, now: Instant);
+    /// Returns whether the thread must call [`Self::progress`] without a signal.
+    fn attention(&self) -> Attention;
+    /// Does the work that no descriptor signals, and reports all events since the last call.
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>);
     /// The time at which [`Self::progress`] has work that no descriptor signals.
     fn next_deadline(&self) -> Option<Instant>;

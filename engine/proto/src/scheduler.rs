@@ -8,7 +8,7 @@
 //!
 //! Inputs: [`Scheduler::submit`], [`Scheduler::resolved`], [`Scheduler::link_up`],
 //! [`Scheduler::link_down`], [`Scheduler::link_released`], [`Scheduler::slice_done`],
-//! [`Scheduler::withdraw`], [`Scheduler::cancel`], [`Scheduler::time`]. After each of them call [`Scheduler::poll`] until it
+//! [`Scheduler::not_accepted`], [`Scheduler::withdraw`], [`Scheduler::cancel`], [`Scheduler::time`]. After each of them call [`Scheduler::poll`] until it
 //! returns `None`; call `time` again at [`Scheduler::next_timeout`].
 
 mod link;
@@ -40,8 +40,8 @@ new_key_type! {
     pub struct PeerKey;
     /// Identifies a transfer until its release.
     struct TransferKey;
-    /// Identifies a slice of a transfer.
-    struct PieceKey;
+    /// Identifies a slice of a transfer until its release.
+    pub struct PieceKey;
 }
 
 /// Settings of a scheduler.
@@ -69,6 +69,8 @@ struct Peer {
     waiting: VecDeque<TransferKey>,
     /// Slices to retry on a new link.
     retries: VecDeque<PieceKey>,
+    /// Slices that a full link did not accept.
+    returned: VecDeque<PieceKey>,
     /// Failures to resolve or to connect since a link was up.
     failures: u32,
     /// Neither is tried before this time.
@@ -281,6 +283,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             links: Vec::new(),
             waiting: VecDeque::new(),
             retries: VecDeque::new(),
+            returned: VecDeque::new(),
             failures: 0,
             not_before: Time::ZERO,
             pausing: false,
@@ -360,6 +363,12 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             }
             peer.retries.pop_front();
         }
+        while let Some(piece) = peer.returned.front() {
+            if self.pieces.contains_key(*piece) {
+                return Some(false);
+            }
+            peer.returned.pop_front();
+        }
         while let Some(key) = peer.waiting.front() {
             let transfer = self.transfers.get(*key);
             if transfer.is_some_and(|transfer| !transfer.ended && transfer.unsliced() > 0) {
@@ -378,6 +387,18 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         };
         let published = link_state.published;
         let key = if let Some(piece) = queues.retries.pop_front() {
+            piece
+        } else if let Some(piece) = queues.returned.pop_front() {
+            // The link may lead to another engine than the one that it was for.
+            if self
+                .pieces
+                .get(piece)
+                .is_some_and(|piece| piece.known != published)
+            {
+                let fault = Fault::new(Stage::Queue, Cause::PeerMoved);
+                self.fail_piece(piece, fault);
+                return;
+            }
             piece
         } else {
             let Some(transfer_key) = queues.waiting.front().copied() else {
@@ -401,9 +422,10 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         };
         piece.phase = Phase::Posted;
         link_state.state = LinkState::Busy;
-        link_state.piece = Some(key);
+        link_state.pieces.push(key);
         self.actions.push_back(Action::Post {
             link,
+            piece: key,
             slice: piece.slice,
         });
     }
@@ -415,7 +437,8 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         };
         let waiting = core::mem::take(&mut peer.waiting);
         let retries = core::mem::take(&mut peer.retries);
-        for piece in retries {
+        let returned = core::mem::take(&mut peer.returned);
+        for piece in retries.into_iter().chain(returned) {
             self.fail_piece(piece, fault.clone());
         }
         for transfer in waiting {

@@ -15,7 +15,7 @@ use crate::error::TransferError;
 use crate::outstanding::Share;
 use crate::resolve::Resolver;
 use crate::settings::Settings;
-use crate::transport::{EndpointId, LinkError, LinkId, PeerAddress, RegionId, Transport};
+use crate::transport::{EndpointId, LinkError, LinkId, PeerAddress, Post, RegionId, Transport};
 
 /// An own connection that was idle for this long is closed.
 const IDLE: Duration = Duration::from_secs(60);
@@ -31,6 +31,8 @@ pub(super) struct Initiator {
     addresses: HashMap<PeerKey, PeerAddress>,
     /// Transfers that are not released, by the token that the scheduler carries.
     transfers: SlotMap<DefaultKey, Pending>,
+    /// Requests for one link, which are posted together.
+    posts: Vec<Post>,
 }
 
 #[derive(Debug)]
@@ -63,6 +65,7 @@ impl Initiator {
             resolver,
             addresses: HashMap::new(),
             transfers: SlotMap::new(),
+            posts: Vec::new(),
         }
     }
 
@@ -141,7 +144,25 @@ impl Initiator {
         commands: &CommandSender,
     ) {
         self.scheduler.time(now);
-        while let Some(action) = self.scheduler.poll() {
+        let mut target = None;
+        loop {
+            let action = self.scheduler.poll();
+            let next = match &action {
+                Some(Action::Post { link, .. }) => Some(*link),
+                _ => None,
+            };
+            let complete = target.filter(|link| next != Some(*link));
+            if let Some(link) = complete {
+                target = None;
+                self.post(LinkId { endpoint, link }, now, transport);
+            }
+            let Some(action) = action else {
+                if complete.is_some() {
+                    // What was not accepted may be for another link.
+                    continue;
+                }
+                break;
+            };
             match action {
                 Action::Resolve { peer } => self.resolve(endpoint, peer, commands.clone()),
                 Action::Open { link, peer } => {
@@ -149,7 +170,10 @@ impl Initiator {
                         transport.open(LinkId { endpoint, link }, address);
                     }
                 }
-                Action::Post { link, slice } => transport.post(LinkId { endpoint, link }, &slice),
+                Action::Post { link, piece, slice } => {
+                    target = Some(link);
+                    self.posts.push(Post { piece, slice });
+                }
                 Action::Close { link } => transport.close(LinkId { endpoint, link }),
                 Action::Outcome { token, ending } => self.end(token, ending),
                 Action::Release { token } => {
@@ -163,6 +187,14 @@ impl Initiator {
         if self.addresses.len() > 64 {
             self.addresses
                 .retain(|peer, _| scheduler.peer_name(*peer).is_some());
+        }
+    }
+
+    /// Posts the collected requests for a link.
+    fn post(&mut self, link: LinkId, now: Time, transport: &mut dyn Transport) {
+        let accepted = transport.post(link, &self.posts);
+        for refused in self.posts.drain(..).skip(accepted) {
+            self.scheduler.not_accepted(link.link, refused.piece, now);
         }
     }
 

@@ -1,15 +1,16 @@
 //! A transport with injected failures, for tests of retry and release.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proto::scheduler::{Effect, Failure, Slice};
+use proto::scheduler::{Effect, Failure};
 use sys::mem::Region;
 
-use super::{EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, RegionId, Transport};
+use super::reactor::{Attention, Ready};
+use super::{
+    EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId, Transport,
+};
 use crate::admission::Admission;
 use crate::stats::Counters;
 
@@ -22,7 +23,7 @@ pub struct Policy {
     pub release_delay: Duration,
     /// Every n-th request on a used link fails as if the peer had closed it before.
     pub stale_every: Option<u64>,
-    /// Pause before each wait: all that a peer does at about the same time then arrives together.
+    /// Pause at the end of each turn: all that a peer does at about the same time then arrives together.
     pub pause: Duration,
 }
 
@@ -110,8 +111,9 @@ impl<T: Transport> Transport for Faulty<T> {
         self.inner.add_socket(socket, now);
     }
 
-    fn post(&mut self, link: LinkId, slice: &Slice<RegionId>) {
-        self.posts += 1;
+    fn post(&mut self, link: LinkId, requests: &[Post]) -> usize {
+        let before = self.posts;
+        self.posts += requests.len() as u64;
         let reused = !self.used.insert(link);
         self.reuses += u64::from(reused);
         if reused
@@ -121,15 +123,23 @@ impl<T: Transport> Transport for Faulty<T> {
                 .is_some_and(|n| self.reuses.is_multiple_of(n))
         {
             self.bring_down(link, Effect::None);
-            return;
+            return requests.len();
         }
-        self.inner.post(link, slice);
+        let accepted = self.inner.post(link, requests);
         if self
             .policy
             .fail_every
-            .is_some_and(|n| self.posts.is_multiple_of(n))
+            .is_some_and(|n| self.posts / n > before / n)
         {
             self.bring_down(link, Effect::Unknown);
+        }
+        accepted
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+        if !self.policy.pause.is_zero() {
+            std::thread::park_timeout(self.policy.pause);
         }
     }
 
@@ -137,15 +147,12 @@ impl<T: Transport> Transport for Faulty<T> {
         self.inner.close(link);
     }
 
-    fn set_wakeup(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
-        self.inner.set_wakeup(eventfd)
+    fn ready(&mut self, ready: Ready, now: Instant) {
+        self.inner.ready(ready, now);
     }
 
-    fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool> {
-        if !self.policy.pause.is_zero() {
-            std::thread::park_timeout(self.policy.pause);
-        }
-        self.inner.wait(longest)
+    fn attention(&self) -> Attention {
+        self.inner.attention()
     }
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
@@ -160,7 +167,7 @@ impl<T: Transport> Transport for Faulty<T> {
                     self.used.remove(&link);
                     self.late.insert(link, now + self.policy.release_delay);
                 }
-                Event::Done(link) | Event::Up(link) | Event::Down(link, _)
+                Event::Done(link, _) | Event::Up(link, _) | Event::Down(link, _)
                     if self.downed.contains(&link) => {}
                 other => events.push(other),
             }

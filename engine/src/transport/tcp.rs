@@ -7,19 +7,21 @@ mod timer;
 
 use std::collections::HashMap;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::extent::ExtentMap;
 use proto::frame::Version;
-use proto::scheduler::{Effect, Failure, Slice};
-use rustix::event::{Timespec, epoll};
+use proto::scheduler::{Effect, Failure};
 use slotmap::{Key as _, KeyData, SlotMap, new_key_type};
 use sys::mem::Region;
 
-use super::{EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, RegionId, Transport};
+use super::reactor::{Attention, EventFlags, Ready, Token, Watcher};
+use super::{
+    EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId, TcpPeer,
+    Transport,
+};
 use crate::admission::Admission;
 use crate::ended::Ended;
 use crate::stats::Counters;
@@ -32,27 +34,29 @@ use timer::Timers;
 const TURN_BYTES: u64 = 256 << 10;
 /// Most bytes per send call: a peer on the same machine then reads them while they are in the cache.
 const SEND_BYTES: u64 = 64 << 10;
-/// Most events per `epoll_wait`.
-const BATCH: usize = 128;
 /// The epoll events of a connection that waits for bytes.
-const READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::RDHUP);
-/// The epoll data of the wakeup eventfd; no connection key has this value.
-const WAKEUP: u64 = u64::MAX;
+const READABLE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
+/// Requests on a connection at a time: the protocol of stock engines has no more.
+const WINDOW: usize = 1;
 
 new_key_type! {
     struct ConnectionKey;
 }
 
-/// Converts the number that an epoll event or a timer carries.
+/// Converts the number that a token or a timer carries.
 fn connection_key(number: u64) -> ConnectionKey {
     KeyData::from_ffi(number).into()
+}
+
+fn token(key: ConnectionKey) -> Token {
+    Token(key.data().as_ffi())
 }
 
 /// Connects on the control side, in the network namespace of the endpoint. The result arrives as
 /// [`NewSocket::Connected`].
 pub trait Connector: std::fmt::Debug + Send {
     /// Starts to connect.
-    fn connect(&self, link: LinkId, to: &PeerAddress);
+    fn connect(&self, link: LinkId, to: &TcpPeer);
 }
 
 /// Deadlines of served connections.
@@ -67,7 +71,7 @@ pub struct Bounds {
 /// The TCP transport of one data thread.
 #[derive(Debug)]
 pub struct Tcp {
-    epoll: OwnedFd,
+    watcher: Watcher,
     connections: SlotMap<ConnectionKey, Connection>,
     links: HashMap<LinkId, ConnectionKey>,
     endpoints: HashMap<EndpointId, ServedEndpoint>,
@@ -75,8 +79,6 @@ pub struct Tcp {
     timers: Timers,
     bounds: Bounds,
     connector: Box<dyn Connector>,
-    /// Connections that the last wait reported, and what the peer did with them.
-    ready: Vec<(ConnectionKey, PeerEnd)>,
     events: Vec<Event>,
 }
 
@@ -92,7 +94,7 @@ struct ServedEndpoint {
 struct Connection {
     socket: OwnedFd,
     /// The events that epoll watches.
-    interest: epoll::EventFlags,
+    interest: EventFlags,
     role: Role,
 }
 
@@ -113,10 +115,10 @@ enum PeerEnd {
 }
 
 impl PeerEnd {
-    fn of(flags: epoll::EventFlags) -> Self {
-        if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+    fn of(flags: EventFlags) -> Self {
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             Self::Reset
-        } else if flags.contains(epoll::EventFlags::RDHUP) {
+        } else if flags.contains(EventFlags::RDHUP) {
             Self::Finished
         } else {
             Self::Open
@@ -139,12 +141,10 @@ enum Turn {
 
 impl Tcp {
     /// Creates a transport without endpoints.
-    ///
-    /// # Errors
-    /// From `epoll_create`.
-    pub fn new(bounds: Bounds, connector: Box<dyn Connector>) -> io::Result<Self> {
-        Ok(Self {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+    #[must_use]
+    pub fn new(bounds: Bounds, connector: Box<dyn Connector>, watcher: Watcher) -> Self {
+        Self {
+            watcher,
             connections: SlotMap::with_key(),
             links: HashMap::new(),
             endpoints: HashMap::new(),
@@ -152,9 +152,8 @@ impl Tcp {
             timers: Timers::default(),
             bounds,
             connector,
-            ready: Vec::with_capacity(BATCH),
             events: Vec::new(),
-        })
+        }
     }
 
     /// Adds a connection and watches it.
@@ -165,15 +164,14 @@ impl Tcp {
             interest,
             role,
         });
-        let data = epoll::EventData::new_u64(key.data().as_ffi());
         let Some(connection) = self.connections.get(key) else {
             return Ok(key);
         };
-        if let Err(errno) = epoll::add(&self.epoll, &connection.socket, data, interest) {
+        let watched = self.watcher.add(&connection.socket, token(key), interest);
+        if watched.is_err() {
             self.connections.remove(key);
-            return Err(errno.into());
         }
-        Ok(key)
+        watched.map(|()| key)
     }
 
     /// Moves bytes of one connection, up to its share.
@@ -203,8 +201,8 @@ impl Tcp {
             }
             Role::Outgoing(link) => match link.turn(socket) {
                 Ok((turn, done)) => {
-                    if done {
-                        self.events.push(Event::Done(link.link));
+                    if let Some(piece) = done {
+                        self.events.push(Event::Done(link.link, piece));
                     }
                     turn
                 }
@@ -222,8 +220,8 @@ impl Tcp {
     fn watch(&mut self, key: ConnectionKey, next: &Turn) {
         let interest = match next {
             Turn::Readable => READABLE,
-            Turn::Writable => epoll::EventFlags::OUT,
-            Turn::Both => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+            Turn::Writable => EventFlags::OUT,
+            Turn::Both => EventFlags::IN | EventFlags::OUT,
             Turn::Over => {
                 self.drop_connection(key);
                 return;
@@ -236,17 +234,17 @@ impl Tcp {
             return;
         }
         connection.interest = interest;
-        let data = epoll::EventData::new_u64(key.data().as_ffi());
-        let Err(errno) = epoll::modify(&self.epoll, &connection.socket, data, interest) else {
-            return;
-        };
+        let changed = self
+            .watcher
+            .change(&connection.socket, token(key), interest);
+        let Err(error) = changed else { return };
         // An unwatched connection would never make progress.
         match &connection.role {
             Role::Served(_) => self.drop_connection(key),
             Role::Outgoing(out) => {
                 let link = out.link;
                 let failure = Failure {
-                    cause: LinkError::io("watching a connection")(errno.into()),
+                    cause: LinkError::io("watching a connection")(error),
                     effect: Effect::Unknown,
                     reply_seen: true,
                 };
@@ -266,8 +264,7 @@ impl Tcp {
                 abort_on_close(&connection.socket);
             }
         }
-        // Closing alone does not remove it if another process shares the open file description.
-        let _already_removed = epoll::delete(&self.epoll, &connection.socket);
+        self.watcher.remove(&connection.socket);
     }
 
     /// Closes a failed link and reports it as down and released.
@@ -398,6 +395,7 @@ impl Transport for Tcp {
     }
 
     fn open(&mut self, link: LinkId, to: &PeerAddress) {
+        let PeerAddress::Tcp(to) = to;
         self.connector.connect(link, to);
     }
 
@@ -444,7 +442,7 @@ impl Transport for Tcp {
                 match added {
                     Ok(key) => {
                         self.links.insert(link, key);
-                        self.events.push(Event::Up(link));
+                        self.events.push(Event::Up(link, WINDOW));
                     }
                     Err(cause) => self.fail(link, Failure::unsent(cause)),
                 }
@@ -452,8 +450,11 @@ impl Transport for Tcp {
         }
     }
 
-    fn post(&mut self, link: LinkId, slice: &Slice<RegionId>) {
-        let region = self.regions.get(&slice.memory).map(Arc::clone);
+    fn post(&mut self, link: LinkId, requests: &[Post]) -> usize {
+        let Some(request) = requests.first() else {
+            return 0;
+        };
+        let region = self.regions.get(&request.slice.memory).map(Arc::clone);
         let key = self.links.get(&link).copied();
         let connection = key.and_then(|key| self.connections.get_mut(key));
         match (key, connection, region) {
@@ -466,16 +467,23 @@ impl Transport for Tcp {
                 }),
                 Some(region),
             ) => {
-                if let Err(failure) = out.check(socket.as_fd()) {
-                    return self.fail(link, failure);
+                if out.is_busy() {
+                    return 0;
                 }
-                out.begin(slice, region);
-                self.turn(key, PeerEnd::Open, Instant::now());
+                if let Err(failure) = out.check(socket.as_fd()) {
+                    self.fail(link, failure);
+                } else {
+                    out.begin(request, region);
+                    self.turn(key, PeerEnd::Open, Instant::now());
+                }
             }
             // Closed, and the event has not reached the scheduler yet.
             _ => self.fail(link, Failure::unsent(LinkError::Closed)),
         }
+        WINDOW
     }
+
+    fn flush(&mut self) {}
 
     fn close(&mut self, link: LinkId) {
         if let Some(key) = self.links.get(&link).copied() {
@@ -484,44 +492,16 @@ impl Transport for Tcp {
         self.events.push(Event::Released(link));
     }
 
-    fn set_wakeup(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(WAKEUP);
-        Ok(epoll::add(
-            &self.epoll,
-            eventfd,
-            data,
-            epoll::EventFlags::IN,
-        )?)
+    fn ready(&mut self, ready: Ready, now: Instant) {
+        let key = connection_key(ready.token.0);
+        self.turn(key, PeerEnd::of(ready.flags), now);
     }
 
-    // The eventfd is in this set, not in an outer one: the scheduler of the kernel then recognises that
-    // sender and receiver wake each other, and runs them in turn on one processor if there is no other.
-    fn wait(&mut self, longest: Option<Duration>) -> io::Result<bool> {
-        let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
-        let mut ready = [const { MaybeUninit::uninit() }; BATCH];
-        let ready = match epoll::wait(&self.epoll, &mut ready[..], longest.as_ref()) {
-            Ok((ready, _)) => ready,
-            Err(rustix::io::Errno::INTR) => return Ok(false),
-            Err(errno) => return Err(errno.into()),
-        };
-        let mut woken = false;
-        for event in ready {
-            match event.data.u64() {
-                WAKEUP => woken = true,
-                key => self
-                    .ready
-                    .push((connection_key(key), PeerEnd::of(event.flags))),
-            }
-        }
-        Ok(woken)
+    fn attention(&self) -> Attention {
+        Attention::Signalled
     }
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
-        let mut ready = std::mem::take(&mut self.ready);
-        for (key, peer) in ready.drain(..) {
-            self.turn(key, peer, now);
-        }
-        self.ready = ready;
         self.expire(now);
         events.append(&mut self.events);
     }

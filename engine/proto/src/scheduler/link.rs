@@ -1,4 +1,5 @@
-//! Links: `Connecting -> Idle <-> Busy -> Closing -> removed`. A failed link is replaced, never reused.
+//! Links: `Connecting -> Idle <-> Busy -> Closing -> removed`. A failed link is replaced, never reused. A busy link
+//! takes further slices up to its window.
 
 use super::model::Knowledge;
 use super::{
@@ -14,8 +15,12 @@ pub(super) struct Link {
     /// What the peer had published when it was opened.
     pub(super) published: u64,
     pub(super) state: LinkState,
-    /// The slice on the link, also while it closes.
-    pub(super) piece: Option<PieceKey>,
+    /// The slices on the link, also while it closes.
+    pub(super) pieces: Vec<PieceKey>,
+    /// Most slices at a time.
+    window: usize,
+    /// It has refused a slice; it may take another one after a completion.
+    full: bool,
     /// It has carried a request, so the peer may have closed it since.
     used: bool,
     /// Start of its idle time.
@@ -31,9 +36,31 @@ pub(super) enum LinkState {
     Closing,
 }
 
+impl Link {
+    /// Takes a slice off the link. Returns false if it does not carry it.
+    pub(super) fn take(&mut self, piece: PieceKey) -> bool {
+        let Some(at) = self.pieces.iter().position(|carried| *carried == piece) else {
+            return false;
+        };
+        self.pieces.swap_remove(at);
+        if self.pieces.is_empty() {
+            self.state = LinkState::Idle;
+        }
+        true
+    }
+
+    fn has_space(&self) -> bool {
+        match self.state {
+            LinkState::Idle => true,
+            LinkState::Busy => !self.full && self.pieces.len() < self.window,
+            LinkState::Connecting | LinkState::Closing => false,
+        }
+    }
+}
+
 impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
-    /// Handles a link that can carry requests.
-    pub fn link_up(&mut self, key: LinkKey, now: Time) {
+    /// Handles a link that can carry so many requests at a time, at least one.
+    pub fn link_up(&mut self, key: LinkKey, window: usize, now: Time) {
         self.advance(now);
         let Some(link) = self.links.get_mut(key) else {
             return;
@@ -42,6 +69,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             return;
         }
         link.state = LinkState::Idle;
+        link.window = window.max(1);
         link.idle_since = now;
         let key = link.peer;
         if let Some(peer) = self.peers.get_mut(key) {
@@ -50,8 +78,8 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         self.pump(key);
     }
 
-    /// Handles the completion of a link's request. Ignored if the link was closed before.
-    pub fn slice_done(&mut self, key: LinkKey, now: Time) {
+    /// Handles the completion of one of a link's requests, in any order. Ignored if the link was closed before.
+    pub fn slice_done(&mut self, key: LinkKey, piece: PieceKey, now: Time) {
         self.advance(now);
         let Some(link) = self.links.get_mut(key) else {
             return;
@@ -59,18 +87,48 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         if link.state != LinkState::Busy {
             return;
         }
-        let Some(piece) = link.piece.take() else {
+        if !link.take(piece) {
             return;
-        };
-        link.state = LinkState::Idle;
+        }
         link.used = true;
+        link.full = false;
         link.idle_since = now;
         let peer = link.peer;
         self.finish_piece(piece);
+        // The slices that are left may be of ended transfers only.
+        self.close_if_unwanted(key);
         self.pump(peer);
     }
 
-    /// Handles a link that failed or could not connect. Its slice is not released yet.
+    /// Handles a request that a link has not begun, because it is full. The slice is posted again, here after a
+    /// completion or on another link. A link that refuses a slice while it carries none is closed.
+    pub fn not_accepted(&mut self, key: LinkKey, piece: PieceKey, now: Time) {
+        self.advance(now);
+        let Some(link) = self.links.get_mut(key) else {
+            return;
+        };
+        if link.state != LinkState::Busy || !link.take(piece) {
+            return;
+        }
+        link.full = true;
+        let peer = link.peer;
+        if link.state == LinkState::Idle {
+            link.state = LinkState::Closing;
+            self.actions.push_back(Action::Close { link: key });
+        }
+        if !self.is_wanted(piece) {
+            self.drop_piece(piece);
+        } else if let (Some(state), Some(peer)) =
+            (self.pieces.get_mut(piece), self.peers.get_mut(peer))
+        {
+            state.phase = Phase::Queued;
+            peer.returned.push_back(piece);
+        }
+        self.close_if_unwanted(key);
+        self.pump(peer);
+    }
+
+    /// Handles a link that failed or could not connect. Its slices are not released yet.
     pub fn link_down(&mut self, key: LinkKey, failure: Failure<C>, now: Time) {
         self.advance(now);
         let Some(link) = self.links.get_mut(key) else {
@@ -78,13 +136,14 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         };
         let before = link.state;
         link.state = LinkState::Closing;
-        let (peer, stale, piece) = (link.peer, link.used, link.piece);
+        let (peer, stale, pieces) = (link.peer, link.used, link.pieces.clone());
         match before {
             LinkState::Closing => return,
             LinkState::Idle => {}
             LinkState::Busy => {
-                let Some(piece) = piece else { return };
-                self.piece_failed(piece, failure, stale);
+                for piece in pieces {
+                    self.piece_failed(piece, failure.clone(), stale);
+                }
                 if stale {
                     // The peer's other idle links are probably dead too.
                     self.close_idle(peer, |_| true);
@@ -111,7 +170,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         if let Some(peer) = self.peers.get_mut(link.peer) {
             peer.links.retain(|other| *other != key);
         }
-        if let Some(piece) = link.piece {
+        for piece in link.pieces {
             self.piece_released(piece, link.peer);
         }
         self.forget_if_unlinked(link.peer);
@@ -148,14 +207,10 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
     }
 
     fn piece_released(&mut self, key: PieceKey, peer: PeerKey) {
+        let wanted = self.is_wanted(key);
         let Some(piece) = self.pieces.get_mut(key) else {
             return;
         };
-        let transfer = piece.transfer;
-        let wanted = self
-            .transfers
-            .get(transfer)
-            .is_some_and(|transfer| !transfer.ended);
         if piece.phase == (Phase::Ending { retry: true }) && wanted {
             piece.phase = Phase::Queued;
             piece.retried = true;
@@ -164,17 +219,31 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             }
             return;
         }
-        self.pieces.remove(key);
-        self.release_one(transfer);
+        self.drop_piece(key);
+    }
+
+    /// Returns whether the transfer of a slice has no outcome yet.
+    fn is_wanted(&self, key: PieceKey) -> bool {
+        let piece = self.pieces.get(key);
+        piece
+            .and_then(|piece| self.transfers.get(piece.transfer))
+            .is_some_and(|transfer| !transfer.ended)
+    }
+
+    /// Removes a slice that nothing accesses any more.
+    fn drop_piece(&mut self, key: PieceKey) {
+        if let Some(piece) = self.pieces.remove(key) {
+            self.release_one(piece.transfer);
+        }
     }
 
     pub(super) fn free_link(&self, peer: PeerKey, new_only: bool) -> Option<LinkKey> {
-        let links = &self.peers.get(peer)?.links;
-        links.iter().copied().find(|key| {
-            self.links
-                .get(*key)
-                .is_some_and(|link| link.state == LinkState::Idle && !(new_only && link.used))
-        })
+        let links = self.peers.get(peer)?.links.iter();
+        let open = links.filter_map(|key| {
+            let link = self.links.get(*key)?;
+            (link.has_space() && !(new_only && link.used)).then_some((link.pieces.len(), *key))
+        });
+        open.min_by_key(|(carried, _)| *carried).map(|(_, key)| key)
     }
 
     /// Returns whether a link may be opened: none is connecting, and the limit is not reached.
@@ -201,7 +270,9 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             peer: key,
             published,
             state: LinkState::Connecting,
-            piece: None,
+            pieces: Vec::new(),
+            window: 1,
+            full: false,
             used: false,
             idle_since: Time::ZERO,
         });
@@ -236,6 +307,7 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
                 peer.links.is_empty()
                     && peer.waiting.is_empty()
                     && peer.retries.is_empty()
+                    && peer.returned.is_empty()
                     && peer.knowledge == Knowledge::Unknown
                     && peer.not_before <= now
             });
@@ -244,6 +316,23 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             }
         }
         self.next_sweep = (!self.peers.is_empty()).then(|| now + idle);
+    }
+
+    /// Closes a busy link if no transfer waits for its slices any more. A link with slices of other transfers
+    /// stays: the transport ends each slice within its own bound, and the release waits for that.
+    pub(super) fn close_if_unwanted(&mut self, key: LinkKey) {
+        let Some(link) = self.links.get_mut(key) else {
+            return;
+        };
+        let unwanted = link.pieces.iter().all(|piece| {
+            self.pieces
+                .get(*piece)
+                .is_none_or(|piece| matches!(piece.phase, Phase::Ending { .. }))
+        });
+        if link.state == LinkState::Busy && unwanted {
+            link.state = LinkState::Closing;
+            self.actions.push_back(Action::Close { link: key });
+        }
     }
 
     fn close_idle(&mut self, peer: PeerKey, which: impl Fn(&Link) -> bool) {

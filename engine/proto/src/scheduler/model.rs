@@ -1,6 +1,6 @@
 //! The types that the scheduler and its driver share.
 
-use super::{LinkKey, Op, PeerKey, Time};
+use super::{LinkKey, Op, PeerKey, PieceKey, Time};
 
 /// A requested transfer.
 #[derive(Debug, Clone, Copy)]
@@ -51,14 +51,16 @@ pub enum Action<M, C> {
         /// The peer.
         peer: PeerKey,
     },
-    /// Start a request; answered by `slice_done` or `link_down`.
+    /// Start a request; answered by `slice_done`, `link_down` or `not_accepted`.
     Post {
-        /// A link that is up and idle.
+        /// A link that is up and has space in its window.
         link: LinkKey,
+        /// Names the slice in the answer.
+        piece: PieceKey,
         /// The bytes to move.
         slice: Slice<M>,
     },
-    /// Close a link and cancel its request; answered by `link_released`.
+    /// Close a link and cancel its requests; answered by `link_released`.
     Close {
         /// The link.
         link: LinkKey,
@@ -149,9 +151,9 @@ pub enum Effect {
 pub struct Failure<C> {
     /// The transport's error.
     pub cause: C,
-    /// The possible effect of its request.
+    /// The possible effect of its requests.
     pub effect: Effect,
-    /// The peer had sent some reply to its request.
+    /// The peer had sent some reply to one of its requests.
     pub reply_seen: bool,
 }
 

@@ -154,23 +154,27 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             .map(|peer| peer.links.clone())
             .unwrap_or_default();
         for link_key in links {
-            let Some(link) = self.links.get_mut(link_key) else {
-                continue;
-            };
-            let Some(piece) = link.piece.and_then(|key| self.pieces.get_mut(key)) else {
-                continue;
-            };
-            if piece.transfer != key {
-                continue;
+            let carried = self
+                .links
+                .get(link_key)
+                .map_or(&[][..], |link| &link.pieces);
+            let mut posted = false;
+            for carried in carried {
+                let Some(piece) = self.pieces.get_mut(*carried) else {
+                    continue;
+                };
+                if piece.transfer != key {
+                    continue;
+                }
+                posted |= piece.phase == Phase::Posted;
+                piece.phase = Phase::Ending { retry: false };
             }
-            if piece.phase == Phase::Posted {
+            if posted {
                 if let Some(transfer) = self.transfers.get_mut(key) {
                     transfer.touched = true;
                 }
-                link.state = LinkState::Closing;
-                self.actions.push_back(Action::Close { link: link_key });
+                self.close_if_unwanted(link_key);
             }
-            piece.phase = Phase::Ending { retry: false };
         }
         self.end_failed(key, fault);
         self.forget_if_unlinked(peer);
@@ -184,19 +188,17 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         let links = &mut self.links;
         let mut taken = 0;
         self.actions.retain(|action| {
-            let Action::Post { link, .. } = action else {
+            let Action::Post { link, piece, .. } = action else {
                 return true;
             };
-            let Some(link) = links.get_mut(*link).filter(|link| {
-                let piece = link.piece.and_then(|piece| pieces.get(piece));
-                link.state == LinkState::Busy && piece.is_some_and(|piece| piece.transfer == key)
-            }) else {
+            let ours = pieces.get(*piece).is_some_and(|one| one.transfer == key);
+            let Some(link) = links.get_mut(*link).filter(|_| ours) else {
                 return true;
             };
-            link.state = LinkState::Idle;
-            if let Some(piece) = link.piece.take() {
-                pieces.remove(piece);
+            if link.state != LinkState::Busy || !link.take(*piece) {
+                return true;
             }
+            pieces.remove(*piece);
             taken += 1;
             false
         });
@@ -273,14 +275,14 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
         }
     }
 
-    /// Removes the slices of an ended transfer that wait for a retry.
+    /// Removes the slices of an ended transfer that wait for a link.
     fn drop_queued(&mut self, peer: PeerKey, key: TransferKey) {
         let Some(peer) = self.peers.get_mut(peer) else {
             return;
         };
         let mut dropped = 0;
         let pieces = &mut self.pieces;
-        peer.retries.retain(|queued| {
+        let mut keep = |queued: &PieceKey| {
             let ours = pieces
                 .get(*queued)
                 .is_some_and(|piece| piece.transfer == key);
@@ -289,7 +291,9 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
                 dropped += 1;
             }
             !ours
-        });
+        };
+        peer.retries.retain(&mut keep);
+        peer.returned.retain(&mut keep);
         for _ in 0..dropped {
             self.release_one(key);
         }
@@ -300,9 +304,12 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             return false;
         };
         peer.links.iter().any(|link| {
-            let piece = self.links.get(*link).and_then(|link| link.piece);
-            let piece = piece.and_then(|key| self.pieces.get(key));
-            piece.is_some_and(|piece| piece.transfer == key && piece.phase == Phase::Posted)
+            let carried = self.links.get(*link).map_or(&[][..], |link| &link.pieces);
+            carried.iter().any(|carried| {
+                self.pieces
+                    .get(*carried)
+                    .is_some_and(|piece| piece.transfer == key && piece.phase == Phase::Posted)
+            })
         })
     }
 }

@@ -5,12 +5,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use proto::frame::{HEADER_LENGTH, Header, Op, Partial, STATUS_LENGTH, Status, Version};
-use proto::scheduler::{Effect, Failure, Slice};
+use proto::scheduler::{Effect, Failure, PieceKey, Slice};
 use rustix::net::RecvFlags;
 use sys::mem::Region;
 
 use super::served::is_wait_error;
-use super::{LinkError, LinkId, RegionId, SEND_BYTES, TURN_BYTES, Turn};
+use super::{LinkError, LinkId, Post, SEND_BYTES, TURN_BYTES, Turn};
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -24,6 +24,7 @@ pub(super) struct Outgoing {
 /// A request in progress.
 #[derive(Debug)]
 struct Running {
+    piece: PieceKey,
     op: Op,
     region: Arc<Region>,
     offset: u64,
@@ -61,14 +62,18 @@ impl Outgoing {
             .is_some_and(|running| running.op == Op::Write)
     }
 
-    pub(super) fn begin(&mut self, slice: &Slice<RegionId>, region: Arc<Region>) {
+    pub(super) fn is_busy(&self) -> bool {
+        self.running.is_some()
+    }
+
+    pub(super) fn begin(&mut self, request: &Post, region: Arc<Region>) {
         let Slice {
             op,
             remote,
             memory: _,
             offset,
             length,
-        } = *slice;
+        } = request.slice;
         let header = Header {
             size: length,
             address: remote,
@@ -77,6 +82,7 @@ impl Outgoing {
         };
         self.used = true;
         self.running = Some(Running {
+            piece: request.piece,
             op,
             region,
             offset,
@@ -90,18 +96,19 @@ impl Outgoing {
         });
     }
 
-    /// Moves what the socket allows, up to about [`TURN_BYTES`]. Returns whether the request is done.
+    /// Moves what the socket allows, up to about [`TURN_BYTES`]. Returns the request if it is done.
     pub(super) fn turn(
         &mut self,
         socket: BorrowedFd<'_>,
-    ) -> Result<(Turn, bool), Failure<LinkError>> {
+    ) -> Result<(Turn, Option<PieceKey>), Failure<LinkError>> {
         let Some(running) = &mut self.running else {
-            return self.idle(socket).map(|()| (Turn::Readable, false));
+            return self.idle(socket).map(|()| (Turn::Readable, None));
         };
         match running.turn(socket) {
             Ok(true) => {
+                let piece = running.piece;
                 self.running = None;
-                Ok((Turn::Readable, true))
+                Ok((Turn::Readable, Some(piece)))
             }
             Ok(false) => {
                 let turn = if running.is_sending() {
@@ -109,7 +116,7 @@ impl Outgoing {
                 } else {
                     Turn::Readable
                 };
-                Ok((turn, false))
+                Ok((turn, None))
             }
             Err(cause) => Err(running.failure(cause)),
         }

@@ -61,13 +61,13 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     prop::collection::vec(one, 0..200)
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 enum LinkView {
     Connecting,
-    Idle,
-    Busy(Slice<u8>),
-    /// Down or closed; the memory of the slice may still be accessed.
-    Dying(Option<Slice<u8>>),
+    /// With the slices that it carries, and its window.
+    Up(Vec<(PieceKey, Slice<u8>)>, usize),
+    /// Down or closed; the memory of the slices may still be accessed.
+    Dying(Vec<(PieceKey, Slice<u8>)>),
 }
 
 #[derive(Debug)]
@@ -121,11 +121,11 @@ impl Driver {
     }
 
     fn touchable(&self) -> impl Iterator<Item = Slice<u8>> {
-        self.links.values().filter_map(|link| match link {
-            LinkView::Busy(slice) => Some(*slice),
-            LinkView::Dying(slice) => *slice,
-            LinkView::Connecting | LinkView::Idle => None,
-        })
+        let carried = self.links.values().flat_map(|link| match link {
+            LinkView::Up(carried, _) | LinkView::Dying(carried) => &carried[..],
+            LinkView::Connecting => &[],
+        });
+        carried.map(|(_, slice)| *slice)
     }
 
     fn settle(&mut self) {
@@ -135,30 +135,35 @@ impl Driver {
                 Action::Open { link, .. } => {
                     assert!(self.links.insert(link, LinkView::Connecting).is_none());
                 }
-                Action::Post { link, slice } => {
-                    assert_eq!(self.links.get(&link), Some(&LinkView::Idle));
+                Action::Post { link, piece, slice } => {
                     let token = slice.remote >> 20;
                     assert!(!self.transfers[&token].outcome, "posted after its outcome");
                     assert!(
                         self.touchable().all(|other| other.remote != slice.remote),
                         "a second attempt while the first may still be touched"
                     );
-                    self.links.insert(link, LinkView::Busy(slice));
+                    let Some(LinkView::Up(carried, window)) = self.links.get_mut(&link) else {
+                        panic!("posted to a link that is not up");
+                    };
+                    assert!(carried.len() < *window, "more than the window");
+                    carried.push((piece, slice));
                 }
                 Action::Close { link } => {
-                    let slice = match self.links.get(&link) {
-                        Some(LinkView::Busy(slice)) => Some(*slice),
-                        Some(LinkView::Idle | LinkView::Connecting) => None,
+                    let carried = match self.links.remove(&link) {
+                        Some(LinkView::Up(carried, _)) => carried,
+                        Some(LinkView::Connecting) => Vec::new(),
                         other => panic!("closed twice: {other:?}"),
                     };
-                    if let Some(slice) = slice {
-                        self.leave_in_flight(slice);
+                    for (_, slice) in &carried {
+                        self.leave_in_flight(*slice);
                     }
-                    self.links.insert(link, LinkView::Dying(slice));
+                    self.links.insert(link, LinkView::Dying(carried));
                 }
                 Action::Outcome { token, ending } => {
                     let flying = self.links.values().any(|view| match view {
-                        LinkView::Busy(slice) => slice.remote >> 20 == token,
+                        LinkView::Up(carried, _) => {
+                            carried.iter().any(|(_, slice)| slice.remote >> 20 == token)
+                        }
                         _ => false,
                     });
                     let view = self
@@ -240,8 +245,11 @@ impl Driver {
         let owed: Vec<_> = self
             .links
             .iter()
-            .filter(|(_, view)| !matches!(view, LinkView::Idle) || how.is_multiple_of(16))
-            .map(|(link, view)| (*link, *view))
+            .filter(|(_, view)| {
+                !matches!(view, LinkView::Up(carried, _) if carried.is_empty())
+                    || how.is_multiple_of(16)
+            })
+            .map(|(link, view)| (*link, view.clone()))
             .collect();
         let count = self.resolving.len() + owed.len();
         if count == 0 {
@@ -258,7 +266,7 @@ impl Driver {
             self.scheduler.resolved(peer, answer, self.now);
             return true;
         }
-        let (link, view) = owed[which - self.resolving.len()];
+        let (link, view) = owed[which - self.resolving.len()].clone();
         let effect = if how.is_multiple_of(2) {
             Effect::None
         } else {
@@ -267,27 +275,36 @@ impl Driver {
         let broken = failure(effect, how.is_multiple_of(3));
         match view {
             LinkView::Connecting if how > 60 => {
-                self.links.insert(link, LinkView::Idle);
-                self.scheduler.link_up(link, self.now);
+                let window = 1 + usize::from(how % 4);
+                self.links.insert(link, LinkView::Up(Vec::new(), window));
+                self.scheduler.link_up(link, window, self.now);
             }
-            LinkView::Busy(slice) if how > 90 => {
-                self.links.insert(link, LinkView::Idle);
+            LinkView::Up(mut carried, window) if how > 90 && !carried.is_empty() => {
+                let (piece, slice) = carried.swap_remove(which % carried.len());
+                let last = carried.is_empty();
+                self.links.insert(link, LinkView::Up(carried, window));
+                if how.is_multiple_of(5) && !last {
+                    self.scheduler.not_accepted(link, piece, self.now);
+                    return true;
+                }
                 self.touch(slice);
                 if slice.op == Op::Write {
                     let token = slice.remote >> 20;
                     self.remote[range(token)] = Some(token);
                 }
-                self.scheduler.slice_done(link, self.now);
+                self.scheduler.slice_done(link, piece, self.now);
             }
-            LinkView::Connecting | LinkView::Idle => {
-                self.links.insert(link, LinkView::Dying(None));
+            LinkView::Connecting => {
+                self.links.insert(link, LinkView::Dying(Vec::new()));
                 self.scheduler.link_down(link, broken, self.now);
             }
-            LinkView::Busy(slice) => {
-                self.links.insert(link, LinkView::Dying(Some(slice)));
+            LinkView::Up(carried, _) => {
                 if effect == Effect::Unknown {
-                    self.leave_in_flight(slice);
+                    for (_, slice) in &carried {
+                        self.leave_in_flight(*slice);
+                    }
                 }
+                self.links.insert(link, LinkView::Dying(carried));
                 self.scheduler.link_down(link, broken, self.now);
             }
             LinkView::Dying(_) => {
@@ -370,13 +387,18 @@ impl Driver {
                 let dying: Vec<_> = self
                     .links
                     .iter()
-                    .filter(|(_, view)| matches!(view, LinkView::Dying(_)))
-                    .map(|(link, _)| *link)
+                    .filter_map(|(link, view)| match view {
+                        LinkView::Dying(carried) => Some((*link, carried.first().copied())),
+                        _ => None,
+                    })
                     .collect();
                 if !dying.is_empty() {
-                    let link = dying[which % dying.len()];
-                    self.scheduler.slice_done(link, self.now);
-                    self.scheduler.link_up(link, self.now);
+                    let (link, carried) = dying[which % dying.len()];
+                    if let Some((piece, _)) = carried {
+                        self.scheduler.slice_done(link, piece, self.now);
+                        self.scheduler.not_accepted(link, piece, self.now);
+                    }
+                    self.scheduler.link_up(link, 1, self.now);
                     let broken = failure(Effect::Unknown, true);
                     self.scheduler.link_down(link, broken, self.now);
                 }
