@@ -188,12 +188,15 @@ async fn an_error_names_an_absent_peer_and_the_stage() {
 async fn nothing_is_sent_to_an_address_that_is_not_admitted() {
     let ours = Rig::new(quick());
     let (accepted, connections) = std::sync::mpsc::channel();
+    let (close, closed) = std::sync::mpsc::channel();
     let theirs = peer(2, move |count, mut stream| {
         accepted.send(count).unwrap();
         // Ends the link after one transfer, so that the next one needs a new connection.
         let mut request = [0; 24 + 8];
         stream.read_exact(&mut request).unwrap();
         stream.write_all(&Status::Ok.encode()).unwrap();
+        drop(stream);
+        close.send(()).unwrap();
     });
     let write = transfer(Op::Write, &ours, &theirs.name, 0, 8);
     let refused = |error: TransferError| {
@@ -216,6 +219,7 @@ async fn nothing_is_sent_to_an_address_that_is_not_admitted() {
         .await
         .unwrap();
     assert!(connections.try_recv().is_ok());
+    closed.recv_timeout(rig::TIMEOUT).unwrap();
 
     // The address that the engine remembers may belong to another pod now.
     nobody();
