@@ -315,14 +315,29 @@ impl MooncakeClusterSpec {
 /// How peers discover each other's segments.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "!has(self.endpoint) || self.type == 'HTTP'", "message": "metadata.endpoint requires metadata.type HTTP" },
+        { "rule": "(has(self.endpoint) ? self.endpoint : '') == (has(oldSelf.endpoint) ? oldSelf.endpoint : '')", "message": "metadata.endpoint is immutable because engines read it only when they start: create another MooncakeCluster" }
+    ]))]
 pub struct Metadata {
-    /// `P2P`: peers request segment descriptors from each other on the handshake port, without a metadata service. Immutable.
-    /// Default: P2P.
+    /// `P2P`: peers request segment descriptors from each other on the handshake port, without a metadata service. `HTTP`:
+    /// pools publish them in an HTTP metadata service, and peers read them there. Immutable. Default: P2P.
     #[serde(default, rename = "type")]
     #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "self == oldSelf", "message": "metadata.type is immutable because peers cache its results: create another MooncakeCluster" }
     ]))]
     pub kind: MetadataType,
+
+    /// URL of an HTTP metadata service that exists already, such as `http://metadata.team.svc:8080/metadata`: without TLS,
+    /// query and credentials, which stock engines do not support. Pods of this cluster and whoever else reaches the service
+    /// can replace its values. Immutable. Default: the server in the cluster's master pod, which loses its values when the
+    /// master restarts; pools publish theirs again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 8, max = 512),
+        regex(pattern = r"^http://[^/?#@\s]+(/[^?#\s]*)?$")
+    )]
+    pub endpoint: Option<String>,
 }
 
 /// Source of segment descriptors.
@@ -331,6 +346,9 @@ pub enum MetadataType {
     /// Peers request them from each other.
     #[default]
     P2P,
+    /// An HTTP metadata service has them.
+    #[serde(rename = "HTTP")]
+    Http,
 }
 
 /// The stock master.
@@ -547,7 +565,7 @@ pub struct MooncakeClusterStatus {
     /// Generation of the spec to which this status belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions: Ready, MasterReady, PoolsReady, TransportsReady, PodsInjected and, with `spec.mnnvl`, MnnvlReady.
+    /// Conditions: Ready, MasterReady, PoolsReady, TransportsReady, PodsInjected and, with `spec.metadata.type` HTTP, MetadataReady, and with `spec.mnnvl`, MnnvlReady.
     /// Reconciling, Stalled, Degraded and Paused are present only while they are True.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

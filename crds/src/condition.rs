@@ -25,6 +25,9 @@ pub enum ConditionType {
     MasterReady,
     /// MooncakeCluster: the memory of every desired pool pod is mounted and served.
     PoolsReady,
+    /// MooncakeCluster, only with `spec.metadata.type` HTTP: every pool pod can use the metadata service and has published its
+    /// descriptor there. `Ready` does not wait for it: mounted segments that peers know stay usable.
+    MetadataReady,
     /// MooncakeCluster: the transports that the spec requires are proven to work.
     TransportsReady,
     /// MooncakeCluster: every labelled pod was injected.
@@ -56,6 +59,7 @@ impl ConditionType {
             Self::Paused => "Paused",
             Self::MasterReady => "MasterReady",
             Self::PoolsReady => "PoolsReady",
+            Self::MetadataReady => "MetadataReady",
             Self::TransportsReady => "TransportsReady",
             Self::PodsInjected => "PodsInjected",
             Self::MnnvlReady => "MnnvlReady",

@@ -56,6 +56,8 @@ pub const DEVICE_CLASS: &str = "hca.mooncake.io";
 pub const MASTER_RPC_PORT: u16 = 50051;
 /// TCP port of the master's HTTP service for administration and metrics.
 pub const MASTER_ADMIN_PORT: u16 = 9003;
+/// TCP port of the HTTP metadata server in the master's pod.
+pub const MASTER_METADATA_PORT: u16 = 8080;
 /// TCP port of a pool pod for requests of segment descriptors.
 pub const POOL_HANDSHAKE_PORT: u16 = 12001;
 /// TCP port of a pool pod for data transfers.
@@ -107,6 +109,14 @@ pub fn claim_template(cluster: &str) -> String {
 /// Returns host and port of the cluster's master.
 pub fn master_endpoint(cluster: &str, namespace: &str) -> String {
     format!("{}.{namespace}.svc:{MASTER_RPC_PORT}", master(cluster))
+}
+
+/// Returns the URL of the HTTP metadata server in the cluster's master pod.
+pub fn metadata_endpoint(cluster: &str, namespace: &str) -> String {
+    format!(
+        "http://{}.{namespace}.svc:{MASTER_METADATA_PORT}/metadata",
+        master(cluster)
+    )
 }
 
 /// Returns the segment name of an extent. It contains no `/`, which has a special meaning for stock peers.

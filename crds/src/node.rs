@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::ByteSize;
 use crate::catalog::catalog;
 use crate::check::{CheckCounts, CheckFinding};
-use crate::cluster::{NumaPolicy, PageSize, TransportPolicy};
+use crate::cluster::{MetadataType, NumaPolicy, PageSize, TransportPolicy};
 use crate::fix::FixReport;
 use crate::inventory::{Hugepages, NoGid, PortState};
 use crate::policy::PolicyInForce;
@@ -329,6 +329,9 @@ pub struct PoolAssignment {
     /// The master in which the memory is mounted. Absent while no master serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master: Option<MasterInstance>,
+    /// The metadata service in which the pod's segment descriptor is published. Absent with metadata type P2P.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<MetadataService>,
     /// Admit the cluster's labelled pods that use the host network. Default: false.
     #[serde(default)]
     pub allow_host_network: bool,
@@ -336,6 +339,19 @@ pub struct PoolAssignment {
     #[serde(default)]
     #[schemars(length(max = 64), inner(length(min = 2, max = 45)))]
     pub addresses: Vec<String>,
+}
+
+/// A metadata service.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = open_words)]
+pub struct MetadataService {
+    /// Its protocol.
+    #[serde(rename = "type")]
+    pub kind: MetadataType,
+    /// Its URL.
+    #[schemars(length(min = 8, max = 512))]
+    pub endpoint: String,
 }
 
 /// An instance of a master, from the start of its pod until it loses its index.
@@ -516,6 +532,23 @@ pub struct PoolReport {
     /// Page size that the kernel allocated, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_size_obtained: Option<ByteSize>,
+    /// Why the metadata service of the cluster cannot be used from the pod's network: endpoint, address, error and remedy.
+    /// Absent while it can, and with metadata type P2P.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub metadata_failure: Option<String>,
+}
+
+impl PoolReport {
+    /// Returns the Reason for conditions and metrics. A failed metadata service is the cause where the report names no
+    /// other; the field `reason` has the words of release 0.1.0 only, which has no metadata services.
+    pub fn cause(&self) -> Word<Reason> {
+        let other = self.reason != Reason::AsExpected && self.reason != Reason::Mounting;
+        if other || self.metadata_failure.is_none() {
+            return self.reason;
+        }
+        Reason::MetadataUnreachable.into()
+    }
 }
 
 catalog! {

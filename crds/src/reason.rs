@@ -61,6 +61,8 @@ catalog! {
     MasterNotReady = (Cluster, "Read the events and the log of the master pod.");
     /// The master does not respond on its RPC port.
     MasterUnreachable = (Fabric, "Check the master pod and the NetworkPolicies between it and the pool pod.");
+    /// The metadata service of the cluster cannot be used from a pool pod's network. Stock pods do not find the pod's segments when they start, or at all.
+    MetadataUnreachable nearest "MasterUnreachable" = (Fabric, "Follow the message: it names endpoint, address and error. Check the service, its port and the NetworkPolicies between it and the pool pods.");
     /// Master, engines or segments belong to different Mooncake releases whose protocols are incompatible.
     EngineVersionSkew = (Engine, "Use one minor release of Mooncake for master, pods and spec.master.version.");
     /// The master lost its index entries of this node. The segments are mounted again at new addresses, and earlier keys are lost.

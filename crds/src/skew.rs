@@ -37,6 +37,11 @@ pub const UNKNOWN_WORDS: &[UnknownWord] = &[
         "As for pageSize.",
     ),
     row(
+        "MooncakeNode.spec.pools[].metadata.type",
+        "agent",
+        "As for pageSize.",
+    ),
+    row(
         "MooncakeNode.spec.domains[].reason",
         "agent, kubectl-mooncake",
         "Shown unchanged. `member` decides.",

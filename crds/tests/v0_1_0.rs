@@ -190,6 +190,9 @@ fn written_into(place: &str) -> Option<Vec<&'static str>> {
     })
 }
 
+/// Open fields that release 0.1.0 does not have, so that it reads no word of them.
+const LATER_FIELDS: [&str; 1] = ["MooncakeNode.spec.pools[].metadata.type"];
+
 #[test]
 fn every_written_word_is_one_that_release_0_1_0_knows() {
     let files = ["clusters", "inventories", "nodepolicies", "nodes"];
@@ -216,10 +219,16 @@ fn every_written_word_is_one_that_release_0_1_0_knows() {
             }
         });
     }
+    for field in LATER_FIELDS {
+        assert!(
+            UNKNOWN_WORDS.iter().any(|row| row.field == field),
+            "{field}"
+        );
+    }
     assert_eq!(
         fields,
-        UNKNOWN_WORDS.len(),
-        "a new open field needs no word of release 0.1.0; list it here"
+        UNKNOWN_WORDS.len() - LATER_FIELDS.len(),
+        "a new open field needs no word of release 0.1.0; list it in LATER_FIELDS"
     );
 }
 

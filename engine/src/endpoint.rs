@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use proto::address::ServerName;
 use proto::frame::Op;
 use proto::handshake::Notify;
+use proto::metadata::RpcMeta;
 use proto::scheduler::Request;
 use sys::mem::Region;
 use sys::net::Namespace;
@@ -32,7 +34,7 @@ use crate::transport::{EndpointId, RegionId};
 /// The parameters of an endpoint.
 #[derive(Debug)]
 pub struct EndpointSpec {
-    /// P2P server name, `ip:port` of the handshake listener; IPv6 in brackets.
+    /// Server name, `ip:port` of the handshake listener; IPv6 in brackets. Also the name in a metadata service.
     pub name: String,
     /// Port of the data listener as peers reach it.
     pub data_port: u16,
@@ -49,6 +51,8 @@ pub struct EndpointSpec {
     pub admission: Admission,
     /// Peers to which transfers may go.
     pub targets: Targets,
+    /// Metadata service that has the descriptors of peers. Only with `network: None`. `None`: peers return them.
+    pub metadata: Option<metadata::Service>,
 }
 
 /// A transfer between a local region and a peer's memory.
@@ -101,6 +105,7 @@ impl Endpoint {
             network,
             admission,
             targets,
+            metadata,
         } = spec;
         let id = engine.new_endpoint();
         let settings = engine.settings;
@@ -116,6 +121,7 @@ impl Endpoint {
             runtime: engine.runtime.clone(),
             dialer,
             identity: Arc::clone(&identity),
+            metadata,
             timeout: settings.connect_timeout,
         });
         let _in_runtime = engine.runtime.enter();
@@ -233,6 +239,19 @@ impl Endpoint {
                 done,
             })
             .await
+    }
+
+    /// Returns what a metadata service has to hold of this endpoint.
+    pub fn metadata_entry(&self) -> metadata::Entry {
+        let descriptor = self.handshake.identity.descriptor();
+        let server = ServerName::parse(&descriptor.name);
+        metadata::Entry {
+            rpc_meta: RpcMeta {
+                ip_or_host_name: server.host,
+                rpc_port: server.port,
+            },
+            descriptor,
+        }
     }
 
     fn added(&self, region: RegionId) -> Result<Arc<Added>, Error> {

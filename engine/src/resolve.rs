@@ -1,10 +1,12 @@
-//! Fetches a peer's descriptor from its handshake port, and derives the address of its data listener.
+//! Fetches a peer's descriptor from its handshake port or from a metadata service, and derives the address of its data
+//! listener.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use metadata::Service;
 use proto::address::ServerName;
 use proto::descriptor::Descriptor;
 use proto::frame::Version;
@@ -25,6 +27,8 @@ pub(crate) struct Resolver {
     pub(crate) runtime: Handle,
     pub(crate) dialer: Arc<Dialer>,
     pub(crate) identity: Arc<Identity>,
+    /// Where descriptors are; `None`: at the peers' handshake ports.
+    pub(crate) metadata: Option<Service>,
     pub(crate) timeout: Duration,
 }
 
@@ -37,14 +41,13 @@ impl Resolver {
     }
 
     async fn lookup_peer(&self, name: Arc<str>) -> Result<(u64, PeerAddress), LinkError> {
-        let server = ServerName::parse(&name);
-        let descriptor = self.fetch(&server).await?;
-        let host = match descriptor.tcp_data_host.as_str() {
-            // Releases before that field: the data listener has the host of the server name.
-            "" => server.host.as_str(),
-            host => host,
+        let (descriptor, host) = match &self.metadata {
+            None => self.request_from_peer(&name).await?,
+            Some(service) => read_service(service, &name)
+                .await
+                .map_err(LinkError::Metadata)?,
         };
-        let data = self.dialer.lookup(host, descriptor.tcp_data_port).await?;
+        let data = self.dialer.lookup(&host, descriptor.tcp_data_port).await?;
         let mut published = DefaultHasher::new();
         descriptor.buffers.hash(&mut published);
         data.hash(&mut published);
@@ -61,6 +64,18 @@ impl Resolver {
             dialer: Arc::clone(&self.dialer),
         };
         Ok((published.finish(), PeerAddress::Tcp(address)))
+    }
+
+    /// Returns the descriptor at the peer's handshake port, and the host of its data listener.
+    async fn request_from_peer(&self, name: &str) -> Result<(Descriptor, String), LinkError> {
+        let server = ServerName::parse(name);
+        let descriptor = self.fetch(&server).await?;
+        let host = match descriptor.tcp_data_host.as_str() {
+            // Releases before that field: the data listener has the host of the server name.
+            "" => server.host,
+            host => host.to_owned(),
+        };
+        Ok((descriptor, host))
     }
 
     async fn fetch(&self, server: &ServerName) -> Result<Descriptor, LinkError> {
@@ -95,6 +110,20 @@ impl Resolver {
         let body = handshake::reply_body(Kind::Metadata, &payload).map_err(protocol_error)?;
         Descriptor::parse(body).map_err(protocol_error)
     }
+}
+
+/// Returns the descriptor in the service, and the host of the peer's data listener.
+async fn read_service(
+    service: &Service,
+    name: &str,
+) -> Result<(Descriptor, String), metadata::Error> {
+    let descriptor = service.descriptor(name).await?;
+    let host = match descriptor.tcp_data_host.as_str() {
+        // Releases before that field: the data listener has the host of the handshake listener.
+        "" => service.rpc_meta(name).await?.ip_or_host_name,
+        host => host.to_owned(),
+    };
+    Ok((descriptor, host))
 }
 
 async fn read(stream: &mut TcpStream, bytes: &mut [u8]) -> Result<(), LinkError> {

@@ -91,6 +91,9 @@ pub enum LinkError {
     /// The peer does not serve that range.
     #[error("the peer does not serve that address range")]
     Rejected,
+    /// The metadata service does not lead to the peer.
+    #[error("{0}")]
+    Metadata(#[source] metadata::Error),
     /// The peer violated the protocol.
     #[error("the peer violated the protocol: {0}")]
     Protocol(String),

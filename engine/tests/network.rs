@@ -37,6 +37,7 @@ fn endpoint(engine: &Engine, namespace: &Arc<Namespace>, ip: &str) -> (Endpoint,
             network: Some(Arc::clone(namespace)),
             admission: Admission::Anyone,
             targets: Targets::Admitted,
+            metadata: None,
         })
         .unwrap();
     let region = endpoint.add_region(region(rig::LENGTH), BASE).unwrap();

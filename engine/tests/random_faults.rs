@@ -114,6 +114,7 @@ fn open(engine: &Engine, listeners: [TcpListener; 2], published: u16) -> Endpoin
         network: None,
         admission: Admission::Anyone,
         targets: Targets::Admitted,
+        metadata: None,
     };
     engine.endpoint(spec).unwrap()
 }

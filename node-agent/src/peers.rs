@@ -146,6 +146,7 @@ fn open(engine: &Engine, address: SocketAddr) -> Result<LocalEnd, OpenError> {
         admission: Admission::only([]),
         // The operator assigns the peers. Those that this agent probes need not be those that probe it.
         targets: Targets::Anyone,
+        metadata: None,
     })?;
     let id = endpoint.add_region(Arc::clone(&region), PROBE_BASE)?;
     Ok(LocalEnd {

@@ -12,6 +12,8 @@ mod hostile;
 mod hugepages;
 #[path = "node/matrix.rs"]
 mod matrix;
+#[path = "node/metadata.rs"]
+mod metadata;
 #[path = "node/peers.rs"]
 mod peers;
 #[path = "node/serving.rs"]

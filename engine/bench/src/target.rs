@@ -42,6 +42,7 @@ impl End {
             network: None,
             admission: Admission::Anyone,
             targets: Targets::Anyone,
+            metadata: None,
         })?;
         let memory = sys::mem::memfd::create("bench", flags.buffer_size, PageSize::Base)?;
         let region = Region::map(memory, flags.buffer_size, PageSize::Base)?;

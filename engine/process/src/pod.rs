@@ -27,12 +27,14 @@ mod facts;
 pub(crate) mod failure;
 mod mover;
 pub(crate) mod numa;
+mod publication;
 mod record;
 mod report;
 mod step;
 
 use failure::{Backoff, Failure};
 use mover::MountedExtents;
+use publication::Publication;
 use record::Record;
 use step::Action;
 
@@ -83,6 +85,8 @@ struct Pod {
     /// Mappings of memory that was released but may still be used.
     mapped: Vec<Weak<Region>>,
     served: Option<Served>,
+    /// `None` without a metadata service.
+    publication: Option<Publication>,
     mounted: MountedExtents,
     session: Option<Session>,
     /// The lost epoch that a new one already replaces.
@@ -129,6 +133,7 @@ pub(crate) async fn run(
         memory: Vec::new(),
         mapped: Vec::new(),
         served: None,
+        publication: None,
         mounted: MountedExtents::default(),
         session: None,
         replaced_epoch: None,
@@ -266,6 +271,7 @@ impl Pod {
                 }
                 None
             }
+            () = or_pending(self.publication.as_mut().map(Publication::changed)) => None,
             () = or_pending(self.session.as_mut().map(Session::changed)) => None,
             changed = self.admission.changed() => {
                 if changed.is_err() {

@@ -13,6 +13,7 @@ pub mod descriptor;
 pub mod extent;
 pub mod frame;
 pub mod handshake;
+pub mod metadata;
 pub mod scheduler;
 pub mod store;
 pub mod struct_pack;

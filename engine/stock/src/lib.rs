@@ -5,4 +5,4 @@ mod space;
 mod wheel;
 
 pub use space::Space;
-pub use wheel::{LMCACHE, MOONCAKE, MOONCAKE_BEFORE, SGLANG, VLLM, Wheel};
+pub use wheel::{AIOHTTP, LMCACHE, MOONCAKE, MOONCAKE_BEFORE, SGLANG, VLLM, Wheel};

@@ -17,6 +17,20 @@ pub const MOONCAKE: Wheel = Wheel::of("mooncake-transfer-engine-non-cuda", "0.3.
 /// A stock Mooncake of an earlier release, with the same protocol version.
 pub const MOONCAKE_BEFORE: Wheel = Wheel::of("mooncake-transfer-engine-non-cuda", "0.3.11.post1");
 
+/// What the stock metadata server in Python needs.
+pub const AIOHTTP: [Wheel; 10] = [
+    Wheel::of("aiohttp", "3.14.5"),
+    Wheel::of("aiohappyeyeballs", "2.7.1"),
+    Wheel::of("aiosignal", "1.4.0"),
+    Wheel::of("attrs", "26.1.0"),
+    Wheel::of("frozenlist", "1.8.0"),
+    Wheel::of("idna", "3.20"),
+    Wheel::of("multidict", "7.2.1"),
+    Wheel::of("propcache", "0.5.4"),
+    Wheel::of("typing_extensions", "4.16.0"),
+    Wheel::of("yarl", "1.25.1"),
+];
+
 /// The inference stacks whose configuration loaders are tested.
 pub const SGLANG: Wheel = Wheel::of("sglang", "0.5.23");
 pub const VLLM: Wheel = Wheel::of("vllm", "0.33.0");

@@ -55,6 +55,9 @@ pub struct Hold {
     /// Port of the master's admin HTTP service, at the same host.
     #[arg(long, default_value_t = 9003)]
     pub admin_port: u16,
+    /// URL of the cluster's metadata service; without it there is none.
+    #[arg(long)]
+    pub metadata: Option<String>,
     /// The node of this pod.
     #[arg(long)]
     pub node: String,

@@ -3,6 +3,7 @@
 
 use crds::Reason;
 use futures::future::join_all;
+use metadata::{Problem, Service, system_lookup};
 
 use super::args::Hold;
 use super::gate_state::GateState;
@@ -27,6 +28,7 @@ async fn walk(hold: &Hold) -> Result<Plan, GateState> {
         node,
         samples,
         preflight,
+        metadata,
         ..
     } = hold;
     if let Some(path) = preflight {
@@ -40,6 +42,9 @@ async fn walk(hold: &Hold) -> Result<Plan, GateState> {
         GateState::waiting(Reason::EngineVersionSkew, message)
     })?;
     let plan = plan(&listing, cluster, node, *samples, random_below);
+    if let Some(url) = metadata {
+        check_metadata(url, &plan).await?;
+    }
     if plan != Plan::default() {
         return Ok(plan);
     }
@@ -51,6 +56,20 @@ async fn walk(hold: &Hold) -> Result<Plan, GateState> {
         let message = format!("{message}, but {}", similar.join(", "));
         GateState::waiting(Reason::SegmentUnknown, message)
     })
+}
+
+/// The metadata service must have the descriptor of a pool pod; without any pool pod it must answer.
+async fn check_metadata(url: &str, plan: &Plan) -> Result<(), GateState> {
+    let waiting = |cause: String| GateState::waiting(Reason::MetadataUnreachable, cause);
+    let service = Service::new(url, system_lookup())
+        .map_err(|error| waiting(format!("metadata service {url:?}: {error}")))?;
+    let peer = plan.own.first().or_else(|| plan.others.first());
+    let segment = peer.map_or("", |peer| &peer.endpoint);
+    match service.descriptor(segment).await {
+        Ok(_) => Ok(()),
+        Err(error) if peer.is_none() && matches!(error.problem, Problem::NoKey(_)) => Ok(()),
+        Err(error) => Err(waiting(error.to_string())),
+    }
 }
 
 /// The pool pods of the node must respond; if it has none, at least one of the others.

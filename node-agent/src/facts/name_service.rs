@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -66,29 +67,37 @@ fn needed(assigned: &Assignments) -> Option<BTreeSet<String>> {
 
 async fn resolve_all(names: &BTreeSet<String>) -> Vec<MasterName> {
     let results = names.iter().map(|name| async move {
-        let failed = resolve(name).await.err();
-        let failed = failed.map(|error| {
-            let resolver = resolver(Path::new(RESOLVER));
-            format!("{resolver} does not resolve {name}: {error}")
-        });
-        let name = name.clone();
         MasterName {
-            name,
-            error: failed,
+            name: name.clone(),
+            error: addresses(name, DEADLINE).await.err(),
         }
     });
     futures::future::join_all(results).await
 }
 
+/// Returns the addresses of a host.
+///
+/// # Errors
+/// A text with the resolver, the name and the error.
+pub(crate) async fn addresses(name: &str, deadline: Duration) -> Result<Vec<IpAddr>, String> {
+    resolve(name, deadline).await.map_err(|error| {
+        let resolver = resolver(Path::new(RESOLVER));
+        format!("{resolver} does not resolve {name}: {error}")
+    })
+}
+
 /// Resolves by the C library, as programs in pods do.
-async fn resolve(name: &str) -> io::Result<()> {
-    match tokio::time::timeout(DEADLINE, tokio::net::lookup_host((name, 0))).await {
-        Ok(Ok(mut addresses)) => match addresses.next() {
-            Some(_) => Ok(()),
-            None => Err(io::Error::other("no address")),
-        },
+async fn resolve(name: &str, deadline: Duration) -> io::Result<Vec<IpAddr>> {
+    match tokio::time::timeout(deadline, tokio::net::lookup_host((name, 0))).await {
+        Ok(Ok(addresses)) => {
+            let addresses: Vec<_> = addresses.map(|address| address.ip()).collect();
+            if addresses.is_empty() {
+                return Err(io::Error::other("no address"));
+            }
+            Ok(addresses)
+        }
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(io::Error::other(format!("no reply within {DEADLINE:?}"))),
+        Err(_) => Err(io::Error::other(format!("no reply within {deadline:?}"))),
     }
 }
 

@@ -292,6 +292,7 @@ impl Pod {
             segments: Vec::new(),
             mounted: None,
             page_size_obtained: None,
+            metadata_failure: None,
         };
         self.context.reporter.set_pool(report, of);
         self.context.reporter.set_traffic(&self.uid, None);

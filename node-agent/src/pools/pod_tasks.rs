@@ -140,6 +140,7 @@ fn report_missing(context: &Context, now: &Assignments, tasks: &BTreeMap<String,
             segments: Vec::new(),
             mounted: None,
             page_size_obtained: None,
+            metadata_failure: None,
         };
         context.reporter.set_pool(report, assignment);
     }

@@ -70,7 +70,7 @@ impl Report {
                 namespace: pool.report.namespace.clone(),
                 cluster: pool.cluster.clone(),
                 state: pool.report.state,
-                reason: pool.report.reason,
+                reason: pool.report.cause(),
                 mounted: pool.report.mounted.map_or(0, |bytes| bytes.0),
                 stats: traffic.map(|traffic| traffic.stats),
                 worst_peers: traffic.map_or_else(Vec::new, |traffic| traffic.worst_peers.clone()),

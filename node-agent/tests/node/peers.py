@@ -14,9 +14,9 @@ def value(key, size):
 
 
 def main():
-    host, master, metrics = sys.argv[1:4]
+    host, master, metrics, metadata = sys.argv[1:5]
     store = MooncakeDistributedStore()
-    code = store.setup(host, "P2PHANDSHAKE", 0, 64 << 20, "tcp", "", master)
+    code = store.setup(host, metadata, 0, 64 << 20, "tcp", "", master)
     print(json.dumps({"setup": code}), flush=True)
     for line in sys.stdin:
         words = line.split()

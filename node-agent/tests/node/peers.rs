@@ -44,11 +44,16 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn start(space: &Space) -> Self {
+        Self::start_with(space, "P2PHANDSHAKE").await
+    }
+
+    /// Starts a client that finds its peers by this metadata service.
+    pub(crate) async fn start_with(space: &Space, metadata: &str) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/node/peers.py");
         // While the master is starting the client ends, and another is started.
         let attempts = async {
             loop {
-                if let Some(client) = Self::try_start(space, &script).await {
+                if let Some(client) = Self::try_start(space, &script, metadata).await {
                     return client;
                 }
             }
@@ -58,11 +63,13 @@ impl Client {
             .expect("the stock client starts")
     }
 
-    async fn try_start(space: &Space, script: &Path) -> Option<Self> {
+    async fn try_start(space: &Space, script: &Path, metadata: &str) -> Option<Self> {
         let mut child = space
             .command("python3")
             .arg(script)
-            .args([PEERS_IP, "10.77.0.1:50051", "10.77.0.1:9003"])
+            .args([PEERS_IP, "10.77.0.1:50051", "10.77.0.1:9003", metadata])
+            // With a metadata service the address is that of any interface otherwise.
+            .env("MC_TCP_BIND_ADDRESS", PEERS_IP)
             .env("PYTHONPATH", MOONCAKE.site().unwrap())
             .env("MC_FORCE_TCP", "1")
             .stdin(Stdio::piped())

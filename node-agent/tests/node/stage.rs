@@ -161,10 +161,18 @@ impl Node {
 
     /// Assigns pods, each with the UID of its master.
     pub(crate) fn assign(&self, pods: &[(&str, Option<&str>)]) {
-        let pools: Vec<Value> = pods
-            .iter()
-            .map(|(uid, master)| assignment(uid, *master))
-            .collect();
+        let pools = pods.iter().map(|(uid, master)| assignment(uid, *master));
+        self.write_assignments(pools.collect());
+    }
+
+    /// Assigns a pod of a cluster with a metadata service.
+    pub(crate) fn assign_with_metadata(&self, pod: &str, master: &str, endpoint: &str) {
+        let mut pool = assignment(pod, Some(master));
+        pool["metadata"] = json!({"type": "HTTP", "endpoint": endpoint});
+        self.write_assignments(vec![pool]);
+    }
+
+    fn write_assignments(&self, pools: Vec<Value>) {
         let node = json!({
             "apiVersion": "mooncake.io/v1alpha1",
             "kind": "MooncakeNode",

@@ -25,7 +25,11 @@ const BY_SEVERITY: [&[ConditionType]; 2] = [
         ConditionType::TransportsReady,
         ConditionType::Ready,
     ],
-    &[ConditionType::PodsInjected, ConditionType::MnnvlReady],
+    &[
+        ConditionType::MetadataReady,
+        ConditionType::PodsInjected,
+        ConditionType::MnnvlReady,
+    ],
 ];
 
 /// The report.

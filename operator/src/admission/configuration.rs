@@ -7,7 +7,7 @@ use crds::stock::{
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use serde_json::{Map, Value, json};
 
-use super::environment::{LOCAL_HOSTNAME, MASTER, METADATA_SERVER, P2P, literal, own};
+use super::environment::{LOCAL_HOSTNAME, MASTER, METADATA_SERVER, literal, own};
 use super::target::Target;
 use super::volume;
 use crate::pod::GATE_CONTAINER;
@@ -165,7 +165,7 @@ fn defaults(target: &Target) -> Map<String, Value> {
         ("local_buffer_size", json!(target.local_buffer_size)),
         ("local_hostname", json!(POD_ADDRESS)),
         ("master_server_address", json!(target.master)),
-        ("metadata_server", json!(P2P)),
+        ("metadata_server", json!(target.metadata)),
         ("protocol", json!(target.transport.protocol())),
     ]
     .into_iter()

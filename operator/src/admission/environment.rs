@@ -72,7 +72,7 @@ pub(super) fn literal(var: &EnvVar) -> Option<&str> {
 fn wanted(container: &Container, target: &Target, file: Option<&File>) -> Vec<EnvVar> {
     let mut vars = vec![
         plain(MASTER, &target.master),
-        plain(METADATA_SERVER, P2P),
+        plain(METADATA_SERVER, &target.metadata),
         from_field(LOCAL_HOSTNAME, "status.podIP"),
         // The pod contributes no memory. The default of SGLang is 4 GB.
         plain(GLOBAL_SEGMENT_SIZE, "0"),

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::configuration::File;
-use super::environment::from_field;
+use super::environment::{P2P, from_field};
 use super::target::Target;
 use super::volume;
 use crate::pod::GATE_CONTAINER;
@@ -78,6 +78,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         cluster,
         namespace: _,
         master,
+        metadata,
         transport: _,
         local_buffer_size: _,
         deadline_seconds,
@@ -101,6 +102,9 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         format!("--on-deadline={on_deadline}"),
         format!("--samples={SAMPLES}"),
     ];
+    if metadata != P2P {
+        arguments.push(format!("--metadata={metadata}"));
+    }
     if *preflight {
         arguments.push(format!(
             "--preflight={PREFLIGHT_DIRECTORY}/{PREFLIGHT_FILE}"

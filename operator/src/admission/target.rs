@@ -1,9 +1,12 @@
 //! What an injected pod is pointed at: the cluster's settings, or the defaults where there is none.
 
-use crds::cluster::{Injection, MooncakeCluster, OnDeadline, Transport, TransportPolicy};
+use crds::cluster::{
+    Injection, MetadataType, MooncakeCluster, OnDeadline, Transport, TransportPolicy,
+};
 use crds::names;
 use crds::policy::HostPorts;
 
+use super::environment::P2P;
 use super::request::InjectionRequest;
 
 /// The one transport that a stock engine installs.
@@ -30,6 +33,8 @@ pub struct Target {
     pub namespace: String,
     /// Host and port of the master.
     pub master: String,
+    /// What stock engines connect to for metadata: a URL, or [`P2P`].
+    pub metadata: String,
     pub transport: StockTransport,
     /// Bytes that a stock client takes for its own transfers.
     pub local_buffer_size: u64,
@@ -52,6 +57,7 @@ impl Target {
             cluster: request.cluster.clone(),
             namespace: request.namespace.clone(),
             master: names::master_endpoint(&request.cluster, &request.namespace),
+            metadata: metadata(request, cluster),
             transport: cluster.map_or(StockTransport::Tcp, transport),
             local_buffer_size: injection.local_buffer_size.0,
             deadline_seconds: injection.deadline_seconds,
@@ -63,6 +69,18 @@ impl Target {
                 secrets.map(|secret| secret.name.clone()).collect()
             }),
         }
+    }
+}
+
+/// The metadata service of the cluster. Where there is no cluster yet, the default of its spec.
+fn metadata(request: &InjectionRequest, cluster: Option<&MooncakeCluster>) -> String {
+    let spec = cluster.map(|cluster| cluster.spec.metadata.clone());
+    let spec = spec.unwrap_or_default();
+    match spec.kind {
+        MetadataType::P2P => P2P.to_owned(),
+        MetadataType::Http => spec
+            .endpoint
+            .unwrap_or_else(|| names::metadata_endpoint(&request.cluster, &request.namespace)),
     }
 }
 

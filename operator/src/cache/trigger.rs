@@ -171,6 +171,7 @@ fn service<'a>(node: &'a MooncakeNode, pod_uid: &str) -> impl PartialEq + 'a + u
             &report.message,
             &report.mounted,
             &report.master_pod_uid,
+            &report.metadata_failure,
         )
     };
     pools.next().map(read)

@@ -56,6 +56,7 @@ fn evicted_status(eviction: &Eviction, now: &str) -> PoolPodStatus {
             reason: Reason::PoolPodEvicted,
             message: format!("{}; {now}", eviction_message(&eviction.kubelet_message)),
         },
+        metadata_failure: None,
     }
 }
 
@@ -70,6 +71,7 @@ mod tests {
             pod: pod.to_owned(),
             node: "n1".to_owned(),
             service,
+            metadata_failure: None,
         }
     }
 

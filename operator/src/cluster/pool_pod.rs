@@ -17,6 +17,8 @@ pub struct PoolPodStatus {
     /// The node it is bound to or intended for; empty if unknown.
     pub node: String,
     pub service: PoolService,
+    /// Why the pod cannot use the cluster's metadata service; `None` where it can, or where nothing is known.
+    pub metadata_failure: Option<String>,
 }
 
 /// Whether a pool pod serves.
@@ -44,7 +46,18 @@ pub fn evaluate(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) 
         pod: pod.name_any(),
         node: node_of(pod).unwrap_or_default(),
         service: service(pod, report, master),
+        metadata_failure: metadata_failure(pod, report),
     }
+}
+
+fn metadata_failure(pod: &Pod, report: Option<&MooncakeNode>) -> Option<String> {
+    if pod.meta().deletion_timestamp.is_some() || is_over(pod) {
+        return None;
+    }
+    let status = current_report(report).ok()?.status.as_ref()?;
+    let uid = pod.uid()?;
+    let entry = status.pools.iter().find(|entry| entry.pod_uid == uid)?;
+    entry.metadata_failure.clone()
 }
 
 /// The message for an eviction.
@@ -159,7 +172,7 @@ fn reported_service(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> P
             | PoolState::Refused,
         )
         | None => {
-            let (reason, message) = entry.reason.or(Reason::PoolPodNotReady, &entry.message);
+            let (reason, message) = entry.cause().or(Reason::PoolPodNotReady, &entry.message);
             PoolService::NotServing {
                 reason,
                 message: match waiting(pod) {

@@ -68,6 +68,7 @@ pub fn compute(
     ];
     let mut findings = summary(facts, &parts, (serving, wanted));
     findings.extend(parts);
+    findings.extend(metadata_ready(facts));
     findings.push(injection::finding(cluster, &observed.labelled));
     findings.extend(mnnvl.map(|outlook| outlook.finding.clone()));
     let bytes: u64 = pod_statuses
@@ -126,8 +127,9 @@ pub fn failed(
             )),
         }
     }
-    let mnnvl = crds::condition::find(&old.conditions, ConditionType::MnnvlReady);
-    conditions.extend(mnnvl.cloned());
+    for kind in [ConditionType::MetadataReady, ConditionType::MnnvlReady] {
+        conditions.extend(crds::condition::find(&old.conditions, kind).cloned());
+    }
     conditions.extend(merge(&old.conditions, &findings, Some(generation), now));
     conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
     MooncakeClusterStatus {
@@ -393,6 +395,47 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
         reason.remedy()
     );
     NewCondition::new(kind, state, reason, message)
+}
+
+/// Whether the pool pods can use the metadata service; `None` with P2P.
+fn metadata_ready(facts: &Facts<'_>) -> Option<NewCondition> {
+    let kind = ConditionType::MetadataReady;
+    let endpoint = facts.cluster.metadata_endpoint()?;
+    let pods = facts.pod_statuses;
+    let reason = Reason::MetadataUnreachable;
+    let failed = pods.iter().filter_map(|pod| {
+        let message = pod.metadata_failure.as_ref()?;
+        Some(describe(pod, reason, message))
+    });
+    let mut failed: Vec<_> = failed.collect();
+    failed.sort_unstable();
+    if !failed.is_empty() {
+        let message = format!(
+            "{} of {} pool pods cannot use it: {}",
+            failed.len(),
+            pods.len(),
+            listed(&failed)
+        );
+        return Some(NewCondition::new(kind, false, reason, message));
+    }
+    let serving = pods
+        .iter()
+        .filter(|pod| matches!(pod.service, PoolService::Serving { .. }));
+    // A pod serves only after it has published.
+    Some(match serving.count() {
+        0 => NewCondition::new(
+            kind,
+            ConditionStatus::Unknown,
+            Reason::Progressing,
+            format!("no pool pod has used the metadata service {endpoint} yet"),
+        ),
+        count => NewCondition::new(
+            kind,
+            true,
+            Reason::AsExpected,
+            format!("{count} pool pods use the metadata service {endpoint}"),
+        ),
+    })
 }
 
 /// The first few, and the number of the others.

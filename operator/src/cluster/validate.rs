@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crds::CheckId;
-use crds::cluster::{NumaPolicy, PageSize, TransportPolicy, Transports};
+use crds::cluster::{MetadataType, NumaPolicy, PageSize, TransportPolicy, Transports};
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crds::update::Update;
 use crds::{MooncakeCluster, Reason, names};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
+use proto::metadata::{ServiceUrl, is_local};
 
 /// Settings of the operator that every cluster uses.
 #[derive(Clone, Debug)]
@@ -39,6 +40,7 @@ pub struct Valid {
     pub owner: OwnerReference,
     pub pools: Vec<Pool>,
     pub master: Master,
+    pub metadata: Metadata,
     pub transports: Transports,
     /// Checks that must find nothing on a pod's node before it starts.
     pub preflight: Vec<CheckId>,
@@ -56,6 +58,20 @@ pub struct Valid {
 }
 
 impl Valid {
+    /// True where the master's pod also serves metadata.
+    pub fn serves_metadata(&self) -> bool {
+        self.metadata == Metadata::OwnHttp
+    }
+
+    /// URL of the metadata service; `None` with P2P.
+    pub fn metadata_endpoint(&self) -> Option<String> {
+        match &self.metadata {
+            Metadata::P2P => None,
+            Metadata::OwnHttp => Some(names::metadata_endpoint(&self.name, &self.namespace)),
+            Metadata::Http { endpoint } => Some(endpoint.clone()),
+        }
+    }
+
     /// True where pods of `namespace` may use the cluster.
     pub fn admits(&self, namespace: &str) -> bool {
         namespace == self.namespace
@@ -93,6 +109,18 @@ pub struct Master {
     pub template: MasterPodTemplate,
 }
 
+/// How peers discover each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Metadata {
+    P2P,
+    /// By the server in the master's pod.
+    OwnHttp,
+    /// By a server of the user.
+    Http {
+        endpoint: String,
+    },
+}
+
 /// Why a spec is invalid. Only a change of the spec helps.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -114,6 +142,10 @@ pub enum Error {
     },
     #[error("spec.access.addresses: `{text}` is not an IP address of another machine")]
     Address { text: String },
+    #[error(
+        "spec.metadata.endpoint: `{text}` is no URL of a metadata service that pods of other machines can reach: {why}"
+    )]
+    MetadataEndpoint { text: String, why: String },
     #[error("the object has no {field}: it did not come from an API server")]
     Incomplete { field: &'static str },
 }
@@ -160,6 +192,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             resources: spec.master.resources.clone(),
             template: master_template(spec.master.pod_template.as_ref())?,
         },
+        metadata: metadata_service(&spec.metadata)?,
         transports: spec.transports_in_force(),
         preflight: spec.preflight.checks.clone(),
         allowed_namespaces,
@@ -173,6 +206,30 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         update: spec.update.clone().unwrap_or_default(),
         min_ready_percent: spec.min_ready_percent(),
         paused: spec.paused,
+    })
+}
+
+/// Loopback in a URL is another machine in each pod.
+fn metadata_service(spec: &crds::cluster::Metadata) -> Result<Metadata, Error> {
+    let Some(endpoint) = &spec.endpoint else {
+        return Ok(match spec.kind {
+            MetadataType::P2P => Metadata::P2P,
+            MetadataType::Http => Metadata::OwnHttp,
+        });
+    };
+    let wrong = |why: String| Error::MetadataEndpoint {
+        text: endpoint.clone(),
+        why,
+    };
+    let url = ServiceUrl::parse(endpoint).map_err(|error| wrong(error.to_string()))?;
+    if is_local(&url.host) {
+        return Err(wrong(format!(
+            "in each pod {} is the pod itself; write the name of a Service or an address of the service's machine",
+            url.host
+        )));
+    }
+    Ok(Metadata::Http {
+        endpoint: endpoint.clone(),
     })
 }
 
@@ -320,6 +377,33 @@ pub fn transport(transports: &Transports) -> Result<crds::cluster::Transport, St
 mod tests {
     use super::*;
     use crate::fixture;
+
+    #[test]
+    fn a_metadata_service_on_loopback_is_invalid_and_others_are_taken() {
+        let spec = |host: &str| {
+            let endpoint = format!("http://{host}:8080/metadata");
+            let text = format!("{{metadata: {{type: HTTP, endpoint: '{endpoint}'}}}}");
+            (endpoint, validate(&fixture::cluster(&text)))
+        };
+        for host in ["127.0.0.1", "localhost", "[::1]", "0.0.0.0"] {
+            let error = spec(host).1.unwrap_err();
+            assert_eq!(error.reason(), Reason::InvalidSpec);
+            assert!(error.to_string().contains("the pod itself"), "{error}");
+        }
+        for host in ["10.0.0.1", "[fd00::2]", "metadata.infra.svc"] {
+            let (endpoint, valid) = spec(host);
+            let valid = valid.unwrap();
+            assert_eq!(valid.metadata_endpoint(), Some(endpoint));
+            assert!(!valid.serves_metadata());
+        }
+        let own = fixture::valid("{metadata: {type: HTTP}}");
+        assert!(own.serves_metadata());
+        assert_eq!(
+            own.metadata_endpoint().as_deref(),
+            Some("http://kv-master.team.svc:8080/metadata")
+        );
+        assert_eq!(fixture::valid("{}").metadata_endpoint(), None);
+    }
 
     #[test]
     fn an_empty_spec_is_one_pool_of_1gi_over_tcp() {

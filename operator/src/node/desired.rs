@@ -1,7 +1,7 @@
 //! The MooncakeNode of a node. Pure.
 
-use crds::cluster::MooncakeVersion;
-use crds::node::{DomainMembership, MasterInstance, PoolAssignment};
+use crds::cluster::{MetadataType, MooncakeCluster, MooncakeVersion};
+use crds::node::{DomainMembership, MasterInstance, MetadataService, PoolAssignment};
 use crds::{ByteSize, MooncakeNode, MooncakeNodeSpec, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
 use kube::ResourceExt;
@@ -129,9 +129,28 @@ fn fresh(pool: &PoolPod) -> Option<PoolAssignment> {
         numa_policy: made.numa_policy,
         drain_seconds: made.drain_seconds,
         master: None,
+        metadata: metadata(cluster),
         allow_host_network: cluster.spec.access.allow_host_network,
         addresses,
     })
+}
+
+/// The metadata service of a cluster; `None` with P2P.
+fn metadata(cluster: &MooncakeCluster) -> Option<MetadataService> {
+    let spec = &cluster.spec.metadata;
+    let own = || {
+        names::metadata_endpoint(
+            &cluster.name_any(),
+            &cluster.namespace().unwrap_or_default(),
+        )
+    };
+    match spec.kind {
+        MetadataType::P2P => None,
+        MetadataType::Http => Some(MetadataService {
+            kind: spec.kind,
+            endpoint: spec.endpoint.clone().unwrap_or_else(own),
+        }),
+    }
 }
 
 /// True if only observedGeneration differs, which needs no write.

@@ -93,6 +93,18 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
     ),
     ("{metadata: {type: Etcd}}", "Unsupported value"),
     (
+        "{metadata: {endpoint: 'http://a:8080/metadata'}}",
+        "metadata.endpoint requires metadata.type HTTP",
+    ),
+    (
+        "{metadata: {type: HTTP, endpoint: 'https://a:8080/metadata'}}",
+        "should match",
+    ),
+    (
+        "{metadata: {type: HTTP, endpoint: 'http://a:8080/metadata?x=1'}}",
+        "should match",
+    ),
+    (
         "{imagePullSecrets: [{name: a}, {name: a}]}",
         "duplicate entries",
     ),

@@ -44,6 +44,7 @@ impl Segment {
             network: None,
             admission: Admission::Anyone,
             targets: Targets::Anyone,
+            metadata: None,
         })?;
         let memory = sys::mem::memfd::create("bench", bytes, PageSize::Base)?;
         let region = Region::map(memory, bytes, PageSize::Base)?;

@@ -13,8 +13,10 @@ use axum::routing::get;
 use parking_lot::Mutex;
 
 const MOST_VALUE_BYTES: usize = 1 << 20;
-/// Limit of all keys and values together.
+/// Limit of all keys and values together, with what each pair costs beside them.
 const MOST_BYTES: usize = 256 << 20;
+/// Memory of a pair beside its bytes.
+const PAIR_BYTES: usize = 256;
 
 #[derive(Default)]
 struct Values {
@@ -44,6 +46,10 @@ fn about_key(
     answer(key).unwrap_or_else(|| (StatusCode::NOT_FOUND, "metadata not found").into_response())
 }
 
+fn size(key: &str, value: &Bytes) -> usize {
+    PAIR_BYTES + key.len() + value.len()
+}
+
 async fn read(State(values): Shared, Query(query): Named) -> Response {
     about_key(&query, |key| {
         let value = values.lock().values.get(key).cloned()?;
@@ -54,11 +60,8 @@ async fn read(State(values): Shared, Query(query): Named) -> Response {
 async fn write(State(values): Shared, Query(query): Named, value: Bytes) -> Response {
     about_key(&query, |key| {
         let mut values = values.lock();
-        let former = values
-            .values
-            .get(key)
-            .map_or(0, |old| key.len() + old.len());
-        let bytes = values.bytes - former + key.len() + value.len();
+        let former = values.values.get(key).map_or(0, |old| size(key, old));
+        let bytes = values.bytes - former + size(key, &value);
         if bytes > MOST_BYTES {
             let full = (StatusCode::INSUFFICIENT_STORAGE, "too much metadata");
             return Some(full.into_response());
@@ -73,7 +76,7 @@ async fn remove(State(values): Shared, Query(query): Named) -> Response {
     about_key(&query, |key| {
         let mut values = values.lock();
         let value = values.values.remove(key)?;
-        values.bytes -= key.len() + value.len();
+        values.bytes -= size(key, &value);
         Some("metadata deleted".into_response())
     })
 }

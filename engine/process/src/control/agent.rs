@@ -8,7 +8,7 @@ use std::time::Duration;
 use crds::reason::Reason;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::message::{Answer, Call, Mount, Report};
+use super::message::{Addresses, Answer, Call, Mount, Report};
 use crate::pod::failure::Failure;
 
 /// How long a call waits for an agent and its answer. Shorter than the silence after which a pool process is not
@@ -124,6 +124,14 @@ impl Agent {
     /// Returns the text of a record; `None` if another process sealed it.
     pub(crate) async fn open(&self, sealed: String) -> Result<Option<String>, Failure> {
         self.text(Call::Open { sealed }).await
+    }
+
+    /// Returns the addresses of the metadata service's host, as the node resolves it.
+    pub(crate) async fn metadata_addresses(&self) -> Result<Addresses, Failure> {
+        match self.call(Call::ResolveMetadata).await? {
+            (Answer::Addresses(addresses), _) => Ok(addresses),
+            _ => Err(wrong("resolveMetadata")),
+        }
     }
 
     /// Records on the node what is about to be mounted. Without it, segments of a pool pod that ends while neither

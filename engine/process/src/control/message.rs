@@ -79,12 +79,30 @@ pub enum Answer {
     },
     /// Another process sealed the record.
     Forged,
+    /// The addresses of the metadata service's host.
+    Addresses(Addresses),
     /// The call failed.
     Failed {
         /// For the status.
         reason: Reason,
         /// The cause and what to do.
         message: String,
+    },
+}
+
+/// The addresses of a host, or why there are none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "camelCase", deny_unknown_fields)]
+pub enum Addresses {
+    /// At least one.
+    Found {
+        /// In the order of the resolver.
+        addresses: Vec<IpAddr>,
+    },
+    /// None.
+    Failed {
+        /// Resolver, name and error.
+        cause: String,
     },
 }
 
@@ -141,6 +159,8 @@ pub enum Call {
         /// As stored in the pool pod.
         sealed: String,
     },
+    /// Resolve the host of the metadata service in the pod's assignment.
+    ResolveMetadata,
     /// Record on the node what is about to be mounted.
     SaveMount {
         /// The segments.
@@ -162,6 +182,7 @@ impl Call {
             Self::Grant { .. } => "grant",
             Self::Seal { .. } => "seal",
             Self::Open { .. } => "open",
+            Self::ResolveMetadata => "resolveMetadata",
             Self::SaveMount { .. } => "saveMount",
             Self::RemoveMount { .. } => "removeMount",
         }

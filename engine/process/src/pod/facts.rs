@@ -4,7 +4,7 @@ use crds::node::MasterInstance;
 use store::{EpochEnd, State};
 
 use crate::pod::Pod;
-use crate::pod::step::{Facts, MasterFact, RecordFact, SessionFact};
+use crate::pod::step::{Facts, MasterFact, MetadataFact, RecordFact, SessionFact};
 
 impl Pod {
     pub(super) fn facts(&self) -> Facts {
@@ -26,12 +26,24 @@ impl Pod {
             untouched: self.extents.iter().position(|e| e.touched < e.length),
             touching: self.touching.is_some(),
             served_to_peers: self.served.is_some(),
+            metadata: self.metadata(),
             master: self.master(),
             session: self.session(),
             maybe_mounted: !self.unmounted
                 && (self.session.is_some() || self.mounted_in().is_some()),
             drained_reported: self.drained_reported,
             reported_serving: self.reported_serving,
+        }
+    }
+
+    pub(super) fn metadata(&self) -> MetadataFact {
+        let Some(publication) = &self.publication else {
+            return MetadataFact::NotUsed;
+        };
+        if publication.known().published && publication.is_attempted() {
+            MetadataFact::Published
+        } else {
+            MetadataFact::Unpublished
         }
     }
 

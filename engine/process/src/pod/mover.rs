@@ -114,6 +114,7 @@ mod tests {
             network: None,
             admission: Admission::Anyone,
             targets: Targets::Admitted,
+            metadata: None,
         };
         (engine.endpoint(spec).unwrap(), name)
     }

@@ -217,6 +217,7 @@ mod tests {
             numa_policy: crds::cluster::NumaPolicy::Spread,
             drain_seconds: 5,
             master: None,
+            metadata: None,
             allow_host_network: false,
             addresses: Vec::new(),
         };

@@ -6,7 +6,7 @@ use store::Session;
 
 use super::Pod;
 use crate::control::message::Report;
-use crate::pod::step::Step;
+use crate::pod::step::{MetadataFact, Step};
 
 impl Pod {
     pub(super) fn publish(&self, step: &Step) {
@@ -56,7 +56,12 @@ impl Pod {
                 .memory
                 .first()
                 .map(|region| crds::ByteSize(region.page_size().bytes())),
+            metadata_failure: self.metadata_failure(),
         }
+    }
+
+    fn metadata_failure(&self) -> Option<String> {
+        self.publication.as_ref()?.known().failure
     }
 
     /// Message for the status.
@@ -77,6 +82,11 @@ impl Pod {
             PoolState::Mounting => match (step.reason, session) {
                 (Reason::MasterNotReady, _) => {
                     "the memory is ready; waiting for a ready master".to_owned()
+                }
+                (Reason::Mounting, _) if self.metadata() == MetadataFact::Unpublished => {
+                    self.metadata_failure().unwrap_or_else(|| {
+                        "publishing the segment descriptor in the metadata service".to_owned()
+                    })
                 }
                 // One message for short states, to avoid API writes.
                 (Reason::Mounting, _) | (_, None) => "mounting in the master".to_owned(),

@@ -37,6 +37,8 @@ pub(super) struct Facts {
     pub(super) touching: bool,
     /// Peers can connect.
     pub(super) served_to_peers: bool,
+    /// The descriptor in the cluster's metadata service.
+    pub(super) metadata: MetadataFact,
     /// The master in the spec, compared with the record.
     pub(super) master: MasterFact,
     /// The session with the master.
@@ -56,6 +58,17 @@ pub(super) enum RecordFact {
     /// No record.
     None,
     Ours,
+}
+
+/// The descriptor in the cluster's metadata service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MetadataFact {
+    /// The cluster has no metadata service.
+    NotUsed,
+    /// Not published, or not checked again since it changed.
+    Unpublished,
+    /// It was published, whatever the state of the service now.
+    Published,
 }
 
 /// The master in the spec, compared with the one in the record.
@@ -188,6 +201,11 @@ fn serve(facts: &Facts) -> Step {
         MasterFact::None => return mounting(None, Reason::MasterNotReady),
         MasterFact::Adoptable => return mounting(Some(Action::AdoptMaster), Reason::Mounting),
         MasterFact::Fresh | MasterFact::Same => {}
+    }
+    // Clients that get a segment from the master must find its descriptor. What is mounted already stays mounted.
+    let fresh = facts.master == MasterFact::Fresh && facts.session == SessionFact::None;
+    if fresh && facts.metadata == MetadataFact::Unpublished {
+        return mounting(None, Reason::Mounting);
     }
     match facts.session {
         SessionFact::None => mounting(Some(Action::StartSession), Reason::Mounting),

@@ -151,6 +151,7 @@ pub(crate) fn pool(size: u64, page_size: PageSize) -> Inputs {
             numa_policy: NumaPolicy::Spread,
             drain_seconds: 5,
             master: None,
+            metadata: None,
             allow_host_network: false,
             addresses: Vec::new(),
         }],

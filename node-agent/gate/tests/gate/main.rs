@@ -132,6 +132,42 @@ async fn a_pod_starts_when_master_and_pool_respond_and_reports_the_cause_until_t
     assert_eq!(code(&mut gate).await, Some(0));
 }
 
+/// The text of a descriptor that peers can use.
+fn descriptor(name: &str) -> String {
+    format!(
+        r#"{{"buffers":[{{"addr":4096,"length":4096,"name":"{name}"}}],"name":"{name}","protocol":"tcp","tcp_data_port":1}}"#
+    )
+}
+
+#[tokio::test]
+async fn the_metadata_service_must_have_the_descriptor_of_a_pool_pod() {
+    const URL: &str = "http://127.0.0.1:8080/metadata";
+    let pod = Pod::new().await;
+    let master = pod.place.master().await;
+    let engine = pod.place.engine().await;
+    master
+        .list("kv.default.node-1.0", &engine.endpoint, engine.address)
+        .await;
+    let argument = format!("--metadata={URL}");
+    let mut gate = pod.hold(&["--deadline-seconds=600", &argument]);
+    pod.reports(
+        false,
+        "MetadataUnreachable: metadata service http://127.0.0.1:8080/metadata at 127.0.0.1:8080: connection refused",
+    )
+    .await;
+    let _server = pod.place.metadata_server();
+    pod.reports(false, "it has no key mooncake/ram/127.0.0.1:")
+        .await;
+    let key = format!(
+        "{URL}?key=mooncake%2Fram%2F{}",
+        engine.endpoint.replace(':', "%3A")
+    );
+    pod.place.put(&key, &descriptor(&engine.endpoint)).await;
+    pod.reports(true, "AsExpected: the pool responds").await;
+    terminate(&gate);
+    assert_eq!(code(&mut gate).await, Some(0));
+}
+
 #[tokio::test]
 async fn the_pool_of_the_node_must_respond_and_other_peers_only_warn() {
     let pod = Pod::new().await;

@@ -72,6 +72,31 @@ impl Place {
         }
     }
 
+    /// The metadata server of a stock master that has no segments.
+    pub(crate) fn metadata_server(&self) -> Child {
+        self.space
+            .command(MOONCAKE.site().unwrap().join("mooncake/mooncake_master"))
+            .args([
+                "--rpc_port=50052",
+                "--metrics_port=9004",
+                "--enable_http_metadata_server=true",
+                "--http_metadata_server_port=8080",
+            ])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Sends an HTTP PUT.
+    pub(crate) async fn put(&self, url: &str, body: &str) {
+        let script = "import sys,urllib.request as r\n\
+            r.urlopen(r.Request(sys.argv[1], sys.argv[2].encode(), method='PUT'), timeout=30)";
+        let mut command = self.command("python3");
+        let status = command.args(["-c", script, url, body]).status();
+        assert!(timeout(PATIENCE, status).await.unwrap().unwrap().success());
+    }
+
     async fn client(&self) -> Option<Master> {
         let namespace = Arc::clone(&self.namespace);
         let connecting = tokio::task::spawn_blocking(move || {

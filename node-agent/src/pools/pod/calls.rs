@@ -5,15 +5,20 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crds::reason::Reason;
-use engine_process::control::message::{Answer, Call, Mount};
+use engine_process::control::message::{Addresses, Answer, Call, Mount};
+use proto::metadata::ServiceUrl;
 use tokio::time::timeout;
 
 use super::Pod;
+use crate::facts::name_service;
 use crate::pools::memory_budget::GrantError;
 use crate::pools::{available_memory, handover, mounts};
 
 /// Limit for connecting to the pool process.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Limit for resolving a name. Meanwhile nothing else of the engine process is read.
+const RESOLVE_DEADLINE: Duration = Duration::from_millis(1_500);
 
 impl Pod {
     /// Answers a call, with a socket for `Connect`.
@@ -30,6 +35,7 @@ impl Pod {
                 },
                 None => Answer::Forged,
             },
+            Call::ResolveMetadata => Answer::Addresses(self.metadata_addresses().await),
             Call::SaveMount { mount } => {
                 self.context.mounts.save(self.mount(mount)).await;
                 Answer::Done
@@ -57,6 +63,21 @@ impl Pod {
                 let reason = Reason::PoolNotResponding;
                 (Answer::Failed { reason, message }, None)
             }
+        }
+    }
+
+    /// Resolves the host of the service in the assignment: an engine process, which may be under the control of an intruder,
+    /// does not choose the name.
+    async fn metadata_addresses(&self) -> Addresses {
+        let service = self.assignment.pool.metadata.as_ref();
+        let url = service.and_then(|service| ServiceUrl::parse(&service.endpoint).ok());
+        let Some(url) = url else {
+            let cause = "the assignment of the pod has no metadata service".to_owned();
+            return Addresses::Failed { cause };
+        };
+        match name_service::addresses(&url.host, RESOLVE_DEADLINE).await {
+            Ok(addresses) => Addresses::Found { addresses },
+            Err(cause) => Addresses::Failed { cause },
         }
     }
 

@@ -62,6 +62,7 @@ fn bounded(mut report: PoolReport, of: &PoolAssignment) -> PoolReport {
     texts
         .into_iter()
         .chain(&mut report.segments)
+        .chain(&mut report.metadata_failure)
         .for_each(|text| {
             text.truncate(text.floor_char_boundary(TEXT_LIMIT));
         });

@@ -133,13 +133,20 @@ fn agent_health(conditions: &[Condition]) -> Option<&Condition> {
 
 /// Shortens the status to its limit, the least important content first.
 fn shorten(status: &mut MooncakeNodeStatus) {
-    let steps: [fn(&mut MooncakeNodeStatus); 7] = [
+    let steps: [fn(&mut MooncakeNodeStatus); 8] = [
         |status| each_pool(status, |report| report.segments.truncate(4)),
         |status| each_pool(status, |report| report.segments.clear()),
         |status| shorten_findings(status, 160),
         |status| each_pool(status, |report| cut(&mut report.message, 80)),
         |status| shorten_findings(status, 60),
         |status| each_pool(status, |report| report.message.clear()),
+        |status| {
+            each_pool(status, |report| {
+                if let Some(failure) = &mut report.metadata_failure {
+                    cut(failure, 80);
+                }
+            });
+        },
         |status| status.findings.truncate(8),
     ];
     for step in steps {

@@ -12,11 +12,12 @@ use crate::status::{is_current, known_reason, not_observed};
 
 /// `Ready` repeats reason and message of its most severe part; then its parts, then the conditions that it does
 /// not depend on.
-const READY_FIRST: [ConditionType; 6] = [
+const READY_FIRST: [ConditionType; 7] = [
     ConditionType::Ready,
     ConditionType::MasterReady,
     ConditionType::PoolsReady,
     ConditionType::TransportsReady,
+    ConditionType::MetadataReady,
     ConditionType::PodsInjected,
     ConditionType::MnnvlReady,
 ];

@@ -124,6 +124,10 @@ fn a_report_triggers_only_those_whom_the_change_concerns() {
         status.pools[0].message = "99 %".to_owned();
     };
     assert_eq!(reported("", mounted), std::slice::from_ref(&a));
+    let unreachable = |status: &mut crds::MooncakeNodeStatus| {
+        status.pools[1].metadata_failure = Some("refused".to_owned());
+    };
+    assert_eq!(reported("", unreachable), std::slice::from_ref(&b));
     let gone = |status: &mut crds::MooncakeNodeStatus| status.pools.truncate(1);
     assert_eq!(reported("", gone), std::slice::from_ref(&b));
     let dead = |status: &mut crds::MooncakeNodeStatus| {

@@ -73,6 +73,9 @@ fn spec_fingerprint(cluster: &Valid) -> String {
         "image": cluster.master.image,
         "resources": cluster.master.resources,
     });
+    if cluster.serves_metadata() {
+        spec["metadata"] = json!(true);
+    }
     if cluster.master.template != MasterPodTemplate::default() {
         spec["podTemplate"] = json!(cluster.master.template);
     }
@@ -136,22 +139,32 @@ fn container(cluster: &Valid, settings: &Settings) -> Container {
         .image
         .clone()
         .unwrap_or_else(|| settings.master_image.clone());
+    let mut args = vec![
+        format!("--rpc_port={}", names::MASTER_RPC_PORT),
+        format!("--metrics_port={}", names::MASTER_ADMIN_PORT),
+        // The successor of a replaced agent must ping before this time.
+        format!("--client_ttl={}", names::MASTER_CLIENT_TTL_SECONDS),
+        "--logtostderr".to_owned(),
+    ];
+    let mut ports = vec![
+        port("rpc", names::MASTER_RPC_PORT),
+        port("admin", names::MASTER_ADMIN_PORT),
+    ];
+    if cluster.serves_metadata() {
+        args.push("--enable_http_metadata_server=true".to_owned());
+        args.push(format!(
+            "--http_metadata_server_port={}",
+            names::MASTER_METADATA_PORT
+        ));
+        ports.push(port("metadata", names::MASTER_METADATA_PORT));
+    }
     Container {
         name: CONTAINER.to_owned(),
         image: Some(image),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         command: Some(vec!["mooncake_master".to_owned()]),
-        args: Some(vec![
-            format!("--rpc_port={}", names::MASTER_RPC_PORT),
-            format!("--metrics_port={}", names::MASTER_ADMIN_PORT),
-            // The successor of a replaced agent must ping before this time.
-            format!("--client_ttl={}", names::MASTER_CLIENT_TTL_SECONDS),
-            "--logtostderr".to_owned(),
-        ]),
-        ports: Some(vec![
-            port("rpc", names::MASTER_RPC_PORT),
-            port("admin", names::MASTER_ADMIN_PORT),
-        ]),
+        args: Some(args),
+        ports: Some(ports),
         resources: Some(
             cluster
                 .master

@@ -51,11 +51,12 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
     let members: Vec<_> = clients.iter().cloned().chain([pools]).collect();
     let readers = settings.metrics_namespaces.iter();
     let readers: Vec<NetworkPolicyPeer> = readers.map(|name| all_of(name)).collect();
+    let mut member_ports = vec![names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT];
+    if cluster.serves_metadata() {
+        member_ports.push(names::MASTER_METADATA_PORT);
+    }
     let mut of_master = vec![
-        rule(
-            &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],
-            members.clone(),
-        ),
+        rule(&member_ports, members.clone()),
         // The operator reads the usage and unmounts the segments of lost nodes.
         rule(
             &[names::MASTER_RPC_PORT, names::MASTER_ADMIN_PORT],

@@ -29,15 +29,19 @@ pub fn account(cluster: &Valid) -> ServiceAccount {
 /// The master's Service and the headless ones from which agents read who may connect.
 pub fn all(cluster: &Valid) -> Vec<Service> {
     let access = |label: &str| BTreeMap::from([(label.to_owned(), cluster.name.clone())]);
+    let mut master_ports = vec![
+        port("rpc", names::MASTER_RPC_PORT),
+        port("admin", names::MASTER_ADMIN_PORT),
+    ];
+    if cluster.serves_metadata() {
+        master_ports.push(port("metadata", names::MASTER_METADATA_PORT));
+    }
     let mut services = vec![
         Service {
             metadata: metadata(cluster, names::master(&cluster.name)),
             spec: Some(ServiceSpec {
                 selector: Some(component(cluster, names::COMPONENT_MASTER)),
-                ports: Some(vec![
-                    port("rpc", names::MASTER_RPC_PORT),
-                    port("admin", names::MASTER_ADMIN_PORT),
-                ]),
+                ports: Some(master_ports),
                 ..ServiceSpec::default()
             }),
             status: None,

@@ -104,6 +104,15 @@ fn a_master_of_ones_own_image_and_resources_is_taken_over() {
 }
 
 #[test]
+fn the_master_serves_metadata_where_the_user_names_no_service() {
+    is_golden("metadata", "{metadata: {type: HTTP}}", &[]);
+    let own = "{metadata: {type: HTTP, endpoint: 'http://metadata.infra.svc:8080/metadata'}}";
+    let [own, p2p] =
+        [own, "{}"].map(|spec| render(&desired(&fixture::valid(spec), &fixture::settings(), &[])));
+    assert!(own == p2p, "a service of the user changes no object");
+}
+
+#[test]
 fn what_a_user_adds_to_pods_is_beside_what_the_operator_sets() {
     let placed = "labels: {team: a}, annotations: {example.com/scrape: 'true'},
          affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [

@@ -529,6 +529,48 @@ fn missing_device_claims_are_reported_only_where_rdma_is_required() {
 }
 
 #[test]
+fn metadata_is_ready_when_no_pool_pod_reports_a_failure_and_each_failure_names_its_node() {
+    let p2p = TestCluster::whole().fresh();
+    assert!(find(&p2p.conditions, ConditionType::MetadataReady).is_none());
+    let mut cluster = TestCluster::whole();
+    cluster.spec = "{metadata: {type: HTTP}}";
+    let (state, message) = condition(&cluster.fresh(), ConditionType::MetadataReady);
+    assert_eq!(state, "True/AsExpected");
+    assert_eq!(
+        message,
+        "2 pool pods use the metadata service http://kv-master.team.svc:8080/metadata"
+    );
+    let failed = format!("{SERVES}, metadataFailure: connection refused");
+    cluster.pools[1].1 = Some(report("n2", ALIVE, &failed));
+    let status = cluster.fresh();
+    let (state, message) = condition(&status, ConditionType::MetadataReady);
+    assert_eq!(state, "False/MetadataUnreachable");
+    assert!(
+        message.starts_with("1 of 2 pool pods cannot use it: n2: pool pod kv-pool-default-n2: MetadataUnreachable: connection refused"),
+        "{message}"
+    );
+    // What is mounted serves on.
+    assert_eq!(
+        condition(&status, ConditionType::Ready).0,
+        "True/AsExpected"
+    );
+    // One that waits for it is not mounted for that cause.
+    let waits =
+        "state: Mounting, reason: Mounting, message: refused, metadataFailure: connection refused";
+    cluster.pools[1].1 = Some(report("n2", ALIVE, waits));
+    assert_eq!(
+        condition(&cluster.fresh(), ConditionType::PoolsReady).0,
+        "False/MetadataUnreachable"
+    );
+    let waits = "state: Mounting, reason: Mounting, message: ''";
+    for (pod, node) in ["n1", "n2"].into_iter().enumerate() {
+        cluster.pools[pod].1 = Some(report(node, ALIVE, waits));
+    }
+    let (state, _) = condition(&cluster.fresh(), ConditionType::MetadataReady);
+    assert_eq!(state, "Unknown/Progressing");
+}
+
+#[test]
 fn a_failed_cluster_has_every_condition_and_keeps_what_was_known() {
     let now = Timestamp::from_second(5).unwrap();
     let first = failed(

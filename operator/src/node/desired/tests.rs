@@ -86,6 +86,24 @@ fn a_pool_pod_of_ours_is_assigned_with_what_it_was_made_with() {
 }
 
 #[test]
+fn an_assignment_names_the_metadata_service_of_its_cluster() {
+    let service = |spec: &str| {
+        let mut pool = pool_pod(true);
+        let cluster = pool.cluster.as_mut().unwrap();
+        cluster.spec.metadata = serde_yaml_ng::from_str(spec).unwrap();
+        let node = desired(&observed(vec![pool]), &[]).unwrap();
+        let service = node.spec.pools[0].metadata.clone();
+        service.map(|service| service.endpoint)
+    };
+    assert_eq!(service("{}"), None);
+    let own = service("{type: HTTP}").unwrap();
+    assert!(own.ends_with("-master.team.svc:8080/metadata"), "{own}");
+    let other = "http://metadata.infra.svc/metadata";
+    let named = service(&format!("{{type: HTTP, endpoint: '{other}'}}"));
+    assert_eq!(named.as_deref(), Some(other));
+}
+
+#[test]
 fn a_pod_with_forged_labels_is_not_assigned() {
     let node = desired(&observed(vec![pool_pod(false)]), &[]).unwrap();
     assert!(node.spec.pools.is_empty());

@@ -124,6 +124,7 @@ impl Pod {
     /// Stops serving and unmaps the memory when no transfer can touch it.
     pub(super) async fn release(&mut self) -> Result<(), Failure> {
         *self.context.counted.lock() = None;
+        self.withdraw().await;
         if let Some(served) = self.served.take() {
             for region in &served.regions {
                 if let Err(error) = served.endpoint.remove_region(*region).await {

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use crds::reason::Reason;
 use engine::{Admission, EndpointSpec, Targets};
+use metadata::Service;
 
 use crate::pod::epoch::WireExtent;
 use crate::pod::failure::Failure;
 use crate::pod::mover::MountedExtent;
+use crate::pod::publication::{self, Publication};
 use crate::pod::record::Record;
 use crate::pod::{Pod, Served};
 use pool::handover::message::Request;
@@ -32,6 +34,7 @@ impl Pod {
         verify_port(&handshake, attached.handshake_port)?;
         verify_port(&data, attached.data_port)?;
         let admitted = self.wanted_admission();
+        let service = self.metadata_service()?;
         let failed = |error: engine::Error| Failure::new(Reason::PoolPodNotReady, error);
         let endpoint = self.context.engine.endpoint(EndpointSpec {
             name: name.clone(),
@@ -44,6 +47,7 @@ impl Pod {
             admission: Admission::only(admitted.iter().copied()),
             // The master and its clients choose the peers.
             targets: Targets::Admitted,
+            metadata: service.clone(),
         });
         let endpoint = Arc::new(endpoint.map_err(failed)?);
         let places = record.epoch.wire_extents(self.memory.len());
@@ -60,6 +64,7 @@ impl Pod {
         );
         self.admitted = Some(admitted);
         *self.context.counted.lock() = Some(Arc::clone(&endpoint));
+        self.publication = service.map(|service| Publication::start(service, &endpoint));
         self.served = Some(Served { endpoint, regions });
         self.set_wire_extents(&places);
         Ok(())
@@ -74,6 +79,31 @@ impl Pod {
             region: *id,
         });
         self.mounted.set(mounted.collect());
+        if let Some(publication) = &self.publication {
+            publication.refresh();
+        }
+    }
+
+    /// Returns the cluster's metadata service; `None` with P2P.
+    fn metadata_service(&self) -> Result<Option<Service>, Failure> {
+        let Some(assigned) = &self.assignment.metadata else {
+            return Ok(None);
+        };
+        let lookup = publication::lookup(self.context.agent.clone());
+        let service = Service::new(&assigned.endpoint, lookup).map_err(|error| {
+            let message = format!("metadata service {:?}: {error}", assigned.endpoint);
+            Failure::new(Reason::MetadataUnreachable, message)
+        })?;
+        Ok(Some(service))
+    }
+
+    /// Removes the descriptor from the metadata service.
+    pub(super) async fn withdraw(&mut self) {
+        if let (Some(publication), Some(served)) = (self.publication.take(), &self.served) {
+            publication
+                .withdraw(&served.endpoint.metadata_entry())
+                .await;
+        }
     }
 
     /// Returns the addresses that may connect now.

@@ -17,6 +17,7 @@ fn found() -> Facts {
         untouched: None,
         touching: false,
         served_to_peers: false,
+        metadata: MetadataFact::NotUsed,
         master: MasterFact::Fresh,
         session: SessionFact::None,
         maybe_mounted: false,
@@ -266,6 +267,40 @@ fn a_master_that_lost_its_index_gets_a_new_epoch() {
     let (done, last) = run(other);
     assert_eq!(done, [Action::ChangeMaster, Action::StartSession]);
     assert_eq!(last.state, PoolState::Serving);
+}
+
+#[test]
+fn a_fresh_mount_waits_for_the_metadata_service_and_one_that_exists_does_not() {
+    let fresh = Facts {
+        session: SessionFact::None,
+        reported_serving: None,
+        master: MasterFact::Fresh,
+        ..serving()
+    };
+    for (metadata, action) in [
+        (MetadataFact::NotUsed, Some(Action::StartSession)),
+        (MetadataFact::Published, Some(Action::StartSession)),
+        (MetadataFact::Unpublished, None),
+    ] {
+        let step = step(&Facts {
+            metadata,
+            ..fresh.clone()
+        });
+        assert_eq!(step.action, action, "{metadata:?}");
+        assert_eq!(step.state, PoolState::Mounting);
+    }
+    // A successor of an engine process must ping before the master's client TTL ends.
+    let taken_over = Facts {
+        master: MasterFact::Same,
+        metadata: MetadataFact::Unpublished,
+        ..fresh
+    };
+    assert_eq!(step(&taken_over).action, Some(Action::StartSession));
+    let mounted = Facts {
+        metadata: MetadataFact::Unpublished,
+        ..serving()
+    };
+    assert_eq!(step(&mounted).state, PoolState::Serving);
 }
 
 #[test]

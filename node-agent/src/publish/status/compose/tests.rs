@@ -27,6 +27,7 @@ fn assignment(index: usize) -> PoolAssignment {
         numa_policy: NumaPolicy::Spread,
         drain_seconds: 5,
         master: None,
+        metadata: None,
         allow_host_network: false,
         addresses: Vec::new(),
     }
@@ -46,6 +47,7 @@ fn report(index: usize, state: PoolState, reason: Reason) -> PoolReport {
         segments: vec!["c.default.n1.0".to_owned(); 64],
         mounted: Some(ByteSize(1 << 30)),
         page_size_obtained: Some(ByteSize(4096)),
+        metadata_failure: None,
     }
 }
 

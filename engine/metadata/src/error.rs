@@ -1,0 +1,100 @@
+//! Why a metadata service cannot be used: each cause by its own name, with the endpoint, its address and what to do.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A failed request.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("metadata service {url}{}: {problem}", at(*.address))]
+pub struct Error {
+    /// The URL of the service.
+    pub url: Arc<str>,
+    /// The address of the last attempt; absent if there was none.
+    pub address: Option<SocketAddr>,
+    /// The cause.
+    pub problem: Problem,
+}
+
+fn at(address: Option<SocketAddr>) -> String {
+    address.map_or_else(String::new, |address| format!(" at {address}"))
+}
+
+/// The cause of a failed request.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Problem {
+    /// The host of the URL has no address.
+    #[error("its host is not resolved: {0}. Check the name, and the name service of the node")]
+    NotResolved(String),
+    /// `ECONNREFUSED`.
+    #[error(
+        "connection refused (ECONNREFUSED): nothing listens on that port, or only on 127.0.0.1. Start the service, or let it listen on 0.0.0.0"
+    )]
+    Refused,
+    /// No answer to the connection request.
+    #[error(
+        "no answer to a connection request within {} ms: the host is down, or a NetworkPolicy or firewall drops the packets",
+        .0.as_millis()
+    )]
+    Filtered(Duration),
+    /// Another error of `connect`, such as `EHOSTUNREACH`.
+    #[error("cannot connect: {0}. Check the route from the pod's network to that address")]
+    Unreachable(Arc<io::Error>),
+    /// Connected, and no complete answer.
+    #[error(
+        "connected, but no complete answer within {} ms: the service is overloaded or hangs",
+        .0.as_millis()
+    )]
+    Slow(Duration),
+    /// The connection ended before the answer.
+    #[error(
+        "the connection ended before the answer ({0}): the service ended, or is not an HTTP service"
+    )]
+    Closed(Arc<str>),
+    /// The answer is not HTTP, or that of a server with TLS.
+    #[error(
+        "wrong scheme: the port does not speak plain HTTP ({0}). Stock engines and pools use http:// without TLS"
+    )]
+    WrongScheme(Arc<str>),
+    /// An HTTP server, but not one of metadata.
+    #[error(
+        "not a metadata service: {method} returned status {status} with {body:?}. Check port and path of the URL (stock servers use the path /metadata)"
+    )]
+    NotMetadata {
+        /// The method of the request.
+        method: &'static str,
+        /// Status of the answer.
+        status: u16,
+        /// The first bytes of the answer.
+        body: Arc<str>,
+    },
+    /// The service reports an error of its own.
+    #[error("{method} failed with status {status} and {body:?}. Read the log of the service")]
+    Failed {
+        /// The method of the request.
+        method: &'static str,
+        /// Status of the answer.
+        status: u16,
+        /// The first bytes of the answer.
+        body: Arc<str>,
+    },
+    /// Another process holds the key, and takes it again after its removal.
+    #[error(
+        "another process publishes under the name {0} too: two engines must not have one server name"
+    )]
+    NameTaken(Arc<str>),
+    /// Not in the service.
+    #[error(
+        "it has no key {0}: the segment's engine has ended, has another name, or the service lost its data"
+    )]
+    NoKey(Arc<str>),
+    /// The value of a key cannot be used.
+    #[error("the value of {key} is invalid: {cause}")]
+    InvalidValue {
+        /// The key.
+        key: Arc<str>,
+        /// What is wrong.
+        cause: Arc<str>,
+    },
+}

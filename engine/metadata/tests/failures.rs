@@ -1,0 +1,177 @@
+//! Each cause of a failure has its name: servers on loopback that refuse, drop, hang, or are something else.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata::{Error, Lookup, Problem, Service, system_lookup};
+use socket2::{Domain, Socket, Type};
+
+fn service(address: SocketAddr) -> Service {
+    Service::new(&format!("http://{address}/metadata"), system_lookup()).unwrap()
+}
+
+async fn failure(address: SocketAddr) -> Error {
+    service(address).descriptor("pool").await.unwrap_err()
+}
+
+/// A socket that is bound to a free port of loopback.
+fn bound() -> (Socket, SocketAddr) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    socket.bind(&any.into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
+/// A server that sends these bytes to each connection, once the request has come, and closes it.
+fn server(answer: &'static [u8]) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) > 0 {
+                request.push(byte[0]);
+            }
+            // The client may have closed it.
+            let _ = stream.write_all(answer);
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_name_without_an_address_is_not_resolved() {
+    let lookup: Lookup = Arc::new(|host| {
+        Box::pin(async move { Err(format!("resolver 10.96.0.10 does not resolve {host}")) })
+    });
+    let service = Service::new("http://metadata.team.svc:8080/m", lookup).unwrap();
+    let error = service.descriptor("pool").await.unwrap_err();
+    assert!(matches!(error.problem, Problem::NotResolved(_)), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("10.96.0.10 does not resolve metadata.team.svc"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_port_without_a_listener_refuses() {
+    // Bound, so that nobody else listens there.
+    let (_socket, address) = bound();
+    let error = failure(address).await;
+    assert!(matches!(error.problem, Problem::Refused), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains(&address.to_string()) && text.contains("ECONNREFUSED"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_host_that_drops_connection_requests_is_filtered() {
+    let (socket, address) = bound();
+    socket.listen(0).unwrap();
+    // One connection fills the queue; the kernel drops further requests.
+    let _first = TcpStream::connect(address).unwrap();
+    let error = failure(address).await;
+    assert!(matches!(error.problem, Problem::Filtered(_)), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_accepts_and_does_not_answer_is_slow() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let error = failure(listener.local_addr().unwrap()).await;
+    assert!(matches!(error.problem, Problem::Slow(_)), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_closes_is_named() {
+    let error = failure(server(b"")).await;
+    assert!(matches!(error.problem, Problem::Closed(_)), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_with_tls_has_the_wrong_scheme() {
+    // The alert of a TLS server for a record that it cannot read, and the text of others.
+    for answer in [
+        &b"\x15\x03\x01\x00\x02\x02\x46"[..],
+        b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
+    ] {
+        let error = failure(server(answer)).await;
+        assert!(matches!(error.problem, Problem::WrongScheme(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn another_http_server_is_not_a_metadata_service() {
+    for answer in [
+        &b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot here\n"[..],
+        b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+        b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n",
+    ] {
+        let error = failure(server(answer)).await;
+        assert!(
+            matches!(error.problem, Problem::NotMetadata { .. }),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_error_of_the_service_is_its_own() {
+    let answer =
+        b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 17\r\n\r\ntoo much metadata";
+    let error = failure(server(answer)).await;
+    let Problem::Failed {
+        status: 507, body, ..
+    } = &error.problem
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(&**body, "too much metadata");
+}
+
+#[tokio::test]
+async fn values_that_are_no_descriptors_are_invalid() {
+    let missing = server(b"HTTP/1.1 404 Not Found\r\nContent-Length: 18\r\n\r\nmetadata not found");
+    let error = failure(missing).await;
+    assert!(matches!(error.problem, Problem::NoKey(_)), "{error}");
+    let wrong =
+        server(b"HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{\"protocol\":\"tcp\",\"x\":");
+    assert!(matches!(
+        failure(wrong).await.problem,
+        Problem::NotMetadata { .. }
+    ));
+    let other = server(b"HTTP/1.1 200 OK\r\nContent-Length: 19\r\n\r\n{\"protocol\":\"rdma\"}");
+    let error = failure(other).await;
+    assert!(
+        matches!(error.problem, Problem::InvalidValue { .. }),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_cut() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let chunk = vec![b'x'; 64 << 10];
+        let head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+        let _ = stream.write_all(head);
+        while stream.write_all(&chunk).is_ok() {}
+    });
+    let failed = tokio::time::timeout(Duration::from_secs(30), failure(address));
+    let error = failed.await.unwrap();
+    assert!(
+        matches!(error.problem, Problem::Closed(_) | Problem::Slow(_)),
+        "{error}"
+    );
+}

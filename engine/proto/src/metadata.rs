@@ -1,0 +1,290 @@
+//! Metadata services: the keys and values of stock engines, and the URL of an HTTP service.
+
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::Write as _;
+use core::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Port of a URL that names none.
+const HTTP_PORT: u16 = 80;
+
+/// Longest URL in bytes.
+const URL_LIMIT: usize = 512;
+
+/// Returns the key of a segment descriptor. As in stock engines, leading slashes of the name are dropped, and a name
+/// with a slash is not put below `ram/`.
+#[must_use]
+pub fn descriptor_key(segment: &str) -> String {
+    let segment = segment.trim_start_matches('/');
+    if segment.contains('/') {
+        format!("mooncake/{segment}")
+    } else {
+        format!("mooncake/ram/{segment}")
+    }
+}
+
+/// Returns the key of the address of an engine's handshake listener.
+#[must_use]
+pub fn rpc_meta_key(server: &str) -> String {
+    format!("mooncake/rpc_meta/{server}")
+}
+
+/// Encodes a key for a query as curl does: one stock server compares the encoded text.
+#[must_use]
+pub fn encode(key: &str) -> String {
+    let mut text = String::with_capacity(key.len());
+    for byte in key.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                text.push(char::from(byte));
+            }
+            other => {
+                write!(text, "%{other:02X}").expect("a String accepts every write");
+            }
+        }
+    }
+    text
+}
+
+/// Where the handshake listener of an engine is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RpcMeta {
+    /// An address or a host name; IPv6 without brackets.
+    pub ip_or_host_name: String,
+    /// Port of the handshake listener.
+    pub rpc_port: u16,
+}
+
+impl RpcMeta {
+    /// Parses a value. Unknown fields are ignored.
+    ///
+    /// # Errors
+    /// Invalid JSON, or a missing field.
+    pub fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(bytes)
+    }
+
+    /// Returns the JSON: compact, without a newline.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a string and an integer always serialise to JSON")
+    }
+}
+
+/// The URL of an HTTP metadata service: `http://host[:port]/path`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceUrl {
+    /// An address or a host name; IPv6 without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// The path, with its leading slash.
+    pub path: String,
+    /// Host and port as written.
+    pub authority: String,
+}
+
+/// Why a URL cannot be that of an HTTP metadata service.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Another scheme.
+    #[error("it does not begin with `http://`")]
+    Scheme,
+    /// No host, or an invalid one.
+    #[error("`{0}` is not a host with an optional port (IPv6 in brackets)")]
+    Host(String),
+    /// A query, a fragment, or a character that does not belong into a URL.
+    #[error(
+        "the path `{0}` contains a query, a fragment or an invalid character: engines append `?key=` to it"
+    )]
+    Path(String),
+    /// Longer than any service requires.
+    #[error("it is longer than 512 bytes")]
+    TooLong,
+}
+
+impl ServiceUrl {
+    /// Parses a URL.
+    ///
+    /// # Errors
+    /// See [`UrlError`].
+    pub fn parse(text: &str) -> Result<Self, UrlError> {
+        if text.len() > URL_LIMIT {
+            return Err(UrlError::TooLong);
+        }
+        let rest = text.strip_prefix("http://").ok_or(UrlError::Scheme)?;
+        let end = rest.find('/').unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        let invalid = |byte: u8| !byte.is_ascii_graphic() || matches!(byte, b'?' | b'#');
+        if path.bytes().any(invalid) {
+            return Err(UrlError::Path(path.to_owned()));
+        }
+        let wrong = || UrlError::Host(authority.to_owned());
+        let (host, port) = split(authority).ok_or_else(wrong)?;
+        let port = match port {
+            None => HTTP_PORT,
+            Some(port) => port
+                .parse()
+                .ok()
+                .filter(|port| *port > 0)
+                .ok_or_else(wrong)?,
+        };
+        Ok(Self {
+            host: host.to_owned(),
+            port,
+            path: if path.is_empty() { "/" } else { path }.to_owned(),
+            authority: authority.to_owned(),
+        })
+    }
+
+    /// Returns path and query of a key.
+    #[must_use]
+    pub fn target(&self, key: &str) -> String {
+        format!("{}?key={}", self.path, encode(key))
+    }
+}
+
+/// Splits an authority into host and port; `None` if the host is invalid.
+fn split(authority: &str) -> Option<(&str, Option<&str>)> {
+    if let Some(rest) = authority.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']')?;
+        host.parse::<core::net::Ipv6Addr>().ok()?;
+        return match rest {
+            "" => Some((host, None)),
+            rest => Some((host, Some(rest.strip_prefix(':')?))),
+        };
+    }
+    let (host, port) = match authority.split_once(':') {
+        Some((host, port)) => (host, Some(port)),
+        None => (authority, None),
+    };
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let ends = |host: &str| host.starts_with('-') || host.starts_with('.');
+    let good = !host.is_empty() && host.bytes().all(valid) && !ends(host);
+    good.then_some((host, port))
+}
+
+/// Whether the host of a URL is this machine or no single machine, which each pod takes for itself.
+#[must_use]
+pub fn is_local(host: &str) -> bool {
+    match host.parse::<IpAddr>() {
+        Ok(address) => address.is_loopback() || address.is_unspecified() || address.is_multicast(),
+        Err(_) => host.eq_ignore_ascii_case("localhost"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn keys_are_those_that_stock_engines_write() {
+        for (segment, key) in [
+            ("10.0.0.1:12001", "mooncake/ram/10.0.0.1:12001"),
+            ("/10.0.0.1:12001", "mooncake/ram/10.0.0.1:12001"),
+            ("ram/10.0.0.1:12001", "mooncake/ram/10.0.0.1:12001"),
+            ("", "mooncake/ram/"),
+            ("../x", "mooncake/../x"),
+        ] {
+            assert_eq!(descriptor_key(segment), key, "{segment}");
+        }
+        assert_eq!(rpc_meta_key("/x/y"), "mooncake/rpc_meta//x/y");
+    }
+
+    #[test]
+    fn keys_are_encoded_as_curl_encodes_them() {
+        assert_eq!(
+            encode("mooncake/ram/[fd00::2]:1~_.-é "),
+            "mooncake%2Fram%2F%5Bfd00%3A%3A2%5D%3A1~_.-%C3%A9%20"
+        );
+    }
+
+    #[test]
+    fn a_stock_rpc_meta_is_encoded_to_the_same_bytes() {
+        let stock = br#"{"ip_or_host_name":"127.0.0.1","rpc_port":16643}"#;
+        assert_eq!(RpcMeta::parse(stock).unwrap().encode(), stock);
+        for wrong in [
+            &b"null"[..],
+            b"{}",
+            br#"{"ip_or_host_name":1,"rpc_port":1}"#,
+        ] {
+            assert!(RpcMeta::parse(wrong).is_err());
+        }
+    }
+
+    #[test]
+    fn urls_are_split_into_host_port_and_path() {
+        for (text, host, port, path) in [
+            (
+                "http://kv-master.team.svc:8080/metadata",
+                "kv-master.team.svc",
+                8080,
+                "/metadata",
+            ),
+            ("http://10.0.0.1", "10.0.0.1", 80, "/"),
+            ("http://[fd00::2]:8080/a/b", "fd00::2", 8080, "/a/b"),
+            ("http://[fd00::2]/", "fd00::2", 80, "/"),
+        ] {
+            let url = ServiceUrl::parse(text).unwrap();
+            assert_eq!(
+                (&*url.host, url.port, &*url.path),
+                (host, port, path),
+                "{text}"
+            );
+        }
+        let url = ServiceUrl::parse("http://a:1/m").unwrap();
+        assert_eq!(url.target("mooncake/ram/x"), "/m?key=mooncake%2Fram%2Fx");
+    }
+
+    #[test]
+    fn urls_that_no_stock_engine_can_use_are_errors() {
+        for text in [
+            "https://a/m",
+            "a:1/m",
+            "http://",
+            "http:///m",
+            "http://a:0/m",
+            "http://a:70000/m",
+            "http://a:b/m",
+            "http://user@a/m",
+            "http://fd00::2/m",
+            "http://[10.0.0.1]/m",
+            "http://a b/m",
+            "http://a/m?x=1",
+            "http://a/m#x",
+            "http://a/m\r\nX: y",
+        ] {
+            assert!(ServiceUrl::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_that_each_pod_takes_for_itself_are_local() {
+        for host in [
+            "127.0.0.1",
+            "localhost",
+            "::1",
+            "0.0.0.0",
+            "::",
+            "224.0.0.1",
+        ] {
+            assert!(is_local(host), "{host}");
+        }
+        for host in ["10.0.0.1", "fd00::2", "kv-master.team.svc"] {
+            assert!(!is_local(host), "{host}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_url_makes_the_parser_panic(text in "\\PC{0,60}") {
+            let _ = ServiceUrl::parse(&text);
+            let _ = ServiceUrl::parse(&format!("http://{text}"));
+        }
+    }
+}
