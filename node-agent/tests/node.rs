@@ -10,6 +10,8 @@ mod engine_process;
 mod hostile;
 #[path = "node/hugepages.rs"]
 mod hugepages;
+#[path = "node/ledger.rs"]
+mod ledger;
 #[path = "node/matrix.rs"]
 mod matrix;
 #[path = "node/metadata.rs"]

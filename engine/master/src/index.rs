@@ -5,6 +5,7 @@ mod allocator;
 mod clients;
 mod counters;
 mod eviction;
+mod ledger;
 mod lookup;
 mod moment;
 mod mount;
@@ -17,11 +18,13 @@ mod segments;
 mod settings;
 mod upkeep;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
+use proto::store::ledger::Version;
 use proto::store::release_0_3_13 as wire;
 
 pub use counters::{Counters, Totals};
+pub use ledger::{LedgerTotals, Signals, Wait};
 pub use lookup::{Found, View};
 pub use moment::Moment;
 pub use mount::SegmentDetail;
@@ -29,6 +32,7 @@ pub use settings::{Placement, Settings};
 
 use clients::Clients;
 use eviction::Order;
+use ledger::{Leaving, Range, Removed};
 use object::{Object, ObjectId};
 use objects::Objects;
 use put::Pending;
@@ -54,6 +58,16 @@ pub struct Index {
     /// Unmounted segments whose objects are still to be removed.
     unmounted: VecDeque<Unmounted>,
     next_replica: u64,
+    /// Of this run, and the number of its last object.
+    epoch: u64,
+    last_number: u64,
+    leaving: Leaving,
+    /// Ranges of the value that a put in progress replaces. They stay in the ledger until the put ends.
+    superseded: HashMap<ObjectId, Vec<Range>>,
+    removed: Removed,
+    /// Segments that were unmounted with unacknowledged changes because their client was silent.
+    silent: HashSet<SegmentId>,
+    signals: Signals,
     /// When clients and segments are looked at again.
     next_look: Moment,
     counters: Counters,
@@ -75,6 +89,13 @@ impl Index {
             overdue: VecDeque::new(),
             unmounted: VecDeque::new(),
             next_replica: 1,
+            epoch: 0,
+            last_number: 0,
+            leaving: Leaving::default(),
+            superseded: HashMap::new(),
+            removed: Removed::default(),
+            silent: HashSet::new(),
+            signals: Signals::default(),
             next_look: Moment::default(),
             counters: Counters::default(),
         }
@@ -120,28 +141,48 @@ impl Index {
         object.take_replicas(is_gone);
         let exists = !object.replicas.is_empty();
         if !exists {
-            self.erase(id, Moment::default());
+            self.drop_object(id, Moment::default());
         }
         exists
     }
 
-    /// Removes an object. Its ranges rest until `rest`, or are free at once if that has passed (`rest` not after
-    /// the default).
+    /// Removes an object and remembers that. Its ranges rest until `rest`, or are free at once if that has passed (`rest`
+    /// not after the default).
     fn erase(&mut self, id: ObjectId, rest: Moment) {
+        if let Some(object) = self.objects.get(id)
+            && object.has_complete_replica()
+        {
+            // Whatever was begun before the removal, also what its owner has not brought yet.
+            let latest = Version {
+                epoch: self.epoch,
+                number: self.last_number,
+            };
+            self.removed.insert(&object.key, latest);
+        }
+        self.drop_object(id, rest);
+    }
+
+    /// Removes an object. Another ledger may still bring it back.
+    fn drop_object(&mut self, id: ObjectId, rest: Moment) {
         if let Some(object) = self.objects.remove(id) {
             self.pending.remove(&id);
             for replica in &object.replicas {
-                self.release(replica, object.size, rest);
+                self.release(replica, &object, rest);
+            }
+            for range in self.superseded.remove(&id).into_iter().flatten() {
+                self.leave(range);
             }
         }
     }
 
-    fn release(&mut self, replica: &object::Replica, size: u64, rest: Moment) {
-        if rest == Moment::default() {
+    fn release(&mut self, replica: &object::Replica, object: &Object, rest: Moment) {
+        if self.is_recorded(replica) {
+            self.leave(range(replica, object, rest));
+        } else if rest == Moment::default() {
             self.segments.free(replica.segment, replica.block);
         } else {
             self.retired
-                .push(replica.segment, replica.block, size, rest);
+                .push(replica.segment, replica.block, object.size, rest);
         }
     }
 
@@ -165,6 +206,18 @@ impl Index {
         replicas
             .map(|replica| self.descriptor(object, replica))
             .collect()
+    }
+}
+
+fn range(replica: &object::Replica, object: &Object, rest: Moment) -> Range {
+    Range {
+        key: object.key.clone(),
+        segment: replica.segment,
+        block: replica.block,
+        offset: replica.offset,
+        size: object.size,
+        version: object.version,
+        rest,
     }
 }
 

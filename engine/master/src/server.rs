@@ -2,6 +2,7 @@
 
 mod connection;
 mod functions;
+mod ledger;
 mod lookups;
 mod refused;
 mod traffic;
@@ -19,8 +20,9 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
-use crate::index::{Index, Moment};
+use crate::index::{Index, Moment, Wait};
 use functions::Functions;
+use ledger::Bells;
 pub use traffic::{FunctionTraffic, Traffic};
 
 /// Time between two looks at clients, unmounts and the watermark, as in the stock master.
@@ -40,6 +42,8 @@ pub struct Limits {
     pub elements: usize,
     /// Time from the first byte of a request to its last, and for a peer to take its replies.
     pub frame_deadline: Duration,
+    /// Time for the owners of segments to acknowledge the changes of a call. Then its connection ends without an answer.
+    pub ledger_deadline: Duration,
     /// Bytes of incomplete requests of all connections together, above what each connection always has.
     pub buffered_bytes: usize,
     /// Time without a request after which a connection is closed. Stock clients keep theirs open without requests.
@@ -55,6 +59,7 @@ impl Default for Limits {
             frame_bytes: 16 << 20,
             elements: 65_536,
             frame_deadline: Duration::from_secs(10),
+            ledger_deadline: Duration::from_secs(3),
             buffered_bytes: 256 << 20,
             idle: None,
             no_delay: true,
@@ -73,6 +78,7 @@ pub struct Master {
     buffers: Arc<Semaphore>,
     connections: Arc<Semaphore>,
     traffic: Traffic,
+    bells: Bells,
     /// No request was answered since the last look.
     rests: AtomicBool,
     woken: Notify,
@@ -87,6 +93,7 @@ impl Master {
             start: Instant::now(),
             traffic: Traffic::new(functions.names()),
             functions,
+            bells: Bells::default(),
             buffers: Arc::new(Semaphore::new(limits.buffered_bytes >> 10)),
             connections: Arc::new(Semaphore::new(limits.connections)),
             limits,
@@ -103,10 +110,34 @@ impl Master {
 
     /// Runs `work` on the index. All other calls wait for it.
     pub fn with_index<T>(&self, work: impl FnOnce(&mut Index, Moment) -> T) -> T {
+        self.call_index(work).0
+    }
+
+    /// Runs `work` on the index, and returns what must happen before its result may be sent.
+    fn call_index<T>(&self, work: impl FnOnce(&mut Index, Moment) -> T) -> (T, Vec<Wait>) {
         let mut index = self.index.lock();
         // Read inside the lock, so that time does not go back.
         let now = self.now();
-        work(&mut index, now)
+        let result = work(&mut index, now);
+        let signals = index.take_signals();
+        drop(index);
+        self.bells.ring(&signals);
+        (result, signals.waits)
+    }
+
+    /// Runs `work` on the index, and waits until the owners of segments have acknowledged its changes.
+    ///
+    /// # Errors
+    /// A text that names the deadline.
+    pub async fn change_index<T>(
+        &self,
+        work: impl FnOnce(&mut Index, Moment) -> T,
+    ) -> Result<T, String> {
+        let (result, waits) = self.call_index(work);
+        let acknowledged = ledger::acknowledged(self, waits).await;
+        acknowledged
+            .map(|()| result)
+            .map_err(|ended| ended.to_string())
     }
 
     #[must_use]

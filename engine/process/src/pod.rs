@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crds::node::PoolAssignment;
 use crds::reason::Reason;
 use engine::{Endpoint, Engine, RegionId};
-use store::Session;
+use store::{Ledger, Session};
 use sys::mem::Region;
 use tokio::sync::watch;
 
@@ -25,6 +25,7 @@ mod actions;
 mod epoch;
 mod facts;
 pub(crate) mod failure;
+mod ledger;
 mod mover;
 pub(crate) mod numa;
 mod publication;
@@ -82,6 +83,8 @@ struct Pod {
     holds: bool,
     touching: Option<usize>,
     memory: Vec<Arc<Region>>,
+    /// Absent if the pool pod is of an earlier release.
+    ledger: Option<Arc<Ledger>>,
     /// Mappings of memory that was released but may still be used.
     mapped: Vec<Weak<Region>>,
     served: Option<Served>,
@@ -131,6 +134,7 @@ pub(crate) async fn run(
         holds: true,
         touching: None,
         memory: Vec::new(),
+        ledger: None,
         mapped: Vec::new(),
         served: None,
         publication: None,

@@ -2,6 +2,7 @@
 //! messages, while the protocol version stays "2.0.0".
 
 mod error_code;
+pub mod ledger;
 pub mod release_0_3_13;
 mod uuid;
 

@@ -8,18 +8,21 @@
 //! 3. A successor with the same client ID pings first, and mounts nothing that the master still has.
 //! 4. An additional mount is sent only on a connection on which the master has confirmed the client.
 //! 5. Every call ends by its deadline; its error contains peer, function, stage and cause.
-//! 6. Dropping a [`Session`] unmounts nothing; only [`Session::unmount`] does.
+//! 6. A segment with a ledger is mounted in a master of ours only together with its records.
+//! 7. Dropping a [`Session`] unmounts nothing; only [`Session::unmount`] does.
 
 use std::io;
 
 use rustix::rand::GetRandomFlags;
 
+mod ledger;
 mod link;
 mod master;
 mod release;
 mod session;
 mod tasks;
 
+pub use ledger::{Cells, CellsError, Ledger, Memory};
 pub use master::{Cause, Error, Lost, Master, SchemaMismatch, Stage};
 /// Messages of the supported release.
 pub use proto::store::release_0_3_13 as wire;

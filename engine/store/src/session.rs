@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
+use crate::ledger::{self, Ledger};
 use crate::link::Link;
 use crate::master::{CALL_TIMEOUT, Error};
 use crate::tasks::Mover;
@@ -79,6 +80,8 @@ pub struct Session {
     state: watch::Receiver<State>,
     link: Link,
     driver: AbortHandle,
+    /// Writes the ledger.
+    follower: Option<AbortHandle>,
 }
 
 /// Why a segment may still be mounted.
@@ -91,7 +94,8 @@ pub struct UnmountError {
 
 impl Session {
     /// Starts the session in the current tokio runtime and returns at once. `peer` names the master in logs
-    /// and errors. `connect` is called for each attempt, with `settings.call_timeout`.
+    /// and errors. `connect` is called for each attempt, with `settings.call_timeout`. A master of ours gets the content of
+    /// `ledger` with the segments, and writes to it; for a stock master it has no effect.
     #[must_use]
     pub fn start<C, F, M>(
         settings: Settings,
@@ -100,6 +104,7 @@ impl Session {
         peer: impl Into<Arc<str>>,
         connect: C,
         mover: Arc<M>,
+        ledger: Option<Arc<Ledger>>,
     ) -> Self
     where
         C: Fn() -> F + Send + Sync + 'static,
@@ -111,15 +116,17 @@ impl Session {
         let (publish, state) = watch::channel(State::Connecting);
         let (current, follow) = watch::channel(None);
         let link = Link::new(follow, Arc::clone(&peer));
+        let connect = Arc::new(connect);
         let driver = driver::Driver::new(
             settings,
             client,
             origin,
             driver::Caller {
                 peer: Arc::clone(&peer),
-                connect,
+                connect: Arc::clone(&connect),
                 mover,
                 link: link.clone(),
+                ledger: ledger.clone(),
             },
             driver::Outputs {
                 state: publish,
@@ -128,6 +135,16 @@ impl Session {
         );
         let driver = tokio::spawn(driver.run(inbox)).abort_handle();
         let call_timeout = settings.call_timeout;
+        let follower = ledger.map(|ledger| {
+            let follower = ledger::Follower {
+                settings,
+                client,
+                peer: Arc::clone(&peer),
+                state: state.clone(),
+                ledger,
+            };
+            tokio::spawn(follower.run(connect)).abort_handle()
+        });
         Self {
             client,
             peer,
@@ -136,6 +153,7 @@ impl Session {
             state,
             link,
             driver,
+            follower,
         }
     }
 
@@ -252,6 +270,9 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.driver.abort();
+        if let Some(follower) = &self.follower {
+            follower.abort();
+        }
     }
 }
 

@@ -54,6 +54,7 @@ struct Pool {
     state: State,
     listeners: [OwnedFd; 2],
     extents: Vec<OwnedFd>,
+    ledger: Option<OwnedFd>,
     open: HashMap<ConnectionId, Open>,
     inputs: mpsc::Sender<Input>,
     progress: mpsc::UnboundedSender<Progress>,
@@ -85,6 +86,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         state: State::new(args),
         listeners: [handshake, data],
         extents: Vec::new(),
+        ledger: None,
         open: HashMap::new(),
         inputs,
         progress,
@@ -200,6 +202,10 @@ impl Pool {
                 if let Some(older) = closes {
                     self.close(older);
                 }
+                if attached.ledger.is_none() {
+                    // This engine process changes keys without a record, so the records are wrong from now on.
+                    self.ledger = None;
+                }
                 Reply::Attached(attached)
             }
             Effect::Make(lengths) => self.make(&lengths),
@@ -207,6 +213,16 @@ impl Pool {
                 descriptors.extend(self.extents.get(index).map(AsFd::as_fd));
                 Reply::Done
             }
+            Effect::HandLedger => match self.ledger() {
+                Ok(()) => {
+                    descriptors.extend(self.ledger.as_ref().map(AsFd::as_fd));
+                    Reply::Done
+                }
+                Err(error) => Reply::Refused {
+                    kind: RefusalKind::NoMemory,
+                    message: error.to_string(),
+                },
+            },
             Effect::HandListeners => {
                 descriptors.extend(self.listeners.iter().map(AsFd::as_fd));
                 Reply::Done
@@ -232,6 +248,15 @@ impl Pool {
             self.touch(index);
         }
         end
+    }
+
+    /// Makes the ledger, if there is none.
+    fn ledger(&mut self) -> Result<(), sys::mem::Error> {
+        if self.ledger.is_none() {
+            let bytes = self.state.ledger_bytes();
+            self.ledger = Some(memfd::create("mooncake-ledger", bytes, PageSize::Base)?);
+        }
+        Ok(())
     }
 
     fn make(&mut self, lengths: &[u64]) -> Reply {

@@ -7,8 +7,10 @@ use sys::mem::PageSize;
 
 use super::args::ServeArgs;
 use crate::handover::message::Status;
-use crate::handover::message::{Attached, ExtentState, PROTOCOL, RefusalKind, Reply, Request};
-use crate::handover::{AGENT_SILENCE, EXTENT_LIMIT, RECORD_LIMIT};
+use crate::handover::message::{
+    Attached, ExtentState, OLDEST_PROTOCOL, PROTOCOL, RefusalKind, Reply, Request,
+};
+use crate::handover::{AGENT_SILENCE, EXTENT_LIMIT, RECORD_LIMIT, ledger_bytes};
 
 /// How long a terminating pool waits for a silent agent.
 const DRAIN_SILENCE: Duration = Duration::from_secs(20);
@@ -39,6 +41,8 @@ pub(super) enum Effect {
     Make(Vec<u64>),
     /// Answer with the descriptor of this extent.
     HandExtent(usize),
+    /// Answer with the descriptor of the ledger.
+    HandLedger,
     /// Answer with both listeners.
     HandListeners,
     /// Answer, and touch this extent.
@@ -118,6 +122,11 @@ impl State {
             } => self.grant(extents, page_bytes),
             Request::Extent { index } if index < self.extents.len() => Effect::HandExtent(index),
             Request::Extent { .. } => refuse(RefusalKind::OutOfBounds, "there is no such extent"),
+            Request::Ledger if self.extents.is_empty() => refuse(
+                RefusalKind::OutOfOrder,
+                "the ledger is made after the grant",
+            ),
+            Request::Ledger => Effect::HandLedger,
             Request::Listeners => Effect::HandListeners,
             Request::Touch { index } => self.touch(index),
             Request::PutRecord { record } if record.len() <= RECORD_LIMIT => {
@@ -140,7 +149,7 @@ impl State {
     }
 
     fn attach(&mut self, from: ConnectionId, protocol: u32, now: Instant) -> Effect {
-        if protocol != PROTOCOL {
+        if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) {
             let message = format!(
                 "the pool has hand-over protocol {PROTOCOL}, the agent {protocol}. \
                  Use images of one release"
@@ -157,6 +166,8 @@ impl State {
                 data_port: self.settings.data_port,
                 extents: self.extents.clone(),
                 ending: self.ending.is_some(),
+                // An engine process of version 1 rejects unknown members.
+                ledger: (protocol >= 2).then(|| ledger_bytes(self.settings.bytes.0)),
             },
             closes,
         }
@@ -257,6 +268,10 @@ impl State {
             ready: self.serving && !silent,
             reason,
         }
+    }
+
+    pub(super) fn ledger_bytes(&self) -> u64 {
+        ledger_bytes(self.settings.bytes.0)
     }
 
     pub(super) fn page_size(&self) -> PageSize {

@@ -78,6 +78,7 @@ fn attached(deviation: Deviation) -> Attached {
         data_port: 12002,
         extents: Vec::new(),
         ending: false,
+        ledger: None,
     }
 }
 

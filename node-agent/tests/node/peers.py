@@ -34,6 +34,8 @@ def main():
                 key = f"{prefix}-{index}"
                 if verb == "put":
                     ok = store.put(key, value(key, size)) == 0
+                elif verb == "remove":
+                    ok = store.remove(key, True) == 0
                 else:
                     got = store.get(key)
                     ok = len(got) == size

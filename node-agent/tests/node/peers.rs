@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
-use crate::stage::{PATIENCE, PEERS_IP};
+use crate::stage::{PATIENCE, PEERS_IP, master_program};
 
 /// A running stock master.
 pub(crate) struct Master {
@@ -19,8 +19,17 @@ pub(crate) struct Master {
 impl Master {
     pub(crate) async fn start(space: &Space) -> Self {
         let site = MOONCAKE.site().unwrap();
+        Self::start_program(space, &site.join("mooncake/mooncake_master"))
+    }
+
+    /// Starts our master instead.
+    pub(crate) fn start_ours(space: &Space) -> Self {
+        Self::start_program(space, &master_program())
+    }
+
+    fn start_program(space: &Space, program: &Path) -> Self {
         let child = space
-            .command(site.join("mooncake/mooncake_master"))
+            .command(program)
             .arg(format!("--rpc_address={PEERS_IP}"))
             .args([
                 "--rpc_port=50051",
@@ -126,6 +135,15 @@ impl Client {
     pub(crate) async fn verify(&mut self, prefix: &str, count: u32, size: u64) -> (u64, u64) {
         let answer = self.request(&format!("get {prefix} {count} {size}")).await;
         assert_eq!(answer["wrong"], 0, "bytes differ");
+        (
+            answer["done"].as_u64().unwrap(),
+            answer["failed"].as_u64().unwrap(),
+        )
+    }
+
+    /// Removes keys. Returns how many succeeded and how many failed.
+    pub(crate) async fn remove(&mut self, prefix: &str, count: u32) -> (u64, u64) {
+        let answer = self.request(&format!("remove {prefix} {count} 0")).await;
         (
             answer["done"].as_u64().unwrap(),
             answer["failed"].as_u64().unwrap(),

@@ -38,8 +38,13 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// Returns the path of the pool program. Other packages build it and the engine program beside the agent's at first
-/// use.
+/// Returns the path of our master.
+pub(crate) fn master_program() -> PathBuf {
+    pool_program().with_file_name("mooncake-master")
+}
+
+/// Returns the path of the pool program. Other packages build it, the engine program and our master beside the agent's
+/// at first use.
 fn pool_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -51,6 +56,8 @@ fn pool_program() -> &'static Path {
                 "mooncake-pool",
                 "--package",
                 "mooncake-engine-process",
+                "--package",
+                "mooncake-master",
                 "--bins",
             ])
             .status()

@@ -76,6 +76,7 @@ impl Segment {
             master,
             connect,
             Arc::new(NoTasks),
+            None,
         );
         let mut state = session.state();
         let mounted = state.wait_for(|state| matches!(state, State::Mounted { .. }));

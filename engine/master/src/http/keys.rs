@@ -86,9 +86,15 @@ pub(super) async fn all_keys(State(master): State<Arc<Master>>) -> String {
 
 pub(super) async fn remove_all(State(master): State<Arc<Master>>, Query(query): Named) -> Response {
     let force = query.get("force").is_some_and(|value| value == "true");
-    let removed = master.with_index(|index, now| index.remove_all(force, now));
-    body(
-        StatusCode::OK,
-        &json!({"success": true, "removed_count": removed}),
-    )
+    let removed = master.change_index(|index, now| index.remove_all(force, now));
+    match removed.await {
+        Ok(removed) => body(
+            StatusCode::OK,
+            &json!({"success": true, "removed_count": removed}),
+        ),
+        Err(message) => body(
+            StatusCode::GATEWAY_TIMEOUT,
+            &json!({"success": false, "error_message": message}),
+        ),
+    }
 }

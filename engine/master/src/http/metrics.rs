@@ -23,6 +23,7 @@ impl Collector for Reading {
         let master = &self.0;
         let (totals, counters, segments) = master
             .with_index(|index, _| (index.totals(), index.counters(), index.segment_details()));
+        let ledgers = master.with_index(|index, _| index.ledger_totals());
         for (name, help, value) in [
             (
                 "master_key_count",
@@ -48,6 +49,31 @@ impl Collector for Reading {
                 "master_active_clients",
                 "Clients whose segments are confirmed",
                 totals.clients,
+            ),
+            (
+                "mooncake_ledger_segments",
+                "Segments whose keys survive a restart of the master",
+                ledgers.loaded,
+            ),
+            (
+                "mooncake_ledger_loading_segments",
+                "Segments whose ledger is being loaded",
+                ledgers.loading,
+            ),
+            (
+                "mooncake_ledger_late_segments",
+                "Segments without new objects, because their owner does not acknowledge changes of keys",
+                ledgers.late,
+            ),
+            (
+                "mooncake_ledger_waiting_changes",
+                "Changes of keys that no owner has acknowledged yet",
+                ledgers.waiting,
+            ),
+            (
+                "mooncake_ledger_unrecorded_objects",
+                "Objects that a restart loses: their ledger was full, or their key is too long",
+                ledgers.unrecorded,
             ),
             // Counters without `_total` in the stock master's names.
             (

@@ -82,6 +82,40 @@ impl<T: Copy> Allocator<T> {
         space
     }
 
+    /// A segment with these ranges in use: offset, size and owner of each, in order and disjoint. Returns their
+    /// blocks in the same order.
+    pub(crate) fn with_used(size: u64, ranges: &[(u64, u64, T)]) -> (Self, Vec<Block>) {
+        let mut space = Self::new(0);
+        space.size = size;
+        let mut blocks = Vec::with_capacity(ranges.len());
+        let (mut end, mut last) = (0, NONE);
+        let mut append = |space: &mut Self, length: u64| {
+            let node = space.node(end, length, last, NONE);
+            if last != NONE {
+                space.nodes[last as usize].after = node;
+            }
+            (end, last) = (end + length, node);
+            node
+        };
+        let mut covered = 0;
+        for &(offset, length, owner) in ranges {
+            if offset > covered {
+                let gap = append(&mut space, offset - covered);
+                space.insert(gap);
+            }
+            let used = append(&mut space, length);
+            space.nodes[used as usize].state = State::Used(owner);
+            space.used += length;
+            blocks.push(Block(used));
+            covered = offset + length;
+        }
+        if size > covered {
+            let gap = append(&mut space, size - covered);
+            space.insert(gap);
+        }
+        (space, blocks)
+    }
+
     pub(crate) fn used(&self) -> u64 {
         self.used
     }
@@ -287,6 +321,26 @@ mod tests {
             space.free(part);
         }
         assert!(space.allocate(1000, 0).is_some());
+    }
+
+    #[test]
+    fn a_space_with_used_ranges_is_like_one_that_allocated_them() {
+        for ranges in [
+            &[][..],
+            &[(0, 10, 1), (10, 5, 2), (40, 60, 3)],
+            &[(7, 3, 1), (99, 1, 2)],
+        ] {
+            let (mut space, blocks) = Allocator::with_used(100, ranges);
+            check(&space);
+            assert_eq!(blocks.len(), ranges.len());
+            let used: u64 = ranges.iter().map(|(_, size, _)| size).sum();
+            assert_eq!(space.used(), used);
+            for block in blocks {
+                space.free(block);
+                check(&space);
+            }
+            assert!(space.allocate(100, 9).is_some());
+        }
     }
 
     /// Checks that the nodes cover the space without gaps, and that no two neighbours are free.

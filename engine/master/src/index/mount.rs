@@ -122,9 +122,20 @@ impl Index {
         }
     }
 
+    /// Unmounts a segment whose owner is silent, but may live: calls that wait for it are never answered.
+    pub fn expire_segment(&mut self, segment: Uuid) {
+        if let Some(id) = self.segments.find(segment) {
+            self.note_silent(id);
+            self.unmount(id);
+        }
+    }
+
     pub(super) fn unmount(&mut self, id: SegmentId) {
         if let Some(mounted) = self.segments.unmount(id) {
             self.unmounted.push_back(Unmounted::new(mounted.space));
+            if mounted.stream.is_some() {
+                self.drop_stream(id);
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! One object and its replicas.
 
 use proto::store::Uuid;
+use proto::store::ledger::Version;
 use proto::store::release_0_3_13::ReplicaStatus;
 use slotmap::new_key_type;
 use smallvec::SmallVec;
@@ -43,6 +44,7 @@ pub(crate) struct Object {
     pub(crate) key: Box<str>,
     /// Bytes of each replica.
     pub(crate) size: u64,
+    pub(crate) version: Version,
     /// The last writer.
     pub(crate) client: Uuid,
     pub(crate) put_start: Moment,

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::object::{Object, ObjectId, Replica};
 use super::segments::Place;
 use super::settings::Placement;
-use super::{Index, Moment};
+use super::{Index, Moment, Range, range};
 
 /// What the end of a put does to the soft pin of its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,11 +115,18 @@ impl Index {
             self.erase(old, rest);
         }
         let places = self.allocate(&request, &in_place)?;
-        self.erase(old, rest);
+        let replaced = if had_value {
+            self.supersede(old, rest)
+        } else {
+            Vec::new()
+        };
         if had_value {
             request.group = group.as_deref();
         }
         let id = self.insert(&request, &places, now);
+        if !replaced.is_empty() {
+            self.superseded.insert(id, replaced);
+        }
         let object = &mut self.objects[id];
         object.hard_pin |= hard_pin && had_value;
         if now < soft_pin {
@@ -129,6 +136,25 @@ impl Index {
             object.lease = lease;
         }
         Ok(self.descriptors(id))
+    }
+
+    /// Removes an object that a put replaces. Returns those of its ranges that are in a ledger, and stay there until the
+    /// put ends: a restart before finds the old value.
+    fn supersede(&mut self, old: ObjectId, rest: Moment) -> Vec<Range> {
+        let object = &mut self.objects[old];
+        let (segments, replicas) = (&self.segments, &object.replicas);
+        let has_ledger = |replica: &Replica| {
+            let mounted = segments.get(replica.segment);
+            replica.complete && mounted.is_some_and(|mounted| mounted.stream.is_some())
+        };
+        let mut ranges = Vec::new();
+        if replicas.iter().any(has_ledger) {
+            let recorded = object.take_replicas(has_ledger);
+            let recorded = recorded.iter();
+            ranges.extend(recorded.map(|replica| range(replica, object, rest)));
+        }
+        self.drop_object(old, rest);
+        ranges
     }
 
     fn check<'a>(
@@ -230,6 +256,7 @@ impl Index {
         let object = Object {
             key: request.key.into(),
             size: request.size,
+            version: self.next_version(),
             client: request.client,
             put_start: now,
             lease: Moment::default(),
@@ -270,15 +297,19 @@ impl Index {
         }
         let in_memory = matches!(kind, ReplicaType::All | ReplicaType::Memory);
         if !object.in_put {
-            return if in_memory && object.is_complete(&self.segments) {
-                Ok(())
-            } else {
-                Err(ErrorCode::InvalidWrite)
-            };
+            if !in_memory || !object.is_complete(&self.segments) {
+                return Err(ErrorCode::InvalidWrite);
+            }
+            self.wait_for_records(id);
+            return Ok(());
         }
+        let mut completed: SmallVec<[Replica; 1]> = SmallVec::new();
         if in_memory {
             for replica in &mut object.replicas {
-                replica.complete |= self.segments.is_mounted(replica.segment);
+                if !replica.complete && self.segments.is_mounted(replica.segment) {
+                    replica.complete = true;
+                    completed.push(*replica);
+                }
             }
             match self.pending.remove(&id) {
                 Some(Pending::Pin(ttl)) => object.soft_pin = now.after(ttl),
@@ -291,6 +322,7 @@ impl Index {
         }
         object.in_put = !object.is_complete(&self.segments);
         object.grant(now);
+        self.record(id, &completed, now);
         self.enqueue(id);
         Ok(())
     }
@@ -316,6 +348,7 @@ impl Index {
         }
         if in_memory {
             self.erase(id, Moment::default());
+            self.wait_for_removal(key);
         }
         Ok(())
     }

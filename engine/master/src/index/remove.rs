@@ -4,7 +4,7 @@ use proto::store::{ErrorCode, Uuid};
 
 use super::lookup::compile;
 use super::object::{ObjectId, Replica};
-use super::{Index, Moment};
+use super::{Index, Moment, range};
 
 impl Index {
     /// Removes an object.
@@ -12,6 +12,8 @@ impl Index {
     /// # Errors
     /// `ObjectNotFound`; `ObjectHasLease` unless `force`; `ReplicaIsNotReady` while a put is in progress.
     pub fn remove(&mut self, key: &str, force: bool, now: Moment) -> Result<(), ErrorCode> {
+        // A removal waits for the earlier ones of its key, also if it finds nothing: the end of an upsert may be in progress.
+        self.wait_for_removal(key);
         let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
         let object = &self.objects[id];
         if !force && object.is_leased(now) {
@@ -21,6 +23,7 @@ impl Index {
             return Err(ErrorCode::ReplicaIsNotReady);
         }
         self.take_out(id, now);
+        self.wait_for_removal(key);
         Ok(())
     }
 
@@ -59,6 +62,7 @@ impl Index {
         for &id in &chosen {
             self.take_out(id, now);
         }
+        self.wait_for_all_removals();
         i64::try_from(chosen.len()).unwrap_or(i64::MAX)
     }
 
@@ -83,9 +87,14 @@ impl Index {
         segment: &str,
         now: Moment,
     ) -> Vec<String> {
-        keys.into_iter()
+        let cleared: Vec<_> = keys
+            .into_iter()
             .filter(|key| self.clear(key, client, segment, now))
-            .collect()
+            .collect();
+        for key in &cleared {
+            self.wait_for_removal(key);
+        }
+        cleared
     }
 
     fn clear(&mut self, key: &str, client: Uuid, segment: &str, now: Moment) -> bool {
@@ -111,11 +120,20 @@ impl Index {
         if cleared.is_empty() {
             return false;
         }
-        let (size, empty) = (object.size, object.replicas.is_empty());
-        for replica in &cleared {
-            self.release(replica, size, Moment::default());
+        let (empty, version) = (object.replicas.is_empty(), object.version);
+        let ranges: Vec<_> = cleared
+            .iter()
+            .map(|replica| range(replica, object, Moment::default()))
+            .collect();
+        for (replica, range) in cleared.iter().zip(ranges) {
+            if self.is_recorded(replica) {
+                self.leave(range);
+            } else {
+                self.segments.free(replica.segment, replica.block);
+            }
         }
         if empty {
+            self.removed.insert(key, version);
             self.erase(id, Moment::default());
         }
         true

@@ -9,6 +9,7 @@ use slotmap::{SlotMap, new_key_type};
 
 use super::Moment;
 use super::allocator::{Allocator, Block};
+use super::ledger::Stream;
 use super::object::ObjectId;
 
 /// Limit of the replicas of one object; a put gets no more.
@@ -28,9 +29,16 @@ pub(crate) struct Mounted {
     /// Set while the segment unmounts gracefully.
     pub(crate) unmount_at: Option<Moment>,
     pub(crate) space: Allocator<ObjectId>,
+    /// Set if the owner keeps a ledger of the keys.
+    pub(crate) stream: Option<Stream>,
 }
 
 impl Mounted {
+    /// Returns whether new objects may be placed here.
+    fn is_open(&self) -> bool {
+        self.unmount_at.is_none() && self.stream.as_ref().is_none_or(Stream::is_open)
+    }
+
     pub(crate) fn status(&self) -> SegmentStatus {
         if self.unmount_at.is_some() {
             SegmentStatus::GracefullyUnmounting
@@ -136,6 +144,7 @@ impl Segments {
             client,
             unmount_at: None,
             space: Allocator::new(segment.size),
+            stream: None,
             segment,
         };
         self.capacity += u128::from(mounted.segment.size);
@@ -233,7 +242,7 @@ impl Segments {
         tried.push(at);
         for &segment in &self.names[at].segments {
             let mounted = &mut self.slots[segment];
-            if mounted.unmount_at.is_some() {
+            if !mounted.is_open() {
                 continue;
             }
             if let Some((block, offset)) = mounted.space.allocate(size, ObjectId::default()) {
@@ -263,6 +272,26 @@ impl Segments {
     pub(crate) fn give(&mut self, place: Place, owner: ObjectId) {
         if let Some(mounted) = self.slots.get_mut(place.segment) {
             mounted.space.give(place.block, owner);
+        }
+    }
+
+    /// Returns the client of a segment and its changes.
+    pub(crate) fn stream_of(&mut self, id: SegmentId) -> Option<(Uuid, &mut Stream)> {
+        let mounted = self.slots.get_mut(id)?;
+        Some((mounted.client, mounted.stream.as_mut()?))
+    }
+
+    pub(crate) fn each_stream(&mut self, mut visit: impl FnMut(&mut Stream)) {
+        for (_, mounted) in &mut self.slots {
+            mounted.stream.iter_mut().for_each(&mut visit);
+        }
+    }
+
+    /// Replaces the space of a segment of which nothing is allocated.
+    pub(crate) fn install(&mut self, id: SegmentId, space: Allocator<ObjectId>) {
+        if let Some(mounted) = self.slots.get_mut(id) {
+            self.used += u128::from(space.used());
+            mounted.space = space;
         }
     }
 

@@ -31,6 +31,7 @@ impl Index {
         if self.next_look <= now {
             self.next_look = now.after(LOOK);
             self.expire(now);
+            self.look_at_ledgers();
         }
         self.begin_eviction();
     }
@@ -42,10 +43,10 @@ impl Index {
             let held = self.segments.iter();
             let held: Vec<_> = held
                 .filter(|(_, mounted)| mounted.client == client)
-                .map(|(id, _)| id)
+                .map(|(_, mounted)| mounted.segment.id)
                 .collect();
             for id in held {
-                self.unmount(id);
+                self.expire_segment(id);
             }
         }
         let due: Vec<_> = self

@@ -14,7 +14,8 @@ use tokio::net::TcpStream;
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::Master;
+use super::{Master, ledger};
+use crate::index::Wait;
 
 /// Bytes of one read.
 const READ: usize = 16 << 10;
@@ -39,6 +40,8 @@ pub(super) enum Ended {
     Deadline(&'static str, Duration),
     /// All connections together buffer too much.
     NoBuffers,
+    /// The owners of segments did not acknowledge the changes of a call in time, so its outcome after a restart is open.
+    Unacknowledged(Duration),
 }
 
 impl std::fmt::Display for Ended {
@@ -52,6 +55,10 @@ impl std::fmt::Display for Ended {
                 write!(f, "a request of {bytes} bytes exceeds the limit of {most}")
             }
             Self::Deadline(what, time) => write!(f, "{what} within {time:?}"),
+            Self::Unacknowledged(time) => write!(
+                f,
+                "the owners of segments did not acknowledge a change of keys within {time:?}: look at their engine processes"
+            ),
             Self::NoBuffers => f.write_str("all connections together buffer too much"),
         }
     }
@@ -110,18 +117,26 @@ async fn converse(
     let mut permit: Option<SemaphorePermit<'_>> = None;
     loop {
         let mut answered = false;
+        let mut waits = Vec::new();
         while let Some((header, body)) = frame(input.unread(), limits.frame_bytes)? {
-            answer(master, header, body, &mut replies);
+            if ledger::is_poll(header.function_id) {
+                ledger::acknowledged(master, std::mem::take(&mut waits)).await?;
+                write(stream, &mut replies, limits.frame_deadline).await?;
+                ledger::wait_for_changes(master, body).await;
+            }
+            waits.append(&mut answer(master, header, body, &mut replies));
             let length = RequestHeader::BYTES + body.len();
             input.read += length;
             answered = true;
             if replies.len() >= MOST_REPLIES {
+                ledger::acknowledged(master, std::mem::take(&mut waits)).await?;
                 write(stream, &mut replies, limits.frame_deadline).await?;
             }
         }
         if answered {
             master.stir();
         }
+        ledger::acknowledged(master, waits).await?;
         write(stream, &mut replies, limits.frame_deadline).await?;
         input.settle();
         if input.bytes.is_empty() {
@@ -218,8 +233,9 @@ async fn write(
     Ok(())
 }
 
-/// Appends the reply to one request.
-fn answer(master: &Master, header: RequestHeader, body: &[u8], replies: &mut Vec<u8>) {
+/// Appends the reply to one request. Returns what must happen before it is sent.
+fn answer(master: &Master, header: RequestHeader, body: &[u8], replies: &mut Vec<u8>) -> Vec<Wait> {
+    let mut waits = Vec::new();
     let start = replies.len();
     replies.extend_from_slice(&[0; ResponseHeader::BYTES]);
     let code = match master.functions.find(header.function_id) {
@@ -227,8 +243,9 @@ fn answer(master: &Master, header: RequestHeader, body: &[u8], replies: &mut Vec
             master.traffic.unknown.fetch_add(1, Relaxed);
             refuse(replies, NOT_REGISTERED, "the rpc function not registered")
         }
-        Some((number, function)) => match function.call(&master.index, master, body, replies) {
-            Ok(tally) => {
+        Some((number, function)) => match function.call(master, body, replies) {
+            Ok((tally, of_call)) => {
+                waits = of_call;
                 master.traffic.called(number, tally);
                 0
             }
@@ -252,6 +269,7 @@ fn answer(master: &Master, header: RequestHeader, body: &[u8], replies: &mut Vec
         length: u32::try_from(length).unwrap_or(u32::MAX),
     };
     replies[start..start + ResponseHeader::BYTES].copy_from_slice(&header.encode());
+    waits
 }
 
 /// Appends the message of a failure of the RPC layer, and returns its code for the header.

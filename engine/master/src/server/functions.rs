@@ -1,15 +1,16 @@
 //! The functions that clients call, with their schemas computed once.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
-use parking_lot::Mutex;
+use proto::store::ledger::SIGN;
 use proto::store::release_0_3_13 as wire;
 use proto::store::{BareRpc, ErrorCode, PROTOCOL_VERSION, Rpc};
 use proto::struct_pack::{DecodeError, Packed, Reader, Schema};
 
 use super::traffic::Tally;
-use super::{Master, lookups, refused};
-use crate::index::{Index, Moment};
+use super::{Master, ledger, lookups, refused};
+use crate::index::{Index, Moment, Wait};
 
 /// Reads arguments, calls the index, and appends the answer.
 type Run = Box<
@@ -20,15 +21,15 @@ type Run = Box<
 
 /// Access to the index for one call.
 pub(super) struct Caller<'a> {
-    index: &'a Mutex<Index>,
     master: &'a Master,
+    waits: RefCell<Vec<Wait>>,
 }
 
 impl Caller<'_> {
     pub(super) fn with_index<T>(&self, work: impl FnOnce(&mut Index, Moment) -> T) -> T {
-        let mut index = self.index.lock();
-        let now = self.master.now();
-        work(&mut index, now)
+        let (result, waits) = self.master.call_index(work);
+        self.waits.borrow_mut().extend(waits);
+        result
     }
 }
 
@@ -104,17 +105,21 @@ impl Function {
         self.name
     }
 
-    /// Carries out a call and appends the body of its reply.
+    /// Carries out a call and appends the body of its reply. Returns what must happen before the reply is sent.
     pub(super) fn call(
         &self,
-        index: &Mutex<Index>,
         master: &Master,
         body: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Tally, DecodeError> {
+    ) -> Result<(Tally, Vec<Wait>), DecodeError> {
         let reader = self.arguments.open(body)?;
         let mut reader = reader.with_most_elements(master.limits.elements);
-        (self.run)(&Caller { index, master }, &mut reader, &self.answer, out)
+        let caller = Caller {
+            master,
+            waits: RefCell::default(),
+        };
+        let tally = (self.run)(&caller, &mut reader, &self.answer, out)?;
+        Ok((tally, caller.waits.into_inner()))
     }
 }
 
@@ -138,6 +143,7 @@ impl Functions {
         functions.extend(removals());
         functions.extend(lookups::functions());
         functions.extend(refused::functions());
+        functions.extend(ledger::functions());
         let by_id = functions
             .iter()
             .enumerate()
@@ -190,8 +196,9 @@ fn life() -> Vec<Function> {
             index.graceful_unmount_segment(segment, client, wait_ms, now)
         }),
         Function::rpc::<wire::QuerySegmentStatus>(|index, name, _| index.segment_status(&name)),
-        Function::rpc::<wire::QuerySegmentStatusById>(|index, id, _| {
-            index.segment_status_by_id(id)
+        Function::rpc::<wire::QuerySegmentStatusById>(|index, id, _| match id {
+            SIGN => Ok(wire::SegmentStatus::Ok),
+            id => index.segment_status_by_id(id),
         }),
         Function::rpc::<wire::BatchQueryIp>(|index, clients, _| Ok(index.addresses(&clients))),
     ]

@@ -93,7 +93,11 @@ impl Traffic {
     }
 
     pub(super) fn connection_ended(&self, ended: &Ended) {
-        if !matches!(ended, Ended::ByPeer | Ended::Idle | Ended::Io(_)) {
+        let is_fault = !matches!(
+            ended,
+            Ended::ByPeer | Ended::Idle | Ended::Io(_) | Ended::Unacknowledged(_)
+        );
+        if is_fault {
             self.faulty_connections.fetch_add(1, Relaxed);
         }
     }

@@ -14,6 +14,7 @@ use tokio::time::{sleep_until, timeout};
 
 use super::lifecycle::{Action, Input, Lifecycle, Origin};
 use super::{Settings, State};
+use crate::ledger::{self, Ledger};
 use crate::link::Link;
 use crate::master::{Cause, Error, Master, Stage};
 use crate::release::ProbeError;
@@ -36,9 +37,10 @@ pub(super) enum Command {
 /// The parameters from the session's caller.
 pub(super) struct Caller<C, M> {
     pub(super) peer: Arc<str>,
-    pub(super) connect: C,
+    pub(super) connect: Arc<C>,
     pub(super) mover: Arc<M>,
     pub(super) link: Link,
+    pub(super) ledger: Option<Arc<Ledger>>,
 }
 
 /// The values that the driver publishes.
@@ -240,9 +242,14 @@ where
             Action::Probe => drop(self.calls.spawn(probe(master))),
             Action::Ping => drop(self.calls.spawn(ping(master, client))),
             Action::Establish { segments, stale } => {
-                self.calls.spawn(establish(master, client, segments, stale));
+                let ledger = self.caller.ledger.clone();
+                self.calls
+                    .spawn(establish(master, client, segments, stale, ledger));
             }
-            Action::Mount(segment) => drop(self.calls.spawn(mount(master, client, segment))),
+            Action::Mount(segment) => {
+                let ledger = self.caller.ledger.clone();
+                self.calls.spawn(mount(master, client, segment, ledger));
+            }
             Action::Unmount(stale) => drop(self.calls.spawn(unmount(master, client, stale))),
             Action::FetchTasks => {
                 let free = self.settings.tasks_at_once.saturating_sub(self.tasks.len());
@@ -298,9 +305,20 @@ async fn ping(master: Master, client: Uuid) -> Done {
     })
 }
 
-async fn mount(master: Master, client: Uuid, segment: wire::Segment) -> Done {
+async fn mount(
+    master: Master,
+    client: Uuid,
+    segment: wire::Segment,
+    ledger: Option<Arc<Ledger>>,
+) -> Done {
     let id = segment.id;
-    Done::Input(match master.mount(client, segment).await {
+    let segments = std::slice::from_ref(&segment);
+    let prepared = ledger::prepare(&master, client, segments, ledger.as_deref()).await;
+    let mounted = match prepared {
+        Ok(()) => master.mount(client, segment).await,
+        Err(error) => Err(error),
+    };
+    Done::Input(match mounted {
         Ok(()) => Input::Mounted(id),
         Err(error) if error.is_connection_error() => Input::Failed(error),
         Err(error) => Input::MountRefused(id, error),
@@ -312,8 +330,11 @@ async fn establish(
     client: Uuid,
     segments: Vec<wire::Segment>,
     stale: Vec<Uuid>,
+    ledger: Option<Arc<Ledger>>,
 ) -> Done {
     let all = async {
+        // First: what is mounted without its records would be empty space.
+        ledger::prepare(&master, client, &segments, ledger.as_deref()).await?;
         master.remount(client, segments.clone()).await?;
         for id in stale {
             master.unmount(client, id).await?;

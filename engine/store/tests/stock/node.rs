@@ -121,6 +121,7 @@ pub(crate) fn start_with(
         RPC.to_string(),
         stock.connector(),
         mover,
+        None,
     )
 }
 

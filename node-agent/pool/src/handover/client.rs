@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use super::message::{Attached, Call, FromPool, PROTOCOL, Reply, Request, Status};
+use super::message::{
+    Attached, Call, FromPool, OLDEST_PROTOCOL, PROTOCOL, RefusalKind, Reply, Request, Status,
+};
 use super::{ANSWER_DEADLINE, Connection, Error};
 
 /// Messages of a pool without a request.
@@ -44,13 +46,22 @@ impl Client {
         }
     }
 
-    /// Becomes the pool's agent.
+    /// Becomes the pool's agent. A pool of an earlier release is attached with the oldest version.
     ///
     /// # Errors
     /// See [`Self::call`].
     pub async fn attach(&mut self) -> Result<Attached, Error> {
-        let request = Request::Attach { protocol: PROTOCOL };
-        match self.call(request).await? {
+        match self.attach_with(PROTOCOL).await {
+            Err(Error::Refused {
+                kind: RefusalKind::Protocol,
+                ..
+            }) => self.attach_with(OLDEST_PROTOCOL).await,
+            attached => attached,
+        }
+    }
+
+    async fn attach_with(&mut self, protocol: u32) -> Result<Attached, Error> {
+        match self.call(Request::Attach { protocol }).await? {
             (Reply::Attached(attached), _) => Ok(attached),
             _ => Err(Error::WrongAnswer { request: "attach" }),
         }

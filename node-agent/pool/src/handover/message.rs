@@ -3,8 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Version of this protocol; a pool rejects an agent with another version.
-pub const PROTOCOL: u32 = 1;
+/// Version of this protocol. Since version 2 a pool has a ledger.
+pub const PROTOCOL: u32 = 2;
+
+/// The oldest version that both sides still use. A pool rejects others.
+pub const OLDEST_PROTOCOL: u32 = 1;
 
 /// A request with its number, which the answer repeats.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +42,8 @@ pub enum Request {
         /// Which one.
         index: usize,
     },
+    /// The descriptor of the ledger; since version 2.
+    Ledger,
     /// Handshake and data listener, in this order.
     Listeners,
     /// Allocates the pages of one extent. Answered at once; [`FromPool::Touched`] reports progress.
@@ -73,6 +78,7 @@ impl Request {
             Self::Attach { .. } => "attach",
             Self::Grant { .. } => "grant",
             Self::Extent { .. } => "extent",
+            Self::Ledger => "ledger",
             Self::Listeners => "listeners",
             Self::Touch { .. } => "touch",
             Self::PutRecord { .. } => "putRecord",
@@ -163,6 +169,9 @@ pub struct Attached {
     pub extents: Vec<ExtentState>,
     /// The pool is terminating.
     pub ending: bool,
+    /// Bytes of the ledger. Absent in version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ledger: Option<u64>,
 }
 
 /// One extent.

@@ -41,6 +41,39 @@ fn is_refused(effect: &Effect, wanted: RefusalKind) -> bool {
 }
 
 #[test]
+fn both_versions_attach_and_only_the_newer_one_learns_of_the_ledger() {
+    for (protocol, ledger) in [(1, None), (2, Some(1 << 20))] {
+        let effect = state().request(
+            AGENT,
+            Caller::Root,
+            Request::Attach { protocol },
+            Instant::now(),
+        );
+        let Effect::Attach { attached, .. } = effect else {
+            panic!("{effect:?}");
+        };
+        assert_eq!(attached.ledger, ledger);
+        let text = serde_json::to_string(&attached).unwrap();
+        assert_eq!(text.contains("ledger"), ledger.is_some(), "{text}");
+    }
+    for protocol in [0, 3] {
+        let request = Request::Attach { protocol };
+        let effect = state().request(AGENT, Caller::Root, request, Instant::now());
+        assert!(is_refused(&effect, RefusalKind::Protocol));
+    }
+}
+
+#[test]
+fn the_ledger_is_handed_over_after_the_grant() {
+    let (mut state, now) = attached();
+    let early = state.request(AGENT, Caller::Root, Request::Ledger, now);
+    assert!(is_refused(&early, RefusalKind::OutOfOrder));
+    state.made(&[4096]);
+    let effect = state.request(AGENT, Caller::Root, Request::Ledger, now);
+    assert_eq!(effect, Effect::HandLedger);
+}
+
+#[test]
 fn the_pools_own_user_may_only_read_the_status() {
     let mut state = state();
     let now = Instant::now();
@@ -83,7 +116,9 @@ fn an_agent_of_another_protocol_is_rejected_with_both_versions() {
     let effect = state.request(
         1,
         Caller::Root,
-        Request::Attach { protocol: 2 },
+        Request::Attach {
+            protocol: PROTOCOL + 1,
+        },
         Instant::now(),
     );
     assert!(is_refused(&effect, RefusalKind::Protocol));

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use crds::cluster;
 use crds::node::PoolAssignment;
 use crds::reason::Reason;
+use store::Ledger;
 use sys::mem::{PageSize, Region};
 
 use crate::control::message::MemoryReport;
 use crate::pod::Pod;
 use crate::pod::failure::Failure;
+use crate::pod::ledger::LedgerMemory;
 use crate::pod::numa;
 use crate::pod::step::Step;
 use pool::handover::EXTENT_LIMIT;
@@ -112,9 +114,35 @@ impl Pod {
                 region.prefer_numa_node(node)?;
             }
         }
+        self.ledger = self.open_ledger().await?;
         self.mapped = memory.iter().map(Arc::downgrade).collect();
         self.memory = memory;
         Ok(())
+    }
+
+    /// Receives the ledger. A pool without one, or with one that cannot be read, is served: its keys are lost with the
+    /// index of the master.
+    async fn open_ledger(&mut self) -> Result<Option<Arc<Ledger>>, Failure> {
+        let Some(bytes) = self.attached.as_ref().and_then(|attached| attached.ledger) else {
+            tracing::warn!(
+                "the pool pod has no ledger: its keys are lost when the master restarts. Replace the pod to get one"
+            );
+            return Ok(None);
+        };
+        let answer = self.client()?.descriptors::<1>(Request::Ledger).await;
+        let [fd] = self.checked_answer(answer)?;
+        let region = Region::map(fd, bytes, PageSize::Base)?;
+        let memory = LedgerMemory::new(region);
+        match memory.map_err(Into::into).and_then(Ledger::open) {
+            Ok(ledger) => {
+                tracing::info!(bytes, records = ledger.records(), "ledger opened");
+                Ok(Some(Arc::new(ledger)))
+            }
+            Err(error) => {
+                tracing::error!(%error, "the ledger is not used: keys are lost when the master restarts");
+                Ok(None)
+            }
+        }
     }
 
     pub(super) fn lengths(&self) -> Vec<u64> {
@@ -134,6 +162,7 @@ impl Pod {
         }
         self.mounted.set(Vec::new());
         self.memory.clear();
+        self.ledger = None;
         self.admitted = None;
         match self.still_mapped() {
             0 => {

@@ -24,6 +24,9 @@ impl Pod {
         let node = &self.context.node_name;
         let endpoint = self.server_name().unwrap_or_default();
         let places = record.epoch.wire_extents(self.memory.len());
+        if let Some(ledger) = &self.ledger {
+            ledger.bind(places.iter().map(|place| place.segment));
+        }
         let numbered = self.memory.iter().zip(places).enumerate();
         let segment =
             |(index, (region, place)): (usize, (&Arc<Region>, WireExtent))| wire::Segment {
@@ -92,6 +95,7 @@ impl Pod {
             master.address,
             connect,
             Arc::new(mover),
+            self.ledger.clone(),
         ));
         Ok(())
     }

@@ -1,0 +1,497 @@
+//! The ledger of keys, which the owner of a segment keeps beside the bytes: changes are numbered for each segment, sent in
+//! order, and acknowledged. docs/decisions/ledger.md has the rules.
+
+mod leaving;
+mod load;
+mod removed;
+
+use std::collections::VecDeque;
+
+use proto::store::ledger::{Changes, ENOUGH_BYTES, Entry, MOST_ENTRIES, Position, Stored, Version};
+use proto::store::release_0_3_13::Segment;
+use proto::store::{ErrorCode, Uuid};
+use smallvec::SmallVec;
+
+use super::object::{Object, ObjectId, Replica};
+use super::segments::SegmentId;
+use super::{Index, Moment};
+pub(super) use leaving::{LeaveId, Leaving, Range};
+pub(super) use removed::Removed;
+
+/// Looks without progress after which nothing is allocated in a segment. There are ten in a second.
+const MOST_IDLE_LOOKS: u32 = 10;
+/// Waiting changes above which nothing is allocated in a segment.
+const MOST_WAITING: usize = 1 << 18;
+/// Longest key with its group that is recorded.
+const MOST_KEY_BYTES: usize = 8 << 10;
+
+/// The changes of one segment that its owner has not acknowledged.
+#[derive(Debug, Default)]
+pub(crate) struct Stream {
+    /// What the owner has sent, until its whole ledger has arrived.
+    loading: Option<Vec<Entry>>,
+    acknowledged: u64,
+    waiting: VecDeque<Waiting>,
+    /// Objects that the owner could not record, and those whose key is too long.
+    unrecorded: u64,
+    too_long: u64,
+    /// The acknowledged number at the last look, and looks since it has changed.
+    looked_at: u64,
+    idle_looks: u32,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    entry: Entry,
+    /// The range that is free when the change is acknowledged.
+    leaves: Option<LeaveId>,
+}
+
+impl Stream {
+    fn loading() -> Self {
+        Self {
+            loading: Some(Vec::new()),
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether objects may be placed in the segment: its ledger is loaded, and its owner keeps pace.
+    pub(crate) fn is_open(&self) -> bool {
+        self.loading.is_none()
+            && self.idle_looks < MOST_IDLE_LOOKS
+            && self.waiting.len() < MOST_WAITING
+    }
+
+    /// Appends a change and returns its number.
+    fn push(&mut self, entry: Entry, leaves: Option<LeaveId>) -> u64 {
+        self.waiting.push_back(Waiting { entry, leaves });
+        self.last()
+    }
+
+    fn last(&self) -> u64 {
+        self.acknowledged + self.waiting.len() as u64
+    }
+
+    /// Removes the changes up to `number`, and returns the ranges that they free.
+    fn acknowledge(&mut self, number: u64) -> Vec<LeaveId> {
+        let mut freed = Vec::new();
+        while self.acknowledged < number
+            && let Some(change) = self.waiting.pop_front()
+        {
+            self.acknowledged += 1;
+            freed.extend(change.leaves);
+        }
+        freed
+    }
+
+    /// Looks whether the owner has acknowledged anything since the last look.
+    pub(super) fn look(&mut self) {
+        if self.waiting.is_empty() || self.acknowledged != self.looked_at {
+            self.idle_looks = 0;
+        } else {
+            self.idle_looks = self.idle_looks.saturating_add(1);
+        }
+        self.looked_at = self.acknowledged;
+    }
+}
+
+/// What must happen before a call may be answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait(Kind);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The owner of the segment acknowledges its changes up to this number.
+    Acknowledged(SegmentId, u64),
+    /// A range of the segment is no longer in the ledger.
+    Left(SegmentId, LeaveId),
+}
+
+/// What the server does after a call.
+#[derive(Debug, Default)]
+pub struct Signals {
+    /// The call may be answered after these.
+    pub waits: Vec<Wait>,
+    /// Owners for which there are changes.
+    pub owners: Vec<Uuid>,
+    /// Changes were acknowledged, or have no owner any more.
+    pub progress: bool,
+}
+
+/// The state of all ledgers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LedgerTotals {
+    /// Segments whose ledger is loaded, and all others that have one.
+    pub loaded: u64,
+    pub loading: u64,
+    /// Changes that no owner has acknowledged yet.
+    pub waiting: u64,
+    /// Segments in which nothing is allocated because their owner does not acknowledge changes.
+    pub late: u64,
+    /// Objects that a restart loses, because the ledger is full or their key is too long.
+    pub unrecorded: u64,
+}
+
+impl Index {
+    /// Sets the epoch of this run, which must exceed those of earlier runs. Owners that report a higher one raise it.
+    #[must_use]
+    pub fn in_epoch(mut self, epoch: u64) -> Self {
+        self.epoch = epoch;
+        self
+    }
+
+    pub(super) fn next_version(&mut self) -> Version {
+        self.last_number += 1;
+        Version {
+            epoch: self.epoch,
+            number: self.last_number,
+        }
+    }
+
+    /// Returns what the calls since the last one have caused.
+    pub fn take_signals(&mut self) -> Signals {
+        std::mem::take(&mut self.signals)
+    }
+
+    /// Removes what has happened, and returns whether nothing remains.
+    pub fn have_happened(&self, waits: &mut Vec<Wait>) -> bool {
+        while let Some(&Wait(kind)) = waits.last() {
+            let pending = match kind {
+                Kind::Left(segment, id) => {
+                    self.leaving.contains(id) || self.silent.contains(&segment)
+                }
+                Kind::Acknowledged(segment, number) => self.is_unacknowledged(segment, number),
+            };
+            if pending {
+                return false;
+            }
+            waits.pop();
+        }
+        true
+    }
+
+    fn is_unacknowledged(&self, segment: SegmentId, number: u64) -> bool {
+        let stream = self
+            .segments
+            .get(segment)
+            .and_then(|mounted| mounted.stream.as_ref());
+        match stream {
+            Some(stream) => stream.acknowledged < number,
+            None => self.silent.contains(&segment),
+        }
+    }
+
+    #[must_use]
+    pub fn ledger_totals(&self) -> LedgerTotals {
+        let mut totals = LedgerTotals::default();
+        for stream in self
+            .segments
+            .iter()
+            .filter_map(|(_, mounted)| mounted.stream.as_ref())
+        {
+            totals.loaded += u64::from(stream.loading.is_none());
+            totals.loading += u64::from(stream.loading.is_some());
+            totals.waiting += stream.waiting.len() as u64;
+            totals.late += u64::from(stream.loading.is_none() && !stream.is_open());
+            totals.unrecorded = totals
+                .unrecorded
+                .saturating_add(stream.unrecorded)
+                .saturating_add(stream.too_long);
+        }
+        totals
+    }
+
+    /// Mounts a segment whose owner keeps a ledger. Nothing is allocated there before the ledger is loaded. An earlier
+    /// segment of the same memory is unmounted: its addresses are rejected by the owner. Returns whether the ledger of
+    /// this segment is loaded already.
+    ///
+    /// # Errors
+    /// As for [`Self::mount_segment`]; `SegmentAlreadyExists` if it is mounted without a ledger or by another client.
+    pub fn mount_ledger(
+        &mut self,
+        client: Uuid,
+        segment: Segment,
+        highest: u64,
+        now: Moment,
+    ) -> Result<bool, ErrorCode> {
+        let known = self.segments.find(segment.id);
+        if let Some(mounted) = known.and_then(|id| self.segments.get(id)) {
+            let stream = mounted
+                .stream
+                .as_ref()
+                .filter(|_| mounted.client == client && mounted.segment == segment);
+            let stream = stream.ok_or(ErrorCode::SegmentAlreadyExists)?;
+            return Ok(stream.loading.is_none());
+        }
+        let (uuid, name) = (segment.id, segment.name.clone());
+        self.mount_segment(segment, client, now)?;
+        let earlier: Vec<_> = self.segments.named(&name).to_vec();
+        for id in earlier {
+            let is_earlier = |mounted: &super::segments::Mounted| {
+                mounted.client == client && mounted.stream.is_some() && mounted.segment.id != uuid
+            };
+            if self.segments.get(id).is_some_and(is_earlier) {
+                self.unmount(id);
+            }
+        }
+        if let Some(id) = self.segments.find(uuid)
+            && let Some(mounted) = self.segments.get_mut(id)
+        {
+            mounted.stream = Some(Stream::loading());
+        }
+        self.epoch = self.epoch.max(highest.saturating_add(1));
+        Ok(false)
+    }
+
+    /// Finds a segment with a ledger.
+    fn ledgered(&mut self, client: Uuid, segment: Uuid) -> Option<(SegmentId, &mut Stream)> {
+        let id = self.segments.find(segment)?;
+        let mounted = self.segments.get_mut(id)?;
+        if mounted.client != client {
+            return None;
+        }
+        Some((id, mounted.stream.as_mut()?))
+    }
+
+    /// Acknowledges changes, and returns the next ones of each segment.
+    ///
+    /// # Errors
+    /// `SegmentNotFound` if a segment is not mounted with a ledger by this client; `UnavailableInCurrentStatus` if its
+    /// ledger is not loaded.
+    pub fn poll_ledger(
+        &mut self,
+        client: Uuid,
+        positions: &[Position],
+        now: Moment,
+    ) -> Result<Vec<Changes>, ErrorCode> {
+        let mut freed = Vec::new();
+        for position in positions {
+            let (_, stream) = self
+                .ledgered(client, position.segment)
+                .ok_or(ErrorCode::SegmentNotFound)?;
+            if stream.loading.is_some() {
+                return Err(ErrorCode::UnavailableInCurrentStatus);
+            }
+            stream.unrecorded = position.unrecorded;
+            let before = stream.acknowledged;
+            freed.extend(stream.acknowledge(position.applied));
+            let progress = stream.acknowledged != before;
+            self.signals.progress |= progress;
+        }
+        for id in freed {
+            self.left(id, now);
+        }
+        if self.signals.progress {
+            self.send_deferred();
+        }
+        let each = (MOST_ENTRIES / positions.len().max(1)).max(1);
+        let mut bytes = 0;
+        let mut changes = Vec::with_capacity(positions.len());
+        for position in positions {
+            let Some((_, stream)) = self.ledgered(client, position.segment) else {
+                continue;
+            };
+            let mut entries = Vec::new();
+            for waiting in stream.waiting.iter().take(each) {
+                if bytes > ENOUGH_BYTES {
+                    break;
+                }
+                let stored = waiting.entry.stored.as_ref();
+                bytes += stored.map_or(0, |stored| stored.key.len());
+                entries.push(waiting.entry.clone());
+            }
+            changes.push(Changes {
+                segment: position.segment,
+                first: stream.acknowledged + 1,
+                entries,
+            });
+        }
+        Ok(changes)
+    }
+
+    /// Sends the records of replicas that a put has completed. What the object replaces leaves the ledger after them.
+    pub(super) fn record(&mut self, id: ObjectId, completed: &[Replica], now: Moment) {
+        let mut records: SmallVec<[(SegmentId, u64); 1]> = SmallVec::new();
+        for replica in completed {
+            let object = &self.objects[id];
+            let group = self.objects.group(id);
+            let length = object.key.len() + group.map_or(0, str::len);
+            let Some(mounted) = self.segments.get_mut(replica.segment) else {
+                continue;
+            };
+            let Some(stream) = mounted.stream.as_mut() else {
+                continue;
+            };
+            if length > MOST_KEY_BYTES {
+                stream.too_long += 1;
+                continue;
+            }
+            let entry = Entry {
+                offset: replica.offset,
+                version: object.version,
+                stored: Some(stored(object, group, now)),
+            };
+            let number = stream.push(entry, None);
+            self.signals.owners.push(mounted.client);
+            records.push((replica.segment, number));
+            let wait = Wait(Kind::Acknowledged(replica.segment, number));
+            self.signals.waits.push(wait);
+        }
+        if let Some(ranges) = self.superseded.remove(&id) {
+            for range in ranges {
+                self.leave_after(range, &records);
+            }
+        }
+        self.wait_for_key(id);
+    }
+
+    /// Lets a range leave the ledger of its segment. It is free when the owner has confirmed that.
+    pub(super) fn leave(&mut self, range: Range) {
+        self.removed.insert(&range.key, range.version);
+        let id = self.leaving.insert(range);
+        self.send_leave(id);
+    }
+
+    /// The same, but not before the records of what replaces it are acknowledged. Changes of one segment are in order.
+    fn leave_after(&mut self, range: Range, records: &[(SegmentId, u64)]) {
+        let segment = range.segment;
+        self.removed.insert(&range.key, range.version);
+        let id = self.leaving.insert(range);
+        let elsewhere = records.iter().filter(|(other, _)| *other != segment);
+        let elsewhere: SmallVec<_> = elsewhere.copied().collect();
+        if elsewhere.is_empty() {
+            self.send_leave(id);
+        } else {
+            self.leaving.defer(id, elsewhere);
+        }
+    }
+
+    fn send_leave(&mut self, id: LeaveId) {
+        let Some(range) = self.leaving.get(id) else {
+            return;
+        };
+        let entry = Entry {
+            offset: range.offset,
+            version: range.version,
+            stored: None,
+        };
+        match self.segments.stream_of(range.segment) {
+            Some((client, stream)) => {
+                stream.push(entry, Some(id));
+                self.signals.owners.push(client);
+            }
+            // The segment was unmounted: nobody allocates there.
+            None => {
+                self.leaving.remove(id);
+                self.signals.progress = true;
+            }
+        }
+    }
+
+    /// Sends the removals that waited for records which are acknowledged now, or whose segment was unmounted.
+    fn send_deferred(&mut self) {
+        let (segments, leaving) = (&self.segments, &mut self.leaving);
+        let due = leaving.take_due(|(segment, number)| {
+            let stream = segments
+                .get(segment)
+                .and_then(|mounted| mounted.stream.as_ref());
+            stream.is_none_or(|stream| stream.acknowledged >= number)
+        });
+        for id in due {
+            self.send_leave(id);
+        }
+    }
+
+    /// Frees a range that is no longer in the ledger.
+    fn left(&mut self, id: LeaveId, now: Moment) {
+        let Some(range) = self.leaving.remove(id) else {
+            return;
+        };
+        if now < range.rest {
+            self.retired
+                .push(range.segment, range.block, range.size, range.rest);
+        } else {
+            self.segments.free(range.segment, range.block);
+        }
+    }
+
+    /// Forgets the changes of a segment that was unmounted. Its memory is gone, or the segment is replaced.
+    pub(super) fn drop_stream(&mut self, segment: SegmentId) {
+        self.leaving.remove_segment(segment);
+        self.signals.progress = true;
+        self.send_deferred();
+    }
+
+    /// Notes a segment whose owner is silent before it is unmounted. Its owner may live, so calls that wait for changes there
+    /// are never answered.
+    pub(super) fn note_silent(&mut self, segment: SegmentId) {
+        let stream = self.segments.stream_of(segment);
+        let waits = stream.is_some_and(|(_, stream)| !stream.waiting.is_empty());
+        if waits || self.leaving.all().any(|(of, _)| of == segment) {
+            self.silent.insert(segment);
+        }
+    }
+
+    /// The present call is answered when no range of an earlier value of the key is in a ledger.
+    pub(super) fn wait_for_key(&mut self, id: ObjectId) {
+        let Some(object) = self.objects.get(id) else {
+            return;
+        };
+        let leaving = self.leaving.of_key(&object.key);
+        let waits = leaving.map(|(segment, id)| Wait(Kind::Left(segment, id)));
+        self.signals.waits.extend(waits);
+    }
+
+    /// The same for a key that may have no object.
+    pub(super) fn wait_for_removal(&mut self, key: &str) {
+        let leaving = self.leaving.of_key(key);
+        let waits = leaving.map(|(segment, id)| Wait(Kind::Left(segment, id)));
+        self.signals.waits.extend(waits);
+    }
+
+    /// The same for all keys.
+    pub(super) fn wait_for_all_removals(&mut self) {
+        let leaving = self.leaving.all();
+        let waits = leaving.map(|(segment, id)| Wait(Kind::Left(segment, id)));
+        self.signals.waits.extend(waits);
+    }
+
+    /// The present call is answered when the records of an object are acknowledged.
+    pub(super) fn wait_for_records(&mut self, id: ObjectId) {
+        for replica in &self.objects[id].replicas {
+            let mounted = self.segments.get(replica.segment);
+            if let Some(stream) = mounted.and_then(|mounted| mounted.stream.as_ref()) {
+                let wait = Kind::Acknowledged(replica.segment, stream.last());
+                self.signals.waits.push(Wait(wait));
+            }
+        }
+        self.wait_for_key(id);
+    }
+
+    /// Returns whether a replica may be in the ledger of its segment.
+    pub(super) fn is_recorded(&self, replica: &Replica) -> bool {
+        replica.complete
+            && self
+                .segments
+                .get(replica.segment)
+                .is_some_and(|mounted| mounted.stream.is_some())
+    }
+
+    /// Looks whether owners keep pace.
+    pub(super) fn look_at_ledgers(&mut self) {
+        self.segments.each_stream(Stream::look);
+    }
+}
+
+fn stored(object: &Object, group: Option<&str>, now: Moment) -> Stored {
+    let pin = object.soft_pin.0.saturating_sub(now.0) / 1000;
+    Stored {
+        key: object.key.to_string(),
+        length: object.size,
+        client: object.client,
+        group: group.map(Into::into),
+        checksum: object.checksum,
+        soft_pin_ms: pin,
+        hard_pin: object.hard_pin,
+    }
+}

@@ -1,0 +1,200 @@
+//! Loads the ledger of a segment: its records become objects, unless another value of their key is newer or was removed.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use proto::store::ledger::{Entry, Stored, Version};
+use proto::store::{ErrorCode, Uuid};
+use smallvec::smallvec;
+
+use super::leaving::Range;
+use crate::index::allocator::{Allocator, Block};
+use crate::index::object::{Object, ObjectId, Replica};
+use crate::index::segments::{Place, SegmentId};
+use crate::index::{Index, Moment};
+
+/// Most records of one segment.
+const MOST_RECORDS: usize = 1 << 24;
+
+impl Index {
+    /// Takes a part of a ledger. `sent` is the number of entries before it; a load begins again with 0. With the last part
+    /// the objects can be found, and new ones are placed in the segment.
+    ///
+    /// # Errors
+    /// `SegmentNotFound` if the segment is not mounted with a ledger by this client; `InvalidParams` if a part is
+    /// missing, or there are too many records. A ledger that is loaded already is not an error.
+    pub fn load_ledger(
+        &mut self,
+        client: Uuid,
+        segment: Uuid,
+        sent: u64,
+        entries: Vec<Entry>,
+        last: bool,
+        now: Moment,
+    ) -> Result<(), ErrorCode> {
+        let (id, stream) = self
+            .ledgered(client, segment)
+            .ok_or(ErrorCode::SegmentNotFound)?;
+        let Some(loading) = stream.loading.as_mut() else {
+            return Ok(());
+        };
+        if sent == 0 {
+            loading.clear();
+        }
+        if loading.len() as u64 != sent || loading.len() + entries.len() > MOST_RECORDS {
+            return Err(ErrorCode::InvalidParams);
+        }
+        loading.extend(entries);
+        if last && let Some(entries) = stream.loading.take() {
+            self.install(id, entries, now);
+        }
+        Ok(())
+    }
+
+    /// Replaces the empty space of a segment by the ranges of its records.
+    fn install(&mut self, segment: SegmentId, mut entries: Vec<Entry>, now: Moment) {
+        let Some(mounted) = self.segments.get(segment) else {
+            return;
+        };
+        let (size, client) = (mounted.segment.size, mounted.client);
+        // Of two records of one range the newer one is right.
+        entries.sort_unstable_by_key(|entry| Reverse(entry.version));
+        let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut placed = Vec::with_capacity(entries.len());
+        let mut wrong = Vec::new();
+        for Entry {
+            offset,
+            version,
+            stored,
+        } in entries
+        {
+            let end = stored.as_ref().and_then(|stored| {
+                let end = offset.checked_add(stored.length)?;
+                let before = ends.range(..=offset).next_back();
+                let is_free = before.is_none_or(|(_, &end)| end <= offset)
+                    && ends.range(offset..end).next().is_none();
+                let fits = !stored.key.is_empty() && stored.length > 0 && end <= size;
+                (is_free && fits).then_some(end)
+            });
+            match (end, stored) {
+                (Some(end), Some(stored)) => {
+                    ends.insert(offset, end);
+                    placed.push((offset, version, stored));
+                }
+                _ => wrong.push((offset, version)),
+            }
+        }
+        placed.sort_unstable_by_key(|(offset, ..)| *offset);
+        let nobody = ObjectId::default();
+        let ranges: Vec<_> = placed
+            .iter()
+            .map(|(offset, _, stored)| (*offset, stored.length, nobody))
+            .collect();
+        let (space, blocks) = Allocator::with_used(size, &ranges);
+        self.segments.install(segment, space);
+        for ((offset, version, stored), block) in placed.into_iter().zip(blocks) {
+            let place = Place {
+                segment,
+                block,
+                offset,
+            };
+            self.adopt(place, version, stored, now);
+        }
+        for (offset, version) in wrong {
+            let entry = Entry {
+                offset,
+                version,
+                stored: None,
+            };
+            if let Some((_, stream)) = self.segments.stream_of(segment) {
+                stream.push(entry, None);
+            }
+        }
+        self.signals.owners.push(client);
+    }
+
+    /// Makes a record an object or one more replica, or lets it leave the ledger.
+    fn adopt(&mut self, place: Place, version: Version, stored: Stored, now: Moment) {
+        let replica = Replica {
+            id: self.next_replica,
+            offset: place.offset,
+            segment: place.segment,
+            block: place.block,
+            complete: true,
+        };
+        self.next_replica += 1;
+        let range = |stored: Stored, block: Block| Range {
+            key: stored.key.into(),
+            segment: place.segment,
+            block,
+            offset: place.offset,
+            size: stored.length,
+            version,
+            rest: Moment::default(),
+        };
+        match self.find(&stored.key) {
+            Some(id) if self.objects[id].version == version => {
+                let name = self.segments.name(place.segment);
+                let object = &self.objects[id];
+                let elsewhere = object
+                    .replicas
+                    .iter()
+                    .all(|other| self.segments.name(other.segment) != name);
+                if object.size != stored.length || !elsewhere {
+                    return self.leave(range(stored, place.block));
+                }
+                self.objects[id].replicas.push(replica);
+                self.segments.give(place, id);
+                return;
+            }
+            Some(id) if self.objects[id].version > version => {
+                let range = range(stored, place.block);
+                if self.objects[id].in_put && !self.removed.contains(&range.key, version) {
+                    // It leaves when the put ends.
+                    self.superseded.entry(id).or_default().push(range);
+                } else {
+                    self.leave(range);
+                }
+                return;
+            }
+            Some(id) => {
+                let lease = self.objects[id].lease;
+                let rest = if now < lease {
+                    lease
+                } else {
+                    Moment::default()
+                };
+                self.drop_object(id, rest);
+            }
+            None if self.removed.contains(&stored.key, version) => {
+                return self.leave(range(stored, place.block));
+            }
+            None => {}
+        }
+        let pin = std::time::Duration::from_millis(stored.soft_pin_ms)
+            .min(self.settings.max_soft_pin_ttl);
+        let object = Object {
+            key: stored.key.into(),
+            size: stored.length,
+            version,
+            client: stored.client,
+            put_start: now,
+            lease: Moment::default(),
+            soft_pin: if pin.is_zero() {
+                Moment::default()
+            } else {
+                now.after(pin)
+            },
+            checksum: stored.checksum,
+            replicas: smallvec![replica],
+            hard_pin: stored.hard_pin,
+            in_put: false,
+            has_group: false,
+            queued: false,
+        };
+        let group = stored.group.as_deref().filter(|group| !group.is_empty());
+        let id = self.objects.insert(object, group);
+        self.segments.give(place, id);
+        self.enqueue(id);
+    }
+}

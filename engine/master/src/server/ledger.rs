@@ -1,0 +1,123 @@
+//! The ledger's side of the server: owners fetch changes, and calls wait until owners have acknowledged theirs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use proto::store::ledger::{LedgerLoad, LedgerMount, LedgerPoll};
+use proto::store::{Rpc, Uuid};
+use proto::struct_pack;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use super::Master;
+use super::connection::Ended;
+use super::functions::Function;
+use crate::index::{Signals, Wait};
+
+/// How long a poll waits for the first change.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Wakes polls and waiting calls.
+#[derive(Debug, Default)]
+pub(super) struct Bells {
+    owners: Mutex<HashMap<Uuid, Arc<Notify>>>,
+    progress: Notify,
+}
+
+impl Bells {
+    /// Wakes those for whom something has changed.
+    pub(super) fn ring(&self, signals: &Signals) {
+        if !signals.owners.is_empty() {
+            let owners = self.owners.lock();
+            for bell in signals.owners.iter().filter_map(|owner| owners.get(owner)) {
+                bell.notify_one();
+            }
+        }
+        if signals.progress {
+            self.progress.notify_waiters();
+        }
+    }
+
+    fn owner(&self, owner: Uuid) -> Arc<Notify> {
+        Arc::clone(self.owners.lock().entry(owner).or_default())
+    }
+
+    /// Forgets an owner without a poll.
+    fn forget(&self, owner: Uuid, bell: Arc<Notify>) {
+        let mut owners = self.owners.lock();
+        drop(bell);
+        if let Some(left) = owners.get(&owner)
+            && Arc::strong_count(left) == 1
+        {
+            owners.remove(&owner);
+        }
+    }
+}
+
+pub(super) fn functions() -> Vec<Function> {
+    vec![
+        Function::rpc::<LedgerMount>(|index, (client, segment, highest), now| {
+            index.mount_ledger(client, segment, highest, now)
+        }),
+        Function::rpc::<LedgerLoad>(|index, (client, segment, sent, entries, last), now| {
+            index.load_ledger(client, segment, sent, entries, last, now)
+        }),
+        Function::rpc::<LedgerPoll>(|index, (client, positions), now| {
+            index.poll_ledger(client, &positions, now)
+        }),
+    ]
+}
+
+pub(super) fn is_poll(function_id: u32) -> bool {
+    function_id == LedgerPoll::function_id()
+}
+
+/// Waits until a poll has changes to return, at most for [`POLL`]. The poll itself is then answered like any call.
+pub(super) async fn wait_for_changes(master: &Master, body: &[u8]) {
+    type Arguments = <LedgerPoll as Rpc>::Arguments;
+    // Malformed arguments are refused by the call itself.
+    let Ok((client, positions)) = struct_pack::decode::<Arguments>(body) else {
+        return;
+    };
+    let bell = master.bells.owner(client);
+    let end = Instant::now() + POLL;
+    loop {
+        let polled = master.with_index(|index, now| index.poll_ledger(client, &positions, now));
+        let waits =
+            polled.is_ok_and(|changes| changes.iter().all(|change| change.entries.is_empty()));
+        if !waits || timeout_at(end, bell.notified()).await.is_err() {
+            break;
+        }
+    }
+    master.bells.forget(client, bell);
+}
+
+/// Waits until the owners have acknowledged the changes of calls.
+///
+/// # Errors
+/// [`Ended::Unacknowledged`] after the deadline: the connection ends without an answer, because each answer could be wrong
+/// after a restart.
+pub(super) async fn acknowledged(master: &Master, mut waits: Vec<Wait>) -> Result<(), Ended> {
+    if waits.is_empty() {
+        return Ok(());
+    }
+    let deadline = master.limits.ledger_deadline;
+    let end = Instant::now() + deadline;
+    loop {
+        let mut progress = std::pin::pin!(master.bells.progress.notified());
+        progress.as_mut().enable();
+        if master.with_index(|index, _| index.have_happened(&mut waits)) {
+            return Ok(());
+        }
+        if timeout_at(end, progress).await.is_err() {
+            tracing::warn!(
+                changes = waits.len(),
+                ?deadline,
+                "owners do not acknowledge changes of keys: a client gets no answer"
+            );
+            return Err(Ended::Unacknowledged(deadline));
+        }
+    }
+}
