@@ -239,7 +239,10 @@ impl Index {
         {
             mounted.stream = Some(Stream::loading());
         }
-        self.epoch = self.epoch.max(highest.saturating_add(1));
+        // An owner that comes back within a run reports the epoch of this run.
+        if highest > self.epoch {
+            self.epoch = highest.saturating_add(1);
+        }
         Ok(false)
     }
 
