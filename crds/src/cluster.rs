@@ -39,7 +39,8 @@ use crate::word::Word;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since creation"),
     printcolumn(name = "Version", type_ = "string", json_path = ".spec.master.version", priority = 1, description = "Mooncake release of the wire schema"),
     printcolumn(name = "NVLink", type_ = "string", json_path = ".status.mnnvl.nodes", priority = 1, description = "Nodes that may use NVLink between nodes: members/participants"),
-    printcolumn(name = "Master", type_ = "string", json_path = ".status.masterEndpoint", priority = 1, description = "Address of the master")
+    printcolumn(name = "Master", type_ = "string", json_path = ".status.masterEndpoint", priority = 1, description = "Address of the master"),
+    printcolumn(name = "MasterType", type_ = "string", json_path = ".status.masterType", priority = 1, description = "Program of the master")
 ))]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -67,7 +68,7 @@ pub struct MooncakeClusterSpec {
     #[serde(default)]
     pub metadata: Metadata,
 
-    /// The stock Mooncake master that indexes the pool. A change restarts the master, which then loses every key.
+    /// The master that indexes the pool. A change restarts the master, which then loses every key.
     #[serde(default)]
     pub master: Master,
 
@@ -351,15 +352,23 @@ pub enum MetadataType {
     Http,
 }
 
-/// The stock master.
+/// The master.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "!(has(self.image) && has(self.type) && self.type == 'BuiltIn')", "message": "image is the image of a Stock master: remove it, because a BuiltIn master runs from the operator's gate image", "fieldPath": ".image" }
+    ]))]
 pub struct Master {
+    /// Program of the master. `Stock`: `mooncake_master`. `BuiltIn`: `mooncake-master` of this project. A change needs the
+    /// annotation `mooncake.io/confirm-master` with the new value, because every key is lost. Default: Stock.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<MasterType>,
+
     /// Mooncake release. It determines the wire schema of all parts of this cluster. Default: 0.3.13.
     #[serde(default)]
     pub version: MooncakeVersion,
 
-    /// Image of the master. It must contain `mooncake_master` of that release in its PATH. Default: the operator's
+    /// Image of a `Stock` master. It must contain `mooncake_master` of that release in its PATH. Default: the operator's
     /// setting for the release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
@@ -373,6 +382,23 @@ pub struct Master {
     /// every key. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<MasterPodTemplate>,
+}
+
+impl Master {
+    /// Returns the type in effect.
+    pub fn kind(&self) -> MasterType {
+        self.kind.unwrap_or(MasterType::Stock)
+    }
+}
+
+catalog! {
+    /// The program of a master.
+    MasterType: ();
+
+    /// The stock `mooncake_master`.
+    Stock;
+    /// `mooncake-master` of this project.
+    BuiltIn;
 }
 
 /// Mooncake releases with a supported wire schema.
@@ -585,6 +611,9 @@ pub struct MooncakeClusterStatus {
     /// Host and port of the master.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master_endpoint: Option<String>,
+    /// Program of the newest master pod. Absent before the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master_type: Option<Word<MasterType>>,
     /// The ComputeDomain and its members. Absent without `spec.mnnvl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mnnvl: Option<MnnvlStatus>,

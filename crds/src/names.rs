@@ -11,6 +11,8 @@ pub const LABEL_CLUSTER: &str = "mooncake.io/cluster";
 pub const LABEL_POOL: &str = "mooncake.io/pool";
 /// `master`, `pool`, `agent` or `operator`.
 pub const LABEL_COMPONENT: &str = "mooncake.io/component";
+/// Program of a master pod, as in `spec.master.type`. Absent on the pods of stock masters.
+pub const LABEL_MASTER_TYPE: &str = "mooncake.io/master-type";
 /// Set by the webhook only: the pod was injected and may connect to the listeners of the named cluster.
 pub const LABEL_ACCESS: &str = "mooncake.io/access";
 /// Like [`LABEL_ACCESS`], for a hostNetwork pod.
@@ -35,6 +37,9 @@ pub const ANNOTATION_CLAIM_SKIPPED: &str = "mooncake.io/claim-skipped";
 
 /// Set by a person on a MooncakeCluster, its namespace or a CRD: `true` confirms that its deletion may lose objects.
 pub const ANNOTATION_CONFIRM_DELETION: &str = "mooncake.io/confirm-deletion";
+
+/// Set by a person on a MooncakeCluster: the new `spec.master.type` confirms that the change may lose every key.
+pub const ANNOTATION_CONFIRM_MASTER: &str = "mooncake.io/confirm-master";
 
 /// Set by the operator on a ComputeDomain that it created: UID of the MooncakeCluster.
 pub const ANNOTATION_CLUSTER_UID: &str = "mooncake.io/cluster-uid";

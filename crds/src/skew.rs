@@ -181,6 +181,11 @@ pub const UNKNOWN_WORDS: &[UnknownWord] = &[
         "operator (webhook)",
         "The pod gets the transport that its cluster's spec requires, as before the first status.",
     ),
+    row(
+        "MooncakeCluster.status.masterType",
+        "kubectl",
+        "Shown unchanged.",
+    ),
 ];
 
 impl Word<Reason> {

@@ -57,6 +57,8 @@ pub struct SourceTree {
     packages: &'static [&'static str],
     /// Static binaries in the agent's image beside its own.
     beside_agent: &'static [&'static str],
+    /// The same in the gate's image.
+    beside_gate: &'static [&'static str],
     /// Cargo's folder, if not the usual one.
     target: Option<PathBuf>,
     /// Cargo's folder for the programs that are linked dynamically.
@@ -76,8 +78,10 @@ impl SourceTree {
                 "mooncake-engine-process",
                 "mooncake-pool",
                 "mooncake-gate",
+                "mooncake-master",
             ],
             beside_agent: &["memlock", "engine"],
+            beside_gate: &["mooncake-master"],
             target: None,
             target_verbs: settings.cache.join("target-verbs"),
         }
@@ -112,6 +116,7 @@ impl SourceTree {
             root,
             packages: &["mooncake-operator", "mooncake-node-agent"],
             beside_agent: &["memlock"],
+            beside_gate: &[],
             target: Some(settings.cache.join("target-v0.1.0")),
             target_verbs: settings.cache.join("target-v0.1.0-verbs"),
         })
@@ -143,18 +148,23 @@ pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, 
     PARTS
         .iter()
         .map(|(value, folder, containerfile)| {
+            let beside = |names: &[&str]| {
+                let programs = names.iter().map(|name| find(&binaries, name));
+                programs.collect::<Result<Vec<_>, Error>>()
+            };
             let beside = match *value {
                 "agent" => {
-                    let beside = tree.beside_agent.iter();
-                    let programs: Result<Vec<_>, Error> =
-                        beside.map(|name| find(&binaries, name)).collect();
-                    let mut programs = programs?;
+                    let mut programs = beside(tree.beside_agent)?;
                     programs.extend([verbs.as_path(), &gpu]);
                     Some(Beside {
                         programs,
-                        libraries: &libraries,
+                        libraries: Some(&libraries),
                     })
                 }
+                "gate" if !tree.beside_gate.is_empty() => Some(Beside {
+                    programs: beside(tree.beside_gate)?,
+                    libraries: None,
+                }),
                 _ => None,
             };
             image(
@@ -174,7 +184,7 @@ pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, 
 struct Beside<'a> {
     programs: Vec<&'a Path>,
     /// A folder that an entry of the cache holds.
-    libraries: &'a Path,
+    libraries: Option<&'a Path>,
 }
 
 /// `kubectl-mooncake` of this source tree.
@@ -227,7 +237,7 @@ fn image(
         for program in programs {
             more.push(read(program)?);
         }
-        more.push(libraries.display().to_string().into_bytes());
+        more.extend(libraries.map(|folder| folder.display().to_string().into_bytes()));
     }
     let kind = format!("product-{value}");
     let inputs = || {
@@ -250,7 +260,7 @@ fn image(
             Run::new("cp")
                 .arg("-a")
                 .args(&beside.programs)
-                .arg(beside.libraries)
+                .args(beside.libraries)
                 .arg(&context)
                 .deadline(COPY)
                 .done()?;

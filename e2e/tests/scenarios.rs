@@ -8,6 +8,7 @@ mod scenarios {
     mod agent_restart;
     mod api_server_outage;
     mod api_validation;
+    mod built_in_master;
     mod container_compatibility;
     mod deletion;
     mod engine_config_loaders;

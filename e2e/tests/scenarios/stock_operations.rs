@@ -1,6 +1,6 @@
 //! Stock clients on a healthy cluster: data across nodes, and every operation compared with stock segments.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use crds::names::{POOL_HANDSHAKE_PORT, segment};
 use mooncake_e2e::scenario::{Namespace, Pool, Product, StockPod, StockWork, master};
 use serde_json::Value;
@@ -93,31 +93,37 @@ async fn every_stock_operation_returns_the_same_as_with_stock_segments() -> anyh
             // With another number two replicas can lie in one segment, or in two of one pool pod.
             let segments = pool.mounted(2, WAIT).await?;
             let ours = operations(&namespace, StockPod::new("ours", work()).inject("kv")).await?;
-            ensure!(stock.len() > 150, "too few operations: {}", stock.len());
-            for (stock, ours) in stock.iter().zip(&ours) {
-                ensure!(
-                    stock == ours,
-                    "stock segments: {stock}; our segments: {ours}; mounted before: {segments:?}, after: {:?}",
-                    pool.segments().await?
-                );
-                if let Some(reason) = ours.get("skipped") {
-                    println!("skipped: {}: {reason}", ours["operation"]);
-                }
-            }
-            ensure!(
-                stock.len() == ours.len(),
-                "{} against {}",
-                stock.len(),
-                ours.len()
-            );
-            println!("{} operations returned the same", ours.len());
-            Ok(())
+            let after = pool.segments().await?;
+            same(&stock, &ours)
+                .with_context(|| format!("mounted before: {segments:?}, after: {after:?}"))
         })
         .await
 }
 
+/// Compares the results of operations on stock segments with those on ours.
+pub(super) fn same(stock: &[Value], ours: &[Value]) -> anyhow::Result<()> {
+    ensure!(stock.len() > 150, "too few operations: {}", stock.len());
+    for (stock, ours) in stock.iter().zip(ours) {
+        ensure!(
+            stock == ours,
+            "stock segments: {stock}; our segments: {ours}"
+        );
+        if let Some(reason) = ours.get("skipped") {
+            println!("skipped: {}: {reason}", ours["operation"]);
+        }
+    }
+    ensure!(
+        stock.len() == ours.len(),
+        "{} against {}",
+        stock.len(),
+        ours.len()
+    );
+    println!("{} operations returned the same", ours.len());
+    Ok(())
+}
+
 /// Starts a stock master with two stock segments as large as ours. Returns the pod that will use them.
-async fn stock_segments(namespace: &Namespace) -> anyhow::Result<StockPod> {
+pub(super) async fn stock_segments(namespace: &Namespace) -> anyhow::Result<StockPod> {
     namespace.apply(STOCK_MASTER).await?;
     namespace
         .cluster
@@ -135,7 +141,7 @@ async fn stock_segments(namespace: &Namespace) -> anyhow::Result<StockPod> {
     Ok(StockPod::new("stock", work()).master("master:50051"))
 }
 
-fn work() -> StockWork {
+pub(super) fn work() -> StockWork {
     StockWork::Program {
         text: OPERATIONS,
         arguments: vec!["op".to_owned()],
@@ -143,7 +149,7 @@ fn work() -> StockWork {
 }
 
 /// Runs every operation in a pod and returns one line per result.
-async fn operations(namespace: &Namespace, pod: StockPod) -> anyhow::Result<Vec<Value>> {
+pub(super) async fn operations(namespace: &Namespace, pod: StockPod) -> anyhow::Result<Vec<Value>> {
     let pod = pod.node("n1");
     pod.start(namespace).await?;
     namespace.pod_succeeded(&pod.name, WAIT).await?;

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crds::{MooncakeNode, names};
+use crds::cluster::MasterType;
+use crds::{MooncakeNode, Vocabulary, Word, names};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -110,6 +111,18 @@ impl Observed {
     /// The ready master pod.
     pub fn ready_master(&self) -> Option<&Pod> {
         ready_master(&self.master_pods)
+    }
+
+    /// The program of the newest master pod.
+    pub fn master_type(&self) -> Option<Word<MasterType>> {
+        let pod = self
+            .master_pods
+            .iter()
+            .max_by_key(|pod| pod.creation_timestamp().map(|time| time.0))?;
+        match pod.labels().get(names::LABEL_MASTER_TYPE) {
+            None => Some(MasterType::Stock.into()),
+            Some(word) => MasterType::read(word).map(Word::Known),
+        }
     }
 
     /// Injected pods of other namespaces that have an address of their own.

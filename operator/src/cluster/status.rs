@@ -86,6 +86,7 @@ pub fn compute(
         used: used.map(|percent| format!("{percent}%")),
         transport: transport.ok().map(Into::into),
         master_endpoint: Some(names::master_endpoint(&cluster.name, &cluster.namespace)),
+        master_type: observed.master_type().or(old.master_type),
         mnnvl: mnnvl.map(|outlook| outlook.status.clone()),
         rollout: rollout.record.clone(),
     }

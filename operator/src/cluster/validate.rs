@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crds::CheckId;
-use crds::cluster::{MetadataType, NumaPolicy, PageSize, TransportPolicy, Transports};
+use crds::cluster::{MasterType, MetadataType, NumaPolicy, PageSize, TransportPolicy, Transports};
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crds::update::Update;
 use crds::{MooncakeCluster, Reason, names};
@@ -101,8 +101,9 @@ pub struct Pool {
 /// The master.
 #[derive(Clone, Debug)]
 pub struct Master {
+    pub kind: MasterType,
     pub version: &'static str,
-    /// `None`: the operator's image for that version.
+    /// Image of a stock master; `None`: the operator's image for that version.
     pub image: Option<String>,
     pub resources: Option<ResourceRequirements>,
     /// What the user adds to the pod.
@@ -146,6 +147,10 @@ pub enum Error {
         "spec.metadata.endpoint: `{text}` is no URL of a metadata service that pods of other machines can reach: {why}"
     )]
     MetadataEndpoint { text: String, why: String },
+    #[error(
+        "spec.master.image is the image of a Stock master, and spec.master.type is BuiltIn: remove the image"
+    )]
+    ImageOfBuiltIn,
     #[error("the object has no {field}: it did not come from an API server")]
     Incomplete { field: &'static str },
 }
@@ -171,6 +176,10 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         addresses.push(address(text)?);
     }
     addresses.sort_unstable();
+    let master = &spec.master;
+    if master.kind() == MasterType::BuiltIn && master.image.is_some() {
+        return Err(Error::ImageOfBuiltIn);
+    }
     let mut allowed_namespaces: Vec<String> = spec
         .access
         .allowed_namespaces
@@ -187,10 +196,11 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         owner,
         pools: spec.pools.iter().map(pool).collect::<Result<_, _>>()?,
         master: Master {
-            version: spec.master.version.as_str(),
-            image: spec.master.image.clone(),
-            resources: spec.master.resources.clone(),
-            template: master_template(spec.master.pod_template.as_ref())?,
+            kind: master.kind(),
+            version: master.version.as_str(),
+            image: master.image.clone(),
+            resources: master.resources.clone(),
+            template: master_template(master.pod_template.as_ref())?,
         },
         metadata: metadata_service(&spec.metadata)?,
         transports: spec.transports_in_force(),
@@ -453,6 +463,21 @@ mod tests {
         let fine = "{labels: {team: a, empty: ''}, annotations: {example.com/note: 'Any text.'}}";
         let fine = format!("{{pools: [{{name: a, podTemplate: {fine}}}]}}");
         assert!(validate(&fixture::cluster(&fine)).is_ok());
+    }
+
+    #[test]
+    fn a_stored_spec_without_a_type_is_a_stock_master_and_a_built_in_one_has_no_image() {
+        let kind = |spec: &str| validate(&fixture::cluster(spec)).map(|valid| valid.master.kind);
+        assert_eq!(kind("{}"), Ok(MasterType::Stock));
+        assert_eq!(kind("{master: {type: BuiltIn}}"), Ok(MasterType::BuiltIn));
+        assert_eq!(
+            kind("{master: {type: BuiltIn, image: mine}}"),
+            Err(Error::ImageOfBuiltIn)
+        );
+        assert_eq!(
+            kind("{master: {type: Stock, image: mine}}"),
+            Ok(MasterType::Stock)
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The chart's ValidatingAdmissionPolicies against the loss of objects by a deletion.
+//! The chart's ValidatingAdmissionPolicies against the loss of objects by a deletion or another type of master.
 
 use anyhow::{Context, bail, ensure};
 use crds::MooncakeCluster;
@@ -38,7 +38,7 @@ async fn install_policies(client: &Client) -> anyhow::Result<()> {
                 .await?;
         }
     }
-    ensure!(count == 6, "{count} policies and bindings");
+    ensure!(count == 8, "{count} policies and bindings");
     Ok(())
 }
 
@@ -117,6 +117,7 @@ pub(crate) async fn needs_a_confirmation(client: &Client) -> anyhow::Result<()> 
         clusters.patch_status("kv", &merge, &body).await?;
         anyhow::Ok(())
     };
+    another_master(&clusters).await?;
     status("64Mi", Some("35%")).await?;
     refused(&clusters, "kv", "35% of 64Mi").await?;
     for (capacity, used, free) in [
@@ -138,6 +139,51 @@ pub(crate) async fn needs_a_confirmation(client: &Client) -> anyhow::Result<()> 
     allowed(&clusters, "kv").await?;
 
     crd_and_namespace(client).await
+}
+
+/// The type of the master changes only after a confirmation that names the new one.
+async fn another_master(clusters: &Api<MooncakeCluster>) -> anyhow::Result<()> {
+    let change = async |kind: Option<&str>, confirmed: Option<&str>| {
+        let body = json!({
+            "metadata": {"annotations": {"mooncake.io/confirm-master": confirmed}},
+            "spec": {"master": {"type": kind}},
+        });
+        let patch = PatchParams::default();
+        match clusters.patch("kv", &patch, &Patch::Merge(body)).await {
+            Ok(_) => Ok(None),
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(Some(status.message.clone())),
+            Err(error) => Err(anyhow::Error::from(error)),
+        }
+    };
+    // A policy takes effect some time after its creation. Until then the change and its reversal succeed.
+    eventually("another type to be refused", || async {
+        match change(Some("BuiltIn"), None).await? {
+            Some(message) if message.contains("mooncake.io/confirm-master=BuiltIn") => Ok(true),
+            other => {
+                change(None, None).await?;
+                bail!("{other:?}")
+            }
+        }
+    })
+    .await?;
+    for (kind, confirmed, free) in [
+        // The default by name.
+        (Some("Stock"), None, true),
+        (Some("BuiltIn"), Some("true"), false),
+        (Some("BuiltIn"), Some("BuiltIn"), true),
+        // An earlier confirmation does not confirm the way back.
+        (Some("Stock"), Some("BuiltIn"), false),
+        (None, Some("BuiltIn"), false),
+        (None, Some("Stock"), true),
+        (None, None, true),
+    ] {
+        let refusal = change(kind, confirmed).await?;
+        ensure!(
+            refusal.is_none() == free,
+            "{kind:?} confirmed by {confirmed:?}: {refusal:?}"
+        );
+    }
+    Ok(())
 }
 
 async fn crd_and_namespace(client: &Client) -> anyhow::Result<()> {

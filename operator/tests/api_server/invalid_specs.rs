@@ -83,6 +83,11 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
         "inspect running containers",
     ),
     ("{master: {version: 0.3.10}}", "Unsupported value"),
+    ("{master: {type: Etcd}}", "Unsupported value"),
+    (
+        "{master: {type: BuiltIn, image: mine}}",
+        "image is the image of a Stock master",
+    ),
     (
         "{injection: {deadlineSeconds: 0}}",
         "greater than or equal to 1",

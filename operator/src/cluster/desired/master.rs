@@ -1,7 +1,8 @@
-//! The Deployment of the stock master: one replica, never two at the same time.
+//! The Deployment of the master: one replica, never two at the same time.
 
 use std::collections::BTreeMap;
 
+use crds::cluster::MasterType;
 use crds::names;
 use crds::pod_template::MasterPodTemplate;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
@@ -19,15 +20,25 @@ use crate::apply::fingerprint;
 use crate::cluster::desired::{component, container_security, metadata, pod_security, with_own};
 use crate::cluster::validate::{Settings, Valid};
 
-/// Container of the stock master.
+/// Container of the master.
 pub const CONTAINER: &str = "master";
 /// On the Deployment: fingerprint of the user's spec of the master.
 const ANNOTATION_SPEC: &str = "mooncake.io/master-wish";
-/// Directory of the gate's binary, which runs the readiness probe.
+/// Directory of the gate's binary in a stock master's container. It runs the readiness probe.
 const TOOLS: &str = "/tools";
+/// The built-in master in the gate's image, which has `/gate` for the readiness probe too.
+const BUILT_IN: &str = "/mooncake-master";
 
 pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
     let labels = component(cluster, names::COMPONENT_MASTER);
+    let mut of_pod = labels.clone();
+    match cluster.master.kind {
+        MasterType::Stock => {}
+        MasterType::BuiltIn => {
+            let kind = MasterType::BuiltIn.as_str().to_owned();
+            of_pod.insert(names::LABEL_MASTER_TYPE.to_owned(), kind);
+        }
+    }
     let mut metadata = metadata(cluster, names::master(&cluster.name));
     metadata
         .labels
@@ -44,7 +55,7 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
             replicas: Some(1),
             revision_history_limit: Some(2),
             selector: LabelSelector {
-                match_labels: Some(labels.clone()),
+                match_labels: Some(labels),
                 match_expressions: None,
             },
             strategy: Some(DeploymentStrategy {
@@ -53,7 +64,7 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
             }),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
-                    labels: Some(with_own(&added.labels, labels)),
+                    labels: Some(with_own(&added.labels, of_pod)),
                     annotations: (!added.annotations.is_empty()).then(|| added.annotations.clone()),
                     ..ObjectMeta::default()
                 }),
@@ -75,6 +86,9 @@ fn spec_fingerprint(cluster: &Valid) -> String {
     });
     if cluster.serves_metadata() {
         spec["metadata"] = json!(true);
+    }
+    if cluster.master.kind != MasterType::Stock {
+        spec["type"] = json!(cluster.master.kind);
     }
     if cluster.master.template != MasterPodTemplate::default() {
         spec["podTemplate"] = json!(cluster.master.template);
@@ -98,6 +112,14 @@ fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
         tolerations,
         priority_class_name,
     } = cluster.master.template.clone();
+    let (init_containers, containers, volumes) = match cluster.master.kind {
+        MasterType::Stock => (
+            Some(vec![tools(settings)]),
+            vec![stock(cluster, settings)],
+            Some(vec![volume("tools", "16Mi"), volume("tmp", "64Mi")]),
+        ),
+        MasterType::BuiltIn => (None, vec![built_in(cluster, settings)], None),
+    };
     PodSpec {
         affinity,
         topology_spread_constraints: (!topology_spread_constraints.is_empty())
@@ -110,71 +132,106 @@ fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
         // The master stores nothing on disk, so no time is needed to write.
         termination_grace_period_seconds: Some(10),
         security_context: Some(pod_security()),
-        init_containers: Some(vec![Container {
-            name: "tools".to_owned(),
-            image: Some(settings.gate_image.clone()),
-            image_pull_policy: Some("IfNotPresent".to_owned()),
-            command: Some(vec!["/gate".to_owned(), "install".to_owned()]),
-            args: Some(vec![TOOLS.to_owned()]),
-            volume_mounts: Some(vec![mount("tools", TOOLS, false)]),
-            resources: Some(requests("10m", "16Mi")),
-            security_context: Some(container_security()),
-            ..Container::default()
-        }]),
-        containers: vec![container(cluster, settings)],
-        volumes: Some(vec![volume("tools", "16Mi"), volume("tmp", "64Mi")]),
+        init_containers,
+        containers,
+        volumes,
         ..PodSpec::default()
     }
 }
 
-fn container(cluster: &Valid, settings: &Settings) -> Container {
+/// Copies the gate into a stock master's pod.
+fn tools(settings: &Settings) -> Container {
+    Container {
+        name: "tools".to_owned(),
+        image: Some(settings.gate_image.clone()),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        command: Some(vec!["/gate".to_owned(), "install".to_owned()]),
+        args: Some(vec![TOOLS.to_owned()]),
+        volume_mounts: Some(vec![mount("tools", TOOLS, false)]),
+        resources: Some(requests("10m", "16Mi")),
+        security_context: Some(container_security()),
+        ..Container::default()
+    }
+}
+
+/// The container of a stock master.
+fn stock(cluster: &Valid, settings: &Settings) -> Container {
+    let image = cluster.master.image.clone();
+    let mut args = args();
+    args.push("--logtostderr".to_owned());
+    args.extend(metadata_args(cluster));
+    Container {
+        image: Some(image.unwrap_or_else(|| settings.master_image.clone())),
+        command: Some(vec!["mooncake_master".to_owned()]),
+        args: Some(args),
+        volume_mounts: Some(vec![
+            mount("tools", TOOLS, true),
+            mount("tmp", "/tmp", false),
+        ]),
+        ..container(cluster, &format!("{TOOLS}/gate"), "256Mi")
+    }
+}
+
+/// The container of a built-in master, a static program that writes nothing on disk.
+fn built_in(cluster: &Valid, settings: &Settings) -> Container {
+    let mut args = args();
+    args.extend(metadata_args(cluster));
+    Container {
+        image: Some(settings.gate_image.clone()),
+        command: Some(vec![BUILT_IN.to_owned()]),
+        args: Some(args),
+        ..container(cluster, "/gate", "64Mi")
+    }
+}
+
+/// The flags that both programs have.
+fn args() -> Vec<String> {
+    vec![
+        format!("--rpc_port={}", names::MASTER_RPC_PORT),
+        format!("--metrics_port={}", names::MASTER_ADMIN_PORT),
+        // The successor of a replaced agent must ping before this time.
+        format!("--client_ttl={}", names::MASTER_CLIENT_TTL_SECONDS),
+    ]
+}
+
+/// The flags of the metadata service in the master's pod, which both programs have too.
+fn metadata_args(cluster: &Valid) -> Vec<String> {
+    if !cluster.serves_metadata() {
+        return Vec::new();
+    }
+    vec![
+        "--enable_http_metadata_server=true".to_owned(),
+        format!(
+            "--http_metadata_server_port={}",
+            names::MASTER_METADATA_PORT
+        ),
+    ]
+}
+
+/// What the containers of both programs have.
+fn container(cluster: &Valid, gate: &str, memory: &str) -> Container {
     let port = |name: &str, port: u16| ContainerPort {
         name: Some(name.to_owned()),
         container_port: port.into(),
         protocol: Some("TCP".to_owned()),
         ..ContainerPort::default()
     };
-    let image = cluster
-        .master
-        .image
-        .clone()
-        .unwrap_or_else(|| settings.master_image.clone());
-    let mut args = vec![
-        format!("--rpc_port={}", names::MASTER_RPC_PORT),
-        format!("--metrics_port={}", names::MASTER_ADMIN_PORT),
-        // The successor of a replaced agent must ping before this time.
-        format!("--client_ttl={}", names::MASTER_CLIENT_TTL_SECONDS),
-        "--logtostderr".to_owned(),
-    ];
     let mut ports = vec![
         port("rpc", names::MASTER_RPC_PORT),
         port("admin", names::MASTER_ADMIN_PORT),
     ];
     if cluster.serves_metadata() {
-        args.push("--enable_http_metadata_server=true".to_owned());
-        args.push(format!(
-            "--http_metadata_server_port={}",
-            names::MASTER_METADATA_PORT
-        ));
         ports.push(port("metadata", names::MASTER_METADATA_PORT));
     }
+    let resources = cluster.master.resources.clone();
     Container {
         name: CONTAINER.to_owned(),
-        image: Some(image),
         image_pull_policy: Some("IfNotPresent".to_owned()),
-        command: Some(vec!["mooncake_master".to_owned()]),
-        args: Some(args),
         ports: Some(ports),
-        resources: Some(
-            cluster
-                .master
-                .resources
-                .clone()
-                .unwrap_or_else(|| requests("100m", "256Mi")),
-        ),
+        resources: Some(resources.unwrap_or_else(|| requests("100m", memory))),
         // Each second only until the first success: each probe starts a process.
-        startup_probe: Some(ready_probe(1, 300)),
-        readiness_probe: Some(ready_probe(5, 3)),
+        startup_probe: Some(ready_probe(gate, 1, 300)),
+        readiness_probe: Some(ready_probe(gate, 5, 3)),
         // A restart loses every key. Therefore only a closed port is a failure.
         liveness_probe: Some(Probe {
             tcp_socket: Some(TCPSocketAction {
@@ -187,20 +244,16 @@ fn container(cluster: &Valid, settings: &Settings) -> Container {
             failure_threshold: Some(6),
             ..Probe::default()
         }),
-        volume_mounts: Some(vec![
-            mount("tools", TOOLS, true),
-            mount("tmp", "/tmp", false),
-        ]),
         security_context: Some(container_security()),
         ..Container::default()
     }
 }
 
 /// The master's own readiness text; its HTTP status does not show it.
-fn ready_probe(period: i32, failures: i32) -> Probe {
+fn ready_probe(gate: &str, period: i32, failures: i32) -> Probe {
     Probe {
         exec: Some(ExecAction {
-            command: Some(vec![format!("{TOOLS}/gate"), "master-ready".to_owned()]),
+            command: Some(vec![gate.to_owned(), "master-ready".to_owned()]),
         }),
         period_seconds: Some(period),
         timeout_seconds: Some(5),

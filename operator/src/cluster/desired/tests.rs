@@ -113,6 +113,29 @@ fn the_master_serves_metadata_where_the_user_names_no_service() {
 }
 
 #[test]
+fn a_built_in_master_runs_from_the_image_of_the_gate() {
+    is_golden(
+        "built-in-master",
+        "{master: {type: BuiltIn, resources: {requests: {memory: 2Gi}}}}",
+        &[],
+    );
+}
+
+#[test]
+fn another_type_of_master_is_another_spec_and_the_explicit_default_is_not() {
+    let master = |spec: &str| master::deployment(&fixture::valid(spec), &fixture::settings());
+    let stored = master("{}");
+    assert!(master::same_spec(
+        &stored,
+        &master("{master: {type: Stock}}")
+    ));
+    assert!(!master::same_spec(
+        &stored,
+        &master("{master: {type: BuiltIn}}")
+    ));
+}
+
+#[test]
 fn what_a_user_adds_to_pods_is_beside_what_the_operator_sets() {
     let placed = "labels: {team: a}, annotations: {example.com/scrape: 'true'},
          affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [

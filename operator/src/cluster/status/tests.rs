@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crds::cluster::MasterType;
 use crds::condition::find;
 use crds::{MooncakeNode, node::MooncakeNodeSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -147,6 +148,22 @@ impl TestCluster {
     fn fresh(&self) -> MooncakeClusterStatus {
         self.status(&MooncakeClusterStatus::default(), 1)
     }
+}
+
+#[test]
+fn the_type_of_the_master_is_that_of_its_newest_pod_and_stays_while_there_is_none() {
+    let mut cluster = TestCluster::whole();
+    let stock = cluster.fresh();
+    assert_eq!(stock.master_type, Some(MasterType::Stock.into()));
+    let labels = "labels: {mooncake.io/master-type: BuiltIn}";
+    let built_in = pod(&format!(
+        "{{metadata: {{name: kv-master-0, {labels}, creationTimestamp: '2026-01-02T00:00:00Z'}}}}"
+    ));
+    cluster.masters.insert(0, built_in);
+    let changed = cluster.status(&stock, 2);
+    assert_eq!(changed.master_type, Some(MasterType::BuiltIn.into()));
+    cluster.masters.clear();
+    assert_eq!(cluster.status(&changed, 3).master_type, changed.master_type);
 }
 
 /// `Type=Status/Reason` and the message.
