@@ -21,6 +21,7 @@ mod scenarios {
     mod inventory;
     mod master_release_mismatch;
     mod master_restart;
+    mod metadata_service;
     mod network_partition;
     mod node_policy;
     mod operator_failover;

@@ -1,0 +1,97 @@
+//! HTTP metadata services: stock pods and pools find each other through them, and a service that is missing has a name.
+
+use anyhow::ensure;
+use crds::{ConditionType, Reason, names};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use mooncake_e2e::scenario::pool::READY;
+use mooncake_e2e::scenario::{Namespace, Pool, Product, StockPod, StockWork};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const WAIT: Duration = Duration::from_secs(180);
+const SERVICE: &str = include_str!("../../manifests/metadata-service.yaml");
+const ADDRESS: &str = "apiVersion: v1
+kind: Service
+metadata: {name: metadata}
+spec: {selector: {app: metadata}, ports: [{name: http, port: 8080}]}
+";
+
+/// A stock pod puts keys, and one on the other node reads them.
+async fn moves_data(namespace: &Namespace) -> anyhow::Result<()> {
+    let keys = 64;
+    let written = StockPod::new("writer", StockWork::put(keys, MIB))
+        .node("n1")
+        .inject("kv")
+        .run(namespace, WAIT)
+        .await?;
+    ensure!(written.done == u64::from(keys), "{written:?}");
+    let read = StockPod::new("reader", StockWork::verify(keys, MIB))
+        .node("n2")
+        .inject("kv")
+        .run(namespace, WAIT)
+        .await?;
+    ensure!(read.done == u64::from(keys) && read.wrong == 0, "{read:?}");
+    Ok(())
+}
+
+/// Whether the condition has this status and reason, and names both nodes.
+fn names_both(condition: &Condition, status: &str, reason: Reason) -> bool {
+    condition.status == status
+        && condition.reason == reason.as_str()
+        && ["n1", "n2"]
+            .iter()
+            .all(|node| condition.message.contains(&format!("{node}: ")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn stock_pods_and_pools_find_each_other_by_the_metadata_service_of_the_master()
+-> anyhow::Result<()> {
+    let product = Product::shared().await?;
+    product
+        .run("metadata", async move |_, namespace| {
+            let spec =
+                "{pools: [{name: default, size: 256Mi, drainSeconds: 2}], metadata: {type: HTTP}}";
+            let pool = Pool::apply(&namespace, "kv", spec).await?;
+            pool.ready(READY).await?;
+            pool.mounted(2, WAIT).await?;
+            moves_data(&namespace).await
+        })
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn a_missing_metadata_service_is_named_and_pools_serve_when_it_is_there() -> anyhow::Result<()>
+{
+    let product = Product::shared().await?;
+    product
+        .run("no-metadata", async move |_, namespace| {
+            namespace.apply(ADDRESS).await?;
+            let endpoint = format!(
+                "http://metadata.{}.svc:{}/metadata",
+                namespace.name,
+                names::MASTER_METADATA_PORT
+            );
+            let spec = format!(
+                "{{pools: [{{name: default, size: 256Mi, drainSeconds: 2}}], metadata: {{type: HTTP, endpoint: '{endpoint}'}}}}"
+            );
+            let pool = Pool::apply(&namespace, "kv", &spec).await?;
+            let kind = ConditionType::MetadataReady;
+            let missing = Reason::MetadataUnreachable;
+            let seen = pool
+                .condition(kind, "both nodes are named", READY, |condition| {
+                    names_both(condition, "False", missing)
+                })
+                .await?;
+            println!("{}", seen.message);
+            ensure!(seen.message.contains(&endpoint), "{}", seen.message);
+            namespace.apply(SERVICE).await?;
+            pool.condition(kind, "True", READY, |condition| condition.status == "True")
+                .await?;
+            pool.ready(READY).await?;
+            pool.mounted(2, WAIT).await?;
+            moves_data(&namespace).await
+        })
+        .await
+}
