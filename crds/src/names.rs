@@ -49,6 +49,11 @@ pub const ANNOTATION_CORDONED: &str = "mooncake.io/cordoned";
 /// Set by the operator on a Node that it has cordoned: the repair that another tool should do, and the cause.
 pub const ANNOTATION_REPAIR: &str = "mooncake.io/repair-requested";
 
+/// Set by the chart on Services of the release, and by Kubernetes on their EndpointSlices: the purpose of the Service.
+pub const LABEL_ENDPOINT: &str = "mooncake.io/endpoint";
+/// Purpose of the headless Service of the operator and the agents.
+pub const ENDPOINT_PEERS: &str = "peers";
+
 pub const COMPONENT_MASTER: &str = "master";
 pub const COMPONENT_POOL: &str = "pool";
 pub const COMPONENT_AGENT: &str = "agent";
@@ -63,6 +68,8 @@ pub const MASTER_RPC_PORT: u16 = 50051;
 pub const MASTER_ADMIN_PORT: u16 = 9003;
 /// TCP port of the HTTP metadata server in the master's pod.
 pub const MASTER_METADATA_PORT: u16 = 8080;
+/// TCP port of a built-in master for health and metrics, without admission.
+pub const MASTER_OPEN_PORT: u16 = 9004;
 /// TCP port of a pool pod for requests of segment descriptors.
 pub const POOL_HANDSHAKE_PORT: u16 = 12001;
 /// TCP port of a pool pod for data transfers.
@@ -79,6 +86,11 @@ pub const MASTER_CLIENT_TTL_SECONDS: u32 = 120;
 /// Returns the name of the master's Deployment, Service and container.
 pub fn master(cluster: &str) -> String {
     format!("{cluster}-master")
+}
+
+/// Returns the name of the ServiceAccount of a built-in master, and of the RoleBinding that gives it its rights.
+pub fn master_account(cluster: &str) -> String {
+    master(cluster)
 }
 
 /// Returns the name of the headless Service of a cluster's pool pods.

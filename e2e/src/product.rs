@@ -78,10 +78,11 @@ impl SourceTree {
                 "mooncake-engine-process",
                 "mooncake-pool",
                 "mooncake-gate",
+                "mooncake-admitted",
                 "mooncake-master",
             ],
             beside_agent: &["memlock", "engine"],
-            beside_gate: &["mooncake-master"],
+            beside_gate: &["admitted", "mooncake-master"],
             target: None,
             target_verbs: settings.cache.join("target-verbs"),
         }

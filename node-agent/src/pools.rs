@@ -1,7 +1,6 @@
 //! Pool pods of this node: one task per pod keeps its engine process running, and does for it what needs rights.
 //! `pod_tasks` starts the tasks, `pod` is one, `engine_process` starts or adopts the process.
 
-pub(crate) mod admission;
 pub(crate) mod available_memory;
 pub(crate) mod engine_process;
 mod handover;

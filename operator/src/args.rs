@@ -26,6 +26,10 @@ pub struct Args {
     #[arg(long, env = "MASTER_IMAGE")]
     pub master_image: String,
 
+    /// ClusterRole with which built-in masters read who may connect: it reads EndpointSlices.
+    #[arg(long, env = "ADMITTED_ROLE", default_value = "mooncake-admitted")]
+    pub admitted_role: String,
+
     /// PriorityClass of pool pods, where a pool names no other. Empty: none.
     #[arg(
         long,

@@ -12,6 +12,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, ObjectRef, Store};
@@ -72,6 +73,7 @@ pub struct Caches {
     pub daemon_sets: Store<DaemonSet>,
     pub services: Store<Service>,
     pub accounts: Store<ServiceAccount>,
+    pub bindings: Store<RoleBinding>,
     pub policies: Store<NetworkPolicy>,
     pub slices: Store<EndpointSlice>,
     /// Evicted pool pods, also deleted ones.
@@ -218,6 +220,12 @@ impl Caches {
             ),
             accounts: watches.start(
                 Api::<ServiceAccount>::all(client.clone()),
+                ours(),
+                prune::managed_fields,
+                trigger::of_child,
+            ),
+            bindings: watches.start(
+                Api::<RoleBinding>::all(client.clone()),
                 ours(),
                 prune::managed_fields,
                 trigger::of_child,

@@ -37,6 +37,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         pool_image,
         gate_image,
         master_image,
+        admitted_role,
         pool_priority_class,
         metrics_namespaces,
         metrics_port,
@@ -53,6 +54,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         pool_image,
         gate_image: gate_image.clone(),
         master_image,
+        admitted_role,
         pool_priority_class: Some(pool_priority_class).filter(|name| !name.is_empty()),
         metrics_namespaces,
     };

@@ -47,19 +47,25 @@ async fn a_replaced_master_mounts_every_segment_again_within_five_seconds() -> a
 
 /// Deletes the master's pod and waits for a new one that answers. Returns the time at which it did.
 pub(super) async fn replace(pool: &Pool) -> anyhow::Result<Instant> {
+    replace_pod(pool).await?;
+    eventually("a new master that answers", READY, || async {
+        let segments = pool.segments().await?;
+        Ok(Seen::Done(segments))
+    })
+    .await?;
+    Ok(Instant::now())
+}
+
+/// Deletes the master's pod and waits for a new Ready one.
+pub(super) async fn replace_pod(pool: &Pool) -> anyhow::Result<()> {
     let old = pool.master().await?;
     let pods: Api<Pod> = pool.namespace.api();
     pods.delete(&old.name_any(), &DeleteParams::default())
         .await?;
-    eventually("a new master that answers", READY, || async {
+    eventually("a new master that is Ready", READY, || async {
         let now = pool.master().await?;
         let new = now.uid() != old.uid() && is_ready(&now);
-        let answers = new && pool.segments().await.is_ok();
-        Ok(Seen::when(
-            answers.then_some(()),
-            "no new Ready pod that answers",
-        ))
+        Ok(Seen::when(new.then_some(()), "no new Ready pod"))
     })
-    .await?;
-    Ok(Instant::now())
+    .await
 }

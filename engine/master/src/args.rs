@@ -2,6 +2,7 @@
 //! has not would be without effect; it is refused.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser, ValueEnum};
@@ -39,6 +40,14 @@ pub struct Args {
     /// Address for metrics, health and queries by HTTP.
     #[arg(long = "metrics_host", default_value = "0.0.0.0")]
     metrics_host: IpAddr,
+
+    /// File with the addresses of peers that may connect, in lines of `member ADDRESS` or `operator ADDRESS`. It is read again
+    /// when another file replaces it. Without this flag every peer may connect, as to the stock master.
+    #[arg(long = "admitted_file")]
+    admitted_file: Option<PathBuf>,
+    /// Port for health and metrics by HTTP that every peer may connect to; 0 means none.
+    #[arg(long = "open_port", default_value_t = 0)]
+    open_port: u16,
 
     /// Time in which an object that was looked up is neither evicted nor removed: milliseconds, or with ms, s, m or h.
     #[arg(long = "default_kv_lease_ttl", default_value = "10000", value_parser = duration)]
@@ -177,6 +186,19 @@ impl Args {
         SocketAddr::new(self.metrics_host, self.metrics_port)
     }
 
+    /// Returns the address of the port for every peer, if it is wanted.
+    #[must_use]
+    pub fn open(&self) -> Option<SocketAddr> {
+        let address = SocketAddr::new(self.metrics_host, self.open_port);
+        (self.open_port > 0).then_some(address)
+    }
+
+    /// Returns the file with the addresses of peers that may connect.
+    #[must_use]
+    pub fn admitted_file(&self) -> Option<PathBuf> {
+        self.admitted_file.clone()
+    }
+
     /// Returns the address of the metadata server, if it is wanted.
     #[must_use]
     pub fn metadata(&self) -> Option<SocketAddr> {
@@ -231,6 +253,7 @@ mod tests {
         assert_eq!(args.settings(), Ok(expected));
         assert_eq!(args.limits(), Limits::default());
         assert_eq!(args.metadata(), None);
+        assert_eq!((args.open(), args.admitted_file()), (None, None));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The paths that tools of the stock master call: health, metrics, queries; and the metadata server.
 
 mod keys;
+mod listener;
 mod metadata;
 mod metrics;
 mod segments;
@@ -9,36 +10,58 @@ use std::io;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use futures::future::OptionFuture;
 use proto::store::ErrorCode;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::server::Master;
+use listener::Guarded;
+
+/// The listeners of the HTTP services.
+#[derive(Debug)]
+pub struct Listeners {
+    /// All paths, for admitted peers.
+    pub admin: TcpListener,
+    /// Health and metrics, for every peer.
+    pub open: Option<TcpListener>,
+    /// Transfer engine metadata, for admitted peers.
+    pub metadata: Option<TcpListener>,
+}
 
 /// Serves until a listener fails.
 ///
 /// # Errors
 /// Those of `accept`.
-pub async fn serve(
-    master: Arc<Master>,
-    admin: TcpListener,
-    metadata: Option<TcpListener>,
-) -> io::Result<()> {
-    let admin = axum::serve(admin, router(master)).into_future();
-    match metadata {
-        None => admin.await,
-        Some(listener) => {
-            let metadata = axum::serve(listener, metadata::router()).into_future();
-            tokio::select! {
-                ended = admin => ended,
-                ended = metadata => ended,
-            }
-        }
+pub async fn serve(master: Arc<Master>, listeners: Listeners) -> io::Result<()> {
+    let Listeners {
+        admin,
+        open,
+        metadata,
+    } = listeners;
+    let admitted = |listener| Guarded::admitted(listener, Arc::clone(&master));
+    let metadata = metadata.map(|listener| axum::serve(admitted(listener), metadata::router()));
+    let open =
+        open.map(|listener| axum::serve(Guarded::open(listener), open_router(Arc::clone(&master))));
+    let admin = axum::serve(admitted(admin), router(Arc::clone(&master)));
+    tokio::select! {
+        ended = admin.into_future() => ended,
+        Some(ended) = OptionFuture::from(open.map(IntoFuture::into_future)) => ended,
+        Some(ended) = OptionFuture::from(metadata.map(IntoFuture::into_future)) => ended,
     }
+}
+
+/// The paths on the open port. They show no key, address or name of a pod, and change nothing.
+fn open_router(master: Arc<Master>) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics::metrics))
+        .with_state(master)
 }
 
 /// The paths on the metrics port.
@@ -73,14 +96,21 @@ fn router(master: Arc<Master>) -> Router {
         .with_state(master)
 }
 
-async fn health() -> Response {
+/// Ready once the admitted addresses are known. Otherwise the status is 503, so that an HTTP probe fails.
+async fn health(State(master): State<Arc<Master>>) -> Response {
+    let ready = master.admission().is_known();
+    let (status, state) = if ready {
+        (StatusCode::OK, "serving")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "waiting_for_addresses")
+    };
     body(
-        StatusCode::OK,
+        status,
         &json!({
-            "status": "ok",
+            "status": if ready { "ok" } else { "waiting" },
             "role": "leader",
-            "ha_state": "serving",
-            "service_ready": true,
+            "ha_state": state,
+            "service_ready": ready,
             "leader_address": null,
             "view_version": null,
         }),

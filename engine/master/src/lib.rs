@@ -2,6 +2,7 @@
 //!
 //! [`index`] decides and has no socket, clock or thread; [`server`] and [`http`] serve it.
 
+pub mod admission;
 pub mod args;
 pub mod http;
 pub mod index;

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow};
 use clap::Parser;
+use mooncake_master::admission::{Admission, File};
 use mooncake_master::args::Args;
 use mooncake_master::http;
 use mooncake_master::index::Index;
@@ -33,11 +34,18 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> anyhow::Result<()> {
     let settings = args.settings().map_err(|text| anyhow!(text))?;
     let seed = getrandom::u64().context("no random bytes from the operating system")?;
+    let (file, admission) = match args.admitted_file() {
+        None => (None, Admission::Anyone),
+        Some(path) => {
+            let (file, admission) = File::new(path);
+            (Some(file), admission)
+        }
+    };
     // A run must have a higher epoch than the one before. Owners report that one, so a clock that went back does no harm.
     let epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     let epoch = epoch.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0));
     let index = Index::new(settings, seed).in_epoch(epoch);
-    let master = Arc::new(Master::new(index, args.limits()));
+    let master = Arc::new(Master::new(index, args.limits(), admission));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(args.threads())
         .enable_all()
@@ -54,8 +62,12 @@ fn run(args: &Args) -> anyhow::Result<()> {
             .metadata()
             .map(|address| bind("metadata (--http_metadata_server_port)", address))
             .transpose()?;
+        let open = args
+            .open()
+            .map(|address| bind("health and metrics (--open_port)", address))
+            .transpose()?;
         let rpc = bind("RPC (--rpc_address, --rpc_port)", args.rpc())?;
-        tracing::info!(rpc = %args.rpc(), http = %args.admin(), metadata = ?args.metadata(), "the master serves");
+        tracing::info!(rpc = %args.rpc(), http = %args.admin(), open = ?args.open(), metadata = ?args.metadata(), "the master serves");
         let stop = async {
             let name = tokio::select! {
                 _ = term.recv() => "SIGTERM",
@@ -63,8 +75,20 @@ fn run(args: &Args) -> anyhow::Result<()> {
             };
             tracing::info!(signal = name, "the master ends");
         };
-        let http = http::serve(Arc::clone(&master), admin, metadata);
+        let listeners = http::Listeners {
+            admin,
+            open,
+            metadata,
+        };
+        let http = http::serve(Arc::clone(&master), listeners);
+        let follow = async {
+            match file {
+                Some(file) => file.follow().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            () = follow => Ok(()),
             () = serve(master, rpc, stop) => Ok(()),
             ended = http => ended.context("HTTP"),
         }

@@ -4,6 +4,7 @@ mod connection;
 mod functions;
 mod ledger;
 mod lookups;
+mod owners;
 mod refused;
 mod traffic;
 
@@ -20,9 +21,12 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use crate::admission::{Admission, Peer};
 use crate::index::{Index, Moment, Wait};
+use connection::Ended;
 use functions::Functions;
 use ledger::Bells;
+use owners::Owners;
 pub use traffic::{FunctionTraffic, Traffic};
 
 /// Time between two looks at clients, unmounts and the watermark, as in the stock master.
@@ -74,6 +78,9 @@ pub struct Master {
     start: Instant,
     functions: Functions,
     limits: Limits,
+    admission: Admission,
+    /// Locked after the index.
+    owners: Mutex<Owners>,
     /// Permits of a KiB each.
     buffers: Arc<Semaphore>,
     connections: Arc<Semaphore>,
@@ -86,7 +93,7 @@ pub struct Master {
 
 impl Master {
     #[must_use]
-    pub fn new(index: Index, limits: Limits) -> Self {
+    pub fn new(index: Index, limits: Limits, admission: Admission) -> Self {
         let functions = Functions::all();
         Self {
             index: Mutex::new(index),
@@ -97,6 +104,8 @@ impl Master {
             buffers: Arc::new(Semaphore::new(limits.buffered_bytes >> 10)),
             connections: Arc::new(Semaphore::new(limits.connections)),
             limits,
+            admission,
+            owners: Mutex::default(),
             rests: AtomicBool::new(true),
             woken: Notify::new(),
         }
@@ -145,20 +154,42 @@ impl Master {
         &self.traffic
     }
 
+    #[must_use]
+    pub fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// Returns the peer of a new connection; `None` if it is not admitted, which is counted.
+    pub(crate) fn admit(&self, address: SocketAddr) -> Option<Peer> {
+        let address = address.ip();
+        let role = self.admission.role(address);
+        if role.is_none() {
+            self.traffic.connection_not_admitted(address);
+        }
+        role.map(|role| Peer { address, role })
+    }
+
     /// Accepts connections until the future is dropped.
     pub async fn accept(self: Arc<Self>, listener: TcpListener) {
         loop {
             match listener.accept().await {
-                Ok((mut stream, peer)) => {
+                Ok((mut stream, address)) => {
+                    let Some(peer) = self.admit(address) else {
+                        continue;
+                    };
                     let Ok(place) = Arc::clone(&self.connections).try_acquire_owned() else {
                         self.traffic.connection_refused();
-                        tracing::warn!(%peer, most = self.limits.connections, "connection closed: too many connections");
+                        tracing::warn!(peer = %address, most = self.limits.connections, "connection closed: too many connections");
                         continue;
                     };
                     let master = Arc::clone(&self);
                     tokio::spawn(async move {
-                        let ended = connection::serve(&master, &mut stream).await;
-                        tracing::debug!(%peer, %ended, "connection ended");
+                        let revoked = master.admission.clone().revoked(peer);
+                        let ended = tokio::select! {
+                            ended = connection::serve(&master, &mut stream, peer) => ended,
+                            () = revoked => Ended::NotAdmitted,
+                        };
+                        tracing::debug!(peer = %address, %ended, "connection ended");
                         master.traffic.connection_ended(&ended);
                         drop((stream, place));
                     });

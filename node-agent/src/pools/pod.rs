@@ -7,15 +7,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use admitted::{Admitted, members};
 use crds::node::{PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
+use devices::backoff::WatchBackoff;
 use engine_process::control::message::{ADDRESSES_LIMIT, Listed, PodAssignment, ToEngine};
 use pool::handover::record::Key;
 use sys::net::Namespace;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::admission::Admitted;
 use super::engine_process::{EngineProcess, EngineProcesses, PoolPod, StartError};
 use super::memory_budget::{MemoryBudget, PoolId, to_touch};
 use super::mounts::Mounts;
@@ -124,7 +125,12 @@ impl Pod {
     async fn keep_served(&mut self, assigned: &mut watch::Receiver<Option<PodAssignment>>) {
         self.assign(assigned.borrow_and_update().clone());
         let client = self.context.kubernetes.clone();
-        self.admission = client.map(|client| Admitted::watch(client, &self.assignment.pool));
+        let of = &self.assignment.pool;
+        let selector = members(&of.cluster, of.allow_host_network);
+        self.admission = client.map(|client| {
+            let backoff = WatchBackoff::default();
+            Admitted::watch(client, &of.namespace, &selector, backoff)
+        });
         let mut wait = FIRST_WAIT;
         while self.process.runs() {
             let pod = PoolPod {

@@ -28,7 +28,8 @@ pub async fn apply(
     existing: &Existing,
 ) -> Result<AppliedChildren, Error> {
     let Children {
-        account,
+        accounts,
+        bindings,
         services,
         policies,
         slices,
@@ -36,7 +37,9 @@ pub async fn apply(
         pools,
         claim_template,
     } = desired;
-    let uid = owner(&account.metadata).map(|owner| owner.uid.clone());
+    let uid = owner(&master.metadata).map(|owner| owner.uid.clone());
+    let kept_accounts: Vec<String> = accounts.iter().map(ResourceExt::name_any).collect();
+    let kept_bindings: Vec<String> = bindings.iter().map(ResourceExt::name_any).collect();
     let kept: Vec<String> = pools.iter().map(ResourceExt::name_any).collect();
     let kept_slices: Vec<String> = slices.iter().map(ResourceExt::name_any).collect();
     let kept_services: Vec<String> = services.iter().map(ResourceExt::name_any).collect();
@@ -46,7 +49,12 @@ pub async fn apply(
         namespace,
     };
 
-    session.one(account, &existing.accounts).await?;
+    for account in accounts {
+        session.one(account, &existing.accounts).await?;
+    }
+    for binding in bindings {
+        session.one(binding, &existing.bindings).await?;
+    }
     // Policies exist before the first pod runs.
     for policy in policies {
         session.one(policy, &existing.policies).await?;
@@ -78,6 +86,12 @@ pub async fn apply(
         .await?;
     session
         .prune(&existing.services, &kept_services, uid.as_deref())
+        .await?;
+    session
+        .prune(&existing.bindings, &kept_bindings, uid.as_deref())
+        .await?;
+    session
+        .prune(&existing.accounts, &kept_accounts, uid.as_deref())
         .await?;
     Ok(AppliedChildren {
         master,

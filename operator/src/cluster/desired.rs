@@ -10,12 +10,14 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::rbac::v1::RoleBinding;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::apply::{LABEL_MANAGED_BY, MANAGED_BY};
 use crate::cluster::validate::{Settings, Valid};
 
+pub mod access;
 pub mod claim;
 pub mod master;
 pub mod network;
@@ -30,7 +32,8 @@ const NONROOT: i64 = 65532;
 /// Every object of one cluster.
 #[derive(Clone, Debug)]
 pub struct Children {
-    pub account: ServiceAccount,
+    pub accounts: Vec<ServiceAccount>,
+    pub bindings: Vec<RoleBinding>,
     pub services: Vec<Service>,
     pub policies: Vec<NetworkPolicy>,
     pub slices: Vec<EndpointSlice>,
@@ -43,7 +46,8 @@ pub struct Children {
 /// The desired objects of `cluster`. `peers` are the injected pods of other allowed namespaces.
 pub fn desired(cluster: &Valid, settings: &Settings, peers: &[ForeignPeer]) -> Children {
     Children {
-        account: service::account(cluster),
+        accounts: access::accounts(cluster),
+        bindings: access::bindings(cluster, settings),
         services: service::all(cluster),
         policies: network::policies(cluster, settings),
         slices: network::slices(cluster, peers),

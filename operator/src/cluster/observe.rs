@@ -11,6 +11,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::rbac::v1::RoleBinding;
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
@@ -44,6 +45,7 @@ pub struct Observed {
 #[derive(Clone, Debug, Default)]
 pub struct Existing {
     pub accounts: Vec<Arc<ServiceAccount>>,
+    pub bindings: Vec<Arc<RoleBinding>>,
     pub services: Vec<Arc<Service>>,
     pub policies: Vec<Arc<NetworkPolicy>>,
     pub slices: Vec<Arc<EndpointSlice>>,
@@ -85,6 +87,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     Observed {
         existing: Existing {
             accounts: of_cluster(&caches.accounts, cluster),
+            bindings: of_cluster(&caches.bindings, cluster),
             services: of_cluster(&caches.services, cluster),
             policies: of_cluster(&caches.policies, cluster),
             slices: of_cluster(&caches.slices, cluster),

@@ -21,6 +21,8 @@ pub struct Settings {
     pub pool_image: String,
     pub gate_image: String,
     pub master_image: String,
+    /// ClusterRole with which built-in masters read who may connect.
+    pub admitted_role: String,
     /// PriorityClass of pool pods; `None`: none.
     pub pool_priority_class: Option<String>,
     /// Namespaces whose pods may read the master's metrics.

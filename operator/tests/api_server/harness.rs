@@ -656,6 +656,7 @@ pub(crate) fn settings() -> Settings {
         pool_image: "localhost/mooncake-pool:dev".to_owned(),
         gate_image: "localhost/mooncake-gate:dev".to_owned(),
         master_image: "localhost/mooncake-stock:0.3.13".to_owned(),
+        admitted_role: "mooncake-admitted".to_owned(),
         pool_priority_class: None,
         metrics_namespaces: vec!["monitoring".to_owned()],
     }

@@ -162,6 +162,16 @@ impl Collector for Reading {
                 "Connections closed because there were too many",
                 traffic.refused_connections.load(Relaxed),
             ),
+            (
+                "master_not_admitted_connections",
+                "Connections closed because their peer's address is not admitted",
+                traffic.not_admitted_connections.load(Relaxed),
+            ),
+            (
+                "master_refused_segment_calls",
+                "Calls refused because another address has mounted the segment",
+                traffic.refused_segments.load(Relaxed),
+            ),
         ] {
             counter(&mut out, name, help, value)?;
         }

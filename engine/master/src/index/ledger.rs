@@ -201,6 +201,17 @@ impl Index {
         totals
     }
 
+    /// Returns the segments that a mount of this one unmounts: those of the same memory with a ledger.
+    pub(crate) fn earlier_segments(&self, client: Uuid, segment: &Segment) -> Vec<Uuid> {
+        let named = self.segments.named(&segment.name).iter();
+        named
+            .filter_map(|id| self.segments.get(*id))
+            .filter(|mounted| mounted.client == client && mounted.stream.is_some())
+            .map(|mounted| mounted.segment.id)
+            .filter(|earlier| *earlier != segment.id)
+            .collect()
+    }
+
     /// Mounts a segment whose owner keeps a ledger. Nothing is allocated there before the ledger is loaded. An earlier
     /// segment of the same memory is unmounted: its addresses are rejected by the owner. Returns whether the ledger of
     /// this segment is loaded already.
@@ -223,16 +234,11 @@ impl Index {
             let stream = stream.ok_or(ErrorCode::SegmentAlreadyExists)?;
             return Ok(stream.loading.is_none());
         }
-        let (uuid, name) = (segment.id, segment.name.clone());
+        let uuid = segment.id;
+        let earlier = self.earlier_segments(client, &segment);
         self.mount_segment(segment, client, now)?;
-        let earlier: Vec<_> = self.segments.named(&name).to_vec();
-        for id in earlier {
-            let is_earlier = |mounted: &super::segments::Mounted| {
-                mounted.client == client && mounted.stream.is_some() && mounted.segment.id != uuid
-            };
-            if self.segments.get(id).is_some_and(is_earlier) {
-                self.unmount(id);
-            }
+        for segment in earlier {
+            self.unmount_segment(segment);
         }
         if let Some(id) = self.segments.find(uuid)
             && let Some(mounted) = self.segments.get_mut(id)

@@ -15,6 +15,7 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Master, ledger};
+use crate::admission::Peer;
 use crate::index::Wait;
 
 /// Bytes of one read.
@@ -42,6 +43,8 @@ pub(super) enum Ended {
     NoBuffers,
     /// The owners of segments did not acknowledge the changes of a call in time, so its outcome after a restart is open.
     Unacknowledged(Duration),
+    /// The peer's address is no longer admitted.
+    NotAdmitted,
 }
 
 impl std::fmt::Display for Ended {
@@ -60,6 +63,7 @@ impl std::fmt::Display for Ended {
                 "the owners of segments did not acknowledge a change of keys within {time:?}: look at their engine processes"
             ),
             Self::NoBuffers => f.write_str("all connections together buffer too much"),
+            Self::NotAdmitted => f.write_str("the peer is no longer admitted"),
         }
     }
 }
@@ -97,8 +101,8 @@ impl Input {
 }
 
 /// Serves a connection until it ends. The caller closes it.
-pub(super) async fn serve(master: &Master, stream: &mut TcpStream) -> Ended {
-    match converse(master, stream).await {
+pub(super) async fn serve(master: &Master, stream: &mut TcpStream, peer: Peer) -> Ended {
+    match converse(master, stream, peer).await {
         Ok(never) => match never {},
         Err(ended) => ended,
     }
@@ -107,6 +111,7 @@ pub(super) async fn serve(master: &Master, stream: &mut TcpStream) -> Ended {
 async fn converse(
     master: &Master,
     stream: &mut TcpStream,
+    peer: Peer,
 ) -> Result<std::convert::Infallible, Ended> {
     let limits = &master.limits;
     stream.set_nodelay(limits.no_delay).map_err(Ended::Io)?;
@@ -122,9 +127,9 @@ async fn converse(
             if ledger::is_poll(header.function_id) {
                 ledger::acknowledged(master, std::mem::take(&mut waits)).await?;
                 write(stream, &mut replies, limits.frame_deadline).await?;
-                ledger::wait_for_changes(master, body).await;
+                ledger::wait_for_changes(master, peer, body).await;
             }
-            waits.append(&mut answer(master, header, body, &mut replies));
+            waits.append(&mut answer(master, peer, header, body, &mut replies));
             let length = RequestHeader::BYTES + body.len();
             input.read += length;
             answered = true;
@@ -234,7 +239,13 @@ async fn write(
 }
 
 /// Appends the reply to one request. Returns what must happen before it is sent.
-fn answer(master: &Master, header: RequestHeader, body: &[u8], replies: &mut Vec<u8>) -> Vec<Wait> {
+fn answer(
+    master: &Master,
+    peer: Peer,
+    header: RequestHeader,
+    body: &[u8],
+    replies: &mut Vec<u8>,
+) -> Vec<Wait> {
     let mut waits = Vec::new();
     let start = replies.len();
     replies.extend_from_slice(&[0; ResponseHeader::BYTES]);
@@ -243,7 +254,7 @@ fn answer(master: &Master, header: RequestHeader, body: &[u8], replies: &mut Vec
             master.traffic.unknown.fetch_add(1, Relaxed);
             refuse(replies, NOT_REGISTERED, "the rpc function not registered")
         }
-        Some((number, function)) => match function.call(master, body, replies) {
+        Some((number, function)) => match function.call(master, peer, body, replies) {
             Ok((tally, of_call)) => {
                 waits = of_call;
                 master.traffic.called(number, tally);

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 
 use proto::store::ledger::SIGN;
 use proto::store::release_0_3_13 as wire;
-use proto::store::{BareRpc, ErrorCode, PROTOCOL_VERSION, Rpc};
+use proto::store::{BareRpc, ErrorCode, PROTOCOL_VERSION, Rpc, Uuid};
 use proto::struct_pack::{DecodeError, Packed, Reader, Schema};
 
 use super::traffic::Tally;
 use super::{Master, ledger, lookups, refused};
+use crate::admission::Peer;
 use crate::index::{Index, Moment, Wait};
 
 /// Reads arguments, calls the index, and appends the answer.
@@ -22,6 +23,7 @@ type Run = Box<
 /// Access to the index for one call.
 pub(super) struct Caller<'a> {
     master: &'a Master,
+    peer: Peer,
     waits: RefCell<Vec<Wait>>,
 }
 
@@ -30,6 +32,36 @@ impl Caller<'_> {
         let (result, waits) = self.master.call_index(work);
         self.waits.borrow_mut().extend(waits);
         result
+    }
+
+    /// Runs `work` on the index if the peer may change these segments. If `mounts`, records it as the one who has mounted
+    /// those that were not mounted before.
+    fn with_segments<A, T>(
+        &self,
+        arguments: A,
+        segments: impl FnOnce(&Index, &A) -> Vec<Uuid>,
+        mounts: bool,
+        work: impl FnOnce(&mut Index, A, Moment) -> Result<T, ErrorCode>,
+    ) -> Result<T, ErrorCode> {
+        self.with_index(|index, now| {
+            let mut owners = self.master.owners.lock();
+            let (present, absent): (Vec<Uuid>, Vec<Uuid>) = segments(index, &arguments)
+                .into_iter()
+                .partition(|segment| index.segment_status_by_id(*segment).is_ok());
+            for segment in present {
+                owners.check(segment, self.peer).inspect_err(|_| {
+                    self.master.traffic.segment_refused(self.peer.address);
+                })?;
+            }
+            let answer = work(index, arguments, now)?;
+            let is_mounted = |segment| index.segment_status_by_id(segment).is_ok();
+            for segment in absent.into_iter().filter(|_| mounts) {
+                if is_mounted(segment) {
+                    owners.mounted(segment, self.peer, is_mounted);
+                }
+            }
+            Ok(answer)
+        })
     }
 }
 
@@ -78,6 +110,24 @@ impl Function {
         Self::new::<R::Arguments, Result<R::Value, ErrorCode>>(R::METHOD, R::function_id(), run)
     }
 
+    /// A function that mounts (`mounts`) or changes segments, for whoever may change them.
+    pub(super) fn of_segments<R: Rpc>(
+        mounts: bool,
+        segments: impl Fn(&Index, &R::Arguments) -> Vec<Uuid> + Send + Sync + 'static,
+        run: impl Fn(&mut Index, R::Arguments, Moment) -> Result<R::Value, ErrorCode>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        let run: Run = Box::new(move |caller, reader, schema, out| {
+            let arguments = R::Arguments::unpack(reader)?;
+            let answer = caller.with_segments(arguments, &segments, mounts, &run);
+            append(schema, &answer, out);
+            Ok(Tally::one(answer.is_ok()))
+        });
+        Self::new::<R::Arguments, Result<R::Value, ErrorCode>>(R::METHOD, R::function_id(), run)
+    }
+
     /// A function whose answer is a list of results.
     pub(super) fn batch<R, T>(
         run: impl Fn(&mut Index, R::Arguments, Moment) -> R::Answer + Send + Sync + 'static,
@@ -109,6 +159,7 @@ impl Function {
     pub(super) fn call(
         &self,
         master: &Master,
+        peer: Peer,
         body: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(Tally, Vec<Wait>), DecodeError> {
@@ -116,6 +167,7 @@ impl Function {
         let mut reader = reader.with_most_elements(master.limits.elements);
         let caller = Caller {
             master,
+            peer,
             waits: RefCell::default(),
         };
         let tally = (self.run)(&caller, &mut reader, &self.answer, out)?;
@@ -182,19 +234,31 @@ fn life() -> Vec<Function> {
                 client_status: index.ping(client, now),
             })
         }),
-        Function::rpc::<wire::MountSegment>(|index, (segment, client), now| {
-            index.mount_segment(segment, client, now)
-        }),
-        Function::rpc::<wire::ReMountSegment>(|index, (segments, client), now| {
-            index.remount_segment(segments, client, now)
-        }),
-        Function::rpc::<wire::UnmountSegment>(|index, (segment, _client), _| {
-            index.unmount_segment(segment);
-            Ok(())
-        }),
-        Function::rpc::<wire::GracefulUnmountSegment>(|index, (segment, client, wait_ms), now| {
-            index.graceful_unmount_segment(segment, client, wait_ms, now)
-        }),
+        Function::of_segments::<wire::MountSegment>(
+            true,
+            |_, (segment, _)| vec![segment.id],
+            |index, (segment, client), now| index.mount_segment(segment, client, now),
+        ),
+        Function::of_segments::<wire::ReMountSegment>(
+            true,
+            |_, (segments, _)| segments.iter().map(|segment| segment.id).collect(),
+            |index, (segments, client), now| index.remount_segment(segments, client, now),
+        ),
+        Function::of_segments::<wire::UnmountSegment>(
+            false,
+            |_, (segment, _)| vec![*segment],
+            |index, (segment, _client), _| {
+                index.unmount_segment(segment);
+                Ok(())
+            },
+        ),
+        Function::of_segments::<wire::GracefulUnmountSegment>(
+            false,
+            |_, (segment, _, _)| vec![*segment],
+            |index, (segment, client, wait_ms), now| {
+                index.graceful_unmount_segment(segment, client, wait_ms, now)
+            },
+        ),
         Function::rpc::<wire::QuerySegmentStatus>(|index, name, _| index.segment_status(&name)),
         Function::rpc::<wire::QuerySegmentStatusById>(|index, id, _| match id {
             SIGN => Ok(wire::SegmentStatus::Ok),

@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::Master;
 use super::connection::Ended;
 use super::functions::Function;
+use crate::admission::Peer;
 use crate::index::{Signals, Wait};
 
 /// How long a poll waits for the first change.
@@ -58,15 +59,29 @@ impl Bells {
 
 pub(super) fn functions() -> Vec<Function> {
     vec![
-        Function::rpc::<LedgerMount>(|index, (client, segment, highest), now| {
-            index.mount_ledger(client, segment, highest, now)
-        }),
-        Function::rpc::<LedgerLoad>(|index, (client, segment, sent, entries, last), now| {
-            index.load_ledger(client, segment, sent, entries, last, now)
-        }),
-        Function::rpc::<LedgerPoll>(|index, (client, positions), now| {
-            index.poll_ledger(client, &positions, now)
-        }),
+        Function::of_segments::<LedgerMount>(
+            true,
+            |index, (client, segment, _)| {
+                let mut segments = index.earlier_segments(*client, segment);
+                segments.push(segment.id);
+                segments
+            },
+            |index, (client, segment, highest), now| {
+                index.mount_ledger(client, segment, highest, now)
+            },
+        ),
+        Function::of_segments::<LedgerLoad>(
+            false,
+            |_, (_, segment, ..)| vec![*segment],
+            |index, (client, segment, sent, entries, last), now| {
+                index.load_ledger(client, segment, sent, entries, last, now)
+            },
+        ),
+        Function::of_segments::<LedgerPoll>(
+            false,
+            |_, (_, positions)| positions.iter().map(|position| position.segment).collect(),
+            |index, (client, positions), now| index.poll_ledger(client, &positions, now),
+        ),
     ]
 }
 
@@ -75,7 +90,7 @@ pub(super) fn is_poll(function_id: u32) -> bool {
 }
 
 /// Waits until a poll has changes to return, at most for [`POLL`]. The poll itself is then answered like any call.
-pub(super) async fn wait_for_changes(master: &Master, body: &[u8]) {
+pub(super) async fn wait_for_changes(master: &Master, peer: Peer, body: &[u8]) {
     type Arguments = <LedgerPoll as Rpc>::Arguments;
     // Malformed arguments are refused by the call itself.
     let Ok((client, positions)) = struct_pack::decode::<Arguments>(body) else {
@@ -84,7 +99,14 @@ pub(super) async fn wait_for_changes(master: &Master, body: &[u8]) {
     let bell = master.bells.owner(client);
     let end = Instant::now() + POLL;
     loop {
-        let polled = master.with_index(|index, now| index.poll_ledger(client, &positions, now));
+        let polled = master.with_index(|index, now| {
+            let owners = master.owners.lock();
+            // Refused by the call itself.
+            for position in &positions {
+                owners.check(position.segment, peer)?;
+            }
+            index.poll_ledger(client, &positions, now)
+        });
         let waits =
             polled.is_ok_and(|changes| changes.iter().all(|change| change.entries.is_empty()));
         if !waits || timeout_at(end, bell.notified()).await.is_err() {

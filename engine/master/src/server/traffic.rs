@@ -1,8 +1,15 @@
 //! Counts calls and connections.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::connection::Ended;
+
+/// Least time between two log lines about peers that are not admitted.
+const LOG_PERIOD: Duration = Duration::from_secs(10);
 
 /// Items of one call, and those that failed. A call that is no batch has one item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +58,12 @@ pub struct Traffic {
     /// Connections that were closed because of their peer's bytes or silence.
     pub faulty_connections: AtomicU64,
     pub refused_connections: AtomicU64,
+    /// Connections that were closed because their peer's address is not admitted, also later.
+    pub not_admitted_connections: AtomicU64,
+    /// Calls that were refused because another address has mounted the segment.
+    pub refused_segments: AtomicU64,
+    /// When a peer that is not admitted was logged last.
+    logged: Mutex<Option<Instant>>,
 }
 
 impl Traffic {
@@ -63,6 +76,9 @@ impl Traffic {
             undecodable: AtomicU64::new(0),
             faulty_connections: AtomicU64::new(0),
             refused_connections: AtomicU64::new(0),
+            not_admitted_connections: AtomicU64::new(0),
+            refused_segments: AtomicU64::new(0),
+            logged: Mutex::default(),
         }
     }
 
@@ -92,13 +108,31 @@ impl Traffic {
         self.refused_connections.fetch_add(1, Relaxed);
     }
 
+    /// Counts a connection of a stranger, and logs one every [`LOG_PERIOD`].
+    pub(super) fn connection_not_admitted(&self, peer: IpAddr) {
+        let all = self.not_admitted_connections.fetch_add(1, Relaxed) + 1;
+        let now = Instant::now();
+        let mut logged = self.logged.lock();
+        if logged.is_none_or(|last| now.duration_since(last) >= LOG_PERIOD) {
+            *logged = Some(now);
+            tracing::warn!(%peer, all, "connection closed: the address is not admitted");
+        }
+    }
+
+    pub(super) fn segment_refused(&self, peer: IpAddr) {
+        self.refused_segments.fetch_add(1, Relaxed);
+        tracing::debug!(%peer, "call refused: another address has mounted the segment");
+    }
+
     pub(super) fn connection_ended(&self, ended: &Ended) {
-        let is_fault = !matches!(
-            ended,
-            Ended::ByPeer | Ended::Idle | Ended::Io(_) | Ended::Unacknowledged(_)
-        );
-        if is_fault {
-            self.faulty_connections.fetch_add(1, Relaxed);
+        match ended {
+            Ended::ByPeer | Ended::Idle | Ended::Io(_) | Ended::Unacknowledged(_) => {}
+            Ended::NotAdmitted => {
+                self.not_admitted_connections.fetch_add(1, Relaxed);
+            }
+            Ended::Header(_) | Ended::TooLarge { .. } | Ended::Deadline(..) | Ended::NoBuffers => {
+                self.faulty_connections.fetch_add(1, Relaxed);
+            }
         }
     }
 }

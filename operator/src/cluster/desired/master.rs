@@ -7,8 +7,8 @@ use crds::names;
 use crds::pod_template::MasterPodTemplate;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EmptyDirVolumeSource, ExecAction, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements, TCPSocketAction, Volume, VolumeMount,
+    Container, ContainerPort, EmptyDirVolumeSource, ExecAction, HTTPGetAction, PodSpec,
+    PodTemplateSpec, Probe, ResourceRequirements, TCPSocketAction, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -26,8 +26,12 @@ pub const CONTAINER: &str = "master";
 const ANNOTATION_SPEC: &str = "mooncake.io/master-wish";
 /// Directory of the gate's binary in a stock master's container. It runs the readiness probe.
 const TOOLS: &str = "/tools";
-/// The built-in master in the gate's image, which has `/gate` for the readiness probe too.
+/// The built-in master in the gate's image.
 const BUILT_IN: &str = "/mooncake-master";
+/// Directory of the file with the addresses that a built-in master admits.
+const ADMITTED: &str = "/run/mooncake-admitted";
+/// Where clients of Kubernetes look for the token of their pod.
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
     let labels = component(cluster, names::COMPONENT_MASTER);
@@ -118,7 +122,11 @@ fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
             vec![stock(cluster, settings)],
             Some(vec![volume("tools", "16Mi"), volume("tmp", "64Mi")]),
         ),
-        MasterType::BuiltIn => (None, vec![built_in(cluster, settings)], None),
+        MasterType::BuiltIn => (
+            None,
+            vec![built_in(cluster, settings), admitted(cluster, settings)],
+            Some(vec![volume("admitted", "4Mi"), token()]),
+        ),
     };
     PodSpec {
         affinity,
@@ -126,7 +134,10 @@ fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
             .then_some(topology_spread_constraints),
         tolerations: (!tolerations.is_empty()).then_some(tolerations),
         priority_class_name,
-        service_account_name: Some(names::pool_service(&cluster.name)),
+        service_account_name: Some(match cluster.master.kind {
+            MasterType::Stock => names::pool_service(&cluster.name),
+            MasterType::BuiltIn => names::master_account(&cluster.name),
+        }),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         // The master stores nothing on disk, so no time is needed to write.
@@ -168,20 +179,96 @@ fn stock(cluster: &Valid, settings: &Settings) -> Container {
             mount("tools", TOOLS, true),
             mount("tmp", "/tmp", false),
         ]),
-        ..container(cluster, &format!("{TOOLS}/gate"), "256Mi")
+        // Each second only until the first success: each probe starts a process.
+        startup_probe: Some(ready_probe(1, 300)),
+        readiness_probe: Some(ready_probe(5, 3)),
+        // A restart loses every key. Therefore only a closed port is a failure.
+        liveness_probe: Some(Probe {
+            tcp_socket: Some(TCPSocketAction {
+                host: None,
+                port: IntOrString::Int(names::MASTER_RPC_PORT.into()),
+            }),
+            initial_delay_seconds: Some(10),
+            period_seconds: Some(10),
+            timeout_seconds: Some(5),
+            failure_threshold: Some(6),
+            ..Probe::default()
+        }),
+        ..container(cluster, "256Mi")
     }
 }
 
-/// The container of a built-in master, a static program that writes nothing on disk.
+/// The container of a built-in master, a static program that writes nothing on disk and has no token. A failed liveness probe
+/// would lose every key, and the program ends by itself if it cannot serve. Therefore it has none.
 fn built_in(cluster: &Valid, settings: &Settings) -> Container {
+    let probe = |period, failures| Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some("/health".to_owned()),
+            port: IntOrString::Int(names::MASTER_OPEN_PORT.into()),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(period),
+        timeout_seconds: Some(5),
+        failure_threshold: Some(failures),
+        ..Probe::default()
+    };
     let mut args = args();
+    args.extend([
+        format!("--open_port={}", names::MASTER_OPEN_PORT),
+        format!("--admitted_file={ADMITTED}/addresses"),
+    ]);
     args.extend(metadata_args(cluster));
+    let mut ports = ports(cluster);
+    ports.push(port("metrics", names::MASTER_OPEN_PORT));
     Container {
         image: Some(settings.gate_image.clone()),
         command: Some(vec![BUILT_IN.to_owned()]),
         args: Some(args),
-        ..container(cluster, "/gate", "64Mi")
+        ports: Some(ports),
+        startup_probe: Some(probe(1, 300)),
+        readiness_probe: Some(probe(5, 3)),
+        volume_mounts: Some(vec![mount("admitted", ADMITTED, true)]),
+        ..container(cluster, "64Mi")
     }
+}
+
+/// The container that writes which addresses the built-in master admits. It has the token; no peer of the master reaches it.
+fn admitted(cluster: &Valid, settings: &Settings) -> Container {
+    // Nothing of spec.access: a change of it must not restart the master.
+    let args = vec![
+        format!("--namespace={}", cluster.namespace),
+        format!("--cluster={}", cluster.name),
+        format!("--operator-namespace={}", settings.operator_namespace),
+        format!("--file={ADMITTED}/addresses"),
+    ];
+    Container {
+        name: "admitted".to_owned(),
+        image: Some(settings.gate_image.clone()),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        command: Some(vec!["/admitted".to_owned()]),
+        args: Some(args),
+        volume_mounts: Some(vec![
+            mount("admitted", ADMITTED, false),
+            mount("token", TOKEN, true),
+        ]),
+        resources: Some(requests("10m", "32Mi")),
+        security_context: Some(container_security()),
+        ..Container::default()
+    }
+}
+
+/// What Kubernetes mounts into every container of a pod with a token; here into one container only.
+fn token() -> Volume {
+    let projection = json!({
+        "name": "token",
+        "projected": {"sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [
+                {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
+        ]},
+    });
+    serde_json::from_value(projection).expect("a volume, by its schema")
 }
 
 /// The flags that both programs have.
@@ -208,14 +295,7 @@ fn metadata_args(cluster: &Valid) -> Vec<String> {
     ]
 }
 
-/// What the containers of both programs have.
-fn container(cluster: &Valid, gate: &str, memory: &str) -> Container {
-    let port = |name: &str, port: u16| ContainerPort {
-        name: Some(name.to_owned()),
-        container_port: port.into(),
-        protocol: Some("TCP".to_owned()),
-        ..ContainerPort::default()
-    };
+fn ports(cluster: &Valid) -> Vec<ContainerPort> {
     let mut ports = vec![
         port("rpc", names::MASTER_RPC_PORT),
         port("admin", names::MASTER_ADMIN_PORT),
@@ -223,37 +303,36 @@ fn container(cluster: &Valid, gate: &str, memory: &str) -> Container {
     if cluster.serves_metadata() {
         ports.push(port("metadata", names::MASTER_METADATA_PORT));
     }
+    ports
+}
+
+fn port(name: &str, port: u16) -> ContainerPort {
+    ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: port.into(),
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    }
+}
+
+/// What the containers of both programs have.
+fn container(cluster: &Valid, memory: &str) -> Container {
     let resources = cluster.master.resources.clone();
     Container {
         name: CONTAINER.to_owned(),
         image_pull_policy: Some("IfNotPresent".to_owned()),
-        ports: Some(ports),
+        ports: Some(ports(cluster)),
         resources: Some(resources.unwrap_or_else(|| requests("100m", memory))),
-        // Each second only until the first success: each probe starts a process.
-        startup_probe: Some(ready_probe(gate, 1, 300)),
-        readiness_probe: Some(ready_probe(gate, 5, 3)),
-        // A restart loses every key. Therefore only a closed port is a failure.
-        liveness_probe: Some(Probe {
-            tcp_socket: Some(TCPSocketAction {
-                host: None,
-                port: IntOrString::Int(names::MASTER_RPC_PORT.into()),
-            }),
-            initial_delay_seconds: Some(10),
-            period_seconds: Some(10),
-            timeout_seconds: Some(5),
-            failure_threshold: Some(6),
-            ..Probe::default()
-        }),
         security_context: Some(container_security()),
         ..Container::default()
     }
 }
 
 /// The master's own readiness text; its HTTP status does not show it.
-fn ready_probe(gate: &str, period: i32, failures: i32) -> Probe {
+fn ready_probe(period: i32, failures: i32) -> Probe {
     Probe {
         exec: Some(ExecAction {
-            command: Some(vec![gate.to_owned(), "master-ready".to_owned()]),
+            command: Some(vec![format!("{TOOLS}/gate"), "master-ready".to_owned()]),
         }),
         period_seconds: Some(period),
         timeout_seconds: Some(5),

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use crds::cluster::MasterType;
 use crds::names;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
@@ -70,7 +71,11 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
     ];
     // A rule without peers would admit everyone.
     if !readers.is_empty() {
-        of_master.push(rule(&[names::MASTER_ADMIN_PORT], readers));
+        let port = match cluster.master.kind {
+            MasterType::Stock => names::MASTER_ADMIN_PORT,
+            MasterType::BuiltIn => names::MASTER_OPEN_PORT,
+        };
+        of_master.push(rule(&[port], readers));
     }
     vec![
         policy(
@@ -223,10 +228,56 @@ pub fn slices(cluster: &Valid, peers: &[ForeignPeer]) -> Vec<EndpointSlice> {
             slices.push(slice(cluster, name, family, chunk));
         }
     }
+    if cluster.master.kind == MasterType::BuiltIn {
+        slices.extend(external(cluster));
+    }
     slices
 }
 
+/// EndpointSlices of the clients' Service for peers outside Kubernetes. A built-in master reads them there; agents get the
+/// addresses with the assignment of a pool pod.
+fn external(cluster: &Valid) -> impl Iterator<Item = EndpointSlice> {
+    let families = [("IPv4", ""), ("IPv6", "-v6")];
+    families.into_iter().filter_map(|(family, suffix)| {
+        let addresses = cluster.addresses.iter();
+        let addresses = addresses.filter(|address| address.is_ipv4() == (family == "IPv4"));
+        let endpoints: Vec<Endpoint> = addresses
+            .map(|address| Endpoint {
+                addresses: vec![address.to_string()],
+                ..Endpoint::default()
+            })
+            .collect();
+        let name = format!("{}-addresses{suffix}", cluster.name);
+        (!endpoints.is_empty()).then(|| of_clients(cluster, name, family, endpoints))
+    })
+}
+
 fn slice(cluster: &Valid, name: String, family: &str, peers: &[&ForeignPeer]) -> EndpointSlice {
+    let endpoints = peers
+        .iter()
+        .map(|peer| Endpoint {
+            addresses: vec![peer.address.to_string()],
+            node_name: Some(peer.node.clone()),
+            target_ref: Some(ObjectReference {
+                kind: Some("Pod".to_owned()),
+                namespace: Some(peer.namespace.clone()),
+                name: Some(peer.name.clone()),
+                uid: Some(peer.uid.clone()),
+                ..ObjectReference::default()
+            }),
+            ..Endpoint::default()
+        })
+        .collect();
+    of_clients(cluster, name, family, endpoints)
+}
+
+/// An EndpointSlice of the clients' Service.
+fn of_clients(
+    cluster: &Valid,
+    name: String,
+    family: &str,
+    endpoints: Vec<Endpoint>,
+) -> EndpointSlice {
     let mut metadata = metadata(cluster, name);
     metadata.labels.get_or_insert_default().extend([
         (
@@ -238,21 +289,7 @@ fn slice(cluster: &Valid, name: String, family: &str, peers: &[&ForeignPeer]) ->
     EndpointSlice {
         metadata,
         address_type: family.to_owned(),
-        endpoints: peers
-            .iter()
-            .map(|peer| Endpoint {
-                addresses: vec![peer.address.to_string()],
-                node_name: Some(peer.node.clone()),
-                target_ref: Some(ObjectReference {
-                    kind: Some("Pod".to_owned()),
-                    namespace: Some(peer.namespace.clone()),
-                    name: Some(peer.name.clone()),
-                    uid: Some(peer.uid.clone()),
-                    ..ObjectReference::default()
-                }),
-                ..Endpoint::default()
-            })
-            .collect(),
+        endpoints,
         ports: None,
     }
 }

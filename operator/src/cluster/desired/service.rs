@@ -1,30 +1,13 @@
-//! Services and the ServiceAccount of a cluster.
+//! The Services of a cluster.
 
 use std::collections::BTreeMap;
 
 use crds::names;
-use k8s_openapi::api::core::v1::{
-    LocalObjectReference, Service, ServiceAccount, ServicePort, ServiceSpec,
-};
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::cluster::desired::{component, metadata};
 use crate::cluster::validate::Valid;
-
-/// Account of the pool pods and the master; it has no rights and no token. It has the pull secrets, not the pods: a
-/// change of them must not restart the master, which loses every key. Without any, those of another writer are kept.
-pub fn account(cluster: &Valid) -> ServiceAccount {
-    let secrets = cluster.pull_secrets.iter();
-    let secrets: Vec<_> = secrets
-        .map(|name| LocalObjectReference { name: name.clone() })
-        .collect();
-    ServiceAccount {
-        metadata: metadata(cluster, names::pool_service(&cluster.name)),
-        automount_service_account_token: Some(false),
-        image_pull_secrets: (!secrets.is_empty()).then_some(secrets),
-        ..ServiceAccount::default()
-    }
-}
 
 /// The master's Service and the headless ones from which agents read who may connect.
 pub fn all(cluster: &Valid) -> Vec<Service> {

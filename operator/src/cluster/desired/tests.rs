@@ -9,7 +9,8 @@ use crate::fixture;
 /// Every object of a cluster, as one YAML stream.
 fn render(children: &Children) -> String {
     let Children {
-        account,
+        accounts,
+        bindings,
         services,
         policies,
         slices,
@@ -22,7 +23,8 @@ fn render(children: &Children) -> String {
         text.push_str("---\n");
         text.push_str(&value.yaml());
     };
-    add(account);
+    accounts.iter().for_each(|object| add(object));
+    bindings.iter().for_each(|object| add(object));
     policies.iter().for_each(|object| add(object));
     services.iter().for_each(|object| add(object));
     slices.iter().for_each(|object| add(object));
@@ -116,9 +118,38 @@ fn the_master_serves_metadata_where_the_user_names_no_service() {
 fn a_built_in_master_runs_from_the_image_of_the_gate() {
     is_golden(
         "built-in-master",
-        "{master: {type: BuiltIn, resources: {requests: {memory: 2Gi}}}}",
+        "{master: {type: BuiltIn, resources: {requests: {memory: 2Gi}}},
+          access: {allowHostNetwork: true, addresses: ['2001:db8::7', 192.0.2.7]}}",
         &[],
     );
+}
+
+#[test]
+fn a_built_in_master_serves_metadata_too() {
+    let container = |spec: &str| {
+        let deployment = master::deployment(&fixture::valid(spec), &fixture::settings());
+        let pod = deployment.spec.unwrap().template.spec.unwrap();
+        pod.containers.into_iter().next().unwrap()
+    };
+    let without = container("{master: {type: BuiltIn}}");
+    let mut with = container("{master: {type: BuiltIn}, metadata: {type: HTTP}}");
+    assert_ne!(with, without);
+    let of_metadata = |flag: &String| flag.contains("metadata_server");
+    let flags = with
+        .args
+        .as_mut()
+        .unwrap()
+        .extract_if(.., |flag| of_metadata(flag));
+    assert_eq!(
+        flags.collect::<Vec<_>>(),
+        [
+            "--enable_http_metadata_server=true",
+            "--http_metadata_server_port=8080"
+        ]
+    );
+    let ports = with.ports.as_mut().unwrap();
+    ports.retain(|port| port.container_port != 8080);
+    assert_eq!(with, without);
 }
 
 #[test]

@@ -6,43 +6,46 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crds::names;
-use crds::node::PoolAssignment;
 use futures::StreamExt;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::runtime::reflector::{self, Store, reflector};
+use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::watcher};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use devices::backoff::WatchBackoff;
-
 /// Label of an EndpointSlice with the name of its Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 
-/// Watches the admitted addresses of one cluster until it is dropped.
+/// Watches the admitted addresses of one namespace until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Admitted {
+pub struct Admitted {
     known: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     task: AbortHandle,
 }
 
 impl Admitted {
-    /// Starts the watch.
-    pub(crate) fn watch(client: kube::Client, of: &PoolAssignment) -> Self {
+    /// Starts the watch of the EndpointSlices that `selector` selects. `backoff` gives the waits after failures.
+    pub fn watch(
+        client: kube::Client,
+        namespace: &str,
+        selector: &str,
+        backoff: impl Backoff + 'static,
+    ) -> Self {
         let (publish, known) = watch::channel(None);
-        let api: Api<EndpointSlice> = Api::namespaced(client, &of.namespace);
-        let config = watcher::Config::default().labels(&selector(of));
+        let api: Api<EndpointSlice> = Api::namespaced(client, namespace);
+        let config = watcher::Config::default().labels(selector);
         let (slices, writer) = reflector::store();
         let task = tokio::spawn(async move {
             let events = watcher(api, config)
-                .backoff(WatchBackoff::default())
+                .backoff(backoff)
                 .modify(|slice| slice.metadata.managed_fields = None);
             let mut events = reflector(writer, events).boxed();
             let mut owners = Owners::default();
             while let Some(event) = events.next().await {
-                // The watch of the MooncakeNode logs an unavailable API.
+                // An unavailable API is a warning of the caller's other watches, or none: the last addresses stay.
                 if let Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) = event {
                     let addresses = owners.admitted(listed(&slices));
                     publish.send_if_modified(|before| before.replace(addresses) != *before);
@@ -56,12 +59,12 @@ impl Admitted {
     }
 
     /// Returns the admitted addresses; `None` before the first complete list.
-    pub(crate) fn now(&self) -> Option<BTreeSet<IpAddr>> {
+    pub fn now(&self) -> Option<BTreeSet<IpAddr>> {
         self.known.borrow().clone()
     }
 
     /// Waits for a change that no earlier call returned. Cancel-safe.
-    pub(crate) async fn changed(&mut self) {
+    pub async fn changed(&mut self) {
         if self.known.changed().await.is_err() {
             std::future::pending().await
         }
@@ -74,16 +77,21 @@ impl Drop for Admitted {
     }
 }
 
-/// Selects the Services whose endpoints are admitted.
-fn selector(of: &PoolAssignment) -> String {
+/// Selects the EndpointSlices of a cluster's injected pods and pool pods.
+pub fn members(cluster: &str, allow_host_network: bool) -> String {
     let mut services = vec![
-        names::clients_service(&of.cluster),
-        names::pool_service(&of.cluster),
+        names::clients_service(cluster),
+        names::pool_service(cluster),
     ];
-    if of.allow_host_network {
-        services.push(names::host_clients_service(&of.cluster));
+    if allow_host_network {
+        services.push(names::host_clients_service(cluster));
     }
     format!("{SERVICE} in ({})", services.join(","))
+}
+
+/// Selects the EndpointSlices of the operator and the agents, in their namespace.
+pub fn operators() -> String {
+    format!("{}={}", names::LABEL_ENDPOINT, names::ENDPOINT_PEERS)
 }
 
 /// The pod behind an address.
@@ -128,7 +136,7 @@ impl Owners {
     fn admitted(&mut self, listed: Vec<(IpAddr, Owner)>) -> BTreeSet<IpAddr> {
         for (address, before) in std::mem::take(&mut self.last) {
             let still = |(of, now): &(IpAddr, Owner)| *of == address && now.uid == before.uid;
-            // An endpoint that is not terminating may be on its way to another EndpointSlice.
+            // An endpoint that is not terminating may move to another EndpointSlice.
             if before.terminating
                 && !listed.iter().any(still)
                 && let Some(uid) = before.uid
@@ -213,7 +221,7 @@ mod tests {
         // Until it has ended.
         assert!(allows(owned("a", true)));
         assert!(!allows(vec![]));
-        // A slice that is out of date, and one that does not say whose address it is.
+        // A slice that is out of date, and one without the pod of the address.
         assert!(!allows(owned("a", true)));
         assert!(!allows(owned("a", false)));
         assert!(!allows(owned("", false)));

@@ -1,0 +1,319 @@
+//! Decides from its address whether a peer may connect, and what it may do. The addresses come from a file that another
+//! program replaces when they change (docs/decisions/master-admission.md).
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// Time between two looks at the file.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What an admitted peer may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Everything but a change of segments that another address has mounted.
+    Member,
+    /// Everything.
+    Operator,
+}
+
+/// The peer of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    pub address: IpAddr,
+    pub role: Role,
+}
+
+/// Why a list of addresses is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} is {text:?}, not `member ADDRESS` or `operator ADDRESS`")]
+pub struct ParseError {
+    line: usize,
+    text: String,
+}
+
+/// Admitted addresses. IPv4-mapped IPv6 addresses count as IPv4.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Addresses(HashMap<IpAddr, Role>);
+
+impl FromStr for Addresses {
+    type Err = ParseError;
+
+    /// Parses lines of `member ADDRESS` and `operator ADDRESS`. An address with both is an operator.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let mut roles = HashMap::new();
+        for (index, line) in text.lines().enumerate() {
+            let parsed = line.split_once(' ').and_then(|(role, address)| {
+                let role = match role {
+                    "member" => Role::Member,
+                    "operator" => Role::Operator,
+                    _ => return None,
+                };
+                Some((role, address.parse::<IpAddr>().ok()?.to_canonical()))
+            });
+            let (role, address) = parsed.ok_or_else(|| ParseError {
+                line: index + 1,
+                text: line.to_owned(),
+            })?;
+            if role == Role::Operator || !roles.contains_key(&address) {
+                roles.insert(address, role);
+            }
+        }
+        Ok(Self(roles))
+    }
+}
+
+/// Which peers may connect. Clones share the list.
+#[derive(Debug, Clone)]
+pub enum Admission {
+    /// Every peer, as an operator: what the stock master does.
+    Anyone,
+    /// The listed addresses, and 127.0.0.1 and ::1 as operators. Nothing else before the first list.
+    Listed(watch::Receiver<Option<Arc<Addresses>>>),
+}
+
+impl Admission {
+    /// Returns what a peer at this address may do; `None` if it may not connect.
+    #[must_use]
+    pub fn role(&self, address: IpAddr) -> Option<Role> {
+        let Self::Listed(addresses) = self else {
+            return Some(Role::Operator);
+        };
+        let address = address.to_canonical();
+        // A process of the same pod.
+        if address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST {
+            return Some(Role::Operator);
+        }
+        addresses.borrow().as_ref()?.0.get(&address).copied()
+    }
+
+    /// True once the addresses are known.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        match self {
+            Self::Anyone => true,
+            Self::Listed(addresses) => addresses.borrow().is_some(),
+        }
+    }
+
+    /// Returns when the peer no longer has its role.
+    pub async fn revoked(mut self, peer: Peer) {
+        loop {
+            // Before the check: a change between the two is seen by the next check.
+            if let Self::Listed(addresses) = &mut self {
+                addresses.borrow_and_update();
+            }
+            if self.role(peer.address) != Some(peer.role) {
+                return;
+            }
+            let Self::Listed(addresses) = &mut self else {
+                return std::future::pending().await;
+            };
+            if addresses.changed().await.is_err() {
+                // The file is not read any more: the last list stays in force.
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+/// Identity of one version of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version {
+    inode: u64,
+    modified: (i64, i64),
+    bytes: u64,
+}
+
+/// Reads the file whenever it has been replaced. While it cannot be read or parsed, the last list stays in force.
+#[derive(Debug)]
+pub struct File {
+    path: PathBuf,
+    addresses: watch::Sender<Option<Arc<Addresses>>>,
+    /// The version that was read last.
+    seen: Option<Version>,
+    /// The failure that was logged last.
+    failure: Option<String>,
+}
+
+impl File {
+    #[must_use]
+    pub fn new(path: PathBuf) -> (Self, Admission) {
+        let (addresses, receiver) = watch::channel(None);
+        let file = Self {
+            path,
+            addresses,
+            seen: None,
+            failure: None,
+        };
+        (file, Admission::Listed(receiver))
+    }
+
+    /// Reads the file now and after each change, until the future is dropped.
+    pub async fn follow(mut self) {
+        loop {
+            self.look();
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Reads the file if it has changed. The file is small and local, so the call does not block for long.
+    fn look(&mut self) {
+        match self.read() {
+            Ok(None) => {}
+            Ok(Some(addresses)) => {
+                self.failure = None;
+                tracing::info!(file = %self.path.display(), addresses = addresses.0.len(), "admitted addresses changed");
+                self.addresses.send_replace(Some(Arc::new(addresses)));
+            }
+            Err(failure) => {
+                if self.failure.as_ref() != Some(&failure) {
+                    tracing::warn!(file = %self.path.display(), %failure,
+                        "cannot read the admitted addresses; the last ones stay in force");
+                    self.failure = Some(failure);
+                }
+            }
+        }
+    }
+
+    /// Returns the addresses if the file has changed since the last call.
+    fn read(&mut self) -> Result<Option<Addresses>, String> {
+        use std::os::unix::fs::MetadataExt;
+        let words = |error: io::Error| error.to_string();
+        let metadata = fs::metadata(&self.path).map_err(|error| {
+            self.seen = None;
+            words(error)
+        })?;
+        let version = Version {
+            inode: metadata.ino(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            bytes: metadata.len(),
+        };
+        if self.seen == Some(version) {
+            return match &self.failure {
+                None => Ok(None),
+                Some(failure) => Err(failure.clone()),
+            };
+        }
+        let text = fs::read_to_string(&self.path).map_err(words)?;
+        self.seen = Some(version);
+        text.parse()
+            .map(Some)
+            .map_err(|error: ParseError| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_list_gives_each_address_its_role_and_localhost_every_right() {
+        let list = "member 10.0.0.1\noperator 10.0.0.2\nmember ::ffff:10.0.0.3\n\
+                    operator 10.0.0.4\nmember 10.0.0.4\nmember fd00::1\n";
+        let (sender, receiver) = watch::channel(None);
+        let admission = Admission::Listed(receiver);
+        assert_eq!(admission.role(address("10.0.0.1")), None);
+        assert!(!admission.is_known());
+        sender.send_replace(Some(Arc::new(list.parse().unwrap())));
+        assert!(admission.is_known());
+        for (peer, role) in [
+            ("10.0.0.1", Some(Role::Member)),
+            ("::ffff:10.0.0.1", Some(Role::Member)),
+            ("10.0.0.2", Some(Role::Operator)),
+            ("10.0.0.3", Some(Role::Member)),
+            ("10.0.0.4", Some(Role::Operator)),
+            ("fd00::1", Some(Role::Member)),
+            ("127.0.0.1", Some(Role::Operator)),
+            ("::1", Some(Role::Operator)),
+            ("127.0.0.2", None),
+            ("10.0.0.5", None),
+            ("0.0.0.0", None),
+        ] {
+            assert_eq!(admission.role(address(peer)), role, "{peer}");
+        }
+        assert_eq!(
+            Admission::Anyone.role(address("10.0.0.5")),
+            Some(Role::Operator)
+        );
+    }
+
+    #[test]
+    fn a_list_with_an_invalid_line_is_refused_as_a_whole() {
+        for wrong in [
+            "member",
+            "member 10.0.0.256",
+            "guest 10.0.0.1",
+            "member 10.0.0.1 ",
+            "member 10.0.0.1\n\nmember 10.0.0.2",
+        ] {
+            assert!(wrong.parse::<Addresses>().is_err(), "{wrong}");
+        }
+        assert_eq!("".parse(), Ok(Addresses::default()));
+    }
+
+    #[test]
+    fn the_last_valid_list_stays_in_force_while_the_file_is_missing_or_invalid() {
+        let directory = std::env::temp_dir().join(format!("admitted-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("addresses");
+        let replace = |text: &str| {
+            let new = directory.join("new");
+            fs::write(&new, text).unwrap();
+            fs::rename(&new, &path).unwrap();
+        };
+        let (mut file, admission) = File::new(path.clone());
+        let mut admitted = |peer: &str| {
+            file.look();
+            admission.role(address(peer)).is_some()
+        };
+        assert!(!admitted("10.0.0.1"));
+        replace("member 10.0.0.1\n");
+        assert!(admitted("10.0.0.1"));
+        replace("nonsense");
+        assert!(admitted("10.0.0.1"));
+        fs::remove_file(&path).unwrap();
+        assert!(admitted("10.0.0.1"));
+        replace("member 10.0.0.2\n");
+        assert!(!admitted("10.0.0.1"));
+        assert!(admitted("10.0.0.2"));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_peer_is_revoked_when_it_is_no_longer_listed_or_has_another_role() {
+        let (sender, receiver) = watch::channel(None);
+        let admission = Admission::Listed(receiver);
+        let list = |text: &str| {
+            sender.send_replace(Some(Arc::new(text.parse().unwrap())));
+        };
+        let peer = Peer {
+            address: address("10.0.0.1"),
+            role: Role::Member,
+        };
+        for last in ["member 10.0.0.2", "operator 10.0.0.1", ""] {
+            list("member 10.0.0.1");
+            let revoked = tokio::spawn(admission.clone().revoked(peer));
+            list("member 10.0.0.1\nmember 10.0.0.3");
+            tokio::task::yield_now().await;
+            assert!(!revoked.is_finished());
+            list(last);
+            tokio::time::timeout(Duration::from_secs(30), revoked)
+                .await
+                .expect("the peer is revoked")
+                .unwrap();
+        }
+    }
+}
