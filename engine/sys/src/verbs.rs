@@ -9,11 +9,13 @@ mod ffi;
 mod library;
 mod memory;
 mod queue;
+mod requests;
 mod view;
 
 pub use device::{Context, Device, Limits, LinkLayer, PortFacts, devices};
-pub use memory::{MemoryRange, MemoryRegion, ProtectionDomain};
+pub use memory::{MemoryRange, MemoryRegion, ProtectionDomain, RemoteKey};
 pub use queue::{CompletionQueue, Destination, Path, QueuePair, connected};
+pub use requests::{Completion, CompletionChannel, Direction, Posted, Remote, WorkRequest};
 pub use view::{mount_driver_gpus, mount_host_devices};
 
 use std::fmt;
@@ -33,6 +35,8 @@ pub enum Call {
     MakeDomain,
     Register,
     Deregister,
+    /// Creating a completion channel, or requesting its next event.
+    Notify,
     MakeQueue,
     MakeQueuePair,
     /// Moving a queue pair to INIT, with its port.
@@ -40,6 +44,10 @@ pub enum Call {
     /// Moving a queue pair to RTR, with its peer.
     ReadyToReceive,
     ReadyToSend,
+    /// Moving a queue pair to the error state, which ends its work requests.
+    Fail,
+    /// Destroying a queue pair.
+    Destroy,
     /// Posting a work request.
     Post,
     /// Waiting for the completion of a work request.
@@ -60,11 +68,14 @@ impl Call {
             Self::MakeDomain => "creating a protection domain",
             Self::Register => "registering memory",
             Self::Deregister => "deregistering memory",
+            Self::Notify => "setting up completion events",
             Self::MakeQueue => "creating a completion queue",
             Self::MakeQueuePair => "creating a queue pair",
             Self::Init => "moving a queue pair to INIT",
             Self::ReadyToReceive => "moving a queue pair to RTR",
             Self::ReadyToSend => "moving a queue pair to RTS",
+            Self::Fail => "moving a queue pair to the error state",
+            Self::Destroy => "destroying a queue pair",
             Self::Post => "posting a write",
             Self::Complete => "completing a write",
         }

@@ -26,7 +26,8 @@ pub(super) struct ibv_context {
     _device: *mut ibv_device,
     _before_poll: [*mut c_void; 11],
     pub(super) poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
-    _between: [*mut c_void; 13],
+    pub(super) req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
+    _between: [*mut c_void; 12],
     pub(super) post_send:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
 }
@@ -76,6 +77,13 @@ pub(super) struct ibv_mr {
     _handle: u32,
     pub(super) lkey: u32,
     pub(super) rkey: u32,
+}
+
+/// Its first fields.
+#[repr(C)]
+pub(super) struct ibv_comp_channel {
+    _context: *mut ibv_context,
+    pub(super) fd: c_int,
 }
 
 /// Its first fields.
@@ -209,7 +217,11 @@ pub(super) const QPT_RC: c_int = 2;
 pub(super) const QPS_INIT: c_int = 1;
 pub(super) const QPS_RTR: c_int = 2;
 pub(super) const QPS_RTS: c_int = 3;
+pub(super) const QPS_ERR: c_int = 6;
 pub(super) const WR_RDMA_WRITE: c_int = 0;
+pub(super) const WR_RDMA_READ: c_int = 4;
+pub(super) const WC_WR_FLUSH_ERR: c_uint = 5;
+pub(super) const WC_REM_ACCESS_ERR: c_uint = 10;
 pub(super) const SEND_SIGNALED: c_uint = 1 << 1;
 pub(super) const ACCESS_LOCAL_WRITE: c_int = 1;
 pub(super) const ACCESS_REMOTE_WRITE: c_int = 1 << 1;
@@ -237,7 +249,9 @@ const _: () = {
     use std::mem::{offset_of, size_of};
     assert!(offset_of!(ibv_device, transport_type) == 20);
     assert!(offset_of!(ibv_context, poll_cq) == 96);
+    assert!(offset_of!(ibv_context, req_notify_cq) == 104);
     assert!(offset_of!(ibv_context, post_send) == 208);
+    assert!(offset_of!(ibv_comp_channel, fd) == 8);
     assert!(size_of::<ibv_device_attr>() == 232);
     assert!(offset_of!(ibv_device_attr, max_mr_size) == 80);
     assert!(offset_of!(ibv_device_attr, max_qp) == 108);

@@ -1,6 +1,6 @@
 //! The function table of libibverbs, loaded once.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use super::ffi;
@@ -31,6 +31,16 @@ functions! {
     modify_qp: c"ibv_modify_qp", fn(*mut ffi::ibv_qp, *mut ffi::ibv_qp_attr, c_int) -> c_int;
     destroy_qp: c"ibv_destroy_qp", fn(*mut ffi::ibv_qp) -> c_int;
     [
+        // For requests of the engine; probes work without.
+        create_comp_channel: c"ibv_create_comp_channel",
+            fn(*mut ffi::ibv_context) -> *mut ffi::ibv_comp_channel;
+        destroy_comp_channel: c"ibv_destroy_comp_channel", fn(*mut ffi::ibv_comp_channel) -> c_int;
+        get_cq_event: c"ibv_get_cq_event",
+            fn(*mut ffi::ibv_comp_channel, *mut *mut ffi::ibv_cq, *mut *mut c_void) -> c_int;
+        ack_cq_events: c"ibv_ack_cq_events", fn(*mut ffi::ibv_cq, c_uint);
+        // Since rdma-core 25.
+        reg_mr_iova: c"ibv_reg_mr_iova",
+            fn(*mut ffi::ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ffi::ibv_mr;
         // Since rdma-core 34.
         reg_dmabuf_mr: c"ibv_reg_dmabuf_mr",
             fn(*mut ffi::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ffi::ibv_mr;

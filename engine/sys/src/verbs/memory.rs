@@ -78,6 +78,10 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
+/// The key of memory that a device serves, of this process or of a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RemoteKey(pub u32);
+
 /// A range of registered memory.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryRange<'a> {
@@ -100,6 +104,33 @@ impl MemoryRegion {
         let raw = unsafe { register(domain.raw.as_ptr(), start.as_ptr().cast(), length, ACCESS) };
         let start = start.as_ptr().expose_provenance() as u64;
         Self::of(domain, raw, (start, length), region)
+    }
+
+    /// Registers a whole region so that device and peers address its first byte as `base`, not as its address in this
+    /// process. Base and mapping must have the same offset in a page of the device.
+    ///
+    /// # Errors
+    /// The errno of the call; [`Why::Unsupported`] with a libibverbs before 25.
+    pub fn register_at(
+        domain: &ProtectionDomain,
+        region: Arc<Region>,
+        base: u64,
+    ) -> Result<Self, Error> {
+        let domain = Arc::clone(&domain.0);
+        let (start, length) = region.extent();
+        let register = domain.device.library.reg_mr_iova;
+        let register = register.ok_or_else(|| Error::of(Call::Register, Why::Unsupported))?;
+        let (domain_raw, start) = (domain.raw.as_ptr(), start.as_ptr().cast());
+        // SAFETY: the range is the region's mapping, which this registration holds until it is
+        // deregistered; no reference to its bytes exists, so the device may write at any time.
+        let raw = unsafe { register(domain_raw, start, length, base, ACCESS) };
+        Self::of(domain, raw, (base, length), region)
+    }
+
+    /// Returns the key with which a peer may access this memory until it is deregistered.
+    #[must_use]
+    pub fn remote_key(&self) -> RemoteKey {
+        RemoteKey(self.keys().1)
     }
 
     /// Registers GPU memory by its address. Requires the kernel module `nvidia_peermem`.

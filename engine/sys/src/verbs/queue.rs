@@ -10,21 +10,29 @@ use std::time::{Duration, Instant};
 use super::device::{Context, LinkLayer, Opened};
 use super::ffi;
 use super::memory::{Domain, MemoryRange, ProtectionDomain};
+use super::requests::CompletionChannel;
 use super::{Call, Error, Why, done};
 use crate::loader::opaque_debug;
 
 /// Interval between polls of a completion queue.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// The device waits 4.096 µs · 2^14 (67 ms) for an acknowledgement, and retries 7 times.
+/// The device waits 4.096 µs · 2^14 (67 ms) for an acknowledgement, and retries 6 times: Soft-RoCE takes the maximum,
+/// 7, as "for ever" (`COMPST_ERROR_RETRY` in `rxe_comp.c` of Linux 6.1), as the standard does only for the next one.
 const TIMEOUT: u8 = 14;
-const RETRIES: u8 = 7;
+const RETRIES: u8 = 6;
+/// Without end. Requests that are one-sided meet it only where a device pages memory in on demand.
+const NOT_READY_RETRIES: u8 = 7;
+/// As in stock engines.
+const READS: u8 = 16;
 /// The device retries after 0.64 ms if the receiver is not ready.
 const NOT_READY: u8 = 12;
 
-struct Queue {
-    raw: NonNull<ffi::ibv_cq>,
-    device: Arc<Opened>,
+pub(super) struct Queue {
+    pub(super) raw: NonNull<ffi::ibv_cq>,
+    pub(super) device: Arc<Opened>,
+    /// Held because the queue signals its events there.
+    pub(super) channel: Option<CompletionChannel>,
 }
 
 // SAFETY: libibverbs may be called from any thread, and `Queue` is the only owner of the queue.
@@ -42,7 +50,7 @@ impl Drop for Queue {
 
 /// A queue in which a device reports completed work requests.
 #[derive(Clone)]
-pub struct CompletionQueue(Arc<Queue>);
+pub struct CompletionQueue(pub(super) Arc<Queue>);
 
 opaque_debug!(CompletionQueue);
 
@@ -52,20 +60,39 @@ impl CompletionQueue {
     /// # Errors
     /// The errno of the call.
     pub fn new(context: &Context, entries: u16) -> Result<Self, Error> {
+        Self::make(context, entries, None)
+    }
+
+    /// Creates a queue with at least this many entries, whose events a channel signals.
+    ///
+    /// # Errors
+    /// The errno of the call.
+    pub fn signalled(
+        context: &Context,
+        entries: u16,
+        channel: &CompletionChannel,
+    ) -> Result<Self, Error> {
+        Self::make(context, entries, Some(channel.clone()))
+    }
+
+    fn make(
+        context: &Context,
+        entries: u16,
+        channel: Option<CompletionChannel>,
+    ) -> Result<Self, Error> {
         let device = Arc::clone(&context.0);
         let make = device.library.create_cq;
-        // SAFETY: the device is open; there is no channel and no user context.
-        let raw = unsafe {
-            make(
-                device.raw.as_ptr(),
-                entries.into(),
-                null_mut(),
-                null_mut(),
-                0,
-            )
-        };
+        let (opened, entries) = (device.raw.as_ptr(), entries.into());
+        let signal = channel.as_ref().map_or(null_mut(), CompletionChannel::raw);
+        // SAFETY: the device is open; the queue holds the channel, which is null or valid; there is no user
+        // context.
+        let raw = unsafe { make(opened, entries, null_mut(), signal, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last(Call::MakeQueue))?;
-        Ok(Self(Arc::new(Queue { raw, device })))
+        Ok(Self(Arc::new(Queue {
+            raw,
+            device,
+            channel,
+        })))
     }
 
     /// Waits for one completion, and returns the work request's ID.
@@ -109,7 +136,7 @@ impl CompletionQueue {
 }
 
 /// Returns the text of `ibv_wc_status_str`.
-fn status_name(number: u32) -> &'static str {
+pub(super) fn status_name(number: u32) -> &'static str {
     const NAMES: [&str; 24] = [
         "success",
         "local length error",
@@ -142,10 +169,13 @@ fn status_name(number: u32) -> &'static str {
 
 /// One end of a reliable connection.
 pub struct QueuePair {
-    raw: NonNull<ffi::ibv_qp>,
-    domain: Arc<Domain>,
+    pub(super) raw: NonNull<ffi::ibv_qp>,
+    pub(super) domain: Arc<Domain>,
     /// Held because the device reports completions there.
     _queue: CompletionQueue,
+    destroyed: bool,
+    /// Reads of this end, and of its peer, at a time.
+    reads: u8,
 }
 
 // SAFETY: libibverbs may be called from any thread, and this is the only owner of the queue pair.
@@ -157,10 +187,28 @@ impl fmt::Debug for QueuePair {
     }
 }
 
+impl QueuePair {
+    /// Destroys the queue pair. After a success the device accesses no memory for it.
+    ///
+    /// # Errors
+    /// The errno of the call; the device may still access memory for its work requests.
+    pub fn destroy(mut self) -> Result<(), Error> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        if std::mem::replace(&mut self.destroyed, true) {
+            return Ok(());
+        }
+        // SAFETY: the queue pair is owned and destroyed once; a failure leaves it until the device is closed.
+        let answer = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
+        done(Call::Destroy, answer)
+    }
+}
+
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: the queue pair is owned and destroyed once; a failure leaves it until the device is closed.
-        let _ = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
+        let _ = self.end();
     }
 }
 
@@ -237,6 +285,29 @@ impl QueuePair {
     /// # Errors
     /// The errno of the call.
     pub fn new(domain: &ProtectionDomain, queue: &CompletionQueue) -> Result<Self, Error> {
+        Self::make(domain, queue, (1, 1), 1, 1)
+    }
+
+    /// Creates a queue pair for `depth` work requests at a time, of which the signalled ones complete visibly. It
+    /// has no receive queue: peers access memory only.
+    ///
+    /// # Errors
+    /// The errno of the call.
+    pub fn with_depth(
+        domain: &ProtectionDomain,
+        queue: &CompletionQueue,
+        depth: u16,
+    ) -> Result<Self, Error> {
+        Self::make(domain, queue, (depth.into(), 0), 0, READS)
+    }
+
+    fn make(
+        domain: &ProtectionDomain,
+        queue: &CompletionQueue,
+        (max_send_wr, max_recv_wr): (u32, u32),
+        sq_sig_all: i32,
+        reads: u8,
+    ) -> Result<Self, Error> {
         let domain = Arc::clone(&domain.0);
         let mut wanted = ffi::ibv_qp_init_attr {
             qp_context: null_mut(),
@@ -244,14 +315,14 @@ impl QueuePair {
             recv_cq: queue.0.raw.as_ptr(),
             srq: null_mut(),
             cap: ffi::ibv_qp_cap {
-                max_send_wr: 1,
-                max_recv_wr: 1,
+                max_send_wr,
+                max_recv_wr,
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 max_inline_data: 0,
             },
             qp_type: ffi::QPT_RC,
-            sq_sig_all: 1,
+            sq_sig_all,
         };
         let make = domain.device.library.create_qp;
         // SAFETY: domain and queue are valid, and the queue pair holds them; the value is valid during the
@@ -262,6 +333,8 @@ impl QueuePair {
             raw,
             domain,
             _queue: queue.clone(),
+            destroyed: false,
+            reads,
         })
     }
 
@@ -307,7 +380,7 @@ impl QueuePair {
                 wanted.qp_state = ffi::QPS_RTR;
                 wanted.path_mtu = path.mtu;
                 wanted.dest_qp_num = from.queue_pair;
-                wanted.max_dest_rd_atomic = 1;
+                wanted.max_dest_rd_atomic = self.reads;
                 wanted.min_rnr_timer = NOT_READY;
                 wanted.ah_attr.port_num = path.port;
                 match path.link_layer {
@@ -340,13 +413,13 @@ impl QueuePair {
                 wanted.qp_state = ffi::QPS_RTS;
                 wanted.timeout = TIMEOUT;
                 wanted.retry_cnt = RETRIES;
-                wanted.rnr_retry = RETRIES;
-                wanted.max_rd_atomic = 1;
+                wanted.rnr_retry = NOT_READY_RETRIES;
+                wanted.max_rd_atomic = self.reads;
             },
         )
     }
 
-    fn modify(
+    pub(super) fn modify(
         &self,
         call: Call,
         mask: i32,

@@ -188,7 +188,10 @@ fn stage(call: Call) -> Stage {
         Call::MakeDomain | Call::Register => Stage::Register,
         Call::Deregister => Stage::Deregister,
         Call::QueryPort | Call::QueryGid => Stage::Port,
-        Call::MakeQueue | Call::MakeQueuePair => Stage::CreateQp,
+        // A probe has no events, and reports no error of the end of a queue pair.
+        Call::Notify | Call::Fail | Call::Destroy | Call::MakeQueue | Call::MakeQueuePair => {
+            Stage::CreateQp
+        }
         Call::Init => Stage::Init,
         Call::ReadyToReceive => Stage::Rtr,
         Call::ReadyToSend => Stage::Rts,

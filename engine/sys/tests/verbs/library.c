@@ -1,0 +1,312 @@
+/* An invented libibverbs with one-sided requests between queue pairs of one process. It checks what a device checks:
+ * keys, ranges, states, the depth of a queue pair, and the order of releases (a wrong one is printed to stderr).
+ * Requests are carried out when completions are polled or a queue pair fails, not when they are posted, unless an
+ * event is awaited. One lock makes all calls one after the other.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+struct device { void *ops[2]; int node_type, transport_type; char name[64]; };
+struct context { struct device *device; void *ops[32]; int held; };
+struct pd { struct context *context; uint32_t handle; int held; };
+struct mr { struct context *context; struct pd *pd; void *addr; size_t length; uint32_t handle, lkey, rkey; uint64_t base; };
+struct channel { struct context *context; int fd, refs; struct cq *signalled; };
+struct wc { uint64_t id; uint32_t status; int opcode; uint32_t vendor, rest[7]; };
+struct cq {
+    struct context *context; struct channel *channel; int held, armed, events;
+    struct wc *done; int entries, first, count;
+};
+struct sge { uint64_t addr; uint32_t length, lkey; };
+struct wr {
+    uint64_t id; struct wr *next; struct sge *list; int count, opcode; unsigned flags; uint32_t imm;
+    uint64_t remote; uint32_t rkey; uint64_t others[9];
+};
+struct qp {
+    struct context *context; void *own; struct pd *pd; struct cq *send, *recv; void *srq;
+    uint32_t handle, number; int state; uint32_t depth, peer, reads;
+    struct wr queue[64]; struct sge source[64]; uint32_t queued;
+};
+struct init_attr { void *own; struct cq *send, *recv; void *srq; uint32_t cap[5]; int type, all; };
+struct qp_attr {
+    int state, current, mtu, mig; uint32_t qkey, rq_psn, sq_psn, peer; unsigned access; uint32_t cap[5];
+    uint8_t dgid[16]; uint32_t flow; uint8_t sgid_index, hops, class, pad;
+    uint16_t dlid; uint8_t sl, bits, rate, global, port, pad2; uint8_t alternative[32];
+    uint16_t pkey, alt_pkey; uint8_t notify, draining, max_reads, max_dest_reads;
+};
+_Static_assert(sizeof(struct wr) == 128 && sizeof(struct wc) == 48, "as in verbs.h");
+_Static_assert(__builtin_offsetof(struct qp_attr, pkey) == 120, "as in verbs.h");
+
+enum { KEYS = 256, PAIRS = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
+static struct mr *keys[KEYS];
+static struct qp *pairs[PAIRS];
+static struct device device = {.name = "invented_0"};
+static struct device *list[] = {&device, NULL};
+
+static pthread_mutex_t calls = PTHREAD_MUTEX_INITIALIZER;
+static void leave(int *unused) { (void)unused, pthread_mutex_unlock(&calls); }
+/* Until the end of the function. */
+#define LOCKED __attribute__((cleanup(leave))) int locked = pthread_mutex_lock(&calls)
+
+static void wrong_order(const char *what, int held) {
+    if (held)
+        fprintf(stderr, "%s is released while %d objects use it\n", what, held);
+}
+
+static void complete(struct qp *qp, uint64_t id, uint32_t status) {
+    struct cq *cq = qp->send;
+    cq->done[(cq->first + cq->count++) % cq->entries] = (struct wc){.id = id, .status = status, .vendor = status ? 0x81 : 0};
+    if (cq->armed && cq->channel) {
+        uint64_t one = 1;
+        cq->armed = 0;
+        cq->events++;
+        cq->channel->signalled = cq;
+        if (write(cq->channel->fd, &one, 8) != 8)
+            abort();
+    }
+}
+
+/* A key of another domain is no key. */
+static char *range(struct pd *pd, uint32_t key, uint64_t address, uint32_t length) {
+    struct mr *mr = keys[key % KEYS];
+    if (!mr || mr->lkey != key || mr->pd != pd || address < mr->base || address - mr->base + length > mr->length)
+        return NULL;
+    return (char *)mr->addr + (address - mr->base);
+}
+
+static uint32_t carry_out(struct qp *qp, struct wr *wr, struct sge *sge) {
+    struct qp *peer = pairs[qp->peer % PAIRS];
+    if (!peer || peer->number != qp->peer || peer->state < RTR || peer->state == ERROR)
+        return RETRIES;
+    char *near = range(qp->pd, sge->lkey, sge->addr, sge->length), *far = range(peer->pd, wr->rkey, wr->remote, sge->length);
+    if (!near)
+        return LOCAL;
+    if (!far)
+        return REMOTE;
+    if (wr->opcode == 0)
+        memcpy(far, near, sge->length);
+    else
+        memcpy(near, far, sge->length);
+    return 0;
+}
+
+static void run(struct qp *qp) {
+    for (uint32_t at = 0; at < qp->queued; at++) {
+        struct wr *wr = &qp->queue[at];
+        uint32_t status = qp->state == ERROR ? FLUSHED : carry_out(qp, wr, &qp->source[at]);
+        if (status)
+            qp->state = ERROR;
+        if (status || wr->flags & 2)
+            complete(qp, wr->id, status);
+    }
+    qp->queued = 0;
+}
+
+static int poll_cq(struct cq *cq, int most, struct wc *wc) {
+    LOCKED;
+    for (int at = 0; at < PAIRS; at++)
+        if (pairs[at] && pairs[at]->send == cq)
+            run(pairs[at]);
+    int count = 0;
+    for (; count < most && cq->count; count++, cq->count--)
+        wc[count] = cq->done[cq->first++ % cq->entries];
+    return count;
+}
+
+static int notify(struct cq *cq, int solicited) {
+    LOCKED;
+    (void)solicited;
+    cq->armed = 1;
+    return 0;
+}
+
+static int post_send(struct qp *qp, struct wr *wr, struct wr **bad) {
+    LOCKED;
+    for (; wr; wr = wr->next) {
+        *bad = wr;
+        if (qp->state != RTS && qp->state != ERROR)
+            return EINVAL;
+        if (qp->queued == qp->depth)
+            return ENOMEM;
+        if (wr->opcode == 4 && !qp->reads)
+            return EINVAL;
+        qp->source[qp->queued] = *wr->list;
+        qp->queue[qp->queued++] = *wr;
+    }
+    /* A device works at once; here, only an event that somebody waits for needs it. */
+    if (qp->send->armed)
+        run(qp);
+    return 0;
+}
+
+struct device **ibv_get_device_list(int *count) { return *count = 1, list; }
+void ibv_free_device_list(struct device **given) { (void)given; }
+const char *ibv_get_device_name(struct device *given) { return given->name; }
+
+struct context *ibv_open_device(struct device *given) {
+    LOCKED;
+    struct context *made = calloc(1, sizeof *made);
+    made->device = given;
+    made->ops[11] = (void *)poll_cq;
+    made->ops[12] = (void *)notify;
+    made->ops[25] = (void *)post_send;
+    return made;
+}
+int ibv_close_device(struct context *context) { return wrong_order("the device", context->held), 0; }
+int ibv_query_device(struct context *context, char *attr) {
+    static const uint64_t size = UINT64_MAX;
+    static const int most = 1 << 15;
+    (void)context;
+    memset(attr, 0, 232);
+    memcpy(attr + 80, &size, 8);
+    for (int at = 108; at <= 136; at += at == 108 ? 24 : 4)
+        memcpy(attr + at, &most, 4);
+    return 0;
+}
+
+int ibv_query_port(struct context *context, uint8_t port, int *attr) {
+    (void)context, (void)port;
+    memset(attr, 0, 52);
+    attr[0] = 4, attr[2] = 3;
+    ((uint8_t *)attr)[46] = 2;
+    return 0;
+}
+int ibv_query_gid(struct context *context, uint8_t port, int index, uint8_t *gid) {
+    (void)context, (void)port, (void)index;
+    memset(gid, 7, 16);
+    return 0;
+}
+
+struct pd *ibv_alloc_pd(struct context *context) {
+    LOCKED;
+    struct pd *made = calloc(1, sizeof *made);
+    made->context = context;
+    context->held++;
+    return made;
+}
+int ibv_dealloc_pd(struct pd *pd) {
+    LOCKED;
+    return wrong_order("the domain", pd->held), pd->context->held--, 0;
+}
+
+struct mr *ibv_reg_mr_iova(struct pd *pd, void *addr, size_t length, uint64_t base, int access) {
+    LOCKED;
+    static uint32_t next = 1;
+    (void)access;
+    if (((uintptr_t)addr ^ base) & 4095) {
+        errno = EINVAL;
+        return NULL;
+    }
+    struct mr *made = calloc(1, sizeof *made);
+    *made = (struct mr){pd->context, pd, addr, length, 0, next, next, base};
+    keys[next++ % KEYS] = made;
+    pd->held++;
+    return made;
+}
+struct mr *ibv_reg_mr(struct pd *pd, void *addr, size_t length, int access) {
+    return ibv_reg_mr_iova(pd, addr, length, (uintptr_t)addr, access);
+}
+int ibv_dereg_mr(struct mr *mr) {
+    LOCKED;
+    return keys[mr->lkey % KEYS] = NULL, mr->pd->held--, 0;
+}
+
+struct channel *ibv_create_comp_channel(struct context *context) {
+    LOCKED;
+    struct channel *made = calloc(1, sizeof *made);
+    made->context = context;
+    made->fd = eventfd(0, EFD_SEMAPHORE);
+    context->held++;
+    return made;
+}
+int ibv_destroy_comp_channel(struct channel *channel) {
+    LOCKED;
+    wrong_order("the channel", channel->refs);
+    close(channel->fd);
+    channel->context->held--;
+    return 0;
+}
+int ibv_get_cq_event(struct channel *channel, struct cq **cq, void **own) {
+    LOCKED;
+    uint64_t count;
+    if (read(channel->fd, &count, 8) != 8)
+        return -1;
+    *cq = channel->signalled, *own = NULL;
+    return 0;
+}
+void ibv_ack_cq_events(struct cq *cq, unsigned count) {
+    LOCKED;
+    cq->events -= (int)count;
+}
+
+struct cq *ibv_create_cq(struct context *context, int entries, void *own, struct channel *channel, int vector) {
+    (void)own, (void)vector;
+    LOCKED;
+    struct cq *made = calloc(1, sizeof *made);
+    made->done = calloc((size_t)entries, sizeof *made->done);
+    made->entries = entries;
+    made->context = context;
+    made->channel = channel;
+    context->held++;
+    if (channel)
+        channel->refs++;
+    return made;
+}
+int ibv_destroy_cq(struct cq *cq) {
+    LOCKED;
+    wrong_order("the queue", cq->held);
+    free(cq->done);
+    if (cq->events)
+        fprintf(stderr, "%d events were not acknowledged\n", cq->events);
+    if (cq->channel)
+        cq->channel->refs--;
+    cq->context->held--;
+    return 0;
+}
+
+struct qp *ibv_create_qp(struct pd *pd, struct init_attr *attr) {
+    LOCKED;
+    static uint32_t next = 17;
+    struct qp *made = calloc(1, sizeof *made);
+    made->context = pd->context;
+    made->pd = pd;
+    made->send = attr->send;
+    made->number = next;
+    made->depth = attr->cap[0];
+    pairs[next++ % PAIRS] = made;
+    pd->held++;
+    attr->send->held++;
+    return made;
+}
+int ibv_modify_qp(struct qp *qp, struct qp_attr *attr, int mask) {
+    LOCKED;
+    /* What the standard wants of each step (qp.c of the kernel's ib_core). */
+    static const int wanted[] = {0, 0x39, 0x129181, 0x12e01};
+    if (attr->state == ERROR && mask == 1) {
+        qp->state = ERROR;
+        run(qp);
+        return 0;
+    }
+    if (attr->state != qp->state + 1 || attr->state > RTS || mask != wanted[attr->state])
+        return EINVAL;
+    qp->state = attr->state;
+    if (attr->state == RTR)
+        qp->peer = attr->peer;
+    if (attr->state == RTS)
+        qp->reads = attr->max_reads;
+    return 0;
+}
+int ibv_destroy_qp(struct qp *qp) {
+    LOCKED;
+    pairs[qp->number % PAIRS] = NULL;
+    qp->pd->held--;
+    qp->send->held--;
+    return 0;
+}
