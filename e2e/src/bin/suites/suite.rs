@@ -88,6 +88,13 @@ pub(crate) const SUITES: &[Suite] = &[
         kind: Kind::Scenarios("local_cluster", 4),
     },
     Suite {
+        name: "rdma",
+        about: "RDMA on Soft-RoCE in a virtual machine",
+        budget: 4,
+        machine: true,
+        kind: Kind::Scenarios("soft_roce", 1),
+    },
+    Suite {
         name: "install",
         about: "README's installation into a bare IPv4 and a bare dual-stack cluster that pull from a registry",
         budget: 6,

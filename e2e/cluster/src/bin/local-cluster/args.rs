@@ -81,6 +81,14 @@ pub(crate) enum Command {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+    /// Run a command in a new virtual machine with two Soft-RoCE devices, without a cluster
+    Guest {
+        /// Folder that the machine sees at the same path, read-only
+        #[arg(long, value_name = "FOLDER")]
+        share: Vec<PathBuf>,
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
     /// Build the binaries and print their folders
     Build,
     /// Build binaries and images and print the archives

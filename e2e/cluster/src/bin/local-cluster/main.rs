@@ -6,11 +6,13 @@ use args::{Args, Command, NodeCommand};
 use clap::Parser;
 use mooncake_local_cluster::binaries::Binaries;
 use mooncake_local_cluster::cluster::prepare;
+use mooncake_local_cluster::guest::Guest;
 use mooncake_local_cluster::needs::Needs;
 use mooncake_local_cluster::settings::Environment;
 use mooncake_local_cluster::{Cluster, Error, Settings, Spec, images};
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -117,6 +119,11 @@ fn run(args: Args) -> Result<(), Error> {
                 }
                 Err(error) => return Err(error),
             }
+        }
+        Command::Guest { share, command } => {
+            let shares: Vec<&Path> = share.iter().map(PathBuf::as_path).collect();
+            let guest = Guest::get(&settings)?;
+            print!("{}", guest.run(&command.join(" "), &shares, GUEST_COMMAND)?);
         }
         Command::Build => {
             let (binaries, _) = prepare(&settings, Needs::cluster(0))?;

@@ -5,13 +5,14 @@ use crate::binaries::Binaries;
 use crate::cache::{Cache, Inputs};
 use crate::command::Run;
 use crate::images::Images;
+use crate::kernel::{self, copy, script};
 use crate::needs::packages;
 use crate::process::start_detached;
 use crate::wait::wait_until;
 use crate::{Error, Settings};
 use rustix::process::Signal;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,7 +20,6 @@ const INIT: &str = include_str!("init.sh");
 const GUEST_COMMAND: &str = include_str!("guest-command.sh");
 const INITRD: &str = include_str!("initrd.sh");
 const PACKAGES: &str = "iproute2,nftables,iptables,kmod,rdma-core,ibverbs-utils,perftest,runc,procps,conntrack,ethtool,busybox-static";
-const KERNEL: &str = "linux-image-amd64";
 /// Modules that the initrd needs to mount the root disk.
 const EARLY_MODULES: [&str; 5] = [
     "virtio_pci",
@@ -48,7 +48,7 @@ impl Base {
     ) -> Result<Self, Error> {
         packages::install(packages::MACHINE)?;
         let path = |path: &Path| path.display().to_string();
-        let inputs = [INIT, GUEST_COMMAND, INITRD, PACKAGES, KERNEL]
+        let inputs = [INIT, GUEST_COMMAND, INITRD, PACKAGES, kernel::PACKAGE]
             .into_iter()
             .fold(Inputs::default(), Inputs::and)
             .and(path(&binaries.kubernetes))
@@ -78,10 +78,10 @@ fn make(folder: &Path, binaries: &Binaries, images: &Images) -> Result<(), Error
         .arg(&root)
         .deadline(SLOW)
         .done()?;
-    let version = kernel(folder, &root)?;
+    let version = kernel::install(folder, &root)?;
     programs(&root, binaries)?;
     unpack_images(folder, &root, binaries, images)?;
-    initrd(folder, &root, &version)?;
+    kernel::initrd(folder, &root, &version, &EARLY_MODULES, INITRD)?;
     let disk = folder.join("root.img");
     let file = fs::File::create(&disk).map_err(Error::file("making", &disk))?;
     // Sparse.
@@ -98,57 +98,6 @@ fn make(folder: &Path, binaries: &Binaries, images: &Images) -> Result<(), Error
         fs::remove_dir_all(&made).map_err(Error::file("removing", &made))?;
     }
     Ok(())
-}
-
-/// Installs Debian's kernel and modules without the package's hooks. Returns the version.
-fn kernel(folder: &Path, root: &Path) -> Result<String, Error> {
-    let depends = Run::new("apt-cache").args(["depends", KERNEL]).output()?;
-    let package = depends
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: linux-image"))
-        .map(|rest| format!("linux-image{rest}"))
-        .ok_or_else(|| Error::Needs {
-            missing: vec![format!(
-                "a package that {KERNEL} depends on: run apt-get update"
-            )],
-        })?;
-    let kernel = folder.join("kernel");
-    fs::create_dir(&kernel).map_err(Error::file("making", &kernel))?;
-    Run::new("apt-get")
-        .args(["-qq", "-o", "APT::Sandbox::User=root", "download", &package])
-        .directory(&kernel)
-        .deadline(SLOW)
-        .done()?;
-    let deb = only_entry(&kernel)?;
-    Run::new("dpkg")
-        .arg("-x")
-        .arg(&deb)
-        .arg(&kernel)
-        .deadline(SLOW)
-        .done()?;
-    let modules = only_entry(&kernel.join("lib/modules"))?;
-    let version = modules
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    // Bookworm's /lib is a link to /usr/lib.
-    let target = root.join("usr/lib/modules");
-    fs::create_dir_all(&target).map_err(Error::file("making", &target))?;
-    Run::new("cp")
-        .arg("-a")
-        .arg(&modules)
-        .arg(&target)
-        .deadline(SLOW)
-        .done()?;
-    Run::new("depmod")
-        .arg("-b")
-        .arg(root)
-        .arg(&version)
-        .deadline(SLOW)
-        .done()?;
-    let image = kernel.join("boot").join(format!("vmlinuz-{version}"));
-    copy(&image, &folder.join("vmlinuz"))?;
-    Ok(version)
 }
 
 fn programs(root: &Path, binaries: &Binaries) -> Result<(), Error> {
@@ -241,70 +190,4 @@ fn unpack_images(
         },
     )?;
     imported
-}
-
-fn initrd(folder: &Path, root: &Path, version: &str) -> Result<(), Error> {
-    let initrd = folder.join("initrd");
-    for part in ["bin", "mods", "proc", "dev", "newroot"] {
-        let part = initrd.join(part);
-        fs::create_dir_all(&part).map_err(Error::file("making", &part))?;
-    }
-    copy(&root.join("usr/bin/busybox"), &initrd.join("bin/busybox"))?;
-    let mut modules: Vec<PathBuf> = Vec::new();
-    for module in EARLY_MODULES {
-        let lines = Run::new("modprobe")
-            .arg("-d")
-            .arg(root)
-            .args(["-S", version, "--show-depends", module])
-            .output()?;
-        for file in lines
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("insmod "))
-            .map(|file| PathBuf::from(file.trim()))
-        {
-            if !modules.contains(&file) {
-                modules.push(file);
-            }
-        }
-    }
-    for (number, module) in modules.iter().enumerate() {
-        let name = module
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        copy(module, &initrd.join(format!("mods/{number:02}-{name}")))?;
-    }
-    script(&initrd.join("init"), INITRD)?;
-    Run::new("sh")
-        .args([
-            "-c",
-            "find . | cpio --quiet -o -H newc | gzip -1 >../initrd.gz",
-        ])
-        .directory(&initrd)
-        .deadline(SLOW)
-        .done()
-}
-
-/// The only entry of a folder.
-fn only_entry(folder: &Path) -> Result<PathBuf, Error> {
-    fs::read_dir(folder)
-        .and_then(|mut entries| {
-            entries
-                .next()
-                .unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into()))
-        })
-        .map(|entry| entry.path())
-        .map_err(Error::file("looking into", folder))
-}
-
-fn script(file: &Path, text: &str) -> Result<(), Error> {
-    fs::write(file, text).map_err(Error::file("writing", file))?;
-    fs::set_permissions(file, fs::Permissions::from_mode(0o755))
-        .map_err(Error::file("making executable", file))
-}
-
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
-    fs::copy(from, to)
-        .map(drop)
-        .map_err(Error::file("copying", from))
 }
