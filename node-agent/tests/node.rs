@@ -6,6 +6,8 @@
 mod efa;
 #[path = "node/engine_process.rs"]
 mod engine_process;
+#[path = "node/evacuation.rs"]
+mod evacuation;
 #[path = "node/hostile.rs"]
 mod hostile;
 #[path = "node/hugepages.rs"]

@@ -4,6 +4,7 @@
 mod allocator;
 mod clients;
 mod counters;
+mod evacuation;
 mod eviction;
 mod ledger;
 mod lookup;
@@ -31,6 +32,7 @@ pub use mount::SegmentDetail;
 pub use settings::{Placement, Settings};
 
 use clients::Clients;
+use evacuation::Evacuations;
 use eviction::Order;
 use ledger::{Leaving, Range, Removed};
 use object::{Object, ObjectId};
@@ -67,6 +69,7 @@ pub struct Index {
     removed: Removed,
     /// Segments that were unmounted with unacknowledged changes because their client was silent.
     silent: HashSet<SegmentId>,
+    evacuations: Evacuations,
     signals: Signals,
     /// When clients and segments are looked at again.
     next_look: Moment,
@@ -95,6 +98,7 @@ impl Index {
             superseded: HashMap::new(),
             removed: Removed::default(),
             silent: HashSet::new(),
+            evacuations: Evacuations::default(),
             signals: Signals::default(),
             next_look: Moment::default(),
             counters: Counters::default(),

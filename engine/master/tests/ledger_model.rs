@@ -1,7 +1,10 @@
-//! The ledger under random crashes: the index and the ledgers of two owners are the real ones, network and memory are
+//! The ledger under random crashes: the index and the ledgers of three owners are the real ones, network and memory are
 //! simulated. A master or a pool ends only after all owners have applied what was changed before they came: that is the limit of
 //! the protocol without tombstones at other owners (docs/decisions/ledger.md).
 #![allow(clippy::unwrap_used, reason = "a failed set-up ends the test")]
+
+#[path = "ledger_model/moves.rs"]
+mod moves;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,14 +14,14 @@ use std::time::Duration;
 use mooncake_master::index::{Index, Moment, Settings, Wait};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use proto::store::ledger::{Changes, Position};
+use proto::store::ledger::{Changes, Ended, Position, Relocation, Version};
 use proto::store::release_0_3_13::{
     Location, ObjectMeta, ReplicaDescriptor, ReplicaType, ReplicateConfig, Segment,
 };
 use proto::store::{ErrorCode, Uuid};
 use store::{Cells, CellsError, Memory};
 
-const OWNERS: usize = 2;
+const OWNERS: usize = 3;
 const KEYS: u8 = 3;
 /// Bytes of a segment.
 const SIZE: u64 = 24;
@@ -90,6 +93,15 @@ enum Step {
     Expire(usize),
     /// The memory is gone.
     PoolDies(usize),
+    /// A pool that ends moves its objects to others, and is gone when nothing is left.
+    Evacuate {
+        owner: usize,
+        fate: Fate,
+    },
+    /// One copy of an owner that ends.
+    Copy(usize),
+    /// A copy of its former engine process arrives late.
+    LateCopy(usize),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,14 +111,17 @@ enum Fate {
     Done,
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    let key = 0..KEYS;
-    let owner = 0..OWNERS;
-    let fate = prop_oneof![
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
         1 => Just(Fate::RequestLost),
         1 => Just(Fate::ReplyLost),
         6 => Just(Fate::Done),
-    ];
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let key = 0..KEYS;
+    let owner = 0..OWNERS;
     prop_oneof![
         10 => (key.clone(), any::<bool>(), 1..8_u64, 1..3_u64)
             .prop_map(|(key, upsert, size, replicas)| Step::Start { key, upsert, size, replicas }),
@@ -117,13 +132,16 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::RemoveAll),
         6 => key.prop_map(Step::Get),
         2 => (0..8_u64).prop_map(Step::Wait),
-        16 => (owner.clone(), fate).prop_map(|(owner, fate)| Step::Poll { owner, fate }),
+        16 => (owner.clone(), fate()).prop_map(|(owner, fate)| Step::Poll { owner, fate }),
         1 => owner.clone().prop_map(Step::Repeat),
         3 => Just(Step::MasterCrash),
         2 => (owner.clone(), 0..6_usize).prop_map(|(owner, writes)| Step::OwnerCrash { owner, writes }),
         8 => owner.clone().prop_map(Step::Mount),
         1 => owner.clone().prop_map(Step::Expire),
-        1 => owner.prop_map(Step::PoolDies),
+        1 => owner.clone().prop_map(Step::PoolDies),
+        6 => (owner.clone(), fate()).prop_map(|(owner, fate)| Step::Evacuate { owner, fate }),
+        6 => owner.clone().prop_map(Step::Copy),
+        1 => owner.prop_map(Step::LateCopy),
     ]
 }
 
@@ -140,6 +158,12 @@ struct Owner {
     last_poll: Option<(Uuid, Vec<Position>)>,
     /// Counts the pools of this owner.
     pool: u64,
+    /// It has begun to move its objects, in this engine process.
+    attempt: u64,
+    copies: BTreeMap<Version, Relocation>,
+    ended: Ended,
+    /// Copies of the former engine process.
+    late: Vec<Relocation>,
 }
 
 struct Put {
@@ -164,7 +188,7 @@ enum Answer {
     },
 }
 
-struct World {
+struct Model {
     index: Index,
     epoch: u64,
     seconds: u64,
@@ -200,7 +224,7 @@ fn new_index(epoch: u64) -> Index {
     Index::new(settings, epoch).in_epoch(epoch)
 }
 
-impl World {
+impl Model {
     fn new() -> Self {
         let owner = |number: usize| {
             let memory = PodMemory::new();
@@ -222,9 +246,13 @@ impl World {
                 applied: 0,
                 last_poll: None,
                 pool: 0,
+                attempt: 0,
+                copies: BTreeMap::new(),
+                ended: Ended::default(),
+                late: Vec::new(),
             }
         };
-        let mut world = Self {
+        let mut model = Self {
             index: new_index(1),
             epoch: 1,
             seconds: 1000,
@@ -239,9 +267,9 @@ impl World {
             kept: BTreeMap::new(),
         };
         for owner in 0..OWNERS {
-            world.mount(owner);
+            model.mount(owner);
         }
-        world
+        model
     }
 
     fn now(&self) -> Moment {
@@ -526,6 +554,9 @@ impl World {
     /// A successor takes over: the segment stays mounted.
     fn restart_owner(&mut self, number: usize) {
         let owner = &mut self.owners[number];
+        owner.attempt += 1;
+        owner.ended = Ended::default();
+        owner.late = std::mem::take(&mut owner.copies).into_values().collect();
         owner.memory.0.lock().unwrap().1 = usize::MAX;
         owner.cells = Cells::open(owner.memory.clone()).unwrap();
         assert_eq!(owner.cells.corrupt(), 0);
@@ -573,6 +604,10 @@ impl World {
         let owner = &mut self.owners[number];
         owner.mounted = false;
         owner.pool += 1;
+        owner.attempt += 1;
+        owner.ended = Ended::default();
+        owner.copies.clear();
+        owner.late.clear();
         owner.memory = PodMemory::new();
         owner.cells = Cells::open(owner.memory.clone()).unwrap();
         owner.bytes.fill(0);
@@ -679,32 +714,35 @@ proptest! {
     fn no_crash_loses_an_answered_key_or_brings_back_a_removed_one(
         steps in prop::collection::vec(step(), 1..120),
     ) {
-        let mut world = World::new();
+        let mut model = Model::new();
         for step in steps {
             match step {
-                Step::Start { key, upsert, size, replicas } => world.start(key, upsert, size, replicas),
-                Step::Write(number) => world.write(number),
-                Step::End(number) => world.end(number),
-                Step::Revoke(number) => world.revoke(number),
-                Step::Remove { key, force } => world.remove(key, force),
-                Step::RemoveAll => world.remove_all(),
-                Step::Get(key) => drop(world.get(key)),
-                Step::Wait(seconds) => world.seconds += seconds,
-                Step::Poll { owner, fate } => world.poll(owner, fate),
-                Step::Repeat(owner) => world.repeat(owner),
-                Step::MasterCrash => world.crash_master(),
-                Step::OwnerCrash { owner, writes: 0 } => world.restart_owner(owner),
+                Step::Start { key, upsert, size, replicas } => model.start(key, upsert, size, replicas),
+                Step::Write(number) => model.write(number),
+                Step::End(number) => model.end(number),
+                Step::Revoke(number) => model.revoke(number),
+                Step::Remove { key, force } => model.remove(key, force),
+                Step::RemoveAll => model.remove_all(),
+                Step::Get(key) => drop(model.get(key)),
+                Step::Wait(seconds) => model.seconds += seconds,
+                Step::Poll { owner, fate } => model.poll(owner, fate),
+                Step::Repeat(owner) => model.repeat(owner),
+                Step::MasterCrash => model.crash_master(),
+                Step::OwnerCrash { owner, writes: 0 } => model.restart_owner(owner),
                 Step::OwnerCrash { owner, writes } => {
-                    world.owners[owner].memory.0.lock().unwrap().1 = writes;
-                    world.poll(owner, Fate::Done);
-                    world.restart_owner(owner);
+                    model.owners[owner].memory.0.lock().unwrap().1 = writes;
+                    model.poll(owner, Fate::Done);
+                    model.restart_owner(owner);
                 }
-                Step::Mount(owner) => world.mount(owner),
-                Step::Expire(owner) => world.expire(owner),
-                Step::PoolDies(owner) => world.pool_dies(owner),
+                Step::Mount(owner) => model.mount(owner),
+                Step::Expire(owner) => model.expire(owner),
+                Step::PoolDies(owner) => model.pool_dies(owner),
+                Step::Evacuate { owner, fate } => model.evacuate(owner, fate),
+                Step::Copy(owner) => model.copy(owner),
+                Step::LateCopy(owner) => model.late_copy(owner),
             }
-            world.check();
+            model.check();
         }
-        world.check_kept();
+        model.check_kept();
     }
 }

@@ -23,6 +23,7 @@ use pool::handover::{self, Client};
 
 mod actions;
 mod epoch;
+mod evacuation;
 mod facts;
 pub(crate) mod failure;
 mod ledger;
@@ -33,6 +34,7 @@ mod record;
 mod report;
 mod step;
 
+use evacuation::Evacuation;
 use failure::{Backoff, Failure};
 use mover::MountedExtents;
 use publication::Publication;
@@ -96,6 +98,7 @@ struct Pod {
     replaced_epoch: Option<u64>,
     reported_serving: Option<bool>,
     draining: bool,
+    evacuation: Evacuation,
     /// Its segments were unmounted for good.
     unmounted: bool,
     drained_reported: bool,
@@ -143,6 +146,7 @@ pub(crate) async fn run(
         replaced_epoch: None,
         reported_serving: None,
         draining: false,
+        evacuation: Evacuation::default(),
         unmounted: false,
         drained_reported: false,
         superseded: false,
@@ -266,6 +270,8 @@ impl Pod {
         let now = Instant::now();
         let due = self.next_heartbeat.saturating_duration_since(now);
         let wait = self.backoff.left(now).map_or(due, |left| left.min(due));
+        let drained = self.evacuation.deadline().filter(|end| *end > now);
+        let wait = drained.map_or(wait, |end| wait.min(end.saturating_duration_since(now)));
         let event = tokio::select! {
             event = next(&mut self.client) => Some(event),
             changed = assigned.changed() => {
@@ -277,6 +283,7 @@ impl Pod {
             }
             () = or_pending(self.publication.as_mut().map(Publication::changed)) => None,
             () = or_pending(self.session.as_mut().map(Session::changed)) => None,
+            () = self.evacuation.ended() => None,
             changed = self.admission.changed() => {
                 if changed.is_err() {
                     std::future::pending::<()>().await;
@@ -300,7 +307,7 @@ impl Pod {
         match event {
             Event::DrainRequest => {
                 tracing::info!("the pool process requests a drain");
-                self.draining = true;
+                self.begin_drain();
             }
             Event::Touched {
                 index,
@@ -320,6 +327,13 @@ impl Pod {
                 }
             }
         }
+    }
+
+    /// The pod terminates: the drain period begins.
+    fn begin_drain(&mut self) {
+        self.draining = true;
+        let period = Duration::from_secs(self.assignment.drain_seconds.into());
+        self.evacuation.begin(period);
     }
 
     /// Sends the heartbeat to the pool process.

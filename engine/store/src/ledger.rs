@@ -32,6 +32,8 @@ struct Inner {
     extents: HashMap<Uuid, u16>,
     /// Objects that did not fit, since this process began.
     unrecorded: u64,
+    /// The last master was one of ours; `None` before the first one.
+    is_used: Option<bool>,
 }
 
 impl Ledger {
@@ -52,6 +54,7 @@ impl Ledger {
             cells,
             extents: HashMap::new(),
             unrecorded: 0,
+            is_used: None,
         })))
     }
 
@@ -66,9 +69,20 @@ impl Ledger {
         self.0.lock().cells.len()
     }
 
+    /// Returns whether the master keeps its keys here; `None` before the first answer of a master.
+    #[must_use]
+    pub fn is_used(&self) -> Option<bool> {
+        self.0.lock().is_used
+    }
+
+    fn set_used(&self, is_used: bool) {
+        self.0.lock().is_used = Some(is_used);
+    }
+
     /// Removes all records: another master is about to change the memory without them.
     fn clear(&self) {
         let mut inner = self.0.lock();
+        inner.is_used = Some(false);
         let records = inner.cells.len();
         if records == 0 {
             return;
@@ -143,6 +157,7 @@ pub(crate) async fn prepare(
         ledger.clear();
         return Ok(());
     }
+    ledger.set_used(true);
     for segment in segments {
         deliver(master, client, segment, ledger).await?;
     }
@@ -262,6 +277,7 @@ impl Follower {
             self.ledger.clear();
             return Err(Stopped::Unsupported);
         }
+        self.ledger.set_used(true);
         // The master knows how far this client has come. A predecessor may have applied more; that does no harm.
         let mut applied: HashMap<Uuid, u64> = HashMap::new();
         loop {

@@ -15,6 +15,7 @@ use std::io;
 
 use rustix::rand::GetRandomFlags;
 
+mod evacuation;
 mod ledger;
 mod link;
 mod master;
@@ -22,6 +23,7 @@ mod release;
 mod session;
 mod tasks;
 
+pub use evacuation::Evacuated;
 pub use ledger::{Cells, CellsError, Ledger, Memory};
 pub use master::{Cause, Error, Lost, Master, SchemaMismatch, Stage};
 /// Messages of the supported release.

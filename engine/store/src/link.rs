@@ -49,6 +49,11 @@ impl Link {
         }
     }
 
+    /// Returns whether the session has ended: there will be no other connection.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.current.has_changed().is_err()
+    }
+
     /// Calls once, on the current connection.
     pub(crate) async fn call_once<R: Rpc>(
         &self,

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
+use crate::evacuation::{Evacuated, Evacuator};
 use crate::ledger::{self, Ledger};
 use crate::link::Link;
 use crate::master::{CALL_TIMEOUT, Error};
@@ -192,6 +193,26 @@ impl Session {
     /// nothing, so a successor can add segments that its predecessor did not see confirmed.
     pub fn add(&self, segment: wire::Segment) {
         self.command(Command::Add(segment));
+    }
+
+    /// Moves the objects of all segments to other owners, if the master is ours and of this release: with it nothing new is
+    /// placed in them. They stay mounted. Resolves at the latest a moment after `deadline`, and when no copy accesses local
+    /// memory any more; dropping the future cancels the copies. `attempt` is random and not used again.
+    pub fn evacuate<M: Mover>(
+        &self,
+        mover: Arc<M>,
+        attempt: Uuid,
+        deadline: Instant,
+    ) -> impl Future<Output = Evacuated> + Send + use<M> {
+        let evacuator = Evacuator {
+            link: self.link.clone(),
+            client: self.client,
+            attempt,
+            mover,
+            call_timeout: self.call_timeout,
+            deadline,
+        };
+        evacuator.run()
     }
 
     /// Unmounts a segment: it accepts no new objects, stays readable for `grace`, and is then removed.

@@ -19,6 +19,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const PEERS_IP: &str = "10.77.0.1";
 /// Address of the pool pod.
 pub(crate) const POOL_IP: &str = "10.77.0.2";
+/// Addresses of another pool pod, and of the stock peers on its network.
+pub(crate) const SECOND_POOL_IP: &str = "10.79.0.2";
+const SECOND_PEERS_IP: &str = "10.79.0.1";
 /// Memory of the pool pod.
 pub(crate) const POOL_BYTES: u64 = 64 << 20;
 
@@ -148,17 +151,40 @@ impl Node {
         std::fs::write(entry.join("comm"), format!("{name}\n")).unwrap();
     }
 
+    /// Makes the network of a second pool pod. All pods and peers reach each other.
+    pub(crate) async fn second_pod(&self) -> Space {
+        let second = Space::new().await.unwrap();
+        join(
+            "eth2",
+            &self.peers,
+            SECOND_PEERS_IP,
+            &second,
+            SECOND_POOL_IP,
+        )
+        .await;
+        ip(&second, &format!("route add default via {SECOND_PEERS_IP}")).await;
+        ip(&self.pod, &format!("route add default via {PEERS_IP}")).await;
+        let forward = "echo 1 > /proc/sys/net/ipv4/ip_forward";
+        let forward = self.peers.command("sh").args(["-c", forward]).status();
+        assert!(forward.await.unwrap().success());
+        second
+    }
+
     /// Starts a pool process and adds it as a process of the pod.
     pub(crate) fn pool(&self, pod_uid: &str) -> Child {
-        let child = self
-            .pod
+        self.pool_in(&self.pod, "default", POOL_IP, pod_uid)
+    }
+
+    /// Starts a pool process of another pod.
+    pub(crate) fn pool_in(&self, pod: &Space, pool: &str, address: &str, pod_uid: &str) -> Child {
+        let child = pod
             .command(pool_program())
-            .args(["serve", "--cluster", "c", "--pool", "default"])
+            .args(["serve", "--cluster", "c", "--pool", pool])
             .arg(format!("--bytes={POOL_BYTES}"))
             .env("POD_UID", pod_uid)
             .env("POD_NAME", pod_name(pod_uid))
             .env("POD_NAMESPACE", "ns")
-            .env("POD_IP", POOL_IP)
+            .env("POD_IP", address)
             .env("NODE_NAME", "n1")
             .spawn()
             .unwrap();
@@ -169,6 +195,18 @@ impl Node {
     /// Assigns pods, each with the UID of its master.
     pub(crate) fn assign(&self, pods: &[(&str, Option<&str>)]) {
         let pools = pods.iter().map(|(uid, master)| assignment(uid, *master));
+        self.write_assignments(pools.collect());
+    }
+
+    /// Assigns a pod of each pool, which reach each other, with a drain period in seconds.
+    pub(crate) fn assign_pools(&self, pools: &[(&str, &str)], master: &str, drain: u32) {
+        let pools = pools.iter().map(|(name, uid)| {
+            let mut pool = assignment(uid, Some(master));
+            pool["pool"] = json!(name);
+            pool["drainSeconds"] = json!(drain);
+            pool["addresses"] = json!([PEERS_IP, SECOND_PEERS_IP, POOL_IP, SECOND_POOL_IP]);
+            pool
+        });
         self.write_assignments(pools.collect());
     }
 
@@ -222,15 +260,22 @@ impl Node {
 
     /// Returns the engine process of this node, if exactly one runs.
     pub(crate) fn engine_process(&self) -> Option<u32> {
+        match self.engine_processes()[..] {
+            [one] => Some(one),
+            _ => None,
+        }
+    }
+
+    /// Returns the engine processes of this node.
+    pub(crate) fn engine_processes(&self) -> Vec<u32> {
         let programs = self.path("state").join("engines");
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
-        let mut engines = processes.filter_map(|process| {
+        let engines = processes.filter_map(|process| {
             let pid = process.file_name().to_str()?.parse().ok()?;
             let program = std::fs::read_link(process.path().join("exe")).ok()?;
             program.starts_with(&programs).then_some(pid)
         });
-        let one = engines.next();
-        one.filter(|_| engines.next().is_none())
+        engines.collect()
     }
 
     /// Returns the HTTP response of the agent.
@@ -266,11 +311,11 @@ impl Node {
 
     /// Runs `pool probe` in the pod.
     pub(crate) async fn probe(&self, what: &str) -> Result<String, String> {
-        let output = self
-            .pod
-            .command(pool_program())
-            .args(["probe", what])
-            .output();
+        self.probe_in(&self.pod, what).await
+    }
+
+    async fn probe_in(&self, pod: &Space, what: &str) -> Result<String, String> {
+        let output = pod.command(pool_program()).args(["probe", what]).output();
         let output = timeout(PATIENCE, output).await.unwrap().unwrap();
         let words = |bytes| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() {
@@ -281,8 +326,13 @@ impl Node {
     }
 
     pub(crate) async fn ready(&self) {
+        self.ready_in(&self.pod).await;
+    }
+
+    /// Waits until the pool of another pod is ready.
+    pub(crate) async fn ready_in(&self, pod: &Space) {
         eventually("the pool is ready", || async {
-            self.probe("ready").await.ok()
+            self.probe_in(pod, "ready").await.ok()
         })
         .await;
     }

@@ -143,6 +143,26 @@ impl Collector for Reading {
                 counters.expired_clients,
             ),
             (
+                "mooncake_drain_moved_replicas",
+                "Replicas that moved to other segments because their owner ended",
+                counters.moved_replicas,
+            ),
+            (
+                "mooncake_drain_moved_bytes",
+                "Bytes of these replicas",
+                counters.moved_bytes,
+            ),
+            (
+                "mooncake_drain_failed_moves",
+                "Copies of objects to other segments that failed",
+                counters.failed_moves,
+            ),
+            (
+                "mooncake_drain_lost_objects",
+                "Objects that were not moved before their segment was unmounted",
+                counters.unmoved_objects,
+            ),
+            (
                 "master_unknown_function_requests",
                 "Requests of functions that do not exist",
                 traffic.unknown.load(Relaxed),

@@ -20,6 +20,11 @@ pub struct Counters {
     /// Ranges that were used again after their time of rest.
     pub released_ranges: u64,
     pub expired_clients: u64,
+    /// Replicas that moved because their owner ended, copies that failed, and objects that an owner took along.
+    pub moved_replicas: u64,
+    pub moved_bytes: u64,
+    pub failed_moves: u64,
+    pub unmoved_objects: u64,
 }
 
 /// What the index contains now.

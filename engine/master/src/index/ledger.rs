@@ -55,6 +55,11 @@ impl Stream {
         }
     }
 
+    /// Returns whether the whole ledger has arrived.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.loading.is_none()
+    }
+
     /// Returns whether objects may be placed in the segment: its ledger is loaded, and its owner keeps pace.
     pub(crate) fn is_open(&self) -> bool {
         self.loading.is_none()
@@ -236,6 +241,10 @@ impl Index {
         }
         let uuid = segment.id;
         let earlier = self.earlier_segments(client, &segment);
+        if !earlier.is_empty() {
+            // It begins again with the new segments.
+            self.stop_evacuation(client);
+        }
         self.mount_segment(segment, client, now)?;
         for segment in earlier {
             self.unmount_segment(segment);
@@ -250,6 +259,15 @@ impl Index {
             self.epoch = highest.saturating_add(1);
         }
         Ok(false)
+    }
+
+    /// Returns the segments with a ledger of a client.
+    pub(crate) fn ledgered_segments(&self, client: Uuid) -> Vec<Uuid> {
+        let mounted = self.segments.iter().map(|(_, mounted)| mounted);
+        mounted
+            .filter(|mounted| mounted.client == client && mounted.stream.is_some())
+            .map(|mounted| mounted.segment.id)
+            .collect()
     }
 
     /// Finds a segment with a ledger.
@@ -322,29 +340,11 @@ impl Index {
     pub(super) fn record(&mut self, id: ObjectId, completed: &[Replica], now: Moment) {
         let mut records: SmallVec<[(SegmentId, u64); 1]> = SmallVec::new();
         for replica in completed {
-            let object = &self.objects[id];
-            let group = self.objects.group(id);
-            let length = object.key.len() + group.map_or(0, str::len);
-            let Some(mounted) = self.segments.get_mut(replica.segment) else {
-                continue;
-            };
-            let Some(stream) = mounted.stream.as_mut() else {
-                continue;
-            };
-            if length > MOST_KEY_BYTES {
-                stream.too_long += 1;
-                continue;
+            if let Some((segment, number)) = self.send_record(id, replica, now) {
+                records.push((segment, number));
+                let wait = Wait(Kind::Acknowledged(segment, number));
+                self.signals.waits.push(wait);
             }
-            let entry = Entry {
-                offset: replica.offset,
-                version: object.version,
-                stored: Some(stored(object, group, now)),
-            };
-            let number = stream.push(entry, None);
-            self.signals.owners.push(mounted.client);
-            records.push((replica.segment, number));
-            let wait = Wait(Kind::Acknowledged(replica.segment, number));
-            self.signals.waits.push(wait);
         }
         if let Some(ranges) = self.superseded.remove(&id) {
             for range in ranges {
@@ -352,6 +352,32 @@ impl Index {
             }
         }
         self.wait_for_key(id);
+    }
+
+    /// Sends the record of a replica. Returns its number; `None` if it has none.
+    pub(super) fn send_record(
+        &mut self,
+        id: ObjectId,
+        replica: &Replica,
+        now: Moment,
+    ) -> Option<(SegmentId, u64)> {
+        let object = &self.objects[id];
+        let group = self.objects.group(id);
+        let length = object.key.len() + group.map_or(0, str::len);
+        let mounted = self.segments.get_mut(replica.segment)?;
+        let stream = mounted.stream.as_mut()?;
+        if length > MOST_KEY_BYTES {
+            stream.too_long += 1;
+            return None;
+        }
+        let entry = Entry {
+            offset: replica.offset,
+            version: object.version,
+            stored: Some(stored(object, group, now)),
+        };
+        let number = stream.push(entry, None);
+        self.signals.owners.push(mounted.client);
+        Some((replica.segment, number))
     }
 
     /// Lets a range leave the ledger of its segment. It is free when the owner has confirmed that.
@@ -363,8 +389,13 @@ impl Index {
 
     /// The same, but not before the records of what replaces it are acknowledged. Changes of one segment are in order.
     fn leave_after(&mut self, range: Range, records: &[(SegmentId, u64)]) {
-        let segment = range.segment;
         self.removed.insert(&range.key, range.version);
+        self.vacate(range, records);
+    }
+
+    /// The same for a range whose object lives on elsewhere: another ledger may bring this version of it.
+    pub(super) fn vacate(&mut self, range: Range, records: &[(SegmentId, u64)]) -> LeaveId {
+        let segment = range.segment;
         let id = self.leaving.insert(range);
         let elsewhere = records.iter().filter(|(other, _)| *other != segment);
         let elsewhere: SmallVec<_> = elsewhere.copied().collect();
@@ -373,6 +404,7 @@ impl Index {
         } else {
             self.leaving.defer(id, elsewhere);
         }
+        id
     }
 
     fn send_leave(&mut self, id: LeaveId) {

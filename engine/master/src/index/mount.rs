@@ -132,6 +132,7 @@ impl Index {
 
     pub(super) fn unmount(&mut self, id: SegmentId) {
         if let Some(mounted) = self.segments.unmount(id) {
+            self.end_evacuation(mounted.client, id);
             self.unmounted.push_back(Unmounted::new(mounted.space));
             if mounted.stream.is_some() {
                 self.drop_stream(id);

@@ -28,6 +28,8 @@ pub(crate) struct Mounted {
     pub(crate) client: Uuid,
     /// Set while the segment unmounts gracefully.
     pub(crate) unmount_at: Option<Moment>,
+    /// Its owner ends: its objects move to other segments.
+    pub(crate) ends: bool,
     pub(crate) space: Allocator<ObjectId>,
     /// Set if the owner keeps a ledger of the keys.
     pub(crate) stream: Option<Stream>,
@@ -36,11 +38,15 @@ pub(crate) struct Mounted {
 impl Mounted {
     /// Returns whether new objects may be placed here.
     fn is_open(&self) -> bool {
-        self.unmount_at.is_none() && self.stream.as_ref().is_none_or(Stream::is_open)
+        !self.leaves() && self.stream.as_ref().is_none_or(Stream::is_open)
+    }
+
+    fn leaves(&self) -> bool {
+        self.ends || self.unmount_at.is_some()
     }
 
     pub(crate) fn status(&self) -> SegmentStatus {
-        if self.unmount_at.is_some() {
+        if self.leaves() {
             SegmentStatus::GracefullyUnmounting
         } else {
             SegmentStatus::Ok
@@ -54,6 +60,16 @@ impl Mounted {
 struct Name {
     name: Box<str>,
     segments: Vec<SegmentId>,
+}
+
+/// The segments that could take a replica if they had space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Targets {
+    /// None is large enough.
+    None,
+    /// None takes objects now: ledgers are being loaded, or owners are silent.
+    Closed,
+    Open,
 }
 
 /// A range for a new replica.
@@ -143,6 +159,7 @@ impl Segments {
             endpoint: segment.te_endpoint.as_str().into(),
             client,
             unmount_at: None,
+            ends: false,
             space: Allocator::new(segment.size),
             stream: None,
             segment,
@@ -255,6 +272,62 @@ impl Segments {
                 return;
             }
         }
+    }
+
+    /// Allocates a range for one more replica of an object: in a segment with a ledger, below another name than its
+    /// `replicas`.
+    pub(crate) fn place_elsewhere(&mut self, size: u64, replicas: &[SegmentId]) -> Option<Place> {
+        let taken = self.positions(replicas);
+        let start = self.start();
+        for step in 0..self.names.len() {
+            let at = (start + step) % self.names.len();
+            if taken.contains(&at) {
+                continue;
+            }
+            for &segment in &self.names[at].segments {
+                let mounted = &mut self.slots[segment];
+                if mounted.stream.is_some()
+                    && mounted.is_open()
+                    && let Some((block, offset)) = mounted.space.allocate(size, ObjectId::default())
+                {
+                    self.used += u128::from(size);
+                    return Some(Place {
+                        segment,
+                        block,
+                        offset,
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns whether there are segments for such a replica, apart from free space.
+    pub(crate) fn targets(&self, size: u64, replicas: &[SegmentId]) -> Targets {
+        let taken = self.positions(replicas);
+        let mut targets = Targets::None;
+        for (at, name) in self.names.iter().enumerate() {
+            let segments = name.segments.iter().map(|&id| &self.slots[id]);
+            for mounted in segments.filter(|_| !taken.contains(&at)) {
+                let large = mounted.space.size() >= size;
+                if mounted.stream.is_none() || mounted.leaves() || !large {
+                    continue;
+                }
+                if mounted.is_open() {
+                    return Targets::Open;
+                }
+                targets = Targets::Closed;
+            }
+        }
+        targets
+    }
+
+    /// Returns the positions of the names of segments.
+    fn positions(&self, segments: &[SegmentId]) -> Vec<usize> {
+        let names = segments.iter().filter_map(|&id| self.name(id));
+        names
+            .filter_map(|name| self.by_name.get(name).copied())
+            .collect()
     }
 
     /// Returns a random position in the list of names.

@@ -1,7 +1,9 @@
 //! Tests of the index: what the stock master does not do, what time does, and properties over random calls.
 
+mod evacuation;
 mod property;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proto::store::release_0_3_13::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use proto::store::ledger::{LedgerLoad, LedgerMount, LedgerPoll};
+use proto::store::ledger::{LedgerEvacuate, LedgerLoad, LedgerMount, LedgerPoll};
 use proto::store::{Rpc, Uuid};
 use proto::struct_pack;
 use tokio::sync::Notify;
@@ -81,6 +81,11 @@ pub(super) fn functions() -> Vec<Function> {
             false,
             |_, (_, positions)| positions.iter().map(|position| position.segment).collect(),
             |index, (client, positions), now| index.poll_ledger(client, &positions, now),
+        ),
+        Function::of_segments::<LedgerEvacuate>(
+            false,
+            |index, (client, ..)| index.ledgered_segments(*client),
+            |index, (client, attempt, ended), now| index.evacuate(client, attempt, &ended, now),
         ),
     ]
 }

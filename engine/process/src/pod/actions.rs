@@ -45,6 +45,7 @@ impl Pod {
                 self.reported_serving = Some(serving);
                 Ok(())
             }
+            Action::Evacuate => self.evacuate(),
             Action::Unmount { graceful } => {
                 self.unmount(graceful).await;
                 Ok(())
@@ -107,7 +108,9 @@ impl Pod {
         } else {
             self.update_touched(&attached.extents);
         }
-        self.draining |= attached.ending;
+        if attached.ending {
+            self.begin_drain();
+        }
         self.attached = Some(attached);
         self.client = Some(client);
         Ok(())

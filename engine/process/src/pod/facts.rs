@@ -4,7 +4,7 @@ use crds::node::MasterInstance;
 use store::{EpochEnd, State};
 
 use crate::pod::Pod;
-use crate::pod::step::{Facts, MasterFact, MetadataFact, RecordFact, SessionFact};
+use crate::pod::step::{EvacuationFact, Facts, MasterFact, MetadataFact, RecordFact, SessionFact};
 
 impl Pod {
     pub(super) fn facts(&self) -> Facts {
@@ -17,6 +17,7 @@ impl Pod {
             listed: self.listed,
             running: self.context.pool.runs(),
             draining: self.draining,
+            evacuation: self.evacuation(),
             attached: self.attached.is_some(),
             record,
             address_verified: self.address.is_some(),
@@ -29,11 +30,26 @@ impl Pod {
             metadata: self.metadata(),
             master: self.master(),
             session: self.session(),
-            maybe_mounted: !self.unmounted
-                && (self.session.is_some() || self.mounted_in().is_some()),
+            maybe_mounted: self.maybe_mounted(),
             drained_reported: self.drained_reported,
             reported_serving: self.reported_serving,
         }
+    }
+
+    fn maybe_mounted(&self) -> bool {
+        !self.unmounted && (self.session.is_some() || self.mounted_in().is_some())
+    }
+
+    fn evacuation(&self) -> EvacuationFact {
+        let is_used = self.ledger.as_ref().and_then(|ledger| ledger.is_used());
+        // A successor may not have mapped the ledger yet.
+        let has_none = self.ledger.is_none() && !self.memory.is_empty();
+        // Between two masters nothing is mounted.
+        let is_mounted = self.maybe_mounted() || (is_used == Some(true) && !self.unmounted);
+        if has_none || !is_mounted {
+            return EvacuationFact::Unsupported;
+        }
+        self.evacuation.fact(is_used)
     }
 
     pub(super) fn metadata(&self) -> MetadataFact {

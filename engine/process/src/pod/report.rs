@@ -93,6 +93,9 @@ impl Pod {
                 (_, Some(session)) => session,
             },
             PoolState::Serving => "mounted and served".to_owned(),
+            PoolState::Draining if step.action.is_none() => {
+                "the pod is terminating: its keys move to other pool pods".to_owned()
+            }
             PoolState::Draining => "the pod is terminating: unmounting from the master".to_owned(),
             PoolState::Released | PoolState::Refused => {
                 "no memory of the pod is mounted".to_owned()

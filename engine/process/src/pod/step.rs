@@ -19,6 +19,8 @@ pub(super) struct Facts {
     pub(super) running: bool,
     /// The pool process requested a drain.
     pub(super) draining: bool,
+    /// The move of the pod's objects to other pods.
+    pub(super) evacuation: EvacuationFact,
     /// This agent is attached to the pool process.
     pub(super) attached: bool,
     /// What the pool process stores for the agent.
@@ -103,6 +105,19 @@ pub(super) enum SessionFact {
     Unreachable,
 }
 
+/// The move of the objects of a pod that drains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EvacuationFact {
+    /// The pod does not drain, nothing of it is mounted, or its master moves nothing: the segments stay readable for the
+    /// drain period.
+    Unsupported,
+    /// It is to begin.
+    Due,
+    Running,
+    /// Nothing more moves.
+    Over,
+}
+
 /// The next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
@@ -123,6 +138,8 @@ pub(super) enum Action {
     /// Record that another pod serves as the master.
     AdoptMaster,
     ReportServing(bool),
+    /// Begin to move the objects to other pods.
+    Evacuate,
     /// Unmount the segments: after the drain period, or at once.
     Unmount {
         graceful: bool,
@@ -144,9 +161,21 @@ pub(super) struct Step {
 
 /// Decides the next step. The conditions are in the order in which a pod meets them; its end comes first.
 pub(super) fn step(facts: &Facts) -> Step {
+    let moves = matches!(
+        facts.evacuation,
+        EvacuationFact::Due | EvacuationFact::Running
+    );
+    if facts.running && facts.draining && moves {
+        return evacuate(facts);
+    }
     if !facts.running || facts.draining || facts.listed == Listed::No {
         return end(facts);
     }
+    begin(facts)
+}
+
+/// Steps of a pod that serves or will serve.
+fn begin(facts: &Facts) -> Step {
     let waiting = |action| with(Some(action), PoolState::Waiting, Reason::WaitingForGrant);
     if !facts.attached {
         return waiting(Action::Attach);
@@ -223,6 +252,16 @@ fn serve(facts: &Facts) -> Step {
     }
 }
 
+/// Steps of a pod whose objects move to others. It serves meanwhile, also a master that comes back or another one.
+fn evacuate(facts: &Facts) -> Step {
+    let due = facts.evacuation == EvacuationFact::Due && facts.session != SessionFact::None;
+    let action = match begin(facts).action {
+        None | Some(Action::ReportServing(_)) if due => Some(Action::Evacuate),
+        action => action,
+    };
+    with(action, PoolState::Draining, Reason::Draining)
+}
+
 /// Steps of a pod that drains, has ended, or is no longer assigned.
 fn end(facts: &Facts) -> Step {
     let graceful = facts.running && facts.draining;
@@ -239,6 +278,7 @@ fn end(facts: &Facts) -> Step {
             Action::Attach
         })
     } else if facts.maybe_mounted {
+        let graceful = graceful && facts.evacuation != EvacuationFact::Over;
         Some(Action::Unmount { graceful })
     } else if facts.mapped || facts.served_to_peers {
         Some(Action::Release)

@@ -109,3 +109,58 @@ impl Rpc for LedgerPoll {
     type Arguments = (Uuid, Vec<Position>);
     type Value = Vec<Changes>;
 }
+
+packed_struct! {
+    /// A copy of an object that the owner of its segment makes in a segment of another owner.
+    pub struct Relocation {
+        /// Never used twice.
+        pub id: Version,
+        /// Wire address in a segment of the owner.
+        pub source: u64,
+        /// P2P server name of the other owner, and a wire address there.
+        pub endpoint: String,
+        pub target: u64,
+        /// Number of bytes.
+        pub length: u64,
+    }
+}
+
+packed_struct! {
+    /// Copies that have ended, by their effect on the target.
+    #[derive(Default)]
+    pub struct Ended {
+        /// The target has all bytes.
+        pub written: Vec<Version>,
+        /// Nothing of the copy can be written at the target any more.
+        pub failed: Vec<Version>,
+        /// The target may still write received bytes.
+        pub unknown: Vec<Version>,
+    }
+}
+
+packed_struct! {
+    /// The state of an evacuation.
+    pub struct Evacuation {
+        /// All copies that have not ended, in no order.
+        pub relocations: Vec<Relocation>,
+        /// Objects that are still to be copied, and those that no segment takes.
+        pub left: u64,
+        pub unmovable: u64,
+        /// The next call need not wait.
+        pub more: bool,
+        /// Nothing is left that can be moved, and no reader uses a former range.
+        pub finished: bool,
+    }
+}
+
+/// (client, attempt, copies that have ended). Moves the objects of all segments of an owner that ends to segments of other
+/// owners, and places no new ones there. To be repeated until it is finished. An attempt is one process that copies: the
+/// copies of another one count as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LedgerEvacuate;
+
+impl Rpc for LedgerEvacuate {
+    const METHOD: &'static str = "MooncakeK8sLedgerEvacuate";
+    type Arguments = (Uuid, Uuid, Ended);
+    type Value = Evacuation;
+}

@@ -167,10 +167,29 @@ impl Pod {
         self.write(record).await
     }
 
+    /// Lets the master move the objects of this pod to others. The session goes on meanwhile.
+    pub(super) fn evacuate(&mut self) -> Result<(), Failure> {
+        let (Some(session), Some(served), Some(deadline)) =
+            (&self.session, &self.served, self.evacuation.deadline())
+        else {
+            return Ok(());
+        };
+        let attempt = store::random_id();
+        let attempt = attempt.map_err(|error| Failure::new(Reason::PoolPodNotReady, error))?;
+        let mover = EngineMover {
+            endpoint: Arc::clone(&served.endpoint),
+            extents: self.mounted.clone(),
+        };
+        let evacuating = session.evacuate(Arc::new(mover), attempt, deadline.into());
+        self.evacuation.run(evacuating);
+        Ok(())
+    }
+
     /// Unmounts all segments. Failures are logged: the master drops the segments when it has received no
     /// ping for its client TTL.
     pub(super) async fn unmount(&mut self, graceful: bool) {
         self.unmounted = true;
+        self.evacuation.stop();
         let session = self.session.take();
         let Some(record) = self.record.clone() else {
             return;

@@ -8,6 +8,7 @@ fn found() -> Facts {
         listed: Listed::Yes,
         running: true,
         draining: false,
+        evacuation: EvacuationFact::Unsupported,
         attached: false,
         record: RecordFact::Unread,
         address_verified: false,
@@ -66,6 +67,7 @@ fn succeed(facts: &mut Facts, action: Action) {
             facts.master = MasterFact::Fresh;
         }
         Action::AdoptMaster => facts.master = MasterFact::Same,
+        Action::Evacuate => facts.evacuation = EvacuationFact::Running,
         Action::ReportServing(serving) => facts.reported_serving = Some(serving),
         Action::Unmount { .. } => {
             facts.session = SessionFact::None;
@@ -207,6 +209,63 @@ fn a_successor_of_a_draining_pods_agent_reads_the_record_and_unmounts() {
         Action::Finish,
     ];
     assert_eq!(done, expected);
+}
+
+#[test]
+fn the_objects_of_a_draining_pod_move_before_it_is_unmounted_at_once() {
+    let mut draining = Facts {
+        draining: true,
+        evacuation: EvacuationFact::Due,
+        ..serving()
+    };
+    assert_eq!(step(&draining).action, Some(Action::Evacuate));
+    succeed(&mut draining, Action::Evacuate);
+    let running = step(&draining);
+    assert_eq!(running.action, None);
+    assert_eq!(running.state, PoolState::Draining);
+    // Without an answer of the operator too.
+    draining.listed = Listed::No;
+    assert_eq!(step(&draining).action, None);
+    draining.evacuation = EvacuationFact::Over;
+    let (done, _) = run(draining);
+    let expected = [
+        Action::Unmount { graceful: false },
+        Action::Release,
+        Action::ReportDrained,
+        Action::Finish,
+    ];
+    assert_eq!(done, expected);
+}
+
+#[test]
+fn a_master_that_comes_back_during_the_move_gets_the_segments_again() {
+    let moving = Facts {
+        draining: true,
+        evacuation: EvacuationFact::Running,
+        ..serving()
+    };
+    let lost = Facts {
+        session: SessionFact::Lost,
+        ..moving.clone()
+    };
+    assert_eq!(step(&lost).action, Some(Action::RenewEpoch));
+    let other = Facts {
+        master: MasterFact::Other,
+        evacuation: EvacuationFact::Due,
+        ..moving.clone()
+    };
+    let (done, last) = run(other);
+    let expected = [Action::ChangeMaster, Action::StartSession, Action::Evacuate];
+    assert_eq!(done, expected);
+    assert_eq!(last.state, PoolState::Draining);
+    let ended = Facts {
+        running: false,
+        ..moving
+    };
+    assert_eq!(
+        step(&ended).action,
+        Some(Action::Unmount { graceful: false })
+    );
 }
 
 #[test]

@@ -1,0 +1,462 @@
+//! Moves the objects of an owner that ends to segments of other owners: those used last first, a limited number at a time.
+//! The owner copies the bytes. docs/decisions/evacuation.md has the rules.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::time::Duration;
+
+use proto::store::ledger::{Ended, Evacuation as Answer, Relocation, Version};
+use proto::store::{ErrorCode, Uuid};
+
+use super::ledger::{LeaveId, Stream};
+use super::object::{Object, ObjectId, Replica};
+use super::segments::{Place, SegmentId, Targets};
+use super::{Index, Moment, range};
+
+/// Copies of one owner at a time, and their bytes if they are more than one.
+const MOST_MOVES: usize = 64;
+const MOST_BYTES: u64 = 64 << 20;
+/// Ranges or objects that one call looks at. One costs about a microsecond.
+const STEPS: usize = 1024;
+/// Copies of one object that may fail, and the time before the next one for each that has.
+const MOST_TRIES: u8 = 8;
+const RETRY: Duration = Duration::from_millis(500);
+/// Time between two evictions for want of space, and between two scans for puts that have ended.
+const AGAIN: Duration = Duration::from_millis(100);
+/// An unfinished put is waited for this long after its start.
+const PUT_PATIENCE: Duration = Duration::from_secs(5);
+/// The other owners mount their segments in this time after the start of a run.
+const MOUNT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The owners that end.
+#[derive(Debug, Default)]
+pub(super) struct Evacuations {
+    of: HashMap<Uuid, Evacuation>,
+    last: u64,
+}
+
+/// Objects with pins first, then those that were used last.
+type Rank = (bool, bool, Moment);
+
+#[derive(Debug)]
+struct Evacuation {
+    attempt: Uuid,
+    segments: Vec<SegmentId>,
+    called: Moment,
+    /// The number of a segment and a position there, until all objects are in the queue.
+    scan: Option<(usize, usize)>,
+    scanned: Moment,
+    /// The scan has met unfinished puts.
+    unfinished: bool,
+    queue: BinaryHeap<(Rank, ObjectId)>,
+    /// Objects whose copy has failed, by the time of the next one.
+    failed: BinaryHeap<Reverse<(Moment, ObjectId)>>,
+    tries: HashMap<ObjectId, u8>,
+    moves: BTreeMap<Version, Move>,
+    bytes: u64,
+    /// Objects that no segment takes, or that could not be copied.
+    unmovable: u64,
+    /// Ranges of objects that have moved, until they have left the ledger.
+    leaving: Vec<LeaveId>,
+    /// A reader may use a former range before this time.
+    readers_until: Moment,
+    evicted: Moment,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Move {
+    object: ObjectId,
+    /// The ID of the replica that leaves.
+    replica: u64,
+    source: u64,
+    place: Place,
+    size: u64,
+}
+
+/// What happens to the first object of the queue.
+enum Next {
+    Move(Replica, Place),
+    /// Nothing has to be done for it.
+    Skip,
+    Unmovable,
+    /// Others wait with it.
+    Wait,
+}
+
+impl Evacuation {
+    fn new(attempt: Uuid, segments: Vec<SegmentId>) -> Self {
+        Self {
+            attempt,
+            segments,
+            called: Moment::default(),
+            scan: Some((0, 0)),
+            scanned: Moment::default(),
+            unfinished: false,
+            queue: BinaryHeap::new(),
+            failed: BinaryHeap::new(),
+            tries: HashMap::new(),
+            moves: BTreeMap::new(),
+            bytes: 0,
+            unmovable: 0,
+            leaving: Vec::new(),
+            readers_until: Moment::default(),
+            evicted: Moment::default(),
+        }
+    }
+
+    fn left(&self) -> u64 {
+        (self.queue.len() + self.failed.len() + self.moves.len()) as u64
+    }
+
+    /// Returns the replica that must leave.
+    fn replica(&self, object: &Object) -> Option<Replica> {
+        let mut replicas = object.replicas.iter();
+        let leaves =
+            |replica: &&Replica| replica.complete && self.segments.contains(&replica.segment);
+        replicas.find(leaves).copied()
+    }
+
+    fn push(&mut self, id: ObjectId, object: &Object, now: Moment) {
+        let rank = (object.hard_pin, object.is_soft_pinned(now), object.lease);
+        self.queue.push((rank, id));
+    }
+}
+
+impl Index {
+    /// Continues the evacuation of an owner, or begins it: nothing new is placed in its segments. Takes the results of
+    /// copies; results of unknown copies have no effect. Returns the copies that the owner is to make.
+    ///
+    /// # Errors
+    /// `SegmentNotFound` if the client has no segment with a ledger; `UnavailableInCurrentStatus` while a ledger is not
+    /// loaded.
+    pub fn evacuate(
+        &mut self,
+        client: Uuid,
+        attempt: Uuid,
+        ended: &Ended,
+        now: Moment,
+    ) -> Result<Answer, ErrorCode> {
+        let segments = self.segments_of(client)?;
+        let known = self.evacuations.of.remove(&client);
+        let mut evacuation = match known {
+            Some(known) if known.attempt == attempt && known.segments == segments => known,
+            other => {
+                other.into_iter().for_each(|other| self.abandon(&other));
+                Evacuation::new(attempt, segments)
+            }
+        };
+        evacuation.called = now;
+        for &id in &evacuation.segments {
+            if let Some(mounted) = self.segments.get_mut(id) {
+                mounted.ends = true;
+            }
+        }
+        self.settle(&mut evacuation, ended, now);
+        let mut steps = STEPS;
+        self.scan(&mut evacuation, &mut steps, now);
+        if evacuation.scan.is_none() {
+            self.assign(&mut evacuation, &mut steps, now);
+        }
+        let leaving = &self.leaving;
+        evacuation.leaving.retain(|id| leaving.contains(*id));
+        let idle = evacuation.scan.is_none() && evacuation.left() == 0;
+        let finished = idle
+            && !evacuation.unfinished
+            && evacuation.leaving.is_empty()
+            && evacuation.readers_until <= now;
+        if idle && evacuation.unfinished && evacuation.scanned.after(AGAIN) <= now {
+            evacuation.scan = Some((0, 0));
+        }
+        let relocations = evacuation.moves.iter();
+        let answer = Answer {
+            relocations: relocations
+                .filter_map(|(&id, of)| self.relocation(id, of))
+                .collect(),
+            left: evacuation.left(),
+            unmovable: evacuation.unmovable,
+            more: steps == 0,
+            finished,
+        };
+        self.evacuations.of.insert(client, evacuation);
+        Ok(answer)
+    }
+
+    fn segments_of(&self, client: Uuid) -> Result<Vec<SegmentId>, ErrorCode> {
+        let mut segments = Vec::new();
+        for (id, mounted) in self.segments.iter() {
+            match &mounted.stream {
+                Some(stream) if mounted.client == client => {
+                    if !Stream::is_loaded(stream) {
+                        return Err(ErrorCode::UnavailableInCurrentStatus);
+                    }
+                    segments.push(id);
+                }
+                _ => {}
+            }
+        }
+        if segments.is_empty() {
+            return Err(ErrorCode::SegmentNotFound);
+        }
+        Ok(segments)
+    }
+
+    fn relocation(&self, id: Version, of: &Move) -> Option<Relocation> {
+        let target = self.segments.get(of.place.segment)?;
+        Some(Relocation {
+            id,
+            source: of.source,
+            endpoint: target.endpoint.as_ref().into(),
+            target: target.segment.base + of.place.offset,
+            length: of.size,
+        })
+    }
+
+    /// Puts the objects of the segments into the queue.
+    fn scan(&mut self, evacuation: &mut Evacuation, steps: &mut usize, now: Moment) {
+        while let Some((number, at)) = evacuation.scan {
+            if *steps == 0 {
+                return;
+            }
+            if (number, at) == (0, 0) {
+                (evacuation.scanned, evacuation.unfinished) = (now, false);
+            }
+            let segment = evacuation.segments.get(number);
+            let Some(mounted) = segment.and_then(|id| self.segments.get(*id)) else {
+                evacuation.scan = None;
+                return;
+            };
+            let (owners, next) = mounted.space.owners(at, *steps);
+            *steps = next.map_or(*steps - 1, |_| 0);
+            evacuation.scan = Some(next.map_or((number + 1, 0), |next| (number, next)));
+            for id in owners.collect::<Vec<_>>() {
+                let Some(object) = self.objects.get(id) else {
+                    continue;
+                };
+                if object.in_put {
+                    evacuation.unfinished |= now < object.put_start.after(PUT_PATIENCE);
+                } else if evacuation
+                    .tries
+                    .get(&id)
+                    .is_none_or(|tries| *tries < MOST_TRIES)
+                {
+                    evacuation.push(id, object, now);
+                }
+            }
+        }
+    }
+
+    /// Chooses the next copies.
+    fn assign(&mut self, evacuation: &mut Evacuation, steps: &mut usize, now: Moment) {
+        while let Some(&Reverse((when, id))) = evacuation.failed.peek() {
+            if now < when {
+                break;
+            }
+            evacuation.failed.pop();
+            if let Some(object) = self.objects.get(id) {
+                evacuation.push(id, object, now);
+            }
+        }
+        while evacuation.moves.len() < MOST_MOVES
+            && *steps > 0
+            && let Some(&(_, id)) = evacuation.queue.peek()
+        {
+            *steps -= 1;
+            match self.next(evacuation, id, now) {
+                Next::Wait => return,
+                Next::Skip => {
+                    evacuation.queue.pop();
+                }
+                Next::Unmovable => {
+                    evacuation.queue.pop();
+                    evacuation.tries.insert(id, MOST_TRIES);
+                    evacuation.unmovable += 1;
+                }
+                Next::Move(replica, place) => {
+                    evacuation.queue.pop();
+                    self.begin(evacuation, id, &replica, place);
+                }
+            }
+        }
+    }
+
+    fn next(&mut self, evacuation: &mut Evacuation, id: ObjectId, now: Moment) -> Next {
+        let Some(object) = self.objects.get(id) else {
+            return Next::Skip;
+        };
+        if object.in_put {
+            evacuation.unfinished = true;
+            return Next::Skip;
+        }
+        let Some(replica) = evacuation.replica(object) else {
+            return Next::Skip;
+        };
+        let size = object.size;
+        if !evacuation.moves.is_empty() && evacuation.bytes.saturating_add(size) > MOST_BYTES {
+            return Next::Wait;
+        }
+        let replicas = object.replicas.iter().map(|replica| replica.segment);
+        let replicas: Vec<_> = replicas.collect();
+        if let Some(place) = self.segments.place_elsewhere(size, &replicas) {
+            return Next::Move(replica, place);
+        }
+        let object = &self.objects[id];
+        let stays = |other: &Replica| {
+            let mounted = self.segments.get(other.segment);
+            other.complete && mounted.is_some_and(|mounted| !mounted.ends)
+        };
+        match self.segments.targets(size, &replicas) {
+            // The others keep the key.
+            _ if object.replicas.iter().any(stays) => Next::Skip,
+            Targets::Open => {
+                // What was used longest ago makes room, in the ordinary order.
+                if evacuation.evicted.after(AGAIN) <= now && !self.order.is_active() {
+                    evacuation.evicted = now;
+                    self.order.request();
+                }
+                Next::Wait
+            }
+            Targets::Closed => Next::Wait,
+            Targets::None if now < Moment::default().after(MOUNT_PATIENCE) => Next::Wait,
+            Targets::None => Next::Unmovable,
+        }
+    }
+
+    fn begin(&mut self, evacuation: &mut Evacuation, id: ObjectId, from: &Replica, place: Place) {
+        self.evacuations.last += 1;
+        let number = Version {
+            epoch: self.epoch,
+            number: self.evacuations.last,
+        };
+        let mounted = self.segments.get(from.segment);
+        let base = mounted.map_or(0, |mounted| mounted.segment.base);
+        let size = self.objects[id].size;
+        evacuation.bytes = evacuation.bytes.saturating_add(size);
+        let of = Move {
+            object: id,
+            replica: from.id,
+            source: base + from.offset,
+            place,
+            size,
+        };
+        evacuation.moves.insert(number, of);
+    }
+
+    /// Takes the results of copies.
+    fn settle(&mut self, evacuation: &mut Evacuation, ended: &Ended, now: Moment) {
+        for id in &ended.written {
+            if let Some(of) = take(evacuation, *id) {
+                self.complete(evacuation, &of, now);
+            }
+        }
+        for id in &ended.failed {
+            if let Some(of) = take(evacuation, *id) {
+                self.segments.free(of.place.segment, of.place.block);
+                self.fail(evacuation, &of, now);
+            }
+        }
+        for id in &ended.unknown {
+            if let Some(of) = take(evacuation, *id) {
+                let rest = now.after(self.settings.put_release);
+                self.rest(&of, rest);
+                self.fail(evacuation, &of, now);
+            }
+        }
+    }
+
+    /// The target has the bytes: it replaces the former range. What was removed or replaced meanwhile stays so.
+    fn complete(&mut self, evacuation: &mut Evacuation, of: &Move, now: Moment) {
+        let Place {
+            segment,
+            block,
+            offset,
+        } = of.place;
+        let at = self.objects.get(of.object).and_then(|object| {
+            let mut replicas = object.replicas.iter();
+            replicas.position(|replica| replica.id == of.replica)
+        });
+        let Some(at) = at else {
+            return self.segments.free(segment, block);
+        };
+        if !self.segments.is_mounted(segment) {
+            return self.fail(evacuation, of, now);
+        }
+        let replica = Replica {
+            id: self.next_replica,
+            offset,
+            segment,
+            block,
+            complete: true,
+        };
+        self.next_replica += 1;
+        self.segments.give(of.place, of.object);
+        let object = &mut self.objects[of.object];
+        let former = std::mem::replace(&mut object.replicas[at], replica);
+        let rest = if object.is_leased(now) {
+            object.lease
+        } else {
+            Moment::default()
+        };
+        evacuation.readers_until = evacuation.readers_until.max(rest);
+        let leaves = range(&former, object, rest);
+        let record = self.send_record(of.object, &replica, now);
+        let leaving = self.vacate(leaves, record.as_slice());
+        evacuation.leaving.push(leaving);
+        self.counters.moved_replicas += 1;
+        self.counters.moved_bytes = self.counters.moved_bytes.saturating_add(of.size);
+        let object = &self.objects[of.object];
+        if evacuation.replica(object).is_some() {
+            evacuation.push(of.object, object, now);
+        }
+    }
+
+    fn fail(&mut self, evacuation: &mut Evacuation, of: &Move, now: Moment) {
+        self.counters.failed_moves += 1;
+        let tries = evacuation.tries.entry(of.object).or_default();
+        *tries += 1;
+        if *tries < MOST_TRIES {
+            let next = now.after(RETRY * u32::from(*tries));
+            evacuation.failed.push(Reverse((next, of.object)));
+        } else {
+            evacuation.unmovable += 1;
+        }
+    }
+
+    /// The target of a copy with an unknown end rests.
+    fn rest(&mut self, of: &Move, until: Moment) {
+        self.retired
+            .push(of.place.segment, of.place.block, of.size, until);
+    }
+
+    /// Nobody reports the ends of the copies any more.
+    fn abandon(&mut self, evacuation: &Evacuation) {
+        let rest = evacuation.called.after(self.settings.put_release);
+        for of in evacuation.moves.values() {
+            self.rest(of, rest);
+        }
+    }
+
+    /// Stops an evacuation that begins again with other segments.
+    pub(super) fn stop_evacuation(&mut self, client: Uuid) {
+        if let Some(evacuation) = self.evacuations.of.remove(&client) {
+            self.abandon(&evacuation);
+        }
+    }
+
+    /// Ends the evacuation of an owner one of whose segments was unmounted.
+    pub(super) fn end_evacuation(&mut self, client: Uuid, segment: SegmentId) {
+        let of = self.evacuations.of.get(&client);
+        if of.is_some_and(|of| of.segments.contains(&segment))
+            && let Some(evacuation) = self.evacuations.of.remove(&client)
+        {
+            self.counters.unmoved_objects += evacuation.left() + evacuation.unmovable;
+            self.abandon(&evacuation);
+        }
+    }
+}
+
+/// Removes a copy that has ended.
+fn take(evacuation: &mut Evacuation, id: Version) -> Option<Move> {
+    let of = evacuation.moves.remove(&id)?;
+    evacuation.bytes = evacuation.bytes.saturating_sub(of.size);
+    Some(of)
+}
