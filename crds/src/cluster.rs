@@ -318,11 +318,14 @@ impl MooncakeClusterSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "!has(self.endpoint) || self.type == 'HTTP'", "message": "metadata.endpoint requires metadata.type HTTP" },
+        { "rule": "has(self.endpoints) == (self.type == 'Etcd')", "message": "metadata.type Etcd requires metadata.endpoints, and no other type has them" },
+        { "rule": "(has(self.endpoints) ? self.endpoints : []) == (has(oldSelf.endpoints) ? oldSelf.endpoints : [])", "message": "metadata.endpoints is immutable because engines read it only when they start: create another MooncakeCluster" },
         { "rule": "(has(self.endpoint) ? self.endpoint : '') == (has(oldSelf.endpoint) ? oldSelf.endpoint : '')", "message": "metadata.endpoint is immutable because engines read it only when they start: create another MooncakeCluster" }
     ]))]
 pub struct Metadata {
     /// `P2P`: peers request segment descriptors from each other on the handshake port, without a metadata service. `HTTP`:
-    /// pools publish them in an HTTP metadata service, and peers read them there. Immutable. Default: P2P.
+    /// pools publish them in an HTTP metadata service, and peers read them there. `Etcd`: the same in an etcd. Immutable.
+    /// Default: P2P.
     #[serde(default, rename = "type")]
     #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "self == oldSelf", "message": "metadata.type is immutable because peers cache its results: create another MooncakeCluster" }
@@ -339,6 +342,20 @@ pub struct Metadata {
         regex(pattern = r"^http://[^/?#@\s]+(/[^?#\s]*)?$")
     )]
     pub endpoint: Option<String>,
+
+    /// Hosts and client ports of an etcd of version 3.4 or later, such as `etcd.infra.svc:2379`; all members, or a Service in
+    /// front of them. Without TLS and authentication, which stock engines do not support: whoever else reaches it can replace
+    /// its values. Immutable. Keys begin with `mooncake/<namespace>/<name>/`; engines outside the cluster set
+    /// `MC_METADATA_CLUSTER_ID` to `<namespace>/<name>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 9),
+        inner(
+            length(min = 3, max = 260),
+            regex(pattern = r"^[^/?#@,;\s]+:[0-9]{1,5}$")
+        )
+    )]
+    pub endpoints: Option<Vec<String>>,
 }
 
 /// Source of segment descriptors.
@@ -350,6 +367,8 @@ pub enum MetadataType {
     /// An HTTP metadata service has them.
     #[serde(rename = "HTTP")]
     Http,
+    /// An etcd has them.
+    Etcd,
 }
 
 /// The master.
@@ -591,7 +610,7 @@ pub struct MooncakeClusterStatus {
     /// Generation of the spec to which this status belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions: Ready, MasterReady, PoolsReady, TransportsReady, PodsInjected and, with `spec.metadata.type` HTTP, MetadataReady, and with `spec.mnnvl`, MnnvlReady.
+    /// Conditions: Ready, MasterReady, PoolsReady, TransportsReady, PodsInjected and, with `spec.metadata.type` HTTP or Etcd, MetadataReady, and with `spec.mnnvl`, MnnvlReady.
     /// Reconciling, Stalled, Degraded and Paused are present only while they are True.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

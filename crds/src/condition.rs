@@ -25,7 +25,7 @@ pub enum ConditionType {
     MasterReady,
     /// MooncakeCluster: the memory of every desired pool pod is mounted and served.
     PoolsReady,
-    /// MooncakeCluster, only with `spec.metadata.type` HTTP: every pool pod can use the metadata service and has published its
+    /// MooncakeCluster, only with `spec.metadata.type` HTTP or Etcd: every pool pod can use the metadata service and has published its
     /// descriptor there. `Ready` does not wait for it: mounted segments that peers know stay usable.
     MetadataReady,
     /// MooncakeCluster: the transports that the spec requires are proven to work.

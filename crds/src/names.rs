@@ -136,6 +136,11 @@ pub fn metadata_endpoint(cluster: &str, namespace: &str) -> String {
     )
 }
 
+/// Returns the `MC_METADATA_CLUSTER_ID` of a cluster's engines in an etcd, which several clusters may share.
+pub fn metadata_cluster(cluster: &str, namespace: &str) -> String {
+    format!("{namespace}/{cluster}")
+}
+
 /// Returns the segment name of an extent. It contains no `/`, which has a special meaning for stock peers.
 pub fn segment(cluster: &str, pool: &str, node: &str, extent: usize) -> String {
     format!("{cluster}.{pool}.{node}.{extent}")

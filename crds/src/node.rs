@@ -349,9 +349,13 @@ pub struct MetadataService {
     /// Its protocol.
     #[serde(rename = "type")]
     pub kind: MetadataType,
-    /// Its URL.
-    #[schemars(length(min = 8, max = 512))]
+    /// Its URL; of an etcd `etcd://host:port`, with a comma between endpoints.
+    #[schemars(length(min = 8, max = 2400))]
     pub endpoint: String,
+    /// The `MC_METADATA_CLUSTER_ID` of its engines, with which keys begin. Absent with type HTTP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 320))]
+    pub cluster_id: Option<String>,
 }
 
 /// An instance of a master, from the start of its pod until it loses its index.

@@ -90,6 +90,10 @@ impl Binaries {
         self.kubernetes.join("kubectl")
     }
 
+    pub fn etcd(&self) -> PathBuf {
+        self.kubernetes.join("etcd")
+    }
+
     pub fn helm(&self) -> PathBuf {
         self.addons.join("helm")
     }

@@ -1,11 +1,13 @@
 //! The two keys of one engine in a metadata service: published, compared, published again where they are lost, removed.
 
 use proto::descriptor::Descriptor;
-use proto::metadata::{RpcMeta, descriptor_key, rpc_meta_key};
+use proto::metadata::RpcMeta;
 use serde_json::Value;
 
 use crate::error::{Error, Problem};
-use crate::service::Service;
+use crate::etcd::Etcd;
+use crate::http::HttpService;
+use crate::service::{Backend, Service};
 
 /// What a service has to hold of one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,23 +29,34 @@ pub enum Published {
 
 impl Entry {
     /// Makes the service hold both keys. The name belongs to this engine: it has the address of its host. So another value
-    /// is that of a dead engine, and is replaced.
+    /// is that of a dead engine, and is replaced. In etcd both keys are under a lease of this process.
     ///
     /// # Errors
     /// Of the requests; [`Problem::NameTaken`] if another process writes the same name at the same time.
     pub async fn publish(&self, service: &Service) -> Result<Published, Error> {
+        match &service.backend {
+            Backend::Http(http) => self.publish_by_http(service, http).await,
+            Backend::Etcd(etcd) => self.publish_in_etcd(service, etcd).await,
+        }
+    }
+
+    async fn publish_by_http(
+        &self,
+        service: &Service,
+        http: &HttpService,
+    ) -> Result<Published, Error> {
         let name = &self.descriptor.name;
-        let key = rpc_meta_key(name);
+        let key = service.keys.rpc_meta(name);
         let wanted = self.rpc_meta.encode();
-        let now = service.get(&key).await?;
+        let now = http.get(&key).await?;
         let mut published = Published::Unchanged;
-        if now.as_deref().and_then(object) != object(&wanted) {
+        if !now.as_deref().is_some_and(|now| self.is_rpc_meta(now)) {
             published = Published::Written;
             if now.is_some() {
                 // Stock servers do not replace this key.
-                service.delete(&key).await?;
+                http.delete(&key).await?;
             }
-            if !service.put(&key, &wanted).await? {
+            if !http.put(&key, &wanted).await? {
                 return Err(service.error(None, Problem::NameTaken(name.as_str().into())));
             }
         }
@@ -52,31 +65,85 @@ impl Entry {
             let mut text = self.descriptor.encode();
             // HTTP values of stock engines have no newline.
             text.pop_if(|last| *last == b'\n');
-            let key = descriptor_key(name);
-            if !service.put(&key, &text).await? {
+            let key = service.keys.descriptor(name);
+            if !http.put(&key, &text).await? {
                 return Err(service.error(None, Problem::NameTaken(name.as_str().into())));
             }
         }
         Ok(published)
     }
 
-    /// Whether the service holds the descriptor. One request, for checks while nothing changes.
+    async fn publish_in_etcd(&self, service: &Service, etcd: &Etcd) -> Result<Published, Error> {
+        let name = &self.descriptor.name;
+        let lease = etcd.lease().await?;
+        let mut missing = Vec::new();
+        let key = service.keys.rpc_meta(name);
+        let now = etcd.get(&key).await?;
+        if !now.is_some_and(|now| now.lease == lease && self.is_rpc_meta(&now.bytes)) {
+            let mut text = self.rpc_meta.encode();
+            // As stock engines write it to etcd.
+            text.push(b'\n');
+            missing.push((key, text));
+        }
+        let key = service.keys.descriptor(name);
+        let now = etcd.get(&key).await?;
+        if !now.is_some_and(|now| now.lease == lease && self.is_descriptor(&now.bytes)) {
+            missing.push((key, self.descriptor.encode()));
+        }
+        if missing.is_empty() {
+            return Ok(Published::Unchanged);
+        }
+        etcd.put(&missing, lease).await?;
+        Ok(Published::Written)
+    }
+
+    /// Whether the service holds the descriptor. A check while nothing changes: one request, with etcd three, of which
+    /// one renews the lease.
     ///
     /// # Errors
     /// Of the request.
     pub async fn is_described(&self, service: &Service) -> Result<bool, Error> {
-        let found = service.get(&descriptor_key(&self.descriptor.name)).await?;
-        let found = found.and_then(|found| Descriptor::parse(&found).ok());
-        Ok(found.is_some_and(|found| self.describes(&found)))
+        let key = service.keys.descriptor(&self.descriptor.name);
+        match &service.backend {
+            Backend::Http(http) => {
+                let found = http.get(&key).await?;
+                Ok(found.is_some_and(|found| self.is_descriptor(&found)))
+            }
+            Backend::Etcd(etcd) => {
+                let lease = etcd.lease().await?;
+                let found = etcd.get(&key).await?;
+                Ok(found
+                    .is_some_and(|found| found.lease == lease && self.is_descriptor(&found.bytes)))
+            }
+        }
     }
 
-    /// Whether the service holds the address of the handshake listener. One request.
+    /// Whether the service holds the address of the handshake listener. The same number of requests.
     ///
     /// # Errors
     /// Of the request.
     pub async fn is_reachable(&self, service: &Service) -> Result<bool, Error> {
-        let found = service.get(&rpc_meta_key(&self.descriptor.name)).await?;
-        Ok(found.as_deref().and_then(object) == object(&self.rpc_meta.encode()))
+        let key = service.keys.rpc_meta(&self.descriptor.name);
+        match &service.backend {
+            Backend::Http(http) => {
+                let found = http.get(&key).await?;
+                Ok(found.is_some_and(|found| self.is_rpc_meta(&found)))
+            }
+            Backend::Etcd(etcd) => {
+                let lease = etcd.lease().await?;
+                let found = etcd.get(&key).await?;
+                Ok(found
+                    .is_some_and(|found| found.lease == lease && self.is_rpc_meta(&found.bytes)))
+            }
+        }
+    }
+
+    fn is_rpc_meta(&self, found: &[u8]) -> bool {
+        object(found) == object(&self.rpc_meta.encode())
+    }
+
+    fn is_descriptor(&self, found: &[u8]) -> bool {
+        Descriptor::parse(found).is_ok_and(|found| self.describes(&found))
     }
 
     /// Compares what peers use; the time of publishing is not.
@@ -86,15 +153,21 @@ impl Entry {
         found == self.descriptor
     }
 
-    /// Removes both keys, in the order of stock engines.
+    /// Removes both keys, in the order of stock engines; in etcd what this process has published, and nothing that a
+    /// successor of the same name has.
     ///
     /// # Errors
     /// Of the requests. The second key is tried where the first one fails.
     pub async fn withdraw(&self, service: &Service) -> Result<(), Error> {
-        let name = &self.descriptor.name;
-        let first = service.delete(&rpc_meta_key(name)).await;
-        let second = service.delete(&descriptor_key(name)).await;
-        first.and(second)
+        match &service.backend {
+            Backend::Http(http) => {
+                let name = &self.descriptor.name;
+                let first = http.delete(&service.keys.rpc_meta(name)).await;
+                let second = http.delete(&service.keys.descriptor(name)).await;
+                first.and(second)
+            }
+            Backend::Etcd(etcd) => etcd.revoke().await,
+        }
     }
 }
 

@@ -49,7 +49,7 @@ pub enum Problem {
     Slow(Duration),
     /// The connection ended before the answer.
     #[error(
-        "the connection ended before the answer ({0}): the service ended, or is not an HTTP service"
+        "the connection ended before the answer ({0}): the service ended, or has another protocol"
     )]
     Closed(Arc<str>),
     /// The answer is not HTTP, or that of a server with TLS.
@@ -79,6 +79,46 @@ pub enum Problem {
         /// The first bytes of the answer.
         body: Arc<str>,
     },
+    /// An etcd expects TLS.
+    #[error(
+        "wrong scheme: the port expects TLS. Stock engines and pools use etcd without TLS: add an http:// URL to --listen-client-urls of etcd, or use metadata type P2P"
+    )]
+    Tls,
+    /// Another program than etcd.
+    #[error("not an etcd: {0}. Check host and port; clients use port 2379 of etcd")]
+    NotEtcd(Arc<str>),
+    /// etcd has users.
+    #[error(
+        "etcd requires a user ({0}). Stock engines and pools have none: use an etcd without authentication, or metadata type P2P"
+    )]
+    Denied(Arc<str>),
+    /// The member that answers has no leader; the failures of the other endpoints.
+    #[error(
+        "no quorum: this member of etcd has no leader, because a majority of the members is down or does not reach it{}. Start the other members, and check the network between their ports 2380",
+        .0.is_empty().then(String::new).unwrap_or_else(|| format!(" ({})", .0))
+    )]
+    NoQuorum(Arc<str>),
+    /// Each endpoint of an etcd with its failure.
+    #[error(
+        "none of its endpoints works ({0}). Start etcd, and check the NetworkPolicies between it and the pods"
+    )]
+    NoEndpoint(Arc<str>),
+    /// The database of etcd is full.
+    #[error(
+        "etcd has the alarm NOSPACE: its database is as large as --quota-backend-bytes, so it rejects writes. Compact and defragment it, and disarm the alarm (etcdctl alarm disarm)"
+    )]
+    NoSpace,
+    /// Another alarm of etcd.
+    #[error("etcd has an alarm: {0}. Run `etcdctl alarm list`")]
+    Alarm(Arc<str>),
+    /// etcd answered by an error.
+    #[error("{operation} failed: {message}. Read the log of etcd")]
+    Rejected {
+        /// The operation of etcd's API.
+        operation: &'static str,
+        /// The message of etcd.
+        message: Arc<str>,
+    },
     /// Another process holds the key, and takes it again after its removal.
     #[error(
         "another process publishes under the name {0} too: two engines must not have one server name"
@@ -97,4 +137,16 @@ pub enum Problem {
         /// What is wrong.
         cause: Arc<str>,
     },
+}
+
+impl Problem {
+    /// The cause without what to do, for lists.
+    pub(crate) fn short(&self) -> String {
+        if let Self::NotResolved(cause) = self {
+            return format!("not resolved ({cause})");
+        }
+        let text = self.to_string();
+        let end = [": ", ". "].iter().filter_map(|mark| text.find(mark)).min();
+        text[..end.unwrap_or(text.len())].to_owned()
+    }
 }

@@ -1,183 +1,149 @@
-//! One HTTP/1.1 request on one connection, and its answer. Engine processes and gates do without an HTTP stack.
+//! Requests to an HTTP metadata service: one connection each, with the timeouts of stock engines.
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+mod exchange;
 
-use crate::error::Problem;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
-/// Longest head of an answer in bytes.
-const HEAD_LIMIT: usize = 16 << 10;
+use proto::metadata::ServiceUrl;
+use tokio::time::timeout;
 
-/// Most header fields of an answer.
-const FIELDS_LIMIT: usize = 64;
+use crate::connect::{Lookup, connect};
+use crate::error::{Error, Problem};
+use exchange::Answer;
 
-/// Longest body in bytes: the limit of stock engines for a descriptor.
-const BODY_LIMIT: usize = 1 << 20;
+/// Limit for a request with its connection.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
 
-/// A complete answer.
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) body: Vec<u8>,
+/// Longest text of an answer in a message.
+const QUOTE_LIMIT: usize = 80;
+
+/// An HTTP metadata service.
+pub(crate) struct HttpService {
+    pub(crate) text: Arc<str>,
+    pub(crate) url: ServiceUrl,
+    pub(crate) lookup: Lookup,
 }
 
-/// How the end of a body is marked.
-enum End {
-    Length(usize),
-    Chunks,
-    Close,
-}
-
-struct Head {
-    status: u16,
-    /// Where the body begins.
-    length: usize,
-    end: End,
-}
-
-/// Sends a request and returns its answer.
-pub(crate) async fn exchange(mut stream: TcpStream, request: &[u8]) -> Result<Answer, Problem> {
-    let failed = |error: std::io::Error| closed(&error.to_string());
-    stream.write_all(request).await.map_err(failed)?;
-    let mut bytes = Vec::with_capacity(4096);
-    let head = loop {
-        if let Some(head) = head(&bytes)? {
-            break head;
-        }
-        if bytes.len() > HEAD_LIMIT {
-            return Err(Problem::WrongScheme("the header does not end".into()));
-        }
-        if stream.read_buf(&mut bytes).await.map_err(failed)? == 0 {
-            return Err(closed("before the end of the header"));
-        }
-    };
-    let mut body = bytes.split_off(head.length);
-    loop {
-        if let Some(body) = complete(&head.end, &body)? {
-            return Ok(Answer {
-                status: head.status,
-                body,
-            });
-        }
-        if body.len() > 2 * BODY_LIMIT {
-            return Err(too_long());
-        }
-        if stream.read_buf(&mut body).await.map_err(failed)? == 0 {
-            if matches!(head.end, End::Close) && body.len() <= BODY_LIMIT {
-                return Ok(Answer {
-                    status: head.status,
-                    body,
-                });
-            }
-            return Err(closed("within the answer"));
+impl HttpService {
+    /// Returns the value of a key; `None` if the service has no such key.
+    pub(crate) async fn get(&self, key: &str) -> Result<Option<Vec<u8>>, Error> {
+        let (address, answer) = self.request("GET", key, &[]).await?;
+        match answer.status {
+            // A web server with one page for all paths is no metadata service.
+            200 if is_object(&answer.body) => Ok(Some(answer.body)),
+            404 if is_missing(&answer.body) => Ok(None),
+            _ => Err(self.error(Some(address), problem("GET", &answer))),
         }
     }
-}
 
-fn closed(cause: &str) -> Problem {
-    Problem::Closed(cause.into())
-}
-
-fn too_long() -> Problem {
-    closed("the answer is longer than 1 MiB")
-}
-
-/// Parses the head; `None` while it is incomplete.
-fn head(bytes: &[u8]) -> Result<Option<Head>, Problem> {
-    let wrong = |cause: &str| Problem::WrongScheme(cause.into());
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS_LIMIT];
-    let mut response = httparse::Response::new(&mut fields);
-    let length = match response.parse(bytes) {
-        Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) => return Ok(None),
-        Err(error) => return Err(wrong(&error.to_string())),
-    };
-    let field = |name: &str| {
-        let found = response.headers.iter();
-        let mut found = found.filter(|field| field.name.eq_ignore_ascii_case(name));
-        found
-            .next()
-            .map(|field| String::from_utf8_lossy(field.value).trim().to_owned())
-    };
-    let end = match (field("transfer-encoding"), field("content-length")) {
-        (Some(coding), _) if coding.eq_ignore_ascii_case("chunked") => End::Chunks,
-        (Some(coding), _) => return Err(wrong(&format!("transfer encoding {coding}"))),
-        (None, Some(length)) => match length.parse() {
-            Ok(length) if length <= BODY_LIMIT => End::Length(length),
-            Ok(_) => return Err(too_long()),
-            Err(_) => return Err(wrong(&format!("content length {length:?}"))),
-        },
-        (None, None) => End::Close,
-    };
-    Ok(Some(Head {
-        status: response.code.unwrap_or_default(),
-        length,
-        end,
-    }))
-}
-
-/// Returns the body once all of it is there.
-fn complete(end: &End, bytes: &[u8]) -> Result<Option<Vec<u8>>, Problem> {
-    match end {
-        End::Close => Ok(None),
-        End::Length(length) => Ok(bytes.get(..*length).map(<[u8]>::to_vec)),
-        End::Chunks => chunks(bytes),
+    /// Sets a key. Returns false where the service keeps another value: stock servers do so for `rpc_meta`.
+    pub(crate) async fn put(&self, key: &str, value: &[u8]) -> Result<bool, Error> {
+        let (address, answer) = self.request("PUT", key, value).await?;
+        match answer.status {
+            200 => Ok(true),
+            400 if quote(&answer.body).contains("Duplicate") => Ok(false),
+            _ => Err(self.error(Some(address), problem("PUT", &answer))),
+        }
     }
-}
 
-fn chunks(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, Problem> {
-    let mut body = Vec::new();
-    loop {
-        let (start, size) = match httparse::parse_chunk_size(bytes) {
-            Ok(httparse::Status::Complete(chunk)) => chunk,
-            Ok(httparse::Status::Partial) => return Ok(None),
-            Err(_) => return Err(Problem::WrongScheme("an invalid chunk".into())),
+    /// Removes a key, if it is there.
+    pub(crate) async fn delete(&self, key: &str) -> Result<(), Error> {
+        let (address, answer) = self.request("DELETE", key, &[]).await?;
+        match answer.status {
+            200 => Ok(()),
+            404 if is_missing(&answer.body) => Ok(()),
+            _ => Err(self.error(Some(address), problem("DELETE", &answer))),
+        }
+    }
+
+    fn error(&self, address: Option<SocketAddr>, problem: Problem) -> Error {
+        Error {
+            url: Arc::clone(&self.text),
+            address,
+            problem,
+        }
+    }
+
+    async fn request(
+        &self,
+        method: &'static str,
+        key: &str,
+        body: &[u8],
+    ) -> Result<(SocketAddr, Answer), Error> {
+        let mut last = None;
+        let exchange = async {
+            let ServiceUrl { host, port, .. } = &self.url;
+            let connected = connect(&self.lookup, host, *port, &mut last).await;
+            let (address, stream) = connected.map_err(|problem| self.error(last, problem))?;
+            last = Some(address);
+            // Two small writes must not wait for each other.
+            let _ = stream.set_nodelay(true);
+            let answer = exchange::exchange(stream, &self.text(method, key, body)).await;
+            answer
+                .map(|answer| (address, answer))
+                .map_err(|problem| self.error(Some(address), problem))
         };
-        if size == 0 {
-            return Ok(Some(body));
-        }
-        let size = usize::try_from(size).map_err(|_| too_long())?;
-        if body.len().saturating_add(size) > BODY_LIMIT {
-            return Err(too_long());
-        }
-        let Some(chunk) = bytes.get(start..start + size) else {
-            return Ok(None);
-        };
-        body.extend_from_slice(chunk);
-        // After each chunk follows a line end.
-        let Some(rest) = bytes.get(start + size + 2..) else {
-            return Ok(None);
-        };
-        bytes = rest;
+        let done = timeout(REQUEST_DEADLINE, exchange).await;
+        done.unwrap_or_else(|_| {
+            let problem = match last {
+                Some(_) => Problem::Slow(REQUEST_DEADLINE),
+                None => Problem::NotResolved(format!(
+                    "no answer of the name service for {method} within {} ms",
+                    REQUEST_DEADLINE.as_millis()
+                )),
+            };
+            Err(self.error(last, problem))
+        })
+    }
+
+    /// The text of a request, as stock engines send it.
+    fn text(&self, method: &str, key: &str, body: &[u8]) -> Vec<u8> {
+        let target = self.url.target(key);
+        let authority = &self.url.authority;
+        let length = body.len();
+        let head = format!(
+            "{method} {target} HTTP/1.1\r\nHost: {authority}\r\nAccept: */*\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\nConnection: close\r\n\r\n"
+        );
+        [head.as_bytes(), body].concat()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Whether a body is a JSON object, which each value of a metadata service is.
+fn is_object(body: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Value>(body).is_ok_and(|value| value.is_object())
+}
 
-    #[test]
-    fn a_body_in_chunks_is_joined_when_its_last_chunk_is_there() {
-        let whole = b"4\r\nmeta\r\n5;x=y\r\n data\r\n0\r\n\r\n";
-        for cut in 0..whole.len() - 2 {
-            assert_eq!(chunks(&whole[..cut]).unwrap(), None, "{cut} bytes");
-        }
-        assert_eq!(chunks(whole).unwrap().unwrap(), b"meta data");
-        assert!(chunks(b"x\r\n").is_err());
-        assert!(chunks(b"ffffffffffffffff\r\n").is_err());
+/// The text of both stock servers for a key that they do not have.
+fn is_missing(body: &[u8]) -> bool {
+    body.starts_with(b"metadata not found")
+}
+
+fn quote(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(QUOTE_LIMIT)]);
+    text.trim().to_owned()
+}
+
+fn problem(method: &'static str, answer: &Answer) -> Problem {
+    let status = answer.status;
+    let body = quote(&answer.body);
+    // Servers with TLS answer a plain request by HTTP.
+    if status == 400 && body.to_ascii_uppercase().contains("HTTPS") {
+        return Problem::WrongScheme(body.into());
     }
-
-    #[test]
-    fn heads_that_are_not_http_or_announce_too_much_are_errors() {
-        assert!(head(b"HTTP/1.1 200 OK\r\nContent-Le").unwrap().is_none());
-        for wrong in [
-            &b"\x15\x03\x01"[..],
-            b"SSH-2.0-OpenSSH_9.2\r\n",
-            b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
-        ] {
-            assert!(matches!(head(wrong), Err(Problem::WrongScheme(_))));
-        }
-        let long = b"HTTP/1.1 200 OK\r\nContent-Length: 1048577\r\n\r\n";
-        assert!(matches!(head(long), Err(Problem::Closed(_))));
+    let body = body.into();
+    if status >= 500 {
+        return Problem::Failed {
+            method,
+            status,
+            body,
+        };
+    }
+    Problem::NotMetadata {
+        method,
+        status,
+        body,
     }
 }

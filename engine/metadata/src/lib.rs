@@ -1,15 +1,18 @@
-//! Client of the HTTP metadata services of stock engines. It reads the segment descriptors of peers, and publishes that of
+//! Client of the metadata services of stock engines, HTTP and etcd. It reads the segment descriptors of peers, and publishes that of
 //! an engine until it ends.
 //!
 //! A service has no authentication: whoever reaches it can read, replace and remove each key. What it returns is as
 //! trustworthy as the pods that reach it, so the addresses in a descriptor are checked before they are used.
 #![forbid(unsafe_code)]
 
+mod connect;
 mod entry;
 mod error;
+mod etcd;
 mod http;
 mod service;
 
+pub use connect::{Addresses, Lookup, system_lookup};
 pub use entry::{Entry, Published};
 pub use error::{Error, Problem};
-pub use service::{Addresses, Lookup, Service, system_lookup};
+pub use service::Service;

@@ -10,7 +10,7 @@ use metadata::{Error, Lookup, Problem, Service, system_lookup};
 use socket2::{Domain, Socket, Type};
 
 fn service(address: SocketAddr) -> Service {
-    Service::new(&format!("http://{address}/metadata"), system_lookup()).unwrap()
+    Service::new(&format!("http://{address}/metadata"), None, system_lookup()).unwrap()
 }
 
 async fn failure(address: SocketAddr) -> Error {
@@ -50,7 +50,7 @@ async fn a_name_without_an_address_is_not_resolved() {
     let lookup: Lookup = Arc::new(|host| {
         Box::pin(async move { Err(format!("resolver 10.96.0.10 does not resolve {host}")) })
     });
-    let service = Service::new("http://metadata.team.svc:8080/m", lookup).unwrap();
+    let service = Service::new("http://metadata.team.svc:8080/m", None, lookup).unwrap();
     let error = service.descriptor("pool").await.unwrap_err();
     assert!(matches!(error.problem, Problem::NotResolved(_)), "{error}");
     let text = error.to_string();

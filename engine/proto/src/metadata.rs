@@ -1,4 +1,4 @@
-//! Metadata services: the keys and values of stock engines, and the URL of an HTTP service.
+//! Metadata services: the keys and values of stock engines, the URL of an HTTP service, and the endpoints of an etcd.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -15,22 +15,47 @@ const HTTP_PORT: u16 = 80;
 /// Longest URL in bytes.
 const URL_LIMIT: usize = 512;
 
-/// Returns the key of a segment descriptor. As in stock engines, leading slashes of the name are dropped, and a name
-/// with a slash is not put below `ram/`.
-#[must_use]
-pub fn descriptor_key(segment: &str) -> String {
-    let segment = segment.trim_start_matches('/');
-    if segment.contains('/') {
-        format!("mooncake/{segment}")
-    } else {
-        format!("mooncake/ram/{segment}")
-    }
+/// Most endpoints of one etcd, and with them the length of its connection string.
+pub const ENDPOINTS_LIMIT: usize = 9;
+
+/// Longest endpoint of an etcd in bytes: a DNS name with a port.
+const ENDPOINT_LIMIT: usize = 260;
+
+/// Scheme of the connection string of an etcd.
+const ETCD: &str = "etcd://";
+
+/// Keys of the engines that share a metadata service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    prefix: String,
 }
 
-/// Returns the key of the address of an engine's handshake listener.
-#[must_use]
-pub fn rpc_meta_key(server: &str) -> String {
-    format!("mooncake/rpc_meta/{server}")
+impl Keys {
+    /// Keys of the engines with this `MC_METADATA_CLUSTER_ID`. Without it, or with an empty one, engines share one set.
+    #[must_use]
+    pub fn new(cluster: Option<&str>) -> Self {
+        let prefix = match cluster {
+            None | Some("") => "mooncake/".to_owned(),
+            Some(cluster) if cluster.ends_with('/') => format!("mooncake/{cluster}"),
+            Some(cluster) => format!("mooncake/{cluster}/"),
+        };
+        Self { prefix }
+    }
+
+    /// Returns the key of a segment descriptor. As in stock engines, leading slashes of the name are dropped, and a name
+    /// with a slash is not put below `ram/`.
+    #[must_use]
+    pub fn descriptor(&self, segment: &str) -> String {
+        let segment = segment.trim_start_matches('/');
+        let folder = if segment.contains('/') { "" } else { "ram/" };
+        format!("{}{folder}{segment}", self.prefix)
+    }
+
+    /// Returns the key of the address of an engine's handshake listener.
+    #[must_use]
+    pub fn rpc_meta(&self, server: &str) -> String {
+        format!("{}rpc_meta/{server}", self.prefix)
+    }
 }
 
 /// Encodes a key for a query as curl does: one stock server compares the encoded text.
@@ -105,6 +130,83 @@ pub enum UrlError {
     /// Longer than any service requires.
     #[error("it is longer than 512 bytes")]
     TooLong,
+    /// Of an etcd.
+    #[error("`{0}` is not a host with a port, such as `etcd.infra.svc:2379` (IPv6 in brackets)")]
+    Endpoint(String),
+    /// Of an etcd.
+    #[error("an etcd has from 1 to 9 endpoints, not {0}")]
+    Endpoints(usize),
+}
+
+/// One endpoint of an etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPort {
+    /// An address or a host name; IPv6 without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// Both as written.
+    pub authority: String,
+}
+
+impl HostPort {
+    /// Parses `host:port`. The port is required: a stock engine has no default.
+    ///
+    /// # Errors
+    /// [`UrlError::Endpoint`].
+    pub fn parse(text: &str) -> Result<Self, UrlError> {
+        let wrong = || UrlError::Endpoint(text.to_owned());
+        let short = (text.len() <= ENDPOINT_LIMIT).then_some(text);
+        let (host, port) = short.and_then(split).ok_or_else(wrong)?;
+        let port = port.and_then(|port| port.parse().ok());
+        Ok(Self {
+            host: host.to_owned(),
+            port: port.filter(|port| *port > 0).ok_or_else(wrong)?,
+            authority: text.to_owned(),
+        })
+    }
+}
+
+/// Returns the connection string of an etcd for stock engines.
+#[must_use]
+pub fn etcd_url(endpoints: &[String]) -> String {
+    format!("{ETCD}{}", endpoints.join(","))
+}
+
+/// What engines connect to for metadata.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServiceAddress {
+    /// An HTTP metadata service.
+    Http(ServiceUrl),
+    /// The endpoints of an etcd.
+    Etcd(Vec<HostPort>),
+}
+
+impl ServiceAddress {
+    /// Parses a URL: `http://host[:port]/path` or `etcd://host:port[,host:port…]`.
+    ///
+    /// # Errors
+    /// See [`UrlError`].
+    pub fn parse(text: &str) -> Result<Self, UrlError> {
+        let Some(list) = text.strip_prefix(ETCD) else {
+            return ServiceUrl::parse(text).map(Self::Http);
+        };
+        let endpoints: Result<Vec<_>, _> = list.split(',').map(HostPort::parse).collect();
+        let endpoints = endpoints?;
+        if endpoints.len() > ENDPOINTS_LIMIT {
+            return Err(UrlError::Endpoints(endpoints.len()));
+        }
+        Ok(Self::Etcd(endpoints))
+    }
+
+    /// Whether this is one of its hosts, as written.
+    #[must_use]
+    pub fn has_host(&self, host: &str) -> bool {
+        match self {
+            Self::Http(url) => url.host == host,
+            Self::Etcd(endpoints) => endpoints.iter().any(|endpoint| endpoint.host == host),
+        }
+    }
 }
 
 impl ServiceUrl {
@@ -191,9 +293,23 @@ mod tests {
             ("", "mooncake/ram/"),
             ("../x", "mooncake/../x"),
         ] {
-            assert_eq!(descriptor_key(segment), key, "{segment}");
+            assert_eq!(Keys::new(None).descriptor(segment), key, "{segment}");
         }
-        assert_eq!(rpc_meta_key("/x/y"), "mooncake/rpc_meta//x/y");
+        assert_eq!(
+            Keys::new(Some("")).rpc_meta("/x/y"),
+            "mooncake/rpc_meta//x/y"
+        );
+        for cluster in ["team/kv", "team/kv/"] {
+            let keys = Keys::new(Some(cluster));
+            assert_eq!(
+                keys.descriptor("10.0.0.1:1"),
+                "mooncake/team/kv/ram/10.0.0.1:1"
+            );
+            assert_eq!(
+                keys.rpc_meta("10.0.0.1:1"),
+                "mooncake/team/kv/rpc_meta/10.0.0.1:1"
+            );
+        }
     }
 
     #[test]
@@ -264,6 +380,47 @@ mod tests {
     }
 
     #[test]
+    fn an_etcd_has_endpoints_with_ports() {
+        let endpoints = ["etcd-0.infra.svc:2379", "10.0.0.2:2379", "[fd00::2]:2379"];
+        let text = etcd_url(&endpoints.map(str::to_owned));
+        let address = ServiceAddress::parse(&text).unwrap();
+        let ServiceAddress::Etcd(found) = &address else {
+            panic!("{address:?}");
+        };
+        let hosts: Vec<_> = found
+            .iter()
+            .map(|found| (&*found.host, found.port))
+            .collect();
+        assert_eq!(
+            hosts,
+            [
+                ("etcd-0.infra.svc", 2379),
+                ("10.0.0.2", 2379),
+                ("fd00::2", 2379)
+            ]
+        );
+        assert!(address.has_host("fd00::2") && !address.has_host("10.0.0.3"));
+        for wrong in [
+            "etcd://",
+            "etcd://a",
+            "etcd://a:0",
+            "etcd://a:2379,",
+            "etcd://a:2379;b:2379",
+            "etcd://http://a:2379",
+            "etcd://a:2379/x",
+            "etcd://user@a:2379",
+            "etcd://fd00::2:2379",
+            "etcds://a:2379",
+        ] {
+            assert!(ServiceAddress::parse(wrong).is_err(), "{wrong}");
+        }
+        let many = etcd_url(&core::array::from_fn::<_, { ENDPOINTS_LIMIT + 1 }, _>(
+            |_| "a:1".to_owned(),
+        ));
+        assert_eq!(ServiceAddress::parse(&many), Err(UrlError::Endpoints(10)));
+    }
+
+    #[test]
     fn hosts_that_each_pod_takes_for_itself_are_local() {
         for host in [
             "127.0.0.1",
@@ -283,8 +440,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_url_makes_the_parser_panic(text in "\\PC{0,60}") {
-            let _ = ServiceUrl::parse(&text);
-            let _ = ServiceUrl::parse(&format!("http://{text}"));
+            let _ = ServiceAddress::parse(&text);
+            let _ = ServiceAddress::parse(&format!("http://{text}"));
+            let _ = ServiceAddress::parse(&format!("etcd://{text}"));
         }
     }
 }

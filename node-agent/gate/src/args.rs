@@ -23,7 +23,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Write the configuration files, wait for the pool, then idle until terminated.
-    Hold(Hold),
+    Hold(Box<Hold>),
     /// Print the state that `hold` has recorded; exit status 0 means that the pod may start.
     Probe {
         /// Directory that `hold` writes to.
@@ -58,6 +58,9 @@ pub struct Hold {
     /// URL of the cluster's metadata service; without it there is none.
     #[arg(long)]
     pub metadata: Option<String>,
+    /// `MC_METADATA_CLUSTER_ID` of the cluster's engines.
+    #[arg(long)]
+    pub metadata_cluster: Option<String>,
     /// The node of this pod.
     #[arg(long)]
     pub node: String,

@@ -16,7 +16,7 @@ fn main() -> anyhow::Result<ExitCode> {
                 .with_max_level(tracing::Level::INFO)
                 .with_ansi(false)
                 .init();
-            let end = runtime.block_on(hold(settings));
+            let end = runtime.block_on(hold(*settings));
             // A pending name resolution must not keep the process alive.
             runtime.shutdown_background();
             Ok(end?)

@@ -29,6 +29,7 @@ async fn walk(hold: &Hold) -> Result<Plan, GateState> {
         samples,
         preflight,
         metadata,
+        metadata_cluster,
         ..
     } = hold;
     if let Some(path) = preflight {
@@ -43,7 +44,7 @@ async fn walk(hold: &Hold) -> Result<Plan, GateState> {
     })?;
     let plan = plan(&listing, cluster, node, *samples, random_below);
     if let Some(url) = metadata {
-        check_metadata(url, &plan).await?;
+        check_metadata(url, metadata_cluster.as_deref(), &plan).await?;
     }
     if plan != Plan::default() {
         return Ok(plan);
@@ -59,9 +60,9 @@ async fn walk(hold: &Hold) -> Result<Plan, GateState> {
 }
 
 /// The metadata service must have the descriptor of a pool pod; without any pool pod it must answer.
-async fn check_metadata(url: &str, plan: &Plan) -> Result<(), GateState> {
+async fn check_metadata(url: &str, cluster: Option<&str>, plan: &Plan) -> Result<(), GateState> {
     let waiting = |cause: String| GateState::waiting(Reason::MetadataUnreachable, cause);
-    let service = Service::new(url, system_lookup())
+    let service = Service::new(url, cluster, system_lookup())
         .map_err(|error| waiting(format!("metadata service {url:?}: {error}")))?;
     let peer = plan.own.first().or_else(|| plan.others.first());
     let segment = peer.map_or("", |peer| &peer.endpoint);

@@ -4,6 +4,7 @@ use std::process::Stdio;
 
 use mooncake_stock::{MOONCAKE, Space};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use tokio::process::Child;
 use tokio::time::timeout;
 
@@ -60,7 +61,8 @@ async fn a_pool_pod_is_found_by_its_metadata_service_which_is_filled_again_when_
     let _master = Master::start(&node.peers).await;
     let mut pool = node.pool(POD);
     let _agent = node.agent();
-    node.assign_with_metadata(POD, "m1", SERVICE);
+    let service = json!({"type": "HTTP", "endpoint": SERVICE});
+    node.assign_with_metadata(POD, "m1", service);
     // A client must find the descriptor of each segment that the master returns.
     eventually("the pod waits for the service", || {
         node.shows("Mounting", "MetadataUnreachable")

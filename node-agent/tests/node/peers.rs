@@ -51,6 +51,9 @@ pub(crate) struct Client {
     output: Lines<BufReader<ChildStdout>>,
 }
 
+/// With what the keys of engines begin in an etcd.
+pub(crate) const ETCD_CLUSTER: (&str, &str) = ("MC_METADATA_CLUSTER_ID", "team/kv");
+
 impl Client {
     pub(crate) async fn start(space: &Space) -> Self {
         Self::start_with(space, "P2PHANDSHAKE").await
@@ -79,6 +82,7 @@ impl Client {
             .args([PEERS_IP, "10.77.0.1:50051", "10.77.0.1:9003", metadata])
             // With a metadata service the address is that of any interface otherwise.
             .env("MC_TCP_BIND_ADDRESS", PEERS_IP)
+            .envs(metadata.starts_with("etcd://").then_some(ETCD_CLUSTER))
             .env("PYTHONPATH", MOONCAKE.site().unwrap())
             .env("MC_FORCE_TCP", "1")
             .stdin(Stdio::piped())

@@ -211,9 +211,9 @@ impl Node {
     }
 
     /// Assigns a pod of a cluster with a metadata service.
-    pub(crate) fn assign_with_metadata(&self, pod: &str, master: &str, endpoint: &str) {
+    pub(crate) fn assign_with_metadata(&self, pod: &str, master: &str, metadata: Value) {
         let mut pool = assignment(pod, Some(master));
-        pool["metadata"] = json!({"type": "HTTP", "endpoint": endpoint});
+        pool["metadata"] = metadata;
         self.write_assignments(vec![pool]);
     }
 

@@ -9,6 +9,8 @@ use super::target::{StockTransport, Target};
 
 pub(super) const MASTER: &str = "MOONCAKE_MASTER";
 pub(super) const METADATA_SERVER: &str = "MOONCAKE_TE_META_DATA_SERVER";
+/// With which the keys of stock engines begin in a metadata service.
+const METADATA_CLUSTER: &str = "MC_METADATA_CLUSTER_ID";
 pub(super) const LOCAL_HOSTNAME: &str = "MOONCAKE_LOCAL_HOSTNAME";
 /// Transport of the store, and also of SGLang's prefill/decode engine. The store's file contains it, so it is set only
 /// for a container whose SGLang does not read that file.
@@ -80,6 +82,9 @@ fn wanted(container: &Container, target: &Target, file: Option<&File>) -> Vec<En
         // Keys are made of Python hashes, which differ between processes unless seeded.
         plain(HASH_SEED, "0"),
     ];
+    if let Some(cluster) = &target.metadata_cluster {
+        vars.push(plain(METADATA_CLUSTER, cluster));
+    }
     if configuration::without_file(container, file).is_some() {
         vars.push(plain(PROTOCOL, target.transport.protocol()));
     }

@@ -79,6 +79,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         namespace: _,
         master,
         metadata,
+        metadata_cluster,
         transport: _,
         local_buffer_size: _,
         deadline_seconds,
@@ -104,6 +105,9 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
     ];
     if metadata != P2P {
         arguments.push(format!("--metadata={metadata}"));
+    }
+    if let Some(cluster) = metadata_cluster {
+        arguments.push(format!("--metadata-cluster={cluster}"));
     }
     if *preflight {
         arguments.push(format!(

@@ -5,6 +5,7 @@ use crds::cluster::{
 };
 use crds::names;
 use crds::policy::HostPorts;
+use proto::metadata::etcd_url;
 
 use super::environment::P2P;
 use super::request::InjectionRequest;
@@ -35,6 +36,8 @@ pub struct Target {
     pub master: String,
     /// What stock engines connect to for metadata: a URL, or [`P2P`].
     pub metadata: String,
+    /// With which their keys begin in an etcd.
+    pub metadata_cluster: Option<String>,
     pub transport: StockTransport,
     /// Bytes that a stock client takes for its own transfers.
     pub local_buffer_size: u64,
@@ -58,6 +61,9 @@ impl Target {
             namespace: request.namespace.clone(),
             master: names::master_endpoint(&request.cluster, &request.namespace),
             metadata: metadata(request, cluster),
+            metadata_cluster: cluster
+                .filter(|cluster| cluster.spec.metadata.kind == MetadataType::Etcd)
+                .map(|_| names::metadata_cluster(&request.cluster, &request.namespace)),
             transport: cluster.map_or(StockTransport::Tcp, transport),
             local_buffer_size: injection.local_buffer_size.0,
             deadline_seconds: injection.deadline_seconds,
@@ -81,6 +87,7 @@ fn metadata(request: &InjectionRequest, cluster: Option<&MooncakeCluster>) -> St
         MetadataType::Http => spec
             .endpoint
             .unwrap_or_else(|| names::metadata_endpoint(&request.cluster, &request.namespace)),
+        MetadataType::Etcd => etcd_url(&spec.endpoints.unwrap_or_default()),
     }
 }
 

@@ -11,7 +11,7 @@ use crds::{MooncakeCluster, Reason, names};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
-use proto::metadata::{ServiceUrl, is_local};
+use proto::metadata::{HostPort, ServiceUrl, etcd_url, is_local};
 
 /// Settings of the operator that every cluster uses.
 #[derive(Clone, Debug)]
@@ -71,6 +71,7 @@ impl Valid {
             Metadata::P2P => None,
             Metadata::OwnHttp => Some(names::metadata_endpoint(&self.name, &self.namespace)),
             Metadata::Http { endpoint } => Some(endpoint.clone()),
+            Metadata::Etcd { endpoints } => Some(etcd_url(endpoints)),
         }
     }
 
@@ -122,6 +123,10 @@ pub enum Metadata {
     Http {
         endpoint: String,
     },
+    /// By an etcd of the user.
+    Etcd {
+        endpoints: Vec<String>,
+    },
 }
 
 /// Why a spec is invalid. Only a change of the spec helps.
@@ -149,6 +154,14 @@ pub enum Error {
         "spec.metadata.endpoint: `{text}` is no URL of a metadata service that pods of other machines can reach: {why}"
     )]
     MetadataEndpoint { text: String, why: String },
+    #[error(
+        "spec.metadata.endpoints: `{text}` is no endpoint of an etcd that pods of other machines can reach: {why}"
+    )]
+    EtcdEndpoint { text: String, why: String },
+    #[error(
+        "spec.metadata.type is Etcd and spec.metadata.endpoints is empty: list the client endpoints of the etcd, such as etcd.infra.svc:2379"
+    )]
+    NoEtcdEndpoint,
     #[error(
         "spec.master.image is the image of a Stock master, and spec.master.type is BuiltIn: remove the image"
     )]
@@ -227,6 +240,7 @@ fn metadata_service(spec: &crds::cluster::Metadata) -> Result<Metadata, Error> {
         return Ok(match spec.kind {
             MetadataType::P2P => Metadata::P2P,
             MetadataType::Http => Metadata::OwnHttp,
+            MetadataType::Etcd => etcd(spec.endpoints.as_deref().unwrap_or_default())?,
         });
     };
     let wrong = |why: String| Error::MetadataEndpoint {
@@ -235,14 +249,36 @@ fn metadata_service(spec: &crds::cluster::Metadata) -> Result<Metadata, Error> {
     };
     let url = ServiceUrl::parse(endpoint).map_err(|error| wrong(error.to_string()))?;
     if is_local(&url.host) {
-        return Err(wrong(format!(
-            "in each pod {} is the pod itself; write the name of a Service or an address of the service's machine",
-            url.host
-        )));
+        return Err(wrong(local(&url.host)));
     }
     Ok(Metadata::Http {
         endpoint: endpoint.clone(),
     })
+}
+
+fn etcd(endpoints: &[String]) -> Result<Metadata, Error> {
+    if endpoints.is_empty() {
+        return Err(Error::NoEtcdEndpoint);
+    }
+    for endpoint in endpoints {
+        let wrong = |why: String| Error::EtcdEndpoint {
+            text: endpoint.clone(),
+            why,
+        };
+        let found = HostPort::parse(endpoint).map_err(|error| wrong(error.to_string()))?;
+        if is_local(&found.host) {
+            return Err(wrong(local(&found.host)));
+        }
+    }
+    Ok(Metadata::Etcd {
+        endpoints: endpoints.to_vec(),
+    })
+}
+
+fn local(host: &str) -> String {
+    format!(
+        "in each pod {host} is the pod itself; write the name of a Service or an address of the service's machine"
+    )
 }
 
 fn pool(pool: &crds::cluster::Pool) -> Result<Pool, Error> {
@@ -408,6 +444,25 @@ mod tests {
             assert_eq!(valid.metadata_endpoint(), Some(endpoint));
             assert!(!valid.serves_metadata());
         }
+        for (endpoint, good) in [
+            ("etcd.infra.svc:2379", true),
+            ("[fd00::2]:2379", true),
+            ("127.0.0.1:2379", false),
+            ("etcd.infra.svc", false),
+            ("http://etcd.infra.svc:2379", false),
+        ] {
+            let text =
+                format!("{{metadata: {{type: Etcd, endpoints: ['10.0.0.1:2379', '{endpoint}']}}}}");
+            let validated = validate(&fixture::cluster(&text));
+            assert_eq!(validated.is_ok(), good, "{endpoint}: {validated:?}");
+            if let Ok(valid) = validated {
+                let expected = format!("etcd://10.0.0.1:2379,{endpoint}");
+                assert_eq!(valid.metadata_endpoint(), Some(expected));
+                assert!(!valid.serves_metadata());
+            }
+        }
+        let none = validate(&fixture::cluster("{metadata: {type: Etcd}}"));
+        assert_eq!(none.unwrap_err(), Error::NoEtcdEndpoint);
         let own = fixture::valid("{metadata: {type: HTTP}}");
         assert!(own.serves_metadata());
         assert_eq!(

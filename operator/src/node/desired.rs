@@ -5,6 +5,7 @@ use crds::node::{DomainMembership, MasterInstance, MetadataService, PoolAssignme
 use crds::{ByteSize, MooncakeNode, MooncakeNodeSpec, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
 use kube::ResourceExt;
+use proto::metadata::etcd_url;
 
 use crate::cluster::desired::pool;
 use crate::cluster::instance;
@@ -138,17 +139,19 @@ fn fresh(pool: &PoolPod) -> Option<PoolAssignment> {
 /// The metadata service of a cluster; `None` with P2P.
 fn metadata(cluster: &MooncakeCluster) -> Option<MetadataService> {
     let spec = &cluster.spec.metadata;
-    let own = || {
-        names::metadata_endpoint(
-            &cluster.name_any(),
-            &cluster.namespace().unwrap_or_default(),
-        )
-    };
+    let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());
+    let own = || names::metadata_endpoint(&name, &namespace);
     match spec.kind {
         MetadataType::P2P => None,
         MetadataType::Http => Some(MetadataService {
             kind: spec.kind,
             endpoint: spec.endpoint.clone().unwrap_or_else(own),
+            cluster_id: None,
+        }),
+        MetadataType::Etcd => Some(MetadataService {
+            kind: spec.kind,
+            endpoint: etcd_url(spec.endpoints.as_deref().unwrap_or_default()),
+            cluster_id: Some(names::metadata_cluster(&name, &namespace)),
         }),
     }
 }

@@ -96,7 +96,23 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
         "{injection: {localBufferSize: 1Ki}}",
         "localBufferSize must be from 1Mi to 1Ti",
     ),
-    ("{metadata: {type: Etcd}}", "Unsupported value"),
+    ("{metadata: {type: Redis}}", "Unsupported value"),
+    (
+        "{metadata: {type: Etcd}}",
+        "metadata.type Etcd requires metadata.endpoints",
+    ),
+    (
+        "{metadata: {type: HTTP, endpoints: ['a:2379']}}",
+        "no other type has them",
+    ),
+    (
+        "{metadata: {type: Etcd, endpoints: ['http://a:2379']}}",
+        "should match",
+    ),
+    (
+        "{metadata: {type: Etcd, endpoints: []}}",
+        "should have at least 1 items",
+    ),
     (
         "{metadata: {endpoint: 'http://a:8080/metadata'}}",
         "metadata.endpoint requires metadata.type HTTP",

@@ -53,7 +53,7 @@ impl Server {
         };
         let at = |port: u16| format!("http://127.0.0.1:{port}");
         server.start_process(
-            &binaries.kubernetes.join("etcd"),
+            &binaries.etcd(),
             &[
                 &format!("--data-dir={}", server.file("etcd")),
                 &format!("--listen-client-urls={}", at(etcd)),

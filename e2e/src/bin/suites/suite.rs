@@ -66,11 +66,11 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "api",
-        about: "operator and webhook against a real API server",
+        about: "operator and webhook against a real API server, engines against a real etcd",
         budget: 6,
         machine: true,
         kind: Kind::Cargo(&[
-            "test --quiet --workspace --exclude mooncake-e2e --locked --no-fail-fast --test api_server -- --include-ignored --test-threads=3",
+            "test --quiet --workspace --exclude mooncake-e2e --locked --no-fail-fast --test api_server --test etcd -- --include-ignored --test-threads=3",
         ]),
     },
     Suite {

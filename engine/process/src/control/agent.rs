@@ -126,9 +126,9 @@ impl Agent {
         self.text(Call::Open { sealed }).await
     }
 
-    /// Returns the addresses of the metadata service's host, as the node resolves it.
-    pub(crate) async fn metadata_addresses(&self) -> Result<Addresses, Failure> {
-        match self.call(Call::ResolveMetadata).await? {
+    /// Returns the addresses of a host of the metadata service, as the node resolves it.
+    pub(crate) async fn metadata_addresses(&self, host: String) -> Result<Addresses, Failure> {
+        match self.call(Call::ResolveMetadata { host }).await? {
             (Answer::Addresses(addresses), _) => Ok(addresses),
             _ => Err(wrong("resolveMetadata")),
         }

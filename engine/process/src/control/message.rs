@@ -79,7 +79,7 @@ pub enum Answer {
     },
     /// Another process sealed the record.
     Forged,
-    /// The addresses of the metadata service's host.
+    /// The addresses of a host of the metadata service.
     Addresses(Addresses),
     /// The call failed.
     Failed {
@@ -159,8 +159,11 @@ pub enum Call {
         /// As stored in the pool pod.
         sealed: String,
     },
-    /// Resolve the host of the metadata service in the pod's assignment.
-    ResolveMetadata,
+    /// Resolve a host of the metadata service in the pod's assignment.
+    ResolveMetadata {
+        /// One that the assignment has.
+        host: String,
+    },
     /// Record on the node what is about to be mounted.
     SaveMount {
         /// The segments.
@@ -182,7 +185,7 @@ impl Call {
             Self::Grant { .. } => "grant",
             Self::Seal { .. } => "seal",
             Self::Open { .. } => "open",
-            Self::ResolveMetadata => "resolveMetadata",
+            Self::ResolveMetadata { .. } => "resolveMetadata",
             Self::SaveMount { .. } => "saveMount",
             Self::RemoveMount { .. } => "removeMount",
         }

@@ -1,12 +1,15 @@
 //! Publishes the pod's segment descriptor in the cluster's metadata service, checks it there, publishes it again where it is
 //! lost, and removes it at the end. Each check is also the probe of the service from the pod's network.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use engine::Endpoint;
 use metadata::{Entry, Error, Lookup, Published, Service};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -52,26 +55,20 @@ struct Refreshed {
     notify: Notify,
 }
 
-/// Looks up the host of the service by the agent: this process has no files, so no resolver. Without an agent the last
-/// addresses count.
+/// Looks up the hosts of the service by the agent: this process has no files, so no resolver. Without an agent the last
+/// addresses of a host count.
 pub(super) fn lookup(agent: Agent) -> Lookup {
-    let last = Arc::new(parking_lot::Mutex::new(Vec::new()));
-    Arc::new(move |_| {
+    let last: Arc<Mutex<HashMap<String, Vec<IpAddr>>>> = Arc::default();
+    Arc::new(move |host| {
         let (agent, last) = (agent.clone(), Arc::clone(&last));
         Box::pin(async move {
-            match agent.metadata_addresses().await {
+            match agent.metadata_addresses(host.clone()).await {
                 Ok(Addresses::Found { addresses }) => {
-                    last.lock().clone_from(&addresses);
+                    last.lock().insert(host, addresses.clone());
                     Ok(addresses)
                 }
                 Ok(Addresses::Failed { cause }) => Err(cause),
-                Err(failure) => {
-                    let known = last.lock().clone();
-                    if known.is_empty() {
-                        return Err(failure.message);
-                    }
-                    Ok(known)
-                }
+                Err(failure) => last.lock().get(&host).cloned().ok_or(failure.message),
             }
         })
     })

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crds::reason::Reason;
 use engine_process::control::message::{Addresses, Answer, Call, Mount};
-use proto::metadata::ServiceUrl;
+use proto::metadata::ServiceAddress;
 use tokio::time::timeout;
 
 use super::Pod;
@@ -35,7 +35,9 @@ impl Pod {
                 },
                 None => Answer::Forged,
             },
-            Call::ResolveMetadata => Answer::Addresses(self.metadata_addresses().await),
+            Call::ResolveMetadata { host } => {
+                Answer::Addresses(self.metadata_addresses(&host).await)
+            }
             Call::SaveMount { mount } => {
                 self.context.mounts.save(self.mount(mount)).await;
                 Answer::Done
@@ -66,16 +68,16 @@ impl Pod {
         }
     }
 
-    /// Resolves the host of the service in the assignment: an engine process, which may be under the control of an intruder,
-    /// does not choose the name.
-    async fn metadata_addresses(&self) -> Addresses {
+    /// Resolves a host of the service in the assignment, and no other: an engine process may be under the control of an
+    /// intruder.
+    async fn metadata_addresses(&self, host: &str) -> Addresses {
         let service = self.assignment.pool.metadata.as_ref();
-        let url = service.and_then(|service| ServiceUrl::parse(&service.endpoint).ok());
-        let Some(url) = url else {
-            let cause = "the assignment of the pod has no metadata service".to_owned();
+        let url = service.and_then(|service| ServiceAddress::parse(&service.endpoint).ok());
+        if !url.is_some_and(|url| url.has_host(host)) {
+            let cause = "the metadata service in the pod's assignment has no such host".to_owned();
             return Addresses::Failed { cause };
-        };
-        match name_service::addresses(&url.host, RESOLVE_DEADLINE).await {
+        }
+        match name_service::addresses(host, RESOLVE_DEADLINE).await {
             Ok(addresses) => Addresses::Found { addresses },
             Err(cause) => Addresses::Failed { cause },
         }

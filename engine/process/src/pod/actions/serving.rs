@@ -90,7 +90,8 @@ impl Pod {
             return Ok(None);
         };
         let lookup = publication::lookup(self.context.agent.clone());
-        let service = Service::new(&assigned.endpoint, lookup).map_err(|error| {
+        let cluster = assigned.cluster_id.as_deref();
+        let service = Service::new(&assigned.endpoint, cluster, lookup).map_err(|error| {
             let message = format!("metadata service {:?}: {error}", assigned.endpoint);
             Failure::new(Reason::MetadataUnreachable, message)
         })?;

@@ -1,0 +1,271 @@
+//! Requests to an etcd: by the member that answered last, and by the others where it fails. What an engine publishes is
+//! under a lease, so a dead engine leaves nothing.
+
+mod failure;
+mod member;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{Client, PutOptions, Txn, TxnOp};
+use futures::StreamExt as _;
+use futures::future::{BoxFuture, FutureExt as _};
+use futures::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use proto::metadata::HostPort;
+use tokio::time::{sleep, timeout};
+
+use crate::connect::Lookup;
+use crate::error::{Error, Problem};
+use member::Member;
+
+/// Limit for an operation with its connections, as of stock engines.
+const OPERATION_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Limit for one request to one member.
+pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_millis(1_500);
+
+/// Time until the next endpoint is tried beside one that has not answered yet.
+const HEAD_START: Duration = Duration::from_millis(100);
+
+/// Seconds after which etcd removes the keys of an engine that no longer renews them.
+pub(crate) const LEASE_SECONDS: i64 = 60;
+
+/// A value and the lease that it is under; 0: none, as of stock engines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Value {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) lease: i64,
+}
+
+/// An etcd.
+pub(crate) struct Etcd {
+    text: Arc<str>,
+    endpoints: Vec<HostPort>,
+    lookup: Lookup,
+    /// The member that answered last.
+    current: Mutex<Option<Arc<Member>>>,
+    /// The lease of what this process has published.
+    lease: Mutex<Option<i64>>,
+}
+
+impl Etcd {
+    pub(crate) fn new(text: Arc<str>, endpoints: Vec<HostPort>, lookup: Lookup) -> Self {
+        Self {
+            text,
+            endpoints,
+            lookup,
+            current: Mutex::new(None),
+            lease: Mutex::new(None),
+        }
+    }
+
+    /// Returns the value of a key; `None` if there is no such key.
+    pub(crate) async fn get(&self, key: &str) -> Result<Option<Value>, Error> {
+        let key = key.to_owned();
+        let response = self
+            .call("Range", move |mut client| {
+                let key = key.clone();
+                async move { client.get(key, None).await }.boxed()
+            })
+            .await?;
+        let found = response.kvs().first();
+        Ok(found.map(|found| Value {
+            bytes: found.value().to_vec(),
+            lease: found.lease(),
+        }))
+    }
+
+    /// Writes keys under a lease, all or none.
+    pub(crate) async fn put(&self, pairs: &[(String, Vec<u8>)], lease: i64) -> Result<(), Error> {
+        let under = PutOptions::new().with_lease(lease);
+        let puts = pairs.iter();
+        let puts = puts
+            .map(|(key, value)| TxnOp::put(key.as_str(), value.as_slice(), Some(under.clone())));
+        let puts: Vec<TxnOp> = puts.collect();
+        self.call("Txn", move |mut client| {
+            let puts = Txn::new().and_then(puts.clone());
+            async move { client.txn(puts).await }.boxed()
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Returns the lease of this process, renewed or new. Fails while etcd has an alarm, which also rejects writes.
+    pub(crate) async fn lease(&self) -> Result<i64, Error> {
+        let status = self
+            .call("Status", |mut client| {
+                async move { client.status().await }.boxed()
+            })
+            .await?;
+        if !status.errors().is_empty() {
+            return Err(self.error(None, failure::alarm(status.errors())));
+        }
+        let known = *self.lease.lock();
+        if let Some(lease) = known {
+            let renewed = self
+                .call("LeaseKeepAlive", move |mut client| {
+                    let renewal = async move {
+                        match client.lease_keep_alive(lease).await {
+                            Ok(_) => Ok(true),
+                            // An etcd that lost its data.
+                            Err(etcd_client::Error::LeaseKeepAliveError(_)) => Ok(false),
+                            Err(error) => Err(error),
+                        }
+                    };
+                    renewal.boxed()
+                })
+                .await?;
+            if renewed {
+                return Ok(lease);
+            }
+        }
+        let granted = self
+            .call("LeaseGrant", |mut client| {
+                async move { client.lease_grant(LEASE_SECONDS, None).await }.boxed()
+            })
+            .await?;
+        *self.lease.lock() = Some(granted.id());
+        Ok(granted.id())
+    }
+
+    /// Ends the lease and with it what this process has published. What a successor has published under its own stays.
+    pub(crate) async fn revoke(&self) -> Result<(), Error> {
+        let Some(lease) = self.lease.lock().take() else {
+            return Ok(());
+        };
+        self.call("LeaseRevoke", move |mut client| {
+            let revocation = async move {
+                match client.lease_revoke(lease).await {
+                    Err(error) if failure::is_unknown_lease(&error) => Ok(()),
+                    other => other.map(|_| ()),
+                }
+            };
+            revocation.boxed()
+        })
+        .await
+    }
+
+    pub(crate) fn error(&self, address: Option<SocketAddr>, problem: Problem) -> Error {
+        Error {
+            url: Arc::clone(&self.text),
+            address,
+            problem,
+        }
+    }
+
+    /// Sends a request to the member that answered last; if it fails there, to the first one that is found to work.
+    async fn call<T>(
+        &self,
+        operation: &'static str,
+        request: impl Fn(Client) -> BoxFuture<'static, Result<T, etcd_client::Error>>,
+    ) -> Result<T, Error> {
+        let last = Mutex::new(None);
+        let done = timeout(OPERATION_DEADLINE, async {
+            let known = self.current.lock().clone();
+            if let Some(member) = known {
+                *last.lock() = Some(member.address);
+                let done = timeout(REQUEST_DEADLINE, request(member.client.clone())).await;
+                match done {
+                    Ok(Ok(value)) => return Ok(value),
+                    Ok(Err(error)) => {
+                        if let Some(problem) = failure::of_cluster(operation, &error) {
+                            return Err(self.error(Some(member.address), problem));
+                        }
+                    }
+                    Err(_) => {}
+                }
+                self.forget(&member);
+            }
+            let member = self.connect().await?;
+            *last.lock() = Some(member.address);
+            let problem = match timeout(REQUEST_DEADLINE, request(member.client.clone())).await {
+                Ok(Ok(value)) => {
+                    *self.current.lock() = Some(member);
+                    return Ok(value);
+                }
+                Ok(Err(error)) => failure::of_request(operation, error, member.address).await,
+                Err(_) => Problem::Slow(REQUEST_DEADLINE),
+            };
+            Err(self.error(Some(member.address), problem))
+        })
+        .await;
+        done.unwrap_or_else(|_| {
+            let last = *last.lock();
+            Err(self.error(last, Problem::Slow(OPERATION_DEADLINE)))
+        })
+    }
+
+    fn forget(&self, member: &Arc<Member>) {
+        let mut current = self.current.lock();
+        if current.as_ref().is_some_and(|now| Arc::ptr_eq(now, member)) {
+            *current = None;
+        }
+    }
+
+    /// Returns the first member that answers and has a leader. Each process begins with another one.
+    async fn connect(&self) -> Result<Arc<Member>, Error> {
+        let count = self.endpoints.len();
+        let first = usize::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0);
+        let attempts = (0..count).zip([HEAD_START; proto::metadata::ENDPOINTS_LIMIT]);
+        let mut attempts: FuturesUnordered<_> = attempts
+            .map(|(turn, wait)| async move {
+                sleep(wait * u32::try_from(turn).unwrap_or(0)).await;
+                let endpoint = &self.endpoints[(first + turn) % count];
+                let member = Member::connect(endpoint, &self.lookup).await;
+                member.map_err(|(address, problem)| (endpoint, address, problem))
+            })
+            .collect();
+        let mut failed = Vec::new();
+        while let Some(attempt) = attempts.next().await {
+            match attempt {
+                Ok(member) => return Ok(Arc::new(member)),
+                Err(failure) => failed.push(failure),
+            }
+        }
+        Err(self.none_works(failed))
+    }
+
+    /// The failure of all endpoints. A member without a leader is the cause, and the other members are its evidence.
+    fn none_works(&self, mut failed: Vec<(&HostPort, Option<SocketAddr>, Problem)>) -> Error {
+        if failed.len() == 1
+            && let Some((_, address, problem)) = failed.pop()
+        {
+            return self.error(address, problem);
+        }
+        failed.sort_by(|(one, ..), (other, ..)| one.authority.cmp(&other.authority));
+        let found = failed
+            .iter()
+            .position(|(.., problem)| matches!(problem, Problem::NoQuorum(_)));
+        if let Some(found) = found {
+            let (_, address, _) = failed.remove(found);
+            failed.retain(|(.., problem)| !matches!(problem, Problem::NoQuorum(_)));
+            return self.error(address, Problem::NoQuorum(listed(&failed).into()));
+        }
+        self.error(None, Problem::NoEndpoint(listed(&failed).into()))
+    }
+}
+
+/// Most endpoints that a message lists.
+const LISTED: usize = 3;
+
+fn listed(failed: &[(&HostPort, Option<SocketAddr>, Problem)]) -> String {
+    let mut lines: Vec<String> = failed
+        .iter()
+        .take(LISTED)
+        .map(|(endpoint, address, problem)| {
+            let address = address.map_or_else(String::new, |address| address.to_string());
+            if address.is_empty() || address == endpoint.authority {
+                format!("{}: {}", endpoint.authority, problem.short())
+            } else {
+                format!("{} at {address}: {}", endpoint.authority, problem.short())
+            }
+        })
+        .collect();
+    if failed.len() > LISTED {
+        lines.push(format!("and {} others", failed.len() - LISTED));
+    }
+    lines.join("; ")
+}

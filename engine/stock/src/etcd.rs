@@ -1,0 +1,157 @@
+//! An etcd of one or three members on ports of a network namespace.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use anyhow::{Context, ensure};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use crate::Space;
+
+/// Client port of the first member; that of the next one is larger by [`STEP`]. The port for members follows each.
+const PORT: usize = 2379;
+const STEP: usize = 10;
+
+/// Sends JSON to etcd's HTTP API: path, body with base64 of `=text` values.
+const REQUEST: &str = r#"
+import base64, json, sys, urllib.request
+url, fields = sys.argv[1], sys.argv[2:]
+body = {}
+for field in fields:
+    name, value = field.split("=", 1)
+    body[name] = base64.b64encode(value[1:].encode()).decode() if value.startswith("=") else value
+answer = urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=20)
+print(answer.read().decode())
+"#;
+
+/// Its processes end with this value.
+#[derive(Debug)]
+pub struct Etcd {
+    program: PathBuf,
+    address: IpAddr,
+    flags: Vec<String>,
+    folder: TempDir,
+    members: Vec<Option<Child>>,
+}
+
+impl Etcd {
+    /// Starts the members on an address of the namespace, with additional flags. It does not wait until they serve.
+    ///
+    /// # Errors
+    /// If the program cannot start.
+    pub fn start(
+        space: &Space,
+        program: &Path,
+        address: IpAddr,
+        members: usize,
+        flags: &[&str],
+    ) -> anyhow::Result<Self> {
+        let mut etcd = Self {
+            program: program.to_owned(),
+            address,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            folder: tempfile::tempdir()?,
+            members: (0..members).map(|_| None).collect(),
+        };
+        for member in 0..members {
+            etcd.start_member(space, member)?;
+        }
+        Ok(etcd)
+    }
+
+    /// Host and client port of each member.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<String> {
+        let members = 0..self.members.len();
+        members
+            .map(|member| format!("{}:{}", self.address, PORT + STEP * member))
+            .collect()
+    }
+
+    /// Starts a member on the data that it had.
+    ///
+    /// # Errors
+    /// If the program cannot start.
+    pub fn start_member(&mut self, space: &Space, member: usize) -> anyhow::Result<()> {
+        let client = |member| format!("http://{}:{}", self.address, PORT + STEP * member);
+        let peer = |member| format!("http://{}:{}", self.address, PORT + 1 + STEP * member);
+        let all = (0..self.members.len()).map(|member| format!("m{member}={}", peer(member)));
+        let all: Vec<String> = all.collect();
+        let mut command = space.command(&self.program);
+        command
+            .arg(format!("--name=m{member}"))
+            .arg(format!("--data-dir={}", self.data(member).display()))
+            .arg(format!("--listen-client-urls={}", client(member)))
+            .arg(format!("--advertise-client-urls={}", client(member)))
+            .arg(format!("--listen-peer-urls={}", peer(member)))
+            .arg(format!("--initial-advertise-peer-urls={}", peer(member)))
+            .arg(format!("--initial-cluster={}", all.join(",")))
+            .args(["--unsafe-no-fsync", "--log-level=error"])
+            .args(&self.flags)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command.spawn().context("etcd does not start")?;
+        let place = self.members.get_mut(member).context("no such member")?;
+        *place = Some(child);
+        Ok(())
+    }
+
+    /// Kills a member.
+    ///
+    /// # Errors
+    /// If it cannot be killed.
+    pub async fn kill_member(&mut self, member: usize) -> anyhow::Result<()> {
+        let child = self.members.get_mut(member).and_then(Option::take);
+        child.context("the member does not run")?.kill().await?;
+        Ok(())
+    }
+
+    /// Process of a member.
+    #[must_use]
+    pub fn pid(&self, member: usize) -> Option<u32> {
+        self.members.get(member)?.as_ref()?.id()
+    }
+
+    /// Removes the data of a member that does not run.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn remove_data(&self, member: usize) -> anyhow::Result<()> {
+        std::fs::remove_dir_all(self.data(member))?;
+        Ok(())
+    }
+
+    fn data(&self, member: usize) -> PathBuf {
+        self.folder.path().join(format!("m{member}"))
+    }
+
+    /// Sends a request to the HTTP API of the first member, as a program without gRPC does, and returns the JSON. The
+    /// value of a field that begins with `=` is encoded.
+    ///
+    /// # Errors
+    /// If etcd rejects it.
+    pub async fn request(
+        &self,
+        space: &Space,
+        path: &str,
+        fields: &[(&str, &str)],
+    ) -> anyhow::Result<String> {
+        let mut command: Command = space.command("python3");
+        command
+            .args(["-c", REQUEST])
+            .arg(format!("http://{}:{PORT}/v3/{path}", self.address))
+            .args(fields.iter().map(|(name, value)| format!("{name}={value}")))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = command.output().await?;
+        let cause = String::from_utf8_lossy(&stderr);
+        ensure!(status.success(), "{path} of etcd: {cause}");
+        Ok(String::from_utf8(stdout)?)
+    }
+}

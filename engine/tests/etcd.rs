@@ -1,0 +1,363 @@
+//! Peers find each other by a real etcd, also the stock wheel; each failure of etcd has its name.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+#[path = "fixture/rig.rs"]
+mod rig;
+#[path = "fixture/served.rs"]
+mod served;
+#[path = "fixture/stock.rs"]
+mod stock;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use local_cluster::Settings;
+use local_cluster::binaries::Binaries;
+use metadata::{Entry, Error, Lookup, Problem, Published, Service, system_lookup};
+use mooncake_engine::Op;
+use mooncake_stock::{Etcd, Space};
+use proto::descriptor::Descriptor;
+use proto::metadata::{RpcMeta, etcd_url};
+use rig::BASE;
+use rustix::process::{Pid, Signal, kill_process};
+use served::{OURS, Served, isolated};
+use socket2::{Domain, Socket, Type};
+use stock::Stock;
+
+/// Limit of a wait for etcd.
+const PATIENCE: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_millis(100);
+const CLUSTER: &str = "team/kv";
+
+fn program() -> PathBuf {
+    Binaries::get(&Settings::read()).unwrap().etcd()
+}
+
+fn start(space: &Space, members: usize, flags: &[&str]) -> Etcd {
+    let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    Etcd::start(space, &program(), address, members, flags).unwrap()
+}
+
+fn service_at(endpoints: &[String]) -> Service {
+    Service::new(&etcd_url(endpoints), Some(CLUSTER), system_lookup()).unwrap()
+}
+
+/// Repeats a lookup of a key that is not there until it ends as wanted.
+async fn until(service: &Service, what: &str, wanted: impl Fn(&Problem) -> bool) -> Error {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let error = service.descriptor("nobody").await.unwrap_err();
+        if wanted(&error.problem) {
+            return error;
+        }
+        assert!(Instant::now() < end, "{what}: {error}");
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Waits until etcd answers.
+async fn answers(service: &Service) {
+    until(service, "etcd does not answer", |problem| {
+        matches!(problem, Problem::NoKey(_))
+    })
+    .await;
+}
+
+/// What an engine without memory publishes.
+fn entry(name: &str) -> Entry {
+    let text = format!(
+        r#"{{"buffers":[],"name":"{name}","protocol":"tcp","tcp_data_port":1,"tcp_proto_version":2}}"#
+    );
+    Entry {
+        descriptor: Descriptor::parse(text.as_bytes()).unwrap(),
+        rpc_meta: RpcMeta {
+            ip_or_host_name: "127.0.0.1".to_owned(),
+            rpc_port: 1,
+        },
+    }
+}
+
+/// All keys of engines with their leases, as JSON of its API.
+async fn all(space: &Space, etcd: &Etcd) -> Vec<serde_json::Value> {
+    let below = [("key", "=mooncake/"), ("range_end", "=mooncake0")];
+    let text = etcd.request(space, "kv/range", &below).await.unwrap();
+    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+    found["kvs"].as_array().cloned().unwrap_or_default()
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn a_stock_engine_and_ours_find_each_other_by_etcd() {
+    isolated(|space| async move {
+        let mut etcd = start(&space, 1, &[]);
+        let url = etcd_url(&etcd.endpoints());
+        let service = service_at(&etcd.endpoints());
+        answers(&service).await;
+        let served = Served::new(service.clone());
+        let entry = served.endpoint.metadata_entry();
+        assert_eq!(entry.publish(&service).await.unwrap(), Published::Written);
+        assert_eq!(entry.publish(&service).await.unwrap(), Published::Unchanged);
+        let cluster = [("MC_METADATA_CLUSTER_ID", CLUSTER)];
+        let mut first = Stock::start_with(&space, "stock-1", &url, &cluster);
+        served.exchange(&mut first).await;
+
+        // Engines of another cluster have other keys.
+        let other = Stock::start_with(&space, "stock-2", &url, &[]);
+        let missing = served.transfer(Op::Read, "stock-2", BASE, 0).await;
+        let missing = missing.unwrap_err().to_string();
+        assert!(
+            missing.contains("mooncake/team/kv/ram/stock-2"),
+            "{missing}"
+        );
+        drop((first, other));
+
+        // An etcd that lost everything is filled again, also for engines that start then.
+        etcd.kill_member(0).await.unwrap();
+        etcd.remove_data(0).unwrap();
+        etcd.start_member(&space, 0).unwrap();
+        answers(&service).await;
+        assert!(!entry.is_described(&service).await.unwrap());
+        assert!(!entry.is_reachable(&service).await.unwrap());
+        assert_eq!(entry.publish(&service).await.unwrap(), Published::Written);
+        assert!(entry.is_described(&service).await.unwrap());
+        assert!(entry.is_reachable(&service).await.unwrap());
+        let mut second = Stock::start_with(&space, "stock-3", &url, &cluster);
+        let local = second.allocate(4096);
+        assert_eq!(second.transfer("read", OURS, local, BASE, 4096), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn what_a_process_published_ends_with_its_lease_and_a_successor_keeps_its_own() {
+    isolated(|space| async move {
+        let etcd = start(&space, 1, &[]);
+        let service = service_at(&etcd.endpoints());
+        answers(&service).await;
+        let entry = entry("10.0.0.1:12001");
+        // What a stock engine of the same name has left, without a lease.
+        let key = "=mooncake/team/kv/rpc_meta/10.0.0.1:12001";
+        let left = [
+            ("key", key),
+            ("value", r#"={"ip_or_host_name":"10.0.0.1","rpc_port":2}"#),
+        ];
+        etcd.request(&space, "kv/put", &left).await.unwrap();
+        assert_eq!(entry.publish(&service).await.unwrap(), Published::Written);
+        assert_eq!(
+            service.rpc_meta("10.0.0.1:12001").await.unwrap(),
+            entry.rpc_meta
+        );
+
+        let keys = all(&space, &etcd).await;
+        assert_eq!(keys.len(), 2, "{keys:?}");
+        let lease = keys[0]["lease"].as_str().unwrap();
+        assert_eq!(keys[1]["lease"], lease);
+        let lease = [("ID", lease)];
+        let granted = etcd.request(&space, "lease/timetolive", &lease).await;
+        let granted: serde_json::Value = serde_json::from_str(&granted.unwrap()).unwrap();
+        assert_eq!(granted["grantedTTL"], "60", "{granted}");
+
+        // A successor has the same name and another lease. The end of its predecessor takes nothing from it.
+        let successor = service_at(&etcd.endpoints());
+        assert_eq!(entry.publish(&successor).await.unwrap(), Published::Written);
+        assert!(!entry.is_described(&service).await.unwrap());
+        entry.withdraw(&service).await.unwrap();
+        assert!(entry.is_described(&successor).await.unwrap());
+        assert!(entry.is_reachable(&successor).await.unwrap());
+
+        // A lease that ended by itself is replaced.
+        let keys = all(&space, &etcd).await;
+        let lease = [("ID", keys[0]["lease"].as_str().unwrap())];
+        etcd.request(&space, "lease/revoke", &lease).await.unwrap();
+        assert!(all(&space, &etcd).await.is_empty());
+        assert_eq!(entry.publish(&successor).await.unwrap(), Published::Written);
+
+        entry.withdraw(&successor).await.unwrap();
+        assert!(all(&space, &etcd).await.is_empty());
+        entry.withdraw(&successor).await.unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn one_of_three_members_may_be_gone_and_with_two_gone_the_quorum_is_named() {
+    isolated(|space| async move {
+        let mut etcd = start(&space, 3, &[]);
+        let endpoints = etcd.endpoints();
+        let service = service_at(&endpoints);
+        answers(&service).await;
+        let entry = entry("10.0.0.1:12001");
+        entry.publish(&service).await.unwrap();
+
+        etcd.kill_member(0).await.unwrap();
+        // The others may elect a leader first.
+        answers(&service).await;
+        assert!(entry.is_described(&service).await.unwrap());
+        // A client that starts now finds one that works.
+        answers(&service_at(&endpoints)).await;
+
+        etcd.kill_member(1).await.unwrap();
+        let error = until(&service, "the quorum is not named", |problem| {
+            matches!(problem, Problem::NoQuorum(_))
+        })
+        .await;
+        let text = error.to_string();
+        println!("{text}");
+        for part in [
+            "at 127.0.0.1:2399: no quorum",
+            "127.0.0.1:2379: connection refused",
+            "127.0.0.1:2389: connection refused",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+
+        etcd.start_member(&space, 1).unwrap();
+        answers(&service).await;
+        let end = Instant::now() + PATIENCE;
+        while let Err(error) = entry.publish(&service).await {
+            assert!(Instant::now() < end, "{error}");
+            tokio::time::sleep(PAUSE).await;
+        }
+        assert!(entry.is_reachable(&service).await.unwrap());
+    });
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn a_full_database_is_named_by_its_alarm_and_what_is_there_stays_readable() {
+    isolated(|space| async move {
+        let etcd = start(&space, 1, &["--quota-backend-bytes=1000000"]);
+        let service = service_at(&etcd.endpoints());
+        answers(&service).await;
+        let entry = entry("10.0.0.1:12001");
+        entry.publish(&service).await.unwrap();
+        let value = format!("={}", "x".repeat(100_000));
+        let mut writes = 0;
+        while etcd
+            .request(&space, "kv/put", &[("key", "=other"), ("value", &value)])
+            .await
+            .is_ok()
+        {
+            writes += 1;
+            assert!(writes < 100, "the quota has no effect");
+        }
+        for failed in [
+            entry.publish(&service).await.unwrap_err(),
+            entry.is_described(&service).await.unwrap_err(),
+            entry
+                .publish(&service_at(&etcd.endpoints()))
+                .await
+                .unwrap_err(),
+        ] {
+            assert!(matches!(failed.problem, Problem::NoSpace), "{failed}");
+        }
+        service.descriptor("10.0.0.1:12001").await.unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn each_way_in_which_an_endpoint_is_no_usable_etcd_has_its_name() {
+    isolated(|space| async move {
+        // Nothing listens.
+        let endpoints = ["127.0.0.1:2379".to_owned()];
+        let error = service_at(&endpoints).descriptor("a").await.unwrap_err();
+        assert!(matches!(error.problem, Problem::Refused), "{error}");
+
+        let lookup: Lookup = Arc::new(|host| {
+            Box::pin(async move { Err(format!("10.96.0.10 does not resolve {host}")) })
+        });
+        let service = Service::new("etcd://etcd.infra.svc:2379", None, lookup).unwrap();
+        let error = service.descriptor("a").await.unwrap_err();
+        assert!(matches!(error.problem, Problem::NotResolved(_)), "{error}");
+
+        // A queue that is full: the kernel drops further requests.
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+        socket.bind(&any.into()).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        socket.listen(0).unwrap();
+        let _first = std::net::TcpStream::connect(address).unwrap();
+        let service = service_at(&[address.to_string()]);
+        let error = service.descriptor("a").await.unwrap_err();
+        assert!(matches!(error.problem, Problem::Filtered(_)), "{error}");
+
+        // The port for members, a web server, a process that is stopped, users.
+        let etcd = start(&space, 1, &[]);
+        let service = service_at(&etcd.endpoints());
+        answers(&service).await;
+        let peer = service_at(&["127.0.0.1:2380".to_owned()]);
+        let error = peer.descriptor("a").await.unwrap_err();
+        println!("{error}");
+        assert!(matches!(error.problem, Problem::NotEtcd(_)), "{error}");
+        assert!(
+            error.to_string().contains("port 2380 is for its members"),
+            "{error}"
+        );
+        let mut web = space.command("python3");
+        web.args(["-m", "http.server", "8000"]);
+        let _web = web
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let web = service_at(&["127.0.0.1:8000".to_owned()]);
+        let error = until(&web, "a web server is not named", |problem| {
+            matches!(problem, Problem::NotEtcd(_))
+        })
+        .await;
+        println!("{error}");
+
+        let pid = Pid::from_raw(i32::try_from(etcd.pid(0).unwrap()).unwrap()).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        let error = until(&service, "a stopped etcd is not named", |problem| {
+            matches!(problem, Problem::Slow(_))
+        })
+        .await;
+        println!("{error}");
+        kill_process(pid, Signal::CONT).unwrap();
+        answers(&service).await;
+
+        for (path, fields) in [
+            (
+                "auth/user/add",
+                &[("name", "root"), ("password", "secret")][..],
+            ),
+            ("auth/role/add", &[("name", "root")]),
+            ("auth/user/grant", &[("user", "root"), ("role", "root")]),
+            ("auth/enable", &[]),
+        ] {
+            etcd.request(&space, path, fields).await.unwrap();
+        }
+        let error = service.descriptor("a").await.unwrap_err();
+        println!("{error}");
+        assert!(matches!(error.problem, Problem::Denied(_)), "{error}");
+        let error = service_at(&etcd.endpoints()).descriptor("a").await;
+        let error = error.unwrap_err();
+        assert!(matches!(error.problem, Problem::Denied(_)), "{error}");
+    });
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn an_etcd_that_expects_tls_is_named() {
+    isolated(|space| async move {
+        let url = "https://127.0.0.1:2379";
+        let flags = [
+            "--auto-tls",
+            &format!("--listen-client-urls={url}"),
+            &format!("--advertise-client-urls={url}"),
+        ];
+        let etcd = start(&space, 1, &flags);
+        let error = until(
+            &service_at(&etcd.endpoints()),
+            "TLS is not named",
+            |problem| matches!(problem, Problem::Tls),
+        )
+        .await;
+        println!("{error}");
+    });
+}

@@ -1,0 +1,96 @@
+//! A pool pod of a cluster with an etcd: it is absent, comes, is lost, and comes back empty.
+#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(dead_code, reason = "this file uses a part of the node")]
+
+#[path = "node/peers.rs"]
+mod peers;
+#[path = "node/stage.rs"]
+mod stage;
+
+use local_cluster::Settings;
+use local_cluster::binaries::Binaries;
+use mooncake_stock::Etcd;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use peers::{Client, ETCD_CLUSTER, Master};
+use stage::{Node, PATIENCE, PEERS_IP, eventually};
+
+const POD: &str = "aaaa0000-0000-4000-8000-000000000001";
+const SERVICE: &str = "etcd://10.77.0.1:2379";
+const MIB: u64 = 1 << 20;
+
+/// Whether both keys of the pool pod are in etcd under a lease; `None` without an answer.
+async fn published(node: &Node, etcd: &Etcd) -> Option<bool> {
+    let mut found = Vec::new();
+    for kind in ["ram", "rpc_meta"] {
+        let key = format!("=mooncake/{}/{kind}/10.77.0.2:12001", ETCD_CLUSTER.1);
+        let text = etcd
+            .request(&node.peers, "kv/range", &[("key", &key)])
+            .await;
+        let answer: Value = serde_json::from_str(&text.ok()?).ok()?;
+        let lease = answer["kvs"][0]["lease"].as_str();
+        found.push(lease.is_some_and(|lease| lease != "0"));
+    }
+    Some(found == [true, true])
+}
+
+#[tokio::test]
+#[ignore = "needs etcd, which is built from Go modules"]
+async fn a_pool_pod_is_found_by_an_etcd_which_is_filled_again_when_it_comes_back_empty() {
+    let program = tokio::task::spawn_blocking(|| Binaries::get(&Settings::read()).unwrap().etcd());
+    let program = program.await.unwrap();
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let mut pool = node.pool(POD);
+    let _agent = node.agent();
+    let service = json!({"type": "Etcd", "endpoint": SERVICE, "clusterId": ETCD_CLUSTER.1});
+    node.assign_with_metadata(POD, "m1", service);
+    // A client must find the descriptor of each segment that the master returns.
+    eventually("the pod waits for etcd", || {
+        node.shows("Mounting", "MetadataUnreachable")
+    })
+    .await;
+    assert!(node.probe("ready").await.is_err(), "it is not mounted");
+
+    let address = PEERS_IP.parse().unwrap();
+    let mut etcd = Etcd::start(&node.peers, &program, address, 1, &[]).unwrap();
+    node.ready().await;
+    assert_eq!(published(&node, &etcd).await, Some(true));
+    let mut client = Client::start_with(&node.peers, SERVICE).await;
+    assert_eq!(client.put("a", 4, MIB).await, (4, 0));
+    assert_eq!(client.verify("a", 4, MIB).await, (4, 0));
+
+    etcd.kill_member(0).await.unwrap();
+    eventually("the loss of etcd is reported", || {
+        node.shows("Serving", "MetadataUnreachable")
+    })
+    .await;
+    // What is mounted serves on.
+    assert_eq!(client.verify("a", 4, MIB).await, (4, 0));
+    node.probe("ready").await.unwrap();
+
+    etcd.remove_data(0).unwrap();
+    etcd.start_member(&node.peers, 0).unwrap();
+    eventually("etcd is filled again", || async {
+        published(&node, &etcd).await?.then_some(())
+    })
+    .await;
+    eventually("the failure is over", || {
+        node.shows("Serving", "AsExpected")
+    })
+    .await;
+    let mut next = Client::start_with(&node.peers, SERVICE).await;
+    assert_eq!(next.verify("a", 4, MIB).await, (4, 0));
+    assert_eq!(next.put("b", 4, MIB).await, (4, 0));
+    assert_eq!(next.verify("b", 4, MIB).await, (4, 0));
+
+    let pid = i32::try_from(pool.id().unwrap()).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    timeout(PATIENCE, pool.wait()).await.unwrap().unwrap();
+    eventually("the keys are removed", || async {
+        (!published(&node, &etcd).await?).then_some(())
+    })
+    .await;
+}
