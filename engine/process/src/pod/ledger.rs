@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use store::Memory;
 use sys::mem::Region;
 
-/// Bytes of one copy: fewer than the buffer of a socket.
+/// Bytes of one copy. The buffer of a socket may be smaller: then it is filled and emptied several times.
 const PIECE: usize = 32 << 10;
 
 /// The memory of a pool pod's ledger.
@@ -22,7 +22,7 @@ impl LedgerMemory {
     /// # Errors
     /// Those of `socketpair`.
     pub(super) fn new(region: Region) -> io::Result<Self> {
-        let sockets = RefCell::new(UnixStream::pair()?);
+        let sockets = RefCell::new(pair()?);
         Ok(Self { region, sockets })
     }
 
@@ -34,7 +34,7 @@ impl LedgerMemory {
         let mut sockets = self.sockets.borrow_mut();
         let copied = piece(&mut sockets);
         if copied.is_err() {
-            *sockets = UnixStream::pair()?;
+            *sockets = pair()?;
         }
         copied
     }
@@ -48,10 +48,14 @@ impl Memory for LedgerMemory {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         for (piece, from) in bytes.chunks_mut(PIECE).zip((at..).step_by(PIECE)) {
             self.copy(|(one, other)| {
-                let length = piece.len() as u64;
-                let sent = self.region.send_from(one.as_fd(), &[], from, length)?;
-                other.read_exact(&mut piece[..sent])?;
-                whole(sent, piece.len())
+                let mut done = 0;
+                while done < piece.len() {
+                    let (at, left) = (from + done as u64, (piece.len() - done) as u64);
+                    let sent = some(self.region.send_from(one.as_fd(), &[], at, left)?)?;
+                    other.read_exact(&mut piece[done..done + sent])?;
+                    done += sent;
+                }
+                Ok(())
             })?;
         }
         Ok(())
@@ -60,23 +64,35 @@ impl Memory for LedgerMemory {
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         for (piece, to) in bytes.chunks(PIECE).zip((at..).step_by(PIECE)) {
             self.copy(|(one, other)| {
-                one.write_all(piece)?;
-                let length = piece.len() as u64;
-                let received = self.region.recv_into(other.as_fd(), to, length)?;
-                whole(received, piece.len())
+                let (mut sent, mut done) = (0, 0);
+                while done < piece.len() {
+                    if sent == done {
+                        sent += some(one.write(&piece[sent..])?)?;
+                    }
+                    let (at, left) = (to + done as u64, (sent - done) as u64);
+                    done += some(self.region.recv_into(other.as_fd(), at, left)?)?;
+                }
+                Ok(())
             })?;
         }
         Ok(())
     }
 }
 
-fn whole(count: usize, wanted: usize) -> io::Result<()> {
-    if count == wanted {
-        Ok(())
+/// Connected sockets that never block: an empty one takes at least one byte.
+fn pair() -> io::Result<(UnixStream, UnixStream)> {
+    let (one, other) = UnixStream::pair()?;
+    one.set_nonblocking(true)?;
+    other.set_nonblocking(true)?;
+    Ok((one, other))
+}
+
+/// Copying nothing would be repeated for ever.
+fn some(count: usize) -> io::Result<usize> {
+    if count > 0 {
+        Ok(count)
     } else {
-        Err(io::Error::other(format!(
-            "{count} of {wanted} bytes were copied"
-        )))
+        Err(io::ErrorKind::WriteZero.into())
     }
 }
 
@@ -84,6 +100,24 @@ fn whole(count: usize, wanted: usize) -> io::Result<()> {
 mod tests {
     use super::*;
     use sys::mem::{PageSize, memfd};
+
+    #[test]
+    fn a_socket_with_the_smallest_buffer_copies_every_piece() {
+        let length = 1 << 20;
+        let fd = memfd::create("test", length, PageSize::Base).unwrap();
+        let region = Region::map(fd, length, PageSize::Base).unwrap();
+        let memory = LedgerMemory::new(region).unwrap();
+        let sockets = memory.sockets.borrow();
+        for socket in [&sockets.0, &sockets.1] {
+            rustix::net::sockopt::set_socket_send_buffer_size(socket, 1).unwrap();
+        }
+        drop(sockets);
+        let bytes = vec![0x5a; 3 * PIECE];
+        memory.write(5, &bytes).unwrap();
+        let mut read = vec![0; bytes.len()];
+        memory.read(5, &mut read).unwrap();
+        assert!(read == bytes);
+    }
 
     #[test]
     fn bytes_are_read_as_they_were_written_and_a_range_outside_is_an_error() {
