@@ -2,6 +2,7 @@
 
 mod agent_bytes;
 mod args;
+mod changes;
 mod error;
 mod objects;
 mod pods;
@@ -120,7 +121,18 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
         row(pods::READER, &second, read),
     ];
     println!("\n{}", table::table(&rows, &moved));
-    println!("every byte that was read equals the byte that was written");
+    println!("every byte that was read equals the byte that was written\n");
+
+    changes::replace_master(&target, CLUSTER_NAME, &mut progress)?;
+    pods::run(&target, pods::READER, &first, pod, &mut progress)?;
+    println!("after the end of the master: every byte of every key is there");
+    if first == second {
+        println!("one node: the pool is not resized, because its keys have no other place");
+    } else {
+        changes::resize(&target, CLUSTER_NAME, &mut progress)?;
+        pods::run(&target, pods::READER, &second, pod, &mut progress)?;
+        println!("after the replacement of every pool pod: every byte of every key is there");
+    }
     if context.is_none() {
         let kubeconfig = target.kubectl.kubeconfig.display();
         println!(

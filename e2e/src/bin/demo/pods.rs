@@ -37,7 +37,7 @@ pub(crate) struct Role {
 pub(crate) const WRITER: Role = Role {
     pod: "writer",
     script: "write.py",
-    doing: "puts 1 GiB",
+    doing: "puts 768 MiB",
 };
 pub(crate) const READER: Role = Role {
     pod: "reader",

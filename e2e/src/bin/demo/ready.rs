@@ -78,7 +78,27 @@ pub(crate) fn cluster(
     progress: &mut Progress,
 ) -> Result<MooncakeCluster, Error> {
     let what = format!("MooncakeCluster {name} to be Ready");
-    Ok(wait_until(&what, READY, || {
+    wait_for(target, name, &what, is_ready, progress)
+}
+
+/// Waits until the operator has carried out the present spec of a MooncakeCluster, and it is Ready.
+pub(crate) fn settled(
+    target: &Target,
+    name: &str,
+    progress: &mut Progress,
+) -> Result<MooncakeCluster, Error> {
+    let what = format!("MooncakeCluster {name} to have replaced its pool pods");
+    wait_for(target, name, &what, is_settled, progress)
+}
+
+fn wait_for(
+    target: &Target,
+    name: &str,
+    what: &str,
+    done: fn(&MooncakeCluster) -> bool,
+    progress: &mut Progress,
+) -> Result<MooncakeCluster, Error> {
+    Ok(wait_until(what, READY, || {
         let answer = get(
             target,
             &["mooncakecluster", name, "--namespace", objects::NAMESPACE],
@@ -95,10 +115,15 @@ pub(crate) fn cluster(
         };
         let seen = summary(&cluster);
         progress.report_change(&seen);
-        Ok(if is_ready(&cluster) {
+        Ok(if done(&cluster) {
             Ok(cluster)
         } else {
-            wait_for_change(target, &["--for=condition=Ready", "mooncakecluster", name]);
+            // Returns at once while the cluster is Ready and has not yet carried out its spec.
+            if is_ready(&cluster) {
+                std::thread::sleep(Duration::from_secs(1));
+            } else {
+                wait_for_change(target, &["--for=condition=Ready", "mooncakecluster", name]);
+            }
             Err(seen)
         })
     })?)
@@ -115,11 +140,23 @@ fn is_ready(cluster: &MooncakeCluster) -> bool {
     })
 }
 
-/// The Ready condition in one line.
+/// Reconciling is present only while the operator or a node works on the spec.
+fn is_settled(cluster: &MooncakeCluster) -> bool {
+    let conditions = cluster.status.as_ref().map(|status| &status.conditions);
+    let working = conditions.and_then(|all| find(all, ConditionType::Reconciling));
+    is_ready(cluster) && working.is_none()
+}
+
+/// The condition Reconciling in one line, or Ready if it is not present.
 fn summary(cluster: &MooncakeCluster) -> String {
     let Some(status) = &cluster.status else {
         return "waiting for the operator to process the MooncakeCluster".to_owned();
     };
+    if is_ready(cluster)
+        && let Some(working) = find(&status.conditions, ConditionType::Reconciling)
+    {
+        return format!("MooncakeCluster: Reconciling {}", working.message);
+    }
     match find(&status.conditions, ConditionType::Ready) {
         Some(ready) => {
             // The remedy does not apply while the demo starts the cluster.
