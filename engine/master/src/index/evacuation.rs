@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(500);
 const AGAIN: Duration = Duration::from_millis(100);
 /// An unfinished put is waited for this long after its start.
 const PUT_PATIENCE: Duration = Duration::from_secs(5);
-/// The other owners mount their segments in this time after the start of a run.
+/// The other owners mount their segments in this time after the first one of a run.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The owners that end.
@@ -33,6 +33,15 @@ const MOUNT_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Evacuations {
     of: HashMap<Uuid, Evacuation>,
     last: u64,
+    /// When the first segment with a ledger was mounted.
+    first_mount: Option<Moment>,
+}
+
+impl Evacuations {
+    /// Notes that a segment with a ledger is mounted now. Returns when the first one was.
+    pub(super) fn first_mount(&mut self, now: Moment) -> Moment {
+        *self.first_mount.get_or_insert(now)
+    }
 }
 
 /// Objects with pins first, then those that were used last.
@@ -316,7 +325,9 @@ impl Index {
                 Next::Wait
             }
             Targets::Closed => Next::Wait,
-            Targets::None if now < Moment::default().after(MOUNT_PATIENCE) => Next::Wait,
+            Targets::None if now < self.evacuations.first_mount(now).after(MOUNT_PATIENCE) => {
+                Next::Wait
+            }
             Targets::None => Next::Unmovable,
         }
     }

@@ -246,6 +246,7 @@ impl Index {
             self.stop_evacuation(client);
         }
         self.mount_segment(segment, client, now)?;
+        self.evacuations.first_mount(now);
         for segment in earlier {
             self.unmount_segment(segment);
         }

@@ -57,6 +57,10 @@ impl Evacuation {
         self.state = State::Running(tokio::spawn(evacuating));
     }
 
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.state, State::Running(_))
+    }
+
     /// Cuts the copies: the pool process has ended, or the segments are about to be unmounted.
     pub(super) fn stop(&mut self) {
         if let State::Running(task) = &self.state {

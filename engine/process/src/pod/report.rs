@@ -93,7 +93,7 @@ impl Pod {
                 (_, Some(session)) => session,
             },
             PoolState::Serving => "mounted and served".to_owned(),
-            PoolState::Draining if step.action.is_none() => {
+            PoolState::Draining if self.evacuation.is_running() => {
                 "the pod is terminating: its keys move to other pool pods".to_owned()
             }
             PoolState::Draining => "the pod is terminating: unmounting from the master".to_owned(),

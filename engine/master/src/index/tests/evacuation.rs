@@ -219,10 +219,10 @@ fn objects_used_last_move_first_and_a_limited_number_at_a_time() {
     for number in 0..200 {
         pools.put(&format!("k{number}"), 1000, 0, at(0));
     }
-    for number in 0..64 {
-        pools
-            .endpoint(&format!("k{}", 199 - number), at(1))
-            .unwrap();
+    // Neither the first ones nor the last ones.
+    let used = 70..134;
+    for number in used.clone() {
+        pools.endpoint(&format!("k{number}"), at(1)).unwrap();
     }
     let first = pools.call(0, &Ended::default(), at(20));
     assert_eq!(first.relocations.len(), 64);
@@ -231,7 +231,7 @@ fn objects_used_last_move_first_and_a_limited_number_at_a_time() {
         let endpoint = pools.endpoint(&format!("k{number}"), at(20)).unwrap();
         assert_eq!(
             endpoint == "node1:12001",
-            number >= 136,
+            used.contains(&number),
             "k{number} {endpoint}"
         );
     }
@@ -351,7 +351,7 @@ fn without_another_owner_it_ends_at_once_except_after_the_start_of_the_master() 
 
     let mut pools = Pools::new(&[MIB]);
     pools.put("k", 1000, 0, at(0));
-    let early = Moment(9_000_000);
+    let early = at(9);
     let answer = pools.call(0, &Ended::default(), early);
     assert!(!answer.finished && answer.left == 1, "{answer:?}");
     pools.ledgers.push(BTreeMap::new());
@@ -529,6 +529,27 @@ fn replicas_of_one_object_stay_below_different_names() {
     assert!(answer.finished && answer.unmovable == 0, "{answer:?}");
     pools.index.unmount_segment(segment(0, MIB).id);
     assert_eq!(pools.endpoint("k", at(20)).unwrap(), "node1:12001");
+}
+
+#[test]
+fn a_replica_that_was_cleared_during_its_copy_replaces_no_other() {
+    let mut pools = Pools::new(&[MIB, MIB, MIB]);
+    let config = ReplicateConfig {
+        replica_num: 2,
+        preferred_segments: vec!["s0".into(), "s1".into()],
+        ..ReplicateConfig::default()
+    };
+    put_with(&mut pools.index, "k", 1000, &config, at(0)).unwrap();
+    pools.follow_all(at(0));
+    let answer = pools.call(0, &Ended::default(), at(20));
+    assert_eq!(answer.relocations.len(), 1);
+    let keys = vec!["k".to_owned()];
+    let cleared = pools.index.clear_replicas(keys, CLIENT, "s0", at(20));
+    assert_eq!(cleared, ["k"]);
+    pools.call(0, &written(&answer), at(20));
+    pools.follow_all(at(20));
+    assert_eq!(pools.endpoint("k", at(20)).unwrap(), "node1:12001");
+    assert_eq!(pools.index.totals().used, 1000);
 }
 
 #[test]
