@@ -232,7 +232,10 @@ impl Index {
         let places = self.segments.place(request.size, count, &preferred, host);
         if places.is_empty() {
             self.counters.failed_allocations += 1;
-            self.order.request();
+            // Without an open segment an eviction makes no room: after a restart it would remove what the ledgers bring back.
+            if self.segments.has_open() {
+                self.order.request();
+            }
             return Err(ErrorCode::NoAvailableHandle);
         }
         if (places.len() as u64) < count {

@@ -183,6 +183,11 @@ impl Segments {
         }
     }
 
+    /// Returns whether new objects may be placed anywhere.
+    pub(crate) fn has_open(&self) -> bool {
+        self.slots.values().any(Mounted::is_open)
+    }
+
     /// Removes a segment and returns it with its ranges.
     pub(crate) fn unmount(&mut self, id: SegmentId) -> Option<Mounted> {
         let mounted = self.slots.remove(id)?;

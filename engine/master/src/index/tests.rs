@@ -319,6 +319,20 @@ fn the_objects_whose_lease_ended_first_are_evicted_first() {
 }
 
 #[test]
+fn a_put_while_no_segment_is_open_evicts_nothing_later() {
+    let mut index = Index::new(evicting(), 7);
+    let failed = put(&mut index, "early", 1, at(0));
+    assert_eq!(failed, Err(ErrorCode::NoAvailableHandle));
+    let mounted = index.mount_segment(segment(0, 1000), OWNER, at(0));
+    assert_eq!(mounted, Ok(()));
+    for key in ["a", "b", "c"] {
+        put(&mut index, key, 1, at(0)).unwrap();
+    }
+    work(&mut index, at(3600));
+    assert_eq!(index.counters().evicted_objects, 0);
+}
+
+#[test]
 fn leased_and_hard_pinned_and_unfinished_objects_are_never_evicted() {
     let mut index = with_segments(evicting(), &[1000]);
     let pinned = ReplicateConfig {
