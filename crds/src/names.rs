@@ -13,6 +13,13 @@ pub const LABEL_POOL: &str = "mooncake.io/pool";
 pub const LABEL_COMPONENT: &str = "mooncake.io/component";
 /// Program of a master pod, as in `spec.master.type`. Absent on the pods of stock masters.
 pub const LABEL_MASTER_TYPE: &str = "mooncake.io/master-type";
+/// In the selector of the Service of several masters, with the value [`ENDPOINTS_LEADER`]. No pod has it: the Service leads to the
+/// address in the EndpointSlice that the leading master writes.
+pub const LABEL_ENDPOINTS: &str = "mooncake.io/endpoints";
+/// The only value of that label.
+pub const ENDPOINTS_LEADER: &str = "leader";
+/// Set by the elector of a master on the Lease: the epoch of the ledgers in its term.
+pub const ANNOTATION_EPOCH: &str = "mooncake.io/epoch";
 /// Set by the webhook only: the pod was injected and may connect to the listeners of the named cluster.
 pub const LABEL_ACCESS: &str = "mooncake.io/access";
 /// Like [`LABEL_ACCESS`], for a hostNetwork pod.
@@ -86,6 +93,16 @@ pub const MASTER_CLIENT_TTL_SECONDS: u32 = 120;
 /// Returns the name of the master's Deployment, Service and container.
 pub fn master(cluster: &str) -> String {
     format!("{cluster}-master")
+}
+
+/// Returns the name of the EndpointSlice by which the Service of several masters leads to the one that serves.
+pub fn leader_slice(cluster: &str) -> String {
+    format!("{cluster}-master-leader")
+}
+
+/// Returns the name of the Role and RoleBinding for the election of one of several masters.
+pub fn election_role(cluster: &str) -> String {
+    format!("{cluster}-master-election")
 }
 
 /// Returns the name of the ServiceAccount of a built-in master, and of the RoleBinding that gives it its rights.

@@ -48,6 +48,10 @@ pub struct Args {
     /// Port for health and metrics by HTTP that every peer may connect to; 0 means none.
     #[arg(long = "open_port", default_value_t = 0)]
     open_port: u16,
+    /// Socket of the program that elects one of several masters. This one serves only while it leads. Without this flag it
+    /// serves always.
+    #[arg(long = "elector_socket")]
+    elector_socket: Option<PathBuf>,
 
     /// Time in which an object that was looked up is neither evicted nor removed: milliseconds, or with ms, s, m or h.
     #[arg(long = "default_kv_lease_ttl", default_value = "10000", value_parser = duration)]
@@ -199,6 +203,12 @@ impl Args {
         self.admitted_file.clone()
     }
 
+    /// Returns the socket of the elector; `None`: there is no other master.
+    #[must_use]
+    pub fn elector_socket(&self) -> Option<PathBuf> {
+        self.elector_socket.clone()
+    }
+
     /// Returns the address of the metadata server, if it is wanted.
     #[must_use]
     pub fn metadata(&self) -> Option<SocketAddr> {
@@ -254,6 +264,7 @@ mod tests {
         assert_eq!(args.limits(), Limits::default());
         assert_eq!(args.metadata(), None);
         assert_eq!((args.open(), args.admitted_file()), (None, None));
+        assert_eq!(args.elector_socket(), None);
     }
 
     #[test]

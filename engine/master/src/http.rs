@@ -19,17 +19,17 @@ use futures::future::OptionFuture;
 use proto::store::ErrorCode;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
+use crate::admission::Admission;
 use crate::server::Master;
 use listener::Guarded;
 
-/// The listeners of the HTTP services.
+/// The listeners of the HTTP services of a master that serves.
 #[derive(Debug)]
 pub struct Listeners {
     /// All paths, for admitted peers.
     pub admin: TcpListener,
-    /// Health and metrics, for every peer.
-    pub open: Option<TcpListener>,
     /// Transfer engine metadata, for admitted peers.
     pub metadata: Option<TcpListener>,
 }
@@ -39,29 +39,56 @@ pub struct Listeners {
 /// # Errors
 /// Those of `accept`.
 pub async fn serve(master: Arc<Master>, listeners: Listeners) -> io::Result<()> {
-    let Listeners {
-        admin,
-        open,
-        metadata,
-    } = listeners;
+    let Listeners { admin, metadata } = listeners;
     let admitted = |listener| Guarded::admitted(listener, Arc::clone(&master));
     let metadata = metadata.map(|listener| axum::serve(admitted(listener), metadata::router()));
-    let open =
-        open.map(|listener| axum::serve(Guarded::open(listener), open_router(Arc::clone(&master))));
     let admin = axum::serve(admitted(admin), router(Arc::clone(&master)));
     tokio::select! {
         ended = admin.into_future() => ended,
-        Some(ended) = OptionFuture::from(open.map(IntoFuture::into_future)) => ended,
         Some(ended) = OptionFuture::from(metadata.map(IntoFuture::into_future)) => ended,
     }
 }
 
-/// The paths on the open port. They show no key, address or name of a pod, and change nothing.
-fn open_router(master: Arc<Master>) -> Router {
-    Router::new()
-        .route("/health", get(health))
-        .route("/metrics", get(metrics::metrics))
-        .with_state(master)
+/// What the open port shows, while this program serves and while it waits to be elected.
+#[derive(Debug, Clone)]
+pub struct Open {
+    /// The master that serves.
+    pub master: watch::Receiver<Option<Arc<Master>>>,
+    pub admission: Admission,
+    /// There are several masters, of which one is elected: another one may serve.
+    pub elected: bool,
+}
+
+/// Serves health and metrics to every peer until the listener fails. They show no key, address or name of a pod, and change nothing.
+///
+/// # Errors
+/// Those of `accept`.
+pub async fn serve_open(open: Open, listener: TcpListener) -> io::Result<()> {
+    let router = Router::new()
+        .route("/health", get(open_health))
+        .route("/metrics", get(open_metrics))
+        .with_state(open);
+    axum::serve(Guarded::open(listener), router).await
+}
+
+/// A master that waits to be elected is healthy, so that rollouts and disruption budgets count it.
+async fn open_health(State(open): State<Open>) -> Response {
+    let master = open.master.borrow().clone();
+    match master {
+        Some(master) => health(State(master)).await,
+        None if !open.elected => health_of("leader", "starting", false),
+        None if !open.admission.is_known() => health_of("standby", "waiting_for_addresses", false),
+        None => health_of("standby", "standby", true),
+    }
+}
+
+/// A master that waits to be elected has no metrics.
+async fn open_metrics(State(open): State<Open>) -> Response {
+    let master = open.master.borrow().clone();
+    match master {
+        Some(master) => metrics::metrics(State(master)).await,
+        None => StatusCode::NO_CONTENT.into_response(),
+    }
 }
 
 /// The paths on the metrics port.
@@ -99,18 +126,27 @@ fn router(master: Arc<Master>) -> Router {
 /// Ready once the admitted addresses are known. Otherwise the status is 503, so that an HTTP probe fails.
 async fn health(State(master): State<Arc<Master>>) -> Response {
     let ready = master.admission().is_known();
-    let (status, state) = if ready {
-        (StatusCode::OK, "serving")
+    let state = if ready {
+        "serving"
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "waiting_for_addresses")
+        "waiting_for_addresses"
+    };
+    health_of("leader", state, ready)
+}
+
+fn health_of(role: &str, state: &str, ready: bool) -> Response {
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
     };
     body(
         status,
         &json!({
             "status": if ready { "ok" } else { "waiting" },
-            "role": "leader",
+            "role": role,
             "ha_state": state,
-            "service_ready": ready,
+            "service_ready": ready && role == "leader",
             "leader_address": null,
             "view_version": null,
         }),

@@ -6,4 +6,5 @@ pub mod admission;
 pub mod args;
 pub mod http;
 pub mod index;
+pub mod leadership;
 pub mod server;

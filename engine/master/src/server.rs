@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::admission::{Admission, Peer};
 use crate::index::{Index, Moment, Wait};
+use crate::leadership::Leadership;
 use connection::Ended;
 use functions::Functions;
 use ledger::Bells;
@@ -79,6 +80,7 @@ pub struct Master {
     functions: Functions,
     limits: Limits,
     admission: Admission,
+    leadership: Leadership,
     /// Locked after the index.
     owners: Mutex<Owners>,
     /// Permits of a KiB each.
@@ -93,7 +95,7 @@ pub struct Master {
 
 impl Master {
     #[must_use]
-    pub fn new(index: Index, limits: Limits, admission: Admission) -> Self {
+    pub fn new(index: Index, limits: Limits, admission: Admission, leadership: Leadership) -> Self {
         let functions = Functions::all();
         Self {
             index: Mutex::new(index),
@@ -105,6 +107,7 @@ impl Master {
             connections: Arc::new(Semaphore::new(limits.connections)),
             limits,
             admission,
+            leadership,
             owners: Mutex::default(),
             rests: AtomicBool::new(true),
             woken: Notify::new(),
@@ -159,6 +162,24 @@ impl Master {
         &self.admission
     }
 
+    /// Returns when a connection of the peer must end, and why.
+    async fn revoked(&self, peer: Peer) -> Ended {
+        tokio::select! {
+            () = self.admission.clone().revoked(peer) => Ended::NotAdmitted,
+            () = self.leadership.clone().ended() => Ended::NotLeading,
+        }
+    }
+
+    /// The same for connections of other services.
+    pub(crate) async fn no_longer_served(self: Arc<Self>, peer: Peer) {
+        let _why = self.revoked(peer).await;
+    }
+
+    #[must_use]
+    pub fn leadership(&self) -> &Leadership {
+        &self.leadership
+    }
+
     /// Returns the peer of a new connection; `None` if it is not admitted, which is counted.
     pub(crate) fn admit(&self, address: SocketAddr) -> Option<Peer> {
         let address = address.ip();
@@ -184,10 +205,9 @@ impl Master {
                     };
                     let master = Arc::clone(&self);
                     tokio::spawn(async move {
-                        let revoked = master.admission.clone().revoked(peer);
                         let ended = tokio::select! {
                             ended = connection::serve(&master, &mut stream, peer) => ended,
-                            () = revoked => Ended::NotAdmitted,
+                            ended = master.revoked(peer) => ended,
                         };
                         tracing::debug!(peer = %address, %ended, "connection ended");
                         master.traffic.connection_ended(&ended);

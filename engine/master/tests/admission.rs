@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use client::Client;
 use mooncake_master::admission::{Addresses, Admission};
-use mooncake_master::http::{self, Listeners};
+use mooncake_master::http::{self, Listeners, Open};
 use mooncake_master::server::{Limits, listen};
 use proto::store::ledger::{LedgerLoad, LedgerMount, LedgerPoll, Position};
 use proto::store::release_0_3_13 as wire;
@@ -226,10 +226,16 @@ async fn http_shows_strangers_health_and_metrics_only() {
         [&admin, &open, &metadata].map(|listener| listener.local_addr().unwrap().port());
     let listeners = Listeners {
         admin,
-        open: Some(open),
         metadata: Some(metadata),
     };
     tokio::spawn(http::serve(Arc::clone(&served.master), listeners));
+    let (_serving, master) = watch::channel(Some(Arc::clone(&served.master)));
+    let shown = Open {
+        master,
+        admission: served.master.admission().clone(),
+        elected: false,
+    };
+    tokio::spawn(http::serve_open(shown, open));
     let waits = get(open_port, STRANGER, "/health").await;
     assert!(waits.starts_with("HTTP/1.1 503 "), "{waits}");
     admit(&list, ALL);

@@ -1,7 +1,11 @@
 //! Which addresses may connect to a cluster. Agents watch them for pool pods; the program `admitted` writes them to a file
-//! for the built-in master, which thus needs no access to Kubernetes.
+//! for the built-in master, which thus needs no access to Kubernetes. Where there are several masters, it also elects the one that
+//! serves.
 
+pub mod election;
+pub mod elector;
 pub mod file;
+pub mod seat;
 mod watch;
 
 pub use watch::{Admitted, members, operators};

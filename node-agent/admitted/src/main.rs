@@ -1,14 +1,19 @@
-//! The program `admitted`: keeps the file with the admitted addresses of one cluster's master up to date until SIGTERM.
+//! The program `admitted`: keeps the file with the admitted addresses of one cluster's master up to date until SIGTERM, and elects
+//! one of several masters.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
+use admitted::elector::{Elector, Settings};
+use admitted::seat::Local;
 use admitted::{Admitted, file, members, operators};
 use anyhow::Context;
 use clap::Parser;
 use kube::runtime::watcher::DefaultBackoff;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
-/// Writes the addresses that may connect to the master of a MooncakeCluster, whenever they change.
+/// Writes the addresses that may connect to the master of a MooncakeCluster, whenever they change. Elects one of several masters.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -24,6 +29,37 @@ struct Args {
     /// The file. It is not changed before all addresses are known, and not while the API server is unavailable.
     #[arg(long)]
     file: PathBuf,
+    /// Socket of the master beside this program. With it, the program elects one of several masters by a Lease.
+    #[arg(long, requires_all = ["cluster_uid", "pod", "addresses"])]
+    elector_socket: Option<PathBuf>,
+    /// UID of the MooncakeCluster, which owns the Lease.
+    #[arg(long, default_value = "")]
+    cluster_uid: String,
+    /// Name of this pod, which is the holder of the Lease.
+    #[arg(long, default_value = "")]
+    pod: String,
+    /// Addresses of this pod, separated by commas. The Service of masters leads to one of them while this master leads.
+    #[arg(long, value_delimiter = ',')]
+    addresses: Vec<IpAddr>,
+}
+
+impl Args {
+    /// Returns the elector, if there are several masters.
+    fn elector(&self, client: &kube::Client) -> anyhow::Result<Option<Elector>> {
+        let Some(socket) = &self.elector_socket else {
+            return Ok(None);
+        };
+        let local = Local::listen(socket)
+            .with_context(|| format!("cannot listen on {}", socket.display()))?;
+        let settings = Settings {
+            namespace: self.namespace.clone(),
+            cluster: self.cluster.clone(),
+            cluster_uid: self.cluster_uid.clone(),
+            pod: self.pod.clone(),
+            addresses: self.addresses.clone(),
+        };
+        Ok(Some(Elector::new(client.clone(), settings, local)))
+    }
 }
 
 fn main() -> anyhow::Result<()> {
@@ -45,6 +81,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let client = kube::Client::try_default()
         .await
         .context("cannot find the API server and a token in this pod")?;
+    let (stop, stopped) = watch::channel(false);
+    let elector = args.elector(&client)?;
+    let elector = elector.map(|elector| tokio::spawn(elector.run(stopped)));
     let watch = |namespace: &str, selector: &str| {
         Admitted::watch(
             client.clone(),
@@ -75,7 +114,12 @@ async fn run(args: Args) -> anyhow::Result<()> {
         tokio::select! {
             () = members.changed() => {}
             () = operators.changed() => {}
-            _ = term.recv() => return Ok(()),
+            _ = term.recv() => break,
         }
     }
+    stop.send_replace(true);
+    if let Some(elector) = elector {
+        elector.await.context("the elector failed")?;
+    }
+    Ok(())
 }

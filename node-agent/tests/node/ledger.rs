@@ -1,22 +1,27 @@
-//! Our master is killed and started again: pool pods keep the keys, and stock clients read every one.
+//! Our master is killed and started again, or another one takes over: pool pods keep the keys, and stock clients read every one.
 
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
 
 use crate::peers::{Client, Master};
 use crate::stage::{Node, PATIENCE, kill};
 
 const POD: &str = "aaaa0000-0000-4000-8000-000000000001";
 const KEYS: u32 = 1000;
+/// Keys of a test with several takeovers.
+const FEW: u32 = 200;
 const SIZE: u64 = 16 << 10;
 
 /// Waits until a client that lives through the restart reads all keys again, and returns how long that took.
-async fn reads_all(client: &mut Client) -> Duration {
+async fn reads_all(client: &mut Client, keys: u32) -> Duration {
     let begun = Instant::now();
     loop {
-        let seen = client.verify("k", KEYS, SIZE).await;
-        if seen == (u64::from(KEYS), 0) {
+        let seen = client.verify("k", keys, SIZE).await;
+        if seen == (u64::from(keys), 0) {
             return begun.elapsed();
         }
         assert!(
@@ -61,11 +66,74 @@ async fn every_key_survives_kills_of_our_master_and_of_the_engine_process() {
         }
         master = Master::start_ours(&node.peers);
         let put = puts(&mut client, round.replace(' ', "-").as_str()).await;
-        let read = reads_all(&mut client).await;
+        let read = reads_all(&mut client, KEYS).await;
         println!("{round}: first put after {put:?}, all {KEYS} keys read {read:?} later");
         assert_eq!(client.verify("gone", 50, SIZE).await, (0, 50));
     }
     let mut fresh = Client::start(&node.peers).await;
     assert_eq!(fresh.verify("k", KEYS, SIZE).await, (u64::from(KEYS), 0));
     assert_eq!(fresh.verify("gone", 50, SIZE).await, (0, 50));
+}
+
+/// The elector of one master, which the test plays.
+struct Elector {
+    folder: tempfile::TempDir,
+    listener: UnixListener,
+}
+
+impl Elector {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("elector")).unwrap();
+        Self { folder, listener }
+    }
+
+    fn start(&self, node: &Node) -> Master {
+        Master::start_elected(&node.peers, &self.folder.path().join("elector"))
+    }
+
+    /// Lets the master lead, without an end.
+    async fn lead(&self, epoch: u64) -> UnixStream {
+        let accepted = timeout(4 * PATIENCE, self.listener.accept()).await;
+        let (mut master, _) = accepted.expect("the master connects").unwrap();
+        let line = format!("lead {epoch} {}\n", u64::MAX);
+        master.write_all(line.as_bytes()).await.unwrap();
+        master
+    }
+}
+
+#[tokio::test]
+async fn every_key_survives_takeovers_by_another_master() {
+    let node = Node::new().await;
+    let electors = [Elector::new(), Elector::new()];
+    let mut masters = [electors[0].start(&node), electors[1].start(&node)];
+    let mut leads = electors[0].lead(1000).await;
+    let mut client = Client::start(&node.peers).await;
+    let _pool = node.pool(POD);
+    let _agent = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    assert_eq!(client.put("k", FEW, SIZE).await, (u64::from(FEW), 0));
+    assert_eq!(client.put("gone", 50, SIZE).await, (50, 0));
+    assert_eq!(client.remove("gone", 50).await, (50, 0));
+
+    let rounds = ["killed", "stopped"];
+    for (round, how) in rounds.into_iter().enumerate() {
+        let (former, next) = (round % 2, (round + 1) % 2);
+        if how == "killed" {
+            let killed = std::mem::replace(&mut masters[former], electors[former].start(&node));
+            kill(killed.child).await;
+        } else {
+            leads.write_all(b"stop\n").await.unwrap();
+        }
+        // The end of the connection shows that nothing is served.
+        let mut rest = [0; 64];
+        let ended = async { while matches!(leads.read(&mut rest).await, Ok(1..)) {} };
+        timeout(4 * PATIENCE, ended).await.expect("the master ends");
+        leads = electors[next].lead(1001 + round as u64).await;
+        let put = puts(&mut client, &format!("round-{round}")).await;
+        let read = reads_all(&mut client, FEW).await;
+        println!("a master was {how}: first put after {put:?}, all {FEW} keys read {read:?} later");
+        assert_eq!(client.verify("gone", 50, SIZE).await, (0, 50));
+    }
 }

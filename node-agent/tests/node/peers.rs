@@ -27,9 +27,20 @@ impl Master {
         Self::start_program(space, &master_program())
     }
 
+    /// Starts one of several masters of ours, which serves while it leads.
+    pub(crate) fn start_elected(space: &Space, socket: &Path) -> Self {
+        let flag = format!("--elector_socket={}", socket.display());
+        Self::start_with(space, &master_program(), &[&flag])
+    }
+
     fn start_program(space: &Space, program: &Path) -> Self {
+        Self::start_with(space, program, &[])
+    }
+
+    fn start_with(space: &Space, program: &Path, flags: &[&str]) -> Self {
         let child = space
             .command(program)
+            .args(flags)
             .arg(format!("--rpc_address={PEERS_IP}"))
             .args([
                 "--rpc_port=50051",

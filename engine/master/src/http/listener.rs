@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
+use crate::leadership::Leadership;
 use crate::server::Master;
 
 /// Connections at a time on the open port. Further ones are closed at once.
@@ -51,22 +52,36 @@ impl Guarded {
 }
 
 impl Rule {
-    /// Returns when the connection must end; `None` if it is refused.
-    fn end(&self, address: SocketAddr) -> Option<(End, Option<OwnedSemaphorePermit>)> {
+    /// Returns what bounds the connection; `None` if it is refused.
+    fn end(&self, address: SocketAddr) -> Option<Bounds> {
         match self {
             Self::Admitted(master) => {
                 let peer = master.admit(address)?;
-                Some((Box::pin(master.admission().clone().revoked(peer)), None))
+                Some(Bounds {
+                    end: Box::pin(Arc::clone(master).no_longer_served(peer)),
+                    leadership: Some(master.leadership().clone()),
+                    _place: None,
+                })
             }
             Self::Open(places) => {
                 let place = Arc::clone(places).try_acquire_owned().ok()?;
-                Some((Box::pin(sleep(OPEN_DURATION)), Some(place)))
+                Some(Bounds {
+                    end: Box::pin(sleep(OPEN_DURATION)),
+                    leadership: None,
+                    _place: Some(place),
+                })
             }
         }
     }
 }
 
-type End = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// What bounds a connection.
+struct Bounds {
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Nothing is sent after its end, also where the process was stopped meanwhile.
+    leadership: Option<Leadership>,
+    _place: Option<OwnedSemaphorePermit>,
+}
 
 impl Listener for Guarded {
     type Io = Limited;
@@ -76,12 +91,11 @@ impl Listener for Guarded {
         loop {
             match self.listener.accept().await {
                 Ok((stream, address)) => {
-                    if let Some((end, place)) = self.rule.end(address) {
+                    if let Some(bounds) = self.rule.end(address) {
                         let limited = Limited {
                             stream,
-                            end,
+                            bounds,
                             ended: false,
-                            _place: place,
                         };
                         return (limited, address);
                     }
@@ -102,14 +116,20 @@ impl Listener for Guarded {
 /// A connection that fails from a certain moment on.
 pub(super) struct Limited {
     stream: TcpStream,
-    end: End,
+    bounds: Bounds,
     ended: bool,
-    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Limited {
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        self.ended = self.ended || self.end.as_mut().poll(context).is_ready();
+        let Bounds {
+            end,
+            leadership,
+            _place: _,
+        } = &mut self.bounds;
+        self.ended = self.ended
+            || leadership.as_ref().is_some_and(|leads| !leads.holds())
+            || end.as_mut().poll(context).is_ready();
         if self.ended {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }

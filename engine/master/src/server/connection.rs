@@ -45,6 +45,8 @@ pub(super) enum Ended {
     Unacknowledged(Duration),
     /// The peer's address is no longer admitted.
     NotAdmitted,
+    /// Another master leads, or may lead.
+    NotLeading,
 }
 
 impl std::fmt::Display for Ended {
@@ -64,6 +66,7 @@ impl std::fmt::Display for Ended {
             ),
             Self::NoBuffers => f.write_str("all connections together buffer too much"),
             Self::NotAdmitted => f.write_str("the peer is no longer admitted"),
+            Self::NotLeading => f.write_str("this master no longer leads"),
         }
     }
 }
@@ -126,7 +129,7 @@ async fn converse(
         while let Some((header, body)) = frame(input.unread(), limits.frame_bytes)? {
             if ledger::is_poll(header.function_id) {
                 ledger::acknowledged(master, std::mem::take(&mut waits)).await?;
-                write(stream, &mut replies, limits.frame_deadline).await?;
+                write(master, stream, &mut replies).await?;
                 ledger::wait_for_changes(master, peer, body).await;
             }
             waits.append(&mut answer(master, peer, header, body, &mut replies));
@@ -135,14 +138,14 @@ async fn converse(
             answered = true;
             if replies.len() >= MOST_REPLIES {
                 ledger::acknowledged(master, std::mem::take(&mut waits)).await?;
-                write(stream, &mut replies, limits.frame_deadline).await?;
+                write(master, stream, &mut replies).await?;
             }
         }
         if answered {
             master.stir();
         }
         ledger::acknowledged(master, waits).await?;
-        write(stream, &mut replies, limits.frame_deadline).await?;
+        write(master, stream, &mut replies).await?;
         input.settle();
         if input.bytes.is_empty() {
             permit = None;
@@ -220,13 +223,18 @@ fn frame(bytes: &[u8], most: u32) -> Result<Option<(RequestHeader, &[u8])>, Ende
 }
 
 async fn write(
+    master: &Master,
     stream: &mut TcpStream,
     replies: &mut Vec<u8>,
-    deadline: Duration,
 ) -> Result<(), Ended> {
     if replies.is_empty() {
         return Ok(());
     }
+    // The process may have been stopped since the request was read.
+    if !master.leadership.holds() {
+        return Err(Ended::NotLeading);
+    }
+    let deadline = master.limits.frame_deadline;
     timeout(deadline, stream.write_all(replies))
         .await
         .map_err(|_elapsed| Ended::Deadline("the peer did not take its replies", deadline))?

@@ -126,7 +126,11 @@ impl Traffic {
 
     pub(super) fn connection_ended(&self, ended: &Ended) {
         match ended {
-            Ended::ByPeer | Ended::Idle | Ended::Io(_) | Ended::Unacknowledged(_) => {}
+            Ended::ByPeer
+            | Ended::Idle
+            | Ended::Io(_)
+            | Ended::Unacknowledged(_)
+            | Ended::NotLeading => {}
             Ended::NotAdmitted => {
                 self.not_admitted_connections.fetch_add(1, Relaxed);
             }
