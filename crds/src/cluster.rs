@@ -375,7 +375,8 @@ pub enum MetadataType {
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
-        { "rule": "!(has(self.image) && has(self.type) && self.type == 'BuiltIn')", "message": "image is the image of a Stock master: remove it, because a BuiltIn master runs from the operator's gate image", "fieldPath": ".image" }
+        { "rule": "!(has(self.image) && has(self.type) && self.type == 'BuiltIn')", "message": "image is the image of a Stock master: remove it, because a BuiltIn master runs from the operator's gate image", "fieldPath": ".image" },
+        { "rule": "!(has(self.replicas) && self.replicas > 1 && !(has(self.type) && self.type == 'BuiltIn'))", "message": "a Stock master has one replica: remove replicas, or set type BuiltIn", "fieldPath": ".replicas" }
     ]))]
 pub struct Master {
     /// Program of the master. `Stock`: `mooncake_master`. `BuiltIn`: `mooncake-master` of this project. A change needs the
@@ -386,6 +387,12 @@ pub struct Master {
     /// Mooncake release. It determines the wire schema of all parts of this cluster. Default: 0.3.13.
     #[serde(default)]
     pub version: MooncakeVersion,
+
+    /// Number of `BuiltIn` masters. With 2, one serves, elected by a Lease; the other takes over and reads the keys from the pool
+    /// pods. A change restarts the master. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2))]
+    pub replicas: Option<u32>,
 
     /// Image of a `Stock` master. It must contain `mooncake_master` of that release in its PATH. Default: the operator's
     /// setting for the release.
@@ -407,6 +414,11 @@ impl Master {
     /// Returns the type in effect.
     pub fn kind(&self) -> MasterType {
         self.kind.unwrap_or(MasterType::Stock)
+    }
+
+    /// Returns the number of masters in effect.
+    pub fn replicas(&self) -> u32 {
+        self.replicas.unwrap_or(1)
     }
 }
 

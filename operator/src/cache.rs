@@ -12,7 +12,8 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::api::rbac::v1::RoleBinding;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, ObjectRef, Store};
@@ -23,7 +24,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
 
 use crate::metrics::Metrics;
-use crate::pod::probed_at;
+use crate::pod::{leader, probed_at};
 
 pub mod compute_domains;
 pub(crate) mod devices;
@@ -73,7 +74,9 @@ pub struct Caches {
     pub daemon_sets: Store<DaemonSet>,
     pub services: Store<Service>,
     pub accounts: Store<ServiceAccount>,
+    pub roles: Store<Role>,
     pub bindings: Store<RoleBinding>,
+    pub budgets: Store<PodDisruptionBudget>,
     pub policies: Store<NetworkPolicy>,
     pub slices: Store<EndpointSlice>,
     /// Evicted pool pods, also deleted ones.
@@ -224,6 +227,18 @@ impl Caches {
                 prune::managed_fields,
                 trigger::of_child,
             ),
+            roles: watches.start(
+                Api::<Role>::all(client.clone()),
+                ours(),
+                prune::managed_fields,
+                trigger::of_child,
+            ),
+            budgets: watches.start(
+                Api::<PodDisruptionBudget>::all(client.clone()),
+                ours(),
+                prune::managed_fields,
+                trigger::of_child,
+            ),
             bindings: watches.start(
                 Api::<RoleBinding>::all(client.clone()),
                 ours(),
@@ -253,6 +268,12 @@ impl Caches {
             devices: Devices::start(client, watches),
             triggers,
         }
+    }
+
+    /// The name of the elected master of several.
+    pub fn leader(&self, cluster: &ClusterName) -> Option<String> {
+        let slice = ObjectRef::new(&names::leader_slice(&cluster.name)).within(&cluster.namespace);
+        leader(self.slices.get(&slice)?.as_ref())
     }
 
     /// Sends a trigger to the controllers.

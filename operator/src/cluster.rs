@@ -21,6 +21,7 @@ use crate::compute_domain::view;
 use crate::controller::Failure;
 use crate::event::Events;
 use crate::metrics::Metrics;
+use crate::pod::master_instance;
 
 pub mod admin;
 pub mod apply;
@@ -184,7 +185,7 @@ impl Session<'_> {
         let applied = apply::apply(
             &context.client,
             &writer,
-            &valid.namespace,
+            (&valid.namespace, &valid.name),
             desired,
             &observed.existing,
         )
@@ -195,8 +196,8 @@ impl Session<'_> {
             .map(|pool| pool.object.filter(|_| !pool.changed))
             .collect();
 
-        let master = observed.ready_master();
-        let master_uid = master.and_then(|pod| pod.uid());
+        let master = observed.serving_master(&valid.name);
+        let master_uid = master_instance(self.cluster, master);
         let pod_statuses: Vec<PoolPodStatus> = observed
             .pool_pods
             .iter()

@@ -3,8 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crds::names;
+use crds::{MooncakeCluster, names};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
 
@@ -13,7 +14,32 @@ pub const POOL_CONTAINER: &str = "pool";
 /// The gate: sidecar container of an injected pod.
 pub const GATE_CONTAINER: &str = "mooncake-gate";
 
-/// The master pod that serves; where an old one lingers, the newest.
+/// The master pod that serves. `leader` is the name of the one that is elected, where there are several.
+pub fn serving_master<'a>(pods: &'a [Arc<Pod>], leader: Option<&str>) -> Option<&'a Pod> {
+    let Some(leader) = leader else {
+        return ready_master(pods);
+    };
+    let mut pods = pods.iter().filter(|pod| is_ready(pod));
+    pods.find(|pod| pod.name_any() == leader).map(AsRef::as_ref)
+}
+
+/// The name of the elected master, from the EndpointSlice that it writes.
+pub fn leader(slice: &EndpointSlice) -> Option<String> {
+    slice.endpoints.first()?.target_ref.as_ref()?.name.clone()
+}
+
+/// What nodes know as the instance of the master: the UID of the pod `serving` or, with several masters, that of the
+/// MooncakeCluster. Pool pods then go on with the next leader by themselves.
+pub fn master_instance(cluster: &MooncakeCluster, serving: Option<&Pod>) -> Option<String> {
+    let serving = serving?;
+    if cluster.spec.master.replicas() > 1 {
+        cluster.uid()
+    } else {
+        serving.uid()
+    }
+}
+
+/// The ready master pod; where an old one lingers, the newest.
 pub fn ready_master(pods: &[Arc<Pod>]) -> Option<&Pod> {
     pods.iter()
         .filter(|pod| is_ready(pod) && pod.meta().deletion_timestamp.is_none())

@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
+use crds::names;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Resource, ResourceExt};
 
 use crate::apply::{Applied, Error, Writer, applied_otherwise};
@@ -23,25 +25,34 @@ pub struct AppliedChildren {
 pub async fn apply(
     client: &Client,
     writer: &Writer,
-    namespace: &str,
+    (namespace, cluster): (&str, &str),
     desired: Children,
     existing: &Existing,
 ) -> Result<AppliedChildren, Error> {
     let Children {
         accounts,
+        roles,
         bindings,
+        budgets,
         services,
         policies,
         slices,
+        leader_slice,
         master,
         pools,
         claim_template,
     } = desired;
     let uid = owner(&master.metadata).map(|owner| owner.uid.clone());
     let kept_accounts: Vec<String> = accounts.iter().map(ResourceExt::name_any).collect();
+    let kept_roles: Vec<String> = roles.iter().map(ResourceExt::name_any).collect();
+    let kept_budgets: Vec<String> = budgets.iter().map(ResourceExt::name_any).collect();
     let kept_bindings: Vec<String> = bindings.iter().map(ResourceExt::name_any).collect();
     let kept: Vec<String> = pools.iter().map(ResourceExt::name_any).collect();
-    let kept_slices: Vec<String> = slices.iter().map(ResourceExt::name_any).collect();
+    let kept_slices: Vec<String> = slices
+        .iter()
+        .chain(&leader_slice)
+        .map(ResourceExt::name_any)
+        .collect();
     let kept_services: Vec<String> = services.iter().map(ResourceExt::name_any).collect();
     let session = Session {
         client,
@@ -52,6 +63,9 @@ pub async fn apply(
     for account in accounts {
         session.one(account, &existing.accounts).await?;
     }
+    for role in roles {
+        session.one(role, &existing.roles).await?;
+    }
     for binding in bindings {
         session.one(binding, &existing.bindings).await?;
     }
@@ -59,8 +73,23 @@ pub async fn apply(
     for policy in policies {
         session.one(policy, &existing.policies).await?;
     }
+    let mut family = None;
     for service in services {
-        session.one(service, &existing.services).await?;
+        let name = service.name_any();
+        let applied = session.one(service, &existing.services).await?;
+        let spec = applied.object.and_then(|service| service.spec);
+        let address = spec.and_then(|spec| spec.cluster_ip);
+        if name == names::master(cluster) {
+            family = address.map(|ip| if ip.contains(':') { "IPv6" } else { "IPv4" });
+        }
+    }
+    if let (Some(slice), Some(family)) = (leader_slice, family) {
+        session
+            .leader_slice(slice, family, &existing.slices)
+            .await?;
+    }
+    for budget in budgets {
+        session.one(budget, &existing.budgets).await?;
     }
     for slice in slices {
         session.one(slice, &existing.slices).await?;
@@ -89,6 +118,12 @@ pub async fn apply(
         .await?;
     session
         .prune(&existing.bindings, &kept_bindings, uid.as_deref())
+        .await?;
+    session
+        .prune(&existing.roles, &kept_roles, uid.as_deref())
+        .await?;
+    session
+        .prune(&existing.budgets, &kept_budgets, uid.as_deref())
         .await?;
     session
         .prune(&existing.accounts, &kept_accounts, uid.as_deref())
@@ -125,6 +160,25 @@ impl Session<'_> {
             .map(AsRef::as_ref);
         let api = Api::namespaced(self.client.clone(), self.namespace);
         self.writer.apply(&api, desired, observed).await
+    }
+
+    /// Creates the EndpointSlice of the elected master. After that, masters write it.
+    async fn leader_slice(
+        &self,
+        mut desired: EndpointSlice,
+        family: &str,
+        existing: &[Arc<EndpointSlice>],
+    ) -> Result<(), Error> {
+        let mine = owner(&desired.metadata).map(|owner| owner.uid.clone());
+        let exists = existing.iter().any(|found| {
+            found.name_any() == desired.name_any()
+                && owner(&found.metadata).map(|owner| &owner.uid) == mine.as_ref()
+        });
+        if !exists {
+            desired.address_type = family.to_owned();
+            self.one(desired, &[]).await?;
+        }
+        Ok(())
     }
 
     /// A restarted master loses every key. Therefore it is changed only if the user changes `spec.master`, not

@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::api::rbac::v1::RoleBinding;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -33,10 +34,14 @@ const NONROOT: i64 = 65532;
 #[derive(Clone, Debug)]
 pub struct Children {
     pub accounts: Vec<ServiceAccount>,
+    pub roles: Vec<Role>,
     pub bindings: Vec<RoleBinding>,
+    pub budgets: Vec<PodDisruptionBudget>,
     pub services: Vec<Service>,
     pub policies: Vec<NetworkPolicy>,
     pub slices: Vec<EndpointSlice>,
+    /// Created empty; the elected master writes its address. `None`: there is one master.
+    pub leader_slice: Option<EndpointSlice>,
     pub master: Deployment,
     pub pools: Vec<DaemonSet>,
     /// `None`: the cluster does not require RDMA.
@@ -47,10 +52,13 @@ pub struct Children {
 pub fn desired(cluster: &Valid, settings: &Settings, peers: &[ForeignPeer]) -> Children {
     Children {
         accounts: access::accounts(cluster),
+        roles: access::roles(cluster),
         bindings: access::bindings(cluster, settings),
+        budgets: master::budgets(cluster),
         services: service::all(cluster),
         policies: network::policies(cluster, settings),
         slices: network::slices(cluster, peers),
+        leader_slice: network::leader_slice(cluster),
         master: master::deployment(cluster, settings),
         pools: cluster
             .pools

@@ -11,7 +11,8 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::api::rbac::v1::RoleBinding;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
@@ -20,7 +21,7 @@ use kube::{Resource, ResourceExt};
 use crate::cache::evictions::Eviction;
 use crate::cache::{Caches, Claimable, ClusterName, of_cluster};
 use crate::cluster::desired::ForeignPeer;
-use crate::pod::{is_over, node_of, owner, ready_master};
+use crate::pod::{is_over, leader, node_of, owner, serving_master};
 
 /// Observed state of one cluster.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +46,9 @@ pub struct Observed {
 #[derive(Clone, Debug, Default)]
 pub struct Existing {
     pub accounts: Vec<Arc<ServiceAccount>>,
+    pub roles: Vec<Arc<Role>>,
     pub bindings: Vec<Arc<RoleBinding>>,
+    pub budgets: Vec<Arc<PodDisruptionBudget>>,
     pub services: Vec<Arc<Service>>,
     pub policies: Vec<Arc<NetworkPolicy>>,
     pub slices: Vec<Arc<EndpointSlice>>,
@@ -87,7 +90,9 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     Observed {
         existing: Existing {
             accounts: of_cluster(&caches.accounts, cluster),
+            roles: of_cluster(&caches.roles, cluster),
             bindings: of_cluster(&caches.bindings, cluster),
+            budgets: of_cluster(&caches.budgets, cluster),
             services: of_cluster(&caches.services, cluster),
             policies: of_cluster(&caches.policies, cluster),
             slices: of_cluster(&caches.slices, cluster),
@@ -111,9 +116,16 @@ impl Observed {
         self.reports.get(node)?.0.as_ref().ok()
     }
 
-    /// The ready master pod.
-    pub fn ready_master(&self) -> Option<&Pod> {
-        ready_master(&self.master_pods)
+    /// The name of the elected master of several.
+    pub fn leader(&self, cluster: &str) -> Option<String> {
+        let name = names::leader_slice(cluster);
+        let mut slices = self.existing.slices.iter();
+        leader(slices.find(|slice| slice.name_any() == name)?)
+    }
+
+    /// The master pod that serves.
+    pub fn serving_master(&self, cluster: &str) -> Option<&Pod> {
+        serving_master(&self.master_pods, self.leader(cluster).as_deref())
     }
 
     /// The program of the newest master pod.

@@ -62,7 +62,7 @@ pub fn compute(
     let wanted = wanted(pools, pod_statuses);
     let transport = transport(&cluster.transports);
     let parts = [
-        master(observed),
+        master(facts.cluster, observed),
         pools_ready(facts),
         transports_ready(transport.as_ref(), unclaimed(cluster, &observed.claimable)),
     ];
@@ -233,9 +233,12 @@ fn needs_user_action(reason: Reason) -> bool {
     )
 }
 
-fn master(observed: &Observed) -> NewCondition {
+fn master(cluster: &Valid, observed: &Observed) -> NewCondition {
     let kind = ConditionType::MasterReady;
-    if let Some(pod) = observed.ready_master() {
+    if cluster.elects() {
+        return elected_master(cluster, observed);
+    }
+    if let Some(pod) = observed.serving_master(&cluster.name) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let place = node.unwrap_or("an unnamed node");
         return NewCondition::new(
@@ -252,6 +255,44 @@ fn master(observed: &Observed) -> NewCondition {
         Some(pod) => format!("master pod {}: {}", pod.name_any(), trouble(pod)),
     };
     NewCondition::new(kind, false, Reason::MasterNotReady, message)
+}
+
+/// Of several masters, the one that is elected must be ready.
+fn elected_master(cluster: &Valid, observed: &Observed) -> NewCondition {
+    let kind = ConditionType::MasterReady;
+    let not = |message: String| NewCondition::new(kind, false, Reason::MasterNotReady, message);
+    let Some(leader) = observed.leader(&cluster.name) else {
+        return match observed.master_pods.last() {
+            Some(pod) if !crate::pod::is_ready(pod) => {
+                not(format!("master pod {}: {}", pod.name_any(), trouble(pod)))
+            }
+            _ => not(format!(
+                "no master is elected yet; if none comes, see the log of the container `admitted` of the pods of Deployment {}",
+                names::master(&cluster.name)
+            )),
+        };
+    };
+    let mut pods = observed.master_pods.iter();
+    let Some(pod) = pods.find(|pod| pod.name_any() == leader) else {
+        return not(format!(
+            "the elected master pod {leader} is gone, and no other has taken over yet"
+        ));
+    };
+    let place = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    let place = place.unwrap_or("an unnamed node");
+    if !crate::pod::is_ready(pod) {
+        return not(format!(
+            "the elected master pod {leader} on {place}: {}",
+            trouble(pod)
+        ));
+    }
+    let ready = observed.master_pods.iter();
+    let ready = ready.filter(|pod| crate::pod::is_ready(pod)).count();
+    let message = format!(
+        "master pod {leader} on {place} is elected; {ready} of {} masters are ready",
+        cluster.master.replicas
+    );
+    NewCondition::new(kind, true, Reason::AsExpected, message)
 }
 
 /// Why a master pod does not serve, by scheduler, kubelet or master.

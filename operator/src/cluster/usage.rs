@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::cache::{Caches, ClusterName, Trigger};
 use crate::cluster::admin;
-use crate::pod::ready_master;
+use crate::pod::serving_master;
 
 /// Shortest time between two requests to one master.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -82,7 +82,7 @@ impl Meter {
             name: cluster.name_any(),
         };
         let masters = caches.masters_of.of(&name);
-        let Some(master) = ready_master(&masters) else {
+        let Some(master) = serving_master(&masters, caches.leader(&name).as_deref()) else {
             return;
         };
         let known = self.readings.lock().get(&uid).cloned();

@@ -60,6 +60,11 @@ pub struct Valid {
 }
 
 impl Valid {
+    /// True where one of several masters is elected.
+    pub fn elects(&self) -> bool {
+        self.master.replicas > 1
+    }
+
     /// True where the master's pod also serves metadata.
     pub fn serves_metadata(&self) -> bool {
         self.metadata == Metadata::OwnHttp
@@ -105,6 +110,7 @@ pub struct Pool {
 #[derive(Clone, Debug)]
 pub struct Master {
     pub kind: MasterType,
+    pub replicas: u32,
     pub version: &'static str,
     /// Image of a stock master; `None`: the operator's image for that version.
     pub image: Option<String>,
@@ -166,6 +172,10 @@ pub enum Error {
         "spec.master.image is the image of a Stock master, and spec.master.type is BuiltIn: remove the image"
     )]
     ImageOfBuiltIn,
+    #[error(
+        "spec.master.replicas is {replicas}, and a Stock master has one replica: remove the field, or set spec.master.type BuiltIn"
+    )]
+    ReplicasOfStock { replicas: u32 },
     #[error("the object has no {field}: it did not come from an API server")]
     Incomplete { field: &'static str },
 }
@@ -195,6 +205,10 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
     if master.kind() == MasterType::BuiltIn && master.image.is_some() {
         return Err(Error::ImageOfBuiltIn);
     }
+    if master.kind() == MasterType::Stock && master.replicas() > 1 {
+        let replicas = master.replicas();
+        return Err(Error::ReplicasOfStock { replicas });
+    }
     let mut allowed_namespaces: Vec<String> = spec
         .access
         .allowed_namespaces
@@ -212,6 +226,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         pools: spec.pools.iter().map(pool).collect::<Result<_, _>>()?,
         master: Master {
             kind: master.kind(),
+            replicas: master.replicas(),
             version: master.version.as_str(),
             image: master.image.clone(),
             resources: master.resources.clone(),
@@ -535,6 +550,12 @@ mod tests {
             kind("{master: {type: Stock, image: mine}}"),
             Ok(MasterType::Stock)
         );
+        let two = "{master: {replicas: 2}}";
+        assert_eq!(kind(two), Err(Error::ReplicasOfStock { replicas: 2 }));
+        let elects = |spec: &str| validate(&fixture::cluster(spec)).map(|valid| valid.elects());
+        assert_eq!(elects("{master: {type: BuiltIn, replicas: 2}}"), Ok(true));
+        assert_eq!(elects("{master: {type: BuiltIn}}"), Ok(false));
+        assert_eq!(elects("{master: {replicas: 1}}"), Ok(false));
     }
 
     #[test]

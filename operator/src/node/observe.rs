@@ -18,7 +18,7 @@ use crate::cache::probe_ring::Neighbours;
 use crate::cache::{Caches, ClusterName};
 use crate::compute_domain::view;
 use crate::node::injected_pods;
-use crate::pod::{address, owner, ready_master};
+use crate::pod::{address, master_instance, owner, serving_master};
 use crate::policy;
 
 /// Observed state of one node.
@@ -67,11 +67,12 @@ pub struct PoolPod {
     pub made_by: Option<Arc<DaemonSet>>,
     /// Address of the master's Service.
     pub master_address: Option<String>,
-    /// UID of the ready master pod.
+    /// Instance of the master that serves: UID of its pod or, with several masters, of the MooncakeCluster.
     pub master_uid: Option<String>,
     /// Address of that pod.
     pub master_ip: Option<IpAddr>,
-    /// UIDs of all master pods that are not being deleted.
+    /// Instances that may serve: UIDs of all master pods that are not being deleted and, with several masters, of the
+    /// MooncakeCluster.
     pub masters: Vec<String>,
 }
 
@@ -184,7 +185,20 @@ fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
         .services
         .get(&ObjectRef::<Service>::new(&service).within(&named.namespace));
     let masters = caches.masters_of.of(&named);
-    let ready = ready_master(&masters);
+    let serving = serving_master(&masters, caches.leader(&named).as_deref());
+    let several = cluster
+        .as_ref()
+        .filter(|cluster| cluster.spec.master.replicas() > 1);
+    let instance = match &cluster {
+        Some(cluster) => master_instance(cluster, serving),
+        None => serving.and_then(|pod| pod.uid()),
+    };
+    let instances = masters
+        .iter()
+        .filter(|pod| pod.meta().deletion_timestamp.is_none())
+        .filter_map(|pod| pod.uid())
+        .chain(several.and_then(|cluster| cluster.uid()))
+        .collect();
     PoolPod {
         pod,
         cluster,
@@ -194,13 +208,9 @@ fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
             let ip: IpAddr = ip.parse().ok()?;
             Some(SocketAddr::new(ip, names::MASTER_RPC_PORT).to_string())
         }),
-        master_uid: ready.and_then(|pod| pod.uid()),
-        master_ip: ready.and_then(address),
-        masters: masters
-            .iter()
-            .filter(|pod| pod.meta().deletion_timestamp.is_none())
-            .filter_map(|pod| pod.uid())
-            .collect(),
+        master_uid: instance,
+        master_ip: serving.and_then(address),
+        masters: instances,
     }
 }
 

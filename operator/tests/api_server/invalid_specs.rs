@@ -88,6 +88,11 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
         "{master: {type: BuiltIn, image: mine}}",
         "image is the image of a Stock master",
     ),
+    ("{master: {replicas: 2}}", "a Stock master has one replica"),
+    (
+        "{master: {type: BuiltIn, replicas: 3}}",
+        "less than or equal to 2",
+    ),
     (
         "{injection: {deadlineSeconds: 0}}",
         "greater than or equal to 1",

@@ -4,6 +4,7 @@
 mod cordons;
 mod deletion;
 mod domains;
+mod election_rights;
 mod harness;
 mod headroom;
 mod invalid_specs;
@@ -37,6 +38,14 @@ async fn invalid_specs_are_rejected_with_a_remedy() -> anyhow::Result<()> {
     invalid_specs::are_rejected(&server.client, invalid_specs::INVALID).await?;
     invalid_specs::changes_are_rejected(&server.client).await?;
     invalid_specs::null_is_the_default(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn the_operator_gives_two_masters_the_rights_of_their_election_and_no_others()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    election_rights::are_given_and_narrow(&server).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,7 @@
 //! Findings of pods, by the operator's functions: pool pods that do not serve, labelled pods that are not injected
 //! or wait for their gate.
 
-use crds::{Reason, names};
+use crds::{MooncakeCluster, Reason, names};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
@@ -9,7 +9,9 @@ use mooncake_operator::admission::InjectionRequest;
 use mooncake_operator::cluster::pool_pod::{PoolService, evaluate, parse_reason};
 use mooncake_operator::cluster::validate::validate;
 use mooncake_operator::cluster::{container_compatibility, injection, pod_conditions};
-use mooncake_operator::pod::{condition, is_ready, node_of, not_running, owner, ready_master};
+use mooncake_operator::pod::{
+    condition, is_ready, master_instance, node_of, not_running, owner, ready_master,
+};
 
 use super::finding::{Finding, Object, Severity, elapsed, severity};
 use crate::read_error::Resources;
@@ -24,7 +26,16 @@ pub(super) fn pool_pods(snapshot: &Snapshot) -> Vec<Finding> {
     let master = |pod: &Pod| {
         let cluster = pod.labels().get(names::LABEL_CLUSTER)?;
         let pods = masters.get(&(pod.metadata.namespace.as_deref()?, cluster.as_str()))?;
-        ready_master(pods)?.uid()
+        let ready = ready_master(pods)?;
+        let clusters = &snapshot.clusters;
+        let of = |found: &&MooncakeCluster| {
+            found.metadata.namespace == pod.metadata.namespace
+                && found.metadata.name.as_deref() == Some(cluster)
+        };
+        match clusters.iter().find(of) {
+            Some(found) => master_instance(found, Some(ready)),
+            None => ready.uid(),
+        }
     };
     let has_nodes = snapshot.has(Resources::NODES);
     with_component(&snapshot.pods, names::COMPONENT_POOL)

@@ -1,15 +1,19 @@
-//! The Deployment of the master: one replica, never two at the same time.
+//! The Deployment of the master: one replica, never two at the same time, or two of which one is elected.
 
 use std::collections::BTreeMap;
 
 use crds::cluster::MasterType;
 use crds::names;
 use crds::pod_template::MasterPodTemplate;
-use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
-use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EmptyDirVolumeSource, ExecAction, HTTPGetAction, PodSpec,
-    PodTemplateSpec, Probe, ResourceRequirements, TCPSocketAction, Volume, VolumeMount,
+use k8s_openapi::api::apps::v1::{
+    Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment,
 };
+use k8s_openapi::api::core::v1::{
+    Affinity, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, ExecAction,
+    HTTPGetAction, ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSpec, PodTemplateSpec,
+    Probe, ResourceRequirements, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
+};
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -30,6 +34,8 @@ const TOOLS: &str = "/tools";
 const BUILT_IN: &str = "/mooncake-master";
 /// Directory of the file with the addresses that a built-in master admits.
 const ADMITTED: &str = "/run/mooncake-admitted";
+/// Socket by which the container `admitted` elects the master beside it.
+const ELECTOR: &str = "/run/mooncake-admitted/elector";
 /// Where clients of Kubernetes look for the token of their pod.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -56,16 +62,13 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
     Deployment {
         metadata,
         spec: Some(DeploymentSpec {
-            replicas: Some(1),
+            replicas: i32::try_from(cluster.master.replicas).ok(),
             revision_history_limit: Some(2),
             selector: LabelSelector {
                 match_labels: Some(labels),
                 match_expressions: None,
             },
-            strategy: Some(DeploymentStrategy {
-                type_: Some("Recreate".to_owned()),
-                rolling_update: None,
-            }),
+            strategy: Some(strategy(cluster)),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(with_own(&added.labels, of_pod)),
@@ -78,6 +81,69 @@ pub fn deployment(cluster: &Valid, settings: &Settings) -> Deployment {
         }),
         status: None,
     }
+}
+
+/// Several masters are replaced one after the other: each one that waits to be elected is Ready.
+fn strategy(cluster: &Valid) -> DeploymentStrategy {
+    if !cluster.elects() {
+        return DeploymentStrategy {
+            type_: Some("Recreate".to_owned()),
+            rolling_update: None,
+        };
+    }
+    DeploymentStrategy {
+        type_: Some("RollingUpdate".to_owned()),
+        rolling_update: Some(RollingUpdateDeployment {
+            max_surge: Some(IntOrString::Int(1)),
+            max_unavailable: Some(IntOrString::Int(0)),
+        }),
+    }
+}
+
+/// Lets drains of nodes evict one of several masters at a time.
+pub fn budgets(cluster: &Valid) -> Vec<PodDisruptionBudget> {
+    if !cluster.elects() {
+        return Vec::new();
+    }
+    vec![PodDisruptionBudget {
+        metadata: metadata(cluster, names::master(&cluster.name)),
+        spec: Some(PodDisruptionBudgetSpec {
+            max_unavailable: Some(IntOrString::Int(1)),
+            selector: Some(LabelSelector {
+                match_labels: Some(component(cluster, names::COMPONENT_MASTER)),
+                match_expressions: None,
+            }),
+            ..PodDisruptionBudgetSpec::default()
+        }),
+        status: None,
+    }]
+}
+
+/// Prefers another node for each of several masters, unless the user has rules for them.
+fn spread(cluster: &Valid, affinity: Option<Affinity>) -> Option<Affinity> {
+    if !cluster.elects() {
+        return affinity;
+    }
+    let mut affinity = affinity.unwrap_or_default();
+    affinity
+        .pod_anti_affinity
+        .get_or_insert_with(|| PodAntiAffinity {
+            preferred_during_scheduling_ignored_during_execution: Some(vec![
+                WeightedPodAffinityTerm {
+                    weight: 100,
+                    pod_affinity_term: PodAffinityTerm {
+                        label_selector: Some(LabelSelector {
+                            match_labels: Some(component(cluster, names::COMPONENT_MASTER)),
+                            match_expressions: None,
+                        }),
+                        topology_key: "kubernetes.io/hostname".to_owned(),
+                        ..PodAffinityTerm::default()
+                    },
+                },
+            ]),
+            ..PodAntiAffinity::default()
+        });
+    Some(affinity)
 }
 
 /// Fingerprint of `spec.master`. What a release did not have counts only if it is set: the master restarts when the
@@ -93,6 +159,9 @@ fn spec_fingerprint(cluster: &Valid) -> String {
     }
     if cluster.master.kind != MasterType::Stock {
         spec["type"] = json!(cluster.master.kind);
+    }
+    if cluster.elects() {
+        spec["replicas"] = json!(cluster.master.replicas);
     }
     if cluster.master.template != MasterPodTemplate::default() {
         spec["podTemplate"] = json!(cluster.master.template);
@@ -129,7 +198,7 @@ fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
         ),
     };
     PodSpec {
-        affinity,
+        affinity: spread(cluster, affinity),
         topology_spread_constraints: (!topology_spread_constraints.is_empty())
             .then_some(topology_spread_constraints),
         tolerations: (!tolerations.is_empty()).then_some(tolerations),
@@ -217,6 +286,9 @@ fn built_in(cluster: &Valid, settings: &Settings) -> Container {
         format!("--open_port={}", names::MASTER_OPEN_PORT),
         format!("--admitted_file={ADMITTED}/addresses"),
     ]);
+    if cluster.elects() {
+        args.push(format!("--elector_socket={ELECTOR}"));
+    }
     args.extend(metadata_args(cluster));
     let mut ports = ports(cluster);
     ports.push(port("metrics", names::MASTER_OPEN_PORT));
@@ -232,17 +304,32 @@ fn built_in(cluster: &Valid, settings: &Settings) -> Container {
     }
 }
 
-/// The container that writes which addresses the built-in master admits. It has the token; no peer of the master reaches it.
+/// The container that writes which addresses the built-in master admits, and elects one of several. It has the token; no peer of
+/// the master reaches it.
 fn admitted(cluster: &Valid, settings: &Settings) -> Container {
     // Nothing of spec.access: a change of it must not restart the master.
-    let args = vec![
+    let mut args = vec![
         format!("--namespace={}", cluster.namespace),
         format!("--cluster={}", cluster.name),
         format!("--operator-namespace={}", settings.operator_namespace),
         format!("--file={ADMITTED}/addresses"),
     ];
+    let mut environment = Vec::new();
+    if cluster.elects() {
+        environment = vec![
+            of_pod("POD_NAME", "metadata.name"),
+            of_pod("POD_IPS", "status.podIPs"),
+        ];
+        args.extend([
+            format!("--elector-socket={ELECTOR}"),
+            format!("--cluster-uid={}", cluster.uid),
+            "--pod=$(POD_NAME)".to_owned(),
+            "--addresses=$(POD_IPS)".to_owned(),
+        ]);
+    }
     Container {
         name: "admitted".to_owned(),
+        env: (!environment.is_empty()).then_some(environment),
         image: Some(settings.gate_image.clone()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         command: Some(vec!["/admitted".to_owned()]),
@@ -254,6 +341,21 @@ fn admitted(cluster: &Valid, settings: &Settings) -> Container {
         resources: Some(requests("10m", "32Mi")),
         security_context: Some(container_security()),
         ..Container::default()
+    }
+}
+
+/// A variable with a field of the pod.
+fn of_pod(name: &str, field: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector {
+                api_version: Some("v1".to_owned()),
+                field_path: field.to_owned(),
+            }),
+            ..EnvVarSource::default()
+        }),
+        ..EnvVar::default()
     }
 }
 

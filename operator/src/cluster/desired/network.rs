@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use crds::cluster::MasterType;
 use crds::names;
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use k8s_openapi::api::networking::v1::{
     IPBlock, NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
     NetworkPolicySpec,
@@ -232,6 +232,36 @@ pub fn slices(cluster: &Valid, peers: &[ForeignPeer]) -> Vec<EndpointSlice> {
         slices.extend(external(cluster));
     }
     slices
+}
+
+/// The EndpointSlice of the master's Service where one of several masters is elected. It has the ports of all settings, because
+/// only its addresses change. Its family is that of the Service.
+pub fn leader_slice(cluster: &Valid) -> Option<EndpointSlice> {
+    if !cluster.elects() {
+        return None;
+    }
+    let mut metadata = metadata(cluster, names::leader_slice(&cluster.name));
+    metadata.labels.get_or_insert_default().extend([
+        (LABEL_SERVICE.to_owned(), names::master(&cluster.name)),
+        (LABEL_SLICE_MANAGED_BY.to_owned(), MANAGED_BY.to_owned()),
+    ]);
+    let ports = [
+        ("rpc", names::MASTER_RPC_PORT),
+        ("admin", names::MASTER_ADMIN_PORT),
+        ("metadata", names::MASTER_METADATA_PORT),
+    ];
+    let ports = ports.map(|(name, port)| EndpointPort {
+        name: Some(name.to_owned()),
+        port: Some(port.into()),
+        protocol: Some("TCP".to_owned()),
+        app_protocol: None,
+    });
+    Some(EndpointSlice {
+        metadata,
+        address_type: "IPv4".to_owned(),
+        endpoints: Vec::new(),
+        ports: Some(ports.into()),
+    })
 }
 
 /// EndpointSlices of the clients' Service for peers outside Kubernetes. A built-in master reads them there; agents get the

@@ -19,11 +19,17 @@ pub fn all(cluster: &Valid) -> Vec<Service> {
     if cluster.serves_metadata() {
         master_ports.push(port("metadata", names::MASTER_METADATA_PORT));
     }
+    let mut masters = component(cluster, names::COMPONENT_MASTER);
+    if cluster.elects() {
+        // No pod has it. With a selector, Kubernetes removes the addresses that it wrote while there was one master.
+        let (label, value) = (names::LABEL_ENDPOINTS, names::ENDPOINTS_LEADER);
+        masters.insert(label.to_owned(), value.to_owned());
+    }
     let mut services = vec![
         Service {
             metadata: metadata(cluster, names::master(&cluster.name)),
             spec: Some(ServiceSpec {
-                selector: Some(component(cluster, names::COMPONENT_MASTER)),
+                selector: Some(masters),
                 ports: Some(master_ports),
                 ..ServiceSpec::default()
             }),

@@ -10,10 +10,13 @@ use crate::fixture;
 fn render(children: &Children) -> String {
     let Children {
         accounts,
+        roles,
         bindings,
+        budgets,
         services,
         policies,
         slices,
+        leader_slice,
         master,
         pools,
         claim_template,
@@ -24,10 +27,13 @@ fn render(children: &Children) -> String {
         text.push_str(&value.yaml());
     };
     accounts.iter().for_each(|object| add(object));
+    roles.iter().for_each(|object| add(object));
     bindings.iter().for_each(|object| add(object));
+    budgets.iter().for_each(|object| add(object));
     policies.iter().for_each(|object| add(object));
     services.iter().for_each(|object| add(object));
     slices.iter().for_each(|object| add(object));
+    leader_slice.iter().for_each(|object| add(object));
     add(master);
     pools.iter().for_each(|object| add(object));
     claim_template.iter().for_each(|object| add(object));
@@ -125,6 +131,33 @@ fn a_built_in_master_runs_from_the_image_of_the_gate() {
 }
 
 #[test]
+fn one_of_two_masters_is_elected_by_a_lease_and_written_into_the_slice_of_the_service() {
+    is_golden("two-masters", "{master: {type: BuiltIn, replicas: 2}}", &[]);
+}
+
+#[test]
+fn two_masters_are_spread_over_nodes_unless_the_user_places_them() {
+    let spread = |affinity: &str| {
+        let spec = format!(
+            "{{master: {{type: BuiltIn, replicas: 2, podTemplate: {{affinity: {affinity}}}}}}}"
+        );
+        let deployment = master::deployment(&fixture::valid(&spec), &fixture::settings());
+        let pod = deployment.spec.unwrap().template.spec.unwrap();
+        let affinity = pod.affinity.unwrap();
+        let kept = affinity.node_affinity.is_some();
+        (kept, affinity.pod_anti_affinity.unwrap())
+    };
+    let (_, ours) = spread("{}");
+    assert!(
+        ours.preferred_during_scheduling_ignored_during_execution
+            .is_some()
+    );
+    assert_eq!(spread("{nodeAffinity: {}}"), (true, ours.clone()));
+    let (_, theirs) = spread("{podAntiAffinity: {}}");
+    assert_ne!(theirs, ours);
+}
+
+#[test]
 fn a_built_in_master_serves_metadata_too() {
     let container = |spec: &str| {
         let deployment = master::deployment(&fixture::valid(spec), &fixture::settings());
@@ -164,6 +197,11 @@ fn another_type_of_master_is_another_spec_and_the_explicit_default_is_not() {
         &stored,
         &master("{master: {type: BuiltIn}}")
     ));
+    let one = master("{master: {type: BuiltIn}}");
+    let same = master("{master: {type: BuiltIn, replicas: 1}}");
+    assert!(master::same_spec(&one, &same));
+    let two = master("{master: {type: BuiltIn, replicas: 2}}");
+    assert!(!master::same_spec(&one, &two));
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl TestCluster {
             ..Observed::default()
         };
         let master = observed
-            .ready_master()
+            .serving_master(&cluster.name)
             .and_then(|pod| pod.metadata.uid.clone());
         let pod_statuses: Vec<PoolPodStatus> = self
             .pools
