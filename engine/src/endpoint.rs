@@ -110,7 +110,10 @@ impl Endpoint {
         let id = engine.new_endpoint();
         let settings = engine.settings;
         let counters = Arc::new(Counters::default());
-        let identity = Arc::new(Identity::new(name, data_host, data_port));
+        let identity = Identity::new(name, data_host, data_port);
+        #[cfg(feature = "rdma")]
+        let identity = identity.with_card(engine.card.clone());
+        let identity = Arc::new(identity);
         let filter = Arc::new(PeerFilter::new(admission.clone(), Arc::clone(&counters)));
         let dialer = Arc::new(Dialer {
             network,
@@ -178,10 +181,20 @@ impl Endpoint {
     /// [`Error::Stopped`] if a data thread has ended.
     pub fn add_region(&self, region: Arc<Region>, wire_base: u64) -> Result<RegionId, Error> {
         let id = self.engine.new_region();
+        #[cfg(feature = "rdma")]
+        if let Some(card) = &self.engine.card {
+            card.register(id, &region, wire_base)?;
+        }
         let mut regions = self.regions.lock();
-        self.handshake
+        let published = self
+            .handshake
             .identity
-            .publish(id, wire_base, region.length())?;
+            .publish(id, wire_base, region.length());
+        #[cfg(feature = "rdma")]
+        if let (Err(_), Some(card)) = (&published, &self.engine.card) {
+            card.forget(id, wire_base);
+        }
+        published?;
         let added = Added {
             memory: Arc::clone(&region),
             change: tokio::sync::Mutex::default(),
@@ -229,7 +242,17 @@ impl Endpoint {
         let _in_order = added.change.lock().await;
         // Fails if the earlier change has removed it.
         self.added(region)?;
-        self.handshake.identity.rebase(region, wire_base)?;
+        #[cfg(feature = "rdma")]
+        if let Some(card) = &self.engine.card {
+            let memory = &added.memory;
+            card.register_in_tokio(region, memory, wire_base).await?;
+        }
+        let rebased = self.handshake.identity.rebase(region, wire_base);
+        #[cfg(feature = "rdma")]
+        if let (Err(_), Some(card)) = (&rebased, &self.engine.card) {
+            card.forget(region, wire_base);
+        }
+        rebased?;
         self.engine
             .request(|done| Command::RebaseRegion {
                 endpoint: self.id,
@@ -265,6 +288,12 @@ impl Endpoint {
     /// [`Error::Stopped`] if a data thread has ended.
     pub fn admit(&self, admission: Admission) -> Result<(), Error> {
         self.filter.set_admission(admission.clone());
+        #[cfg(feature = "rdma")]
+        if let Some(served) = self.handshake.served.clone() {
+            let filter = Arc::clone(&self.filter);
+            let ending = async move { served.admit(&filter).await };
+            self.engine.runtime.spawn(ending);
+        }
         self.engine.send(|| Command::SetAdmission {
             endpoint: self.id,
             admission: admission.clone(),
@@ -393,7 +422,8 @@ impl Endpoint {
         self.filter.counters.peers.worst(most)
     }
 
-    /// Closes listeners and connections. Resolves when nothing can access any region's memory.
+    /// Closes listeners and connections. Resolves when nothing can access any region's memory; over RDMA never, if the
+    /// device does not confirm that.
     ///
     /// # Errors
     /// [`Error::Stopped`] if a data thread has ended.
@@ -402,6 +432,10 @@ impl Endpoint {
             task.abort();
             // Aborted or ended before; its listener is closed in both cases.
             let _ended = task.await;
+        }
+        #[cfg(feature = "rdma")]
+        if let Some(served) = &self.handshake.served {
+            served.close().await;
         }
         self.engine
             .request(|done| Command::Close {

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::command::channel;
+use tokio::runtime::Handle;
+
+use crate::command::{CommandSender, channel};
 use crate::control::SocketConnector;
 use crate::endpoint::{Endpoint, EndpointSpec};
 use crate::engine_state::Shared;
@@ -12,6 +14,8 @@ use crate::numa::{self, Node};
 use crate::settings::Settings;
 use crate::thread::DataThread;
 use crate::transport::Transport;
+#[cfg(feature = "rdma")]
+use crate::transport::rdma::{self, Card, Rdma, RdmaConnector};
 use crate::transport::reactor::Reactor;
 use crate::transport::tcp::{Bounds, Tcp};
 
@@ -50,30 +54,63 @@ impl Engine {
         Self::start_threads(nodes, settings, |tcp| Box::new(tcp))
     }
 
+    /// Starts the data threads with RDMA on one device. Its endpoints reach RDMA peers only, which get their
+    /// descriptors from the handshake port. A transfer is cut into requests of 256 KiB at most.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; [`Error::Card`] if the device has no completion queue left, or does not answer.
+    #[cfg(feature = "rdma")]
+    pub fn start_rdma(settings: Settings, card: &Arc<Card>) -> Result<Self, Error> {
+        let settings = Settings {
+            slice_bytes: settings.slice_bytes.min(rdma::SLICE_BYTES),
+            ..settings
+        };
+        let make = |_: &CommandSender, runtime: &Handle, reactor: &Reactor| {
+            let connector = RdmaConnector::new(runtime.clone(), card, settings.connect_timeout);
+            let rdma = Rdma::new(card, Box::new(connector), &reactor.watcher())?;
+            Ok(Box::new(rdma) as Box<dyn Transport>)
+        };
+        let mut shared = Self::spawn(&numa::nodes(Path::new("/sys")), settings, make)?;
+        shared.card = Some(Arc::clone(card));
+        Ok(Self(Arc::new(shared)))
+    }
+
     fn start_threads(
         nodes: &[Node],
         settings: Settings,
         wrap: impl Fn(Tcp) -> Box<dyn Transport>,
     ) -> Result<Self, Error> {
-        let runtime = tokio::runtime::Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let bounds = Bounds {
             header: settings.header_deadline,
             stall: settings.user_timeout,
         };
-        let mut senders = Vec::new();
-        let mut threads = Vec::new();
-        let plan = numa::plan(nodes, settings.data_threads.max(1));
-        for (index, node) in plan.into_iter().enumerate() {
-            let (sender, receiver) = channel()?;
+        let make = |sender: &CommandSender, runtime: &Handle, reactor: &Reactor| {
             let connector = SocketConnector {
                 runtime: runtime.clone(),
                 commands: sender.clone(),
                 settings,
             };
-            let reactor = Reactor::new().map_err(Error::io("cannot create an epoll set"))?;
             let tcp = Tcp::new(bounds, Box::new(connector), reactor.watcher());
+            Ok(wrap(tcp))
+        };
+        Ok(Self(Arc::new(Self::spawn(nodes, settings, make)?)))
+    }
+
+    fn spawn(
+        nodes: &[Node],
+        settings: Settings,
+        make: impl Fn(&CommandSender, &Handle, &Reactor) -> Result<Box<dyn Transport>, Error>,
+    ) -> Result<Shared, Error> {
+        let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let mut senders = Vec::new();
+        let mut threads = Vec::new();
+        let plan = numa::plan(nodes, settings.data_threads.max(1));
+        for (index, node) in plan.into_iter().enumerate() {
+            let (sender, receiver) = channel()?;
+            let reactor = Reactor::new().map_err(Error::io("cannot create an epoll set"))?;
+            let transport = make(&sender, &runtime, &reactor)?;
             let ends = (sender.clone(), receiver);
-            let thread = DataThread::new(ends, reactor, wrap(tcp), settings)
+            let thread = DataThread::new(ends, reactor, transport, settings)
                 .map_err(Error::io("cannot watch a data thread's eventfd"))?;
             let node = node.cloned();
             let thread = std::thread::Builder::new()
@@ -86,8 +123,7 @@ impl Engine {
             senders.push(sender);
             threads.push(thread);
         }
-        let shared = Shared::new(settings, runtime, (senders, threads));
-        Ok(Self(Arc::new(shared)))
+        Ok(Shared::new(settings, runtime, (senders, threads)))
     }
 
     /// Opens an endpoint, which serves from now on.

@@ -10,6 +10,8 @@ use tokio::sync::oneshot;
 use crate::command::{Command, CommandSender};
 use crate::error::Error;
 use crate::settings::Settings;
+#[cfg(feature = "rdma")]
+use crate::transport::rdma::Card;
 use crate::transport::{EndpointId, RegionId};
 
 /// Dropping it stops the data threads and waits for them.
@@ -18,6 +20,9 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) commands: Arc<[CommandSender]>,
     pub(crate) runtime: Handle,
+    /// The device of an engine over RDMA.
+    #[cfg(feature = "rdma")]
+    pub(crate) card: Option<Arc<Card>>,
     /// Served data connections of all endpoints.
     pub(crate) connections: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
@@ -34,6 +39,8 @@ impl Shared {
             settings,
             commands: commands.into(),
             runtime,
+            #[cfg(feature = "rdma")]
+            card: None,
             connections: Arc::default(),
             threads,
             next_id: AtomicU64::new(1),

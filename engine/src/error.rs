@@ -32,6 +32,10 @@ pub enum Error {
     /// A data thread has ended.
     #[error("the engine has stopped")]
     Stopped,
+    /// The RDMA device cannot be used, or cannot register a region.
+    #[cfg(feature = "rdma")]
+    #[error(transparent)]
+    Card(#[from] crate::transport::rdma::CardError),
 }
 
 impl Error {

@@ -59,3 +59,5 @@ pub use stats::EndpointStats;
 pub use sys::mem::{PageSize, Region};
 pub use sys::net::Namespace;
 pub use transport::RegionId;
+#[cfg(feature = "rdma")]
+pub use transport::rdma::{Card, CardError, Port};

@@ -17,6 +17,8 @@ use tokio::runtime::Handle;
 
 use crate::connect::Dialer;
 use crate::identity::Identity;
+#[cfg(feature = "rdma")]
+use crate::transport::rdma::RdmaPeer;
 use crate::transport::{LinkError, PeerAddress, TcpPeer};
 
 const WHAT: &str = "requesting the descriptor from the handshake port";
@@ -41,6 +43,10 @@ impl Resolver {
     }
 
     async fn lookup_peer(&self, name: Arc<str>) -> Result<(u64, PeerAddress), LinkError> {
+        #[cfg(feature = "rdma")]
+        if let Some(card) = &self.identity.card {
+            return self.lookup_rdma(&name, card.device()).await;
+        }
         let (descriptor, host) = match &self.metadata {
             None => self.request_from_peer(&name).await?,
             Some(service) => read_service(service, &name)
@@ -66,10 +72,42 @@ impl Resolver {
         Ok((published.finish(), PeerAddress::Tcp(address)))
     }
 
+    /// Returns the address of an RDMA peer at its device with the name of ours, or else at its first one.
+    #[cfg(feature = "rdma")]
+    async fn lookup_rdma(&self, name: &str, device: &str) -> Result<(u64, PeerAddress), LinkError> {
+        let server = ServerName::parse(name);
+        let body = self.fetch(&server).await?;
+        let descriptor = proto::rdma::Descriptor::parse(&body).map_err(protocol_error)?;
+        let devices = &descriptor.devices;
+        let same = devices.iter().position(|one| one.name == device);
+        let at = same.unwrap_or(0);
+        let Some(chosen) = devices.get(at) else {
+            return Err(protocol_error("the descriptor has no device"));
+        };
+        let extents = descriptor.buffers.iter().filter_map(|buffer| {
+            let key = buffer.rkey.get(at)?;
+            Some((buffer.addr, buffer.length, *key))
+        });
+        let extents: Vec<_> = extents.collect();
+        let mut published = DefaultHasher::new();
+        extents.hash(&mut published);
+        (&chosen.name, &chosen.gid).hash(&mut published);
+        let address = RdmaPeer {
+            own: self.identity.name().into(),
+            server: descriptor.server().into(),
+            device: chosen.name.clone(),
+            extents,
+            handshake: (server.host, server.port),
+            dialer: Some(Arc::clone(&self.dialer)),
+        };
+        Ok((published.finish(), PeerAddress::Rdma(Arc::new(address))))
+    }
+
     /// Returns the descriptor at the peer's handshake port, and the host of its data listener.
     async fn request_from_peer(&self, name: &str) -> Result<(Descriptor, String), LinkError> {
         let server = ServerName::parse(name);
-        let descriptor = self.fetch(&server).await?;
+        let body = self.fetch(&server).await?;
+        let descriptor = Descriptor::parse(&body).map_err(protocol_error)?;
         let host = match descriptor.tcp_data_host.as_str() {
             // Releases before that field: the data listener has the host of the server name.
             "" => server.host,
@@ -78,7 +116,8 @@ impl Resolver {
         Ok((descriptor, host))
     }
 
-    async fn fetch(&self, server: &ServerName) -> Result<Descriptor, LinkError> {
+    /// Returns the descriptor as the peer has sent it.
+    async fn fetch(&self, server: &ServerName) -> Result<Vec<u8>, LinkError> {
         let mut last = LinkError::TimedOut { what: WHAT };
         for address in self.dialer.lookup(&server.host, server.port).await? {
             match self.exchange(address).await {
@@ -91,12 +130,12 @@ impl Resolver {
 
     /// Sends one request on a new connection: stock engines serve one handshake connection at a time,
     /// and one request on each.
-    async fn exchange(&self, address: SocketAddr) -> Result<Descriptor, LinkError> {
+    async fn exchange(&self, address: SocketAddr) -> Result<Vec<u8>, LinkError> {
         let mut stream = self
             .dialer
             .stream(address, "connecting to the handshake port")
             .await?;
-        let own = self.identity.descriptor().encode();
+        let own = self.identity.encoded();
         let request = handshake::encode(Some(Kind::Metadata), &own);
         stream
             .write_all(&request)
@@ -108,7 +147,7 @@ impl Resolver {
         let mut payload = vec![0; length];
         read(&mut stream, &mut payload).await?;
         let body = handshake::reply_body(Kind::Metadata, &payload).map_err(protocol_error)?;
-        Descriptor::parse(body).map_err(protocol_error)
+        Ok(body.to_vec())
     }
 }
 

@@ -27,7 +27,16 @@ pub(crate) struct DataThread {
     settings: Settings,
     endpoints: HashMap<EndpointId, Initiator>,
     withdrawals: Vec<Withdrawal>,
+    closing: Vec<Closing>,
     origin: Instant,
+}
+
+/// An endpoint that is closed, of which something can still access memory.
+#[derive(Debug)]
+struct Closing {
+    endpoint: EndpointId,
+    initiator: Option<Initiator>,
+    done: oneshot::Sender<()>,
 }
 
 /// The removal of a region, or of its wire base, in progress.
@@ -58,6 +67,7 @@ impl DataThread {
             settings,
             endpoints: HashMap::new(),
             withdrawals: Vec::new(),
+            closing: Vec::new(),
             origin: Instant::now(),
         })
     }
@@ -94,6 +104,7 @@ impl DataThread {
             }
             self.transport.flush();
             self.finish_withdrawals();
+            self.finish_closing();
         }
     }
 
@@ -133,12 +144,14 @@ impl DataThread {
             }
             Command::Close { endpoint, done } => {
                 self.transport.remove_endpoint(endpoint);
-                if let Some(mut initiator) = self.endpoints.remove(&endpoint) {
-                    initiator.abandon();
-                }
                 self.withdrawals.retain(|one| one.endpoint != endpoint);
-                // Fails if the caller does not wait.
-                let _not_waiting = done.send(());
+                let initiator = self.endpoints.remove(&endpoint);
+                self.closing.push(Closing {
+                    endpoint,
+                    initiator,
+                    done,
+                });
+                self.finish_closing();
             }
             Command::SetAdmission {
                 endpoint,
@@ -251,6 +264,21 @@ impl DataThread {
             done: Some(done),
         });
         self.transport.withdraw(endpoint, region, forget);
+    }
+
+    /// Ends the transfers of closed endpoints of which nothing can access memory any more.
+    fn finish_closing(&mut self) {
+        let transport = &self.transport;
+        for closed in self
+            .closing
+            .extract_if(.., |one| !transport.is_removing(one.endpoint))
+        {
+            if let Some(mut initiator) = closed.initiator {
+                initiator.abandon();
+            }
+            // Fails if the caller does not wait.
+            let _not_waiting = closed.done.send(());
+        }
     }
 
     /// Answers the withdrawals whose regions nothing can access any more.

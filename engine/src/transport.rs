@@ -4,6 +4,8 @@
 mod conformance;
 pub mod fault;
 pub mod memory;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 pub mod reactor;
 pub mod tcp;
 
@@ -46,6 +48,9 @@ pub struct LinkId {
 pub enum PeerAddress {
     /// By its data listener.
     Tcp(TcpPeer),
+    /// By a device.
+    #[cfg(feature = "rdma")]
+    Rdma(Arc<rdma::RdmaPeer>),
 }
 
 /// The data listener of a peer.
@@ -97,6 +102,10 @@ pub enum LinkError {
     /// The peer violated the protocol.
     #[error("the peer violated the protocol: {0}")]
     Protocol(String),
+    /// A device or its peer refuses a connection, or has failed a request.
+    #[cfg(feature = "rdma")]
+    #[error("{0}")]
+    Device(String),
     /// Injected by a test.
     #[error("injected by a test")]
     Injected,
@@ -164,6 +173,10 @@ pub trait Transport: Debug + Send {
     fn add_endpoint(&mut self, endpoint: EndpointId, admission: Admission, counters: Arc<Counters>);
     /// Removes an endpoint and closes its connections. They are released on return or by later events.
     fn remove_endpoint(&mut self, endpoint: EndpointId);
+    /// Returns whether something of a removed endpoint can still access memory.
+    fn is_removing(&self, _endpoint: EndpointId) -> bool {
+        false
+    }
     /// Replaces the admission; closes connections of peers that are no longer admitted.
     fn set_admission(&mut self, endpoint: EndpointId, admission: Admission);
     /// Adds memory that links may use, and serves it to peers at a wire base.

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const INIT: &str = include_str!("guest/init.sh");
-/// Of the guest, beside Debian's smallest system.
-const PACKAGES: &str = "iproute2,kmod,ibverbs-providers,ibverbs-utils,librdmacm1,perftest,python3-minimal,libpython3-stdlib,busybox-static";
+/// Of the guest, beside Debian's smallest system. The last ones before busybox are for the stock wheel.
+const PACKAGES: &str = "iproute2,kmod,ibverbs-providers,ibverbs-utils,librdmacm1,perftest,python3-minimal,libpython3-stdlib,libcurl4,libnuma1,busybox-static";
 const MODULES: [&str; 7] = [
     "virtio_pci",
     "9pnet_virtio",

@@ -108,6 +108,8 @@ pub enum Request {
         peer_nic_path: String,
         /// The sender's NIC path.
         local_nic_path: String,
+        /// The whole body.
+        body: Vec<u8>,
     },
     /// Request for the descriptor. The requester's own is in the body and is not needed for TCP.
     Metadata,
@@ -175,6 +177,7 @@ impl Request {
             typed,
             peer_nic_path: raw.peer_nic_path.unwrap_or_default(),
             local_nic_path: raw.local_nic_path.unwrap_or_default(),
+            body: body.to_owned(),
         })
     }
 }
@@ -237,7 +240,7 @@ pub fn reply_body(kind: Kind, payload: &[u8]) -> Result<&[u8], FrameError> {
     }
 }
 
-fn line(body: &impl Serialize) -> Vec<u8> {
+pub(crate) fn line(body: &impl Serialize) -> Vec<u8> {
     let mut text = serde_json::to_vec(body).expect("strings and integers always serialise to JSON");
     text.push(b'\n');
     text

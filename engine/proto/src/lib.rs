@@ -14,6 +14,7 @@ pub mod extent;
 pub mod frame;
 pub mod handshake;
 pub mod metadata;
+pub mod rdma;
 pub mod scheduler;
 pub mod store;
 pub mod struct_pack;

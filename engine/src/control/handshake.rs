@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use super::accept;
 use crate::admission::{ConnectionLimit, PeerFilter};
 use crate::ended::Ended;
 use crate::identity::Identity;
+#[cfg(feature = "rdma")]
+use crate::transport::rdma::Served;
 
 /// Most messages in the queue; further ones are rejected.
 const NOTIFY_LIMIT: usize = 1024;
@@ -59,12 +62,17 @@ pub(crate) struct HandshakeState {
     pub(crate) identity: Arc<Identity>,
     pub(crate) notifies: Mutex<NotifyQueue>,
     large: Semaphore,
+    /// Of an engine over RDMA.
+    #[cfg(feature = "rdma")]
+    pub(crate) served: Option<Arc<Served>>,
 }
 
 impl HandshakeState {
     pub(crate) fn new(identity: Arc<Identity>) -> Self {
         let large = Semaphore::new(LARGE_FRAMES);
         Self {
+            #[cfg(feature = "rdma")]
+            served: identity.served(),
             identity,
             notifies: Mutex::default(),
             large,
@@ -99,22 +107,29 @@ pub(crate) async fn serve(
         let (state, filter) = (Arc::clone(&state), Arc::clone(&filter));
         // The set aborts its tasks when it is dropped with this task.
         running.spawn(async move {
-            let ended = match tokio::time::timeout(deadline, converse(stream, &state)).await {
-                Ok(Ok(())) => return filter.counters.answered(),
-                Ok(Err(Unanswered::Frame(error))) => {
-                    tracing::debug!(%from, %error, "handshake rejected");
-                    Ended::BadHeader
-                }
-                Ok(Err(Unanswered::Io(_))) => Ended::Broken,
-                Err(_) => Ended::HeaderDeadline,
-            };
+            let ended =
+                match tokio::time::timeout(deadline, converse(stream, (from, &filter), &state))
+                    .await
+                {
+                    Ok(Ok(())) => return filter.counters.answered(),
+                    Ok(Err(Unanswered::Frame(error))) => {
+                        tracing::debug!(%from, %error, "handshake rejected");
+                        Ended::BadHeader
+                    }
+                    Ok(Err(Unanswered::Io(_))) => Ended::Broken,
+                    Err(_) => Ended::HeaderDeadline,
+                };
             filter.counters.ended(permit.peer(), ended);
         });
     }
 }
 
 /// Reads the request, answers it, and waits for the peer to close, as stock engines do.
-async fn converse(mut stream: TcpStream, state: &HandshakeState) -> Result<(), Unanswered> {
+async fn converse(
+    mut stream: TcpStream,
+    from: (IpAddr, &PeerFilter),
+    state: &HandshakeState,
+) -> Result<(), Unanswered> {
     let mut prefix = [0; PREFIX_LENGTH];
     stream.read_exact(&mut prefix).await?;
     let length = handshake::length(prefix)?;
@@ -132,7 +147,7 @@ async fn converse(mut stream: TcpStream, state: &HandshakeState) -> Result<(), U
     if payload.len() < length {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
-    let reply = answer(Request::parse(&payload)?, state);
+    let reply = answer(Request::parse(&payload)?, from, state).await?;
     drop((payload, permit));
     stream.write_all(&reply).await?;
     stream.shutdown().await?;
@@ -141,20 +156,35 @@ async fn converse(mut stream: TcpStream, state: &HandshakeState) -> Result<(), U
     Ok(())
 }
 
-fn answer(request: Request, state: &HandshakeState) -> Vec<u8> {
-    match request {
-        Request::Metadata => {
-            handshake::encode(Some(Kind::Metadata), &state.identity.descriptor().encode())
+async fn answer(
+    request: Request,
+    from: (IpAddr, &PeerFilter),
+    state: &HandshakeState,
+) -> Result<Vec<u8>, FrameError> {
+    let (from, filter) = from;
+    #[cfg(feature = "rdma")]
+    if let (Some(served), Request::Connection { typed, body, .. }) = (&state.served, &request) {
+        let theirs = proto::rdma::Rendezvous::parse(body)?;
+        let reply = served.answer(from, theirs).await;
+        // The admission may have changed since the accept.
+        if !filter.allows(from) {
+            served.admit(filter).await;
         }
+        return Ok(reply.frame(*typed));
+    }
+    let _without_rdma = (from, filter);
+    Ok(match request {
+        Request::Metadata => handshake::encode(Some(Kind::Metadata), &state.identity.encoded()),
         Request::Probe => handshake::probe_reply(),
         Request::Notify(notify) => handshake::notify_reply(state.notifies.lock().push(notify)),
         Request::Connection {
             typed,
             peer_nic_path,
             local_nic_path,
+            ..
         } => {
             let why = "this segment is served over TCP and has no RDMA endpoint";
             handshake::connection_refusal(typed, &peer_nic_path, &local_nic_path, why)
         }
-    }
+    })
 }

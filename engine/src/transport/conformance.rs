@@ -2,6 +2,8 @@
 //! threads: one opens links, the other one serves memory.
 
 mod beds;
+#[cfg(feature = "rdma")]
+mod rendezvous;
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -39,7 +41,11 @@ struct Side {
     memory: Arc<Region>,
     ready: Vec<Ready>,
     events: Vec<Event>,
+    /// What the control side does before memory is served at a wire base.
+    register: Box<Register>,
 }
+
+type Register = dyn Fn(RegionId, &Arc<Region>, u64);
 
 /// Passes sockets between the initiator and the target.
 type Control = dyn FnMut(&mut Side, &mut Side);
@@ -48,19 +54,28 @@ type Control = dyn FnMut(&mut Side, &mut Side);
 struct Bed {
     initiator: Side,
     target: Side,
-    peer: PeerAddress,
+    /// The target's current address.
+    peer: Box<dyn Fn() -> PeerAddress>,
     control: Box<Control>,
+    /// Ends what serves the target's memory, beside its transport.
+    end_target: Box<dyn Fn()>,
     links: SlotMap<LinkKey, ()>,
     pieces: SlotMap<PieceKey, ()>,
 }
 
 impl Side {
-    fn new(reactor: Reactor, mut transport: Box<dyn Transport>, number: u64, base: u64) -> Self {
+    fn new(
+        (reactor, mut transport): (Reactor, Box<dyn Transport>),
+        number: u64,
+        base: u64,
+        register: Box<Register>,
+    ) -> Self {
         let (endpoint, region_id) = (EndpointId(number), RegionId(number + 100));
         let memory = region(LENGTH);
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let counters = Arc::new(Counters::default());
         transport.add_endpoint(endpoint, Admission::only([address]), counters);
+        register(region_id, &memory, base);
         transport.add_region(endpoint, region_id, &memory, base);
         Self {
             reactor,
@@ -70,7 +85,15 @@ impl Side {
             memory,
             ready: Vec::new(),
             events: Vec::new(),
+            register,
         }
+    }
+
+    /// Serves the memory at another wire base.
+    fn serve(&mut self, base: u64) {
+        (self.register)(self.region, &self.memory, base);
+        self.transport
+            .add_region(self.endpoint, self.region, &self.memory, base);
     }
 
     /// What a data thread does in one turn.
@@ -135,7 +158,7 @@ impl Bed {
             endpoint: self.initiator.endpoint,
             link: self.links.insert(()),
         };
-        self.initiator.transport.open(link, &self.peer);
+        self.initiator.transport.open(link, &(self.peer)());
         let window = self.until(|event| match event {
             Event::Up(up, window) if *up == link => Some(*window),
             Event::Down(_, failure) => panic!("{failure:?}"),
@@ -306,14 +329,7 @@ fn nothing_is_accessed_after_a_withdrawal(mut bed: Bed) {
 
     // Under a new address it is served again.
     bed.initiator.events.clear();
-    let (endpoint, region, memory) = (
-        bed.target.endpoint,
-        bed.target.region,
-        Arc::clone(&bed.target.memory),
-    );
-    bed.target
-        .transport
-        .add_region(endpoint, region, &memory, 2 * BASE);
+    bed.target.serve(2 * BASE);
     let (old, _) = bed.open();
     let write = bed.request(Op::Write, BASE, 0, 100);
     assert_eq!(bed.initiator.transport.post(old, &[write]), 1);
@@ -390,6 +406,7 @@ fn requests_end_when_the_peer_ends(mut bed: Bed) {
     let accepted = bed.initiator.transport.post(link, &requests);
     let endpoint = bed.target.endpoint;
     bed.target.transport.remove_endpoint(endpoint);
+    (bed.end_target)();
     let mut done = 0;
     while done < accepted {
         let ended = bed.until(|event| match event {
@@ -449,7 +466,7 @@ macro_rules! conformance {
         $(
             #[test]
             fn $case() {
-                super::$case($bed);
+                beds::run(concat!(module_path!(), "::", stringify!($case)), || super::$case($bed));
             }
         )*
     };
@@ -458,6 +475,8 @@ macro_rules! conformance {
 conformance!(tcp, beds::tcp());
 conformance!(memory, beds::memory(8, 8));
 conformance!(memory_that_accepts_less_than_its_window, beds::memory(8, 3));
+#[cfg(feature = "rdma")]
+conformance!(rdma, beds::rdma::bed());
 
 #[test]
 fn injected_failures_end_each_request_of_a_window() {

@@ -85,6 +85,10 @@ impl<T: Transport> Transport for Faulty<T> {
         self.inner.remove_endpoint(endpoint);
     }
 
+    fn is_removing(&self, endpoint: EndpointId) -> bool {
+        self.inner.is_removing(endpoint)
+    }
+
     fn set_admission(&mut self, endpoint: EndpointId, admission: Admission) {
         self.inner.set_admission(endpoint, admission);
     }

@@ -395,8 +395,14 @@ impl Transport for Tcp {
     }
 
     fn open(&mut self, link: LinkId, to: &PeerAddress) {
-        let PeerAddress::Tcp(to) = to;
-        self.connector.connect(link, to);
+        match to {
+            PeerAddress::Tcp(to) => self.connector.connect(link, to),
+            #[cfg(feature = "rdma")]
+            PeerAddress::Rdma(_) => {
+                let cause = LinkError::Protocol("the peer is not reached over TCP".to_owned());
+                self.fail(link, Failure::unsent(cause));
+            }
+        }
     }
 
     fn add_socket(&mut self, socket: NewSocket, now: Instant) {

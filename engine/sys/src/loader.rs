@@ -8,6 +8,7 @@ macro_rules! functions {
     ($($name:ident: $symbol:literal, fn($($argument:ty),*) $(-> $answer:ty)?;)+
      $([$($maybe:ident: $wanted:literal, fn($($given:ty),*) $(-> $result:ty)?;)+])?) => {
         /// The functions of the library.
+        #[allow(dead_code, reason = "the only user of a function may be a feature that is off")]
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)+
             $($(pub(super) $maybe: Option<unsafe extern "C" fn($($given),*) $(-> $result)?>,)+)?

@@ -6,6 +6,7 @@ use mooncake_proto::address::ServerName;
 use mooncake_proto::handshake::{
     Kind, MAX_LENGTH, PREFIX_LENGTH, Request, connection_refusal, length, reply_body,
 };
+use mooncake_proto::rdma::Rendezvous;
 use std::net::Ipv6Addr;
 
 fuzz_target!(|input: &[u8]| {
@@ -23,8 +24,14 @@ fuzz_target!(|input: &[u8]| {
         typed,
         peer_nic_path,
         local_nic_path,
+        body,
     }) = Request::parse(input)
     {
+        if let Ok(parsed) = Rendezvous::parse(&body) {
+            let frame = parsed.frame(typed);
+            let body = &frame[PREFIX_LENGTH + usize::from(typed)..];
+            assert_eq!(Rendezvous::parse(body).ok(), Some(parsed));
+        }
         // A reply that contains the peer's text can be parsed.
         let refusal = connection_refusal(typed, &peer_nic_path, &local_nic_path, "no RDMA here");
         let (prefix, payload) = refusal.split_first_chunk().expect("a frame has a length");

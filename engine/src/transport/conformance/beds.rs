@@ -1,5 +1,8 @@
 //! The pairs of transports that the cases run over.
 
+#[cfg(feature = "rdma")]
+pub(super) mod rdma;
+
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel};
@@ -22,6 +25,16 @@ use crate::transport::{LinkId, NewSocket, PeerAddress, TcpPeer, Transport};
 
 /// Wire address of the initiator's own memory.
 const OWN: u64 = 5 * BASE;
+
+/// Runs a case; one that needs an RDMA device runs in a process that finds one.
+pub(super) fn run(test: &str, case: impl FnOnce()) {
+    #[cfg(feature = "rdma")]
+    if test.contains("::rdma::") {
+        return rdma::with_device(test, case);
+    }
+    let _same_process = test;
+    case();
+}
 
 pub(super) fn region(length: u64) -> Arc<Region> {
     let fd = memfd::create("conformance", length, PageSize::Base).unwrap();
@@ -66,10 +79,11 @@ fn bed(
     control: Box<Control>,
 ) -> Bed {
     Bed {
-        initiator: Side::new(initiator.0, initiator.1, 1, OWN),
-        target: Side::new(target.0, target.1, 2, BASE),
-        peer,
+        initiator: Side::new(initiator, 1, OWN, Box::new(|_, _, _| {})),
+        target: Side::new(target, 2, BASE, Box::new(|_, _, _| {})),
+        peer: Box::new(move || peer.clone()),
         control,
+        end_target: Box::new(|| {}),
         links: SlotMap::with_key(),
         pieces: SlotMap::with_key(),
     }

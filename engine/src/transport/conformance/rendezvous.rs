@@ -1,0 +1,135 @@
+//! What RDMA alone has: keys that the peer's device checks, and the rendezvous in its passive role.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use proto::frame::Op;
+use proto::rdma::Rendezvous;
+use proto::scheduler::Effect;
+
+use super::beds::rdma::{Control, SERVED, bed_of, with_device};
+use super::{BASE, LENGTH, LinkError, PeerAddress};
+
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+macro_rules! test {
+    ($name:ident, $body:block) => {
+        #[test]
+        fn $name() {
+            with_device(concat!(module_path!(), "::", stringify!($name)), || $body);
+        }
+    };
+}
+
+test!(
+    the_device_of_the_peer_rejects_the_key_of_an_earlier_epoch,
+    {
+        let control = Control::new();
+        let mut bed = bed_of(&control);
+        let stale = control.peer();
+        bed.peer = Box::new(move || PeerAddress::Rdma(Arc::new(stale.clone())));
+        bed.initiator.fill(1);
+        for op in [Op::Read, Op::Write] {
+            let (link, _) = bed.open();
+            if control.far.key(SERVED, BASE).is_some() {
+                bed.withdraw_at_target();
+                // The same bytes, under another base and key.
+                bed.target.serve(2 * BASE);
+            }
+            let before = bed.target.fill(2);
+            let request = bed.request(op, BASE, 0, LENGTH);
+            assert_eq!(bed.initiator.transport.post(link, &[request]), 1);
+            let failure = bed.ended(link);
+            assert!(matches!(failure.cause, LinkError::Rejected), "{failure:?}");
+            assert_eq!(failure.effect, Effect::None);
+            assert!(bed.target.bytes() == before);
+        }
+    }
+);
+
+/// A request of a peer with these queue pairs; nothing is sent over them.
+fn request(path: &str, qp_num: &[u32]) -> Rendezvous {
+    Rendezvous {
+        local_nic_path: path.to_owned(),
+        qp_num: qp_num.to_vec(),
+        ready_ack: Some(false),
+        ..Rendezvous::default()
+    }
+}
+
+/// Completes a request for the served endpoint, with the GID of its own port.
+fn answered(control: &Control, request: Rendezvous) -> Rendezvous {
+    let device = control.far.published();
+    let request = Rendezvous {
+        local_gid: match request.local_gid.as_str() {
+            "" => device.gid,
+            gid => gid.to_owned(),
+        },
+        peer_nic_path: match request.peer_nic_path.as_str() {
+            "" => format!("target@{}", device.name),
+            path => path.to_owned(),
+        },
+        ..request
+    };
+    control
+        .runtime
+        .block_on(control.served.answer(PEER, request))
+}
+
+test!(
+    a_repeated_request_gets_the_same_queue_pairs_and_another_one_replaces_them,
+    {
+        let control = Control::new();
+        let first = answered(&control, request("peer@r0", &[100, 101]));
+        assert_eq!(first.reply_msg, "");
+        assert_eq!(first.qp_num.len(), 2);
+        assert_eq!(first.peer_nic_path, "peer@r0");
+        assert_eq!(first.ready_ack, Some(false));
+        let again = answered(&control, request("peer@r0", &[100, 101]));
+        assert_eq!(again.qp_num, first.qp_num);
+        let acknowledgement = |numbers: &[u32]| Rendezvous {
+            ready_ack: Some(true),
+            ..request("peer@r0", numbers)
+        };
+        let confirmed = answered(&control, acknowledgement(&[100, 101]));
+        assert_eq!(confirmed, Rendezvous::default());
+
+        let other = answered(&control, request("other@r0", &[100, 101]));
+        assert_ne!(other.qp_num, first.qp_num);
+        let restarted = answered(&control, request("peer@r0", &[200, 201, 202]));
+        assert_eq!(
+            (restarted.reply_msg.as_str(), restarted.qp_num.len()),
+            ("", 3)
+        );
+        let stale = answered(&control, acknowledgement(&[100, 101]));
+        assert!(
+            stale.reply_msg.contains("[100, 101] of peer@r0"),
+            "{stale:?}"
+        );
+    }
+);
+
+test!(a_refusal_names_who_refuses_and_both_values, {
+    let control = Control::new();
+    let own = format!("target@{}", control.far.device());
+    let path = Rendezvous {
+        peer_nic_path: "target@other_0".to_owned(),
+        ..request("peer@r0", &[100])
+    };
+    let gid = Rendezvous {
+        local_gid: "fe:80:0:0:0:0:0:0:0:0:0:0:0:0:0:1".to_owned(),
+        ..request("peer@r0", &[100])
+    };
+    for (request, wanted) in [
+        (path, "not target@other_0"),
+        (gid, "fe80::1 (IPv6 link-local) at peer@r0"),
+        (request("peer", &[100]), "`peer`"),
+        (request("peer@r0", &[]), "peer@r0 has sent 0"),
+        (request("peer@r0", &[7; 17]), "peer@r0 has sent 17"),
+    ] {
+        let reply = answered(&control, request);
+        let text = &reply.reply_msg;
+        assert!(text.starts_with(&own) && text.contains(wanted), "{text}");
+        assert!(reply.qp_num.is_empty(), "{reply:?}");
+    }
+});

@@ -1,0 +1,368 @@
+//! An opened RDMA device with what all data threads share: protection domain, port, and keys of regions.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use proto::rdma::{Device, Link, Side, gid_text};
+use sys::mem::Region;
+use sys::verbs::{
+    self, CompletionQueue, Context, Limits, LinkLayer, MemoryRegion, Path, PortFacts,
+    ProtectionDomain, RemoteKey, devices,
+};
+
+use super::worker::{CardError, Worker};
+use crate::transport::RegionId;
+
+/// A registration pins its pages: seconds per 100 GiB of huge pages, more with small ones.
+const REGISTRATION: Duration = Duration::from_secs(300);
+
+/// Which port of which device, and which of its addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// Name of the device, for example `mlx5_0`.
+    pub device: String,
+    /// Number of the port, from 1.
+    pub number: u8,
+    /// Index in the port's GID table.
+    pub gid_index: u8,
+}
+
+/// An opened device. The last handle closes it.
+pub struct Card {
+    port: Port,
+    path: Path,
+    gid: Ipv6Addr,
+    lid: u16,
+    limits: Limits,
+    context: Context,
+    domain: ProtectionDomain,
+    /// Of queue pairs that only serve, which complete nothing.
+    silent: CompletionQueue,
+    worker: Worker,
+    /// By region and wire base: a region that gets another base has two for a time.
+    keys: Mutex<HashMap<(RegionId, u64), Registered>>,
+}
+
+struct Registered {
+    memory: Arc<MemoryRegion>,
+    /// Called after the deregistration.
+    waiting: Vec<Withdrawn>,
+}
+
+/// Reports the end of a registration.
+pub(super) type Withdrawn = Box<dyn FnOnce() + Send>;
+
+impl fmt::Debug for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Card")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Opened {
+    context: Context,
+    limits: Limits,
+    facts: PortFacts,
+    gid: Ipv6Addr,
+    domain: ProtectionDomain,
+    silent: CompletionQueue,
+}
+
+impl Card {
+    /// Opens a device. Blocks for 10 s at most.
+    ///
+    /// # Errors
+    /// [`CardError::Missing`]; [`CardError::Down`]; [`CardError::Verbs`] with the call that failed;
+    /// [`CardError::Hung`].
+    pub fn open(port: Port) -> Result<Arc<Self>, CardError> {
+        let worker = Worker::start(&port.device)?;
+        let wanted = port.clone();
+        let opened = worker.call_blocking("opening the device", None, move || open(&wanted))??;
+        let Opened {
+            context,
+            limits,
+            facts,
+            gid,
+            domain,
+            silent,
+        } = opened;
+        Ok(Arc::new(Self {
+            path: Path {
+                port: port.number,
+                gid: port.gid_index,
+                link_layer: facts.link_layer,
+                mtu: facts.mtu,
+            },
+            lid: match facts.link_layer {
+                LinkLayer::InfiniBand => facts.lid,
+                LinkLayer::Ethernet => 0,
+            },
+            port,
+            gid,
+            limits,
+            context,
+            domain,
+            silent,
+            worker,
+            keys: Mutex::default(),
+        }))
+    }
+
+    /// Name of the device.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.port.device
+    }
+
+    pub(crate) fn published(&self) -> Device {
+        Device {
+            gid: gid_text(self.gid),
+            lid: self.lid,
+            name: self.port.device.clone(),
+        }
+    }
+
+    pub(super) fn link(&self) -> Link {
+        match self.path.link_layer {
+            LinkLayer::Ethernet => Link::Ethernet,
+            LinkLayer::InfiniBand => Link::InfiniBand,
+        }
+    }
+
+    /// Returns this end of a connection.
+    pub(super) fn side<'a>(&self, nic_path: &'a str) -> Side<'a> {
+        Side {
+            nic_path,
+            gid: Some(self.gid),
+            lid: self.lid,
+            mtu: Some(mtu_bytes(self.path.mtu)),
+        }
+    }
+
+    /// Returns the local end with an MTU in bytes that both ends have.
+    pub(super) fn path(&self, mtu: Option<u32>) -> Path {
+        Path {
+            mtu: mtu.map_or(self.path.mtu, |bytes| mtu_code(bytes).min(self.path.mtu)),
+            ..self.path
+        }
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    pub(super) fn silent_queue(&self) -> &CompletionQueue {
+        &self.silent
+    }
+
+    pub(super) fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// Registers a region at a wire base, before the region is published. Blocks while the device pins its pages.
+    ///
+    /// # Errors
+    /// [`CardError::TooLarge`]; [`CardError::Verbs`] with the errno; [`CardError::Hung`].
+    pub(crate) fn register(
+        &self,
+        region: RegionId,
+        memory: &Arc<Region>,
+        base: u64,
+    ) -> Result<(), CardError> {
+        let job = self.registration(region, memory, base)?;
+        let made = (self.worker).call_blocking("registering memory", Some(REGISTRATION), job)?;
+        self.keep(region, base, made)
+    }
+
+    /// As [`Self::register`], in tokio.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub(crate) async fn register_in_tokio(
+        &self,
+        region: RegionId,
+        memory: &Arc<Region>,
+        base: u64,
+    ) -> Result<(), CardError> {
+        let job = self.registration(region, memory, base)?;
+        let made = self
+            .worker
+            .call("registering memory", Some(REGISTRATION), job);
+        let made = made.await?;
+        self.keep(region, base, made)
+    }
+
+    /// Returns the call that registers a region.
+    fn registration(
+        &self,
+        region: RegionId,
+        memory: &Arc<Region>,
+        base: u64,
+    ) -> Result<impl FnOnce() -> Result<MemoryRegion, verbs::Error> + Send + 'static, CardError>
+    {
+        if self.keys.lock().contains_key(&(region, base)) {
+            return Err(CardError::Registered {
+                device: self.port.device.clone(),
+            });
+        }
+        if memory.length() > self.limits.max_mr_size {
+            return Err(CardError::TooLarge {
+                device: self.port.device.clone(),
+                length: memory.length(),
+                most: self.limits.max_mr_size,
+            });
+        }
+        let (domain, memory) = (self.domain.clone(), Arc::clone(memory));
+        Ok(move || MemoryRegion::register_at(&domain, memory, base))
+    }
+
+    fn keep(
+        &self,
+        region: RegionId,
+        base: u64,
+        memory: Result<MemoryRegion, verbs::Error>,
+    ) -> Result<(), CardError> {
+        let memory = memory.map_err(CardError::verbs(&self.port.device))?;
+        let registered = Registered {
+            memory: Arc::new(memory),
+            waiting: Vec::new(),
+        };
+        self.keys.lock().insert((region, base), registered);
+        Ok(())
+    }
+
+    /// Returns the key of a region for peers.
+    pub(crate) fn key(&self, region: RegionId, base: u64) -> Option<RemoteKey> {
+        let keys = self.keys.lock();
+        keys.get(&(region, base)).map(|one| one.memory.remote_key())
+    }
+
+    /// Returns the registration for the work requests of one data thread, which returns it by
+    /// [`Self::give_back`].
+    pub(super) fn memory(&self, region: RegionId, base: u64) -> Option<Arc<MemoryRegion>> {
+        let keys = self.keys.lock();
+        keys.get(&(region, base)).map(|one| Arc::clone(&one.memory))
+    }
+
+    /// Takes back a registration and ends it when no data thread has it any more. `withdrawn` is called when the
+    /// device has confirmed that, and never if it does not.
+    pub(super) fn give_back(
+        &self,
+        region: RegionId,
+        base: u64,
+        memory: Arc<MemoryRegion>,
+        withdrawn: Withdrawn,
+    ) {
+        let mut keys = self.keys.lock();
+        drop(memory);
+        let Some(registered) = keys.get_mut(&(region, base)) else {
+            // Another data thread has started it; its call is before this one.
+            self.worker.start_call("", withdrawn);
+            return;
+        };
+        registered.waiting.push(withdrawn);
+        if Arc::strong_count(&registered.memory) > 1 {
+            return;
+        }
+        let Some(registered) = keys.remove(&(region, base)) else {
+            return;
+        };
+        drop(keys);
+        let device = self.port.device.clone();
+        self.worker.start_call("deregistering memory", move || {
+            // Nothing else has it: it was counted under the lock.
+            let Some(memory) = Arc::into_inner(registered.memory) else {
+                return;
+            };
+            match memory.deregister() {
+                Ok(()) => registered.waiting.into_iter().for_each(|waits| waits()),
+                Err(error) => tracing::error!(
+                    device, %error,
+                    "the device may still access a region that is no longer served; end this process"
+                ),
+            }
+        });
+    }
+
+    /// Ends the registration of a region that no data thread has got.
+    pub(crate) fn forget(&self, region: RegionId, base: u64) {
+        let removed = self.keys.lock().remove(&(region, base));
+        self.worker
+            .start_call("deregistering memory", move || drop(removed));
+    }
+}
+
+/// Runs on the worker.
+fn open(port: &Port) -> Result<Opened, CardError> {
+    let failed = || CardError::verbs(&port.device);
+    let devices = devices().map_err(failed())?;
+    let Some(device) = devices.iter().find(|one| one.name() == port.device) else {
+        return Err(CardError::Missing {
+            device: port.device.clone(),
+            present: devices.iter().map(|one| one.name().to_owned()).collect(),
+        });
+    };
+    let context = device.open().map_err(failed())?;
+    let limits = context.limits().map_err(failed())?;
+    let facts = context.port(port.number).map_err(failed())?;
+    if !facts.active {
+        return Err(CardError::Down {
+            device: port.device.clone(),
+            port: port.number,
+        });
+    }
+    let gid = match context.gid(port.number, port.gid_index) {
+        Ok(gid) => gid,
+        // InfiniBand within a subnet needs none.
+        Err(_) if facts.link_layer == LinkLayer::InfiniBand => Ipv6Addr::UNSPECIFIED,
+        Err(error) => return Err(failed()(error)),
+    };
+    let domain = ProtectionDomain::new(&context).map_err(failed())?;
+    let silent = CompletionQueue::new(&context, 1).map_err(failed())?;
+    Ok(Opened {
+        context,
+        limits,
+        facts,
+        gid,
+        domain,
+        silent,
+    })
+}
+
+/// Converts `enum ibv_mtu`, 1 to 5.
+fn mtu_bytes(code: i32) -> u32 {
+    128 << code.clamp(1, 5)
+}
+
+/// The largest `enum ibv_mtu` of at most so many bytes.
+fn mtu_code(bytes: u32) -> i32 {
+    (1..=5)
+        .rev()
+        .find(|code| mtu_bytes(*code) <= bytes)
+        .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_mtu_in_bytes_becomes_the_next_smaller_one_of_the_device() {
+        let codes = [256, 1024, 1500, 4096, 9000, 1].map(mtu_code);
+        assert_eq!(codes, [1, 3, 3, 5, 5, 1]);
+        assert_eq!([1, 3, 5].map(mtu_bytes), [256, 1024, 4096]);
+    }
+}

@@ -1,0 +1,155 @@
+//! The passive side of a rendezvous: queue pairs over which peers access an endpoint's memory. They stay until their
+//! peer replaces them or is not admitted any more: a device that is accessed gets no sign of a peer's end.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use proto::rdma::{Rendezvous, nic_path, split_nic_path};
+use sys::verbs::QueuePair;
+use tokio::sync::Mutex;
+
+use super::card::Card;
+use super::connect::{MOST_PAIRS, body, connect, create};
+use crate::admission::PeerFilter;
+
+/// Most connections of one endpoint.
+const CONNECTIONS: usize = 4096;
+
+/// The connections of peers to one endpoint.
+#[derive(Debug)]
+pub(crate) struct Served {
+    card: Arc<Card>,
+    /// The endpoint's NIC path.
+    path: String,
+    /// By the peer's NIC path.
+    connections: Mutex<HashMap<String, Connection>>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    peer: IpAddr,
+    /// Numbers of the peer's queue pairs.
+    theirs: Vec<u32>,
+    pairs: Vec<QueuePair>,
+}
+
+impl Served {
+    pub(crate) fn new(card: Arc<Card>, server: &str) -> Self {
+        Self {
+            path: nic_path(server, card.device()),
+            card,
+            connections: Mutex::default(),
+        }
+    }
+
+    /// Answers a request at the handshake port. A refusal has a text, which the peer logs.
+    pub(crate) async fn answer(&self, from: IpAddr, request: Rendezvous) -> Rendezvous {
+        let peer = request.local_nic_path.clone();
+        match self.serve(from, &request).await {
+            Ok(reply) => reply,
+            Err(reply_msg) => {
+                tracing::warn!(%from, peer, reply_msg, "RDMA connection refused");
+                Rendezvous {
+                    local_nic_path: request.peer_nic_path,
+                    peer_nic_path: peer,
+                    reply_msg,
+                    ..Rendezvous::default()
+                }
+            }
+        }
+    }
+
+    async fn serve(&self, from: IpAddr, request: &Rendezvous) -> Result<Rendezvous, String> {
+        let peer = &request.local_nic_path;
+        let theirs = &request.qp_num;
+        if request.peer_nic_path != self.path {
+            return Err(format!(
+                "{} serves the NIC path {}, not {}",
+                self.path, self.path, request.peer_nic_path
+            ));
+        }
+        if split_nic_path(peer).is_none() {
+            return Err(format!("{} cannot parse the NIC path `{peer}`", self.path));
+        }
+        let mut connections = self.connections.lock().await;
+        let known = connections.get(peer).filter(|one| one.theirs == *theirs);
+        if request.ready_ack == Some(true) {
+            // Nothing waits for it: this side posts no requests.
+            return match known {
+                Some(_) => Ok(Rendezvous::default()),
+                None => Err(format!(
+                    "{} has no connection with queue pairs {theirs:?} of {peer}",
+                    self.path
+                )),
+            };
+        }
+        if let Some(known) = known {
+            return Ok(body(&self.card, &self.path, peer, &known.pairs));
+        }
+        if !(1..=MOST_PAIRS).contains(&theirs.len()) {
+            return Err(format!(
+                "{} connects 1 to {MOST_PAIRS} queue pairs, and {peer} has sent {}",
+                self.path,
+                theirs.len()
+            ));
+        }
+        if connections.len() >= CONNECTIONS && !connections.contains_key(peer) {
+            return Err(format!(
+                "{} has {CONNECTIONS} connections, the maximum",
+                self.path
+            ));
+        }
+        // The peer has restarted, or has given up the earlier ones.
+        if let Some(replaced) = connections.remove(peer) {
+            self.end(replaced);
+        }
+        let silent = self.card.silent_queue().clone();
+        let pairs = create(&self.card, &silent, theirs.len(), 1)
+            .await
+            .map_err(|error| error.to_string())?;
+        let pairs = connect(&self.card, pairs, &self.path, peer, request)
+            .await
+            .map_err(|error| error.to_string())?;
+        let reply = body(&self.card, &self.path, peer, &pairs);
+        let connection = Connection {
+            peer: from,
+            theirs: theirs.clone(),
+            pairs,
+        };
+        connections.insert(peer.clone(), connection);
+        Ok(reply)
+    }
+
+    /// Ends the connections of peers that are not admitted.
+    pub(crate) async fn admit(&self, filter: &PeerFilter) {
+        let mut connections = self.connections.lock().await;
+        let refused = connections.extract_if(|_, one| !filter.allows(one.peer));
+        refused.for_each(|(_, one)| self.end(one));
+    }
+
+    /// Ends all connections.
+    pub(crate) async fn close(&self) {
+        let mut connections = self.connections.lock().await;
+        connections.drain().for_each(|(_, one)| self.end(one));
+    }
+
+    fn end(&self, connection: Connection) {
+        self.card
+            .worker()
+            .start_call("ending a served connection", move || {
+                for pair in connection.pairs {
+                    if let Err(error) = pair.destroy() {
+                        tracing::error!(%error, peer = %connection.peer, "served queue pair not destroyed");
+                    }
+                }
+            });
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let connections = std::mem::take(self.connections.get_mut());
+        connections.into_values().for_each(|one| self.end(one));
+    }
+}

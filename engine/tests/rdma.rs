@@ -1,0 +1,164 @@
+//! Both roles against the stock wheel over an RDMA device. `cargo test -p mooncake-e2e --test soft_roce` runs these tests in
+//! a virtual machine with Soft-RoCE devices.
+#![cfg(feature = "rdma")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+#[path = "fixture/rig.rs"]
+mod rig;
+#[path = "fixture/stock.rs"]
+mod stock;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mooncake_engine::{Card, Engine, Op, Port, Settings, Transfer, TransferError};
+use rig::{BASE, Rig, quick};
+use serde_json::json;
+use stock::Stock;
+
+const HOST: &str = "127.0.0.1";
+const LENGTH: u64 = 4 << 20;
+const LENGTHS: [u64; 4] = [1, 4096, 65_537, LENGTH];
+/// Of each transfer in an emulated machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn card() -> Arc<Card> {
+    Card::open(Port {
+        device: "rxe0".to_owned(),
+        number: 1,
+        gid_index: 1,
+    })
+    .unwrap()
+}
+
+fn rig(card: &Arc<Card>, base: u64) -> Rig {
+    let settings = Settings {
+        connect_timeout: PATIENCE,
+        header_deadline: PATIENCE,
+        ..quick()
+    };
+    let engine = Engine::start_rdma(settings, card).unwrap();
+    Rig::with(engine, IpAddr::V4(Ipv4Addr::LOCALHOST), base)
+}
+
+fn pattern(seed: u64, length: u64) -> Vec<u8> {
+    (0..length)
+        .map(|i| u8::try_from((seed + i) % 251).unwrap())
+        .collect()
+}
+
+fn bytes(rig: &Rig, offset: u64, length: u64) -> Vec<u8> {
+    let mut there = vec![0; usize::try_from(length).unwrap()];
+    rig.region.copy_out(offset, &mut there).unwrap();
+    there
+}
+
+async fn transfer(rig: &Rig, op: Op, peer: &str, remote: u64, length: u64) {
+    let transfer = Transfer {
+        op,
+        peer: peer.to_owned(),
+        remote,
+        local: rig.id,
+        local_offset: 100,
+        length,
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let mut batch = rig.endpoint.submit(&[transfer], deadline);
+    batch.outcome().await.unwrap();
+    batch.released().await;
+}
+
+/// Writes, again if the peer's memory has changed: then nothing was written, as the error states.
+async fn write_to_changed(rig: &Rig, peer: &str, remote: u64, length: u64) {
+    for _ in 0..3 {
+        let write = Transfer {
+            op: Op::Write,
+            peer: peer.to_owned(),
+            remote,
+            local: rig.id,
+            local_offset: 100,
+            length,
+        };
+        let deadline = Instant::now() + PATIENCE;
+        match rig.endpoint.transfer(write, deadline).await {
+            Ok(()) => return,
+            Err(error) => assert!(matches!(error, TransferError::Failed { .. }), "{error}"),
+        }
+    }
+    panic!("the descriptor is not read again");
+}
+
+async fn close(rig: Rig) {
+    let closed = tokio::time::timeout(PATIENCE, rig.endpoint.close()).await;
+    closed.expect("the device ends everything").unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the RDMA device rxe0"]
+async fn a_stock_engine_reads_and_writes_our_region() {
+    let rig = rig(&card(), BASE);
+    let mut stock = Stock::start_rdma(HOST, "rxe0");
+    let local = stock.allocate(LENGTH);
+    let first = stock.request(json!({"call": "first", "peer": rig.name}));
+    assert_eq!(first["address"].as_u64(), Some(BASE));
+    for (round, length) in LENGTHS.into_iter().enumerate() {
+        let seed = round as u64 * 17 + 1;
+        let offset = 4096 * round as u64 + 13;
+        stock.fill(local, length, seed);
+        let written = stock.transfer("write", &rig.name, local, BASE + offset, length);
+        assert_eq!(written, 0, "{length} bytes");
+        assert!(bytes(&rig, offset, length) == pattern(seed, length));
+        stock.fill(local, length, 0);
+        let read = stock.transfer("read", &rig.name, local, BASE + offset, length);
+        assert_eq!(read, 0, "{length} bytes");
+        assert!(stock.check(local, length, seed), "{length} bytes differ");
+    }
+    close(rig).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the RDMA device rxe0"]
+async fn we_read_and_write_the_memory_of_a_stock_engine() {
+    let rig = rig(&card(), BASE);
+    let mut stock = Stock::start_rdma(HOST, "rxe0");
+    let remote = stock.allocate(LENGTH);
+    for (round, length) in LENGTHS.into_iter().enumerate() {
+        let seed = round as u64 * 31 + 1;
+        rig.region.copy_in(100, &pattern(seed, length)).unwrap();
+        transfer(&rig, Op::Write, &stock.name, remote, length).await;
+        assert!(stock.check(remote, length, seed), "{length} bytes differ");
+        stock.fill(remote, length, seed + 7);
+        transfer(&rig, Op::Read, &stock.name, remote, length).await;
+        assert!(bytes(&rig, 100, length) == pattern(seed + 7, length));
+    }
+    // Each side's connection serves its own transfers: ours end, and theirs go on.
+    let local = stock.allocate(LENGTH);
+    stock.fill(local, LENGTH, 5);
+    let name = rig.name.clone();
+    assert_eq!(stock.transfer("write", &name, local, BASE, LENGTH), 0);
+    assert!(bytes(&rig, 0, LENGTH) == pattern(5, LENGTH));
+    close(rig).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the RDMA device rxe0"]
+async fn two_of_our_engines_exchange_bytes_also_under_another_wire_base() {
+    let card = card();
+    let [ours, theirs] = [BASE, 3 * BASE].map(|base| rig(&card, base));
+    for (round, base) in [3 * BASE, 5 * BASE, 7 * BASE].into_iter().enumerate() {
+        if round > 0 {
+            let rebased = theirs.endpoint.rebase_region(theirs.id, base);
+            tokio::time::timeout(PATIENCE, rebased)
+                .await
+                .unwrap()
+                .unwrap();
+        }
+        let seed = round as u64 + 1;
+        ours.region.copy_in(100, &pattern(seed, LENGTH)).unwrap();
+        write_to_changed(&ours, &theirs.name, base, LENGTH).await;
+        assert!(bytes(&theirs, 0, LENGTH) == pattern(seed, LENGTH));
+    }
+    close(ours).await;
+    close(theirs).await;
+}
