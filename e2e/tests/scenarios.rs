@@ -27,6 +27,7 @@ mod scenarios {
     mod operator_failover;
     mod operator_outage;
     mod pool_pod_restart;
+    mod pool_resize;
     mod pool_scheduling;
     mod preflight_checks;
     mod rdma_device_claims;

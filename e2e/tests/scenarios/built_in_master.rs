@@ -108,7 +108,7 @@ async fn every_key_is_read_again_after_the_built_in_master_was_replaced() -> any
 }
 
 /// Waits until the master has the ledgers of this number of segments. This process may read metrics only.
-async fn ledgers(pool: &Pool, segments: usize) -> anyhow::Result<()> {
+pub(super) async fn ledgers(pool: &Pool, segments: usize) -> anyhow::Result<()> {
     let what = format!("{segments} loaded ledgers");
     eventually(what, WAIT, || async {
         let metrics = master::get(&pool.master_ip().await?, MASTER_OPEN_PORT, "/metrics").await?;
