@@ -7,12 +7,19 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::error::Problem;
 
 /// Limit for one connection attempt, as of stock engines.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_millis(1_500);
+
+/// Limit for the lookup and all attempts: less than any limit for a request, so that a host with several addresses that
+/// drop packets is not taken for a slow one.
+const HOST_DEADLINE: Duration = Duration::from_millis(2_500);
+
+/// Least time for an attempt after a slow lookup.
+const LEAST: Duration = Duration::from_millis(500);
 
 /// Most addresses of a host that are tried.
 const ADDRESSES_LIMIT: usize = 4;
@@ -42,6 +49,7 @@ pub(crate) async fn connect(
     port: u16,
     last: &mut Option<SocketAddr>,
 ) -> Result<(SocketAddr, TcpStream), Problem> {
+    let end = Instant::now() + HOST_DEADLINE;
     let addresses = match host.parse::<IpAddr>() {
         Ok(address) => vec![address],
         Err(_) => lookup(host.to_owned())
@@ -50,14 +58,19 @@ pub(crate) async fn connect(
     };
     let mut failed = Problem::NotResolved(format!("{host} has no address"));
     for address in addresses.into_iter().take(ADDRESSES_LIMIT) {
+        let left = end.saturating_duration_since(Instant::now());
+        if last.is_some() && left.is_zero() {
+            break;
+        }
         let address = SocketAddr::new(address, port);
-        failed = match timeout(CONNECT_DEADLINE, TcpStream::connect(address)).await {
+        *last = Some(address);
+        let limit = left.clamp(LEAST, CONNECT_DEADLINE);
+        failed = match timeout(limit, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok((address, stream)),
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Problem::Refused,
             Ok(Err(error)) => Problem::Unreachable(Arc::new(error)),
-            Err(_) => Problem::Filtered(CONNECT_DEADLINE),
+            Err(_) => Problem::Filtered(limit),
         };
-        *last = Some(address);
     }
     Err(failed)
 }

@@ -73,11 +73,13 @@ impl HttpService {
         body: &[u8],
     ) -> Result<(SocketAddr, Answer), Error> {
         let mut last = None;
+        let mut connected = false;
         let exchange = async {
             let ServiceUrl { host, port, .. } = &self.url;
-            let connected = connect(&self.lookup, host, *port, &mut last).await;
-            let (address, stream) = connected.map_err(|problem| self.error(last, problem))?;
+            let reached = connect(&self.lookup, host, *port, &mut last).await;
+            let (address, stream) = reached.map_err(|problem| self.error(last, problem))?;
             last = Some(address);
+            connected = true;
             // Two small writes must not wait for each other.
             let _ = stream.set_nodelay(true);
             let answer = exchange::exchange(stream, &self.text(method, key, body)).await;
@@ -88,7 +90,8 @@ impl HttpService {
         let done = timeout(REQUEST_DEADLINE, exchange).await;
         done.unwrap_or_else(|_| {
             let problem = match last {
-                Some(_) => Problem::Slow(REQUEST_DEADLINE),
+                Some(_) if connected => Problem::Slow(REQUEST_DEADLINE),
+                Some(_) => Problem::Filtered(REQUEST_DEADLINE),
                 None => Problem::NotResolved(format!(
                     "no answer of the name service for {method} within {} ms",
                     REQUEST_DEADLINE.as_millis()

@@ -84,6 +84,19 @@ async fn a_host_that_drops_connection_requests_is_filtered() {
 }
 
 #[tokio::test]
+async fn a_host_with_several_addresses_that_drop_connection_requests_is_filtered_and_not_slow() {
+    let (socket, address) = bound();
+    socket.listen(0).unwrap();
+    let _first = TcpStream::connect(address).unwrap();
+    for url in ["http://metadata.team.svc", "etcd://metadata.team.svc"] {
+        let lookup: Lookup = Arc::new(move |_| Box::pin(async move { Ok(vec![address.ip(); 4]) }));
+        let service = Service::new(&format!("{url}:{}", address.port()), None, lookup).unwrap();
+        let error = service.descriptor("pool").await.unwrap_err();
+        assert!(matches!(error.problem, Problem::Filtered(_)), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_accepts_and_does_not_answer_is_slow() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let error = failure(listener.local_addr().unwrap()).await;
