@@ -1,8 +1,9 @@
-//! HTTP metadata services: stock pods and pools find each other through them, and a service that is missing has a name.
+//! Metadata services by HTTP and etcd: stock pods and pools find each other through them, and a service that is missing has a name.
 
 use anyhow::ensure;
 use crds::{ConditionType, Reason, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use local_cluster::binaries::Binaries;
 use mooncake_e2e::scenario::pool::READY;
 use mooncake_e2e::scenario::{Namespace, Pool, Product, StockPod, StockWork};
 use std::time::Duration;
@@ -16,21 +17,28 @@ metadata: {name: metadata}
 spec: {selector: {app: metadata}, ports: [{name: http, port: 8080}]}
 ";
 
+const ETCD: &str = include_str!("../../manifests/etcd.yaml");
+const KEYS: u32 = 64;
+
 /// A stock pod puts keys, and one on the other node reads them.
 async fn moves_data(namespace: &Namespace) -> anyhow::Result<()> {
-    let keys = 64;
-    let written = StockPod::new("writer", StockWork::put(keys, MIB))
+    let written = StockPod::new("writer", StockWork::put(KEYS, MIB))
         .node("n1")
         .inject("kv")
         .run(namespace, WAIT)
         .await?;
-    ensure!(written.done == u64::from(keys), "{written:?}");
-    let read = StockPod::new("reader", StockWork::verify(keys, MIB))
+    ensure!(written.done == u64::from(KEYS), "{written:?}");
+    reads(namespace, "reader").await
+}
+
+/// A new stock pod reads all keys.
+async fn reads(namespace: &Namespace, pod: &str) -> anyhow::Result<()> {
+    let read = StockPod::new(pod, StockWork::verify(KEYS, MIB))
         .node("n2")
         .inject("kv")
         .run(namespace, WAIT)
         .await?;
-    ensure!(read.done == u64::from(keys) && read.wrong == 0, "{read:?}");
+    ensure!(read.done == u64::from(KEYS) && read.wrong == 0, "{read:?}");
     Ok(())
 }
 
@@ -93,5 +101,53 @@ async fn a_missing_metadata_service_is_named_and_pools_serve_when_it_is_there() 
             pool.mounted(2, WAIT).await?;
             moves_data(&namespace).await
         })
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn an_etcd_that_is_missing_is_named_and_one_that_comes_back_empty_is_filled_again()
+-> anyhow::Result<()> {
+    let product = Product::shared().await?;
+    product
+        .run("etcd", async move |product, namespace| {
+            let settings = product.settings.clone();
+            let binaries = tokio::task::spawn_blocking(move || Binaries::get(&settings)).await??;
+            let endpoint = format!("etcd.{}.svc:2379", namespace.name);
+            let spec = format!(
+                "{{pools: [{{name: default, size: 256Mi, drainSeconds: 2}}], metadata: {{type: Etcd, endpoints: ['{endpoint}']}}}}"
+            );
+            let pool = Pool::apply(&namespace, "kv", &spec).await?;
+            let folder = binaries.kubernetes.display().to_string();
+            namespace.apply(&ETCD.replace("FOLDER", &folder)).await?;
+            pool.ready(READY).await?;
+            pool.mounted(2, WAIT).await?;
+            moves_data(&namespace).await?;
+            let kind = ConditionType::MetadataReady;
+            pool.condition(kind, "True", READY, |condition| condition.status == "True")
+                .await?;
+
+            scale(&namespace, 0).await?;
+            let seen = pool
+                .condition(kind, "both nodes are named", READY, |condition| {
+                    names_both(condition, "False", Reason::MetadataUnreachable)
+                })
+                .await?;
+            println!("{}", seen.message);
+            ensure!(seen.message.contains(&endpoint), "{}", seen.message);
+
+            // Its data ended with its pod.
+            scale(&namespace, 1).await?;
+            pool.condition(kind, "True", READY, |condition| condition.status == "True")
+                .await?;
+            reads(&namespace, "reader-of-refilled").await
+        })
+        .await
+}
+
+async fn scale(namespace: &Namespace, replicas: u32) -> anyhow::Result<String> {
+    let replicas = format!("--replicas={replicas}");
+    namespace
+        .kubectl(&["scale", "deployment/etcd", &replicas])
         .await
 }
