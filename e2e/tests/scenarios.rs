@@ -38,6 +38,7 @@ mod scenarios {
     mod stack_image;
     mod stale_clients;
     mod stock_operations;
+    mod two_masters;
     mod unhealthy_device;
     mod version_skew;
     mod vm_node;

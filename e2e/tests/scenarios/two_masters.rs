@@ -1,0 +1,149 @@
+//! Two built-in masters: the other one takes over when the elected one is deleted or killed, and no key is lost.
+
+use anyhow::{Context, ensure};
+use crds::ConditionType;
+use crds::names::{LABEL_CLUSTER, LABEL_COMPONENT, leader_slice};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, ResourceExt};
+use mooncake_e2e::scenario::pool::READY;
+use mooncake_e2e::scenario::{
+    CommandPod, Namespace, Pool, Product, Seen, eventually, is_ready, processes,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = include_str!("../workload/failover.py");
+/// Time limit of one command.
+const WAIT: Duration = Duration::from_secs(150);
+const KEYS: u64 = 100;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn the_other_of_two_masters_takes_over_and_every_key_is_read() -> anyhow::Result<()> {
+    let product = Product::shared().await?;
+    product
+        .run("masters", async move |_, namespace| {
+            let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 2}],
+                master: {type: BuiltIn, replicas: 2}}";
+            let pool = Pool::apply(&namespace, "kv", spec).await?;
+            pool.ready(READY).await?;
+            let (masters, nodes) = two_ready(&namespace).await?;
+            println!("masters {masters:?} on {nodes:?}");
+            let client = CommandPod::start(&namespace, "client", "n1", "kv", PROGRAM).await?;
+            let put = json!({"command": "put", "prefix": "k", "keys": KEYS});
+            let done = client.run(put, WAIT).await?;
+            ensure!(done == KEYS, "{done} of {KEYS} keys put");
+            every_key(&client).await?;
+
+            // The deletion ends both containers of the pod: the Lease is released.
+            let leader = leader(&namespace).await?;
+            let pods: Api<Pod> = namespace.api();
+            let begun = Instant::now();
+            pods.delete(&leader, &DeleteParams::default()).await?;
+            let back = back(&client, "a").await?;
+            println!("the elected master's pod was deleted: the client's first {back}");
+            let next = changed(&namespace, &leader).await?;
+            println!(
+                "{next} led after {:.1} s at most",
+                begun.elapsed().as_secs_f64()
+            );
+            every_key(&client).await?;
+            two_ready(&namespace).await?;
+
+            // Only the process: the container beside it releases the Lease.
+            let leader = self::leader(&namespace).await?;
+            let pod = pods.get(&leader).await?;
+            let process = processes::of_pod(&pod, "mooncake-master")?
+                .into_iter()
+                .next()
+                .context("just found")?;
+            process.recorded.signal(Signal::KILL);
+            let back = self::back(&client, "b").await?;
+            println!("the elected master's process was killed: the client's first {back}");
+            every_key(&client).await?;
+            let fresh = CommandPod::start(&namespace, "fresh", "n2", "kv", PROGRAM).await?;
+            every_key(&fresh).await?;
+            pool.ready(READY).await?;
+            let condition = pool
+                .condition(
+                    ConditionType::MasterReady,
+                    "one is elected",
+                    READY,
+                    |found| found.status == "True" && found.message.contains("is elected; 2 of 2"),
+                )
+                .await?;
+            println!("{}", condition.message);
+            Ok(())
+        })
+        .await
+}
+
+/// Waits until two master pods are Ready, and returns their names and nodes.
+async fn two_ready(namespace: &Namespace) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+    let pods: Api<Pod> = namespace.api();
+    let selector = format!("{LABEL_CLUSTER}=kv,{LABEL_COMPONENT}=master");
+    eventually("two Ready masters", READY, || async {
+        let found = pods.list(&ListParams::default().labels(&selector)).await?;
+        let ready: Vec<_> = found
+            .iter()
+            .filter(|pod| is_ready(pod) && pod.metadata.deletion_timestamp.is_none())
+            .collect();
+        let names = ready.iter().map(|pod| pod.name_any()).collect::<Vec<_>>();
+        let nodes = ready
+            .iter()
+            .filter_map(|pod| pod.spec.as_ref()?.node_name.clone());
+        let seen = format!("{names:?}");
+        Ok(Seen::when(
+            (names.len() == 2).then(|| (names, nodes.collect())),
+            seen,
+        ))
+    })
+    .await
+}
+
+/// The elected master of the EndpointSlice.
+async fn leader(namespace: &Namespace) -> anyhow::Result<String> {
+    let slices: Api<EndpointSlice> = namespace.api();
+    eventually("an elected master", READY, || async {
+        let slice = slices.get(&leader_slice("kv")).await?;
+        let endpoint = slice.endpoints.first();
+        let leader = endpoint.and_then(|endpoint| endpoint.target_ref.as_ref()?.name.clone());
+        Ok(Seen::when(leader, "none"))
+    })
+    .await
+}
+
+/// Waits until another master than `before` is elected.
+async fn changed(namespace: &Namespace, before: &str) -> anyhow::Result<String> {
+    eventually("another elected master", READY, || async {
+        let now = leader(namespace).await?;
+        Ok(Seen::when((now != before).then_some(now), before))
+    })
+    .await
+}
+
+/// Waits until puts and gets of a running client work, and returns the seconds.
+async fn back(client: &CommandPod, prefix: &str) -> anyhow::Result<Value> {
+    // Its first key is one of those that were put before.
+    let command = json!({"command": "back", "prefix": "k", "suffix": prefix, "seconds": 120});
+    let found = client.run(command, WAIT).await?;
+    ensure!(
+        found["put"].is_number() && found["get"].is_number(),
+        "puts and gets do not both work again: {found}"
+    );
+    Ok(found)
+}
+
+async fn every_key(client: &CommandPod) -> anyhow::Result<()> {
+    let what = format!("all {KEYS} keys");
+    eventually(what, READY, || async {
+        let command = json!({"command": "verify", "prefix": "k", "keys": KEYS});
+        let found = client.run(command, WAIT).await?;
+        ensure!(found["wrong"] == 0, "wrong bytes: {found}");
+        Ok(Seen::when((found["right"] == KEYS).then_some(()), found))
+    })
+    .await
+}
