@@ -278,7 +278,7 @@ fn every_test_target_belongs_to_a_suite() {
 fn the_readme_shows_the_cluster_that_the_demo_applies() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let cluster = fs::read_to_string(root().join("e2e/demo/cluster.yaml")).unwrap();
-    assert_eq!(cluster.lines().count(), 6);
+    assert_eq!(cluster.lines().count(), 7);
     assert!(
         readme.contains(&cluster),
         "README.md and e2e/demo/cluster.yaml differ"
