@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::objects::{NAMESPACE, get};
+use crate::pods::wait_for_change;
 use crate::port_forward::PortForward;
 use crate::progress::Progress;
 use crate::ready;
@@ -57,20 +58,21 @@ fn wait_for_ledgers(
     progress: &mut Progress,
 ) -> Result<String, Error> {
     Ok(wait_until("a master with all ledgers", DEADLINE, || {
-        let seen = ledgers(target, cluster, before);
-        Ok(match seen {
-            Ok(Ok(pod)) => Ok(pod),
+        let waiting = match ledgers(target, cluster, before) {
+            Ok(Ok(pod)) => return Ok(Ok(pod)),
             Ok(Err(waiting)) => {
                 progress.report_change(&waiting);
-                std::thread::sleep(Duration::from_secs(1));
-                Err(waiting)
+                waiting
             }
             // The master does not serve yet.
-            Err(error) => {
-                std::thread::sleep(Duration::from_secs(1));
-                Err(error.to_string())
-            }
-        })
+            Err(error) => error.to_string(),
+        };
+        let masters = selector(crds::names::COMPONENT_MASTER, cluster);
+        wait_for_change(
+            target,
+            &["--for=condition=Ready", "pod", "--selector", &masters],
+        );
+        Ok(Err(waiting))
     })?)
 }
 
@@ -81,11 +83,7 @@ fn ledgers(
     before: Option<&str>,
 ) -> Result<Result<String, String>, Error> {
     let pods = |component: &str| {
-        let selector = format!(
-            "{}={component},{}={cluster}",
-            crds::names::LABEL_COMPONENT,
-            crds::names::LABEL_CLUSTER
-        );
+        let selector = selector(component, cluster);
         let list = ["pods", "--namespace", NAMESPACE, "--selector", &selector];
         get(target, &list)
     };
@@ -112,6 +110,11 @@ fn ledgers(
             "{master} has the ledgers of {loaded} of {expected} pool pods"
         )))
     }
+}
+
+fn selector(component: &str, cluster: &str) -> String {
+    let (of, named) = (crds::names::LABEL_COMPONENT, crds::names::LABEL_CLUSTER);
+    format!("{of}={component},{named}={cluster}")
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {

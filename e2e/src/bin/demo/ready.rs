@@ -118,12 +118,13 @@ fn wait_for(
         Ok(if done(&cluster) {
             Ok(cluster)
         } else {
-            // Returns at once while the cluster is Ready and has not yet carried out its spec.
-            if is_ready(&cluster) {
-                std::thread::sleep(Duration::from_secs(1));
+            // Reconciling is never False: while the cluster is Ready, this waits two seconds.
+            let change = if is_ready(&cluster) {
+                "--for=condition=Reconciling=False"
             } else {
-                wait_for_change(target, &["--for=condition=Ready", "mooncakecluster", name]);
-            }
+                "--for=condition=Ready"
+            };
+            wait_for_change(target, &[change, "mooncakecluster", name]);
             Err(seen)
         })
     })?)
