@@ -109,12 +109,15 @@ async fn unchanged(fresh: &CommandPod, bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How a pool pod ends. The next one has the same address and ports.
+/// Most pool pods that are deleted until one is followed by one with the same address.
+const ATTEMPTS: u32 = 12;
+
+/// How a pool pod ends.
 #[derive(Debug, Clone, Copy)]
 enum End {
     /// Its process is killed: the kubelet restarts the container in the same network namespace.
     Killed,
-    /// It is deleted: another pod gets its address.
+    /// It is deleted: another pod mostly gets its address.
     Deleted,
 }
 
@@ -128,24 +131,40 @@ async fn replica_lists_from_before_a_pool_pod_restart_reach_no_memory_at_the_sam
             let pool = Pool::small(&namespace).await?;
             let stale_client = CommandPod::start(&namespace, "stale", "n1", "kv", STALE).await?;
             let fresh = CommandPod::start(&namespace, "fresh", "n1", "kv", STALE).await?;
+            let clients = (&stale_client, &fresh);
             for end in [End::Killed, End::Deleted] {
-                used_after_a_pool_pod_restart(&product.cluster, &pool, &stale_client, &fresh, end)
-                    .await
-                    .with_context(|| format!("{end:?}"))?;
+                at_the_same_address(&product.cluster, &pool, clients, end).await?;
             }
             Ok(())
         })
         .await
 }
 
+/// Ends pool pods until one is followed by one with the same address.
+async fn at_the_same_address(
+    cluster: &TestCluster,
+    pool: &Pool,
+    clients: (&CommandPod, &CommandPod),
+    end: End,
+) -> anyhow::Result<()> {
+    for number in 1..=ATTEMPTS {
+        let epoch = format!("{end:?} {number}");
+        let same = used_after_a_pool_pod_restart(cluster, pool, clients, end, &epoch);
+        if same.await.with_context(|| epoch.clone())? {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("{ATTEMPTS} pool pods were followed by pods with new addresses")
+}
+
+/// Returns false if the next pool pod has another address: nothing is checked then.
 async fn used_after_a_pool_pod_restart(
     cluster: &TestCluster,
     pool: &Pool,
-    stale_client: &CommandPod,
-    fresh: &CommandPod,
+    (stale_client, fresh): (&CommandPod, &CommandPod),
     end: End,
-) -> anyhow::Result<()> {
-    let epoch = format!("{end:?}");
+    epoch: &str,
+) -> anyhow::Result<bool> {
     let before = on_n2(pool).await?;
     let hold = json!({"command": "hold", "epoch": epoch, "segment": before.name, "keys": HELD});
     let endpoints = stale_client.run(hold, WAIT).await?;
@@ -173,6 +192,9 @@ async fn used_after_a_pool_pod_restart(
         .run(json!({"command": "renew", "epoch": epoch}), WAIT)
         .await?;
     let after = restart(cluster, pool, &before, end).await?;
+    if after.te_endpoint != before.te_endpoint && matches!(end, End::Deleted) {
+        return Ok(false);
+    }
     ensure!(
         after.te_endpoint == before.te_endpoint && after.base_address != before.base_address,
         "{before:?}, then {after:?}"
@@ -180,10 +202,11 @@ async fn used_after_a_pool_pod_restart(
     let fill = json!({"command": "fill", "epoch": "next", "bytes": ONE, "segment": after.name});
     fresh.run(fill, WAIT).await?;
     let stale: Value = stale_client.run(using, WAIT).await?;
-    println!("{end:?}: before the restart {works}, afterwards {stale}");
+    println!("{epoch}: before the restart {works}, afterwards {stale}");
     let nothing = paths.iter().all(|path| stale[path] == 0) && stale["bytes"] == 0;
     ensure!(nothing, "a stale replica list reached memory: {stale}");
-    unchanged(fresh, ONE).await
+    unchanged(fresh, ONE).await?;
+    Ok(true)
 }
 
 /// The segment on the second node.
@@ -196,7 +219,7 @@ async fn on_n2(pool: &Pool) -> anyhow::Result<Segment> {
         .with_context(|| format!("no segment {name}"))
 }
 
-/// Ends the pool pod on the second node and returns the segment of the next one, which has the same address.
+/// Ends the pool pod on the second node and returns the segment of the next one.
 async fn restart(
     cluster: &TestCluster,
     pool: &Pool,
@@ -208,7 +231,7 @@ async fn restart(
         End::Killed => processes::of_pod(&pod, "/pool serve")?
             .iter()
             .for_each(|process| process.recorded.signal(Signal::KILL)),
-        End::Deleted => replace_at(cluster, pool, ip(&pod)?.parse()?).await?,
+        End::Deleted => replace(cluster, pool, &pod).await?,
     }
     eventually("the segment to be mounted again", READY, || async {
         let now = on_n2(pool).await?;
@@ -218,32 +241,27 @@ async fn restart(
     .await
 }
 
-/// Deletes the pool pod on the second node until its replacement has the address, which another pod may get first.
-async fn replace_at(cluster: &TestCluster, pool: &Pool, address: Ipv4Addr) -> anyhow::Result<()> {
-    const ATTEMPTS: u32 = 12;
+/// Deletes the pool pod on the second node. The next one gets its address, unless another pod starts on the node just then.
+async fn replace(cluster: &TestCluster, pool: &Pool, old: &Pod) -> anyhow::Result<()> {
+    let address: Ipv4Addr = ip(old)?.parse()?;
     let before = Ipv4Addr::from_bits(address.to_bits() - 1);
-    // The plugin assigns addresses in ascending order, starting after the last one.
-    let reserve = format!("printf {before} >/var/lib/cni/networks/pods/last_reserved_ip.0");
+    // The plugin assigns addresses in ascending order, starting after the last one. So this waits until the address is free.
+    let folder = "/var/lib/cni/networks/pods";
+    let free = format!(
+        "for n in $(seq 1200); do [ -e {folder}/{address} ] || break; sleep 0.05; done; printf {before} >{folder}/last_reserved_ip.0"
+    );
+    let node = Node::new(cluster, "n2");
     let pods: Api<Pod> = pool.namespace.api();
-    for _ in 0..ATTEMPTS {
-        let old = pool.pod_on("n2").await?;
-        Node::new(cluster, "n2")
-            .shell(&reserve, Duration::from_secs(20))
-            .await?;
-        pods.delete(&old.name_any(), &DeleteParams::default())
-            .await?;
-        let given = eventually("a replacement with an address", READY, || async {
-            let now = pool.pod_on("n2").await?;
-            let given = ip(&now)?;
-            Ok(Seen::when(
-                (now.uid() != old.uid()).then_some(given),
-                "the old pod",
-            ))
-        })
-        .await?;
-        if given.parse() == Ok(address) {
-            return Ok(());
-        }
-    }
-    anyhow::bail!("no replacement had {address} after {ATTEMPTS} attempts")
+    let (name, params) = (old.name_any(), DeleteParams::default());
+    let deletion = async { anyhow::Ok(pods.delete(&name, &params).await?) };
+    try_join!(node.shell(&free, Duration::from_secs(90)), deletion)?;
+    eventually("a replacement with an address", READY, || async {
+        let now = pool.pod_on("n2").await?;
+        ip(&now)?;
+        Ok(Seen::when(
+            (now.uid() != old.uid()).then_some(()),
+            "the old pod",
+        ))
+    })
+    .await
 }
