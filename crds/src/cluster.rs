@@ -180,11 +180,13 @@ pub struct Pool {
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,
 
-    /// Maximum time in seconds for which segments stay readable after their pool pod began to terminate. It is part
-    /// of the pod's grace period. A change replaces the pool's pods one by one. Default: 5.
-    #[serde(default = "default_drain_seconds")]
+    /// Maximum time in seconds for which segments stay readable after their pool pod began to terminate. With the built-in
+    /// master its keys move to other pool pods meanwhile, and the pod ends when they have moved. It is part of the pod's
+    /// grace period. A change replaces the pool's pods one by one. Default: 600 with the built-in master, 5 with a stock
+    /// one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3600))]
-    pub drain_seconds: u32,
+    pub drain_seconds: Option<u32>,
 
     /// Labels, annotations and affinity that are added to the pool's pods. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -193,10 +195,6 @@ pub struct Pool {
 
 fn default_size() -> ByteSize {
     ByteSize(1 << 30)
-}
-
-fn default_drain_seconds() -> u32 {
-    5
 }
 
 impl Default for Pool {
@@ -209,7 +207,7 @@ impl Default for Pool {
             node_selector: BTreeMap::new(),
             tolerations: Vec::new(),
             priority_class_name: None,
-            drain_seconds: default_drain_seconds(),
+            drain_seconds: None,
             pod_template: None,
         }
     }
