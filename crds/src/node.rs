@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::ByteSize;
 use crate::catalog::catalog;
 use crate::check::{CheckCounts, CheckFinding};
-use crate::cluster::{MetadataType, NumaPolicy, PageSize, TransportPolicy};
+use crate::cluster::{MetadataType, NumaPolicy, PageSize, Transport, TransportPolicy};
 use crate::fix::FixReport;
 use crate::inventory::{Hugepages, NoGid, PortState};
 use crate::policy::PolicyInForce;
@@ -332,6 +332,9 @@ pub struct PoolAssignment {
     /// The metadata service in which the pod's segment descriptor is published. Absent with metadata type P2P.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<MetadataService>,
+    /// Transport by which stock peers transfer: the transport of the cluster. Absent: Tcp.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Word<Transport>>,
     /// Admit the cluster's labelled pods that use the host network. Default: false.
     #[serde(default)]
     pub allow_host_network: bool,

@@ -42,6 +42,11 @@ pub const UNKNOWN_WORDS: &[UnknownWord] = &[
         "As for pageSize.",
     ),
     row(
+        "MooncakeNode.spec.pools[].transport",
+        "agent",
+        "The pool pod is served to stock peers over TCP.",
+    ),
+    row(
         "MooncakeNode.spec.domains[].reason",
         "agent, kubectl-mooncake",
         "Shown unchanged. `member` decides.",

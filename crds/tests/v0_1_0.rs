@@ -191,8 +191,9 @@ fn written_into(place: &str) -> Option<Vec<&'static str>> {
 }
 
 /// Open fields that release 0.1.0 does not have, so that it reads no word of them.
-const LATER_FIELDS: [&str; 2] = [
+const LATER_FIELDS: [&str; 3] = [
     "MooncakeNode.spec.pools[].metadata.type",
+    "MooncakeNode.spec.pools[].transport",
     "MooncakeCluster.status.masterType",
 ];
 

@@ -38,6 +38,7 @@ pub mod pool_pod;
 pub mod preflight;
 pub mod rollout;
 pub mod status;
+pub mod transport;
 pub mod undecodable;
 pub mod usage;
 pub mod validate;

@@ -1,14 +1,13 @@
 //! What an injected pod is pointed at: the cluster's settings, or the defaults where there is none.
 
-use crds::cluster::{
-    Injection, MetadataType, MooncakeCluster, OnDeadline, Transport, TransportPolicy,
-};
+use crds::cluster::{Injection, MetadataType, MooncakeCluster, OnDeadline, Transport};
 use crds::names;
 use crds::policy::HostPorts;
 use proto::metadata::etcd_url;
 
 use super::environment::P2P;
 use super::request::InjectionRequest;
+use crate::cluster::transport;
 
 /// The one transport that a stock engine installs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +63,10 @@ impl Target {
             metadata_cluster: cluster
                 .filter(|cluster| cluster.spec.metadata.kind == MetadataType::Etcd)
                 .map(|_| names::metadata_cluster(&request.cluster, &request.namespace)),
-            transport: cluster.map_or(StockTransport::Tcp, transport),
+            transport: match cluster.map(transport::of_stock_pods) {
+                Some(Transport::Rdma) => StockTransport::Rdma,
+                Some(Transport::Tcp) | None => StockTransport::Tcp,
+            },
             local_buffer_size: injection.local_buffer_size.0,
             deadline_seconds: injection.deadline_seconds,
             on_deadline: injection.on_deadline,
@@ -88,22 +90,5 @@ fn metadata(request: &InjectionRequest, cluster: Option<&MooncakeCluster>) -> St
             .endpoint
             .unwrap_or_else(|| names::metadata_endpoint(&request.cluster, &request.namespace)),
         MetadataType::Etcd => etcd_url(&spec.endpoints.unwrap_or_default()),
-    }
-}
-
-/// What the operator has found to work decides; before it has looked, only a spec that leaves no
-/// choice gives RDMA.
-fn transport(cluster: &MooncakeCluster) -> StockTransport {
-    let policies = cluster.spec.transports_in_force();
-    let found = cluster.status.as_ref().and_then(|s| s.transport?.known());
-    match found {
-        Some(Transport::Tcp) => StockTransport::Tcp,
-        Some(Transport::Rdma) => StockTransport::Rdma,
-        None if policies.rdma == TransportPolicy::Require
-            || policies.tcp == TransportPolicy::Forbid =>
-        {
-            StockTransport::Rdma
-        }
-        None => StockTransport::Tcp,
     }
 }

@@ -1,6 +1,6 @@
 //! The MooncakeNode of a node. Pure.
 
-use crds::cluster::{MetadataType, MooncakeCluster, MooncakeVersion};
+use crds::cluster::{MetadataType, MooncakeCluster, MooncakeVersion, Transport};
 use crds::node::{DomainMembership, MasterInstance, MetadataService, PoolAssignment};
 use crds::{ByteSize, MooncakeNode, MooncakeNodeSpec, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use proto::metadata::etcd_url;
 
 use crate::cluster::desired::pool;
-use crate::cluster::instance;
+use crate::cluster::{instance, transport};
 use crate::node::observe::{Observed, PoolPod};
 use crate::pod::is_over;
 
@@ -131,6 +131,8 @@ fn fresh(pool: &PoolPod) -> Option<PoolAssignment> {
         drain_seconds: made.drain_seconds,
         master: None,
         metadata: metadata(cluster),
+        transport: Some(Transport::Rdma.into())
+            .filter(|_| transport::of_stock_pods(cluster) == Transport::Rdma),
         allow_host_network: cluster.spec.access.allow_host_network,
         addresses,
     })

@@ -218,6 +218,7 @@ mod tests {
             drain_seconds: 5,
             master: None,
             metadata: None,
+            transport: None,
             allow_host_network: false,
             addresses: Vec::new(),
         };

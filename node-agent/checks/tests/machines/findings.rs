@@ -152,6 +152,7 @@ pub(crate) fn pool(size: u64, page_size: PageSize) -> Inputs {
             drain_seconds: 5,
             master: None,
             metadata: None,
+            transport: None,
             allow_host_network: false,
             addresses: Vec::new(),
         }],

@@ -66,6 +66,31 @@ fn agent(ready: &str) -> Arc<Pod> {
 }
 
 #[test]
+fn a_pool_pod_is_assigned_the_transport_of_its_cluster() {
+    let transport = |spec: &str, status: &str| {
+        let mut pool = pool_pod(true);
+        let mut cluster = fixture::cluster(spec);
+        cluster.status = serde_yaml_ng::from_str(status).unwrap();
+        pool.cluster = Some(cluster);
+        let node = desired(&observed(vec![pool]), &[]).unwrap();
+        node.spec.pools[0].transport
+    };
+    let rdma = Some(Transport::Rdma.into());
+    let require = "{transports: {rdma: Require}}";
+    let forbid = "{transports: {tcp: Forbid}}";
+    for (spec, status, expected) in [
+        ("{}", "{}", None),
+        ("{}", "{transport: Tcp}", None),
+        ("{}", "{transport: Rdma}", rdma),
+        ("{}", "{transport: OfTheNextRelease}", None),
+        (require, "{}", rdma),
+        (forbid, "{}", rdma),
+    ] {
+        assert_eq!(transport(spec, status), expected, "{spec} {status}");
+    }
+}
+
+#[test]
 fn a_pool_pod_of_ours_is_assigned_with_what_it_was_made_with() {
     let node = desired(&observed(vec![pool_pod(true)]), &[]).unwrap();
     let entry = &node.spec.pools[0];

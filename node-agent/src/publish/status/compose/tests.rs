@@ -28,6 +28,7 @@ fn assignment(index: usize) -> PoolAssignment {
         drain_seconds: 5,
         master: None,
         metadata: None,
+        transport: None,
         allow_host_network: false,
         addresses: Vec::new(),
     }
