@@ -59,6 +59,11 @@ fn request(path: &str, qp_num: &[u32]) -> Rendezvous {
 
 /// Completes a request for the served endpoint, with the GID of its own port.
 fn answered(control: &Control, request: Rendezvous) -> Rendezvous {
+    answered_to(PEER, control, request)
+}
+
+/// The same from another address.
+fn answered_to(from: IpAddr, control: &Control, request: Rendezvous) -> Rendezvous {
     let device = control.far.published();
     let request = Rendezvous {
         local_gid: match request.local_gid.as_str() {
@@ -73,7 +78,7 @@ fn answered(control: &Control, request: Rendezvous) -> Rendezvous {
     };
     control
         .runtime
-        .block_on(control.served.answer(PEER, request))
+        .block_on(control.served.answer(from, request))
 }
 
 test!(
@@ -108,6 +113,38 @@ test!(
         );
     }
 );
+
+test!(
+    a_peer_does_not_replace_or_learn_the_connection_of_another_address,
+    {
+        let control = Control::new();
+        let first = answered(&control, request("peer@r0", &[100, 101]));
+        let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        for numbers in [[100, 101], [200, 201]] {
+            let reply = answered_to(stranger, &control, request("peer@r0", &numbers));
+            assert!(reply.reply_msg.contains("from 127.0.0.2"), "{reply:?}");
+            assert!(reply.qp_num.is_empty(), "{reply:?}");
+        }
+        let again = answered(&control, request("peer@r0", &[100, 101]));
+        assert_eq!(again.qp_num, first.qp_num);
+    }
+);
+
+test!(one_address_cannot_take_the_connections_of_all, {
+    let control = Control::new();
+    let replies: Vec<_> = (0..=256)
+        .map(|number| answered(&control, request(&format!("peer{number}@r0"), &[100])))
+        .collect();
+    let (last, others) = replies.split_last().unwrap();
+    assert!(others.iter().all(|reply| reply.reply_msg.is_empty()));
+    assert!(
+        last.reply_msg.contains("256 connections of 127.0.0.1"),
+        "{last:?}"
+    );
+    let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+    let reply = answered_to(stranger, &control, request("other@r0", &[100]));
+    assert_eq!(reply.reply_msg, "");
+});
 
 test!(a_refusal_names_who_refuses_and_both_values, {
     let control = Control::new();

@@ -16,6 +16,9 @@ use crate::admission::PeerFilter;
 /// Most connections of one endpoint.
 const CONNECTIONS: usize = 4096;
 
+/// Most connections of one address, so that no peer takes those of the others.
+const PER_ADDRESS: usize = 256;
+
 /// The connections of peers to one endpoint.
 #[derive(Debug)]
 pub(crate) struct Served {
@@ -73,6 +76,13 @@ impl Served {
             return Err(format!("{} cannot parse the NIC path `{peer}`", self.path));
         }
         let mut connections = self.connections.lock().await;
+        // A NIC path is the peer's own word: another address must not end its connection.
+        if let Some(other) = connections.get(peer).filter(|one| one.peer != from) {
+            return Err(format!(
+                "{} has a connection of {peer} from {}, which is still admitted, and this request is from {from}",
+                self.path, other.peer
+            ));
+        }
         let known = connections.get(peer).filter(|one| one.theirs == *theirs);
         if request.ready_ack == Some(true) {
             // Nothing waits for it: this side posts no requests.
@@ -97,6 +107,13 @@ impl Served {
         if connections.len() >= CONNECTIONS && !connections.contains_key(peer) {
             return Err(format!(
                 "{} has {CONNECTIONS} connections, the maximum",
+                self.path
+            ));
+        }
+        let of_address = connections.values().filter(|one| one.peer == from).count();
+        if of_address >= PER_ADDRESS && !connections.contains_key(peer) {
+            return Err(format!(
+                "{} has {PER_ADDRESS} connections of {from}, the maximum of one address",
                 self.path
             ));
         }

@@ -128,7 +128,8 @@ impl Worker {
         }
     }
 
-    /// Makes a call and waits for its result, where it takes longer with a longer deadline. A result that is late is dropped on the control thread.
+    /// Makes a call and waits for its result, for `within` or the usual deadline. A late result is dropped on the control
+    /// thread.
     pub(super) async fn call<T: Send + 'static>(
         &self,
         what: &'static str,
