@@ -66,6 +66,11 @@ pub enum Command {
         /// Name of the pod, with or without the prefix `pod/`.
         pod: String,
     },
+    /// Finds the pool pod of a segment that a client names in an error, or what became of it.
+    Segment {
+        /// Server name `IP:PORT`, or name of the segment in the master.
+        name: String,
+    },
     /// Checks the cluster before an installation: versions, CRDs, permissions, Pod Security, other installations,
     /// nodes and memory. Reads only. Exit status as of doctor. `-n` is the namespace of the release.
     Preflight(PreflightArgs),

@@ -1,7 +1,7 @@
 //! `kubectl mooncake`: shows the state of Mooncake on a cluster and explains problems.
 //!
 //! ```text
-//! args --> connection --> collect --> Snapshot --> status, doctor, why, node, sizing --> table | JSON
+//! args --> connection --> collect --> Snapshot --> status, doctor, why, node, segment, sizing --> table | JSON
 //!              +--> preflight, bundle (read more)
 //!          effects: each request has a deadline    pure: values in, values out
 //! ```
@@ -18,6 +18,7 @@ pub mod read_error;
 pub mod renderer;
 pub mod report;
 pub mod run;
+pub mod segment;
 pub mod sizing;
 pub mod snapshot;
 pub mod status;

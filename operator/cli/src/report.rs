@@ -10,6 +10,7 @@ use crate::node::Node;
 use crate::preflight::Preflight;
 use crate::read_error::{self, ReadError};
 use crate::renderer::Renderer;
+use crate::segment::Segment;
 use crate::sizing::Sizing;
 use crate::status::Status;
 use crate::why::Why;
@@ -28,6 +29,7 @@ pub enum Report {
     Node(Box<Node>),
     Doctor(Doctor),
     Why(Box<Why>),
+    Segment(Box<Segment>),
     Sizing(Sizing),
     Preflight(Preflight),
     Bundle(Bundle),
@@ -65,6 +67,7 @@ impl Report {
             Self::Node(node) => node.show(&mut out, now),
             Self::Doctor(doctor) => doctor.show(&mut out, now),
             Self::Why(why) => why.show(&mut out),
+            Self::Segment(segment) => segment.show(&mut out),
             Self::Sizing(sizing) => sizing.show(&mut out),
             Self::Preflight(preflight) => preflight.show(&mut out),
             Self::Bundle(bundle) => bundle.show(&mut out),
@@ -97,6 +100,7 @@ impl Report {
             Self::Node(node) => &node.read_errors,
             Self::Doctor(doctor) => &doctor.read_errors,
             Self::Why(why) => &why.read_errors,
+            Self::Segment(segment) => &segment.read_errors,
             Self::Preflight(preflight) => &preflight.read_errors,
             Self::Bundle(bundle) => &bundle.read_errors,
             Self::Sizing(_) => &[],

@@ -21,6 +21,7 @@ use crate::node::{current, node};
 use crate::preflight::{self, Plan};
 use crate::read_error::{Cause, ReadError, Resources};
 use crate::report::Report;
+use crate::segment::{self, segment};
 use crate::sizing::{Hugepages, sizing, total, used_by_pools};
 use crate::snapshot::Snapshot;
 use crate::status::status;
@@ -60,6 +61,10 @@ pub async fn run(args: &Args) -> Result<Report, Failure> {
             let namespace = flags.namespace.as_ref().unwrap_or(&connection.namespace);
             let name = pod.strip_prefix("pod/").unwrap_or(pod);
             Report::Why(Box::new(why(&inputs(&connection, namespace, name).await?)))
+        }
+        Command::Segment { name } => {
+            let inputs = segment_inputs(&Connection::open(flags).await?, name).await;
+            Report::Segment(Box::new(segment(inputs, Timestamp::now())))
         }
         Command::Bundle(args) => {
             let connection = Connection::open(flags).await?;
@@ -159,6 +164,32 @@ async fn inputs(connection: &Connection, namespace: &str, name: &str) -> Result<
         cluster: or_error(cluster, errors).flatten(),
         read_errors,
     })
+}
+
+/// Reads all MooncakeNodes, and the pods that have the address of a server name.
+async fn segment_inputs(connection: &Connection, name: &str) -> segment::Inputs {
+    let nodes = Api::all(connection.client.clone());
+    let pods = api::<Pod>(connection, None);
+    let holders = async {
+        let Some(address) = segment::address(name) else {
+            return Ok(Vec::new());
+        };
+        let params = ListParams::default().fields(&format!("status.podIP={address}"));
+        connection
+            .list(Resources::PODS, "all namespaces", &pods, params)
+            .await
+    };
+    let (nodes, holders) = tokio::join!(
+        connection.list_ours(Resources::NODES, CLUSTER_SCOPE, &nodes),
+        holders
+    );
+    let (nodes, mut read_errors) = nodes;
+    segment::Inputs {
+        name: name.to_owned(),
+        nodes,
+        holders: or_error(holders, &mut read_errors).unwrap_or_default(),
+        read_errors,
+    }
 }
 
 /// The cluster that the pod names; `None` when it does not exist.

@@ -7,6 +7,7 @@ mod bundle;
 mod fixtures;
 mod preflight;
 mod script;
+mod segment;
 mod sizing;
 mod why;
 
