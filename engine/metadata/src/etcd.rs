@@ -205,14 +205,15 @@ impl Etcd {
         }
     }
 
-    /// Returns the first member that answers and has a leader. Each process begins with another one.
+    /// Returns the first member that answers and has a leader. Begins with a random one, so that the engines of a cluster
+    /// do not all use the same.
     async fn connect(&self) -> Result<Arc<Member>, Error> {
         let count = self.endpoints.len();
+        // std seeds each hasher at random.
         let first = usize::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0);
-        let attempts = (0..count).zip([HEAD_START; proto::metadata::ENDPOINTS_LIMIT]);
-        let mut attempts: FuturesUnordered<_> = attempts
-            .map(|(turn, wait)| async move {
-                sleep(wait * u32::try_from(turn).unwrap_or(0)).await;
+        let mut attempts: FuturesUnordered<_> = (0..count)
+            .map(|turn| async move {
+                sleep(HEAD_START * u32::try_from(turn).unwrap_or(0)).await;
                 let endpoint = &self.endpoints[(first + turn) % count];
                 let member = Member::connect(endpoint, &self.lookup).await;
                 member.map_err(|(address, problem)| (endpoint, address, problem))
