@@ -78,7 +78,7 @@ pub(crate) fn confine(identity: Identity) -> anyhow::Result<()> {
         uid: identity.uid,
         gid: identity.uid,
     };
-    Ok(sandbox::confine(identity)?)
+    Ok(sandbox::confine(identity, sandbox::Devices::None)?)
 }
 
 /// Replaces the three standard descriptors by the ends of a pipe without a reader; writes fail when it is full. Returns

@@ -19,6 +19,15 @@ pub struct Identity {
     pub gid: u32,
 }
 
+/// The devices whose system calls a confined process may make. Their files are opened before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Devices {
+    /// None.
+    None,
+    /// RDMA devices by libibverbs.
+    Verbs,
+}
+
 /// Why a process is not in the sandbox. It must not read a byte of a tenant and should exit: some of the steps
 /// may have been carried out.
 #[derive(Debug, thiserror::Error)]
@@ -94,19 +103,19 @@ pub fn isolate() -> Result<(), Error> {
 
 /// Takes every privilege from the process and installs the seccomp filter, which threads inherit: no core dumps,
 /// no supplementary groups, user and group `identity`, no capability in any set, `no_new_privs`, not dumpable, and
-/// only the system calls of `filter.rs`. Other calls fail with `ENOSYS`; calls that only an intruder makes
-/// kill the process with `SIGSYS`. None of this can be undone. No file can be opened any more, so the process must read
-/// what it needs from /sys and /etc before, and cannot look up host names.
+/// only the system calls of `filter.rs`, with those of `devices`. Other calls fail with `ENOSYS`; calls that only an
+/// intruder makes kill the process with `SIGSYS`. None of this can be undone. No file can be opened any more, so the
+/// process must read what it needs from /sys and /etc before, and cannot look up host names.
 ///
 /// # Errors
 /// [`Error::Threads`]; [`Error::Identity`]; [`Error::Call`] with `EPERM` without `CAP_SETUID`, `CAP_SETGID` and
 /// `CAP_SETPCAP`; [`Error::Filter`] without kernel support for seccomp.
-pub fn confine(identity: Identity) -> Result<(), Error> {
+pub fn confine(identity: Identity, devices: Devices) -> Result<(), Error> {
     require_one_thread("confine the process")?;
     // rustix reads the parameters of the process once, with a call that the filter refuses.
     rustix::param::page_size();
     privileges::drop_all(identity)?;
-    filter::install()
+    filter::install(devices)
 }
 
 /// Checks that the calling thread is the only one: identity and filter belong to a thread, and `fork` copies only

@@ -8,7 +8,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-use super::Error;
+use super::{Devices, Error};
 
 /// A system call, and the tests of its arguments: one list of them must hold, and of that list each test. Without
 /// lists the call matches always.
@@ -204,6 +204,14 @@ const ALLOWED: &[Rule] = &[
     (libc::SYS_poll, &[]),
 ];
 
+/// The request of all verbs: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`, from rdma/rdma_user_ioctl.h. The kernel also
+/// takes verbs by `write`, and libibverbs maps queues and doorbells of the device by `mmap`, which are allowed above.
+const RDMA_VERBS_IOCTL: i64 = 0xc018_1b01;
+
+/// More arguments for calls of [`ALLOWED`], in a process with an open RDMA device. A device file is opened before, so
+/// without one there is nothing to which these requests could go.
+const VERBS: &[Rule] = &[(libc::SYS_ioctl, &[&[Is(1, RDMA_VERBS_IOCTL)]])];
+
 /// The system calls that kill the process. No code of ours or of a library in use makes them, also not to probe the
 /// kernel: the process is under the control of an intruder, who must not get a second attempt.
 const KILLED: &[Rule] = &[
@@ -222,43 +230,45 @@ const KILLED: &[Rule] = &[
 ///
 /// # Errors
 /// [`Error::Filter`].
-pub(super) fn install() -> Result<(), Error> {
+pub(super) fn install(devices: Devices) -> Result<(), Error> {
     // Two filters, because one of this library has one action beside its default. The kernel takes the most severe
     // answer. `ALLOWED` is last: it does not allow to install another.
-    for filter in programs()? {
+    for filter in programs(devices)? {
         seccompiler::apply_filter(&filter)?;
     }
     Ok(())
 }
 
 /// Compiles the filters in the order in which they are installed.
-fn programs() -> Result<[BpfProgram; 2], seccompiler::Error> {
+fn programs(devices: Devices) -> Result<[BpfProgram; 2], seccompiler::Error> {
     let unknown = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-    let killed = compile(KILLED, SeccompAction::Allow, SeccompAction::KillProcess)?;
-    let allowed = compile(ALLOWED, unknown, SeccompAction::Allow)?;
+    let of_devices = match devices {
+        Devices::None => &[],
+        Devices::Verbs => VERBS,
+    };
+    let killed = compile(&[KILLED], SeccompAction::Allow, SeccompAction::KillProcess)?;
+    let allowed = compile(&[ALLOWED, of_devices], unknown, SeccompAction::Allow)?;
     Ok([killed, allowed])
 }
 
+/// Compiles tables into one filter. A call of several tables has the lists of all; without lists it matches always, so
+/// it must not be in another table.
 fn compile(
-    rules: &[Rule],
+    tables: &[&[Rule]],
     mismatch: SeccompAction,
     matched: SeccompAction,
 ) -> Result<BpfProgram, BackendError> {
-    let rules: Result<BTreeMap<_, _>, BackendError> = rules
-        .iter()
-        .map(|(call, lists)| {
-            let lists: Result<Vec<_>, BackendError> = lists
-                .iter()
-                .map(|tests| {
-                    SeccompRule::new(tests.iter().map(condition).collect::<Result<_, _>>()?)
-                })
-                .collect();
-            // c_long is i64 on the architectures that the library knows.
-            Ok((*call, lists?))
-        })
-        .collect();
+    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = BTreeMap::new();
+    for (call, lists) in tables.iter().copied().flatten() {
+        // c_long is i64 on the architectures that the library knows.
+        let of_call = rules.entry(*call).or_default();
+        for tests in *lists {
+            let conditions = tests.iter().map(condition).collect::<Result<_, _>>()?;
+            of_call.push(SeccompRule::new(conditions)?);
+        }
+    }
     let architecture = std::env::consts::ARCH.try_into()?;
-    SeccompFilter::new(rules?, mismatch, matched, architecture)?.try_into()
+    SeccompFilter::new(rules, mismatch, matched, architecture)?.try_into()
 }
 
 fn condition(test: &Test) -> Result<SeccompCondition, BackendError> {
@@ -282,12 +292,22 @@ mod tests {
 
     #[test]
     fn the_filters_fit_into_8_kib() {
-        let programs = programs().unwrap();
-        let bytes = programs
-            .iter()
-            .map(|one| size_of_val(&one[..]))
-            .sum::<usize>();
-        assert!(bytes <= 8 << 10, "{bytes} bytes");
+        for devices in [Devices::None, Devices::Verbs] {
+            let programs = programs(devices).unwrap();
+            let bytes = programs
+                .iter()
+                .map(|one| size_of_val(&one[..]))
+                .sum::<usize>();
+            assert!(bytes <= 8 << 10, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn verbs_only_extend_calls_whose_arguments_are_tested() {
+        for (call, lists) in VERBS {
+            let allowed = ALLOWED.iter().find(|(allowed, _)| allowed == call);
+            assert!(!lists.is_empty() && allowed.is_some_and(|(_, lists)| !lists.is_empty()));
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use mooncake_sys::sandbox::{self, Identity};
+use mooncake_sys::sandbox::{self, Devices, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 
@@ -27,10 +27,15 @@ pub(crate) struct Child {
     output: BufReader<ChildStdout>,
 }
 
-/// Enters the sandbox.
+/// Enters the sandbox of a process without devices.
 pub(crate) fn enter() {
+    enter_with(Devices::None);
+}
+
+/// Enters the sandbox.
+pub(crate) fn enter_with(devices: Devices) {
     sandbox::isolate().unwrap();
-    sandbox::confine(IDENTITY).unwrap();
+    sandbox::confine(IDENTITY, devices).unwrap();
 }
 
 /// The check of a case that succeeds by itself.

@@ -8,7 +8,8 @@ use std::process::Command;
 use libc::c_long;
 
 use crate::Case;
-use crate::child::{Child, enter, exits};
+use crate::child::{Child, enter, enter_with, exits};
+use mooncake_sys::sandbox::Devices;
 
 #[path = "system_calls.rs"]
 mod system_calls;
@@ -28,6 +29,16 @@ pub(crate) fn cases() -> Vec<Case> {
     });
     let others = [
         Case::new("other_system_calls_do_not_exist", refused, exits),
+        Case::new(
+            "requests_to_rdma_devices_exist_only_with_verbs",
+            without_verbs,
+            exits,
+        ),
+        Case::new(
+            "with_verbs_there_are_requests_to_rdma_devices_and_no_other_calls",
+            with_verbs,
+            exits,
+        ),
         Case::new("a_thread_is_killed_with_its_process", thread, is_killed),
         Case::new("files_cannot_be_opened", files, exits),
         Case::new("processes_cannot_be_started", processes, exits),
@@ -67,6 +78,20 @@ fn refused() {
     assert_eq!(answered(libc::ENOSYS, false), []);
     let on_thread = std::thread::spawn(|| answered(libc::ENOSYS, false));
     assert_eq!(on_thread.join().unwrap(), []);
+}
+
+/// `RDMA_VERBS_IOCTL`, to a descriptor that is not open.
+const VERBS: Attempt = ("verbs", libc::SYS_ioctl, [-1, 0xc018_1b01, 8, 0, 0, 0]);
+
+fn without_verbs() {
+    enter();
+    assert_eq!(make(&VERBS), Some(libc::ENOSYS));
+}
+
+fn with_verbs() {
+    enter_with(Devices::Verbs);
+    assert_eq!(make(&VERBS), Some(libc::EBADF));
+    assert_eq!(answered(libc::ENOSYS, false), []);
 }
 
 fn unconfined() {

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::mpsc;
 
-use mooncake_sys::sandbox::{Error, Identity, confine, isolate};
+use mooncake_sys::sandbox::{Devices, Error, Identity, confine, isolate};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::Case;
@@ -53,7 +53,10 @@ fn two_threads() {
         isolated.to_string(),
         "cannot isolate the process: the process has several threads; call this before any thread is started"
     );
-    assert!(matches!(confine(IDENTITY), Err(Error::Threads { .. })));
+    assert!(matches!(
+        confine(IDENTITY, Devices::None),
+        Err(Error::Threads { .. })
+    ));
     assert_eq!(std::process::id(), before);
     assert!(rustix::process::getuid().is_root());
     drop(sender);
@@ -62,7 +65,7 @@ fn two_threads() {
 
 fn root() {
     for (uid, gid) in [(0, 1), (1, 0), (u32::MAX, 1), (1, u32::MAX)] {
-        let refused = confine(Identity { uid, gid });
+        let refused = confine(Identity { uid, gid }, Devices::None);
         assert!(
             matches!(refused, Err(Error::Identity { .. })),
             "{uid} {gid}"
@@ -84,7 +87,7 @@ fn no_privilege() {
         "cannot enter an own mount namespace: Operation not permitted (os error 1)"
     );
     assert_eq!(
-        confine(IDENTITY).unwrap_err().to_string(),
+        confine(IDENTITY, Devices::None).unwrap_err().to_string(),
         "cannot empty the bounding capability set: Operation not permitted (os error 1)"
     );
 }
