@@ -23,7 +23,8 @@ impl Collector for Reading {
         let master = &self.0;
         let (totals, counters, segments) = master
             .with_index(|index, _| (index.totals(), index.counters(), index.segment_details()));
-        let ledgers = master.with_index(|index, _| index.ledger_totals());
+        let (ledgers, drains) =
+            master.with_index(|index, _| (index.ledger_totals(), index.evacuation_totals()));
         for (name, help, value) in [
             (
                 "master_key_count",
@@ -74,6 +75,31 @@ impl Collector for Reading {
                 "mooncake_ledger_unrecorded_objects",
                 "Objects that a restart loses: their ledger was full, or their key is too long",
                 ledgers.unrecorded,
+            ),
+            (
+                "mooncake_drain_running",
+                "Owners of segments that end and move their objects to other segments",
+                drains.owners,
+            ),
+            (
+                "mooncake_drain_left_objects",
+                "Objects in their segments that are still to be moved",
+                drains.left_objects,
+            ),
+            (
+                "mooncake_drain_unmovable_objects",
+                "Objects in their segments that no other segment takes",
+                drains.unmovable_objects,
+            ),
+            (
+                "mooncake_drain_left_bytes",
+                "Bytes of the objects that are still to be moved",
+                drains.left_bytes,
+            ),
+            (
+                "mooncake_drain_excess_bytes",
+                "Bytes of these for which other segments have no free space: objects are evicted for them",
+                drains.excess_bytes,
             ),
             // Counters without `_total` in the stock master's names.
             (

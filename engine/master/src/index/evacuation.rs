@@ -44,6 +44,20 @@ impl Evacuations {
     }
 }
 
+/// The owners that end now, and what is still in their segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EvacuationTotals {
+    pub owners: u64,
+    /// Those of them whose objects have all been counted, which takes several calls.
+    pub counted_owners: u64,
+    /// Objects that are still to be copied, their bytes, and objects that no segment takes.
+    pub left_objects: u64,
+    pub left_bytes: u64,
+    pub unmovable_objects: u64,
+    /// The part of the bytes for which the segments that take moved objects have no free space.
+    pub excess_bytes: u64,
+}
+
 /// Objects with pins first, then those that were used last.
 type Rank = (bool, bool, Moment);
 
@@ -57,9 +71,13 @@ struct Evacuation {
     scanned: Moment,
     /// The scan has met unfinished puts.
     unfinished: bool,
-    queue: BinaryHeap<(Rank, ObjectId)>,
+    queue: BinaryHeap<(Rank, ObjectId, u64)>,
     /// Objects whose copy has failed, by the time of the next one.
-    failed: BinaryHeap<Reverse<(Moment, ObjectId)>>,
+    failed: BinaryHeap<Reverse<(Moment, ObjectId, u64)>>,
+    /// Bytes of the objects in `queue` and `failed`, which have them as their last part.
+    waiting_bytes: u64,
+    /// All objects were in the queue.
+    counted: bool,
     tries: HashMap<ObjectId, u8>,
     moves: BTreeMap<Version, Move>,
     bytes: u64,
@@ -103,6 +121,8 @@ impl Evacuation {
             unfinished: false,
             queue: BinaryHeap::new(),
             failed: BinaryHeap::new(),
+            waiting_bytes: 0,
+            counted: false,
             tries: HashMap::new(),
             moves: BTreeMap::new(),
             bytes: 0,
@@ -127,11 +147,47 @@ impl Evacuation {
 
     fn push(&mut self, id: ObjectId, object: &Object, now: Moment) {
         let rank = (object.hard_pin, object.is_soft_pinned(now), object.lease);
-        self.queue.push((rank, id));
+        self.waiting_bytes = self.waiting_bytes.saturating_add(object.size);
+        self.queue.push((rank, id, object.size));
+    }
+
+    /// Removes the first object of the queue.
+    fn pop(&mut self) {
+        if let Some((_, _, size)) = self.queue.pop() {
+            self.waiting_bytes = self.waiting_bytes.saturating_sub(size);
+        }
     }
 }
 
 impl Index {
+    /// Returns what the owners that end still have, and how much of it has no free space elsewhere.
+    #[must_use]
+    pub fn evacuation_totals(&self) -> EvacuationTotals {
+        let mut totals = EvacuationTotals::default();
+        if self.evacuations.of.is_empty() {
+            return totals;
+        }
+        let mut waiting = 0_u64;
+        for evacuation in self.evacuations.of.values() {
+            totals.owners += 1;
+            totals.counted_owners += u64::from(evacuation.counted);
+            totals.left_objects += evacuation.left();
+            totals.unmovable_objects += evacuation.unmovable;
+            // The copies in progress have their space.
+            waiting = waiting.saturating_add(evacuation.waiting_bytes);
+            totals.left_bytes = totals.left_bytes.saturating_add(evacuation.bytes);
+        }
+        totals.left_bytes = totals.left_bytes.saturating_add(waiting);
+        let segments = self.segments.iter().map(|(_, mounted)| mounted);
+        let targets = segments.filter(|mounted| mounted.takes_moved_objects());
+        let free = targets.fold(0_u64, |free, mounted| {
+            let space = &mounted.space;
+            free.saturating_add(space.size().saturating_sub(space.used()))
+        });
+        totals.excess_bytes = waiting.saturating_sub(free);
+        totals
+    }
+
     /// Continues the evacuation of an owner, or begins it: nothing new is placed in its segments. Takes the results of
     /// copies; results of unknown copies have no effect. Returns the copies that the owner is to make.
     ///
@@ -164,6 +220,7 @@ impl Index {
         let mut steps = STEPS;
         self.scan(&mut evacuation, &mut steps, now);
         if evacuation.scan.is_none() {
+            evacuation.counted = true;
             self.assign(&mut evacuation, &mut steps, now);
         }
         let leaving = &self.leaving;
@@ -256,32 +313,33 @@ impl Index {
 
     /// Chooses the next copies.
     fn assign(&mut self, evacuation: &mut Evacuation, steps: &mut usize, now: Moment) {
-        while let Some(&Reverse((when, id))) = evacuation.failed.peek() {
+        while let Some(&Reverse((when, id, size))) = evacuation.failed.peek() {
             if now < when {
                 break;
             }
             evacuation.failed.pop();
+            evacuation.waiting_bytes = evacuation.waiting_bytes.saturating_sub(size);
             if let Some(object) = self.objects.get(id) {
                 evacuation.push(id, object, now);
             }
         }
         while evacuation.moves.len() < MOST_MOVES
             && *steps > 0
-            && let Some(&(_, id)) = evacuation.queue.peek()
+            && let Some(&(_, id, _)) = evacuation.queue.peek()
         {
             *steps -= 1;
             match self.next(evacuation, id, now) {
                 Next::Wait => return,
                 Next::Skip => {
-                    evacuation.queue.pop();
+                    evacuation.pop();
                 }
                 Next::Unmovable => {
-                    evacuation.queue.pop();
+                    evacuation.pop();
                     evacuation.tries.insert(id, MOST_TRIES);
                     evacuation.unmovable += 1;
                 }
                 Next::Move(replica, place) => {
-                    evacuation.queue.pop();
+                    evacuation.pop();
                     self.begin(evacuation, id, &replica, place);
                 }
             }
@@ -426,7 +484,8 @@ impl Index {
         *tries += 1;
         if *tries < MOST_TRIES {
             let next = now.after(RETRY * u32::from(*tries));
-            evacuation.failed.push(Reverse((next, of.object)));
+            evacuation.failed.push(Reverse((next, of.object, of.size)));
+            evacuation.waiting_bytes = evacuation.waiting_bytes.saturating_add(of.size);
         } else {
             evacuation.unmovable += 1;
         }

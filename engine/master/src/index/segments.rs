@@ -41,6 +41,11 @@ impl Mounted {
         !self.leaves() && self.stream.as_ref().is_none_or(Stream::is_open)
     }
 
+    /// Returns whether objects of owners that end may be placed here, now or when the owner keeps pace again.
+    pub(crate) fn takes_moved_objects(&self) -> bool {
+        self.stream.is_some() && !self.leaves()
+    }
+
     fn leaves(&self) -> bool {
         self.ends || self.unmount_at.is_some()
     }
@@ -315,7 +320,7 @@ impl Segments {
             let segments = name.segments.iter().map(|&id| &self.slots[id]);
             for mounted in segments.filter(|_| !taken.contains(&at)) {
                 let large = mounted.space.size() >= size;
-                if mounted.stream.is_none() || mounted.leaves() || !large {
+                if !mounted.takes_moved_objects() || !large {
                     continue;
                 }
                 if mounted.is_open() {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use proto::store::ledger::{LedgerEvacuate, LedgerLoad, LedgerMount, LedgerPoll};
-use proto::store::{Rpc, Uuid};
+use proto::store::ledger::{Evacuation, LedgerEvacuate, LedgerLoad, LedgerMount, LedgerPoll};
+use proto::store::{ErrorCode, Rpc, Uuid};
 use proto::struct_pack;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -15,7 +15,7 @@ use super::Master;
 use super::connection::Ended;
 use super::functions::Function;
 use crate::admission::Peer;
-use crate::index::{Signals, Wait};
+use crate::index::{EvacuationTotals, Index, Moment, Signals, Wait};
 
 /// How long a poll waits for the first change.
 const POLL: Duration = Duration::from_secs(1);
@@ -85,9 +85,38 @@ pub(super) fn functions() -> Vec<Function> {
         Function::of_segments::<LedgerEvacuate>(
             false,
             |index, (client, ..)| index.ledgered_segments(*client),
-            |index, (client, attempt, ended), now| index.evacuate(client, attempt, &ended, now),
+            evacuate,
         ),
     ]
+}
+
+/// Continues the evacuation of an owner. When its objects have been counted, it logs whether they fit elsewhere.
+fn evacuate(
+    index: &mut Index,
+    (client, attempt, ended): <LedgerEvacuate as Rpc>::Arguments,
+    now: Moment,
+) -> Result<Evacuation, ErrorCode> {
+    let before = index.evacuation_totals().counted_owners;
+    let answer = index.evacuate(client, attempt, &ended, now)?;
+    let EvacuationTotals {
+        counted_owners,
+        left_objects,
+        left_bytes,
+        excess_bytes,
+        ..
+    } = index.evacuation_totals();
+    if counted_owners > before && excess_bytes > 0 {
+        tracing::warn!(
+            %client,
+            left_objects,
+            left_bytes,
+            excess_bytes,
+            "a pool pod ends, and its objects do not fit into the free space of the others: the least recently used ones are evicted"
+        );
+    } else if counted_owners > before {
+        tracing::info!(%client, left_objects, left_bytes, "a pool pod ends: its objects move to other pool pods");
+    }
+    Ok(answer)
 }
 
 pub(super) fn is_poll(function_id: u32) -> bool {

@@ -3,6 +3,7 @@
 use proto::store::ledger::{Changes, Ended, Entry, Evacuation, Position, Version};
 
 use super::*;
+use crate::index::EvacuationTotals;
 
 const MIB: u64 = 1 << 20;
 
@@ -402,6 +403,33 @@ fn what_was_used_longest_ago_elsewhere_makes_room() {
     let olds = (0..10).filter(|number| pools.endpoint(&format!("old{number}"), now).is_ok());
     assert_eq!(olds.count(), 5);
     assert_eq!(pools.index.counters().evicted_objects, 5);
+}
+
+#[test]
+fn the_bytes_that_do_not_fit_elsewhere_are_reported_before_the_first_copy() {
+    let mut pools = Pools::new(&[8 * MIB, 4 * MIB, 2 * MIB]);
+    for number in 0..7 {
+        pools.put(&format!("k{number}"), MIB, 0, at(1));
+    }
+    pools.put("other", MIB, 1, at(1));
+    assert_eq!(pools.index.evacuation_totals(), EvacuationTotals::default());
+
+    let answer = pools.call(0, &Ended::default(), at(30_000));
+    let totals = pools.index.evacuation_totals();
+    assert_eq!((totals.owners, totals.counted_owners), (1, 1));
+    assert_eq!((totals.left_objects, totals.left_bytes), (7, 7 * MIB));
+    // 3 MiB were free in one segment and 2 MiB in the other one; the first copies use them already.
+    assert_eq!(answer.relocations.len(), 5);
+    assert_eq!(totals.excess_bytes, 2 * MIB);
+
+    // What has moved is no longer left, although readers may still use the former ranges.
+    let after = pools.call(0, &written(&answer), at(30_001));
+    let totals = pools.index.evacuation_totals();
+    assert_eq!((totals.left_objects, totals.left_bytes), (2, 2 * MIB));
+    assert_eq!((after.left, totals.excess_bytes), (2, 2 * MIB));
+
+    pools.index.unmount_segment(segment(0, 1).id);
+    assert_eq!(pools.index.evacuation_totals(), EvacuationTotals::default());
 }
 
 #[test]
