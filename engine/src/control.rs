@@ -28,6 +28,7 @@ impl Connector for SocketConnector {
                 link,
                 socket,
                 version: to.version,
+                pipeline_depth: to.pipeline_depth,
             };
             // Fails only after the engine has stopped.
             let _stopped = commands.send(Command::AddSocket(connected));

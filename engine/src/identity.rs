@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::transport::RegionId;
 #[cfg(feature = "rdma")]
 use crate::transport::rdma::{Card, Served};
+use crate::transport::tcp::PIPELINE_DEPTH;
 
 /// The location of all regions: with one device there is no other choice for peers.
 #[cfg(feature = "rdma")]
@@ -141,6 +142,7 @@ impl Identity {
             rdma_server_name: String::new(),
             tcp_data_host: self.data_host.clone(),
             tcp_data_port: self.data_port,
+            tcp_pipeline_depth: PIPELINE_DEPTH,
             tcp_proto_version: 2,
             timestamp: now(),
         }

@@ -58,6 +58,7 @@ impl Resolver {
         descriptor.buffers.hash(&mut published);
         data.hash(&mut published);
         descriptor.tcp_proto_version.hash(&mut published);
+        // Not the pipeline depth: an engine of another release that takes over a pool is the same peer.
         let version = if descriptor.tcp_proto_version >= 2 {
             Version::V2
         } else {
@@ -67,6 +68,7 @@ impl Resolver {
             name,
             data,
             version,
+            pipeline_depth: descriptor.tcp_pipeline_depth,
             dialer: Arc::clone(&self.dialer),
         };
         Ok((published.finish(), PeerAddress::Tcp(address)))

@@ -216,7 +216,11 @@ impl DataThread {
 
     fn handle(&mut self, event: Event, elapsed: Duration) {
         let id = match &event {
-            Event::Up(id, _) | Event::Done(id, _) | Event::Down(id, _) | Event::Released(id) => *id,
+            Event::Up(id, _)
+            | Event::Done(id, _)
+            | Event::Returned(id, _)
+            | Event::Down(id, _)
+            | Event::Released(id) => *id,
             Event::Withdrawn(endpoint, region) => {
                 // The transport answers in the order of the requests.
                 let mut pending = self.withdrawals.iter_mut();
@@ -236,6 +240,7 @@ impl DataThread {
         match event {
             Event::Up(_, window) => scheduler.link_up(id.link, window, elapsed),
             Event::Done(_, piece) => scheduler.slice_done(id.link, piece, elapsed),
+            Event::Returned(_, piece) => scheduler.slice_returned(id.link, piece),
             Event::Down(_, failure) => scheduler.link_down(id.link, failure, elapsed),
             Event::Released(_) => scheduler.link_released(id.link),
             Event::Withdrawn(..) => {}

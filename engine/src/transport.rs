@@ -62,6 +62,8 @@ pub struct TcpPeer {
     pub data: Vec<SocketAddr>,
     /// Protocol version to use.
     pub version: Version,
+    /// Most requests ahead of their answers that it announces; 0 if it announces none.
+    pub pipeline_depth: u32,
     /// Opens the connections.
     pub(crate) dialer: Arc<Dialer>,
 }
@@ -140,6 +142,8 @@ pub enum NewSocket {
         socket: Result<OwnedFd, LinkError>,
         /// Protocol version of the link.
         version: Version,
+        /// As in [`TcpPeer`].
+        pipeline_depth: u32,
     },
 }
 
@@ -148,7 +152,10 @@ pub enum NewSocket {
 pub enum Event {
     /// A link can carry so many requests at a time, at least one.
     Up(LinkId, usize),
-    /// A link failed, and with it each of its requests; its release follows.
+    /// A request on a link that has failed: it had no effect, neither at the peer nor here, and will have none. The
+    /// link's `Down` follows.
+    Returned(LinkId, PieceKey),
+    /// A link failed, and with it each of its requests that was not returned; its release follows.
     Down(LinkId, Failure<LinkError>),
     /// Nothing of a link can access memory any more.
     Released(LinkId),
@@ -195,8 +202,8 @@ pub trait Transport: Debug + Send {
     /// Takes over a socket from the control side.
     fn add_socket(&mut self, socket: NewSocket, now: Instant);
     /// Takes requests for a link, up to its window, and returns how many of the first it has accepted. A link
-    /// without requests accepts at least one. Each accepted request is answered by [`Event::Done`] or by the
-    /// [`Event::Down`] of its link, within a bound of the transport's own. They may wait for [`Self::flush`].
+    /// without requests accepts at least one. Each accepted request is answered by [`Event::Done`], by
+    /// [`Event::Returned`] or by the [`Event::Down`] of its link, within a bound of the transport's own. They may wait for [`Self::flush`].
     fn post(&mut self, link: LinkId, requests: &[Post]) -> usize;
     /// Starts all accepted requests. Called once after the posts of a turn.
     fn flush(&mut self);

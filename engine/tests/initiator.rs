@@ -54,6 +54,7 @@ fn peer(version: u32, serve: impl Fn(usize, TcpStream) + Send + 'static) -> Peer
         rdma_server_name: String::new(),
         tcp_data_host: String::new(),
         tcp_data_port: data.local_addr().unwrap().port(),
+        tcp_pipeline_depth: 0,
         tcp_proto_version: version,
         timestamp: String::new(),
     };

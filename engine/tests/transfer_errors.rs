@@ -119,6 +119,7 @@ fn peer(namespace: &Namespace, how: &Handshake) -> Peer {
         rdma_server_name: String::new(),
         tcp_data_host: String::new(),
         tcp_data_port: data.local_addr().unwrap().port(),
+        tcp_pipeline_depth: 0,
         tcp_proto_version: 2,
         timestamp: String::new(),
     };

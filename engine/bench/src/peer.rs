@@ -36,6 +36,7 @@ async fn descriptor(target: &str) -> anyhow::Result<Descriptor> {
         rdma_server_name: String::new(),
         tcp_data_host: String::new(),
         tcp_data_port: 0,
+        tcp_pipeline_depth: 0,
         tcp_proto_version: 2,
         timestamp: String::new(),
     };

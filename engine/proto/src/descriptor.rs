@@ -32,10 +32,19 @@ pub struct Descriptor {
     pub tcp_data_host: String,
     /// Port of the data listener.
     pub tcp_data_port: u16,
+    /// Most requests that an initiator may send ahead of their answers on one data connection. Stock engines neither
+    /// publish nor read it; 0 means that it is not published, and one request at a time.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub tcp_pipeline_depth: u32,
     /// Highest data protocol that the engine serves.
     pub tcp_proto_version: u32,
     /// Wall clock of publishing, for display: `YYYY-MM-DD HH:MM:SS.ffffff`.
     pub timestamp: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(depth: &u32) -> bool {
+    *depth == 0
 }
 
 /// Why a descriptor cannot be used.
@@ -64,6 +73,8 @@ struct Raw {
     /// Any type; anything but a string counts as missing.
     tcp_data_host: Option<serde_json::Value>,
     tcp_data_port: Option<u16>,
+    /// Any type; anything but a number counts as missing.
+    tcp_pipeline_depth: Option<serde_json::Value>,
     tcp_proto_version: Option<u32>,
     rdma_server_name: Option<String>,
     timestamp: Option<String>,
@@ -101,6 +112,7 @@ impl Descriptor {
             Some(serde_json::Value::String(host)) => host,
             Some(_) | None => String::new(),
         };
+        let depth = raw.tcp_pipeline_depth.and_then(|depth| depth.as_u64());
         Ok(Self {
             buffers,
             name: raw.name.unwrap_or_default(),
@@ -108,6 +120,7 @@ impl Descriptor {
             rdma_server_name: raw.rdma_server_name.unwrap_or_default(),
             tcp_data_host: host,
             tcp_data_port: raw.tcp_data_port.unwrap_or(0),
+            tcp_pipeline_depth: depth.map_or(0, |depth| u32::try_from(depth).unwrap_or(u32::MAX)),
             tcp_proto_version: raw.tcp_proto_version.unwrap_or(1),
             timestamp: raw.timestamp.unwrap_or_default(),
         })
@@ -126,6 +139,7 @@ impl Descriptor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::format;
     use alloc::string::ToString;
     use proptest::prelude::*;
 
@@ -152,6 +166,27 @@ mod tests {
                 .unwrap()
                 .contains("tcp_data_host")
         );
+    }
+
+    #[test]
+    fn a_pipeline_depth_is_read_back_and_any_other_value_means_none() {
+        let depth = |text: &str| {
+            let text = STOCK.replace(
+                r#""tcp_proto"#,
+                &format!(r#""tcp_pipeline_depth":{text},"tcp_proto"#),
+            );
+            let parsed = Descriptor::parse(text.as_bytes()).unwrap();
+            let encoded = String::from_utf8(parsed.encode()).unwrap();
+            let published = encoded.contains("tcp_pipeline_depth");
+            assert_eq!(published, parsed.tcp_pipeline_depth > 0, "{encoded}");
+            assert!(!published || encoded.trim_end() == text || text.contains("99999"));
+            parsed.tcp_pipeline_depth
+        };
+        assert_eq!(depth("16"), 16);
+        assert_eq!(depth("99999999999"), u32::MAX);
+        for text in ["0", "-1", "1.5", "null", "\"16\"", "[16]", "{}"] {
+            assert_eq!(depth(text), 0, "{text}");
+        }
     }
 
     #[test]

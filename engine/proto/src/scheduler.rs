@@ -8,8 +8,8 @@
 //!
 //! Inputs: [`Scheduler::submit`], [`Scheduler::resolved`], [`Scheduler::link_up`],
 //! [`Scheduler::link_down`], [`Scheduler::link_released`], [`Scheduler::slice_done`],
-//! [`Scheduler::not_accepted`], [`Scheduler::withdraw`], [`Scheduler::cancel`], [`Scheduler::time`]. After each of them call [`Scheduler::poll`] until it
-//! returns `None`; call `time` again at [`Scheduler::next_timeout`].
+//! [`Scheduler::not_accepted`], [`Scheduler::slice_returned`], [`Scheduler::withdraw`], [`Scheduler::cancel`],
+//! [`Scheduler::time`]. After each of them call [`Scheduler::poll`] until it returns `None`; call `time` again at [`Scheduler::next_timeout`].
 
 mod link;
 mod model;

@@ -472,7 +472,8 @@ macro_rules! conformance {
     };
 }
 
-conformance!(tcp, beds::tcp());
+conformance!(tcp, beds::tcp(0));
+conformance!(tcp_pipelined, beds::tcp(16));
 conformance!(memory, beds::memory(8, 8));
 conformance!(memory_that_accepts_less_than_its_window, beds::memory(8, 3));
 #[cfg(feature = "rdma")]

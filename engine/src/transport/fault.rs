@@ -171,7 +171,10 @@ impl<T: Transport> Transport for Faulty<T> {
                     self.used.remove(&link);
                     self.late.insert(link, now + self.policy.release_delay);
                 }
-                Event::Done(link, _) | Event::Up(link, _) | Event::Down(link, _)
+                Event::Done(link, _)
+                | Event::Returned(link, _)
+                | Event::Up(link, _)
+                | Event::Down(link, _)
                     if self.downed.contains(&link) => {}
                 other => events.push(other),
             }

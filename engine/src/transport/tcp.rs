@@ -36,8 +36,8 @@ const TURN_BYTES: u64 = 256 << 10;
 const SEND_BYTES: u64 = 64 << 10;
 /// The epoll events of a connection that waits for bytes.
 const READABLE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
-/// Requests on a connection at a time: the protocol of stock engines has no more.
-const WINDOW: usize = 1;
+/// Most requests that an own peer may send ahead of their answers on a connection. Stock initiators send one at a time.
+pub(crate) const PIPELINE_DEPTH: u32 = 16;
 
 new_key_type! {
     struct ConnectionKey;
@@ -80,6 +80,8 @@ pub struct Tcp {
     bounds: Bounds,
     connector: Box<dyn Connector>,
     events: Vec<Event>,
+    /// Links with accepted requests, of which [`Transport::flush`] sends the first bytes.
+    accepted: Vec<ConnectionKey>,
 }
 
 /// The state that an endpoint's served connections share.
@@ -153,6 +155,7 @@ impl Tcp {
             bounds,
             connector,
             events: Vec::new(),
+            accepted: Vec::new(),
         }
     }
 
@@ -199,10 +202,10 @@ impl Tcp {
                     }
                 }
             }
-            Role::Outgoing(link) => match link.turn(socket) {
-                Ok((turn, done)) => {
-                    if let Some(piece) = done {
-                        self.events.push(Event::Done(link.link, piece));
+            Role::Outgoing(link) => match link.turn(socket, now, &mut self.events) {
+                Ok(turn) => {
+                    if let Some(due) = link.arm_timer(self.bounds.stall) {
+                        self.timers.push(due, key.data().as_ffi());
                     }
                     turn
                 }
@@ -304,12 +307,18 @@ impl Tcp {
             let key = connection_key(bits);
             // Receives bytes below the low-water mark, which did not wake the thread.
             self.turn(key, PeerEnd::Open, now);
-            let Some(Connection {
-                role: Role::Served(served),
-                ..
-            }) = self.connections.get_mut(key)
-            else {
-                continue;
+            let served = match self.connections.get_mut(key).map(|one| &mut one.role) {
+                Some(Role::Served(served)) => served,
+                Some(Role::Outgoing(link)) => {
+                    let id = link.link;
+                    match link.expire(now, self.bounds.stall, &mut self.events) {
+                        Ok(None) => {}
+                        Ok(Some(later)) => self.timers.push(later, bits),
+                        Err(failure) => self.fail(id, failure),
+                    }
+                    continue;
+                }
+                None => continue,
             };
             match served.expire(now, self.bounds) {
                 Ok(None) => {}
@@ -432,23 +441,26 @@ impl Transport for Tcp {
                 link,
                 socket,
                 version,
+                pipeline_depth,
             } => {
                 if !self.endpoints.contains_key(&link.endpoint) {
                     return;
                 }
+                let out = Outgoing::new(link, version, pipeline_depth, now);
+                let window = out.window();
                 let added = socket.and_then(|socket| {
                     if version == Version::V2 {
                         // Also when this process is killed. Version 1 has no status, so there bytes of a
                         // completed write may still be in the kernel.
                         abort_on_close(&socket);
                     }
-                    self.add(socket, Role::Outgoing(Outgoing::new(link, version)))
+                    self.add(socket, Role::Outgoing(out))
                         .map_err(LinkError::io("watching a connection"))
                 });
                 match added {
                     Ok(key) => {
                         self.links.insert(link, key);
-                        self.events.push(Event::Up(link, WINDOW));
+                        self.events.push(Event::Up(link, window));
                     }
                     Err(cause) => self.fail(link, Failure::unsent(cause)),
                 }
@@ -457,39 +469,55 @@ impl Transport for Tcp {
     }
 
     fn post(&mut self, link: LinkId, requests: &[Post]) -> usize {
-        let Some(request) = requests.first() else {
-            return 0;
-        };
-        let region = self.regions.get(&request.slice.memory).map(Arc::clone);
         let key = self.links.get(&link).copied();
-        let connection = key.and_then(|key| self.connections.get_mut(key));
-        match (key, connection, region) {
-            (
-                Some(key),
-                Some(Connection {
-                    socket,
-                    role: Role::Outgoing(out),
-                    ..
-                }),
-                Some(region),
-            ) => {
-                if out.is_busy() {
-                    return 0;
-                }
-                if let Err(failure) = out.check(socket.as_fd()) {
-                    self.fail(link, failure);
-                } else {
-                    out.begin(request, region);
-                    self.turn(key, PeerEnd::Open, Instant::now());
-                }
-            }
+        let found = key.and_then(|key| Some((key, self.connections.get_mut(key)?)));
+        let Some((
+            key,
+            Connection {
+                socket,
+                role: Role::Outgoing(out),
+                ..
+            },
+        )) = found
+        else {
             // Closed, and the event has not reached the scheduler yet.
-            _ => self.fail(link, Failure::unsent(LinkError::Closed)),
+            self.fail(link, Failure::unsent(LinkError::Closed));
+            return requests.len();
+        };
+        if let Err(failure) = out.check(socket.as_fd()) {
+            self.fail(link, failure);
+            return requests.len();
         }
-        WINDOW
+        let now = Instant::now();
+        let mut accepted = 0;
+        for request in requests {
+            if !out.has_space(request.slice.length) {
+                break;
+            }
+            let Some(region) = self.regions.get(&request.slice.memory) else {
+                // A bug: the scheduler ends the transfers of memory before it is removed.
+                tracing::error!(?link, memory = ?request.slice.memory, "unknown memory of a request");
+                self.fail(link, Failure::unsent(LinkError::Closed));
+                return requests.len();
+            };
+            out.begin(request, Arc::clone(region), now);
+            accepted += 1;
+        }
+        if accepted > 0 {
+            self.accepted.push(key);
+        }
+        accepted
     }
 
-    fn flush(&mut self) {}
+    fn flush(&mut self) {
+        let now = Instant::now();
+        let mut accepted = std::mem::take(&mut self.accepted);
+        for key in accepted.drain(..) {
+            self.turn(key, PeerEnd::Open, now);
+        }
+        // Keeps the capacity.
+        self.accepted = accepted;
+    }
 
     fn close(&mut self, link: LinkId) {
         if let Some(key) = self.links.get(&link).copied() {

@@ -1,6 +1,7 @@
 //! Shared memory: sealed memfds and mappings of them.
 
 pub mod memfd;
+pub mod parts;
 pub mod region;
 
 pub use region::Region;

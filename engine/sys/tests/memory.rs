@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use mooncake_sys::mem::parts::{Inward, Outward};
 use mooncake_sys::mem::{Error, PageSize, Region, memfd};
 
 const LENGTH: u64 = 1 << 20;
@@ -99,6 +100,41 @@ fn sockets_fill_and_drain_ranges() {
     let mut got = [0; 12];
     theirs.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"head payload");
+}
+
+#[test]
+fn one_call_sends_and_receives_several_ranges() {
+    let region = region();
+    region.copy_in(10, b"payload").unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut outward = Outward::default();
+    outward.bytes(b"head ").unwrap();
+    outward.range(&region, 10, 7).unwrap();
+    outward.bytes(b" tail").unwrap();
+    assert!(outward.range(&region, LENGTH, 1).is_err(), "outside");
+    assert_eq!(outward.length(), 17);
+    assert_eq!(outward.send(ours.as_fd()).unwrap(), 17);
+
+    let (mut head, mut tail) = ([0; 5], [0; 9]);
+    let mut inward = Inward::default();
+    inward.bytes(&mut head).unwrap();
+    inward.range(&region, 100, 7).unwrap();
+    inward.bytes(&mut tail).unwrap();
+    assert_eq!(inward.length(), 21);
+    assert_eq!(inward.receive(theirs.as_fd()).unwrap(), 17);
+    let mut middle = [0; 7];
+    region.copy_out(100, &mut middle).unwrap();
+    assert_eq!(
+        (&head, &middle, &tail[..5]),
+        (b"head ", b"payload", &b" tail"[..])
+    );
+
+    let mut full = Outward::default();
+    while full.space() > 0 {
+        full.bytes(b"x").unwrap();
+    }
+    assert!(full.bytes(b"x").is_err(), "no space");
+    full.bytes(b"").unwrap();
 }
 
 #[test]

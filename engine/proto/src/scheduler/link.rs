@@ -19,8 +19,8 @@ pub(super) struct Link {
     pub(super) pieces: Vec<PieceKey>,
     /// Most slices at a time.
     window: usize,
-    /// It has refused a slice; it may take another one after a completion.
-    full: bool,
+    /// It has refused a slice, or carries one of an ended transfer; it may take another one after a completion.
+    pub(super) full: bool,
     /// It has carried a request, so the peer may have closed it since.
     used: bool,
     /// Start of its idle time.
@@ -116,6 +116,25 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             link.state = LinkState::Closing;
             self.actions.push_back(Action::Close { link: key });
         }
+        self.queue_again(piece, peer);
+        self.close_if_unwanted(key);
+        self.pump(peer);
+    }
+
+    /// Handles a request without any effect, neither now nor later, of a link that has failed: the slice is posted
+    /// again, on another link. [`Self::link_down`] follows.
+    pub fn slice_returned(&mut self, key: LinkKey, piece: PieceKey) {
+        let Some(link) = self.links.get_mut(key) else {
+            return;
+        };
+        if link.state == LinkState::Busy && link.take(piece) {
+            let peer = link.peer;
+            self.queue_again(piece, peer);
+        }
+    }
+
+    /// Queues a slice that is on no link any more, unless its transfer has ended.
+    fn queue_again(&mut self, piece: PieceKey, peer: PeerKey) {
         if !self.is_wanted(piece) {
             self.drop_piece(piece);
         } else if let (Some(state), Some(peer)) =
@@ -124,8 +143,6 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
             state.phase = Phase::Queued;
             peer.returned.push_back(piece);
         }
-        self.close_if_unwanted(key);
-        self.pump(peer);
     }
 
     /// Handles a link that failed or could not connect. Its slices are not released yet.

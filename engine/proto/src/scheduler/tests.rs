@@ -607,3 +607,45 @@ fn the_failure_of_a_link_fails_all_its_slices_and_its_release_releases_them() {
     assert_eq!(drain(&mut scheduler).len(), 3);
     assert!(scheduler.transfers.is_empty() && scheduler.pieces.is_empty());
 }
+
+#[test]
+fn a_slice_without_effect_on_a_failed_link_is_posted_on_the_next_one() {
+    let mut scheduler = Scheduled::new(CONFIG);
+    let (link, posted) = filled(&mut scheduler, Op::Write, 3);
+    scheduler.slice_returned(link, posted[1]);
+    assert_eq!(drain(&mut scheduler), [], "the link is about to fail");
+    scheduler.link_down(link, failure(Effect::Unknown, false), at(1));
+    scheduler.link_released(link);
+    let mut ended = Vec::new();
+    for round in 0..4 {
+        for action in drain(&mut scheduler) {
+            match action {
+                Action::Resolve { peer } => scheduler.resolved(peer, Ok(1), at(1)),
+                Action::Open { link, .. } => scheduler.link_up(link, 3, at(1)),
+                Action::Post { link, piece, .. } => {
+                    assert_eq!(piece, posted[1]);
+                    scheduler.slice_done(link, piece, at(2));
+                }
+                Action::Outcome { token, ending } => ended.push((token, ending == Ending::Done)),
+                Action::Release { .. } => {}
+                other => panic!("{other:?} in round {round}"),
+            }
+        }
+    }
+    assert_eq!(ended, [(0, false), (2, false), (1, true)]);
+    assert!(scheduler.transfers.is_empty() && scheduler.pieces.is_empty());
+}
+
+#[test]
+fn a_link_with_a_slice_of_an_ended_transfer_takes_no_others_before_its_next_completion() {
+    let mut scheduler = Scheduled::new(Config { lanes: 1, ..CONFIG });
+    let (link, posted) = filled(&mut scheduler, Op::Read, 3);
+    scheduler.slice_done(link, posted[2], at(1));
+    scheduler.cancel(|token| token == 0);
+    drain(&mut scheduler);
+    scheduler.submit("peer", request(Op::Read, 50, 9000, 7), at(2));
+    assert_eq!(drain(&mut scheduler), [], "the peer may have stopped");
+    scheduler.slice_done(link, posted[1], at(3));
+    // Nobody waits for the last slice, so that the link is closed instead.
+    assert!(drain(&mut scheduler).contains(&Action::Close { link }));
+}

@@ -170,6 +170,10 @@ impl<M: Copy + PartialEq, C: Clone> Scheduler<M, C> {
                 piece.phase = Phase::Ending { retry: false };
             }
             if posted {
+                // Otherwise a peer that has stopped would get new slices for ever, and the ended one no release.
+                if let Some(link) = self.links.get_mut(link_key) {
+                    link.full = true;
+                }
                 if let Some(transfer) = self.transfers.get_mut(key) {
                     transfer.touched = true;
                 }

@@ -53,17 +53,19 @@ impl Connector for Direct {
             link,
             socket: Ok(OwnedFd::from(stream)),
             version: to.version,
+            pipeline_depth: to.pipeline_depth,
         };
         self.0.send(connected).unwrap();
     }
 }
 
-fn peer(listener: &TcpListener) -> PeerAddress {
+fn peer(listener: &TcpListener, pipeline_depth: u32) -> PeerAddress {
     let filter = PeerFilter::new(Admission::Anyone, Arc::new(Counters::default()));
     PeerAddress::Tcp(TcpPeer {
         name: "target".into(),
         data: vec![listener.local_addr().unwrap()],
         version: Version::V2,
+        pipeline_depth,
         dialer: Arc::new(Dialer {
             network: None,
             filter: Arc::new(filter),
@@ -89,7 +91,8 @@ fn bed(
     }
 }
 
-pub(super) fn tcp() -> Bed {
+/// TCP to a peer that announces this depth.
+pub(super) fn tcp(pipeline_depth: u32) -> Bed {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     listener.set_nonblocking(true).unwrap();
     let bounds = Bounds {
@@ -105,7 +108,7 @@ pub(super) fn tcp() -> Bed {
     };
     let filter = PeerFilter::new(Admission::Anyone, Arc::new(Counters::default()));
     let limit = ConnectionLimit::new(1000, 1000, Arc::new(AtomicUsize::new(0)));
-    let (initiator, target, to) = (side(), side(), peer(&listener));
+    let (initiator, target, to) = (side(), side(), peer(&listener, pipeline_depth));
     let control = move |initiator: &mut Side, target: &mut Side| {
         let now = Instant::now();
         for socket in sockets.try_iter() {
@@ -138,7 +141,7 @@ fn in_memory((window, depth): (usize, usize), wrap: impl Fn(Memory) -> Box<dyn T
     };
     // The fabric needs no address.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    bed(side(), side(), peer(&listener), Box::new(|_, _| {}))
+    bed(side(), side(), peer(&listener, 0), Box::new(|_, _| {}))
 }
 
 pub(super) fn memory(window: usize, depth: usize) -> Bed {

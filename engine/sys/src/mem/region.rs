@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::parts::Outward;
 use super::{Error, PageSize, memfd};
 
 /// Bits of the node mask passed to `mbind(2)`.
@@ -164,25 +165,10 @@ impl Region {
         offset: u64,
         length: u64,
     ) -> io::Result<usize> {
-        let (start, bytes) = self.checked(offset, length).map_err(invalid)?;
-        let mut parts = [
-            part(head.as_ptr().cast_mut(), head.len()),
-            part(start.as_ptr(), bytes),
-        ];
-        // SAFETY: all-zero is a valid `msghdr`: no name, no parts, no control data.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = parts.as_mut_ptr();
-        message.msg_iovlen = parts.len() as _;
-        // SAFETY: both parts are valid during the call: `head`, and a checked range of this mapping. The
-        // kernel only reads them.
-        let count = unsafe {
-            libc::sendmsg(
-                socket.as_raw_fd(),
-                &raw const message,
-                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-            )
-        };
-        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+        let mut parts = Outward::default();
+        parts.bytes(head)?;
+        parts.range(self, offset, length)?;
+        parts.send(socket)
     }
 
     /// Copies bytes into the extent.
@@ -222,7 +208,7 @@ impl Region {
     }
 
     /// Checks that a range is inside the mapping, and returns its start.
-    fn checked(&self, offset: u64, length: u64) -> Result<(NonNull<u8>, usize), Error> {
+    pub(super) fn checked(&self, offset: u64, length: u64) -> Result<(NonNull<u8>, usize), Error> {
         let out_of_range = Error::OutOfRange {
             offset,
             length,
@@ -255,7 +241,7 @@ fn part(base: *mut u8, length: usize) -> libc::iovec {
     }
 }
 
-fn invalid(error: Error) -> io::Error {
+pub(super) fn invalid(error: Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 

@@ -298,7 +298,14 @@ impl Driver {
                 self.links.insert(link, LinkView::Dying(Vec::new()));
                 self.scheduler.link_down(link, broken, self.now);
             }
-            LinkView::Up(carried, _) => {
+            LinkView::Up(mut carried, _) => {
+                // Without an effect, as the requests that a link has not begun.
+                if how.is_multiple_of(7)
+                    && carried.len() > 1
+                    && let Some((piece, _)) = carried.pop()
+                {
+                    self.scheduler.slice_returned(link, piece);
+                }
                 if effect == Effect::Unknown {
                     for (_, slice) in &carried {
                         self.leave_in_flight(*slice);
