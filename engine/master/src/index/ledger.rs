@@ -248,7 +248,8 @@ impl Index {
         self.mount_segment(segment, client, now)?;
         self.evacuations.first_mount(now);
         for segment in earlier {
-            self.unmount_segment(segment);
+            // The ledger lives and may lack changes, so calls that wait for them are never answered.
+            self.expire_segment(segment);
         }
         if let Some(id) = self.segments.find(uuid)
             && let Some(mounted) = self.segments.get_mut(id)

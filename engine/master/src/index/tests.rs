@@ -1,6 +1,7 @@
 //! Tests of the index: what the stock master does not do, what time does, and properties over random calls.
 
 mod evacuation;
+mod ledger;
 mod property;
 
 use std::collections::BTreeMap;
