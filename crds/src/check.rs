@@ -91,7 +91,7 @@ catalog! {
     QpHeadroom;
     /// Programs can use the RDMA connection manager.
     RdmaCm;
-    /// Data that an RDMA device writes to itself over an active port arrives unchanged.
+    /// Data that an RDMA device writes to itself over an active port and reads back is unchanged.
     RdmaLoopback formerly "RailLoop";
     /// Closed connections in TIME_WAIT leave enough ephemeral ports free.
     TimeWait;

@@ -197,7 +197,7 @@ catalog! {
     MrLimitLow = (App, "Configure programs to register smaller pieces, or not to use RDMA. The limit is limits.maxMrSize of the device in the node's MooncakeInventory. Pools are split automatically.");
     /// The RDMA device cannot be opened or cannot register memory, and no more specific cause is known.
     RegistrationFailed = (Node, "Read the kernel log of the device. If the error continues, reload its driver or reboot the node.");
-    /// A loopback write of an RDMA device over an active port fails.
+    /// A loopback write or read of an RDMA device over an active port fails.
     LoopbackFailed = (Node, "Read the stage in the message. Up to RTR: check GID, address and routing of the port's interface. Later: read the kernel log and reload the driver.");
     /// The RDMA device has few queue pairs left. New connections will soon fail with ENOMEM.
     QueuePairsLow = (App, "Restart the program that the message names. Set MC_ENABLE_DEST_DEVICE_AFFINITY=1 so that stock engines create fewer queue pairs.");

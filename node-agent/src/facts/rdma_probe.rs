@@ -1,5 +1,5 @@
 //! Probes each RDMA device periodically with the program `verbs`: reads its limits, registers memory, writes to
-//! itself over each port. While a device blocks its probe, no other probe of it starts.
+//! itself over each port and reads back. While a device blocks its probe, no other probe of it starts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const RETRY: Duration = Duration::from_secs(8);
 /// Least time between two probes, even if ports change state more often.
 const MIN_PERIOD: Duration = Duration::from_secs(2);
 
-/// Deadline of the device's operations: a write over one port may take three seconds.
+/// Deadline of the device's operations: the transfers over one port may take three seconds.
 const DEVICE_DEADLINE: Duration = Duration::from_secs(8);
 
 /// Deadline of the probe program, which also loads libraries, on an emulated processor as well.

@@ -441,25 +441,44 @@ impl QueuePair {
     /// [`Why::OutOfRange`] if the lengths differ or a range is not inside its memory; the errno of the
     /// post.
     pub fn write(&self, id: u64, from: MemoryRange<'_>, to: MemoryRange<'_>) -> Result<(), Error> {
-        let own = Arc::ptr_eq(&from.memory.domain, &self.domain);
-        if from.length != to.length || !own {
+        self.access(id, ffi::WR_RDMA_WRITE, from, to)
+    }
+
+    /// Posts an RDMA read from a range at the connected peer to another. Both ranges are memory of this process, as for
+    /// [`QueuePair::write`].
+    ///
+    /// # Errors
+    /// As for [`QueuePair::write`].
+    pub fn read(&self, id: u64, from: MemoryRange<'_>, to: MemoryRange<'_>) -> Result<(), Error> {
+        self.access(id, ffi::WR_RDMA_READ, to, from)
+    }
+
+    fn access(
+        &self,
+        id: u64,
+        opcode: std::ffi::c_int,
+        local: MemoryRange<'_>,
+        remote: MemoryRange<'_>,
+    ) -> Result<(), Error> {
+        let own = Arc::ptr_eq(&local.memory.domain, &self.domain);
+        if local.length != remote.length || !own {
             return Err(Error::of(Call::Post, Why::OutOfRange));
         }
-        let mut source = ffi::ibv_sge {
-            addr: from.memory.at(from.offset, from.length)?,
-            length: from.length,
-            lkey: from.memory.keys().0,
+        let mut local = ffi::ibv_sge {
+            addr: local.memory.at(local.offset, local.length)?,
+            length: local.length,
+            lkey: local.memory.keys().0,
         };
-        let target = to.memory.at(to.offset, to.length)?;
+        let remote_address = remote.memory.at(remote.offset, remote.length)?;
         // SAFETY: all-zero is a valid value: it holds numbers and null pointers only.
         let mut wanted: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
         wanted.wr_id = id;
-        wanted.sg_list = &raw mut source;
+        wanted.sg_list = &raw mut local;
         wanted.num_sge = 1;
-        wanted.opcode = ffi::WR_RDMA_WRITE;
+        wanted.opcode = opcode;
         wanted.send_flags = ffi::SEND_SIGNALED;
-        wanted.remote_addr = target;
-        wanted.rkey = to.memory.keys().1;
+        wanted.remote_addr = remote_address;
+        wanted.rkey = remote.memory.keys().1;
         // SAFETY: the queue pair is valid, and so is its context.
         let context = unsafe { (*self.raw.as_ptr()).context };
         // SAFETY: the context is that of the opened device, which the queue pair holds; drivers set its
@@ -467,7 +486,7 @@ impl QueuePair {
         let post = unsafe { (*context).post_send };
         let post = post.ok_or_else(|| Error::of(Call::Post, Why::Unsupported))?;
         let mut refused = null_mut();
-        // SAFETY: request and source are valid during the call, which copies them. Both ranges are
+        // SAFETY: request and local range are valid during the call, which copies them. Both ranges are
         // registered memory of this process, of which no reference exists; it is deregistered before it
         // is unmapped.
         let answer = unsafe { post(self.raw.as_ptr(), &raw mut wanted, &raw mut refused) };

@@ -1,4 +1,5 @@
-//! `RdmaLoopback`: a write over each active port to itself arrives unchanged. An active port only proves a link.
+//! `RdmaLoopback`: what is written over each active port to itself arrives and is read back unchanged. An active port only
+//! proves a link.
 
 use crds::inventory::PortState;
 use crds::{CheckId, Reason};
@@ -30,7 +31,9 @@ fn run(input: &CheckInput<'_>) -> Vec<Observation> {
                 Observation::unknown(subject, Reason::VerbsProbeFailed, describe(failed))
             }
             Some(failed) => {
-                let message = format!("a loopback write failed: {}", describe(failed));
+                let gid = tried.gid.map(|gid| format!(" with GID index {gid}"));
+                let gid = gid.unwrap_or_default();
+                let message = format!("the loopback{gid} failed: {}", describe(failed));
                 Observation::fail(subject, Reason::LoopbackFailed, message)
             }
         })

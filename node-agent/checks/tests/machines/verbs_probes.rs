@@ -187,3 +187,17 @@ fn the_loopback_of_a_port_that_is_not_active_is_not_reported() {
     recording.replace(state, Entry::Text("1: DOWN".to_owned()));
     assert_eq!(found(&recording), 8);
 }
+
+#[test]
+fn a_failed_read_back_is_a_finding_with_stage_and_gid() {
+    let mut recording = machine("dgx-h100").recording;
+    let report = r#"{"limits":null,"registered":{"bytes":65536,"micros":1},"loops":[{"port":1,"gid":3,"wrote":{"bytes":65536,"micros":1},"failed":{"stage":"CompleteRead","errno":null,"words":"remote access error","means":null}}],"failed":null,"hung":null}"#;
+    recording.replace("run/mooncake/verbs/mlx5_3", Entry::Text(report.to_owned()));
+    let observations = observations(&recording, &Inputs::default(), CheckId::RdmaLoopback);
+    let mut failed = observations.iter().filter_map(|of| of.finding.as_ref());
+    let finding = failed.next().unwrap();
+    assert_eq!(finding.reason, Reason::LoopbackFailed);
+    for words in ["GID index 3", "waiting for a read", "remote access error"] {
+        assert!(finding.message.contains(words), "{}", finding.message);
+    }
+}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use harness::Progress;
-use harness::transfer::{WRITE_DEADLINE, compare, host_memory, pattern, whole};
+use harness::transfer::{TRANSFER_DEADLINE, compare, host_memory, pattern, whole};
 use sys::nvidia::{self, cuda};
 use sys::verbs::{self, CompletionQueue, MemoryRegion, ProtectionDomain};
 
@@ -58,7 +58,7 @@ pub(crate) fn prove(
         progress.at(stage);
         let began = Instant::now();
         near.write(1, whole(from), whole(to))
-            .and_then(|()| queue.wait(began + WRITE_DEADLINE))
+            .and_then(|()| queue.wait(began + TRANSFER_DEADLINE))
             .map_err(|error| by_verbs(stage, &error))?;
         Ok(began.elapsed())
     };

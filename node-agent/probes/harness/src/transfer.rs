@@ -9,8 +9,8 @@ use sys::verbs::{MemoryRange, MemoryRegion};
 /// Bytes of a transfer: one page of a GPU.
 pub const LENGTH: u32 = 64 << 10;
 
-/// Deadline of one write; the device retries it 7 times, at least 67 ms apart.
-pub const WRITE_DEADLINE: Duration = Duration::from_secs(3);
+/// Deadline of the transfers over one port; the device retries each 7 times, at least 67 ms apart.
+pub const TRANSFER_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Period of the pattern; a prime, so that a misplaced page is detected.
 const PERIOD: usize = 251;

@@ -113,13 +113,19 @@ pub struct Timing {
     pub micros: u64,
 }
 
-/// A write of a device to itself over one of its ports.
+/// A write of a device to itself over one of its ports, and the read-back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Loop {
     pub port: u8,
-    /// All bytes are equal.
+    /// Index of the GID that was used; an earlier probe did not report it.
+    #[serde(default)]
+    pub gid: Option<u16>,
+    /// All written bytes are equal.
     pub wrote: Option<Timing>,
+    /// All bytes that were read back are equal: RDMA over the port is proved.
+    #[serde(default)]
+    pub read: Option<Timing>,
     pub failed: Option<Failure>,
 }
 
@@ -176,6 +182,12 @@ pub enum Stage {
     Complete,
     /// Comparing the bytes.
     Compare,
+    /// Posting the read of the written bytes.
+    PostRead,
+    /// Waiting for its completion.
+    CompleteRead,
+    /// Comparing the bytes that were read back.
+    CompareRead,
 }
 
 impl Stage {
@@ -198,6 +210,9 @@ impl Stage {
             Self::Post => "posting a write",
             Self::Complete => "waiting for a write",
             Self::Compare => "comparing written bytes",
+            Self::PostRead => "posting a read",
+            Self::CompleteRead => "waiting for a read",
+            Self::CompareRead => "comparing read bytes",
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use harness::Progress;
-use harness::transfer::{LENGTH, WRITE_DEADLINE, compare, host_memory, pattern, whole};
+use harness::transfer::{LENGTH, TRANSFER_DEADLINE, compare, host_memory, pattern, whole};
 use sys::mem::Region;
 use sys::verbs::{self, Call, CompletionQueue, Context, MemoryRegion, ProtectionDomain};
 
@@ -76,16 +76,15 @@ impl Probe<'_> {
             return Ok(());
         }
         for rail in &request.rails {
-            let written = self.write(&context, &domain, *rail);
-            let (wrote, failed) = (written.as_ref().ok().copied(), written.err());
-            let port = rail.port;
-            self.progress.note(|report| {
-                report.loops.push(Loop {
-                    port,
-                    wrote,
-                    failed,
-                });
-            });
+            let mut result = Loop {
+                port: rail.port,
+                gid: Some(rail.gid),
+                wrote: None,
+                read: None,
+                failed: None,
+            };
+            result.failed = self.transfer(&context, &domain, *rail, &mut result).err();
+            self.progress.note(|report| report.loops.push(result));
         }
         Ok(())
     }
@@ -109,20 +108,24 @@ impl Probe<'_> {
         Ok(domain)
     }
 
-    /// Writes from one queue pair to another of the same port and compares the bytes.
-    fn write(
+    /// Writes from one queue pair to another of the same port and reads back, with the GID of the port that engines use.
+    /// Compares the bytes after each.
+    fn transfer(
         &self,
         context: &Context,
         domain: &ProtectionDomain,
         rail: Rail,
-    ) -> Result<Timing, Failure> {
+        result: &mut Loop,
+    ) -> Result<(), Failure> {
         self.progress.at(Stage::Memory);
-        let (from, to) = (memory()?, memory()?);
+        let (from, to, back) = (memory()?, memory()?, memory()?);
         let sent = pattern(rail.port);
         from.copy_in(0, &sent).map_err(|error| local(&error))?;
         self.progress.at(Stage::Register);
-        let register = |region| MemoryRegion::register(domain, region).map_err(failure);
-        let (source, target) = (register(Arc::clone(&from))?, register(Arc::clone(&to))?);
+        let register = |region: &Arc<Region>| {
+            MemoryRegion::register(domain, Arc::clone(region)).map_err(failure)
+        };
+        let (source, target, returned) = (register(&from)?, register(&to)?, register(&back)?);
         let index = u8::try_from(rail.gid).map_err(|_| {
             let cause = format!("GID index {} exceeds the range of verbs", rail.gid);
             failed(Stage::Port, cause)
@@ -137,15 +140,41 @@ impl Probe<'_> {
         near.write(1, whole(&source), whole(&target))
             .map_err(failure)?;
         self.progress.at(Stage::Complete);
-        queue.wait(began + WRITE_DEADLINE).map_err(failure)?;
-        let timing = timing(began);
+        // One deadline for both: the agent grants each port so much.
+        let deadline = began + TRANSFER_DEADLINE;
+        queue.wait(deadline).map_err(failure)?;
+        let wrote = timing(began);
         self.progress.at(Stage::Compare);
-        let mut received = vec![0; sent.len()];
-        to.copy_out(0, &mut received)
-            .map_err(|error| local(&error))?;
-        compare(&sent, &received).map_err(|cause| failed(Stage::Compare, cause))?;
-        Ok(timing)
+        equal(&sent, &to).map_err(|cause| failed(Stage::Compare, cause))?;
+        result.wrote = Some(wrote);
+
+        let in_read = |stage: Stage| {
+            move |error| Failure {
+                stage,
+                ..failure(error)
+            }
+        };
+        self.progress.at(Stage::PostRead);
+        let began = Instant::now();
+        near.read(2, whole(&target), whole(&returned))
+            .map_err(in_read(Stage::PostRead))?;
+        self.progress.at(Stage::CompleteRead);
+        queue.wait(deadline).map_err(in_read(Stage::CompleteRead))?;
+        let read = timing(began);
+        self.progress.at(Stage::CompareRead);
+        equal(&sent, &back).map_err(|cause| failed(Stage::CompareRead, cause))?;
+        result.read = Some(read);
+        Ok(())
     }
+}
+
+/// Compares what was sent with the content of a region.
+fn equal(sent: &[u8], region: &Region) -> Result<(), String> {
+    let mut content = vec![0; sent.len()];
+    region
+        .copy_out(0, &mut content)
+        .map_err(|error| error.to_string())?;
+    compare(sent, &content)
 }
 
 fn memory() -> Result<Arc<Region>, Failure> {

@@ -68,7 +68,7 @@ fn report(request: &Request, script: &str) -> Report {
 }
 
 #[test]
-fn a_healthy_device_reports_limits_registers_memory_and_writes_to_itself() {
+fn a_healthy_device_reports_limits_registers_memory_writes_to_itself_and_reads_back() {
     for script in ["", "infiniband=1"] {
         let found = report(&request("mlx5_0"), script);
         let limits = found.limits.unwrap();
@@ -79,8 +79,10 @@ fn a_healthy_device_reports_limits_registers_memory_and_writes_to_itself() {
         let [timing] = &found.loops[..] else {
             panic!("{found:?}");
         };
-        assert_eq!((timing.port, &timing.failed), (1, &None), "{script}");
+        let used = (timing.port, timing.gid);
+        assert_eq!((used, &timing.failed), ((1, Some(3)), &None), "{script}");
         assert_eq!(timing.wrote.unwrap().bytes, 64 << 10);
+        assert_eq!(timing.read.unwrap().bytes, 64 << 10);
         assert_eq!((found.failed, found.hung), (None, None));
     }
 }
@@ -160,6 +162,32 @@ fn each_failed_step_of_a_write_is_reported_with_its_stage() {
         assert_eq!(failed.stage, stage, "{script}: {failed:?}");
         assert!(failed.message.contains(words), "{script}: {failed:?}");
         assert_eq!(found.loops[0].wrote, None);
+    }
+}
+
+#[test]
+fn each_failed_step_of_the_read_back_is_reported_with_its_stage_after_the_write() {
+    for (script, stage, words) in [
+        ("post_read=12", Stage::PostRead, "allocate memory"),
+        (
+            "read_status=10",
+            Stage::CompleteRead,
+            "remote access error (status 10, vendor error 0x81)",
+        ),
+        (
+            "lost_read=1",
+            Stage::CompleteRead,
+            "no completion before the deadline",
+        ),
+        ("torn_read=1", Stage::CompareRead, "1 of 65536 bytes differ"),
+    ] {
+        let found = report(&request("mlx5_0"), script);
+        let tried = &found.loops[0];
+        let failed = tried.failed.as_ref().unwrap();
+        assert_eq!(failed.stage, stage, "{script}: {failed:?}");
+        assert!(failed.message.contains(words), "{script}: {failed:?}");
+        assert_eq!(tried.wrote.unwrap().bytes, 64 << 10);
+        assert_eq!(tried.read, None);
     }
 }
 

@@ -4,6 +4,7 @@
  *   open=5                  errno of a call, or hang   iwarp=1, infiniband=1, down=1
  *   open query_device alloc_pd reg_mr dereg_mr query_port create_cq create_qp init rtr rts post_send
  *   status=12               how a write ends           lost=1, torn=1: it never ends; bytes of it and later ones differ
+ *   post_read read_status lost_read torn_read   the same of a read
  *   reg_dmabuf=95            of memory that was exported
  *   gid=none
  */
@@ -18,7 +19,7 @@ struct device { void *ops[2]; int node_type, transport_type; char name[64]; };
 struct context { struct device *device; void *ops[32]; int fds[3]; int held; };
 struct pd { struct context *context; uint32_t handle; int held; };
 struct mr { struct context *context; struct pd *pd; void *addr; size_t length; uint32_t handle, lkey, rkey; };
-struct cq { struct context *context; void *channel, *own; int held, ended; uint64_t order; };
+struct cq { struct context *context; void *channel, *own; int held, ended; uint32_t status; uint64_t order; };
 struct qp {
     struct context *context; void *own; struct pd *pd; struct cq *send, *recv; void *srq;
     uint32_t handle, number; int state;
@@ -40,7 +41,7 @@ struct port_attr {
     uint8_t layer, flags; uint16_t more;
 };
 
-enum { LID = 7, KEYS = 64 };
+enum { LID = 7, KEYS = 64, WRITE = 0, READ = 4 };
 static const uint8_t GID[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 198, 18, 0, 1};
 static struct mr *by_key[KEYS];
 static struct device devices[16];
@@ -78,14 +79,16 @@ static int poll_cq(struct cq *cq, int count, struct wc *wc) {
     cq->ended = 0;
     memset(wc, 0, sizeof *wc);
     wc->id = cq->order;
-    wc->status = (uint32_t)number("status");
+    wc->status = cq->status;
     wc->vendor = wc->status ? 0x81 : 0;
     return 1;
 }
 
 static int post_send(struct qp *qp, struct wr *wr, struct wr **bad) {
-    static int written;
-    if (refused("post_send")) {
+    static int transfers[READ + 1];
+    int reads = wr->opcode == READ;
+    const char *torn = reads ? "torn_read" : "torn";
+    if (refused(reads ? "post_read" : "post_send")) {
         *bad = wr;
         return errno;
     }
@@ -95,13 +98,15 @@ static int post_send(struct qp *qp, struct wr *wr, struct wr **bad) {
     int within = from && to && source >= (char *)from->addr && target >= (char *)to->addr &&
                  source + length <= (char *)from->addr + from->length &&
                  target + length <= (char *)to->addr + to->length;
-    if (qp->state != 3 || wr->opcode || wr->count != 1 || !within)
+    if (qp->state != 3 || (wr->opcode != WRITE && !reads) || wr->count != 1 || !within)
         return EINVAL;
-    memcpy(target, source, length);
-    if (number("torn") && ++written >= number("torn"))
-        target[length / 2] ^= 1;
+    char *to_change = reads ? source : target;
+    memcpy(to_change, reads ? target : source, length);
+    if (number(torn) && ++transfers[wr->opcode] >= number(torn))
+        to_change[length / 2] ^= 1;
     qp->send->order = wr->id;
-    qp->send->ended = !number("lost");
+    qp->send->status = (uint32_t)number(reads ? "read_status" : "status");
+    qp->send->ended = !number(reads ? "lost_read" : "lost");
     return 0;
 }
 

@@ -70,7 +70,7 @@ fn testable(snapshot: &Snapshot, gpu: &Gpu, hca: &Hca) -> Result<Pair, &'static 
     });
     let (port, gid) = working
         .next()
-        .ok_or("the loopback write of the RDMA device succeeds on no port")?;
+        .ok_or("the loopback of the RDMA device succeeds on no port")?;
     Ok(Pair {
         device: hca.name.clone(),
         port,

@@ -85,7 +85,7 @@ fn each_pair_is_tested_once_nearest_first_and_again_after_the_period() {
     assert_eq!(proved[0], (GPU.to_owned(), "mlx5_0".to_owned()));
     assert!(next(&mut pairs, &snapshot, now + PERIOD.saturating_sub(RETRY)).is_none());
     assert!(next(&mut pairs, &snapshot, now + PERIOD).is_some());
-    let why = "the loopback write of the RDMA device succeeds on no port";
+    let why = "the loopback of the RDMA device succeeds on no port";
     assert_eq!(of(&pairs, &snapshot, "mlx5_2"), unproved(why));
 }
 
