@@ -462,6 +462,14 @@ pub struct HcaLine {
     /// Why no GID is selected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_gid: Option<Word<NoGid>>,
+    /// True if RDMA is proved: over this port and with this GID the device has connected to itself, written memory and
+    /// read it back, and no check of device or port has failed since. Default: false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub proved: bool,
+    /// Why RDMA is not proved: the Reason of the finding of the device or port. Absent if it is proved or was not
+    /// probed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_proved: Option<Word<Reason>>,
 }
 
 /// Maximum number of listed unhealthy devices.

@@ -132,6 +132,11 @@ pub const UNKNOWN_WORDS: &[UnknownWord] = &[
         "Shown unchanged.",
     ),
     row(
+        "MooncakeNode.status.hcas[].notProved",
+        "kubectl-mooncake",
+        "Shown unchanged.",
+    ),
+    row(
         "MooncakeInventory.status.hcas[].function",
         "kubectl-mooncake",
         "Shown unchanged.",

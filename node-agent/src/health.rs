@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crds::MooncakeNodeSpec;
+use crds::node::HcaLine;
+use crds::{MooncakeNode, MooncakeNodeSpec};
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -14,6 +15,7 @@ use crate::publish::report::Reporter;
 use crate::watched;
 use checks::debounce::{Debounce, Moment};
 use checks::policy::apply_policy;
+use checks::proof::add_proofs;
 use checks::unhealthy_devices::{UnhealthyDevices, device_health, unhealthy_devices};
 use checks::{CATALOG, CheckInput, CheckRun, catalog::host_readable, run_checks};
 use host::inventory;
@@ -36,17 +38,17 @@ pub(crate) async fn run(
     let started = Instant::now();
     let (mut reading, mut read_at) = (0, started);
     let mut debounce = Debounce::default();
+    let mut lines_before: Option<Vec<HcaLine>> = None;
     loop {
         let snapshot = snapshots.borrow_and_update().clone();
         let node = assigned.borrow_and_update().node.clone();
         let is_assigned = node.is_some();
+        let published = node.as_ref().map_or_else(Vec::new, published_lines);
         let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
-        if let Some(snapshot) = &snapshot {
-            if snapshot.reading != reading {
-                (reading, read_at) = (snapshot.reading, Instant::now());
-            }
-            let lines = inventory::lines(&snapshot.facts);
-            reporter.set(|report| &mut report.hcas, Some(lines));
+        if let Some(snapshot) = &snapshot
+            && snapshot.reading != reading
+        {
+            (reading, read_at) = (snapshot.reading, Instant::now());
         }
         let stale = read_at.elapsed() >= STALE_AFTER;
         // The findings of the previous agent in containers stay until this agent has read them as well.
@@ -65,6 +67,13 @@ pub(crate) async fn run(
             });
             let runs = check_runs(input, stale);
             let health = debounce.update(&runs, now);
+            if let Some(snapshot) = &snapshot {
+                let (mut lines, omitted) = inventory::lines(&snapshot.facts);
+                let before = lines_before.as_deref().unwrap_or(&published);
+                add_proofs(&mut lines, snapshot, &health, before);
+                lines_before = Some(lines.clone());
+                reporter.set(|report| &mut report.hcas, Some((lines, omitted)));
+            }
             let health = apply_policy(health, &runs, spec.policy.as_ref());
             // The policy decides which findings make a device unhealthy.
             if let (Some(snapshot), true) = (&snapshot, is_assigned) {
@@ -83,6 +92,13 @@ pub(crate) async fn run(
             () = tokio::time::sleep_until(read_at + STALE_AFTER), if !stale => {}
         }
     }
+}
+
+/// The ports that the previous agent has published since this boot of the node.
+fn published_lines(node: &MooncakeNode) -> Vec<HcaLine> {
+    let status = node.status.as_ref();
+    let status = status.filter(|status| status.boot_id == node.spec.boot_id);
+    status.map_or_else(Vec::new, |status| status.hcas.clone())
 }
 
 /// Runs all checks. If the facts are stale, HostReadable fails.

@@ -17,6 +17,7 @@ pub mod fixes;
 pub mod page;
 pub mod pod;
 pub mod policy;
+pub mod proof;
 mod rails;
 pub mod table;
 pub mod unhealthy_devices;

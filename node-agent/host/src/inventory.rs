@@ -69,7 +69,8 @@ pub fn inventory(
     }
 }
 
-/// A line for each port, at most 16, usable ports first; and the number of ports without a line.
+/// A line for each port, at most 16, usable ports first, without what probes have proved; and the number of ports without
+/// a line.
 pub fn lines(facts: &Facts) -> (Vec<HcaLine>, Option<u32>) {
     let mut ports: Vec<(&hca::Hca, &hca::Port)> = facts
         .hcas
@@ -85,6 +86,8 @@ pub fn lines(facts: &Facts) -> (Vec<HcaLine>, Option<u32>) {
         rate_mbps: port.rate,
         gid: port.chosen.ok(),
         no_gid: port.chosen.err().map(Into::into),
+        proved: false,
+        not_proved: None,
     });
     (lines.collect(), (omitted > 0).then_some(omitted))
 }

@@ -2,7 +2,7 @@
 
 use crds::cluster::PageSize;
 use crds::inventory::MooncakeInventoryStatus;
-use crds::node::{DeviceHealth, DomainMembership, PoolReport, PoolState};
+use crds::node::{DeviceHealth, DomainMembership, HcaLine, PoolReport, PoolState};
 use crds::{ByteSize, CheckCounts, MooncakeInventory, MooncakeNode, Vocabulary};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -29,6 +29,8 @@ pub struct Node {
     pub checks: Option<CheckCounts>,
     /// RDMA devices: the number of known and of unhealthy ones, and the names of those.
     pub devices: Option<DeviceHealth>,
+    /// Ports of the RDMA devices, with what is proved; at most 16.
+    pub hcas: Vec<HcaLine>,
     /// Most severe first.
     pub findings: Vec<Finding>,
     pub pools: Vec<Pool>,
@@ -81,6 +83,7 @@ pub fn node(
         conditions: status.conditions,
         checks: status.checks,
         devices: status.devices,
+        hcas: status.hcas,
         findings,
         inventory: inventory.and_then(current),
         read_errors,
@@ -162,7 +165,7 @@ impl Node {
         self.show_devices(out);
         self.show_pools(out);
         if let Some(inventory) = &self.inventory {
-            hardware::show(out, inventory);
+            hardware::show(out, inventory, &self.hcas);
         }
         self.show_domains(out);
     }

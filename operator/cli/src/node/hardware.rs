@@ -2,10 +2,13 @@
 
 use crds::inventory::{Distance, Gpu, GpuPath, Hca, MooncakeInventoryStatus, PathState, Port};
 
+use crds::node::HcaLine;
+
 use crate::renderer::{Cell, Renderer, Style, cells};
 
-pub(super) fn show(out: &mut Renderer, inventory: &MooncakeInventoryStatus) {
-    show_hcas(out, &inventory.hcas);
+/// `lines`: the ports in the status of the MooncakeNode.
+pub(super) fn show(out: &mut Renderer, inventory: &MooncakeInventoryStatus, lines: &[HcaLine]) {
+    show_hcas(out, &inventory.hcas, lines);
     show_gpus(out, &inventory.gpus);
     let memory = inventory.numa_nodes.iter().map(|node| {
         let pages = node.hugepages.iter();
@@ -19,10 +22,13 @@ pub(super) fn show(out: &mut Renderer, inventory: &MooncakeInventoryStatus) {
     out.table(&["UNREADABLE FILE", "ERROR"], faults);
 }
 
-fn show_hcas(out: &mut Renderer, hcas: &[Hca]) {
+fn show_hcas(out: &mut Renderer, hcas: &[Hca], lines: &[HcaLine]) {
     let mut rows = Vec::new();
     for hca in hcas {
-        rows.extend(hca.ports.iter().map(|port| port_row(hca, port)));
+        rows.extend(hca.ports.iter().map(|port| {
+            let is = |line: &&HcaLine| (&line.name, line.port) == (&hca.name, port.number);
+            port_row(hca, port, lines.iter().find(is))
+        }));
         if hca.ports.is_empty() {
             rows.push(cells![&hca.name]);
         }
@@ -36,6 +42,7 @@ fn show_hcas(out: &mut Renderer, hcas: &[Hca]) {
         "MTU",
         "INTERFACES",
         "GID",
+        "PROVED",
         "NUMA",
         "FIRMWARE",
         "NEAREST GPUS",
@@ -43,7 +50,7 @@ fn show_hcas(out: &mut Renderer, hcas: &[Hca]) {
     out.table(&head, rows);
 }
 
-fn port_row(hca: &Hca, port: &Port) -> Vec<Cell> {
+fn port_row(hca: &Hca, port: &Port, line: Option<&HcaLine>) -> Vec<Cell> {
     let state = port
         .state
         .map(|state| state.to_string())
@@ -81,10 +88,20 @@ fn port_row(hca: &Hca, port: &Port) -> Vec<Cell> {
         Cell::optional(port.path_mtu),
         interfaces.join(","),
         gid,
+        line.map_or_else(|| Cell::from(""), port_proof),
         Cell::optional(hca.numa_node),
         Cell::optional(hca.firmware.as_ref()),
         Cell::optional(gpus),
     ]
+}
+
+/// Whether the port has proved RDMA, or the Reason why not.
+fn port_proof(line: &HcaLine) -> Cell {
+    match (line.proved, &line.not_proved) {
+        (true, _) => Cell::new("yes", Style::Good),
+        (false, Some(reason)) => Cell::new(reason.to_string(), Style::Bad),
+        (false, None) => Cell::new("no", Style::Warning),
+    }
 }
 
 fn show_gpus(out: &mut Renderer, gpus: &[Gpu]) {

@@ -165,6 +165,8 @@ fn a_status_with_the_maximum_of_pods_stays_within_its_limit() {
         rate_mbps: Some(400_000),
         gid: None,
         no_gid: Some(NoGid::OtherLinkLayer.into()),
+        proved: false,
+        not_proved: Some(Reason::VerbsProbeFailed.into()),
     };
     let full = Report {
         hcas: Some((vec![line; 16], Some(112))),
@@ -211,6 +213,8 @@ fn a_new_agent_keeps_the_published_values_until_it_has_its_own() {
         rate_mbps: Some(400_000),
         gid: Some(3),
         no_gid: None,
+        proved: true,
+        not_proved: None,
     };
     let complete = Report {
         hcas: Some((vec![line], None)),
