@@ -107,6 +107,10 @@ impl Endpoint {
             targets,
             metadata,
         } = spec;
+        #[cfg(feature = "rdma")]
+        if engine.card.is_some() && metadata.is_some() {
+            return Err(Error::MetadataOverRdma);
+        }
         let id = engine.new_endpoint();
         let settings = engine.settings;
         let counters = Arc::new(Counters::default());
@@ -264,17 +268,22 @@ impl Endpoint {
             .await
     }
 
-    /// Returns what a metadata service has to hold of this endpoint.
-    pub fn metadata_entry(&self) -> metadata::Entry {
+    /// Returns what a metadata service has to hold of this endpoint; `None` with an RDMA device, see
+    /// `Error::MetadataOverRdma`.
+    pub fn metadata_entry(&self) -> Option<metadata::Entry> {
+        #[cfg(feature = "rdma")]
+        if self.engine.card.is_some() {
+            return None;
+        }
         let descriptor = self.handshake.identity.descriptor();
         let server = ServerName::parse(&descriptor.name);
-        metadata::Entry {
+        Some(metadata::Entry {
             rpc_meta: RpcMeta {
                 ip_or_host_name: server.host,
                 rpc_port: server.port,
             },
             descriptor,
-        }
+        })
     }
 
     fn added(&self, region: RegionId) -> Result<Arc<Added>, Error> {

@@ -36,6 +36,12 @@ pub enum Error {
     #[cfg(feature = "rdma")]
     #[error(transparent)]
     Card(#[from] crate::transport::rdma::CardError),
+    /// An endpoint of an engine with an RDMA device was to use a metadata service.
+    #[cfg(feature = "rdma")]
+    #[error(
+        "an engine with an RDMA device cannot use a metadata service yet: choose P2P, or the transport TCP"
+    )]
+    MetadataOverRdma,
 }
 
 impl Error {

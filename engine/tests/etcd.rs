@@ -97,7 +97,7 @@ fn a_stock_engine_and_ours_find_each_other_by_etcd() {
         let service = service_at(&etcd.endpoints());
         answers(&service).await;
         let served = Served::new(service.clone());
-        let entry = served.endpoint.metadata_entry();
+        let entry = served.endpoint.metadata_entry().unwrap();
         assert_eq!(entry.publish(&service).await.unwrap(), Published::Written);
         assert_eq!(entry.publish(&service).await.unwrap(), Published::Unchanged);
         let cluster = [("MC_METADATA_CLUSTER_ID", CLUSTER)];

@@ -78,7 +78,7 @@ async fn both_find_each_other(space: Arc<Space>, start: fn(&Space) -> Child) {
     let mut server = start(&space);
     answers(&service).await;
     let served = Served::new(service.clone());
-    let entry = served.endpoint.metadata_entry();
+    let entry = served.endpoint.metadata_entry().unwrap();
     assert_eq!(entry.publish(&service).await.unwrap(), Published::Written);
     assert_eq!(entry.publish(&service).await.unwrap(), Published::Unchanged);
 

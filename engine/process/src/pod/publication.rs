@@ -150,7 +150,9 @@ impl Publisher {
             let Some(endpoint) = self.endpoint.upgrade() else {
                 return;
             };
-            let mut entry = endpoint.metadata_entry();
+            let Some(mut entry) = endpoint.metadata_entry() else {
+                return;
+            };
             drop(endpoint);
             if let Some(before) = &sought {
                 // Its time alone is no change.

@@ -100,10 +100,11 @@ impl Pod {
 
     /// Removes the descriptor from the metadata service.
     pub(super) async fn withdraw(&mut self) {
-        if let (Some(publication), Some(served)) = (self.publication.take(), &self.served) {
-            publication
-                .withdraw(&served.endpoint.metadata_entry())
-                .await;
+        let (Some(publication), Some(served)) = (self.publication.take(), &self.served) else {
+            return;
+        };
+        if let Some(entry) = served.endpoint.metadata_entry() {
+            publication.withdraw(&entry).await;
         }
     }
 
