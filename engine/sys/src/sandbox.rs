@@ -89,6 +89,8 @@ impl Error {
 /// after it, the child reports the error.
 pub fn isolate() -> Result<(), Error> {
     require_one_thread("isolate the process")?;
+    // Before Linux 6.4 rustix reads the page size from /proc/self/auxv, which an empty root does not have. It keeps it.
+    rustix::param::page_size();
     let own = |flags, step| {
         // SAFETY: the process has one thread, and its descriptor table is not among the flags.
         unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(Error::call(step))
