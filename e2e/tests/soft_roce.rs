@@ -65,6 +65,9 @@ fn the_verbs_layer_and_the_transport_work_on_soft_roce_also_with_a_stock_engine(
     let engine = "mooncake-engine";
     let transport = test_program(engine, &["--lib"], "mooncake_engine")?;
     let stock = test_program(engine, &["--test", "rdma"], "rdma")?;
+    let process = test_program("mooncake-engine-process", &["--test", "rdma"], "rdma")?;
+    // The program that it starts is beside its folder.
+    let programs = process.ancestors().nth(2).context("a folder of cargo")?;
     let wheel = mooncake_stock::MOONCAKE.site()?;
     let sources = product::source().join("engine");
     in_guest(
@@ -72,8 +75,9 @@ fn the_verbs_layer_and_the_transport_work_on_soft_roce_also_with_a_stock_engine(
             (&layer, ""),
             (&transport, "transport::conformance::r"),
             (&stock, ""),
+            (&process, ""),
         ],
-        &[&wheel, &sources],
+        &[&wheel, &sources, programs],
     )
 }
 

@@ -178,17 +178,44 @@ impl Endpoint {
         })
     }
 
-    /// Serves a region at a wire base and publishes it in the descriptor.
+    /// Serves a region at a wire base and publishes it in the descriptor. Blocks while an RDMA device registers it.
     ///
     /// # Errors
     /// [`Error::Unmappable`] if the base is zero, the range wraps, or it overlaps another region;
-    /// [`Error::Stopped`] if a data thread has ended.
+    /// `Error::Card` if an RDMA device does not register it; [`Error::Stopped`] if a data thread has ended.
     pub fn add_region(&self, region: Arc<Region>, wire_base: u64) -> Result<RegionId, Error> {
         let id = self.engine.new_region();
         #[cfg(feature = "rdma")]
         if let Some(card) = &self.engine.card {
             card.register(id, &region, wire_base)?;
         }
+        self.publish_region(id, region, wire_base)
+    }
+
+    /// As [`Self::add_region`], in tokio: a device may register for minutes.
+    ///
+    /// # Errors
+    /// As [`Self::add_region`].
+    #[cfg(feature = "rdma")]
+    pub async fn add_region_in_tokio(
+        &self,
+        region: Arc<Region>,
+        wire_base: u64,
+    ) -> Result<RegionId, Error> {
+        let id = self.engine.new_region();
+        if let Some(card) = &self.engine.card {
+            card.register_in_tokio(id, &region, wire_base).await?;
+        }
+        self.publish_region(id, region, wire_base)
+    }
+
+    /// Publishes a region that is registered, and passes it to the data threads.
+    fn publish_region(
+        &self,
+        id: RegionId,
+        region: Arc<Region>,
+        wire_base: u64,
+    ) -> Result<RegionId, Error> {
         let mut regions = self.regions.lock();
         let published = self
             .handshake

@@ -61,6 +61,19 @@ impl Engine {
     /// As [`Self::start`]; [`Error::Card`] if the device has no completion queue left, or does not answer.
     #[cfg(feature = "rdma")]
     pub fn start_rdma(settings: Settings, card: &Arc<Card>) -> Result<Self, Error> {
+        Self::start_rdma_on(&numa::nodes(Path::new("/sys")), settings, card)
+    }
+
+    /// Like [`Self::start_rdma`], on NUMA nodes as in [`Self::start_on`].
+    ///
+    /// # Errors
+    /// As [`Self::start_rdma`].
+    #[cfg(feature = "rdma")]
+    pub fn start_rdma_on(
+        nodes: &[Node],
+        settings: Settings,
+        card: &Arc<Card>,
+    ) -> Result<Self, Error> {
         let settings = Settings {
             slice_bytes: settings.slice_bytes.min(rdma::SLICE_BYTES),
             ..settings
@@ -70,7 +83,7 @@ impl Engine {
             let rdma = Rdma::new(card, Box::new(connector), &reactor.watcher())?;
             Ok(Box::new(rdma) as Box<dyn Transport>)
         };
-        let mut shared = Self::spawn(&numa::nodes(Path::new("/sys")), settings, make)?;
+        let mut shared = Self::spawn(nodes, settings, make)?;
         shared.card = Some(Arc::clone(card));
         Ok(Self(Arc::new(shared)))
     }

@@ -60,4 +60,4 @@ pub use sys::mem::{PageSize, Region};
 pub use sys::net::Namespace;
 pub use transport::RegionId;
 #[cfg(feature = "rdma")]
-pub use transport::rdma::{Card, CardError, Port};
+pub use transport::rdma::{Card, CardError, OpenedDevice, Port};

@@ -8,12 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use engine::NumaNode;
+use engine::{Engine, NumaNode, OpenedDevice};
 use parking_lot::Mutex;
 use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit};
 use sys::net::{Namespace, seqpacket};
-use sys::sandbox;
+use sys::sandbox::{self, Devices};
+use sys::verbs;
 use tokio::sync::{mpsc, watch};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -38,6 +39,8 @@ const CALLS: usize = 16;
 /// What is read or opened before the sandbox.
 struct Opened {
     listener: OwnedFd,
+    /// For the message of a panic, or of an error after standard error is closed.
+    end_message: Arc<Mutex<File>>,
     pool: Pidfd,
     numa_nodes: Vec<NumaNode>,
     memory_nodes: Vec<u32>,
@@ -49,7 +52,7 @@ struct Opened {
 /// What cannot be opened or entered. They are written to standard error; later ones go to the agent's log.
 pub fn serve(settings: Serve) -> anyhow::Result<()> {
     let opened = open(&settings)?;
-    sandbox::isolate()?;
+    let device = sandbox::isolate_after(|| enter_network(&settings))??;
     // The credentials that an agent sees are those of the caller of listen.
     seqpacket::start_listening(&opened.listener, 1).context("cannot listen for agents")?;
     let lines = Lines::default();
@@ -59,26 +62,35 @@ pub fn serve(settings: Serve) -> anyhow::Result<()> {
         .init();
     // The agent reads standard error until it is closed. From then on nothing of the agent is held.
     let stderr = detach_output()?;
-    let confined = confine(settings.identity);
+    let devices = match device {
+        Some(_) => Devices::Verbs,
+        None => Devices::None,
+    };
+    let confined = confine(settings.identity, devices);
     if let Err(error) = &confined {
         writeln!(File::from(stderr), "{error:#}")?;
     } else {
         drop(stderr);
     }
     confined?;
-    tokio::runtime::Builder::new_current_thread()
+    let end_message = Arc::clone(&opened.end_message);
+    let ended = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?
-        .block_on(run(settings, opened, lines))
+        .block_on(run(settings, opened, device, lines));
+    if let Err(error) = &ended {
+        writeln!(end_message.lock(), "{error:#}")?;
+    }
+    ended
 }
 
 /// Gives up all rights for good.
-pub(crate) fn confine(identity: Identity) -> anyhow::Result<()> {
+pub(crate) fn confine(identity: Identity, devices: Devices) -> anyhow::Result<()> {
     let identity = sandbox::Identity {
         uid: identity.uid,
         gid: identity.uid,
     };
-    Ok(sandbox::confine(identity, sandbox::Devices::None)?)
+    Ok(sandbox::confine(identity, devices)?)
 }
 
 /// Replaces the three standard descriptors by the ends of a pipe without a reader; writes fail when it is full. Returns
@@ -112,22 +124,64 @@ fn open(settings: &Serve) -> anyhow::Result<Opened> {
         .open(&settings.panic_file)
         .with_context(|| format!("cannot open {}", settings.panic_file.display()))?;
     limit(Resource::Fsize, FILE_LIMIT)?;
-    report_panics(panic_file);
+    if settings.rdma.is_some() {
+        // Registered memory counts as locked, and nothing exempts a process without capabilities.
+        let unlimited = Rlimit {
+            current: None,
+            maximum: None,
+        };
+        if rustix::process::setrlimit(Resource::Memlock, unlimited).is_err() {
+            // Without CAP_SYS_RESOURCE. Whether this is enough, the device tells when it registers the pool.
+            limit(Resource::Memlock, u64::MAX)?;
+        }
+    }
+    let end_message = Arc::new(Mutex::new(panic_file));
+    report_panics(Arc::clone(&end_message));
     let pool = Pidfd::open(settings.pool_pid).context("the pool process has ended")?;
     let sysfs = Path::new("/sys");
     let numa_nodes = engine::numa_nodes(sysfs);
     let memory_nodes = pod::numa::nodes_with_memory(sysfs);
     let listener = seqpacket::bind_path(&settings.control)
         .with_context(|| format!("cannot bind {}", settings.control.display()))?;
-    Namespace::open(&settings.network)
-        .and_then(|network| network.enter())
-        .with_context(|| format!("cannot enter {}", settings.network.display()))?;
     Ok(Opened {
         listener,
+        end_message,
         pool,
         numa_nodes,
         memory_nodes,
     })
+}
+
+/// Opens the device, if any, and enters the network of the pool pod.
+fn enter_network(settings: &Serve) -> anyhow::Result<Option<OpenedDevice>> {
+    let enter = |network: &Path| {
+        Namespace::open(network)
+            .and_then(|network| network.enter())
+            .with_context(|| format!("cannot enter {}", network.display()))
+    };
+    // The root changes while the device is opened, and the namespace of the pod is a path of the present one.
+    let pod = Namespace::open(&settings.network)
+        .with_context(|| format!("cannot open {}", settings.network.display()))?;
+    let mut device = None;
+    if let (Some(port), Some(libraries), Some(node)) =
+        (&settings.rdma, &settings.libraries, &settings.host_root)
+    {
+        if let Some(network) = &settings.host_network {
+            enter(network)?;
+        }
+        let port = engine::Port {
+            device: port.device.clone(),
+            number: port.number,
+            gid_index: port.gid,
+        };
+        let opened = verbs::in_root(libraries, node, || OpenedDevice::open(port));
+        let opened =
+            opened.with_context(|| format!("cannot use {} as the root", libraries.display()))?;
+        device = Some(opened?);
+    }
+    pod.enter()
+        .with_context(|| format!("cannot enter {}", settings.network.display()))?;
+    Ok(device)
 }
 
 /// Sets soft and hard limit, or the highest that is allowed.
@@ -142,8 +196,7 @@ fn limit(resource: Resource, wanted: u64) -> anyhow::Result<()> {
 }
 
 /// A panic ends the process: half of a pool served by threads that are left is worse than a restart.
-fn report_panics(file: File) {
-    let file = Mutex::new(file);
+fn report_panics(file: Arc<Mutex<File>>) {
     std::panic::set_hook(Box::new(move |panic| {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("unnamed").to_owned();
@@ -153,12 +206,24 @@ fn report_panics(file: File) {
     }));
 }
 
-async fn run(settings: Serve, opened: Opened, lines: Lines) -> anyhow::Result<()> {
-    let engine = engine::Settings {
+async fn run(
+    settings: Serve,
+    opened: Opened,
+    device: Option<OpenedDevice>,
+    lines: Lines,
+) -> anyhow::Result<()> {
+    let of_engine = engine::Settings {
         data_threads: settings.data_threads.max(1),
         ..engine::Settings::default()
     };
-    let engine = engine::Engine::start_on(&opened.numa_nodes, engine)?;
+    let nodes = &opened.numa_nodes;
+    let (engine, protocol) = match device {
+        Some(device) => {
+            let engine = Engine::start_rdma_on(nodes, of_engine, &device.start()?)?;
+            (engine, "rdma")
+        }
+        None => (Engine::start_on(nodes, of_engine)?, "tcp"),
+    };
     let (calls, called) = mpsc::channel(CALLS);
     let (report, reported) = watch::channel(None);
     let (assignment, assigned) = watch::channel(None);
@@ -174,6 +239,7 @@ async fn run(settings: Serve, opened: Opened, lines: Lines) -> anyhow::Result<()
         connected: Arc::clone(&connected),
         counted: Arc::clone(&counted),
         lines,
+        rdma: settings.rdma,
     };
     let context = pod::Context {
         node_name: settings.node_name,
@@ -181,6 +247,7 @@ async fn run(settings: Serve, opened: Opened, lines: Lines) -> anyhow::Result<()
         memory_nodes: opened.memory_nodes,
         pool: opened.pool,
         engine,
+        protocol,
         agent: Agent::new(calls, report, connected),
         counted,
     };

@@ -8,10 +8,15 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "program")]
 pub mod args;
 pub mod control;
+#[cfg(feature = "program")]
 pub mod launch;
+#[cfg(feature = "program")]
 pub mod log;
 pub mod pidfd;
+#[cfg(feature = "program")]
 mod pod;
+#[cfg(feature = "program")]
 pub mod unmount;

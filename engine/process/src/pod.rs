@@ -59,6 +59,8 @@ pub(crate) struct Context {
     pub(crate) memory_nodes: Vec<u32>,
     pub(crate) pool: Pidfd,
     pub(crate) engine: Engine,
+    /// The protocol of the engine, as descriptors and segments name it.
+    pub(crate) protocol: &'static str,
     pub(crate) agent: Agent,
     pub(crate) counted: Counted,
 }

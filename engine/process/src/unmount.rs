@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use store::Uuid;
+use sys::sandbox::Devices;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -30,7 +31,7 @@ pub fn run(settings: &Unmount) -> anyhow::Result<()> {
         .take(INPUT_LIMIT)
         .read_to_string(&mut text)?;
     let mount: Mount = serde_json::from_str(&text).context("cannot decode the mount")?;
-    launch::confine(settings.identity)?;
+    launch::confine(settings.identity, Devices::None)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?

@@ -25,7 +25,7 @@ use crate::admission::Admission;
 use crate::connect::Dialer;
 use crate::stats::Counters;
 
-pub use card::{Card, Port};
+pub use card::{Card, OpenedDevice, Port};
 pub(crate) use connect::{Connector, RdmaConnector};
 pub(crate) use served::Served;
 pub use worker::CardError;

@@ -88,6 +88,15 @@ impl Error {
 /// `fsopen(2)` (Linux 5.2), `move_mount(2)` and `pivot_root(2)`. Before the fork the process is the caller's;
 /// after it, the child reports the error.
 pub fn isolate() -> Result<(), Error> {
+    isolate_after(|| ())
+}
+
+/// Like [`isolate`], and calls `open` in process 1 while it still has the earlier root, in a mount namespace of its own:
+/// a device that is opened there is not shared with the parent. `open` must not leave a thread behind.
+///
+/// # Errors
+/// As [`isolate`].
+pub fn isolate_after<T>(open: impl FnOnce() -> T) -> Result<T, Error> {
     require_one_thread("isolate the process")?;
     // Before Linux 6.4 rustix reads the page size from /proc/self/auxv, which an empty root does not have. It keeps it.
     rustix::param::page_size();
@@ -100,7 +109,10 @@ pub fn isolate() -> Result<(), Error> {
     own(UnshareFlags::NEWUTS, "enter an own UTS namespace")?;
     own(UnshareFlags::NEWPID, "create an own PID namespace")?;
     become_child()?;
-    root::empty()
+    root::detach_from_outside()?;
+    let opened = open();
+    root::empty()?;
+    Ok(opened)
 }
 
 /// Takes every privilege from the process and installs the seccomp filter, which threads inherit: no core dumps,

@@ -329,7 +329,9 @@ impl EngineProcess {
 
     async fn greeted(&self) -> Result<(), StartError> {
         match timeout(HELLO_DEADLINE, self.receive()).await {
-            Ok(Ok(FromEngine::Hello { protocol: PROTOCOL })) => Ok(()),
+            Ok(Ok(FromEngine::Hello {
+                protocol: PROTOCOL, ..
+            })) => Ok(()),
             Ok(Ok(other)) => Err(StartError::NoAnswer(format!(
                 "it sent {other:?} instead of version {PROTOCOL} of the protocol"
             ))),

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{interval, sleep};
 
 use super::agent::{Connected, Pending};
-use super::message::{FromEngine, PROTOCOL, PodAssignment, Report, ToEngine, Traffic};
+use super::message::{FromEngine, PROTOCOL, PodAssignment, RdmaPort, Report, ToEngine, Traffic};
 use crate::log::Lines;
 
 /// Period of the counters, which are the heartbeat too.
@@ -49,6 +49,8 @@ pub(crate) struct Link {
     pub(crate) connected: Connected,
     pub(crate) counted: Counted,
     pub(crate) lines: Lines,
+    /// Absent if peers are served over TCP.
+    pub(crate) rdma: Option<RdmaPort>,
 }
 
 /// Calls that wait for their answers, by number.
@@ -123,8 +125,11 @@ impl Link {
             addresses: BTreeSet::new(),
         };
         let greeting = async {
-            let protocol = PROTOCOL;
-            send(Some(&agent), &FromEngine::Hello { protocol }).await?;
+            let hello = FromEngine::Hello {
+                protocol: PROTOCOL,
+                rdma: self.rdma.clone(),
+            };
+            send(Some(&agent), &hello).await?;
             self.send_report(Some(&agent)).await?;
             self.send_traffic(Some(&agent)).await?;
             calls.repeat(&agent).await

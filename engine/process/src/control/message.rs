@@ -1,6 +1,8 @@
 //! Messages between agent and engine process. An engine process of another protocol version is replaced.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use crds::node::{MasterInstance, PoolAssignment, PoolReport};
 use crds::reason::Reason;
@@ -9,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use store::Uuid;
 
 /// Version of this protocol.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Most addresses in one message; 1,500 of IPv6 fit a packet of the hand-over.
 pub const ADDRESSES_LIMIT: usize = 1_000;
@@ -114,6 +116,8 @@ pub enum FromEngine {
     Hello {
         /// [`PROTOCOL`] of the sender.
         protocol: u32,
+        /// The RDMA port over which it serves peers. Absent: it serves them over TCP.
+        rdma: Option<RdmaPort>,
     },
     /// Something that only the agent can do. It is repeated to the next agent if this one does not answer.
     Call {
@@ -136,6 +140,41 @@ pub enum FromEngine {
         /// Message and fields.
         line: String,
     },
+}
+
+/// A port of an RDMA device. As text `DEVICE:PORT:GID`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RdmaPort {
+    /// Name of the device, for example `mlx5_0`.
+    pub device: String,
+    /// Number of the port, from 1.
+    pub number: u8,
+    /// Index in the port's GID table.
+    pub gid: u8,
+}
+
+impl fmt::Display for RdmaPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.device, self.number, self.gid)
+    }
+}
+
+impl FromStr for RdmaPort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parsed = text.rsplit_once(':').and_then(|(port, gid)| {
+            let (device, number) = port.rsplit_once(':')?;
+            Some(Self {
+                device: device.to_owned(),
+                number: number.parse().ok()?,
+                gid: gid.parse().ok()?,
+            })
+        });
+        let parsed = parsed.filter(|port| !port.device.is_empty());
+        parsed.ok_or_else(|| format!("{text:?} is not DEVICE:PORT:GID"))
+    }
 }
 
 /// What an engine process cannot do itself.
@@ -258,5 +297,26 @@ mod tests {
             call: Call::Seal { text: fields },
         };
         assert!(serde_json::to_vec(&seal).unwrap().len() <= PACKET_LIMIT);
+    }
+
+    #[test]
+    fn an_rdma_port_is_written_and_read_as_text() {
+        let port = RdmaPort {
+            device: "mlx5_bond_0".to_owned(),
+            number: 1,
+            gid: 3,
+        };
+        assert_eq!(port.to_string(), "mlx5_bond_0:1:3");
+        assert_eq!("mlx5_bond_0:1:3".parse(), Ok(port));
+        for text in [
+            "",
+            "mlx5_0",
+            "mlx5_0:1",
+            ":1:3",
+            "mlx5_0:256:0",
+            "mlx5_0:1:x",
+        ] {
+            assert!(text.parse::<RdmaPort>().is_err(), "{text}");
+        }
     }
 }

@@ -64,6 +64,42 @@ impl fmt::Debug for Card {
     }
 }
 
+/// An opened device without its control thread. A process that opens devices before its sandbox has no thread by then.
+pub struct OpenedDevice {
+    port: Port,
+    opened: Opened,
+}
+
+impl fmt::Debug for OpenedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenedDevice")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OpenedDevice {
+    /// Opens a device on the calling thread. An unhealthy device may block it for ever.
+    ///
+    /// # Errors
+    /// [`CardError::Missing`]; [`CardError::Down`]; [`CardError::Verbs`] with the call that failed.
+    pub fn open(port: Port) -> Result<Self, CardError> {
+        // State, MTU and GID of the port are read here once: libibverbs may read a GID from sysfs, which a process in a
+        // sandbox has not. What the engine calls later goes to the open device file.
+        let opened = open(&port)?;
+        Ok(Self { port, opened })
+    }
+
+    /// Starts the control thread.
+    ///
+    /// # Errors
+    /// [`CardError::Thread`].
+    pub fn start(self) -> Result<Arc<Card>, CardError> {
+        let worker = Worker::start(&self.port.device)?;
+        Ok(Card::of(self, worker))
+    }
+}
+
 struct Opened {
     context: Context,
     limits: Limits,
@@ -81,8 +117,12 @@ impl Card {
     /// [`CardError::Hung`].
     pub fn open(port: Port) -> Result<Arc<Self>, CardError> {
         let worker = Worker::start(&port.device)?;
-        let wanted = port.clone();
-        let opened = worker.call_blocking("opening the device", None, move || open(&wanted))??;
+        let opening = move || OpenedDevice::open(port);
+        let opened = worker.call_blocking("opening the device", None, opening)??;
+        Ok(Self::of(opened, worker))
+    }
+
+    fn of(OpenedDevice { port, opened }: OpenedDevice, worker: Worker) -> Arc<Self> {
         let Opened {
             context,
             limits,
@@ -91,7 +131,7 @@ impl Card {
             domain,
             silent,
         } = opened;
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             path: Path {
                 port: port.number,
                 gid: port.gid_index,
@@ -110,7 +150,7 @@ impl Card {
             silent,
             worker,
             keys: Mutex::default(),
-        }))
+        })
     }
 
     /// Name of the device.
@@ -305,7 +345,7 @@ impl Card {
     }
 }
 
-/// Runs on the worker.
+/// Makes all calls before a card is used.
 fn open(port: &Port) -> Result<Opened, CardError> {
     let failed = || CardError::verbs(&port.device);
     let devices = devices().map_err(failed())?;

@@ -7,16 +7,22 @@ use rustix::mount::{
 
 use super::Error;
 
+/// Makes the mounts of this namespace private. Otherwise changes would reach the namespace that it was copied from.
+///
+/// # Errors
+/// [`Error::Call`] without `CAP_SYS_ADMIN` over the mount namespace.
+pub(super) fn detach_from_outside() -> Result<(), Error> {
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private)
+        .map_err(Error::call("make the mounts of the process private"))
+}
+
 /// Makes an empty tmpfs the root and the working folder, and detaches the earlier root with all that is mounted
-/// below it.
+/// below it, after [`detach_from_outside`].
 ///
 /// # Errors
 /// [`Error::Call`] without `CAP_SYS_ADMIN` over the mount namespace, or before Linux 5.2.
 pub(super) fn empty() -> Result<(), Error> {
-    // Otherwise the changes would reach the namespace that this one was copied from.
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", private)
-        .map_err(Error::call("make the mounts of the process private"))?;
     let tmpfs = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)
         .map_err(Error::call("open a tmpfs"))?;
     rustix::mount::fsconfig_set_string(&tmpfs, "mode", "0555")

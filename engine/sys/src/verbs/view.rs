@@ -1,10 +1,13 @@
-//! Mounts the node's /sys and /dev over those of a container, so that libraries find the node's devices.
+//! Mounts the node's /sys and /dev over those of a container or into a folder with libraries, so that libraries find the
+//! node's devices.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::{fs, io};
+
+use rustix::fs::{Mode, OFlags};
 
 /// Mounts the node's /sys and /dev, found below the node's root folder, over this thread's own, in a new
 /// mount namespace that threads started later share. libibverbs uses these paths only.
@@ -26,6 +29,28 @@ pub fn mount_host_devices(root: &Path) -> io::Result<()> {
         mount(&root.join(folder), &Path::new("/").join(folder), flags)?;
     }
     Ok(())
+}
+
+/// Calls `work` with a folder as root: one that has libibverbs, its drivers and their list at the paths of their
+/// packages, and the empty folders `sys` and `dev`, over which the node's are mounted, found below the node's root folder.
+/// The root is that of the whole process, so call this while it has one thread. The mounts stay: the caller is in a
+/// mount namespace of its own whose mounts are private.
+///
+/// # Errors
+/// `PermissionDenied` without `CAP_SYS_ADMIN` and `CAP_SYS_CHROOT`; others of `mount(2)` and `chroot(2)`.
+pub fn in_root<T>(folder: &Path, node: &Path, work: impl FnOnce() -> T) -> io::Result<T> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let before = rustix::fs::open("/", flags, Mode::empty())?;
+    for name in ["sys", "dev"] {
+        let flags = libc::MS_BIND | libc::MS_REC;
+        mount(&node.join(name), &folder.join(name), flags)?;
+    }
+    rustix::process::chroot(folder)?;
+    rustix::process::chdir("/")?;
+    let done = work();
+    rustix::process::fchdir(&before)?;
+    rustix::process::chroot(".")?;
+    Ok(done)
 }
 
 /// Adds the GPU device files of a containerised driver to /dev, after [`mount_host_devices`]: such a driver

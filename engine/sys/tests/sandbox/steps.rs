@@ -1,11 +1,11 @@
 //! The steps into the sandbox: what each does alone, and how it fails.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::sync::mpsc;
 
-use mooncake_sys::sandbox::{Devices, Error, Identity, confine, isolate};
+use mooncake_sys::sandbox::{Devices, Error, Identity, confine, isolate, isolate_after};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::Case;
@@ -14,6 +14,11 @@ use crate::child::{IDENTITY, exits};
 pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::new("the_root_is_empty_and_read_only", empty_root, exits),
+        Case::new(
+            "what_is_opened_last_is_opened_in_process_1_with_the_earlier_root",
+            opened_last,
+            exits,
+        ),
         Case::new(
             "a_process_with_two_threads_stays_as_it_is",
             two_threads,
@@ -42,6 +47,18 @@ fn empty_root() {
     }
     let error = File::create("/file").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
+}
+
+fn opened_last() {
+    let before = std::process::id();
+    let open = || (std::process::id(), File::open("/etc/passwd"));
+    let (process, file) = isolate_after(open).unwrap();
+    assert_eq!((process, std::process::id()), (1, 1));
+    assert_ne!(before, 1);
+    let mut text = String::new();
+    file.unwrap().read_to_string(&mut text).unwrap();
+    assert!(!text.is_empty());
+    assert_eq!(fs::read_dir("/").unwrap().count(), 0);
 }
 
 fn two_threads() {

@@ -35,7 +35,7 @@ impl Pod {
                 base: place.base,
                 size: region.length(),
                 te_endpoint: endpoint.clone(),
-                protocol: "tcp".to_owned(),
+                protocol: self.context.protocol.to_owned(),
                 host_id: String::new(),
             };
         numbered.map(segment).collect()

@@ -53,11 +53,13 @@ impl Pod {
         let places = record.epoch.wire_extents(self.memory.len());
         let mut regions = Vec::new();
         for (region, place) in self.memory.iter().zip(&places) {
-            let added = endpoint.add_region(Arc::clone(region), place.base);
-            regions.push(added.map_err(failed)?);
+            // A device pins the pages meanwhile, for seconds in a large pool.
+            let added = endpoint.add_region_in_tokio(Arc::clone(region), place.base);
+            regions.push(added.await.map_err(failed)?);
         }
         tracing::info!(
             name,
+            protocol = self.context.protocol,
             epoch = record.epoch.number,
             admitted = admitted.len(),
             "serving peers"

@@ -1,0 +1,387 @@
+//! The program `engine` serves a pool over an RDMA device, in its sandbox: on an invented libibverbs, and to a stock engine on
+//! Soft-RoCE in a virtual machine (`cargo test -p mooncake-e2e --test soft_roce`).
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+#[path = "../../tests/fixture/stock.rs"]
+mod stock;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use crds::reason::Reason;
+use engine::Namespace;
+use engine_process::control::message::{
+    Answer, Call, FromEngine, Listed, PROTOCOL, PodAssignment, RdmaPort, ToEngine,
+};
+use engine_process::pidfd::Pidfd;
+use mooncake_stock::Space;
+use pool::args;
+use pool::handover::{ADDRESS, Connection};
+use proto::handshake::{self, Kind};
+use serde_json::{Value, json};
+use stock::Stock;
+use sys::net::seqpacket;
+
+/// As in the tests of the engine: `real` in the virtual machine.
+const DEVICE: &str = "MOONCAKE_TEST_VERBS";
+/// Address of the pool pod; in the virtual machine that of the device.
+const HOST: &str = "10.9.0.1";
+const HANDSHAKE: u16 = 12_001;
+const UID: u32 = 70_001;
+const POOL: u64 = 16 << 20;
+/// Of each wait, in an emulated machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn is_real() -> bool {
+    std::env::var(DEVICE).is_ok_and(|device| device == "real")
+}
+
+/// Runs a test on a thread in a network namespace where the ports of a pool pod are free. In the virtual machine they are.
+fn isolated(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        let runtime = runtime();
+        let _space = (!is_real()).then(|| {
+            let space = runtime.block_on(Space::new()).unwrap();
+            let mut address = space.command("ip");
+            address.args(["addr", "add", HOST, "dev", "lo"]);
+            let added = runtime.block_on(async move { address.status().await });
+            assert!(added.unwrap().success());
+            Namespace::of_process(space.pid()).unwrap().enter().unwrap();
+            space
+        });
+        test();
+    });
+    thread.join().unwrap();
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+fn port() -> RdmaPort {
+    let text = if is_real() {
+        "rxe0:1:1"
+    } else {
+        "invented_0:1:1"
+    };
+    text.parse().unwrap()
+}
+
+/// Fills a folder with libibverbs, its drivers and nothing else.
+fn libraries(folder: &Path) {
+    for empty in ["sys", "dev"] {
+        fs::create_dir(folder.join(empty)).unwrap();
+    }
+    let system = format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let there = folder.join(&system);
+    fs::create_dir_all(&there).unwrap();
+    symlink("usr/lib", folder.join("lib")).unwrap();
+    symlink(&system, folder.join("lib64")).unwrap();
+    if is_real() {
+        let copy = |from: &Path, name: &str| {
+            fs::copy(
+                from.join(name),
+                folder.join(from.strip_prefix("/").unwrap()).join(name),
+            )
+            .unwrap();
+        };
+        let system = Path::new("/").join(system);
+        for name in ["libibverbs.so.1", "libnl-3.so.200", "libnl-route-3.so.200"] {
+            copy(&system, name);
+        }
+        for (from, start) in [
+            (system.join("libibverbs"), "librxe-"),
+            ("/etc/libibverbs.d".into(), "rxe"),
+        ] {
+            fs::create_dir_all(folder.join(from.strip_prefix("/").unwrap())).unwrap();
+            for entry in fs::read_dir(&from).unwrap() {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                if name.starts_with(start) {
+                    copy(&from, &name);
+                }
+            }
+        }
+        return;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sys/tests/verbs/library.c");
+    let made = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
+        .arg(there.join("libibverbs.so.1"))
+        .arg(source)
+        .status();
+    assert!(made.unwrap().success());
+}
+
+/// Starts the program as the agent does. Returns when it has closed its standard error.
+fn start(folder: &Path, port: &RdmaPort) -> Output {
+    let root = folder.join("libraries");
+    fs::create_dir(&root).unwrap();
+    libraries(&root);
+    let pool = std::process::id();
+    Command::new(env!("CARGO_BIN_EXE_engine"))
+        .args([
+            "serve",
+            "--node-name=n1",
+            "--pod-uid=pod-1",
+            "--network=/proc/thread-self/ns/net",
+        ])
+        .args(["--oom-score-adj=0", "--data-threads=1", "--log=info"])
+        .arg(format!("--pool-pid={pool}"))
+        .arg(format!("--uid={UID}"))
+        .arg(format!("--rdma={port}"))
+        .arg(format!("--host-network=/proc/{pool}/ns/net"))
+        .arg("--host-root=/")
+        .arg("--libraries")
+        .arg(root)
+        .arg("--control")
+        .arg(folder.join("control"))
+        .arg("--panic-file")
+        .arg(folder.join("panic"))
+        .env_clear()
+        .current_dir("/")
+        .output()
+        .unwrap()
+}
+
+/// Owns the memory of a pool pod in this process.
+fn own_memory() {
+    let arguments = [
+        "pool",
+        "serve",
+        "--cluster=c",
+        "--pool=default",
+        "--pod-uid=pod-1",
+        "--pod-name=p",
+        "--pod-namespace=ns",
+        "--node-name=n1",
+    ];
+    let more = [format!("--bytes={POOL}"), format!("--pod-ip={HOST}")];
+    let arguments = arguments.map(str::to_owned).into_iter().chain(more);
+    let args::Command::Serve(settings) = args::Args::parse_from(arguments).command else {
+        panic!("`serve` is another command");
+    };
+    std::thread::spawn(move || runtime().block_on(pool::serve::serve(settings)).unwrap());
+}
+
+fn assignment() -> ToEngine {
+    let pool = json!({
+        "podUid": "pod-1", "podName": "p", "namespace": "ns", "cluster": "c", "clusterUid": "cu", "pool": "default",
+        "size": POOL, "pageSize": "4Ki", "numaPolicy": "Spread", "drainSeconds": 1, "addresses": [HOST],
+    });
+    let assignment = PodAssignment {
+        listed: Listed::Yes,
+        pool: serde_json::from_value(pool).unwrap(),
+    };
+    ToEngine::Assign {
+        assignment: Box::new(assignment),
+    }
+}
+
+/// Does what an agent does for an engine process, and passes on its messages.
+async fn agent(connection: Connection, messages: Sender<FromEngine>) {
+    connection.send(&assignment(), &[], PATIENCE).await.unwrap();
+    while let Ok((message, _)) = connection.receive::<FromEngine>().await {
+        if let FromEngine::Call { id, call } = &message {
+            let mut socket = None;
+            let answer = match call {
+                Call::Connect => match seqpacket::connect(ADDRESS) {
+                    Ok(connected) => {
+                        socket = Some(connected);
+                        Answer::Done
+                    }
+                    Err(error) => Answer::Failed {
+                        reason: Reason::PoolPodNotReady,
+                        message: error.to_string(),
+                    },
+                },
+                Call::Seal { text } | Call::Open { sealed: text } => {
+                    Answer::Text { text: text.clone() }
+                }
+                _ => Answer::Done,
+            };
+            let answer = ToEngine::Answer { id: *id, answer };
+            let socket = socket.as_ref().map(AsFd::as_fd);
+            connection
+                .send(&answer, socket.as_slice(), PATIENCE)
+                .await
+                .unwrap();
+        }
+        // The test may have ended.
+        let _ = messages.send(message);
+    }
+}
+
+/// A started engine process with an agent.
+struct Served {
+    pid: u32,
+    process: Pidfd,
+    messages: Receiver<FromEngine>,
+    seen: Vec<FromEngine>,
+}
+
+impl Served {
+    fn connect(folder: &Path) -> Self {
+        let socket = seqpacket::connect_path(&folder.join("control"));
+        let socket = socket.unwrap_or_else(|error| {
+            let ended = fs::read_to_string(folder.join("panic")).unwrap();
+            panic!("{error}: it has ended: {ended}");
+        });
+        let pid = seqpacket::peer(&socket).unwrap().pid.unwrap();
+        let (sender, messages) = channel();
+        std::thread::spawn(move || {
+            runtime().block_on(async { agent(Connection::new(socket).unwrap(), sender).await });
+        });
+        let process = Pidfd::open(pid).unwrap();
+        Self {
+            pid,
+            process,
+            messages,
+            seen: Vec::new(),
+        }
+    }
+
+    fn wait_for(&mut self, what: &str, is_it: impl Fn(&FromEngine) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let next = self.messages.recv_timeout(left);
+            let next =
+                next.unwrap_or_else(|error| panic!("{what}: {error} after {:#?}", self.seen));
+            let found = is_it(&next);
+            self.seen.push(next);
+            if found {
+                return;
+            }
+        }
+    }
+
+    fn file(&self, name: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{name}", self.pid)).unwrap()
+    }
+
+    /// Whether a line begins so, whatever is between its words.
+    fn has(&self, file: &str, line: &str) -> bool {
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        self.file(file)
+            .lines()
+            .any(|found| words(found).starts_with(line))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+    }
+}
+
+/// Asks for the descriptor as a stock peer does.
+fn descriptor() -> Value {
+    let mut stream = TcpStream::connect((HOST, HANDSHAKE)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+        .write_all(&handshake::encode(Some(Kind::Metadata), b"{}"))
+        .unwrap();
+    let mut prefix = [0; handshake::PREFIX_LENGTH];
+    stream.read_exact(&mut prefix).unwrap();
+    let mut reply = vec![0; handshake::length(prefix).unwrap()];
+    stream.read_exact(&mut reply).unwrap();
+    serde_json::from_slice(handshake::reply_body(Kind::Metadata, &reply).unwrap()).unwrap()
+}
+
+/// Writes the pool from a stock engine, and reads it back.
+fn exchange_with_a_stock_engine(base: u64) {
+    const LENGTHS: [u64; 3] = [1, 65_537, 4 << 20];
+    let mut stock = Stock::start_rdma(HOST, &port().device);
+    let pool = format!("{HOST}:{HANDSHAKE}");
+    let local = stock.allocate(4 << 20);
+    for (round, length) in LENGTHS.into_iter().enumerate() {
+        let seed = round as u64 * 17 + 1;
+        let remote = base + 4096 * round as u64 + 13;
+        stock.fill(local, length, seed);
+        assert_eq!(stock.transfer("write", &pool, local, remote, length), 0);
+        stock.fill(local, length, 0);
+        assert!(!stock.check(local, length, seed));
+        assert_eq!(stock.transfer("read", &pool, local, remote, length), 0);
+        assert!(stock.check(local, length, seed), "{length} bytes differ");
+    }
+}
+
+#[test]
+fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
+    isolated(|| {
+        let folder = tempfile::tempdir().unwrap();
+        own_memory();
+        let started = start(folder.path(), &port());
+        assert!(
+            started.status.success() && started.stderr.is_empty(),
+            "{started:?}"
+        );
+        let mut served = Served::connect(folder.path());
+        served.wait_for("the greeting", |message| {
+            *message
+                == FromEngine::Hello {
+                    protocol: PROTOCOL,
+                    rdma: Some(port()),
+                }
+        });
+        served.wait_for("peers are served", |message| {
+            matches!(message, FromEngine::Report(report) if report.pool.reason == Reason::MasterNotReady)
+        });
+        for line in [
+            format!("Uid: {UID} {UID} {UID} {UID}"),
+            "CapEff: 0000000000000000".to_owned(),
+            "CapPrm: 0000000000000000".to_owned(),
+            "NoNewPrivs: 1".to_owned(),
+            "Seccomp: 2".to_owned(),
+        ] {
+            assert!(
+                served.has("status", &line),
+                "{line}: {}",
+                served.file("status")
+            );
+        }
+        if is_real() {
+            // The virtual machine gives the right to remove it.
+            assert!(served.has("limits", "Max locked memory unlimited unlimited"));
+        }
+
+        let descriptor = descriptor();
+        assert_eq!(descriptor["protocol"], "rdma");
+        assert_eq!(descriptor["devices"][0]["name"], port().device);
+        let buffer = &descriptor["buffers"][0];
+        assert_eq!(buffer["length"], POOL);
+        for keys in ["lkey", "rkey"] {
+            assert_eq!(
+                buffer[keys].as_array().map(Vec::len),
+                Some(1),
+                "{descriptor}"
+            );
+        }
+        if is_real() {
+            exchange_with_a_stock_engine(buffer["addr"].as_u64().unwrap());
+        }
+        assert!(served.process.runs());
+        assert_eq!(fs::read_to_string(folder.path().join("panic")).unwrap(), "");
+    });
+}
+
+#[test]
+fn a_device_that_the_node_does_not_have_is_an_error_with_its_name() {
+    isolated(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let started = start(folder.path(), &"none_0:1:1".parse().unwrap());
+        // The parent of the process has ended by then; what is written to standard error is the failure.
+        let message = String::from_utf8(started.stderr).unwrap();
+        assert!(message.contains("none_0"), "{message}");
+    });
+}
