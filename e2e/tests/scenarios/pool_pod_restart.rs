@@ -1,6 +1,6 @@
 //! Pool pods that are killed or deleted: their segments are unmounted at once and the next pod serves.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
@@ -46,7 +46,7 @@ async fn deleting_a_pool_pod_unmounts_its_segments_at_once_and_its_replacement_s
 -> anyhow::Result<()> {
     let product = Product::shared().await?;
     product
-        .run("pooldel", async move |_, namespace| {
+        .run("pooldel", async move |product, namespace| {
             let pool = Pool::small(&namespace).await?;
             let before = pool.mounted(2, AT_ONCE).await?;
             let old = pool.pod_on("n2").await?;
@@ -63,11 +63,33 @@ async fn deleting_a_pool_pod_unmounts_its_segments_at_once_and_its_replacement_s
             })
             .await?;
             namespace.pod_ready(&new.name_any(), READY).await?;
-            pool.mounted(2, AT_ONCE).await?;
+            let after = pool.mounted(2, AT_ONCE).await?;
             pool.ready(READY).await?;
+            let former = on_n2(&before)?;
+            let present = on_n2(&after)?;
+            ensure!(
+                former != present,
+                "the replacement has the address and port of the old pod"
+            );
+            let words = product.cli(&["segment", &present]).await?;
+            ensure!(
+                words.contains("is served") && words.contains(&new.name_any()),
+                "{words}"
+            );
+            let words = product.cli(&["segment", &former]).await?;
+            ensure!(words.contains("SegmentUnknown"), "{words}");
+            println!("{words}");
             serves_again(&pool).await
         })
         .await
+}
+
+/// The server name of the pool pod on n2, as stock clients write it into their errors.
+fn on_n2(segments: &[master::Segment]) -> anyhow::Result<String> {
+    let found = segments
+        .iter()
+        .find(|segment| segment.name.contains(".n2."));
+    Ok(found.context("no segment on n2")?.te_endpoint.clone())
 }
 
 /// Waits until the master has none of the node's earlier segments.
