@@ -131,7 +131,7 @@ fn open(settings: &Serve) -> anyhow::Result<Opened> {
             maximum: None,
         };
         if rustix::process::setrlimit(Resource::Memlock, unlimited).is_err() {
-            // Without CAP_SYS_RESOURCE. Whether this is enough, the device tells when it registers the pool.
+            // Without CAP_SYS_RESOURCE. If this is not enough, the device refuses to register the pool.
             limit(Resource::Memlock, u64::MAX)?;
         }
     }

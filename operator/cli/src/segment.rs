@@ -7,6 +7,7 @@ use crds::{MooncakeNode, Reason, names};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use mooncake_operator::pod::is_over;
 use serde::Serialize;
 
 use crate::age::age;
@@ -19,13 +20,13 @@ const SIMILARITY: f64 = 0.85;
 /// Most names that are listed.
 const SIMILAR_LIMIT: usize = 3;
 
-/// A name and the objects that tell about it.
+/// A name and the objects that show its owner.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// A server name `IP:PORT`, or the name of a segment in the master.
     pub name: String,
     pub nodes: Vec<MooncakeNode>,
-    /// Pods that have or had the address of the name.
+    /// Pods with the address of the name in their status. Completed ones have lost it.
     pub holders: Vec<Pod>,
     pub read_errors: Vec<ReadError>,
 }
@@ -42,7 +43,7 @@ pub enum State {
     OtherPod,
     /// No pod has the address, and no pool pod the name.
     NoOwner,
-    /// The objects that would tell could not be read.
+    /// The objects that show it could not be read.
     Unknown,
 }
 
@@ -171,10 +172,13 @@ pub fn segment(inputs: Inputs, now: Timestamp) -> Segment {
             reason: None,
             remedy: None,
             docs: None,
-            message: format!("{} could not be read, which would tell", error.resource.0),
+            message: format!(
+                "the owner is unknown, because {} could not be read",
+                error.resource.0
+            ),
             ..unknown
         }
-    } else if let Some(pod) = holders.iter().max_by_key(|pod| created(pod)) {
+    } else if let Some(pod) = holders.iter().find(|pod| !is_over(pod)) {
         Segment {
             state: State::OtherPod,
             message: of_holder(pod, now),
@@ -333,7 +337,7 @@ impl State {
             Self::OtherPort => ("is not served at this port", Style::Bad),
             Self::OtherPod => ("has lost its owner", Style::Bad),
             Self::NoOwner => ("has no owner", Style::Bad),
-            Self::Unknown => ("could not be found out", Style::Warning),
+            Self::Unknown => ("has an unknown owner", Style::Warning),
         };
         Cell::new(text, style)
     }

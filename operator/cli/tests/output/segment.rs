@@ -102,6 +102,12 @@ fn an_address_of_another_pod_and_of_no_pod_are_told_apart() {
         starting.message
     );
 
+    let mut completed = inputs(HEALTHY, "10.9.9.9:1");
+    let mut pod = holder(json!({}));
+    pod.status = serde_json::from_value(json!({"phase": "Succeeded"})).unwrap();
+    completed.holders = vec![pod];
+    assert_eq!(found(completed).state, State::NoOwner);
+
     let gone = found(inputs(HEALTHY, "10.9.9.9:1"));
     assert_eq!(gone.state, State::NoOwner);
     assert!(
