@@ -1,13 +1,13 @@
 //! The size of a pool changes: with the built-in master every key moves to the other pool pod before its pod is replaced.
 
 use super::built_in_master::ledgers;
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use crds::names::MASTER_OPEN_PORT;
 use mooncake_e2e::scenario::pool::READY;
 use mooncake_e2e::scenario::{
     Effort, Load, Pool, Product, Seen, StockPod, StockWork, eventually, master,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -25,7 +25,7 @@ const ROLLOUT: Duration = Duration::from_secs(600);
 async fn no_key_is_lost_when_the_size_of_a_pool_changes_under_load() -> anyhow::Result<()> {
     let product = Product::shared().await?;
     product
-        .run("resize", async move |_, namespace| {
+        .run("resize", async move |product, namespace| {
             let spec = format!(
                 "{{pools: [{{name: default, size: {BEFORE}, drainSeconds: {DRAIN}}}], master: {{type: BuiltIn}}}}"
             );
@@ -47,6 +47,7 @@ async fn no_key_is_lost_when_the_size_of_a_pool_changes_under_load() -> anyhow::
             let report = load.finish(&namespace).await?;
             report.nothing_failed()?;
             run("late", "n1", StockWork::verify(KEYS, MIB)).await?;
+            listed(&product, &pool).await?;
             moved(&pool).await
         })
         .await
@@ -88,6 +89,31 @@ async fn resize(pool: &Pool) -> anyhow::Result<()> {
         "both pods were replaced after {:.1} s",
         begun.elapsed().as_secs_f64()
     );
+    Ok(())
+}
+
+/// `kubectl mooncake keys` counts the keys and finds their pool pods.
+async fn listed(product: &Product, pool: &Pool) -> anyhow::Result<()> {
+    let namespace = &pool.namespace.name;
+    let words = ["keys", &pool.name, "-n", namespace, "--limit=3", "-o=json"];
+    let found: Value = serde_json::from_str(&product.cli(&words).await?)?;
+    let count = found["count"].as_u64().unwrap_or(0);
+    let bytes = found["bytes"].as_u64().unwrap_or(0);
+    let keys = found["keys"].as_array().context("keys")?;
+    let placed = keys.iter().all(|key| {
+        let node = key["replicas"][0]["node"].as_str();
+        node.is_some_and(|node| ["n1", "n2"].contains(&node))
+    });
+    ensure!(
+        count >= u64::from(KEYS)
+            && bytes >= u64::from(KEYS) * MIB
+            && (keys.len(), placed) == (3, true)
+            && found["complete"] == true,
+        "{found}"
+    );
+    let words = ["keys", &pool.name, "-n", namespace, "--prefix=no such key"];
+    let text = product.cli(&words).await?;
+    ensure!(text.contains(": 0 keys, 0 B"), "{text}");
     Ok(())
 }
 

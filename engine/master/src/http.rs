@@ -111,6 +111,7 @@ fn router(master: Arc<Master>) -> Router {
         .route("/query_key", get(keys::query_key))
         .route("/batch_query_keys", get(keys::batch_query_keys))
         .route("/get_all_keys", get(keys::all_keys))
+        .route("/find_keys", get(keys::find_keys))
         .route("/api/v1/remove_all", post(keys::remove_all))
         .route("/get_all_segments", get(segments::all_segments))
         .route("/get_segments_detail", get(segments::details))

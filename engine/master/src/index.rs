@@ -15,6 +15,7 @@ mod objects;
 mod put;
 mod remove;
 mod retired;
+mod search;
 mod segments;
 mod settings;
 mod upkeep;
@@ -30,6 +31,7 @@ pub use ledger::{LedgerTotals, Signals, Wait};
 pub use lookup::{Found, View};
 pub use moment::Moment;
 pub use mount::SegmentDetail;
+pub use search::{Match, Search, SearchedSegment};
 pub use settings::{Placement, Settings};
 
 use clients::Clients;

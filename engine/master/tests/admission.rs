@@ -246,7 +246,12 @@ async fn http_shows_strangers_health_and_metrics_only() {
         metrics.contains("master_not_admitted_connections"),
         "{metrics}"
     );
-    for path in ["/get_all_keys", "/get_segments_detail", "/query_key?key=a"] {
+    for path in [
+        "/get_all_keys",
+        "/find_keys",
+        "/get_segments_detail",
+        "/query_key?key=a",
+    ] {
         let answer = get(open_port, STRANGER, path).await;
         assert!(answer.starts_with("HTTP/1.1 404 "), "{path}: {answer}");
         assert_eq!(get(admin_port, STRANGER, path).await, "", "{path}");

@@ -14,7 +14,7 @@ use namespace::{Host, OUR_HTTP, OURS, STOCK, STOCK_HTTP, TIMEOUT};
 use proto::store::Uuid;
 use proto::store::release_0_3_13 as wire;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use wire::{ObjectMeta, ReplicaType, ReplicateConfig, Segment};
@@ -171,6 +171,43 @@ async fn the_http_paths_answer_as_those_of_the_stock_master() {
         assert_eq!(ours.get(name), stock.get(name), "{name}");
         assert!(ours.contains_key(name), "{name}");
     }
+}
+
+#[tokio::test]
+async fn keys_are_found_by_prefix_and_pattern() {
+    let host = Host::new().await;
+    let _ours = host.ours(&["--default_kv_lease_ttl=1h"]).await;
+    fill(&mut host.client(OURS).await).await;
+    let find = async |query: &str| {
+        let (status, body) = http(&host, OUR_HTTP, "GET", &format!("/find_keys{query}")).await;
+        (status, serde_json::from_str::<Value>(&body).unwrap())
+    };
+    let (status, all) = find("").await;
+    assert_eq!(status, 200);
+    let segments = json!([
+        {"name": "a.segment", "endpoint": "10.0.0.1:1", "leaves": false, "objects": 2, "bytes": 2048}
+    ]);
+    let expected = json!({
+        "success": true, "complete": true, "objects": 2, "bytes": 2048, "keys": [], "segments": segments,
+    });
+    assert_eq!(all, expected);
+    let (_, listed) = find("?prefix=k&regex=2%24&limit=5").await;
+    let key = json!([{"key": "k2", "size": 1024, "hard_pin": false, "segments": [0]}]);
+    assert_eq!((&listed["keys"], &listed["objects"]), (&key, &json!(1)));
+    // No time at all: nothing is known.
+    let (_, none) = find("?seconds=0").await;
+    assert_eq!(
+        (&none["complete"], &none["objects"]),
+        (&json!(false), &json!(0))
+    );
+    let (status, refused) = find("?regex=(").await;
+    assert_eq!(
+        (status, &refused["error_message"]),
+        (400, &json!("INVALID_PARAMS"))
+    );
+    // Nothing has a lease, in contrast to a lookup: all keys are removed without force.
+    let (_, removed) = http(&host, OUR_HTTP, "POST", "/api/v1/remove_all").await;
+    assert!(removed.contains("\"removed_count\":2"), "{removed}");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crds::sizing;
+use regex::Regex;
 
 /// Shows the state of Mooncake on a cluster and explains problems.
 #[derive(Clone, Debug, Parser)]
@@ -71,6 +72,9 @@ pub enum Command {
         /// Server name `IP:PORT`, or name of the segment in the master.
         name: String,
     },
+    /// Counts and lists keys of a MooncakeCluster with their bytes, pool pods and nodes. Reads no value. Needs the right
+    /// to create `pods/portforward`. Exit status 0: complete, 2: not all keys were looked at, or no master answered.
+    Keys(KeysArgs),
     /// Checks the cluster before an installation: versions, CRDs, permissions, Pod Security, other installations,
     /// nodes and memory. Reads only. Exit status as of doctor. `-n` is the namespace of the release.
     Preflight(PreflightArgs),
@@ -80,6 +84,32 @@ pub enum Command {
     /// Checks whether a stock HiCache launch fits into hugepages. Exit status 0: it fits, 1: the arena may
     /// fall back to regular pages, 2: it does not start, 3: the node could not be read.
     Sizing(Sizing),
+}
+
+/// Which keys.
+#[derive(Clone, Debug, clap::Args)]
+pub struct KeysArgs {
+    /// Name of the MooncakeCluster.
+    pub cluster: String,
+    /// Beginning of the keys.
+    #[arg(long, default_value = "")]
+    pub prefix: String,
+    /// Pattern that the keys match anywhere, without look-around and back-references.
+    #[arg(long)]
+    pub regex: Option<Regex>,
+    /// Number of keys that are listed, in their order. All matching keys are counted.
+    #[arg(long, default_value = "20", value_parser = limit)]
+    pub limit: usize,
+}
+
+/// Most keys that the built-in master lists.
+const MOST_LISTED: usize = 10_000;
+
+fn limit(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number <= MOST_LISTED => Ok(number),
+        _ => Err(format!("`{text}` is not a number from 0 to {MOST_LISTED}")),
+    }
 }
 
 /// What is about to be installed.

@@ -127,6 +127,11 @@ impl Connection {
         }
     }
 
+    /// Deadline of each request.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// Lists all objects that `params` selects, in chunks.
     ///
     /// # Errors

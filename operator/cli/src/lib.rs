@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! args --> connection --> collect --> Snapshot --> status, doctor, why, node, segment, sizing --> table | JSON
-//!              +--> preflight, bundle (read more)
+//!              +--> preflight, bundle (read more), keys (reads the master)
 //!          effects: each request has a deadline    pure: values in, values out
 //! ```
 
@@ -12,6 +12,7 @@ pub mod bundle;
 pub mod collect;
 pub mod connection;
 pub mod doctor;
+pub mod keys;
 pub mod node;
 pub mod preflight;
 pub mod read_error;

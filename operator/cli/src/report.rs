@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::bundle::Bundle;
 use crate::doctor::Doctor;
+use crate::keys::Keys;
 use crate::node::Node;
 use crate::preflight::Preflight;
 use crate::read_error::{self, ReadError};
@@ -30,6 +31,7 @@ pub enum Report {
     Doctor(Doctor),
     Why(Box<Why>),
     Segment(Box<Segment>),
+    Keys(Keys),
     Sizing(Sizing),
     Preflight(Preflight),
     Bundle(Bundle),
@@ -48,6 +50,7 @@ impl Report {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Doctor(doctor) => doctor.exit_code(),
+            Self::Keys(keys) => keys.exit_code(),
             Self::Sizing(sizing) => sizing.exit_code(),
             Self::Preflight(preflight) => preflight.exit_code(),
             Self::Bundle(bundle) => bundle.exit_code(),
@@ -68,6 +71,7 @@ impl Report {
             Self::Doctor(doctor) => doctor.show(&mut out, now),
             Self::Why(why) => why.show(&mut out),
             Self::Segment(segment) => segment.show(&mut out),
+            Self::Keys(keys) => keys.show(&mut out),
             Self::Sizing(sizing) => sizing.show(&mut out),
             Self::Preflight(preflight) => preflight.show(&mut out),
             Self::Bundle(bundle) => bundle.show(&mut out),
@@ -103,7 +107,7 @@ impl Report {
             Self::Segment(segment) => &segment.read_errors,
             Self::Preflight(preflight) => &preflight.read_errors,
             Self::Bundle(bundle) => &bundle.read_errors,
-            Self::Sizing(_) => &[],
+            Self::Keys(_) | Self::Sizing(_) => &[],
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::bundle::{self, bundle};
 use crate::collect::{CLUSTER_SCOPE, Objects, api, collect, or_error};
 use crate::connection::{Connection, Error};
 use crate::doctor::doctor;
+use crate::keys;
 use crate::node::{current, node};
 use crate::preflight::{self, Plan};
 use crate::read_error::{Cause, ReadError, Resources};
@@ -36,6 +37,8 @@ pub enum Failure {
     Bundle(#[from] bundle::Error),
     #[error(transparent)]
     Plan(#[from] preflight::PlanError),
+    #[error(transparent)]
+    Keys(#[from] keys::collect::Error),
     #[error("{0}")]
     Sizes(#[from] TooLarge),
 }
@@ -65,6 +68,12 @@ pub async fn run(args: &Args) -> Result<Report, Failure> {
         Command::Segment { name } => {
             let inputs = segment_inputs(&Connection::open(flags).await?, name).await;
             Report::Segment(Box::new(segment(inputs, Timestamp::now())))
+        }
+        Command::Keys(args) => {
+            let connection = Connection::open(flags).await?;
+            let namespace = flags.namespace.as_ref().unwrap_or(&connection.namespace);
+            let inputs = keys::collect::collect(&connection, namespace, args).await?;
+            Report::Keys(keys::keys(inputs))
         }
         Command::Bundle(args) => {
             let connection = Connection::open(flags).await?;

@@ -2,12 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use proto::store::ErrorCode;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tokio::time::Instant;
 
 use super::{body, constant, failure};
 use crate::index::View;
@@ -17,6 +20,9 @@ type Named = Query<HashMap<String, String>>;
 
 /// Most keys of one query.
 const MOST_KEYS: usize = 65_536;
+/// Most keys that a search lists, and longest duration of a search in seconds.
+const MOST_LISTED: usize = 10_000;
+const LONGEST_SEARCH: u64 = 60;
 
 /// Returns the memory replicas of a key. Like a lookup by RPC it grants a lease.
 fn replicas(master: &Master, key: &str) -> Result<Vec<Value>, ErrorCode> {
@@ -82,6 +88,76 @@ pub(super) async fn all_keys(State(master): State<Arc<Master>>) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A search for keys.
+#[derive(Debug, Deserialize)]
+pub(super) struct Wanted {
+    #[serde(default)]
+    prefix: String,
+    regex: Option<String>,
+    #[serde(default)]
+    limit: usize,
+    /// Duration in seconds after which the search ends incomplete.
+    #[serde(default = "default_seconds")]
+    seconds: u64,
+}
+
+fn default_seconds() -> u64 {
+    5
+}
+
+/// Finds objects by their keys. Grants no lease, unlike the queries of the stock master. Other requests go on between its
+/// steps.
+pub(super) async fn find_keys(
+    State(master): State<Arc<Master>>,
+    Query(wanted): Query<Wanted>,
+) -> Response {
+    let limit = wanted.limit.min(MOST_LISTED);
+    let seconds = wanted.seconds.min(LONGEST_SEARCH);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let regex = wanted.regex.as_deref();
+    let begun = master.with_index(|index, _| index.begin_search(&wanted.prefix, regex, limit));
+    let mut search = match begun {
+        Ok(search) => search,
+        Err(code) => return failure(StatusCode::BAD_REQUEST, code),
+    };
+    let mut more = true;
+    while more && Instant::now() < end {
+        more = master.with_index(|index, _| index.search(&mut search));
+        tokio::task::yield_now().await;
+    }
+    let (objects, bytes) = search.found();
+    let segments: Vec<Value> = search
+        .segments()
+        .iter()
+        .map(|segment| {
+            json!({
+                "name": segment.name,
+                "endpoint": segment.endpoint,
+                "leaves": segment.leaves,
+                "objects": segment.objects,
+                "bytes": segment.bytes,
+            })
+        })
+        .collect();
+    let keys = search.into_first().into_iter().map(|found| {
+        json!({
+            "key": found.key,
+            "size": found.size,
+            "hard_pin": found.hard_pin,
+            "segments": found.segments,
+        })
+    });
+    let value = json!({
+        "success": true,
+        "complete": !more,
+        "objects": objects,
+        "bytes": bytes,
+        "keys": keys.collect::<Vec<_>>(),
+        "segments": segments,
+    });
+    body(StatusCode::OK, &value)
 }
 
 pub(super) async fn remove_all(State(master): State<Arc<Master>>, Query(query): Named) -> Response {

@@ -46,7 +46,7 @@ impl Mounted {
         self.stream.is_some() && !self.leaves()
     }
 
-    fn leaves(&self) -> bool {
+    pub(crate) fn leaves(&self) -> bool {
         self.ends || self.unmount_at.is_some()
     }
 

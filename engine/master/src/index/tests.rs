@@ -3,6 +3,7 @@
 mod evacuation;
 mod ledger;
 mod property;
+mod search;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -161,6 +161,17 @@ pub(crate) async fn healthy(server: &Server) -> anyhow::Result<()> {
     let output = run(server, false, &["node", "n9"]).await?;
     output.expect(2, &["n9", "not found", "127.0.0.1", "context admin"])?;
 
+    // No kubelet runs that could forward the master's port.
+    let output = run(server, false, &["keys", "kv"]).await?;
+    let words = [
+        "keys of MooncakeCluster team/kv",
+        "master pod kv-master-1",
+        "cannot forward its port 9003",
+    ];
+    output.expect(2, &words)?;
+    let output = run(server, false, &["keys", "vk"]).await?;
+    output.expect(2, &["mooncakeclusters", "vk", "not found"])?;
+
     let output = run(server, false, &["why", "kv-pool-default-n1"]).await?;
     output.expect(0, &["does not request injection"])?;
     let output = run(server, false, &["why", "pod/absent"]).await?;
@@ -207,6 +218,13 @@ pub(crate) async fn tenant(server: &Server) -> anyhow::Result<()> {
     ];
     output.expect(2, &words)?;
     ensure!(!output.text.contains("Error"), "{}", output.text);
+    let output = run(server, true, &["keys", "kv"]).await?;
+    let words = [
+        "pods/portforward",
+        "master pod kv-master-1",
+        "Request the right",
+    ];
+    output.expect(2, &words)?;
     let output = run(server, true, &["node", "n1"]).await?;
     output.expect(2, &["forbidden", "context tenant"])
 }

@@ -5,6 +5,7 @@
 mod binary;
 mod bundle;
 mod fixtures;
+mod keys;
 mod preflight;
 mod script;
 mod segment;

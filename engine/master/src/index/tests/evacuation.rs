@@ -337,6 +337,15 @@ fn the_owner_stays_until_the_readers_of_former_ranges_have_finished() {
     let answer = pools.run(0, at(21));
     assert!(answer.left == 0 && !answer.finished, "{answer:?}");
     assert_eq!(pools.endpoint("k", at(22)).unwrap(), "node1:12001");
+    // The former range, which rests, is no object there.
+    let mut search = pools.index.begin_search("", None, 1).unwrap();
+    while pools.index.search(&mut search) {}
+    let found = search
+        .segments()
+        .iter()
+        .map(|one| (one.leaves, one.objects));
+    assert_eq!(found.collect::<Vec<_>>(), [(true, 0), (false, 1)]);
+    assert_eq!(search.found(), (1, 1000));
     assert!(!pools.call(0, &Ended::default(), at(29)).finished);
     assert!(pools.call(0, &Ended::default(), at(31)).finished);
 }
