@@ -1,7 +1,7 @@
 //! Decides from its address whether a peer may connect, and what it may do. The addresses come from a file that another
 //! program replaces when they change (docs/decisions/master-admission.md).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -34,41 +34,110 @@ pub struct Peer {
 
 /// Why a list of addresses is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} is {text:?}, not `member ADDRESS` or `operator ADDRESS`")]
+#[error("line {line} is {text:?}, not `member ADDRESS [POD…]` or `operator ADDRESS [POD…]`")]
 pub struct ParseError {
     line: usize,
     text: String,
 }
 
+/// A pod by its UID, or an address that is listed without one.
+type Pod = Arc<str>;
+
 /// Admitted addresses. IPv4-mapped IPv6 addresses count as IPv4.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Addresses(HashMap<IpAddr, Role>);
+pub struct Addresses {
+    known: HashMap<IpAddr, Known>,
+    /// All pods of all addresses.
+    pods: HashSet<Pod>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Known {
+    role: Role,
+    pods: Vec<Pod>,
+}
+
+/// The pods behind an address at one time: several pods on the host network share theirs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) address: IpAddr,
+    pods: Vec<Pod>,
+}
+
+impl Owner {
+    fn shares_pod(&self, pods: &[Pod]) -> bool {
+        self.pods.iter().any(|pod| pods.contains(pod))
+    }
+}
+
+impl Addresses {
+    /// Returns what a peer at this address may do; `None` if it is not listed.
+    pub(crate) fn role(&self, address: IpAddr) -> Option<Role> {
+        let known = self.known.get(&address.to_canonical())?;
+        Some(known.role)
+    }
+
+    /// Returns the pods behind an address; `None` if it is not listed.
+    pub(crate) fn owner(&self, address: IpAddr) -> Option<Owner> {
+        let address = address.to_canonical();
+        let pods = self.known.get(&address)?.pods.clone();
+        Some(Owner { address, pods })
+    }
+
+    /// Whether one of the pods is listed, also at another address.
+    pub(crate) fn has(&self, owner: &Owner) -> bool {
+        owner.pods.iter().any(|pod| self.pods.contains(pod))
+    }
+
+    /// Whether the address belongs to one of the pods.
+    pub(crate) fn is_of(&self, address: IpAddr, owner: &Owner) -> bool {
+        let address = address.to_canonical();
+        let known = self.known.get(&address);
+        address == owner.address || known.is_some_and(|known| owner.shares_pod(&known.pods))
+    }
+}
 
 impl FromStr for Addresses {
     type Err = ParseError;
 
-    /// Parses lines of `member ADDRESS` and `operator ADDRESS`. An address with both is an operator.
+    /// Parses lines of `member ADDRESS [POD…]` and `operator ADDRESS [POD…]`, where the pods are UIDs. An address with both
+    /// roles is an operator. The addresses of one pod have one UID.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let mut roles = HashMap::new();
+        let mut list = Self::default();
         for (index, line) in text.lines().enumerate() {
-            let parsed = line.split_once(' ').and_then(|(role, address)| {
-                let role = match role {
-                    "member" => Role::Member,
-                    "operator" => Role::Operator,
-                    _ => return None,
-                };
-                Some((role, address.parse::<IpAddr>().ok()?.to_canonical()))
-            });
-            let (role, address) = parsed.ok_or_else(|| ParseError {
+            let parsed = parse(line).ok_or_else(|| ParseError {
                 line: index + 1,
                 text: line.to_owned(),
             })?;
-            if role == Role::Operator || !roles.contains_key(&address) {
-                roles.insert(address, role);
+            let (role, address, mut pods) = parsed;
+            if pods.is_empty() {
+                pods.push(address.to_string().into());
             }
+            list.pods.extend(pods.iter().cloned());
+            let known = list.known.entry(address).or_insert_with(|| Known {
+                role,
+                pods: Vec::new(),
+            });
+            if role == Role::Operator {
+                known.role = role;
+            }
+            known.pods.extend(pods);
         }
-        Ok(Self(roles))
+        Ok(list)
     }
+}
+
+fn parse(line: &str) -> Option<(Role, IpAddr, Vec<Pod>)> {
+    let mut words = line.split(' ');
+    let role = match words.next()? {
+        "member" => Role::Member,
+        "operator" => Role::Operator,
+        _ => return None,
+    };
+    let address = words.next()?.parse::<IpAddr>().ok()?.to_canonical();
+    let pods: Vec<Pod> = words.map(Pod::from).collect();
+    let valid = pods.iter().all(|pod| !pod.is_empty());
+    valid.then_some((role, address, pods))
 }
 
 /// Which peers may connect. Clones share the list.
@@ -92,7 +161,15 @@ impl Admission {
         if address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST {
             return Some(Role::Operator);
         }
-        addresses.borrow().as_ref()?.0.get(&address).copied()
+        addresses.borrow().as_ref()?.role(address)
+    }
+
+    /// Returns the addresses in force; `None` before the first list, and where every peer may connect.
+    pub(crate) fn listed(&self) -> Option<Arc<Addresses>> {
+        match self {
+            Self::Anyone => None,
+            Self::Listed(addresses) => addresses.borrow().clone(),
+        }
     }
 
     /// True once the addresses are known.
@@ -171,7 +248,7 @@ impl File {
             Ok(None) => {}
             Ok(Some(addresses)) => {
                 self.failure = None;
-                tracing::info!(file = %self.path.display(), addresses = addresses.0.len(), "admitted addresses changed");
+                tracing::info!(file = %self.path.display(), addresses = addresses.known.len(), "admitted addresses changed");
                 self.addresses.send_replace(Some(Arc::new(addresses)));
             }
             Err(failure) => {
@@ -257,11 +334,36 @@ mod tests {
             "member 10.0.0.256",
             "guest 10.0.0.1",
             "member 10.0.0.1 ",
+            "member 10.0.0.1  a",
+            "member a 10.0.0.1",
             "member 10.0.0.1\n\nmember 10.0.0.2",
         ] {
             assert!(wrong.parse::<Addresses>().is_err(), "{wrong}");
         }
         assert_eq!("".parse(), Ok(Addresses::default()));
+    }
+
+    #[test]
+    fn a_pod_is_known_by_its_uid_at_each_of_its_addresses() {
+        let list: Addresses = "member 10.0.0.1 a\nmember fd00::1 a\nmember 10.0.0.2 b c\n\
+                               member 10.0.0.3\noperator 10.0.0.9 o\n"
+            .parse()
+            .unwrap();
+        let owner = |text| list.owner(address(text)).unwrap();
+        assert!(list.is_of(address("fd00::1"), &owner("10.0.0.1")));
+        assert!(list.is_of(address("::ffff:10.0.0.1"), &owner("fd00::1")));
+        assert!(!list.is_of(address("10.0.0.2"), &owner("10.0.0.1")));
+        assert!(!list.is_of(address("10.0.0.4"), &owner("10.0.0.1")));
+        assert_eq!(list.owner(address("10.0.0.4")), None);
+        let (a, b, without) = (owner("10.0.0.1"), owner("10.0.0.2"), owner("10.0.0.3"));
+        // Its address belongs to another pod now; a pod that moved; a pod of two that share an address.
+        let later: Addresses = "member 10.0.0.1 d\nmember 10.0.0.7 c\nmember 10.0.0.3\n"
+            .parse()
+            .unwrap();
+        assert!(!later.has(&a));
+        assert!(later.has(&b) && later.has(&without));
+        let neither: Addresses = "member 10.0.0.2 e\n".parse().unwrap();
+        assert!(!neither.has(&b) && !neither.has(&without));
     }
 
     #[test]

@@ -41,8 +41,9 @@ pub struct Args {
     #[arg(long = "metrics_host", default_value = "0.0.0.0")]
     metrics_host: IpAddr,
 
-    /// File with the addresses of peers that may connect, in lines of `member ADDRESS` or `operator ADDRESS`. It is read again
-    /// when another file replaces it. Without this flag every peer may connect, as to the stock master.
+    /// File with the addresses of peers that may connect, in lines of `member ADDRESS` or `operator ADDRESS`, each followed by
+    /// the UIDs of the pods at that address. It is read again when another file replaces it. Without this flag every peer may
+    /// connect, as to the stock master.
     #[arg(long = "admitted_file")]
     admitted_file: Option<PathBuf>,
     /// Port for health and metrics by HTTP that every peer may connect to; 0 means none.

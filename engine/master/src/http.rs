@@ -23,7 +23,9 @@ use tokio::sync::watch;
 
 use crate::admission::Admission;
 use crate::server::Master;
-use listener::Guarded;
+use listener::{Guarded, Visitor};
+pub use metadata::Limits as MetadataLimits;
+use metadata::Metadata;
 
 /// The listeners of the HTTP services of a master that serves.
 #[derive(Debug)]
@@ -41,11 +43,19 @@ pub struct Listeners {
 pub async fn serve(master: Arc<Master>, listeners: Listeners) -> io::Result<()> {
     let Listeners { admin, metadata } = listeners;
     let admitted = |listener| Guarded::admitted(listener, Arc::clone(&master));
-    let metadata = metadata.map(|listener| axum::serve(admitted(listener), metadata::router()));
+    let metadata = metadata.map(|listener| async {
+        let metadata = Metadata::new(Arc::clone(&master));
+        let router = Arc::clone(&metadata).router();
+        let service = router.into_make_service_with_connect_info::<Visitor>();
+        tokio::select! {
+            ended = axum::serve(admitted(listener), service).into_future() => ended,
+            never = metadata.upkeep() => match never {},
+        }
+    });
     let admin = axum::serve(admitted(admin), router(Arc::clone(&master)));
     tokio::select! {
         ended = admin.into_future() => ended,
-        Some(ended) = OptionFuture::from(metadata.map(IntoFuture::into_future)) => ended,
+        Some(ended) = OptionFuture::from(metadata) => ended,
     }
 }
 

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use crate::admission::{Admission, Peer};
+use crate::http::MetadataLimits;
 use crate::index::{Index, Moment, Wait};
 use crate::leadership::Leadership;
 use connection::Ended;
@@ -55,6 +56,8 @@ pub struct Limits {
     pub idle: Option<Duration>,
     /// Whether small replies are sent at once (`TCP_NODELAY`).
     pub no_delay: bool,
+    /// Those of the metadata server.
+    pub metadata: MetadataLimits,
 }
 
 impl Default for Limits {
@@ -68,6 +71,7 @@ impl Default for Limits {
             buffered_bytes: 256 << 20,
             idle: None,
             no_delay: true,
+            metadata: MetadataLimits::default(),
         }
     }
 }
@@ -155,6 +159,10 @@ impl Master {
     #[must_use]
     pub fn traffic(&self) -> &Traffic {
         &self.traffic
+    }
+
+    pub(crate) fn metadata_limits(&self) -> &MetadataLimits {
+        &self.limits.metadata
     }
 
     #[must_use]

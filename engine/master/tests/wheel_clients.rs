@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use namespace::{Host, OURS, STOCK};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A client of the wheel, which takes a request per line and answers each.
 struct Store {
-    _child: Child,
+    child: Child,
     requests: ChildStdin,
     replies: Lines<BufReader<ChildStdout>>,
 }
@@ -29,23 +29,36 @@ struct Store {
 impl Store {
     /// Starts a client; with `segment` it stores objects itself.
     async fn start(host: &Host, master: std::net::SocketAddr, segment: u64) -> Self {
+        let mut store = Self::spawn(host, master, segment, &[]);
+        assert_eq!(store.reply().await, json!({"setup": 0}));
+        store
+    }
+
+    /// Starts a client with this name that finds others by a metadata service; it stores objects.
+    fn named(host: &Host, name: &str, metadata: &str) -> Self {
+        Self::spawn(host, OURS, 64 << 20, &[name, metadata])
+    }
+
+    fn spawn(host: &Host, master: std::net::SocketAddr, segment: u64, added: &[&str]) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/store.py");
         let mut child = host
             .python()
             .arg(script)
             .args([master.to_string(), segment.to_string()])
+            .args(added)
+            // Of the descriptor: the namespace has no interface but loopback.
+            .env("MC_TCP_BIND_ADDRESS", "127.0.0.1")
+            .kill_on_drop(true)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut store = Self {
+        Self {
             requests: child.stdin.take().unwrap(),
             replies: BufReader::new(child.stdout.take().unwrap()).lines(),
-            _child: child,
-        };
-        assert_eq!(store.reply().await, json!({"setup": 0}));
-        store
+            child,
+        }
     }
 
     async fn reply(&mut self) -> Value {
@@ -208,4 +221,83 @@ async fn storing_clients_mount_again_after_a_restart_and_expire_after_their_deat
         }
     };
     timeout(TIMEOUT, expired).await.expect("the client expires");
+}
+
+/// Values of a metadata service by HTTP.
+async fn metadata(host: &Host, address: std::net::SocketAddr, key: &str) -> u16 {
+    let mut stream = host.connect(address).await.unwrap();
+    let key = proto::metadata::encode(key);
+    let request =
+        format!("GET /metadata?key={key} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    timeout(TIMEOUT, read)
+        .await
+        .expect("an answer in time")
+        .unwrap();
+    answer.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn clients_find_each_other_by_our_metadata_server_and_take_no_name_of_another_pod() {
+    let host = Host::new().await;
+    // Whoever connects to its own address is there: two pods.
+    const PODS: [&str; 2] = ["10.9.0.1", "10.9.0.2"];
+    for pod in PODS {
+        let mut add = host.space.command("ip");
+        add.args(["address", "add", pod, "dev", "lo"]);
+        assert!(add.status().await.unwrap().success());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("addresses");
+    std::fs::write(&file, "member 10.9.0.1 a\nmember 10.9.0.2 b\n").unwrap();
+    let flags = [
+        "--enable_http_metadata_server=true".to_owned(),
+        format!("--admitted_file={}", file.display()),
+    ];
+    let _ours = host.ours(&flags.each_ref().map(String::as_str)).await;
+    let [first, second] = PODS.map(|pod| format!("http://{pod}:8080/metadata"));
+    let address = |pod: &str| format!("{pod}:8080").parse().unwrap();
+
+    // The one by its host name, the other one by its address.
+    let mut a = Store::named(&host, "vllm-0:17001", &first);
+    assert_eq!(a.reply().await, json!({"setup": 0}));
+    let mut b = Store::named(&host, "10.9.0.2:17002", &second);
+    assert_eq!(b.reply().await, json!({"setup": 0}));
+    for key in ["mooncake/ram/vllm-0:17001", "mooncake/ram/10.9.0.2:17002"] {
+        assert_eq!(metadata(&host, address(PODS[0]), key).await, 200, "{key}");
+    }
+    for (number, writes) in [true, false].into_iter().cycle().take(16).enumerate() {
+        let (writer, reader) = match writes {
+            true => (&mut a, &mut b),
+            false => (&mut b, &mut a),
+        };
+        let key = format!("key-{number}");
+        let put = json!({"call": "put", "key": key, "seed": number, "bytes": 100_000});
+        assert_eq!(writer.call(put).await, json!({"code": 0}));
+        let got = reader.call(json!({"call": "get", "key": key})).await;
+        assert_eq!(got["right"], true, "{got}");
+    }
+
+    // A name of another pod: the start fails, and the end of that client removes nothing of the other one.
+    for taken in ["vllm-0:17001", "10.9.0.1:17003"] {
+        let mut thief = Store::named(&host, taken, &second);
+        assert_ne!(thief.reply().await, json!({"setup": 0}), "{taken}");
+        drop(thief.requests);
+        timeout(TIMEOUT, thief.child.wait()).await.unwrap().unwrap();
+    }
+    for key in [
+        "mooncake/ram/vllm-0:17001",
+        "mooncake/rpc_meta/vllm-0:17001",
+    ] {
+        assert_eq!(metadata(&host, address(PODS[0]), key).await, 200, "{key}");
+    }
+    let got = b.call(json!({"call": "get", "key": "key-0"})).await;
+    assert_eq!(got["right"], true, "{got}");
+
+    // A process that was killed comes back under its name.
+    a.child.kill().await.unwrap();
+    let mut again = Store::named(&host, "vllm-0:17001", &first);
+    assert_eq!(again.reply().await, json!({"setup": 0}));
 }

@@ -79,6 +79,16 @@ pub enum Problem {
         /// The first bytes of the answer.
         body: Arc<str>,
     },
+    /// The service permits the key to another pod only.
+    #[error(
+        "{method} is refused: {body:?}. Read the log of the service, which names the addresses"
+    )]
+    NotPermitted {
+        /// The method of the request.
+        method: &'static str,
+        /// The first bytes of the answer.
+        body: Arc<str>,
+    },
     /// An etcd expects TLS.
     #[error(
         "wrong scheme: the port expects TLS. Stock engines and pools use etcd without TLS: add an http:// URL to --listen-client-urls of etcd, or use metadata type P2P"

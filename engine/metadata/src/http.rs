@@ -136,7 +136,11 @@ fn problem(method: &'static str, answer: &Answer) -> Problem {
     if status == 400 && body.to_ascii_uppercase().contains("HTTPS") {
         return Problem::WrongScheme(body.into());
     }
-    let body = body.into();
+    let body: Arc<str> = body.into();
+    // Another server may have a page for this status.
+    if status == 403 && body.starts_with("not permitted") {
+        return Problem::NotPermitted { method, body };
+    }
     if status >= 500 {
         return Problem::Failed {
             method,

@@ -152,6 +152,23 @@ async fn an_error_of_the_service_is_its_own() {
 }
 
 #[tokio::test]
+async fn a_key_of_another_pod_is_not_permitted_and_another_page_of_that_status_is_no_metadata_service()
+ {
+    let answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 54\r\n\r\nnot permitted: the pod at 10.0.0.2 has written this key";
+    let error = failure(server(answer)).await;
+    let Problem::NotPermitted { body, .. } = &error.problem else {
+        panic!("{error}");
+    };
+    assert!(body.contains("10.0.0.2"), "{body}");
+    let other = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 9\r\n\r\nforbidden";
+    let error = failure(server(other)).await;
+    assert!(
+        matches!(error.problem, Problem::NotMetadata { .. }),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn values_that_are_no_descriptors_are_invalid() {
     let missing = server(b"HTTP/1.1 404 Not Found\r\nContent-Length: 18\r\n\r\nmetadata not found");
     let error = failure(missing).await;

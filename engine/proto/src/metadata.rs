@@ -75,6 +75,54 @@ pub fn encode(key: &str) -> String {
     text
 }
 
+/// Decodes the value of a query: each `%XX` is a byte and `+` a space. Other text is kept. The bytes need not be UTF-8.
+#[must_use]
+pub fn decode(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    loop {
+        rest = match rest {
+            [] => return bytes,
+            [b'%', high, low, after @ ..]
+                if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() =>
+            {
+                bytes.push((digit(*high) << 4) | digit(*low));
+                after
+            }
+            [b'+', after @ ..] => {
+                bytes.push(b' ');
+                after
+            }
+            [other, after @ ..] => {
+                bytes.push(*other);
+                after
+            }
+        };
+    }
+}
+
+/// The value of a hexadecimal digit.
+fn digit(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        other => (other | 0x20) - b'a' + 10,
+    }
+}
+
+/// Returns the address in the server name of a key of either kind; `None` if the name has a host name or no port that follows an
+/// address.
+#[must_use]
+pub fn address_of(key: &[u8]) -> Option<IpAddr> {
+    let key = core::str::from_utf8(key).ok()?;
+    let name = key.rsplit('/').next()?;
+    let host = match name.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?.0,
+        None if name.parse::<IpAddr>().is_ok() => name,
+        None => name.rsplit_once(':')?.0,
+    };
+    Some(host.parse::<IpAddr>().ok()?.to_canonical())
+}
+
 /// Where the handshake listener of an engine is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RpcMeta {
@@ -321,6 +369,50 @@ mod tests {
     }
 
     #[test]
+    fn the_text_of_a_query_is_decoded_to_bytes() {
+        for (text, bytes) in [
+            ("mooncake%2Fram%2Fx", &b"mooncake/ram/x"[..]),
+            ("mooncake/ram/x", b"mooncake/ram/x"),
+            ("%ff%FE", b"\xff\xfe"),
+            ("a+b%20c%2B", b"a b c+"),
+            ("%", b"%"),
+            ("%2", b"%2"),
+            ("%zz%2", b"%zz%2"),
+            ("", b""),
+        ] {
+            assert_eq!(decode(text), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_address_in_a_key_is_that_of_its_server_name() {
+        for (name, address) in [
+            ("10.0.0.1:12001", Some("10.0.0.1")),
+            ("10.0.0.1", Some("10.0.0.1")),
+            ("[fd00::1]:12001", Some("fd00::1")),
+            ("[fd00::1]", Some("fd00::1")),
+            ("fd00::1", Some("fd00::1")),
+            ("::ffff:10.0.0.1", Some("10.0.0.1")),
+            ("[::ffff:10.0.0.1]:1", Some("10.0.0.1")),
+            ("vllm-0:12001", None),
+            ("vllm-0", None),
+            ("[fe80::1%eth0]:1", None),
+            ("[fd00::1", None),
+            ("", None),
+        ] {
+            let address = address.map(|address| address.parse().unwrap());
+            for cluster in [None, Some("team/kv")] {
+                let keys = Keys::new(cluster);
+                let key = keys.descriptor(name);
+                assert_eq!(address_of(key.as_bytes()), address, "{key}");
+                let key = keys.rpc_meta(name);
+                assert_eq!(address_of(key.as_bytes()), address, "{key}");
+            }
+        }
+        assert_eq!(address_of(b"mooncake/ram/\xff10.0.0.1:1"), None);
+    }
+
+    #[test]
     fn a_stock_rpc_meta_is_encoded_to_the_same_bytes() {
         let stock = br#"{"ip_or_host_name":"127.0.0.1","rpc_port":16643}"#;
         assert_eq!(RpcMeta::parse(stock).unwrap().encode(), stock);
@@ -438,6 +530,11 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded_to_the_same_text(key in "\\PC{0,60}") {
+            prop_assert_eq!(decode(&encode(&key)), key.as_bytes());
+        }
+
         #[test]
         fn no_url_makes_the_parser_panic(text in "\\PC{0,60}") {
             let _ = ServiceAddress::parse(&text);

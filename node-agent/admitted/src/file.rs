@@ -1,19 +1,24 @@
-//! The file that the built-in master reads: lines of `member ADDRESS` and `operator ADDRESS`.
+//! The file that the built-in master reads: lines of `member ADDRESS` and `operator ADDRESS`, each with the UIDs of the pods at that
+//! address.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
 use std::path::Path;
 
+use crate::Addresses;
+
 /// Returns the text of the file.
-pub fn text(members: &BTreeSet<IpAddr>, operators: &BTreeSet<IpAddr>) -> String {
+pub fn text(members: &Addresses, operators: &Addresses) -> String {
     let mut text = String::new();
     for (role, addresses) in [("member", members), ("operator", operators)] {
-        for address in addresses {
+        for (address, pods) in addresses {
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "{role} {address}");
+            let _ = write!(text, "{role} {address}");
+            for pod in pods {
+                let _ = write!(text, " {pod}");
+            }
+            text.push('\n');
         }
     }
     text
@@ -33,8 +38,11 @@ pub fn replace(path: &Path, text: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
-        addresses.iter().map(|a| a.parse().unwrap()).collect()
+    fn addresses(of: &[(&str, &[&str])]) -> Addresses {
+        let owned = |pods: &[&str]| pods.iter().map(|pod| (*pod).to_owned()).collect();
+        of.iter()
+            .map(|(address, pods)| (address.parse().unwrap(), owned(pods)))
+            .collect()
     }
 
     #[test]
@@ -42,11 +50,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("addresses");
         replace(&path, "former").unwrap();
-        let members = set(&["10.0.0.2", "10.0.0.1", "fd00::1"]);
-        replace(&path, &text(&members, &set(&["10.0.0.9"]))).unwrap();
+        let members = addresses(&[
+            ("10.0.0.2", &["b", "c"]),
+            ("10.0.0.1", &["a"]),
+            ("fd00::1", &["a"]),
+            ("10.0.0.3", &[]),
+        ]);
+        let operators = addresses(&[("10.0.0.9", &["o"])]);
+        replace(&path, &text(&members, &operators)).unwrap();
         assert_eq!(
             fs::read_to_string(&path).unwrap(),
-            "member 10.0.0.1\nmember 10.0.0.2\nmember fd00::1\noperator 10.0.0.9\n"
+            "member 10.0.0.1 a\nmember 10.0.0.2 b c\nmember 10.0.0.3\nmember fd00::1 a\noperator 10.0.0.9 o\n"
         );
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }

@@ -8,4 +8,4 @@ pub mod file;
 pub mod seat;
 mod watch;
 
-pub use watch::{Admitted, members, operators};
+pub use watch::{Addresses, Admitted, members, operators};

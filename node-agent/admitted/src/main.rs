@@ -98,7 +98,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let mut operators = watch(&args.operator_namespace, &operators());
     let mut written = None;
     loop {
-        if let (Some(members), Some(operators)) = (members.now(), operators.now()) {
+        if let (Some(members), Some(operators)) = (members.with_pods(), operators.with_pods()) {
             let text = file::text(&members, &operators);
             if written.as_ref() != Some(&text) {
                 file::replace(&args.file, &text)

@@ -19,10 +19,13 @@ use tokio::task::AbortHandle;
 /// Label of an EndpointSlice with the name of its Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 
+/// Addresses with the UIDs of their pods: several pods on the host network share an address.
+pub type Addresses = BTreeMap<IpAddr, BTreeSet<String>>;
+
 /// Watches the admitted addresses of one namespace until it is dropped.
 #[derive(Debug)]
 pub struct Admitted {
-    known: watch::Receiver<Option<BTreeSet<IpAddr>>>,
+    known: watch::Receiver<Option<Addresses>>,
     task: AbortHandle,
 }
 
@@ -60,6 +63,12 @@ impl Admitted {
 
     /// Returns the admitted addresses; `None` before the first complete list.
     pub fn now(&self) -> Option<BTreeSet<IpAddr>> {
+        let known = self.known.borrow();
+        Some(known.as_ref()?.keys().copied().collect())
+    }
+
+    /// Returns the admitted addresses with their pods; `None` before the first complete list.
+    pub fn with_pods(&self) -> Option<Addresses> {
         self.known.borrow().clone()
     }
 
@@ -133,7 +142,7 @@ struct Owners {
 
 impl Owners {
     /// Returns the addresses to admit of those that are listed now.
-    fn admitted(&mut self, listed: Vec<(IpAddr, Owner)>) -> BTreeSet<IpAddr> {
+    fn admitted(&mut self, listed: Vec<(IpAddr, Owner)>) -> Addresses {
         for (address, before) in std::mem::take(&mut self.last) {
             let still = |(of, now): &(IpAddr, Owner)| *of == address && now.uid == before.uid;
             // An endpoint that is not terminating may move to another EndpointSlice.
@@ -144,14 +153,15 @@ impl Owners {
                 self.ended.insert(address, uid);
             }
         }
-        let mut admitted = BTreeSet::new();
+        let mut admitted = Addresses::new();
         for (address, owner) in &listed {
             let known = match self.ended.get(address) {
                 None => true,
                 Some(ended) => owner.uid.as_ref().is_some_and(|uid| uid != ended),
             };
             if known {
-                admitted.insert(*address);
+                let pods = admitted.entry(*address).or_default();
+                pods.extend(owner.uid.clone());
             }
         }
         self.last = listed;
@@ -173,7 +183,8 @@ mod tests {
     }
 
     fn addresses(slices: &Store<EndpointSlice>) -> BTreeSet<IpAddr> {
-        Owners::default().admitted(listed(slices))
+        let admitted = Owners::default().admitted(listed(slices));
+        admitted.into_keys().collect()
     }
 
     fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
@@ -213,7 +224,7 @@ mod tests {
             vec![(address, Owner { uid, terminating })]
         };
         let mut owners = Owners::default();
-        let mut allows = |listed| owners.admitted(listed).contains(&address);
+        let mut allows = |listed| owners.admitted(listed).contains_key(&address);
         assert!(allows(owned("a", false)));
         // Between two slices.
         assert!(!allows(vec![]));
@@ -231,5 +242,25 @@ mod tests {
         assert!(allows([owned("b", true), owned("c", false)].concat()));
         assert!(allows(owned("c", false)));
         assert!(!allows(owned("b", true)));
+    }
+
+    #[test]
+    fn an_address_has_the_pods_that_share_it() {
+        let [first, second]: [IpAddr; 2] = ["10.0.0.1", "fd00::1"].map(|a| a.parse().unwrap());
+        let owned = |address, uid: &str| {
+            let uid = (!uid.is_empty()).then(|| uid.to_owned());
+            let owner = Owner {
+                uid,
+                terminating: false,
+            };
+            (address, owner)
+        };
+        let listed = vec![owned(first, "a"), owned(second, "a"), owned(first, "b")];
+        let admitted = Owners::default().admitted(listed);
+        let pods = |address| admitted[&address].iter().map(String::as_str);
+        assert!(pods(first).eq(["a", "b"]));
+        assert!(pods(second).eq(["a"]));
+        let admitted = Owners::default().admitted(vec![owned(first, "")]);
+        assert!(admitted[&first].is_empty());
     }
 }

@@ -1,22 +1,33 @@
-//! Listeners of the HTTP services: one for admitted peers, and one for every peer with few and short connections.
+//! Listeners of the HTTP services: for admitted peers, each member with a limited share, and for every peer with few and short
+//! connections.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::serve::Listener;
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
+use crate::admission::{Peer, Role};
 use crate::leadership::Leadership;
 use crate::server::Master;
 
+/// Connections at a time of one member to one listener. Stock engines keep one each.
+const MEMBER_CONNECTIONS: usize = 128;
+/// Values that arrive at a time from one member.
+const MEMBER_BODIES: usize = 4;
+/// Fewest entries at which the shares of members without connections are removed.
+const LEAST_SHARES: usize = 64;
 /// Connections at a time on the open port. Further ones are closed at once.
 const OPEN_CONNECTIONS: usize = 64;
 /// Longest duration of a connection on the open port.
@@ -33,14 +44,80 @@ pub(super) struct Guarded {
 
 #[derive(Debug)]
 enum Rule {
-    Admitted(Arc<Master>),
+    Admitted(Arc<Master>, Shares),
     Open(Arc<Semaphore>),
+}
+
+/// What one peer may take of one listener. Its connections hold it.
+#[derive(Debug)]
+struct Share {
+    connections: Arc<Semaphore>,
+    bodies: Semaphore,
+}
+
+impl Share {
+    fn new(role: Role) -> Arc<Self> {
+        let (connections, bodies) = match role {
+            Role::Member => (MEMBER_CONNECTIONS, MEMBER_BODIES),
+            Role::Operator => (Semaphore::MAX_PERMITS, Semaphore::MAX_PERMITS),
+        };
+        Arc::new(Self {
+            connections: Arc::new(Semaphore::new(connections)),
+            bodies: Semaphore::new(bodies),
+        })
+    }
+}
+
+/// The shares of peers with connections.
+#[derive(Debug, Default)]
+struct Shares(Mutex<HashMap<IpAddr, (Role, Weak<Share>)>>);
+
+impl Shares {
+    fn of(&self, peer: Peer) -> Arc<Share> {
+        let mut shares = self.0.lock();
+        let address = peer.address.to_canonical();
+        let found = shares.get(&address);
+        // Connections of a former role end.
+        let found = found.filter(|(role, _)| *role == peer.role);
+        if let Some(share) = found.and_then(|(_, share)| share.upgrade()) {
+            return share;
+        }
+        if shares.len() >= LEAST_SHARES && shares.len() == shares.capacity() {
+            shares.retain(|_, (_, share)| share.strong_count() > 0);
+        }
+        let share = Share::new(peer.role);
+        shares.insert(address, (peer.role, Arc::downgrade(&share)));
+        share
+    }
+}
+
+/// The peer of a connection, for the handlers of its requests.
+#[derive(Debug, Clone)]
+pub(super) struct Visitor {
+    pub(super) address: IpAddr,
+    share: Arc<Share>,
+}
+
+impl Visitor {
+    /// The turns in which values of this peer arrive.
+    pub(super) fn bodies(&self) -> &Semaphore {
+        &self.share.bodies
+    }
+}
+
+impl Connected<IncomingStream<'_, Guarded>> for Visitor {
+    fn connect_info(stream: IncomingStream<'_, Guarded>) -> Self {
+        Self {
+            address: stream.remote_addr().ip(),
+            share: Arc::clone(&stream.io().bounds.share),
+        }
+    }
 }
 
 impl Guarded {
     /// Accepts admitted peers, until they are no longer admitted.
     pub(super) fn admitted(listener: TcpListener, master: Arc<Master>) -> Self {
-        let rule = Rule::Admitted(master);
+        let rule = Rule::Admitted(master, Shares::default());
         Self { listener, rule }
     }
 
@@ -55,12 +132,19 @@ impl Rule {
     /// Returns what bounds the connection; `None` if it is refused.
     fn end(&self, address: SocketAddr) -> Option<Bounds> {
         match self {
-            Self::Admitted(master) => {
+            Self::Admitted(master, shares) => {
                 let peer = master.admit(address)?;
+                let share = shares.of(peer);
+                let place = Arc::clone(&share.connections).try_acquire_owned();
+                let place = place.ok().or_else(|| {
+                    master.traffic().connection_refused();
+                    None
+                })?;
                 Some(Bounds {
                     end: Box::pin(Arc::clone(master).no_longer_served(peer)),
                     leadership: Some(master.leadership().clone()),
-                    _place: None,
+                    share,
+                    _place: place,
                 })
             }
             Self::Open(places) => {
@@ -68,7 +152,8 @@ impl Rule {
                 Some(Bounds {
                     end: Box::pin(sleep(OPEN_DURATION)),
                     leadership: None,
-                    _place: Some(place),
+                    share: Share::new(Role::Member),
+                    _place: place,
                 })
             }
         }
@@ -80,7 +165,8 @@ struct Bounds {
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// Nothing is sent after its end, also where the process was stopped meanwhile.
     leadership: Option<Leadership>,
-    _place: Option<OwnedSemaphorePermit>,
+    share: Arc<Share>,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Listener for Guarded {
@@ -125,6 +211,7 @@ impl Limited {
         let Bounds {
             end,
             leadership,
+            share: _,
             _place: _,
         } = &mut self.bounds;
         self.ended = self.ended

@@ -23,6 +23,8 @@ impl Collector for Reading {
         let master = &self.0;
         let (totals, counters, segments) = master
             .with_index(|index, _| (index.totals(), index.counters(), index.segment_details()));
+        let traffic = master.traffic();
+        let metadata = &traffic.metadata;
         let (ledgers, drains) =
             master.with_index(|index, _| (index.ledger_totals(), index.evacuation_totals()));
         for (name, help, value) in [
@@ -101,6 +103,16 @@ impl Collector for Reading {
                 "Bytes of these for which other segments have no free space: objects are evicted for them",
                 drains.excess_bytes,
             ),
+            (
+                "mooncake_metadata_keys",
+                "Keys in the metadata server",
+                metadata.keys.load(Relaxed),
+            ),
+            (
+                "mooncake_metadata_bytes",
+                "Bytes of the keys and values in the metadata server",
+                metadata.bytes.load(Relaxed),
+            ),
             // Counters without `_total` in the stock master's names.
             (
                 "master_evicted_key_count",
@@ -136,7 +148,6 @@ impl Collector for Reading {
         ] {
             gauge(&mut out, name, help, value)?;
         }
-        let traffic = master.traffic();
         for (name, help, value) in [
             (
                 "mem_cache_hit_bytes",
@@ -212,6 +223,16 @@ impl Collector for Reading {
                 "master_not_admitted_connections",
                 "Connections closed because their peer's address is not admitted",
                 traffic.not_admitted_connections.load(Relaxed),
+            ),
+            (
+                "mooncake_metadata_expired_keys",
+                "Keys that the metadata server removed because their pod is gone",
+                metadata.expired.load(Relaxed),
+            ),
+            (
+                "mooncake_metadata_refused_requests",
+                "Requests that the metadata server refused: a key of another pod, or a limit",
+                metadata.refused.load(Relaxed),
             ),
             (
                 "master_refused_segment_calls",

@@ -1,5 +1,6 @@
 //! Counts calls and connections.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -8,8 +9,25 @@ use parking_lot::Mutex;
 
 use super::connection::Ended;
 
-/// Least time between two log lines about peers that are not admitted.
+/// Least time between two log lines about peers that are not admitted, and between two about refused metadata.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
+
+/// When a line was logged last.
+#[derive(Debug, Default)]
+struct Log(Mutex<Option<Instant>>);
+
+impl Log {
+    /// Returns true at most once every [`LOG_PERIOD`].
+    fn is_due(&self) -> bool {
+        let now = Instant::now();
+        let mut last = self.0.lock();
+        let due = last.is_none_or(|last| now.duration_since(last) >= LOG_PERIOD);
+        if due {
+            *last = Some(now);
+        }
+        due
+    }
+}
 
 /// Items of one call, and those that failed. A call that is no batch has one item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +65,19 @@ pub struct FunctionTraffic {
     pub failed_items: AtomicU64,
 }
 
+/// What the metadata server stores and has refused.
+#[derive(Debug, Default)]
+pub struct MetadataTraffic {
+    /// Keys now.
+    pub keys: AtomicU64,
+    /// Bytes of them and their values now, with what each pair costs beside them.
+    pub bytes: AtomicU64,
+    /// Keys that were removed because their pod was gone.
+    pub expired: AtomicU64,
+    /// Requests that were refused: a key of another pod, or a limit.
+    pub refused: AtomicU64,
+}
+
 /// Everything that the server has counted.
 #[derive(Debug)]
 pub struct Traffic {
@@ -62,8 +93,11 @@ pub struct Traffic {
     pub not_admitted_connections: AtomicU64,
     /// Calls that were refused because another address has mounted the segment.
     pub refused_segments: AtomicU64,
+    pub metadata: MetadataTraffic,
     /// When a peer that is not admitted was logged last.
-    logged: Mutex<Option<Instant>>,
+    logged: Log,
+    /// When a refused request to the metadata server was logged last.
+    metadata_logged: Log,
 }
 
 impl Traffic {
@@ -78,7 +112,9 @@ impl Traffic {
             refused_connections: AtomicU64::new(0),
             not_admitted_connections: AtomicU64::new(0),
             refused_segments: AtomicU64::new(0),
-            logged: Mutex::default(),
+            metadata: MetadataTraffic::default(),
+            logged: Log::default(),
+            metadata_logged: Log::default(),
         }
     }
 
@@ -104,17 +140,22 @@ impl Traffic {
         }
     }
 
-    pub(super) fn connection_refused(&self) {
+    /// Counts a refused request to the metadata server, and logs one every [`LOG_PERIOD`].
+    pub(crate) fn metadata_refused(&self, peer: IpAddr, why: &dyn Display) {
+        let all = self.metadata.refused.fetch_add(1, Relaxed) + 1;
+        if self.metadata_logged.is_due() {
+            tracing::warn!(%peer, all, %why, "refused a request to the metadata server");
+        }
+    }
+
+    pub(crate) fn connection_refused(&self) {
         self.refused_connections.fetch_add(1, Relaxed);
     }
 
     /// Counts a connection of a stranger, and logs one every [`LOG_PERIOD`].
     pub(super) fn connection_not_admitted(&self, peer: IpAddr) {
         let all = self.not_admitted_connections.fetch_add(1, Relaxed) + 1;
-        let now = Instant::now();
-        let mut logged = self.logged.lock();
-        if logged.is_none_or(|last| now.duration_since(last) >= LOG_PERIOD) {
-            *logged = Some(now);
+        if self.logged.is_due() {
             tracing::warn!(%peer, all, "connection closed: the address is not admitted");
         }
     }
