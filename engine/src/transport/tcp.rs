@@ -7,15 +7,17 @@ mod timer;
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::extent::ExtentMap;
 use proto::frame::Version;
 use proto::scheduler::{Effect, Failure};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use slotmap::{Key as _, KeyData, SlotMap, new_key_type};
 use sys::mem::Region;
+use sys::net::socket::report_queued;
 
 use super::reactor::{Attention, EventFlags, Ready, Token, Watcher};
 use super::{
@@ -27,7 +29,7 @@ use crate::ended::Ended;
 use crate::stats::Counters;
 
 use outgoing::Outgoing;
-use served::Served;
+use served::{Served, Visit};
 use timer::Timers;
 
 /// Most bytes that one connection moves before the others are served.
@@ -82,6 +84,9 @@ pub struct Tcp {
     events: Vec<Event>,
     /// Links with accepted requests, of which [`Transport::flush`] sends the first bytes.
     accepted: Vec<ConnectionKey>,
+    /// A peer was served more than the request that epoll had reported. Until the next wait, what epoll reported of the
+    /// other connections may be older than a request that was carried out.
+    ahead_of_epoll: bool,
 }
 
 /// The state that an endpoint's served connections share.
@@ -126,6 +131,24 @@ impl PeerEnd {
             Self::Open
         }
     }
+
+    /// Asks the kernel.
+    fn poll(socket: BorrowedFd<'_>) -> Self {
+        let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+        let at_once = Timespec::default();
+        // Fails only if the kernel has no memory; then the peer counts as gone.
+        if rustix::event::poll(&mut polled, Some(&at_once)).is_err() {
+            return Self::Reset;
+        }
+        let flags = polled[0].revents();
+        if flags.intersects(PollFlags::HUP | PollFlags::ERR) {
+            Self::Reset
+        } else if flags.contains(PollFlags::RDHUP) {
+            Self::Finished
+        } else {
+            Self::Open
+        }
+    }
 }
 
 /// What a connection waits for after a turn.
@@ -137,6 +160,8 @@ enum Turn {
     Writable,
     /// Either.
     Both,
+    /// Its next share: requests are left that it has received already.
+    Share,
     /// Nothing: it is finished.
     Over,
 }
@@ -156,6 +181,7 @@ impl Tcp {
             connector,
             events: Vec::new(),
             accepted: Vec::new(),
+            ahead_of_epoll: false,
         }
     }
 
@@ -188,7 +214,14 @@ impl Tcp {
                 let Some(endpoint) = self.endpoints.get(&served.endpoint) else {
                     return;
                 };
-                let turn = served.turn(socket, peer, endpoint, &self.regions, now);
+                let peer = if self.ahead_of_epoll {
+                    PeerEnd::poll(socket)
+                } else {
+                    peer
+                };
+                let mut visit = Visit::new((socket, peer), endpoint, &self.regions, now);
+                let turn = served.turn(&mut visit);
+                self.ahead_of_epoll |= visit.requests() > 1;
                 match turn {
                     Ok(turn) => {
                         if let Some(due) = served.arm_timer(self.bounds.stall) {
@@ -225,6 +258,8 @@ impl Tcp {
             Turn::Readable => READABLE,
             Turn::Writable => EventFlags::OUT,
             Turn::Both => EventFlags::IN | EventFlags::OUT,
+            // Reported at once, and with the peer's end.
+            Turn::Share => READABLE.union(EventFlags::OUT),
             Turn::Over => {
                 self.drop_connection(key);
                 return;
@@ -429,6 +464,8 @@ impl Transport for Tcp {
                     side.counters.ended(permit.peer(), Ended::NotAdmitted);
                     return;
                 }
+                // Without it, one request is served in a turn.
+                let _not_reported = report_queued(socket.as_fd());
                 let served = Served::new(endpoint, permit, now);
                 match self.add(socket, Role::Served(served)) {
                     Ok(key) => self
@@ -537,6 +574,7 @@ impl Transport for Tcp {
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
         self.expire(now);
+        self.ahead_of_epoll = false;
         events.append(&mut self.events);
     }
 
@@ -557,3 +595,6 @@ fn abort_on_close(socket: &OwnedFd) {
         tracing::error!(%error, "a connection cannot be set to end with a reset");
     }
 }
+
+#[cfg(test)]
+mod tests;

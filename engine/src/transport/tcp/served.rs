@@ -1,5 +1,9 @@
-//! A served connection: repeats `Header -> Receiving -> Answering` for a write and `Header -> Sending` for
-//! a read. Version 1 has no answers.
+//! A served connection. Requests are carried out in order: the payload of a write is received, then its status is
+//! queued; a read is queued as an answer. Queued answers are sent together when no request is left, before a write that
+//! follows a read, and at the end of a turn. Version 1 has no statuses.
+
+mod answers;
+mod headers;
 
 use std::collections::HashMap;
 use std::io;
@@ -8,25 +12,37 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proto::frame::{HEADER_LENGTH, Header, Op, Partial, STATUS_LENGTH, Status, Version};
-use rustix::net::{RecvFlags, SendFlags};
+use proto::frame::{HEADER_LENGTH, Header, Op, Status, Version};
 use sys::mem::Region;
+use sys::mem::parts::{Inward, Received};
 use sys::net::socket::set_receive_low_water;
 
 use super::{Bounds, EndpointId, PeerEnd, RegionId, SEND_BYTES, ServedEndpoint, TURN_BYTES, Turn};
 use crate::admission::ConnectionPermit;
 use crate::ended::Ended;
 
+use answers::Answers;
+use headers::Headers;
+
 /// Payload sizes that are received in portions of [`TURN_BYTES`] instead of as the bytes arrive. A stock
 /// peer sends 64 KiB at a time; a wakeup for each would take processor time from it on a small machine.
 /// Smaller payloads arrive whole; the sender of a larger one would wait for space in the buffers.
 const AT_ONCE: RangeInclusive<u64> = 128 << 10..=1 << 20;
+/// Most requests of one connection before the others are served.
+const TURN_REQUESTS: u32 = 64;
 
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) endpoint: EndpointId,
     pub(super) permit: ConnectionPermit,
-    phase: Phase,
+    headers: Headers,
+    /// The write whose payload is received.
+    writing: Option<Writing>,
+    answers: Answers,
+    /// The latest request was a read: the headers of further ones may follow without payload between them.
+    reading: bool,
+    /// An address was rejected: the connection ends after the answers.
+    rejected: bool,
     /// A valid header has arrived; from then on the connection is not closed for being idle.
     proven: bool,
     /// Time of the accept, or of the last payload progress.
@@ -38,15 +54,10 @@ pub(super) struct Served {
 }
 
 #[derive(Debug)]
-enum Phase {
-    /// Between requests, or within a header.
-    Header(Partial<HEADER_LENGTH>),
-    /// Payload is received into the region.
-    Receiving { payload: Payload, version: Version },
-    /// Status and payload are sent from the region.
-    Sending { payload: Payload, head: Head },
-    /// A status is sent; `last` closes the connection after it.
-    Answering { head: Head, last: bool },
+struct Writing {
+    payload: Payload,
+    version: Version,
+    at_once: bool,
 }
 
 /// The rest of a payload. Keeps its region mapped.
@@ -56,7 +67,6 @@ struct Payload {
     id: RegionId,
     offset: u64,
     left: u64,
-    at_once: bool,
 }
 
 impl Payload {
@@ -65,10 +75,17 @@ impl Payload {
         rustix::io::ioctl_fionread(socket).is_ok_and(|queued| queued >= self.left)
     }
 
+    fn advance(&mut self, count: u64) {
+        self.offset += count;
+        self.left -= count;
+    }
+}
+
+impl Writing {
     /// Returns the number of received bytes that wake the thread, at most the missing ones.
     fn low_water(&self) -> u32 {
         let least = if self.at_once {
-            self.left.min(TURN_BYTES)
+            self.payload.left.min(TURN_BYTES)
         } else {
             1
         };
@@ -76,51 +93,105 @@ impl Payload {
     }
 }
 
-/// The rest of a status frame.
-#[derive(Debug)]
-struct Head {
-    bytes: [u8; STATUS_LENGTH],
-    sent: usize,
+/// What one turn works with, and what it has done.
+pub(super) struct Visit<'a> {
+    pub(super) socket: BorrowedFd<'a>,
+    pub(super) peer: PeerEnd,
+    pub(super) endpoint: &'a ServedEndpoint,
+    pub(super) regions: &'a HashMap<RegionId, Arc<Region>>,
+    pub(super) now: Instant,
+    /// Payload bytes.
+    moved: u64,
+    /// Requests that were begun or continued.
+    requests: u32,
+    buffer: Buffer,
+    /// The socket has no space for more answers.
+    full: bool,
 }
 
-impl Head {
-    fn new(status: Status) -> Self {
+/// What is known about the socket's receive buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Buffer {
+    /// Nothing was received in this turn.
+    Untried,
+    /// It has so many bytes.
+    Holds(usize),
+    /// It may have bytes, and the socket does not report how many.
+    Unknown,
+}
+
+impl<'a> Visit<'a> {
+    pub(super) fn new(
+        (socket, peer): (BorrowedFd<'a>, PeerEnd),
+        endpoint: &'a ServedEndpoint,
+        regions: &'a HashMap<RegionId, Arc<Region>>,
+        now: Instant,
+    ) -> Self {
         Self {
-            bytes: status.encode(),
-            sent: 0,
+            socket,
+            peer,
+            endpoint,
+            regions,
+            now,
+            moved: 0,
+            requests: 0,
+            buffer: Buffer::Untried,
+            full: false,
         }
     }
 
-    /// The empty head of a version 1 read.
-    fn none() -> Self {
-        Self {
-            bytes: [0; STATUS_LENGTH],
-            sent: STATUS_LENGTH,
-        }
+    /// Returns the number of requests that were begun or continued.
+    pub(super) fn requests(&self) -> u32 {
+        self.requests
     }
 
-    fn left(&self) -> &[u8] {
-        &self.bytes[self.sent..]
+    /// Returns whether the others are to be served now.
+    fn is_over(&self) -> bool {
+        self.moved >= TURN_BYTES || self.requests >= TURN_REQUESTS
+    }
+
+    /// Receives into `parts`. Returns the number of bytes; `None` if there are none.
+    fn receive(&mut self, parts: Inward<'_>) -> io::Result<Option<usize>> {
+        let wanted = parts.length();
+        match parts.receive_counted(self.socket) {
+            Ok(Received { count, left }) => {
+                self.buffer = match left {
+                    Some(left) => Buffer::Holds(left),
+                    None if count < wanted => Buffer::Holds(0),
+                    None => Buffer::Unknown,
+                };
+                Ok(Some(count))
+            }
+            Err(error) if is_wait_error(&error) => {
+                self.buffer = Buffer::Holds(0);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
-/// The result of one attempt.
+/// The result of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// Progress was made; more may be possible.
-    Progress(Phase),
+    Progress,
     /// The socket has no bytes, or no space.
-    Blocked(Phase),
-    /// The peer closed between requests, or its address was rejected.
+    Blocked,
+    /// The peer closed between requests.
     Finished,
 }
 
 impl Served {
     pub(super) fn new(endpoint: EndpointId, permit: ConnectionPermit, now: Instant) -> Self {
-        let phase = Phase::Header(Partial::default());
         Self {
             endpoint,
             permit,
-            phase,
+            headers: Headers::default(),
+            writing: None,
+            answers: Answers::default(),
+            reading: false,
+            rejected: false,
             proven: false,
             since: now,
             timed: true,
@@ -128,82 +199,46 @@ impl Served {
         }
     }
 
-    /// Moves what the socket allows, up to about [`TURN_BYTES`].
+    /// Moves what the socket allows, up to about [`TURN_BYTES`] and [`TURN_REQUESTS`].
     ///
     /// After a reset nothing that is still queued is used: its sender has given up the request and may have
     /// written the range again over another connection. The same holds for an incomplete payload of a version 2
     /// write whose sender has finished. A sender that finishes after its last byte may only have closed its own
     /// direction; it gets its answer. Version 1 has no status; its senders may close after the last byte.
-    pub(super) fn turn(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        peer: PeerEnd,
-        endpoint: &ServedEndpoint,
-        regions: &HashMap<RegionId, Arc<Region>>,
-        now: Instant,
-    ) -> Result<Turn, Ended> {
-        if peer == PeerEnd::Reset {
-            return match &self.phase {
-                Phase::Header(partial) if partial.is_empty() => Ok(Turn::Over),
-                _ => Err(Ended::Broken),
+    pub(super) fn turn(&mut self, visit: &mut Visit<'_>) -> Result<Turn, Ended> {
+        if visit.peer == PeerEnd::Reset {
+            let between = self.headers.is_empty() && !self.is_within_request();
+            return if between {
+                Ok(Turn::Over)
+            } else {
+                Err(Ended::Broken)
             };
         }
-        let mut moved = 0;
-        loop {
-            let phase = std::mem::replace(&mut self.phase, Phase::Header(Partial::default()));
-            let before = moved;
-            let step = match phase {
-                Phase::Header(partial) => self.header(socket, partial, endpoint, regions)?,
-                Phase::Receiving {
-                    version: Version::V2,
-                    payload,
-                } if peer == PeerEnd::Finished && !payload.is_queued(socket) => {
-                    return Err(Ended::Broken);
+        let mut last = Ok(Step::Blocked);
+        // A socket that was watched for space has not reported the peer's end: nothing is received before it does.
+        if self.answers.is_empty() {
+            visit.requests = u32::from(self.writing.is_some());
+            loop {
+                last = self.step(visit);
+                if last != Ok(Step::Progress) || visit.is_over() {
+                    break;
                 }
-                Phase::Receiving { payload, version } => {
-                    receive(socket, payload, version, endpoint, &mut moved)?
-                }
-                Phase::Sending { payload, head } => {
-                    send(socket, payload, head, endpoint, &mut moved)?
-                }
-                Phase::Answering { head, last } => answer(socket, head, last)?,
-            };
-            if moved != before {
-                self.since = now;
-            }
-            match step {
-                Step::Progress(phase) => {
-                    let between = matches!(phase, Phase::Header(_));
-                    // An answer is short and the peer waits for it.
-                    let answers = matches!(phase, Phase::Answering { .. });
-                    if matches!(phase, Phase::Receiving { .. } | Phase::Sending { .. })
-                        && moved == before
-                    {
-                        self.since = now;
-                    }
-                    self.phase = phase;
-                    // Epoll is level-triggered: the rest is reported again after the other connections.
-                    if between || moved >= TURN_BYTES && !answers {
-                        return self.wants(socket);
-                    }
-                }
-                Step::Blocked(phase) => {
-                    self.phase = phase;
-                    return self.wants(socket);
-                }
-                Step::Finished => return Ok(Turn::Over),
             }
         }
+        // Also before an error: those requests were complete.
+        let sent = self.send_answers(visit);
+        let finished = last? == Step::Finished || self.rejected;
+        if sent? && finished {
+            return Ok(Turn::Over);
+        }
+        self.wants(visit.socket)
     }
 
-    /// Returns whether the current request uses this region.
+    /// Returns whether a request that has begun uses this region.
     pub(super) fn uses(&self, region: RegionId) -> bool {
-        match &self.phase {
-            Phase::Receiving { payload, .. } | Phase::Sending { payload, .. } => {
-                payload.id == region
-            }
-            Phase::Header(_) | Phase::Answering { .. } => false,
-        }
+        let writing = self.writing.as_ref();
+        writing.is_some_and(|writing| writing.payload.id == region)
+            || self.answers.use_region(region)
     }
 
     /// Returns the due time of a timer, if one is needed and none is set.
@@ -242,15 +277,19 @@ impl Served {
     }
 
     fn is_within_request(&self) -> bool {
-        !matches!(self.phase, Phase::Header(_))
+        self.writing.is_some() || !self.answers.is_empty() || self.headers.first().is_some()
     }
 
     /// Returns the socket event to wait for.
     fn wants(&mut self, socket: BorrowedFd<'_>) -> Result<Turn, Ended> {
-        let (turn, least) = match &self.phase {
-            Phase::Header(_) => (Turn::Readable, 1),
-            Phase::Receiving { payload, .. } => (Turn::Readable, payload.low_water()),
-            Phase::Sending { .. } | Phase::Answering { .. } => (Turn::Writable, 1),
+        let (turn, least) = if !self.answers.is_empty() {
+            (Turn::Writable, 1)
+        } else if let Some(writing) = &self.writing {
+            (Turn::Readable, writing.low_water())
+        } else if self.headers.first().is_some() {
+            (Turn::Share, 1)
+        } else {
+            (Turn::Readable, 1)
         };
         if least != self.low_water {
             set_receive_low_water(socket, least).map_err(|_| Ended::Broken)?;
@@ -259,162 +298,168 @@ impl Served {
         Ok(turn)
     }
 
-    /// Reads a header and starts its request.
-    fn header(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        mut partial: Partial<HEADER_LENGTH>,
-        endpoint: &ServedEndpoint,
-        regions: &HashMap<RegionId, Arc<Region>>,
-    ) -> Result<Step, Ended> {
-        let count = match rustix::net::recv(socket, partial.spare(), RecvFlags::DONTWAIT) {
-            Ok((0, _)) if partial.is_empty() => return Ok(Step::Finished),
-            Ok((0, _)) => return Err(Ended::Broken),
-            Ok((count, _)) => count,
-            Err(errno) if is_wait(errno) => return Ok(Step::Blocked(Phase::Header(partial))),
-            Err(_) if partial.is_empty() => return Ok(Step::Finished),
-            Err(_) => return Err(Ended::Broken),
+    fn step(&mut self, visit: &mut Visit<'_>) -> Result<Step, Ended> {
+        if let Some(writing) = self.writing.take() {
+            return self.receive(writing, visit);
+        }
+        match self.headers.first() {
+            Some(header) => self.begin(header, visit),
+            None => self.receive_headers(visit),
+        }
+    }
+
+    fn receive_headers(&mut self, visit: &mut Visit<'_>) -> Result<Step, Ended> {
+        let many = match visit.buffer {
+            Buffer::Holds(0) => return Ok(Step::Blocked),
+            // Epoll knows whether there are more.
+            Buffer::Unknown if visit.requests > 0 => return Ok(Step::Blocked),
+            Buffer::Holds(bytes) => self.reading && bytes >= 2 * HEADER_LENGTH,
+            Buffer::Untried | Buffer::Unknown => false,
         };
-        let Some(bytes) = partial.advance(count) else {
-            return Ok(Step::Blocked(Phase::Header(partial)));
+        let received = if many {
+            let count = self.headers.receive(visit.socket);
+            if let (Ok(count), Buffer::Holds(bytes)) = (&count, visit.buffer) {
+                visit.buffer = Buffer::Holds(bytes.saturating_sub(*count));
+            }
+            count.map(Some)
+        } else {
+            let mut parts = Inward::default();
+            let added = parts.bytes(self.headers.spare());
+            let received = added.and_then(|()| visit.receive(parts));
+            if let Ok(Some(count)) = received {
+                self.headers.received(count);
+            }
+            received
         };
-        let header = Header::decode(bytes);
-        let found = endpoint
+        match received {
+            Ok(Some(count)) if count > 0 => Ok(Step::Progress),
+            Ok(None) => Ok(Step::Blocked),
+            Err(error) if is_wait_error(&error) => Ok(Step::Blocked),
+            Ok(_) | Err(_) if self.headers.is_empty() => Ok(Step::Finished),
+            Ok(_) | Err(_) => Err(Ended::Broken),
+        }
+    }
+
+    /// Begins the request of a complete header, unless earlier answers must be sent first.
+    fn begin(&mut self, header: Header, visit: &mut Visit<'_>) -> Result<Step, Ended> {
+        let found = visit
+            .endpoint
             .extents
             .translate(header.address, header.size)
             .ok()
-            .and_then(|(id, offset)| Some((id, offset, Arc::clone(regions.get(&id)?))));
+            .and_then(|(id, offset)| Some((id, offset, Arc::clone(visit.regions.get(&id)?))));
+        // A write may change what an earlier read has to return.
+        let waits = found.is_none() || header.op == Op::Write && self.answers.payload() > 0;
+        if waits && !self.send_answers(visit)? {
+            return Ok(Step::Blocked);
+        }
+        self.headers.advance();
+        let status = (header.version == Version::V2).then_some(Status::Ok);
         let Some((id, offset, region)) = found else {
             tracing::debug!(
                 peer = %self.permit.peer().address(), address = header.address, size = header.size,
                 "address rejected"
             );
-            return match header.version {
-                Version::V1 => Err(Ended::BadAddress),
-                Version::V2 => {
-                    endpoint
-                        .counters
-                        .ended(self.permit.peer(), Ended::BadAddress);
-                    let head = Head::new(Status::AddressRejected);
-                    Ok(Step::Progress(Phase::Answering { head, last: true }))
-                }
-            };
+            if status.is_none() {
+                return Err(Ended::BadAddress);
+            }
+            visit
+                .endpoint
+                .counters
+                .ended(self.permit.peer(), Ended::BadAddress);
+            self.answers.push(Some(Status::AddressRejected), None);
+            self.rejected = true;
+            return Ok(Step::Blocked);
         };
         self.proven = true;
+        self.since = visit.now;
+        self.reading = header.op == Op::Read;
+        visit.requests += 1;
         let payload = Payload {
             region,
             id,
             offset,
             left: header.size,
-            at_once: AT_ONCE.contains(&header.size),
         };
-        Ok(Step::Progress(match (header.op, header.version) {
-            (Op::Write, version) => Phase::Receiving { payload, version },
-            (Op::Read, Version::V1) => Phase::Sending {
+        if header.op == Op::Write {
+            self.writing = Some(Writing {
                 payload,
-                head: Head::none(),
-            },
-            (Op::Read, Version::V2) => Phase::Sending {
-                payload,
-                head: Head::new(Status::Ok),
-            },
-        }))
-    }
-}
-
-fn receive(
-    socket: BorrowedFd<'_>,
-    mut payload: Payload,
-    version: Version,
-    endpoint: &ServedEndpoint,
-    moved: &mut u64,
-) -> Result<Step, Ended> {
-    let wanted = payload.left.min(TURN_BYTES);
-    let count = match payload.region.recv_into(socket, payload.offset, wanted) {
-        Ok(0) => return Err(Ended::Broken),
-        Ok(count) => count as u64,
-        Err(error) if is_wait_error(&error) => {
-            return Ok(Step::Blocked(Phase::Receiving { payload, version }));
+                version: header.version,
+                at_once: AT_ONCE.contains(&header.size),
+            });
+            return Ok(Step::Progress);
         }
-        Err(_) => return Err(Ended::Broken),
-    };
-    *moved += count;
-    payload.offset += count;
-    payload.left -= count;
-    endpoint.counters.moved(Op::Write, count);
-    if payload.left == 0 {
-        endpoint.counters.served();
-        return Ok(Step::Progress(match version {
-            Version::V1 => Phase::Header(Partial::default()),
-            Version::V2 => Phase::Answering {
-                head: Head::new(Status::Ok),
-                last: false,
-            },
-        }));
-    }
-    let next = Phase::Receiving { payload, version };
-    // A short read: the socket is empty.
-    Ok(if count < wanted {
-        Step::Blocked(next)
-    } else {
-        Step::Progress(next)
-    })
-}
-
-fn send(
-    socket: BorrowedFd<'_>,
-    mut payload: Payload,
-    mut head: Head,
-    endpoint: &ServedEndpoint,
-    moved: &mut u64,
-) -> Result<Step, Ended> {
-    let wanted = payload.left.min(SEND_BYTES);
-    let before = head.left().len();
-    let sent = payload
-        .region
-        .send_from(socket, head.left(), payload.offset, wanted);
-    let count = match sent {
-        Ok(count) => count,
-        Err(error) if is_wait_error(&error) => {
-            return Ok(Step::Blocked(Phase::Sending { payload, head }));
+        self.answers.push(status, Some(payload));
+        if self.answers.payload() >= SEND_BYTES && !self.send_answers(visit)? {
+            return Ok(Step::Blocked);
         }
-        Err(_) => return Err(Ended::Broken),
-    };
-    let of_head = count.min(before);
-    head.sent += of_head;
-    let count = (count - of_head) as u64;
-    *moved += count;
-    payload.offset += count;
-    payload.left -= count;
-    endpoint.counters.moved(Op::Read, count);
-    if payload.left == 0 && head.left().is_empty() {
-        endpoint.counters.served();
-        return Ok(Step::Progress(Phase::Header(Partial::default())));
+        Ok(Step::Progress)
     }
-    let next = Phase::Sending { payload, head };
-    Ok(if count < wanted {
-        Step::Blocked(next)
-    } else {
-        Step::Progress(next)
-    })
-}
 
-fn answer(socket: BorrowedFd<'_>, mut head: Head, last: bool) -> Result<Step, Ended> {
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    match rustix::net::send(socket, head.left(), flags) {
-        Ok(count) => head.sent += count,
-        Err(errno) if is_wait(errno) => return Ok(Step::Blocked(Phase::Answering { head, last })),
-        Err(_) => return Err(Ended::Broken),
+    /// Receives payload of a write, and the header behind it.
+    fn receive(&mut self, writing: Writing, visit: &mut Visit<'_>) -> Result<Step, Ended> {
+        let Writing {
+            payload, version, ..
+        } = self.writing.insert(writing);
+        if visit.buffer == Buffer::Holds(0) {
+            return Ok(Step::Blocked);
+        }
+        let given_up = *version == Version::V2 && visit.peer == PeerEnd::Finished;
+        if given_up && !payload.is_queued(visit.socket) {
+            return Err(Ended::Broken);
+        }
+        let wanted = payload.left.min(TURN_BYTES);
+        let mut parts = Inward::default();
+        parts
+            .range(&payload.region, payload.offset, wanted)
+            .and_then(|()| {
+                if wanted < payload.left {
+                    return Ok(());
+                }
+                parts.bytes(self.headers.spare())
+            })
+            .map_err(|_| Ended::Broken)?;
+        let count = match visit.receive(parts) {
+            Ok(Some(count)) if count > 0 => count,
+            Ok(None) => return Ok(Step::Blocked),
+            Ok(Some(_)) | Err(_) => return Err(Ended::Broken),
+        };
+        let of_payload = wanted.min(count as u64);
+        self.headers
+            .received(count - usize::try_from(of_payload).unwrap_or(count));
+        payload.advance(of_payload);
+        self.since = visit.now;
+        visit.moved += of_payload;
+        visit.endpoint.counters.moved(Op::Write, of_payload);
+        if payload.left > 0 {
+            return Ok(Step::Progress);
+        }
+        if *version == Version::V2 {
+            self.answers.push(Some(Status::Ok), None);
+        }
+        self.writing = None;
+        visit.endpoint.counters.served();
+        Ok(Step::Progress)
     }
-    Ok(match (head.left().is_empty(), last) {
-        (false, last) => Step::Progress(Phase::Answering { head, last }),
-        (true, true) => Step::Finished,
-        (true, false) => Step::Progress(Phase::Header(Partial::default())),
-    })
-}
 
-fn is_wait(errno: rustix::io::Errno) -> bool {
-    errno == rustix::io::Errno::AGAIN || errno == rustix::io::Errno::INTR
+    /// Sends answers, as far as the socket has space and the turn has bytes left. Returns whether none is left.
+    fn send_answers(&mut self, visit: &mut Visit<'_>) -> Result<bool, Ended> {
+        while !self.answers.is_empty() && !visit.full {
+            let most = TURN_BYTES.saturating_sub(visit.moved);
+            let sent = self.answers.send(visit.socket, most);
+            let sent = sent.map_err(|_| Ended::Broken)?;
+            visit.full = sent.full || most == 0;
+            if sent.payload > 0 {
+                self.since = visit.now;
+                visit.moved += sent.payload;
+                visit.endpoint.counters.moved(Op::Read, sent.payload);
+            }
+            for _ in 0..sent.reads {
+                visit.endpoint.counters.served();
+            }
+        }
+        Ok(self.answers.is_empty())
+    }
 }
 
 pub(super) fn is_wait_error(error: &io::Error) -> bool {

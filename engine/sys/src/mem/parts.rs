@@ -180,4 +180,60 @@ impl<'a> Inward<'a> {
             unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
+
+    /// As [`Self::receive`], and returns what is left in the socket's receive buffer, if the socket reports it
+    /// (`net::socket::report_queued`).
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn receive_counted(mut self, socket: BorrowedFd<'_>) -> io::Result<Received> {
+        let mut control = Control([0; CONTROL]);
+        let mut message = self.parts.header();
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL as _;
+        // SAFETY: each part is borrowed for longer than the call, as in `receive`; the control buffer has the stated
+        // length.
+        let count =
+            unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        let left = if message.msg_controllen == 0 {
+            None
+        } else {
+            queued(&message)
+        };
+        Ok(Received { count, left })
+    }
+}
+
+/// The result of [`Inward::receive_counted`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Received bytes; 0 means that the peer has closed its side.
+    pub count: usize,
+    /// Bytes that are left in the receive buffer, at least 1 after the end of the stream. `None` if the socket does not
+    /// report it.
+    pub left: Option<usize>,
+}
+
+/// Space for one control message with an int.
+const CONTROL: usize = 32;
+
+/// A control buffer, aligned as control messages are.
+#[repr(align(8))]
+struct Control([u8; CONTROL]);
+
+/// Returns the count in the first control message of a message that the kernel has filled in.
+fn queued(message: &libc::msghdr) -> Option<usize> {
+    // SAFETY: the control buffer of the message has the length that the kernel has stored, and is aligned.
+    let first = unsafe { libc::CMSG_FIRSTHDR(message) };
+    // SAFETY: it is null, or a header inside the control buffer.
+    let header = unsafe { first.as_ref() }?;
+    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_TCP, libc::TCP_CM_INQ) {
+        return None;
+    }
+    // SAFETY: the header is followed by its data.
+    let data = unsafe { libc::CMSG_DATA(first) };
+    // SAFETY: the data of this type is one int; it may be unaligned.
+    let count = unsafe { data.cast::<libc::c_int>().read_unaligned() };
+    usize::try_from(count).ok()
 }

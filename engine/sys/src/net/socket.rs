@@ -10,14 +10,33 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// From `setsockopt(2)`.
 pub fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    let length = libc::socklen_t::try_from(size_of_val(&bytes)).expect("the size of an int fits");
+    set(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
+}
+
+/// Makes `Inward::receive_counted` report how many bytes are left in the receive buffer of a TCP socket
+/// (`TCP_INQ`).
+///
+/// # Errors
+/// From `setsockopt(2)`: the socket is not a TCP socket, or the kernel lacks the option.
+pub fn report_queued(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set(socket, libc::IPPROTO_TCP, libc::TCP_INQ, 1)
+}
+
+/// Sets an option whose value is an int.
+fn set(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(size_of_val(&value)).expect("the size of an int fits");
     // SAFETY: the value is one int, valid during the call, with its size.
     let done = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVLOWAT,
-            (&raw const bytes).cast(),
+            level,
+            option,
+            (&raw const value).cast(),
             length,
         )
     };

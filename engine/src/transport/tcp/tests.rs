@@ -1,0 +1,402 @@
+//! Served connections without a data thread: what happens within one turn.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::AtomicUsize;
+
+use proto::frame::{Header, Op, STATUS_LENGTH, Status};
+use sys::mem::{PageSize, memfd};
+
+use super::*;
+use crate::admission::{ConnectionLimit, PeerFilter};
+use crate::stats::EndpointStats;
+use crate::transport::reactor::Reactor;
+
+const BASE: u64 = 1 << 58;
+const BYTES: usize = 2 << 20;
+const LENGTH: u64 = BYTES as u64;
+const ENDPOINT: EndpointId = EndpointId(1);
+const REGION: RegionId = RegionId(2);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct NoConnector;
+
+impl Connector for NoConnector {
+    fn connect(&self, _: LinkId, _: &TcpPeer) {}
+}
+
+/// A transport that serves one region.
+struct Target {
+    tcp: Tcp,
+    reactor: Reactor,
+    listener: TcpListener,
+    filter: PeerFilter,
+    limit: Arc<ConnectionLimit>,
+    memory: Arc<Region>,
+    counters: Arc<Counters>,
+}
+
+impl Target {
+    fn new() -> Self {
+        let reactor = Reactor::new().unwrap();
+        let bounds = Bounds {
+            header: PATIENCE,
+            stall: PATIENCE,
+        };
+        let mut tcp = Tcp::new(bounds, Box::new(NoConnector), reactor.watcher());
+        let counters = Arc::new(Counters::default());
+        tcp.add_endpoint(ENDPOINT, Admission::Anyone, Arc::clone(&counters));
+        let memory = region();
+        tcp.add_region(ENDPOINT, REGION, &memory, BASE);
+        Self {
+            tcp,
+            reactor,
+            listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
+            filter: PeerFilter::new(Admission::Anyone, Arc::clone(&counters)),
+            limit: ConnectionLimit::new(100, 100, Arc::new(AtomicUsize::new(0))),
+            memory,
+            counters,
+        }
+    }
+
+    /// Adds a connection; returns the peer's end.
+    fn connect(&mut self) -> TcpStream {
+        let peer = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        peer.set_nodelay(true).unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (stream, from) = self.listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let accepted = NewSocket::Accepted {
+            endpoint: ENDPOINT,
+            socket: OwnedFd::from(stream),
+            permit: self.filter.check(from.ip(), &self.limit).unwrap(),
+        };
+        self.tcp.add_socket(accepted, Instant::now());
+        peer
+    }
+
+    /// Waits for descriptors that have work.
+    fn wait(&mut self) -> Vec<Ready> {
+        let mut ready = Vec::new();
+        self.reactor.wait(Some(PATIENCE), &mut ready).unwrap();
+        assert!(!ready.is_empty(), "nothing has happened");
+        ready
+    }
+
+    /// Does the work of these descriptors.
+    fn serve(&mut self, ready: Vec<Ready>) {
+        let now = Instant::now();
+        for one in ready {
+            self.tcp.ready(one, now);
+        }
+        self.tcp.progress(now, &mut Vec::new());
+    }
+
+    /// One turn of a connection that has work.
+    fn turn(&mut self) {
+        let ready = self.wait();
+        self.serve(ready);
+    }
+
+    fn turns_until(&mut self, done: impl Fn(EndpointStats) -> bool) {
+        while !done(self.stats()) {
+            self.turn();
+        }
+    }
+
+    fn stats(&self) -> EndpointStats {
+        self.counters.read(self.limit.count())
+    }
+
+    fn bytes(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.memory.copy_out(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+fn region() -> Arc<Region> {
+    let fd = memfd::create("tcp", LENGTH, PageSize::Base).unwrap();
+    Arc::new(Region::map(fd, LENGTH, PageSize::Base).unwrap())
+}
+
+fn header(op: Op, version: Version, address: u64, size: u64) -> Vec<u8> {
+    let header = Header {
+        size,
+        address,
+        op,
+        version,
+    };
+    header.encode().to_vec()
+}
+
+fn read(at: u64, size: u64) -> Vec<u8> {
+    header(Op::Read, Version::V2, BASE + at, size)
+}
+
+fn write(at: u64, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = header(Op::Write, Version::V2, BASE + at, payload.len() as u64);
+    bytes.extend(payload);
+    bytes
+}
+
+/// Receives what has arrived.
+fn receive(peer: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 20];
+    let count = peer.read(&mut bytes).unwrap();
+    bytes.truncate(count);
+    bytes
+}
+
+fn exactly(peer: &mut TcpStream, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    peer.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+const OK: [u8; STATUS_LENGTH] = *b"\0\0\0\0VTCM";
+
+#[test]
+fn pipelined_requests_are_served_in_one_turn_and_answered_in_one_send() {
+    let mut target = Target::new();
+    target.memory.copy_in(0, b"0123456789abcdef").unwrap();
+    let mut peer = target.connect();
+    let writes: Vec<_> = (0..16).map(|at| write(100 + at, b"A")).collect();
+    peer.write_all(&writes.concat()).unwrap();
+    target.turn();
+    assert_eq!(target.stats().requests, 16);
+    assert_eq!(receive(&mut peer), OK.repeat(16));
+    assert_eq!(target.bytes(100, 17), *b"AAAAAAAAAAAAAAAA\0");
+
+    let reads: Vec<_> = (0..16).map(|at| read(at, 1)).collect();
+    peer.write_all(&reads.concat()).unwrap();
+    target.turn();
+    assert_eq!(target.stats().requests, 32);
+    let answers = b"0123456789abcdef".map(|byte| [&OK[..], &[byte]].concat());
+    assert_eq!(receive(&mut peer), answers.concat());
+}
+
+#[test]
+fn a_single_request_takes_one_turn_and_none_is_left_over() {
+    let mut target = Target::new();
+    let mut peer = target.connect();
+    for at in 0..4 {
+        peer.write_all(&write(at, b"x")).unwrap();
+        target.turn();
+        assert_eq!(receive(&mut peer), OK);
+        peer.write_all(&read(at, 1)).unwrap();
+        target.turn();
+        assert_eq!(receive(&mut peer), [&OK[..], b"x"].concat());
+        let mut ready = Vec::new();
+        target
+            .reactor
+            .wait(Some(Duration::ZERO), &mut ready)
+            .unwrap();
+        assert!(ready.is_empty(), "{ready:?}");
+    }
+}
+
+#[test]
+fn reads_and_writes_of_the_same_bytes_take_effect_in_their_order() {
+    let mut target = Target::new();
+    let mut peer = target.connect();
+    let mut requests = Vec::new();
+    let mut wanted = Vec::new();
+    for round in b'a'..=b'z' {
+        let mut payload = vec![round; 700];
+        requests.extend(write(5, &payload));
+        // Two reads, so that more headers than one are expected where a write follows.
+        requests.extend(read(5, 700).repeat(2));
+        payload.splice(..0, OK);
+        wanted.extend(OK);
+        wanted.extend(payload.repeat(2));
+    }
+    for one_at_a_time in [false, true] {
+        let mut sending = peer.try_clone().unwrap();
+        let requests = requests.clone();
+        let parts = if one_at_a_time { 997 } else { requests.len() };
+        let sender = std::thread::spawn(move || {
+            for part in requests.chunks(parts) {
+                sending.write_all(part).unwrap();
+            }
+        });
+        let before = target.stats().requests;
+        target.turns_until(|stats| stats.requests == before + 3 * 26);
+        sender.join().unwrap();
+        assert!(exactly(&mut peer, wanted.len()) == wanted);
+    }
+}
+
+#[test]
+fn a_write_behind_a_read_waits_until_the_read_is_sent() {
+    let mut target = Target::new();
+    let mut peer = target.connect();
+    target.memory.copy_in(0, &[1; BYTES]).unwrap();
+    // More than the buffers of both sockets hold together.
+    let reads = 8;
+    peer.write_all(&read(0, LENGTH).repeat(reads)).unwrap();
+    peer.write_all(&write(0, &[2; 1000])).unwrap();
+    // The peer reads nothing.
+    for _ in 0..100 {
+        let mut ready = Vec::new();
+        let wait = Some(Duration::from_millis(1));
+        target.reactor.wait(wait, &mut ready).unwrap();
+        target.serve(ready);
+    }
+    assert!(target.stats().requests < reads as u64);
+    assert_eq!(target.bytes(0, 1000), [1; 1000]);
+    let reader = std::thread::spawn(move || {
+        let answer = STATUS_LENGTH + BYTES;
+        let bytes = exactly(&mut peer, reads * answer);
+        let payloads = bytes.chunks(answer).map(|one| &one[STATUS_LENGTH..]);
+        let unchanged = payloads.flatten().all(|byte| *byte == 1);
+        (unchanged, exactly(&mut peer, STATUS_LENGTH))
+    });
+    target.turns_until(|stats| stats.requests == reads as u64 + 1);
+    assert_eq!(reader.join().unwrap(), (true, OK.to_vec()));
+    assert_eq!(target.bytes(0, 1000), [2; 1000]);
+}
+
+#[test]
+fn a_turn_is_bounded_by_requests_and_by_bytes() {
+    let mut target = Target::new();
+    let mut peer = target.connect();
+    peer.write_all(&read(0, 1).repeat(1000)).unwrap();
+    let mut served = 0;
+    while served < 1000 {
+        target.turn();
+        let now = target.stats().requests;
+        assert!(now - served <= 64, "{}", now - served);
+        served = now;
+    }
+    exactly(&mut peer, 1000 * (STATUS_LENGTH + 1));
+    let mut sending = peer.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        sending.write_all(&read(0, 65_536).repeat(16)).unwrap();
+        exactly(&mut sending, 16 * (STATUS_LENGTH + 65_536));
+    });
+    let mut moved = target.stats().bytes_read;
+    while target.stats().requests < 1016 {
+        target.turn();
+        let now = target.stats().bytes_read;
+        assert!(now - moved <= TURN_BYTES, "{}", now - moved);
+        moved = now;
+    }
+    sender.join().unwrap();
+}
+
+#[test]
+fn answers_before_a_rejected_address_are_sent_and_requests_behind_it_are_not_carried_out() {
+    for version in [Version::V1, Version::V2] {
+        let mut target = Target::new();
+        let mut peer = target.connect();
+        let requests = [
+            write(0, b"first"),
+            read(0, 5),
+            header(Op::Read, version, 7, 1),
+            write(0, b"later"),
+        ];
+        peer.write_all(&requests.concat()).unwrap();
+        target.turn();
+        let mut wanted = [OK, OK].concat();
+        wanted.extend(b"first");
+        if version == Version::V2 {
+            wanted.extend(Status::AddressRejected.encode());
+        }
+        assert_eq!(exactly(&mut peer, wanted.len()), wanted);
+        assert_eq!(target.bytes(0, 5), *b"first");
+        assert_eq!(target.stats().ended[Ended::BadAddress], 1);
+        assert_eq!(target.limit.count(), 0, "the connection is closed");
+    }
+}
+
+#[test]
+fn requests_that_wait_in_the_target_are_rejected_after_their_region_is_withdrawn() {
+    let mut target = Target::new();
+    let other = RegionId(3);
+    let (memory, other_base) = (region(), BASE * 2);
+    target.tcp.add_region(ENDPOINT, other, &memory, other_base);
+    let mut peer = target.connect();
+    let reads = 8;
+    let other_read = |size| header(Op::Read, Version::V2, other_base, size);
+    // The first one shows that there are more, so that all headers are received.
+    peer.write_all(&[other_read(1), other_read(LENGTH).repeat(reads)].concat())
+        .unwrap();
+    // Without payload: closing with unread bytes would discard the answers.
+    peer.write_all(&header(Op::Write, Version::V2, BASE, 4))
+        .unwrap();
+    for _ in 0..100 {
+        let mut ready = Vec::new();
+        let wait = Some(Duration::from_millis(1));
+        target.reactor.wait(wait, &mut ready).unwrap();
+        target.serve(ready);
+    }
+    target.tcp.withdraw(ENDPOINT, REGION, true);
+    assert_eq!(target.limit.count(), 1, "no request in it has begun");
+    let reader = std::thread::spawn(move || {
+        exactly(&mut peer, STATUS_LENGTH + 1);
+        exactly(&mut peer, reads * (STATUS_LENGTH + BYTES));
+        exactly(&mut peer, STATUS_LENGTH)
+    });
+    target.turns_until(|stats| stats.ended[Ended::BadAddress] == 1);
+    assert_eq!(
+        reader.join().unwrap(),
+        Status::AddressRejected.encode().to_vec()
+    );
+}
+
+#[test]
+fn queued_answers_of_a_withdrawn_region_are_not_sent() {
+    let mut target = Target::new();
+    let mut peer = target.connect();
+    peer.write_all(&read(0, LENGTH).repeat(8)).unwrap();
+    target.turn();
+    assert_eq!(target.limit.count(), 1);
+    target.tcp.withdraw(ENDPOINT, REGION, true);
+    assert_eq!(target.limit.count(), 0, "the connection is closed");
+    assert_eq!(Arc::strong_count(&target.memory), 1);
+}
+
+#[test]
+fn bytes_of_a_given_up_write_do_not_land_after_a_later_request_of_the_same_turn() {
+    let mut target = Target::new();
+    let mut first = target.connect();
+    let mut second = target.connect();
+    // Half of a write, of which a part is received.
+    let old = write(0, &[1; 1000]);
+    first.write_all(&old[..100]).unwrap();
+    target.turn();
+    first.write_all(&old[100..500]).unwrap();
+    second.write_all(&write(5000, b"x")).unwrap();
+    let mut ready = target.wait();
+    while ready.len() < 2 {
+        ready = target.wait();
+    }
+    // The connection of the later write is served first.
+    ready.sort_by_key(|one| std::cmp::Reverse(one.token.0));
+    // Epoll has reported; only now the first write is given up, and its range written by another request.
+    first.shutdown(Shutdown::Both).unwrap();
+    drop(first);
+    second.write_all(&write(0, &[2; 1000])).unwrap();
+    target.serve(ready);
+    assert_eq!(exactly(&mut second, 16), OK.repeat(2));
+    assert!(target.bytes(0, 1000) == [2; 1000], "late bytes");
+    assert_eq!(target.stats().ended[Ended::Broken], 1);
+}
+
+#[test]
+fn complete_requests_before_a_broken_one_are_answered() {
+    let mut target = Target::new();
+    let mut peer = target.connect();
+    peer.write_all(&write(0, b"whole")).unwrap();
+    peer.write_all(&read(0, 5)).unwrap();
+    peer.write_all(&write(0, b"half")[..26]).unwrap();
+    peer.shutdown(Shutdown::Write).unwrap();
+    target.turns_until(|stats| stats.ended[Ended::Broken] == 1);
+    let mut there = Vec::new();
+    // Ends with a reset if the target had not received everything.
+    let _reset = peer.read_to_end(&mut there);
+    assert_eq!(there, [&OK[..], &OK, b"whole"].concat());
+    assert_eq!(target.bytes(0, 5), *b"whole");
+}
