@@ -8,12 +8,13 @@ mod served;
 #[path = "fixture/stock.rs"]
 mod stock;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::{StreamExt as _, stream};
 use local_cluster::Settings;
 use local_cluster::binaries::Binaries;
 use metadata::{Entry, Error, Lookup, Problem, Published, Service, system_lookup};
@@ -36,8 +37,14 @@ fn program() -> PathBuf {
     Binaries::get(&Settings::read()).unwrap().etcd()
 }
 
+const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
 fn start(space: &Space, members: usize, flags: &[&str]) -> Etcd {
-    let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    start_at(space, V4, members, flags)
+}
+
+fn start_at(space: &Space, address: IpAddr, members: usize, flags: &[&str]) -> Etcd {
     Etcd::start(space, &program(), address, members, flags).unwrap()
 }
 
@@ -91,8 +98,18 @@ async fn all(space: &Space, etcd: &Etcd) -> Vec<serde_json::Value> {
 #[test]
 #[ignore = "needs etcd, which is built from Go modules"]
 fn a_stock_engine_and_ours_find_each_other_by_etcd() {
-    isolated(|space| async move {
-        let mut etcd = start(&space, 1, &[]);
+    find_each_other(V4);
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn a_stock_engine_and_ours_find_each_other_by_an_etcd_with_an_ipv6_address() {
+    find_each_other(V6);
+}
+
+fn find_each_other(address: IpAddr) {
+    isolated(move |space| async move {
+        let mut etcd = start_at(&space, address, 1, &[]);
         let url = etcd_url(&etcd.endpoints());
         let service = service_at(&etcd.endpoints());
         answers(&service).await;
@@ -255,6 +272,115 @@ fn a_full_database_is_named_by_its_alarm_and_what_is_there_stays_readable() {
             assert!(matches!(failed.problem, Problem::NoSpace), "{failed}");
         }
         service.descriptor("10.0.0.1:12001").await.unwrap();
+    });
+}
+
+/// How long a lookup takes, and that it finds this entry.
+async fn looked_up(service: &Service, entry: &Entry) -> Duration {
+    let name = &entry.descriptor.name;
+    let mut times = Vec::new();
+    for _ in 0..101 {
+        let begun = Instant::now();
+        let found = service.descriptor(name).await.unwrap();
+        times.push(begun.elapsed());
+        assert_eq!(&found.name, name);
+    }
+    times.sort_unstable();
+    times[50]
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn ten_thousand_segments_are_published_and_found_and_a_compaction_loses_none() {
+    const SEGMENTS: usize = 10_000;
+    isolated(|space| async move {
+        let etcd = start(&space, 1, &[]);
+        let service = service_at(&etcd.endpoints());
+        answers(&service).await;
+        let name = |number: usize| format!("10.0.{}.{}:12001", number / 250, number % 250);
+        // They share the lease of the first one.
+        let first = entry(&name(0));
+        first.publish(&service).await.unwrap();
+        let alone = looked_up(&service, &first).await;
+        let begun = Instant::now();
+        let published = stream::iter(1..SEGMENTS).map(|number| {
+            let (entry, service) = (entry(&name(number)), service.clone());
+            async move { entry.publish(&service).await }
+        });
+        let mut published = published.buffer_unordered(64);
+        while let Some(done) = published.next().await {
+            assert_eq!(done.unwrap(), Published::Written);
+        }
+        let written = begun.elapsed();
+        let among = looked_up(&service, &first).await;
+        assert_eq!(all(&space, &etcd).await.len(), 2 * SEGMENTS);
+
+        let status = etcd.request(&space, "maintenance/status", &[]).await;
+        let status: serde_json::Value = serde_json::from_str(&status.unwrap()).unwrap();
+        let revision = status["header"]["revision"].as_str().unwrap().to_owned();
+        let size = status["dbSize"].as_str().unwrap().to_owned();
+        let fields = [("revision", revision.as_str())];
+        etcd.request(&space, "kv/compaction", &fields)
+            .await
+            .unwrap();
+        etcd.request(&space, "maintenance/defragment", &[])
+            .await
+            .unwrap();
+        for number in (0..SEGMENTS).step_by(97) {
+            let entry = entry(&name(number));
+            assert!(entry.is_described(&service).await.unwrap(), "{number}");
+            assert!(entry.is_reachable(&service).await.unwrap(), "{number}");
+        }
+        let another = entry("10.1.0.1:12001");
+        assert_eq!(another.publish(&service).await.unwrap(), Published::Written);
+        println!(
+            "{SEGMENTS} segments in an etcd: written in {written:?} (5 requests each, 64 at a time), database {size} bytes, \
+             lookup alone {alone:?}, among all {among:?} (p50)"
+        );
+        // The end of the process takes all of them.
+        another.withdraw(&service).await.unwrap();
+        assert!(all(&space, &etcd).await.is_empty());
+    });
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
+fn values_and_names_that_no_engine_of_ours_writes_end_in_a_named_failure() {
+    isolated(|space| async move {
+        let etcd = start(&space, 1, &[]);
+        let service = service_at(&etcd.endpoints());
+        answers(&service).await;
+        // Bytes that are no text, no JSON, and JSON of another type: base64.
+        for value in ["/w==", "eA==", "W10=", "eyJuYW1lIjoiX/8ifQ=="] {
+            let fields = [("key", "=mooncake/team/kv/ram/odd"), ("value", value)];
+            etcd.request(&space, "kv/put", &fields).await.unwrap();
+            let error = service.descriptor("odd").await.unwrap_err();
+            assert!(
+                matches!(error.problem, Problem::InvalidValue { .. }),
+                "{value}: {error}"
+            );
+        }
+        for name in ["../../etc/passwd", "a/../b", "//", "\u{fffd}\u{0}", ""] {
+            let error = service.descriptor(name).await.unwrap_err();
+            assert!(
+                matches!(error.problem, Problem::NoKey(_)),
+                "{name}: {error}"
+            );
+        }
+        // A descriptor of almost a mebibyte.
+        let mut large = entry("10.0.0.1:12001");
+        let text = r#"{"buffers":[{"addr":140737488355328,"length":1048576,"name":"10.0.0.1:12001"}],"name":"10.0.0.1:12001","protocol":"tcp","tcp_data_port":1}"#;
+        let buffer = Descriptor::parse(text.as_bytes())
+            .unwrap()
+            .buffers
+            .remove(0);
+        large.descriptor.buffers = vec![buffer; 15_500];
+        let bytes = large.descriptor.encode().len();
+        assert!((1_000_000..1 << 20).contains(&bytes), "{bytes}");
+        assert_eq!(large.publish(&service).await.unwrap(), Published::Written);
+        assert!(large.is_described(&service).await.unwrap());
+        let found = service.descriptor("10.0.0.1:12001").await.unwrap();
+        assert_eq!(found.buffers.len(), 15_500);
     });
 }
 

@@ -155,6 +155,34 @@ mod tests {
     }
 
     #[test]
+    fn a_metadata_service_that_fails_and_works_again_is_one_event_each() {
+        let kind = ConditionType::MetadataReady;
+        let with = |old: &[Condition], state: bool, reason, message: &str| {
+            let finding = NewCondition::new(kind, state, reason, message);
+            merge(old, &[finding], Some(1), Timestamp::UNIX_EPOCH)
+        };
+        let works = with(&[], true, Reason::AsExpected, "2 pool pods use it");
+        assert!(news(&[], &works).is_empty());
+        let failed = Reason::MetadataUnreachable;
+        let fails = with(&works, false, failed, "1 of 2 pool pods: n1: refused");
+        let [event] = &news(&works, &fails)[..] else {
+            panic!("{fails:?}");
+        };
+        assert_eq!(event.reason, "MetadataUnreachable");
+        assert_eq!(event.action, "MetadataReadyFalse");
+        assert!(matches!(event.type_, EventType::Warning));
+        let note = event.note.clone().unwrap();
+        assert_eq!(note, "MetadataReady: 1 of 2 pool pods: n1: refused");
+        let more = with(&fails, false, failed, "2 of 2 pool pods: n1: refused");
+        assert!(news(&fails, &more).is_empty());
+        let again = with(&more, true, Reason::AsExpected, "2 pool pods use it");
+        let [event] = &news(&more, &again)[..] else {
+            panic!("{again:?}");
+        };
+        assert!(matches!(event.type_, EventType::Normal));
+    }
+
+    #[test]
     fn a_stopped_rollout_is_one_warning_and_other_stalls_repeat_their_cause() {
         let stalled = |reason| {
             let kind = ConditionType::Stalled;

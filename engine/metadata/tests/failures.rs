@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::time::Duration;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use metadata::{Error, Lookup, Problem, Service, system_lookup};
 use socket2::{Domain, Socket, Type};
@@ -101,6 +101,93 @@ async fn a_server_that_accepts_and_does_not_answer_is_slow() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let error = failure(listener.local_addr().unwrap()).await;
     assert!(matches!(error.problem, Problem::Slow(_)), "{error}");
+}
+
+/// A server on this host that sends an answer of this many bytes whole, or one by one over ten seconds.
+fn descriptor_server(
+    host: IpAddr,
+    length: usize,
+    slowly: bool,
+) -> (SocketAddr, Arc<Mutex<String>>) {
+    let listener = TcpListener::bind((host, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let seen: Arc<Mutex<String>> = Arc::default();
+    let request = Arc::clone(&seen);
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut bytes = Vec::new();
+        while !bytes.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            bytes.extend(byte);
+        }
+        *request.lock().unwrap() = String::from_utf8(bytes).unwrap();
+        let mut body =
+            r#"{"buffers":[],"name":"pool","protocol":"tcp","tcp_data_port":1,"x":""#.to_owned();
+        body.push_str(&"x".repeat(length - body.len() - 2));
+        body.push_str("\"}");
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
+        if !slowly {
+            // The client may have closed it.
+            let _ = stream.write_all(answer.as_bytes());
+            return;
+        }
+        let pause = Duration::from_secs(10) / u32::try_from(answer.len()).unwrap();
+        for byte in answer.bytes() {
+            #[expect(clippy::disallowed_methods, reason = "the server is slow")]
+            std::thread::sleep(pause);
+            if stream.write_all(&[byte]).is_err() {
+                return;
+            }
+        }
+    });
+    (address, seen)
+}
+
+#[tokio::test]
+async fn a_server_that_needs_ten_seconds_for_an_answer_is_slow() {
+    let (address, _) = descriptor_server(Ipv4Addr::LOCALHOST.into(), 100, true);
+    let begun = Instant::now();
+    let error = failure(address).await;
+    assert!(matches!(error.problem, Problem::Slow(_)), "{error}");
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(8), "{waited:?}");
+}
+
+#[tokio::test]
+async fn a_descriptor_may_have_a_mebibyte_and_no_more() {
+    let host = Ipv4Addr::LOCALHOST.into();
+    let (address, _) = descriptor_server(host, 1 << 20, false);
+    let found = service(address).descriptor("pool").await.unwrap();
+    assert_eq!(found.name, "pool");
+    let (address, _) = descriptor_server(host, (1 << 20) + 1, false);
+    let error = failure(address).await;
+    assert!(error.to_string().contains("longer than 1 MiB"), "{error}");
+}
+
+#[tokio::test]
+async fn an_endpoint_with_an_ipv6_address_is_used_and_named_in_brackets() {
+    let host = Ipv6Addr::LOCALHOST.into();
+    let (address, request) = descriptor_server(host, 100, false);
+    let port = address.port();
+    service(address).descriptor("pool").await.unwrap();
+    let request = request.lock().unwrap().clone();
+    assert!(
+        request.contains(&format!("\r\nHost: [::1]:{port}\r\n")),
+        "{request}"
+    );
+    // Its only connection has ended.
+    for (url, scheme) in [
+        (format!("http://[::1]:{port}/metadata"), "http"),
+        (format!("etcd://[::1]:{port}"), "etcd"),
+    ] {
+        let service = Service::new(&url, None, system_lookup()).unwrap();
+        let error = service.descriptor("pool").await.unwrap_err();
+        assert!(matches!(error.problem, Problem::Refused), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&format!("{scheme}://[::1]:{port}")), "{text}");
+        assert!(text.contains(&format!(" at [::1]:{port}: ")), "{text}");
+    }
 }
 
 #[tokio::test]

@@ -66,8 +66,16 @@ impl Etcd {
     pub fn endpoints(&self) -> Vec<String> {
         let members = 0..self.members.len();
         members
-            .map(|member| format!("{}:{}", self.address, PORT + STEP * member))
+            .map(|member| self.at(PORT + STEP * member))
             .collect()
+    }
+
+    /// Host and port, an IPv6 address in brackets.
+    fn at(&self, port: usize) -> String {
+        match self.address {
+            IpAddr::V4(address) => format!("{address}:{port}"),
+            IpAddr::V6(address) => format!("[{address}]:{port}"),
+        }
     }
 
     /// Starts a member on the data that it had.
@@ -75,8 +83,8 @@ impl Etcd {
     /// # Errors
     /// If the program cannot start.
     pub fn start_member(&mut self, space: &Space, member: usize) -> anyhow::Result<()> {
-        let client = |member| format!("http://{}:{}", self.address, PORT + STEP * member);
-        let peer = |member| format!("http://{}:{}", self.address, PORT + 1 + STEP * member);
+        let client = |member| format!("http://{}", self.at(PORT + STEP * member));
+        let peer = |member| format!("http://{}", self.at(PORT + 1 + STEP * member));
         let all = (0..self.members.len()).map(|member| format!("m{member}={}", peer(member)));
         let all: Vec<String> = all.collect();
         let mut command = space.command(&self.program);
@@ -141,7 +149,7 @@ impl Etcd {
         let mut command: Command = space.command("python3");
         command
             .args(["-c", REQUEST])
-            .arg(format!("http://{}:{PORT}/v3/{path}", self.address))
+            .arg(format!("http://{}/v3/{path}", self.at(PORT)))
             .args(fields.iter().map(|(name, value)| format!("{name}={value}")))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

@@ -169,6 +169,25 @@ async fn the_metadata_service_must_have_the_descriptor_of_a_pool_pod() {
 }
 
 #[tokio::test]
+async fn a_metadata_service_with_an_ipv6_address_is_named_in_brackets() {
+    for (url, named) in [
+        (
+            "http://[::1]:8080/metadata",
+            "http://[::1]:8080/metadata at [::1]:8080: ",
+        ),
+        ("etcd://[::1]:2379", "etcd://[::1]:2379 at [::1]:2379: "),
+    ] {
+        let pod = Pod::new().await;
+        let _master = pod.place.master().await;
+        let argument = format!("--metadata={url}");
+        let gate = pod.hold(&["--deadline-seconds=600", &argument]);
+        let refused = format!("MetadataUnreachable: metadata service {named}connection refused");
+        pod.reports(false, &refused).await;
+        drop(gate);
+    }
+}
+
+#[tokio::test]
 async fn the_pool_of_the_node_must_respond_and_other_peers_only_warn() {
     let pod = Pod::new().await;
     let master = pod.place.master().await;

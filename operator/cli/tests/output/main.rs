@@ -16,6 +16,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crds::condition::merge;
+use crds::{ConditionType, NewCondition, Reason};
 use fixtures::{DEGRADED, HEALTHY, INVENTORY, not_installed, of_tenant, snapshot};
 use jiff::Timestamp;
 use mooncake_cli::doctor::{Severity, doctor};
@@ -88,6 +90,29 @@ fn findings_are_deduplicated_and_sorted_by_severity() {
     check("degraded.status.txt", &plain(&clusters));
     check("degraded.status.json", &clusters.json().unwrap());
     check("degraded.status.coloured", &clusters.text(true, now()));
+}
+
+#[test]
+fn a_metadata_service_that_fails_is_a_finding_of_its_cluster_and_ends_with_its_condition() {
+    let with = |reason: Reason, message: &str| {
+        let mut snapshot = snapshot(HEALTHY);
+        let status = snapshot.clusters[0].status.as_mut().unwrap();
+        let kind = ConditionType::MetadataReady;
+        let new = NewCondition::new(kind, reason == Reason::AsExpected, reason, message);
+        status.conditions = merge(&status.conditions, &[new], None, now());
+        doctor(&snapshot, RELEASE, now()).findings
+    };
+    let cause = "1 of 2 pool pods cannot use it: n2: pool pod kv-pool-default-n2: MetadataUnreachable: refused";
+    let found = with(Reason::MetadataUnreachable, cause);
+    let [finding] = found.as_slice() else {
+        panic!("{found:?}");
+    };
+    assert_eq!(finding.reason, Reason::MetadataUnreachable);
+    assert_eq!(finding.subject.as_deref(), Some("MetadataReady"));
+    assert_eq!(finding.object.kind, "MooncakeCluster");
+    assert_eq!(finding.message, cause);
+    assert!(!finding.remedy.is_empty());
+    assert!(with(Reason::AsExpected, "2 pool pods use it").is_empty());
 }
 
 #[test]
