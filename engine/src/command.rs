@@ -1,42 +1,24 @@
 //! Commands to a data thread, and the channel that carries them. Its length is bounded by what it carries: limits
 //! of connections and of transfers, and callers that wait.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use proto::scheduler::{PeerKey, Request};
+use parking_lot::Mutex;
+use proto::scheduler::PeerKey;
 use rustix::event::EventfdFlags;
 use sys::mem::Region;
 use tokio::sync::oneshot;
 
 use crate::admission::Admission;
 use crate::batch::Completion;
-use crate::error::{Error, TransferError};
-use crate::outstanding::Share;
+use crate::error::Error;
 use crate::resolve::Resolver;
 use crate::stats::Counters;
 use crate::transport::{EndpointId, LinkError, NewSocket, PeerAddress, RegionId};
-
-/// One transfer; the data thread sets deadline and token of the request.
-#[derive(Debug)]
-pub(crate) struct Submission {
-    pub(crate) share: Share,
-    pub(crate) request: Request<RegionId>,
-    pub(crate) deadline: Instant,
-    pub(crate) completion: Arc<Completion>,
-}
-
-impl Submission {
-    /// Fails it: the endpoint is closed or the engine has stopped.
-    pub(crate) fn refuse(self) {
-        let peer = self.share.peer().to_owned();
-        self.completion.end(Err(TransferError::Closed { peer }));
-        drop(self.share);
-        self.completion.release();
-    }
-}
 
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -73,9 +55,13 @@ pub(crate) enum Command {
         done: oneshot::Sender<()>,
     },
     AddSocket(NewSocket),
+    /// Start those transfers of a batch that are for this thread.
     Submit {
         endpoint: EndpointId,
-        submission: Submission,
+        batch: Arc<Completion>,
+        deadline: Instant,
+        /// The index of this thread.
+        thread: usize,
     },
     /// End the transfers of a batch that nobody waits for.
     Cancel {
@@ -90,18 +76,31 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// The sending end of one data thread's channel. Each send wakes the thread through an eventfd.
+/// The sending end of one data thread's channel. A send wakes the thread through an eventfd, if it sleeps.
 #[derive(Debug, Clone)]
-pub(crate) struct CommandSender {
-    channel: Sender<Command>,
-    wakeup: Arc<OwnedFd>,
-}
+pub(crate) struct CommandSender(Arc<Channel>);
 
 /// The receiving end.
 #[derive(Debug)]
 pub(crate) struct CommandReceiver {
-    channel: Receiver<Command>,
-    wakeup: Arc<OwnedFd>,
+    channel: Arc<Channel>,
+    /// Taken from the channel, in order.
+    taken: VecDeque<Command>,
+}
+
+#[derive(Debug)]
+struct Channel {
+    queue: Mutex<Queue>,
+    /// The thread sleeps, or is about to after another look at the queue.
+    sleeps: AtomicBool,
+    wakeup: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    commands: VecDeque<Command>,
+    /// The thread has ended.
+    ended: bool,
 }
 
 /// Creates a channel.
@@ -109,55 +108,135 @@ pub(crate) fn channel() -> Result<(CommandSender, CommandReceiver), Error> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let wakeup = rustix::event::eventfd(0, flags)
         .map_err(|errno| Error::io("cannot create an eventfd")(errno.into()))?;
-    let wakeup = Arc::new(wakeup);
-    let (sender, receiver) = mpsc::channel();
-    let sender = CommandSender {
-        channel: sender,
-        wakeup: Arc::clone(&wakeup),
-    };
-    let receiver = CommandReceiver {
-        channel: receiver,
+    let channel = Arc::new(Channel {
+        queue: Mutex::default(),
+        sleeps: AtomicBool::new(false),
         wakeup,
+    });
+    let receiver = CommandReceiver {
+        channel: Arc::clone(&channel),
+        taken: VecDeque::new(),
     };
-    Ok((sender, receiver))
+    Ok((CommandSender(channel), receiver))
 }
 
 impl CommandSender {
-    /// Sends a command. Never blocks.
+    /// Sends a command. Never waits for the thread.
     ///
     /// # Errors
     /// [`Error::Stopped`] if the thread has ended.
     pub(crate) fn send(&self, command: Command) -> Result<(), Error> {
-        let sent = self.queue(command).map_err(|_| Error::Stopped);
-        self.wake();
-        sent
-    }
-
-    /// Queues a command without waking the thread. Returns it if the thread has ended.
-    pub(crate) fn queue(&self, command: Command) -> Result<(), Command> {
-        self.channel.send(command).map_err(|error| error.0)
-    }
-
-    /// Wakes the thread for queued commands.
-    pub(crate) fn wake(&self) {
-        // Fails only if the counter is full; the thread is being woken then.
-        let _already_set = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
+        {
+            let mut queue = self.0.queue.lock();
+            if queue.ended {
+                return Err(Error::Stopped);
+            }
+            queue.commands.push_back(command);
+        }
+        // After the command is queued: a thread that goes to sleep now finds it.
+        if self.0.sleeps.swap(false, Ordering::AcqRel) {
+            // Fails only if the counter is full; the thread is being woken then.
+            let _already_set = rustix::io::write(&self.0.wakeup, &1u64.to_ne_bytes());
+        }
+        Ok(())
     }
 }
 
 impl CommandReceiver {
     /// Takes the next command, if there is one.
-    pub(crate) fn next(&self) -> Option<Command> {
-        self.channel.try_recv().ok()
+    pub(crate) fn next(&mut self) -> Option<Command> {
+        if self.taken.is_empty() {
+            // Both keep their capacity.
+            std::mem::swap(&mut self.taken, &mut self.channel.queue.lock().commands);
+        }
+        self.taken.pop_front()
     }
 
-    /// Resets the wakeup; called before taking commands.
-    pub(crate) fn clear_wakeup(&self) {
-        let mut count = [0; 8];
-        let _was_clear = rustix::io::read(&self.wakeup, &mut count);
+    /// Makes the next send signal the wakeup. Returns false if there are commands already: then the thread must not
+    /// sleep.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.channel.sleeps.store(true, Ordering::Release);
+        self.channel.queue.lock().commands.is_empty()
+    }
+
+    /// Ends what [`Self::may_sleep`] began.
+    pub(crate) fn is_awake(&self) {
+        self.channel.sleeps.store(false, Ordering::Release);
     }
 
     pub(crate) fn wakeup(&self) -> impl AsFd {
-        &*self.wakeup
+        &self.channel.wakeup
+    }
+}
+
+impl Drop for CommandReceiver {
+    fn drop(&mut self) {
+        let mut rest = {
+            let mut queue = self.channel.queue.lock();
+            queue.ended = true;
+            std::mem::take(&mut queue.commands)
+        };
+        for command in self.taken.drain(..).chain(rest.drain(..)) {
+            if let Command::Submit { batch, thread, .. } = command {
+                batch.refuse(thread);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+
+    use super::*;
+
+    /// Returns whether the wakeup was signalled, and clears it.
+    fn signalled(receiver: &CommandReceiver) -> bool {
+        rustix::io::read(receiver.wakeup(), &mut [0; 8]).is_ok()
+    }
+
+    #[test]
+    fn only_a_thread_that_sleeps_is_woken_and_once() {
+        let (sender, mut receiver) = channel().unwrap();
+        sender.send(Command::Stop).unwrap();
+        assert!(!signalled(&receiver), "it is awake");
+        assert!(!receiver.may_sleep(), "there is a command");
+        receiver.is_awake();
+        assert!(receiver.next().is_some() && receiver.next().is_none());
+        assert!(receiver.may_sleep());
+        sender.send(Command::Stop).unwrap();
+        assert!(signalled(&receiver));
+        sender.send(Command::Stop).unwrap();
+        assert!(!signalled(&receiver), "it was woken already");
+        receiver.is_awake();
+        assert!(receiver.next().is_some() && receiver.next().is_some());
+        drop(receiver);
+        assert!(matches!(sender.send(Command::Stop), Err(Error::Stopped)));
+    }
+
+    #[test]
+    fn no_command_is_slept_through() {
+        const COMMANDS: usize = 20_000;
+        let (sender, mut receiver) = channel().unwrap();
+        let send = move || (0..COMMANDS).for_each(|_| sender.send(Command::Stop).unwrap());
+        let sending = std::thread::spawn(send);
+        let mut received = 0;
+        while received < COMMANDS {
+            if receiver.may_sleep() {
+                let mut polled = [PollFd::new(&receiver.channel.wakeup, PollFlags::IN)];
+                let patience = Timespec {
+                    tv_sec: 30,
+                    tv_nsec: 0,
+                };
+                let woken = rustix::event::poll(&mut polled, Some(&patience)).unwrap();
+                assert_eq!(woken, 1, "{received} received, then none for ever");
+                signalled(&receiver);
+            }
+            receiver.is_awake();
+            while receiver.next().is_some() {
+                received += 1;
+            }
+        }
+        sending.join().unwrap();
     }
 }

@@ -17,15 +17,15 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::admission::{Admission, ConnectionLimit, PeerFilter, Targets};
-use crate::batch::{Batch, Completion};
-use crate::command::{Command, Submission};
+use crate::batch::{Batch, Completions, Submission};
+use crate::command::Command;
 use crate::connect::Dialer;
 use crate::control::accept;
 use crate::control::handshake::{self, HandshakeState};
 use crate::engine_state::Shared;
 use crate::error::{Error, TransferError};
 use crate::identity::Identity;
-use crate::outstanding::{Outstanding, Share};
+use crate::outstanding::Outstanding;
 use crate::peers::PeerFailures;
 use crate::resolve::Resolver;
 use crate::stats::{Counters, EndpointStats};
@@ -72,6 +72,21 @@ pub struct Transfer {
     pub length: u64,
 }
 
+impl Transfer {
+    fn request(&self) -> Request<RegionId> {
+        Request {
+            op: self.op,
+            remote: self.remote,
+            memory: self.local,
+            offset: self.local_offset,
+            length: self.length,
+            // The data thread sets both.
+            deadline: std::time::Duration::ZERO,
+            token: 0,
+        }
+    }
+}
+
 /// A region of an endpoint.
 #[derive(Debug)]
 struct Added {
@@ -91,6 +106,7 @@ pub struct Endpoint {
     handshake: Arc<HandshakeState>,
     regions: Mutex<BTreeMap<RegionId, Arc<Added>>>,
     outstanding: Outstanding,
+    completions: Completions,
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -174,6 +190,7 @@ impl Endpoint {
             handshake,
             regions: Mutex::default(),
             outstanding: Outstanding::new(settings.transfers_per_peer, settings.transfers),
+            completions: Completions::default(),
             tasks,
         })
     }
@@ -353,15 +370,31 @@ impl Endpoint {
     /// Starts transfers that complete together: all of them, or none. Their memory is in use until
     /// [`Batch::released`]. Dropping the batch cancels them.
     pub fn submit(&self, transfers: &[Transfer], deadline: Instant) -> Batch {
-        let completion = match self.prepare(transfers) {
-            Ok(shares) => self.start(transfers, shares, deadline),
-            Err(error) => Completion::refused(error),
-        };
+        let completion = self.completions.next();
+        completion.plan(|submissions| self.prepare(transfers, submissions));
+        for (thread, commands) in self.engine.commands.iter().enumerate() {
+            if !completion.is_for(thread) {
+                continue;
+            }
+            let started = commands.send(Command::Submit {
+                endpoint: self.id,
+                batch: Arc::clone(&completion),
+                deadline,
+                thread,
+            });
+            if started.is_err() {
+                completion.refuse(thread);
+            }
+        }
         Batch::new(completion, self.id, Arc::clone(&self.engine.commands))
     }
 
-    /// Checks the ranges of all transfers and counts them.
-    fn prepare(&self, transfers: &[Transfer]) -> Result<Vec<Share>, TransferError> {
+    /// Checks the ranges of all transfers, counts them, and lists them for their data threads.
+    fn prepare(
+        &self,
+        transfers: &[Transfer],
+        submissions: &mut Vec<Submission>,
+    ) -> Result<(), TransferError> {
         let regions = self.regions.lock();
         for transfer in transfers {
             let Transfer {
@@ -378,58 +411,14 @@ impl Endpoint {
         }
         drop(regions);
         let counted = transfers.iter().map(|one| (&*one.peer, one.length));
-        self.outstanding.count(counted)
-    }
-
-    fn start(
-        &self,
-        transfers: &[Transfer],
-        shares: Vec<Share>,
-        deadline: Instant,
-    ) -> Arc<Completion> {
-        let completion = Completion::new(transfers.len());
-        let threads = &self.engine.commands;
-        for (transfer, share) in transfers.iter().zip(shares) {
-            let Transfer {
-                op,
-                peer: _,
-                remote,
-                local: memory,
-                local_offset: offset,
-                length,
-            } = *transfer;
-            let request = Request {
-                op,
-                remote,
-                memory,
-                offset,
-                length,
-                // The data thread sets both.
-                deadline: std::time::Duration::ZERO,
-                token: 0,
-            };
-            let thread = self.thread_of(&transfer.peer);
-            let submission = Submission {
+        let mut next = transfers.iter();
+        self.outstanding.count(counted, |share| {
+            submissions.extend(next.next().map(|transfer| Submission {
                 share,
-                request,
-                deadline,
-                completion: Arc::clone(&completion),
-            };
-            let queued = threads[thread].queue(Command::Submit {
-                endpoint: self.id,
-                submission,
-            });
-            if let Err(Command::Submit { submission, .. }) = queued {
-                submission.refuse();
-            }
-        }
-        let peers = transfers.iter().map(|one| self.thread_of(&one.peer));
-        for (index, thread) in threads.iter().enumerate() {
-            if peers.clone().any(|of_peer| of_peer == index) {
-                thread.wake();
-            }
-        }
-        completion
+                request: transfer.request(),
+                thread: self.thread_of(&transfer.peer),
+            }));
+        })
     }
 
     /// A peer always gets the same data thread, which owns the links to it.

@@ -89,17 +89,18 @@ impl Outstanding {
         }
     }
 
-    /// Counts transfers with their peers and bytes: all of them, or none.
+    /// Counts transfers with their peers and bytes, and passes the share of each to `add`. After an error the caller
+    /// drops those of the earlier ones.
     ///
     /// # Errors
-    /// [`TransferError::Busy`] with the limit that they would exceed.
+    /// [`TransferError::Busy`] with the limit that the transfer would exceed.
     pub(crate) fn count<'a>(
         &self,
-        transfers: impl ExactSizeIterator<Item = (&'a str, u64)>,
-    ) -> Result<Vec<Share>, TransferError> {
+        transfers: impl Iterator<Item = (&'a str, u64)>,
+        mut add: impl FnMut(Share),
+    ) -> Result<(), TransferError> {
         // Only this function adds, under the lock.
         let mut peers = self.peers.lock();
-        let mut shares = Vec::with_capacity(transfers.len());
         for (name, bytes) in transfers {
             let peer = self.peer(&mut peers, name);
             let of_peer = peer.load.exceeds(self.per_peer, bytes);
@@ -111,7 +112,7 @@ impl Outstanding {
                 (None, None) => {
                     peer.load.add(bytes);
                     self.total.add(bytes);
-                    shares.push(Share { peer, bytes });
+                    add(Share { peer, bytes });
                     continue;
                 }
             };
@@ -120,7 +121,7 @@ impl Outstanding {
                 bound,
             });
         }
-        Ok(shares)
+        Ok(())
     }
 
     fn peer(&self, peers: &mut HashMap<Arc<str>, Arc<PeerLoad>>, name: &str) -> Arc<PeerLoad> {
@@ -163,8 +164,17 @@ mod tests {
         Limits { transfers, bytes }
     }
 
+    fn count(
+        outstanding: &Outstanding,
+        transfers: &[(&str, u64)],
+    ) -> Result<Vec<Share>, TransferError> {
+        let mut shares = Vec::new();
+        let counted = outstanding.count(transfers.iter().copied(), |share| shares.push(share));
+        counted.map(|()| shares)
+    }
+
     fn bound(outstanding: &Outstanding, transfers: &[(&str, u64)]) -> Option<Bound> {
-        match outstanding.count(transfers.iter().copied()) {
+        match count(outstanding, transfers) {
             Ok(_) => None,
             Err(TransferError::Busy { bound, .. }) => Some(bound),
             Err(other) => panic!("{other}"),
@@ -183,9 +193,7 @@ mod tests {
             bound(&outstanding, &[("a", 60), ("a", 60)]),
             Some(Bound::BytesOfPeer(100))
         );
-        let kept = outstanding
-            .count([("a", 90), ("b", 50)].into_iter())
-            .unwrap();
+        let kept = count(&outstanding, &[("a", 90), ("b", 50)]).unwrap();
         assert_eq!(bound(&outstanding, &[("b", 20)]), Some(Bound::Bytes(150)));
         assert_eq!(
             bound(&outstanding, &[("b", 1), ("c", 1)]),
@@ -202,7 +210,7 @@ mod tests {
     #[test]
     fn peers_without_transfers_are_removed() {
         let outstanding = Outstanding::new(limits(2, 100), limits(3, 150));
-        let kept = outstanding.count([("kept", 1)].into_iter()).unwrap();
+        let kept = count(&outstanding, &[("kept", 1)]).unwrap();
         for n in 0..10_000 {
             assert_eq!(bound(&outstanding, &[(&n.to_string(), 1)]), None);
         }

@@ -78,11 +78,8 @@ impl DataThread {
         let mut ready = Vec::with_capacity(128);
         let mut worked = false;
         loop {
-            let woken = self.sleep(worked, &mut ready);
+            self.sleep(worked, &mut ready);
             let now = Instant::now();
-            if woken {
-                self.receiver.clear_wakeup();
-            }
             // Commands first: what they withdraw must not be served with the bytes that follow.
             while let Some(command) = self.receiver.next() {
                 if matches!(command, Command::Stop) {
@@ -112,9 +109,8 @@ impl DataThread {
         now.saturating_duration_since(self.origin)
     }
 
-    /// Waits for a command, a descriptor or the next deadline; shortly, if a transport must be polled. Returns
-    /// whether the wakeup was signalled.
-    fn sleep(&mut self, worked: bool, ready: &mut Vec<Ready>) -> bool {
+    /// Waits for a command, a descriptor or the next deadline; shortly, if a transport must be polled.
+    fn sleep(&mut self, worked: bool, ready: &mut Vec<Ready>) {
         let timers = self.endpoints.values().filter_map(Initiator::next_timeout);
         let due = timers
             .map(|at| self.origin + at)
@@ -123,11 +119,15 @@ impl DataThread {
         let now = Instant::now();
         let wait = due.map(|due| due.saturating_duration_since(now));
         let attention = self.transport.attention();
-        let wait = self.reactor.bound(attention, worked, wait, now);
-        self.reactor.wait(wait, ready).unwrap_or_else(|error| {
+        let mut wait = self.reactor.bound(attention, worked, wait, now);
+        // A thread that only looks for events needs no signal.
+        if wait != Some(Duration::ZERO) && !self.receiver.may_sleep() {
+            wait = Some(Duration::ZERO);
+        }
+        if let Err(error) = self.reactor.wait(wait, ready) {
             tracing::error!(%error, "a data thread cannot wait for events");
-            true
-        })
+        }
+        self.receiver.is_awake();
     }
 
     fn execute(&mut self, command: Command, now: Instant) {
@@ -184,14 +184,16 @@ impl DataThread {
             Command::AddSocket(socket) => self.transport.add_socket(socket, now),
             Command::Submit {
                 endpoint,
-                submission,
-            } => match self.endpoints.get_mut(&endpoint) {
-                Some(initiator) => {
-                    let elapsed = now.saturating_duration_since(self.origin);
-                    initiator.submit(submission, self.origin, elapsed);
+                batch,
+                deadline,
+                thread,
+            } => {
+                let [deadline, elapsed] = [deadline, now].map(|at| self.elapsed(at));
+                match self.endpoints.get_mut(&endpoint) {
+                    Some(initiator) => initiator.submit(&batch, thread, deadline, elapsed),
+                    None => batch.refuse(thread),
                 }
-                None => submission.refuse(),
-            },
+            }
             Command::Cancel {
                 endpoint,
                 completion,

@@ -3,14 +3,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proto::frame::Op;
 use proto::scheduler::{Action, Config, Ending, PeerKey, Request, Scheduler, Time};
 use slotmap::{DefaultKey, Key as _, KeyData, SlotMap};
 
-use crate::batch::Completion;
-use crate::command::{Command, CommandSender, Submission};
+use crate::batch::{Completion, Submission};
+use crate::command::{Command, CommandSender};
 use crate::error::TransferError;
 use crate::outstanding::Share;
 use crate::resolve::Resolver;
@@ -73,27 +73,31 @@ impl Initiator {
         self.scheduler.next_timeout()
     }
 
-    pub(super) fn submit(&mut self, submission: Submission, origin: Instant, now: Time) {
-        let Submission {
-            share,
-            request,
-            deadline,
-            completion,
-        } = submission;
-        let key = self.transfers.insert(Pending {
-            share,
-            op: request.op,
-            completion,
-            ended: false,
+    /// Starts the transfers of a batch that are for this thread.
+    pub(super) fn submit(
+        &mut self,
+        batch: &Arc<Completion>,
+        thread: usize,
+        deadline: Time,
+        now: Time,
+    ) {
+        batch.take(thread, |submission| {
+            let Submission { share, request, .. } = submission;
+            let key = self.transfers.insert(Pending {
+                share,
+                op: request.op,
+                completion: Arc::clone(batch),
+                ended: false,
+            });
+            let request = Request {
+                deadline,
+                token: key.data().as_ffi(),
+                ..request
+            };
+            if let Some(pending) = self.transfers.get(key) {
+                self.scheduler.submit(pending.share.peer(), request, now);
+            }
         });
-        let request = Request {
-            deadline: deadline.saturating_duration_since(origin),
-            token: key.data().as_ffi(),
-            ..request
-        };
-        if let Some(pending) = self.transfers.get(key) {
-            self.scheduler.submit(pending.share.peer(), request, now);
-        }
     }
 
     /// Ends the transfers of a batch that nobody waits for.

@@ -72,7 +72,7 @@ impl Reactor {
         Watcher(Arc::clone(&self.epoll))
     }
 
-    /// Sets an eventfd that ends [`Self::wait`] when it becomes readable. It is in this set, not in an outer one: the
+    /// Sets an eventfd of which each write ends [`Self::wait`]; nobody needs to read it. It is in this set, not in an outer one: the
     /// scheduler of the kernel then recognises that sender and receiver wake each other, and runs them in turn on
     /// one processor if there is no other.
     ///
@@ -80,7 +80,9 @@ impl Reactor {
     /// From `epoll_ctl`.
     pub fn set_wakeup(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
         let data = epoll::EventData::new_u64(WAKEUP);
-        Ok(epoll::add(&self.epoll, eventfd, data, EventFlags::IN)?)
+        // Edge-triggered: each write is one event.
+        let events = EventFlags::IN.union(EventFlags::ET);
+        Ok(epoll::add(&self.epoll, eventfd, data, events)?)
     }
 
     /// Bounds a sleep by what a transport needs. `worked`: it has found work since the last call.
@@ -107,31 +109,24 @@ impl Reactor {
         Some(longest.map_or(most, |longest| longest.min(most)))
     }
 
-    /// Blocks until a descriptor has work, the eventfd is readable, or `longest` has passed. Appends the descriptors
-    /// and returns whether the eventfd is readable.
+    /// Blocks until a descriptor has work, the eventfd was written, or `longest` has passed. Appends the descriptors.
     ///
     /// # Errors
     /// From `epoll_wait`.
-    pub fn wait(&mut self, longest: Option<Duration>, found: &mut Vec<Ready>) -> io::Result<bool> {
+    pub fn wait(&mut self, longest: Option<Duration>, found: &mut Vec<Ready>) -> io::Result<()> {
         let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
         let mut ready = [const { MaybeUninit::uninit() }; BATCH];
         let ready = match epoll::wait(&*self.epoll, &mut ready[..], longest.as_ref()) {
             Ok((ready, _)) => ready,
-            Err(rustix::io::Errno::INTR) => return Ok(false),
+            Err(rustix::io::Errno::INTR) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         };
-        let mut woken = false;
-        for event in ready {
-            let flags = event.flags;
-            match event.data.u64() {
-                WAKEUP => woken = true,
-                token => found.push(Ready {
-                    token: Token(token),
-                    flags,
-                }),
-            }
-        }
-        Ok(woken)
+        let descriptors = ready.iter().filter(|event| event.data.u64() != WAKEUP);
+        found.extend(descriptors.map(|event| Ready {
+            token: Token(event.data.u64()),
+            flags: event.flags,
+        }));
+        Ok(())
     }
 }
 

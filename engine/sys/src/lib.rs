@@ -10,9 +10,11 @@
 //!
 //! Features: `mem` for memory, `net` for sockets and namespaces, `sandbox` for a process that reads bytes of
 //! tenants, `verbs` for RDMA devices through libibverbs, `nvml` and `cuda` for GPUs through the driver's libraries.
-//! Those libraries are loaded at run time.
+//! Those libraries are loaded at run time. `allocations` is for tests.
 #![allow(unsafe_code, reason = "this crate holds all unsafe code")]
 
+#[cfg(feature = "allocations")]
+pub mod allocations;
 #[cfg(any(feature = "verbs", feature = "cuda", feature = "nvml"))]
 mod loader;
 #[cfg(feature = "mem")]
