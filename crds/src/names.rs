@@ -56,6 +56,12 @@ pub const ANNOTATION_CORDONED: &str = "mooncake.io/cordoned";
 /// Set by the operator on a Node that it has cordoned: the repair that another tool should do, and the cause.
 pub const ANNOTATION_REPAIR: &str = "mooncake.io/repair-requested";
 
+/// Set by an administrator on a Node, with the value [`DRAIN_POOLS`]: no pool pod stays there. The DaemonSets of pools select
+/// other nodes.
+pub const LABEL_DRAIN: &str = "mooncake.io/drain";
+/// The only value of that label with an effect.
+pub const DRAIN_POOLS: &str = "true";
+
 /// Set by the chart on Services of the release, and by Kubernetes on their EndpointSlices: the purpose of the Service.
 pub const LABEL_ENDPOINT: &str = "mooncake.io/endpoint";
 /// Purpose of the headless Service of the operator and the agents.

@@ -23,6 +23,7 @@ mod scenarios {
     mod master_restart;
     mod metadata_service;
     mod network_partition;
+    mod node_drain;
     mod node_policy;
     mod operator_failover;
     mod operator_outage;

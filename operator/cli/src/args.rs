@@ -75,6 +75,14 @@ pub enum Command {
     /// Counts and lists keys of a MooncakeCluster with their bytes, pool pods and nodes. Reads no value. Needs the right
     /// to create `pods/portforward`. Exit status 0: complete, 2: not all keys were looked at, or no master answered.
     Keys(KeysArgs),
+    /// Moves the keys of a node's pool pods to other nodes, ends the pool pods, and waits for that. Needs the right to change
+    /// nodes. Exit status 0: drained, 1: not, 2: the node could not be read or changed.
+    Drain(DrainArgs),
+    /// Lets pool pods start on a drained node again.
+    Undrain {
+        /// Name of the node.
+        node: String,
+    },
     /// Checks the cluster before an installation: versions, CRDs, permissions, Pod Security, other installations,
     /// nodes and memory. Reads only. Exit status as of doctor. `-n` is the namespace of the release.
     Preflight(PreflightArgs),
@@ -110,6 +118,21 @@ fn limit(text: &str) -> Result<usize, String> {
         Ok(number) if number <= MOST_LISTED => Ok(number),
         _ => Err(format!("`{text}` is not a number from 0 to {MOST_LISTED}")),
     }
+}
+
+/// Which node to drain, and how.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DrainArgs {
+    /// Name of the node.
+    pub node: String,
+    /// How long to wait for the end of the pool pods. The drain goes on afterwards. Default: their grace period and one
+    /// minute.
+    #[arg(long, value_parser = duration)]
+    pub deadline: Option<Duration>,
+    /// Drains also pool pods whose keys are lost: those of clusters with a stock master, and those of clusters without
+    /// a pool pod on another node.
+    #[arg(long)]
+    pub lose_keys: bool,
 }
 
 /// What is about to be installed.

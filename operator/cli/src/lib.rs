@@ -1,4 +1,4 @@
-//! `kubectl mooncake`: shows the state of Mooncake on a cluster and explains problems.
+//! `kubectl mooncake`: shows the state of Mooncake on a cluster, explains problems, and drains nodes.
 //!
 //! ```text
 //! args --> connection --> collect --> Snapshot --> status, doctor, why, node, segment, sizing --> table | JSON
@@ -12,6 +12,7 @@ pub mod bundle;
 pub mod collect;
 pub mod connection;
 pub mod doctor;
+pub mod drain;
 pub mod keys;
 pub mod node;
 pub mod preflight;

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::bundle::Bundle;
 use crate::doctor::Doctor;
+use crate::drain::Drain;
 use crate::keys::Keys;
 use crate::node::Node;
 use crate::preflight::Preflight;
@@ -32,6 +33,7 @@ pub enum Report {
     Why(Box<Why>),
     Segment(Box<Segment>),
     Keys(Keys),
+    Drain(Drain),
     Sizing(Sizing),
     Preflight(Preflight),
     Bundle(Bundle),
@@ -51,6 +53,7 @@ impl Report {
         match self {
             Self::Doctor(doctor) => doctor.exit_code(),
             Self::Keys(keys) => keys.exit_code(),
+            Self::Drain(drain) => drain.exit_code(),
             Self::Sizing(sizing) => sizing.exit_code(),
             Self::Preflight(preflight) => preflight.exit_code(),
             Self::Bundle(bundle) => bundle.exit_code(),
@@ -72,6 +75,7 @@ impl Report {
             Self::Why(why) => why.show(&mut out),
             Self::Segment(segment) => segment.show(&mut out),
             Self::Keys(keys) => keys.show(&mut out),
+            Self::Drain(drain) => drain.show(&mut out),
             Self::Sizing(sizing) => sizing.show(&mut out),
             Self::Preflight(preflight) => preflight.show(&mut out),
             Self::Bundle(bundle) => bundle.show(&mut out),
@@ -105,6 +109,7 @@ impl Report {
             Self::Doctor(doctor) => &doctor.read_errors,
             Self::Why(why) => &why.read_errors,
             Self::Segment(segment) => &segment.read_errors,
+            Self::Drain(drain) => &drain.read_errors,
             Self::Preflight(preflight) => &preflight.read_errors,
             Self::Bundle(bundle) => &bundle.read_errors,
             Self::Keys(_) | Self::Sizing(_) => &[],

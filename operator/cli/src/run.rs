@@ -12,11 +12,12 @@ use kube::{Api, ResourceExt};
 use mooncake_operator::admission::InjectionRequest;
 use serde::de::DeserializeOwned;
 
-use crate::args::{self, Args, Command, Flags};
+use crate::args::{self, Args, Command, Flags, Output};
 use crate::bundle::{self, bundle};
 use crate::collect::{CLUSTER_SCOPE, Objects, api, collect, or_error};
 use crate::connection::{Connection, Error};
 use crate::doctor::doctor;
+use crate::drain;
 use crate::keys;
 use crate::node::{current, node};
 use crate::preflight::{self, Plan};
@@ -37,6 +38,8 @@ pub enum Failure {
     Bundle(#[from] bundle::Error),
     #[error(transparent)]
     Plan(#[from] preflight::PlanError),
+    #[error(transparent)]
+    Drain(#[from] drain::carry_out::Error),
     #[error(transparent)]
     Keys(#[from] keys::collect::Error),
     #[error("{0}")]
@@ -74,6 +77,20 @@ pub async fn run(args: &Args) -> Result<Report, Failure> {
             let namespace = flags.namespace.as_ref().unwrap_or(&connection.namespace);
             let inputs = keys::collect::collect(&connection, namespace, args).await?;
             Report::Keys(keys::keys(inputs))
+        }
+        Command::Drain(args) => {
+            let is_text = !matches!(flags.output, Some(Output::Json));
+            let progress = |line: &str| {
+                if is_text {
+                    eprintln!("{line}");
+                }
+            };
+            let connection = Connection::open(flags).await?;
+            Report::Drain(drain::carry_out::drain(&connection, args, progress).await?)
+        }
+        Command::Undrain { node } => {
+            let connection = Connection::open(flags).await?;
+            Report::Drain(drain::carry_out::undrain(&connection, node).await?)
         }
         Command::Bundle(args) => {
             let connection = Connection::open(flags).await?;

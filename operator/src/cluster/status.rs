@@ -511,14 +511,14 @@ fn no_node(pool: &crate::cluster::validate::Pool) -> String {
     };
     if selector.is_empty() && affinity.is_empty() {
         return format!(
-            "pool {}: no node is free of taints that the pool does not tolerate, and its \
-             nodeSelector is empty",
+            "pool {}: every node is drained (label mooncake.io/drain) or has taints that the pool does \
+             not tolerate; its nodeSelector is empty",
             pool.name
         );
     }
     let selector = if selector.is_empty() { "{}" } else { &selector };
     format!(
-        "pool {}: no node matches nodeSelector {selector}{affinity} and the pool's tolerations",
+        "pool {}: no node that is not drained matches nodeSelector {selector}{affinity} and the pool's tolerations",
         pool.name
     )
 }

@@ -1,6 +1,7 @@
 //! `kubectl-mooncake` against a real API server: output and exit status without Mooncake, on a healthy and on a
 //! degraded installation, for an administrator and for a tenant.
 
+mod drain;
 #[allow(
     dead_code,
     reason = "shared with the tests of the operator, which use all of it"
@@ -32,7 +33,8 @@ async fn output_and_exit_status_match_the_installation_and_the_users_permissions
     installation::tenant(&server).await?;
     installation::degraded(&server, &harness).await?;
     installation::bundle(&server).await?;
-    installation::undecodable_policy(&server).await
+    installation::undecodable_policy(&server).await?;
+    drain::changes_one_label_of_the_node(&server).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

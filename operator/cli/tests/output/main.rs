@@ -4,6 +4,7 @@
 
 mod binary;
 mod bundle;
+mod drain;
 mod fixtures;
 mod keys;
 mod preflight;

@@ -9,8 +9,9 @@ use crds::pod_template::PoolPodTemplate;
 use crds::{ByteSize, names, pool_memory};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, ObjectFieldSelector, Pod, PodSpec,
-    PodTemplateSpec, Probe, ResourceRequirements,
+    Affinity, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, NodeSelectorRequirement,
+    NodeSelectorTerm, ObjectFieldSelector, Pod, PodSpec, PodTemplateSpec, Probe,
+    ResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -120,7 +121,7 @@ fn template(
             node_selector: (!pool.node_selector.is_empty()).then(|| pool.node_selector.clone()),
             tolerations: (!pool.tolerations.is_empty()).then(|| pool.tolerations.clone()),
             priority_class_name,
-            affinity: pool.template.affinity.clone(),
+            affinity: Some(on_nodes_in_use(pool.template.affinity.clone())),
             termination_grace_period_seconds: Some(i64::from(
                 pool.drain_seconds + GRACE_BEYOND_DRAIN,
             )),
@@ -129,6 +130,38 @@ fn template(
             ..PodSpec::default()
         }),
     }
+}
+
+/// Adds to the user's affinity that drained nodes are not selected. The DaemonSet controller deletes the pool pod of a node
+/// that gets the label, and creates one when the label is gone.
+fn on_nodes_in_use(affinity: Option<Affinity>) -> Affinity {
+    let mut affinity = affinity.unwrap_or_default();
+    let of_nodes = affinity.node_affinity.get_or_insert_default();
+    let required = of_nodes
+        .required_during_scheduling_ignored_during_execution
+        .get_or_insert_default();
+    let in_use = NodeSelectorRequirement {
+        key: names::LABEL_DRAIN.to_owned(),
+        operator: "NotIn".to_owned(),
+        values: Some(vec![names::DRAIN_POOLS.to_owned()]),
+    };
+    let terms = &mut required.node_selector_terms;
+    if terms.is_empty() {
+        terms.push(NodeSelectorTerm {
+            match_expressions: Some(vec![in_use]),
+            match_fields: None,
+        });
+        return affinity;
+    }
+    // One of the terms must match. An empty one matches no node, and must not match all others then.
+    for term in terms {
+        let has = |list: &Option<Vec<_>>| list.as_ref().is_some_and(|list| !list.is_empty());
+        if has(&term.match_expressions) || has(&term.match_fields) {
+            let expressions = term.match_expressions.get_or_insert_default();
+            expressions.push(in_use.clone());
+        }
+    }
+    affinity
 }
 
 fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {

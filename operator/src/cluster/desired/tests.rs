@@ -224,6 +224,37 @@ fn what_a_user_adds_to_pods_is_beside_what_the_operator_sets() {
 }
 
 #[test]
+fn no_term_of_the_users_affinity_selects_a_drained_node() {
+    let terms = |affinity: &str| {
+        let spec = format!("{{pools: [{{name: a, podTemplate: {{affinity: {affinity}}}}}]}}");
+        let cluster = fixture::valid(&spec);
+        let children = desired(&cluster, &fixture::settings(), &[]);
+        let template = children.pools[0].spec.as_ref().unwrap().template.clone();
+        let affinity = template.spec.unwrap().affinity.unwrap();
+        let required = affinity.node_affinity.unwrap();
+        let required = required.required_during_scheduling_ignored_during_execution;
+        let terms = required.unwrap().node_selector_terms.into_iter();
+        let keys = terms.map(|term| {
+            let expressions = term.match_expressions.into_iter().flatten();
+            let keys = expressions.map(|one| format!("{} {}", one.key, one.operator));
+            keys.collect::<Vec<_>>().join(", ")
+        });
+        keys.collect::<Vec<_>>()
+    };
+    let in_use = "mooncake.io/drain NotIn";
+    for none in ["{}", "{nodeAffinity: {}}", "{podAffinity: {}}"] {
+        assert_eq!(terms(none), [in_use], "{none}");
+    }
+    let two =
+        "{nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+        {matchExpressions: [{key: gpu, operator: Exists}]},
+        {matchFields: [{key: metadata.name, operator: In, values: [n1]}]}, {}]}}}";
+    let gpu = format!("gpu Exists, {in_use}");
+    // The last one matches no node.
+    assert_eq!(terms(two), [gpu.as_str(), in_use, ""]);
+}
+
+#[test]
 fn a_cluster_that_requires_rdma_has_a_template_of_claims_and_no_other_has() {
     is_golden("rdma", "{transports: {rdma: Require}}", &[]);
     for other in ["{}", "{transports: {rdma: Forbid}}"] {
