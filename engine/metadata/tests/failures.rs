@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use metadata::{Error, Lookup, Problem, Service, system_lookup};
+use metadata::{Entry, Error, Lookup, Problem, Service, system_lookup};
+use proto::descriptor::Descriptor;
+use proto::metadata::RpcMeta;
 use socket2::{Domain, Socket, Type};
 
 fn service(address: SocketAddr) -> Service {
@@ -253,6 +255,43 @@ async fn a_key_of_another_pod_is_not_permitted_and_another_page_of_that_status_i
         matches!(error.problem, Problem::NotMetadata { .. }),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn another_process_that_publishes_under_the_name_at_the_same_time_is_named() {
+    // A stock server: `rpc_meta` is written again between its removal and the write of this process.
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = [0; 3];
+            stream.read_exact(&mut request).unwrap();
+            let (status, body) = match &request {
+                b"GET" => ("200 OK", r#"{"ip_or_host_name":"10.0.0.2","rpc_port":1}"#),
+                b"DEL" => ("200 OK", "metadata deleted"),
+                _ => ("400 Bad Request", "Duplicate rpc_meta key not allowed"),
+            };
+            let length = body.len();
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{body}");
+            stream.write_all(answer.as_bytes()).unwrap();
+            // A close with unread bytes is a reset.
+            let _ = stream.shutdown(Shutdown::Write);
+            let mut rest = Vec::new();
+            let _ = stream.read_to_end(&mut rest);
+        }
+    });
+    let text = br#"{"buffers":[],"name":"10.0.0.1:12001","protocol":"tcp","tcp_data_port":1}"#;
+    let entry = Entry {
+        descriptor: Descriptor::parse(text).unwrap(),
+        rpc_meta: RpcMeta {
+            ip_or_host_name: "10.0.0.1".to_owned(),
+            rpc_port: 12001,
+        },
+    };
+    let error = entry.publish(&service(address)).await.unwrap_err();
+    assert!(matches!(error.problem, Problem::NameTaken(_)), "{error}");
+    assert!(error.to_string().contains("10.0.0.1:12001"), "{error}");
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use super::target::{StockTransport, Target};
 pub(super) const MASTER: &str = "MOONCAKE_MASTER";
 pub(super) const METADATA_SERVER: &str = "MOONCAKE_TE_META_DATA_SERVER";
 /// With which the keys of stock engines begin in a metadata service.
-const METADATA_CLUSTER: &str = "MC_METADATA_CLUSTER_ID";
+pub(super) const METADATA_CLUSTER: &str = "MC_METADATA_CLUSTER_ID";
 pub(super) const LOCAL_HOSTNAME: &str = "MOONCAKE_LOCAL_HOSTNAME";
 /// Transport of the store, and also of SGLang's prefill/decode engine. The store's file contains it, so it is set only
 /// for a container whose SGLang does not read that file.

@@ -22,7 +22,7 @@ use super::inject::{Decision, InjectionContext, inject};
 use super::lookup::Clusters;
 use super::request::InjectionRequest;
 use super::skipped::Skipped;
-use super::{launch, prefill_decode};
+use super::{launch, metadata_server, prefill_decode};
 
 /// Largest review that an API server sends, in bytes: two objects of at most 1.5 MiB each.
 const BODY_LIMIT: usize = 3 << 20;
@@ -135,6 +135,7 @@ async fn decide<C: Clusters, K: Rooms + Devices + Policies>(
                     let mut advice = launch::advise(pod, namespace, cluster, claimable, rooms);
                     let other = prefill_decode::advise(pod, namespace, cluster, &surroundings);
                     advice.extend(other);
+                    advice.extend(metadata_server::advise(pod, namespace, cluster));
                     advice
                 }
                 Decision::Skip { .. } => Vec::new(),

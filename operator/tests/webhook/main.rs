@@ -205,6 +205,25 @@ async fn a_pod_that_requests_unavailable_hugepages_is_injected_with_warnings() {
 }
 
 #[tokio::test]
+async fn a_pod_with_a_metadata_service_of_its_own_is_injected_with_a_warning() {
+    let (server, trust) = served(NoClusters).await;
+    let mut request = review();
+    let container = &mut request["request"]["object"]["spec"]["containers"][0];
+    let service = "http://localhost:8080/metadata";
+    container["env"] = json!([{"name": "MOONCAKE_TE_META_DATA_SERVER", "value": service}]);
+    let (_, answer) = server.post(&trust, request.to_string()).await.unwrap();
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["response"]["allowed"], true);
+    let warnings = answer["response"]["warnings"].as_array().unwrap();
+    let [words] = warnings.as_slice() else {
+        panic!("{warnings:?}");
+    };
+    let words = words.as_str().unwrap();
+    assert!(words.contains("localhost is the pod itself"), "{words}");
+    server.end().await;
+}
+
+#[tokio::test]
 async fn only_pod_creations_are_patched() {
     let (server, trust) = served(NoClusters).await;
     let mut update = review();
