@@ -151,6 +151,48 @@ impl PeerEnd {
     }
 }
 
+/// Why a connection gets a turn.
+#[derive(Debug, Clone, Copy)]
+enum Cause {
+    /// Requests were posted on it.
+    Posted,
+    /// Epoll has reported this of it.
+    Ready(EventFlags),
+    /// Its timer is due.
+    Due,
+}
+
+impl Cause {
+    /// Returns what is known about the peer's end.
+    fn peer(self) -> PeerEnd {
+        match self {
+            Self::Ready(flags) => PeerEnd::of(flags),
+            Self::Posted | Self::Due => PeerEnd::Open,
+        }
+    }
+
+    /// Returns whether the socket may have space.
+    fn may_send(self) -> bool {
+        match self {
+            Self::Ready(flags) => {
+                flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR)
+            }
+            Self::Posted | Self::Due => true,
+        }
+    }
+
+    /// Returns whether the socket may have bytes, or the end of the stream. If requests were posted, epoll reports
+    /// what arrives.
+    fn may_receive(self) -> bool {
+        match self {
+            Self::Posted => false,
+            Self::Ready(flags) => flags.intersects(READABLE | EventFlags::HUP | EventFlags::ERR),
+            // Below the low-water mark, bytes do not wake the thread.
+            Self::Due => true,
+        }
+    }
+}
+
 /// What a connection waits for after a turn.
 #[derive(Debug)]
 enum Turn {
@@ -204,7 +246,7 @@ impl Tcp {
     }
 
     /// Moves bytes of one connection, up to its share.
-    fn turn(&mut self, key: ConnectionKey, peer: PeerEnd, now: Instant) {
+    fn turn(&mut self, key: ConnectionKey, cause: Cause, now: Instant) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
@@ -217,7 +259,7 @@ impl Tcp {
                 let peer = if self.ahead_of_epoll {
                     PeerEnd::poll(socket)
                 } else {
-                    peer
+                    cause.peer()
                 };
                 let mut visit = Visit::new((socket, peer), endpoint, &self.regions, now);
                 let turn = served.turn(&mut visit);
@@ -235,7 +277,7 @@ impl Tcp {
                     }
                 }
             }
-            Role::Outgoing(link) => match link.turn(socket, now, &mut self.events) {
+            Role::Outgoing(link) => match link.turn(socket, cause, now, &mut self.events) {
                 Ok(turn) => {
                     if let Some(due) = link.arm_timer(self.bounds.stall) {
                         self.timers.push(due, key.data().as_ffi());
@@ -340,8 +382,7 @@ impl Tcp {
     fn expire(&mut self, now: Instant) {
         while let Some(bits) = self.timers.due(now) {
             let key = connection_key(bits);
-            // Receives bytes below the low-water mark, which did not wake the thread.
-            self.turn(key, PeerEnd::Open, now);
+            self.turn(key, Cause::Due, now);
             let served = match self.connections.get_mut(key).map(|one| &mut one.role) {
                 Some(Role::Served(served)) => served,
                 Some(Role::Outgoing(link)) => {
@@ -550,7 +591,7 @@ impl Transport for Tcp {
         let now = Instant::now();
         let mut accepted = std::mem::take(&mut self.accepted);
         for key in accepted.drain(..) {
-            self.turn(key, PeerEnd::Open, now);
+            self.turn(key, Cause::Posted, now);
         }
         // Keeps the capacity.
         self.accepted = accepted;
@@ -565,7 +606,7 @@ impl Transport for Tcp {
 
     fn ready(&mut self, ready: Ready, now: Instant) {
         let key = connection_key(ready.token.0);
-        self.turn(key, PeerEnd::of(ready.flags), now);
+        self.turn(key, Cause::Ready(ready.flags), now);
     }
 
     fn attention(&self) -> Attention {

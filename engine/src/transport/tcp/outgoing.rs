@@ -14,7 +14,7 @@ use sys::mem::Region;
 use sys::mem::parts::{Inward, Outward};
 
 use super::served::is_wait_error;
-use super::{Event, LinkError, LinkId, PIPELINE_DEPTH, Post, SEND_BYTES, TURN_BYTES, Turn};
+use super::{Cause, Event, LinkError, LinkId, PIPELINE_DEPTH, Post, SEND_BYTES, TURN_BYTES, Turn};
 
 /// Most payload bytes of the requests on a link, except that one request may have any length. A large request goes to
 /// another link instead of waiting behind other large ones.
@@ -139,16 +139,18 @@ impl Outgoing {
     }
 
     /// Moves what the socket allows, up to about [`TURN_BYTES`] in each direction, and reports the completed requests.
+    /// Only a direction that `cause` lets expect something is tried.
     pub(super) fn turn(
         &mut self,
         socket: BorrowedFd<'_>,
+        cause: Cause,
         now: Instant,
         events: &mut Vec<Event>,
     ) -> Result<Turn, Failure<LinkError>> {
         if self.requests.is_empty() {
             return self.idle(socket).map(|()| Turn::Readable);
         }
-        let moved = self.exchange(socket, events);
+        let moved = self.exchange(socket, cause, events);
         match moved {
             Ok(progress) => {
                 if progress {
@@ -211,15 +213,26 @@ impl Outgoing {
     fn exchange(
         &mut self,
         socket: BorrowedFd<'_>,
+        cause: Cause,
         events: &mut Vec<Event>,
     ) -> Result<bool, LinkError> {
-        let sent = self.send(socket);
+        let sent = if cause.may_send() {
+            self.send(socket)
+        } else {
+            Ok(false)
+        };
         if let Err(error) = sent {
             // A peer that rejected an address sent its status before it closed.
             self.receive(socket, events)?;
             return Err(error);
         }
-        let received = self.receive(socket, events)?;
+        let received = if cause.may_receive() {
+            self.receive(socket, events)?
+        } else {
+            // A write of version 1 has no answer.
+            self.report(events);
+            false
+        };
         Ok(received || sent?)
     }
 
@@ -433,6 +446,7 @@ impl Request {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::os::fd::AsFd as _;
     use std::os::unix::net::UnixStream;
 
@@ -440,6 +454,7 @@ mod tests {
     use sys::mem::{PageSize, memfd};
 
     use super::*;
+    use crate::transport::reactor::EventFlags;
     use crate::transport::{EndpointId, RegionId};
 
     const LENGTH: u64 = 1 << 20;
@@ -487,15 +502,36 @@ mod tests {
         let mut events = Vec::new();
         // The buffer of the socket ends within the payloads.
         for _ in 0..10 {
-            let turn = link.turn(ours.as_fd(), now, &mut events).unwrap();
+            let turn = link
+                .turn(ours.as_fd(), Cause::Due, now, &mut events)
+                .unwrap();
             assert!(matches!(turn, Turn::Both));
         }
         let begun = link.requests.iter().filter(|one| one.moved > 0).count();
         assert!((1..4).contains(&begun), "{begun}");
         drop(theirs);
-        let failure = link.turn(ours.as_fd(), now, &mut events).unwrap_err();
+        let failure = link
+            .turn(ours.as_fd(), Cause::Due, now, &mut events)
+            .unwrap_err();
         assert_eq!(failure.effect, Effect::Unknown);
         assert_eq!(returned(&events), posted[begun..]);
+    }
+
+    #[test]
+    fn an_answer_is_received_when_epoll_reports_it_and_not_on_suspicion() {
+        let now = Instant::now();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut link, posted) = link(64, now);
+        let mut events = Vec::new();
+        theirs.write_all(&Status::Ok.encode()).unwrap();
+        let mut turn = |cause, events: &mut Vec<_>| {
+            link.turn(ours.as_fd(), cause, now, events).unwrap();
+        };
+        turn(Cause::Posted, &mut events);
+        turn(Cause::Ready(EventFlags::OUT), &mut events);
+        assert!(events.is_empty(), "{events:?}");
+        turn(Cause::Ready(EventFlags::IN), &mut events);
+        assert!(matches!(events[..], [Event::Done(_, piece)] if piece == posted[0]));
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub(super) struct Served {
     /// A timer is set.
     timed: bool,
     /// The socket's receive low-water mark, in bytes.
-    low_water: u32,
+    pub(super) low_water: u32,
 }
 
 #[derive(Debug)]
@@ -82,9 +82,10 @@ impl Payload {
 }
 
 impl Writing {
-    /// Returns the number of received bytes that wake the thread, at most the missing ones.
+    /// Returns the number of received bytes that wake the thread, at most the missing ones. The last portion is not
+    /// worth two changes of the socket, there and back: its sender sends so many bytes at a time.
     fn low_water(&self) -> u32 {
-        let least = if self.at_once {
+        let least = if self.at_once && self.payload.left > SEND_BYTES {
             self.payload.left.min(TURN_BYTES)
         } else {
             1

@@ -400,3 +400,36 @@ fn complete_requests_before_a_broken_one_are_answered() {
     assert_eq!(there, [&OK[..], &OK, b"whole"].concat());
     assert_eq!(target.bytes(0, 5), *b"whole");
 }
+
+#[test]
+fn a_large_payload_wakes_the_thread_in_portions_and_its_last_bytes_as_they_arrive() {
+    let mut target = Target::new();
+    let mut peer = target.connect();
+    let size = 256 << 10;
+    let request = write(0, &vec![7; size]);
+    let (begin, end) = request.split_at(request.len() - 65_536);
+    peer.write_all(&begin[..1024]).unwrap();
+    target.turns_until(|stats| stats.bytes_written == 1000);
+    let low_water = |target: &Target| {
+        let mut roles = target.tcp.connections.values().map(|one| &one.role);
+        match roles.next() {
+            Some(Role::Served(served)) => served.low_water,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(low_water(&target) as usize, size - 1000);
+    peer.write_all(&begin[1024..]).unwrap();
+    let mut ready = Vec::new();
+    target
+        .reactor
+        .wait(Some(Duration::ZERO), &mut ready)
+        .unwrap();
+    assert!(ready.is_empty(), "less than the portion");
+    // As its timer does.
+    let key = target.tcp.connections.keys().next().unwrap();
+    target.tcp.turn(key, Cause::Due, Instant::now());
+    assert_eq!(low_water(&target), 1);
+    peer.write_all(end).unwrap();
+    target.turns_until(|stats| stats.requests == 1);
+    assert_eq!(exactly(&mut peer, STATUS_LENGTH), OK);
+}
