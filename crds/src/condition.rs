@@ -35,6 +35,8 @@ pub enum ConditionType {
     /// MooncakeCluster, only with `spec.mnnvl`: every participating node is a member of the
     /// ComputeDomain. `Ready` does not wait for it.
     MnnvlReady,
+    /// MooncakeCluster, only with the built-in master and from the first drain on: no pool pod ends whose keys move to others.
+    Drained,
     /// MooncakeNode, set by the operator: the node and its agent pod are ready.
     AgentAlive,
     /// MooncakeNode, set by the agent: every pool pod in the spec is served.
@@ -63,6 +65,7 @@ impl ConditionType {
             Self::TransportsReady => "TransportsReady",
             Self::PodsInjected => "PodsInjected",
             Self::MnnvlReady => "MnnvlReady",
+            Self::Drained => "Drained",
             Self::AgentAlive => "AgentAlive",
             Self::PoolsServing => "PoolsServing",
             Self::NodeHealthy => "NodeHealthy",

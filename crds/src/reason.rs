@@ -91,6 +91,8 @@ catalog! {
     Mounting = (Engine, "Wait.");
     /// The pool pod is terminating. Its segments are removed from the master first.
     Draining = (Cluster, "Wait.");
+    /// The keys of pool pods that end do not fit into the other pool pods of the cluster. Those that were used longest ago are evicted.
+    DrainExceedsSpace nearest "Draining" = (Cluster, "Add pool pods or a larger size before pool pods end. Undo a drain with kubectl mooncake undrain.");
     /// The pool pod has terminated.
     PoolPodGone = (Cluster, "Wait for its replacement.");
     /// The node has too little memory for a pool pod, or the pool process could not allocate it.

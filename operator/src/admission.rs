@@ -14,6 +14,7 @@ mod metadata_server;
 mod patch;
 mod prefill_decode;
 mod request;
+mod resize;
 mod review;
 mod selection;
 mod sidecar;

@@ -27,6 +27,7 @@ pub mod admin;
 pub mod apply;
 pub mod container_compatibility;
 pub mod desired;
+pub mod drained;
 pub mod eviction;
 pub mod injection;
 pub mod instance;
@@ -211,7 +212,7 @@ impl Session<'_> {
             .roll(&writer, valid, observed, &pools, &pod_statuses)
             .await?;
         let mnnvl = mnnvl::reconcile(context, &writer, self.cluster, &self.old).await?;
-        let used = context.usage.last(&valid.uid, master);
+        let (used, drains) = context.usage.last(&valid.uid, master);
         let explained = eviction::explain(
             &observed.evictions,
             &observed.pool_pods,
@@ -226,6 +227,7 @@ impl Session<'_> {
             rollout: &rollout,
             withheld: writer.is_paused().then(|| writer.withheld()),
             used,
+            drains,
             mnnvl: mnnvl.as_ref(),
         };
         self.write(status::compute(&facts, &self.old, Timestamp::now()))

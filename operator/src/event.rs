@@ -102,8 +102,10 @@ fn news(old: &[Condition], new: &[Condition]) -> Vec<Event> {
         })
         .filter(|condition| condition.reason != Reason::Progressing.as_str())
         .map(|condition| Event {
-            type_: if (condition.status == ConditionStatus::True.as_str())
-                != is(condition, &abnormal)
+            // The beginning of a drain is no fault.
+            type_: if (is(condition, &[ConditionType::Drained])
+                && condition.reason == Reason::Draining.as_str())
+                || (condition.status == ConditionStatus::True.as_str()) != is(condition, &abnormal)
             {
                 EventType::Normal
             } else {

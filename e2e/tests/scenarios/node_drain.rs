@@ -2,6 +2,8 @@
 
 use super::built_in_master::ledgers;
 use anyhow::ensure;
+use crds::ConditionType;
+use crds::condition::find;
 use mooncake_e2e::scenario::pool::READY;
 use mooncake_e2e::scenario::{Pool, Product, Seen, StockPod, StockWork, eventually};
 use serde_json::Value;
@@ -42,6 +44,9 @@ async fn drained(product: &Product, pool: &Pool) -> anyhow::Result<()> {
     };
     run("writer", "n1", StockWork::put(KEYS, MIB)).await?;
     println!("{}", product.cli(&["drain", "n1"]).await?);
+    let drained = pool.object().await?.status.unwrap_or_default().conditions;
+    let drained = find(&drained, ConditionType::Drained).map(|one| one.message.clone());
+    ensure!(drained.is_some(), "no condition Drained");
     let left = pods(pool).await?;
     ensure!(left == ["n2"], "pool pods on {left:?}");
     run("reader", "n2", StockWork::verify(KEYS, MIB)).await?;

@@ -29,6 +29,7 @@ const BY_SEVERITY: [&[ConditionType]; 2] = [
         ConditionType::MetadataReady,
         ConditionType::PodsInjected,
         ConditionType::MnnvlReady,
+        ConditionType::Drained,
     ],
 ];
 

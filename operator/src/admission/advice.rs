@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crds::ByteSize;
 use crds::cluster::{MooncakeClusterSpec, PageSize, Pool};
+use crds::{ByteSize, names};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 use crate::sizing::LaunchStatus;
@@ -138,8 +138,10 @@ fn described(short: &Short<'_>, size: PageSize) -> String {
 }
 
 /// Whether a DaemonSet of this pool makes a pod there.
-fn stores(pool: &Pool, room: &Room) -> bool {
-    takes(room, &pool.node_selector, &pool.tolerations)
+pub(super) fn stores(pool: &Pool, room: &Room) -> bool {
+    let drained = room.labels.get(names::LABEL_DRAIN);
+    drained.is_none_or(|value| value != names::DRAIN_POOLS)
+        && takes(room, &pool.node_selector, &pool.tolerations)
 }
 
 /// Whether a node takes pods with these. What a node is not ready for at the moment does not count:
@@ -245,6 +247,11 @@ mod tests {
             words.starts_with("pool a: no node of this cluster matches"),
             "{words}"
         );
+        // No pool pod stays on a drained node.
+        let mut drained = chosen.clone();
+        let label = ("mooncake.io/drain".to_owned(), "true".to_owned());
+        drained.labels.extend([label]);
+        assert_eq!(advise(&spec, std::slice::from_ref(&drained)).len(), 1);
         // What an affinity selects is not known here.
         let mut elsewhere = spec.clone();
         elsewhere.pools[0].pod_template = Some(PoolPodTemplate {

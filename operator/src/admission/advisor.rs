@@ -21,6 +21,7 @@ use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview
 use serde::Deserialize;
 
 use super::advice::{Room, advise};
+use super::resize::{Stored, evicted};
 use crate::cache::{Caches, ClusterName};
 
 /// Where nodes are known.
@@ -129,7 +130,11 @@ fn respond<R: Rooms>(rooms: &R, request: &AdmissionRequest<DynamicObject>) -> Ad
             namespace: request.namespace.clone().unwrap_or_default(),
             name: request.name.clone(),
         };
-        let warnings = advise(&spec, &rooms.rooms(Some(&cluster)));
+        let rooms = rooms.rooms(Some(&cluster));
+        let mut warnings = advise(&spec, &rooms);
+        let old = request.old_object.as_ref();
+        let old = old.and_then(|old| serde_json::from_value::<Stored>(old.data.clone()).ok());
+        warnings.extend(old.and_then(|old| evicted(&old, &spec, &rooms)));
         response.warnings = (!warnings.is_empty()).then_some(warnings);
     }
     response

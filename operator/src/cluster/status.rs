@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use crate::cache::Claimable;
+use crate::cluster::drained::{self, Drains};
 use crate::cluster::injection;
 use crate::cluster::observe::Observed;
 use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
@@ -38,6 +39,8 @@ pub struct Facts<'a> {
     pub withheld: Option<usize>,
     /// Percent of the capacity that holds objects.
     pub used: Option<u8>,
+    /// What pool pods that end still have; `None`: unknown.
+    pub drains: Option<Drains>,
     /// `None`: the cluster wants no ComputeDomain.
     pub mnnvl: Option<&'a DomainStatus>,
 }
@@ -56,6 +59,7 @@ pub fn compute(
         rollout,
         withheld: _,
         used,
+        drains,
         mnnvl,
     } = *facts;
     let serving = serving(pod_statuses).len();
@@ -71,6 +75,13 @@ pub fn compute(
     findings.extend(metadata_ready(facts));
     findings.push(injection::finding(cluster, &observed.labelled));
     findings.extend(mnnvl.map(|outlook| outlook.finding.clone()));
+    let kind = cluster.master.kind;
+    findings.extend(drained::drained(
+        kind,
+        &observed.pool_pods,
+        drains,
+        &old.conditions,
+    ));
     let bytes: u64 = pod_statuses
         .iter()
         .map(|pod_status| match pod_status.service {
@@ -128,7 +139,11 @@ pub fn failed(
             )),
         }
     }
-    for kind in [ConditionType::MetadataReady, ConditionType::MnnvlReady] {
+    for kind in [
+        ConditionType::MetadataReady,
+        ConditionType::MnnvlReady,
+        ConditionType::Drained,
+    ] {
         conditions.extend(crds::condition::find(&old.conditions, kind).cloned());
     }
     conditions.extend(merge(&old.conditions, &findings, Some(generation), now));
@@ -360,6 +375,7 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
         rollout,
         withheld: _,
         used: _,
+        drains: _,
         mnnvl: _,
     } = *facts;
     let kind = ConditionType::PoolsReady;

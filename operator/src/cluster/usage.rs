@@ -1,5 +1,5 @@
-//! Usage of the pools, read from the masters' admin ports at most once a minute. A cluster is reconciled only when its
-//! rounded usage changed.
+//! Usage of the pools, read from the masters' admin ports at most once a minute, and while keys move to other pool pods
+//! every 10 s. A cluster is reconciled only when its rounded usage, or what is still to be moved, changed.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,10 +13,13 @@ use parking_lot::Mutex;
 
 use crate::cache::{Caches, ClusterName, Trigger};
 use crate::cluster::admin;
+use crate::cluster::drained::{Drains, ending};
 use crate::pod::serving_master;
 
 /// Shortest time between two requests to one master.
 const PERIOD: Duration = Duration::from_secs(60);
+/// The same while pool pods end.
+const DRAIN_PERIOD: Duration = Duration::from_secs(10);
 /// The same while the master has not answered yet.
 const UNKNOWN_PERIOD: Duration = Duration::from_secs(5);
 /// Masters that are read at a time.
@@ -29,11 +32,18 @@ struct Reading {
     master: String,
     at: Instant,
     percent: Option<u8>,
+    /// `None` for a master without these metrics.
+    drains: Option<Drains>,
 }
 
 impl Reading {
-    fn fresh(&self, age: Duration) -> bool {
-        age < self.percent.map_or(UNKNOWN_PERIOD, |_| PERIOD)
+    fn fresh(&self, age: Duration, draining: bool) -> bool {
+        let counts = self.drains.is_some_and(|drains| drains.running > 0);
+        age < match self.percent {
+            None => UNKNOWN_PERIOD,
+            Some(_) if draining || counts => DRAIN_PERIOD,
+            Some(_) => PERIOD,
+        }
     }
 }
 
@@ -44,11 +54,12 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Percent of the capacity that holds objects; `None` if unknown.
-    pub fn last(&self, cluster: &str, master: Option<&Pod>) -> Option<u8> {
-        let reading = self.readings.lock().get(cluster).cloned()?;
-        let same = master.and_then(|master| master.uid()) == Some(reading.master);
-        reading.percent.filter(|_| same)
+    /// Percent of the capacity that holds objects, and what pool pods that end still have; `None` if unknown.
+    pub fn last(&self, cluster: &str, master: Option<&Pod>) -> (Option<u8>, Option<Drains>) {
+        let reading = self.readings.lock().get(cluster).cloned();
+        let uid = master.and_then(|master| master.uid());
+        let reading = reading.filter(|reading| Some(&reading.master) == uid.as_ref());
+        reading.map_or((None, None), |reading| (reading.percent, reading.drains))
     }
 
     /// Reads every master, until dropped.
@@ -87,35 +98,40 @@ impl Meter {
         };
         let known = self.readings.lock().get(&uid).cloned();
         let known = known.filter(|known| Some(&known.master) == master.uid().as_ref());
+        let draining = ending(&caches.pods_of.of(&name)).next().is_some();
         if known
             .as_ref()
-            .is_some_and(|known| known.fresh(known.at.elapsed()))
+            .is_some_and(|known| known.fresh(known.at.elapsed(), draining))
         {
             return;
         }
-        let before = known.and_then(|known| known.percent);
-        let Some(percent) = ask(master, before).await else {
+        let before = known.map_or((None, None), |known| (known.percent, known.drains));
+        let Some((percent, drains)) = ask(master, before).await else {
             return;
         };
         let reading = Reading {
             master: master.uid().unwrap_or_default(),
             at: Instant::now(),
             percent,
+            drains,
         };
         self.readings.lock().insert(uid, reading);
-        if percent != before {
+        if (percent, drains) != before {
             caches.trigger(Trigger::Cluster(name));
         }
     }
 }
 
+/// Percent of the capacity that holds objects, and what pool pods that end still have.
+type Metrics = (Option<u8>, Option<Drains>);
+
 /// Reads one master. Without an answer the last value stays: it is better than none and causes no write. `None` if
 /// the pod has no address.
-async fn ask(master: &Pod, before: Option<u8>) -> Option<Option<u8>> {
+async fn ask(master: &Pod, before: Metrics) -> Option<Metrics> {
     let address: IpAddr = master.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
     let address = SocketAddr::new(address, names::MASTER_ADMIN_PORT);
     match admin::get(address, "/metrics").await {
-        Ok(text) => Some(percent(&text)),
+        Ok(text) => Some((percent(&text), Drains::read(&text))),
         Err(error) => {
             tracing::debug!(master = %master.name_any(), %address, %error, "use not read");
             Some(before)
@@ -181,10 +197,23 @@ mod tests {
             master: String::new(),
             at: Instant::now(),
             percent,
+            drains: None,
         };
-        assert!(reading(Some(0)).fresh(UNKNOWN_PERIOD));
-        assert!(!reading(Some(0)).fresh(PERIOD));
-        assert!(!reading(None).fresh(UNKNOWN_PERIOD));
+        assert!(reading(Some(0)).fresh(UNKNOWN_PERIOD, false));
+        assert!(!reading(Some(0)).fresh(PERIOD, false));
+        assert!(!reading(None).fresh(UNKNOWN_PERIOD, false));
+        // While keys move, and once more afterwards.
+        assert!(reading(Some(0)).fresh(UNKNOWN_PERIOD, true));
+        assert!(!reading(Some(0)).fresh(DRAIN_PERIOD, true));
+        let drains = Some(Drains {
+            running: 1,
+            ..Drains::default()
+        });
+        let moving = Reading {
+            drains,
+            ..reading(Some(0))
+        };
+        assert!(!moving.fresh(DRAIN_PERIOD, false));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod cordons;
 mod deletion;
 mod domains;
+mod drained;
 mod election_rights;
 mod harness;
 mod headroom;
@@ -15,7 +16,7 @@ mod server;
 mod undecodable_policy;
 mod version_skew;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use crds::{MooncakeCluster, MooncakeNode, Reason};
 use harness::{Harness, TEAM, eventually};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
@@ -27,7 +28,7 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use mooncake_operator::cluster::container_compatibility;
 use mooncake_operator::pod::condition;
-use serde_json::json;
+use serde_json::{Value, json};
 use server::Server;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -188,10 +189,18 @@ async fn additions_of_the_user_reach_the_pods_and_are_written_once() -> anyhow::
         ensure!(pod["metadata"]["labels"]["mooncake.io/cluster"] == "placed");
         let note = &pod["metadata"]["annotations"]["example.com/scrape"];
         ensure!(note == "true", "{pod}");
-        ensure!(pod["spec"]["affinity"] == placed["affinity"], "{pod}");
         // They select the pods, which a change of these would orphan.
         ensure!(object["spec"]["selector"]["matchLabels"]["team"].is_null());
     }
+    let affinity = |object: &Value| object["spec"]["template"]["spec"]["affinity"].clone();
+    ensure!(affinity(&master) == placed["affinity"], "{master}");
+    // Pools avoid drained nodes besides.
+    let mut of_pool = placed["affinity"].clone();
+    let terms = "/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchExpressions";
+    let expressions = of_pool.pointer_mut(terms).and_then(Value::as_array_mut);
+    let in_use = json!({"key": "mooncake.io/drain", "operator": "NotIn", "values": ["true"]});
+    expressions.context("no expressions")?.push(in_use);
+    ensure!(affinity(&pool) == of_pool, "{pool}");
     let pod = &master["spec"]["template"]["spec"];
     for field in [
         "priorityClassName",

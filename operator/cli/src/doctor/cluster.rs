@@ -12,7 +12,7 @@ use crate::status::{is_current, known_reason, not_observed};
 
 /// `Ready` repeats reason and message of its most severe part; then its parts, then the conditions that it does
 /// not depend on.
-const READY_FIRST: [ConditionType; 7] = [
+const READY_FIRST: [ConditionType; 8] = [
     ConditionType::Ready,
     ConditionType::MasterReady,
     ConditionType::PoolsReady,
@@ -20,6 +20,7 @@ const READY_FIRST: [ConditionType; 7] = [
     ConditionType::MetadataReady,
     ConditionType::PodsInjected,
     ConditionType::MnnvlReady,
+    ConditionType::Drained,
 ];
 
 /// How long the operator may take to observe a new cluster.

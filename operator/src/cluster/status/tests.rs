@@ -140,6 +140,7 @@ impl TestCluster {
             },
             withheld: self.withheld,
             used: self.used,
+            drains: None,
             mnnvl: None,
         };
         compute(&facts, old, Timestamp::from_second(second).unwrap())
