@@ -37,7 +37,7 @@ pub use settings::{Placement, Settings};
 use clients::Clients;
 use evacuation::Evacuations;
 use eviction::Order;
-use ledger::{Leaving, Range, Removed};
+use ledger::{Leaving, Members, Notes, Range, Removed};
 use object::{Object, ObjectId};
 use objects::Objects;
 use put::Pending;
@@ -70,6 +70,10 @@ pub struct Index {
     /// Ranges of the value that a put in progress replaces. They stay in the ledger until the put ends.
     superseded: HashMap<ObjectId, Vec<Range>>,
     removed: Removed,
+    members: Members,
+    notes: Notes,
+    /// Owners that kept pace at the last look.
+    paces: usize,
     /// Segments that were unmounted with unacknowledged changes because their client was silent.
     silent: HashSet<SegmentId>,
     evacuations: Evacuations,
@@ -100,6 +104,9 @@ impl Index {
             leaving: Leaving::default(),
             superseded: HashMap::new(),
             removed: Removed::default(),
+            members: Members::default(),
+            notes: Notes::default(),
+            paces: 0,
             silent: HashSet::new(),
             evacuations: Evacuations::default(),
             signals: Signals::default(),

@@ -79,6 +79,16 @@ impl Collector for Reading {
                 ledgers.unrecorded,
             ),
             (
+                "mooncake_ledger_absent_owners",
+                "Owners that may have former values of keys and are away",
+                ledgers.away,
+            ),
+            (
+                "mooncake_ledger_tombstones",
+                "Removed or replaced keys that other owners have noted for those that are away",
+                ledgers.tombstones,
+            ),
+            (
                 "mooncake_drain_running",
                 "Owners of segments that end and move their objects to other segments",
                 drains.owners,
@@ -178,6 +188,11 @@ impl Collector for Reading {
                 "master_expired_clients",
                 "Clients that expired",
                 counters.expired_clients,
+            ),
+            (
+                "mooncake_ledger_missing_tombstones",
+                "Removed or replaced keys that could not be noted: a former value may return",
+                counters.missing_tombstones,
             ),
             (
                 "mooncake_drain_moved_replicas",

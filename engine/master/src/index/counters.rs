@@ -25,6 +25,8 @@ pub struct Counters {
     pub moved_bytes: u64,
     pub failed_moves: u64,
     pub unmoved_objects: u64,
+    /// Keys that were removed or replaced while an owner was away, beyond the limit of tombstones.
+    pub missing_tombstones: u64,
 }
 
 /// What the index contains now.

@@ -3,7 +3,10 @@
 
 mod leaving;
 mod load;
+mod members;
+mod notes;
 mod removed;
+mod tombstones;
 
 use std::collections::VecDeque;
 
@@ -16,10 +19,17 @@ use super::object::{Object, ObjectId, Replica};
 use super::segments::SegmentId;
 use super::{Index, Moment};
 pub(super) use leaving::{LeaveId, Leaving, Range};
+pub(super) use members::Members;
+use notes::NoteId;
+pub(super) use notes::Notes;
 pub(super) use removed::Removed;
 
 /// Looks without progress after which nothing is allocated in a segment. There are ten in a second.
 const MOST_IDLE_LOOKS: u32 = 10;
+/// Looks without a poll after which an owner is silent.
+const SILENT_LOOKS: u32 = 20;
+/// Looks in which an owner gets no notes after its ledger was full.
+const FULL_LOOKS: u32 = 100;
 /// Waiting changes above which nothing is allocated in a segment.
 const MOST_WAITING: usize = 1 << 18;
 /// Longest key with its group that is recorded.
@@ -30,6 +40,8 @@ const MOST_KEY_BYTES: usize = 8 << 10;
 pub(crate) struct Stream {
     /// What the owner has sent, until its whole ledger has arrived.
     loading: Option<Vec<Entry>>,
+    /// The whole ledger has arrived, and waits for the notes of other ledgers.
+    arrived: bool,
     acknowledged: u64,
     waiting: VecDeque<Waiting>,
     /// Objects that the owner could not record, and those whose key is too long.
@@ -38,13 +50,31 @@ pub(crate) struct Stream {
     /// The acknowledged number at the last look, and looks since it has changed.
     looked_at: u64,
     idle_looks: u32,
+    /// Looks since the last poll.
+    unpolled_looks: u32,
+    /// Enough other ledgers name this one.
+    named: bool,
+    /// Number of the last change that tombstones wait for.
+    mark: u64,
+    /// Bytes of notes in the ledger, and looks that are left without a new one.
+    note_bytes: u64,
+    full: u32,
 }
 
 #[derive(Debug)]
 struct Waiting {
     entry: Entry,
-    /// The range that is free when the change is acknowledged.
-    leaves: Option<LeaveId>,
+    then: Then,
+}
+
+/// What happens when a change is acknowledged.
+#[derive(Debug, Clone, Copy)]
+enum Then {
+    Nothing,
+    /// The range is free.
+    Leaves(LeaveId),
+    /// The ledger has the note.
+    Holds(NoteId),
 }
 
 impl Stream {
@@ -68,8 +98,8 @@ impl Stream {
     }
 
     /// Appends a change and returns its number.
-    fn push(&mut self, entry: Entry, leaves: Option<LeaveId>) -> u64 {
-        self.waiting.push_back(Waiting { entry, leaves });
+    fn push(&mut self, entry: Entry, then: Then) -> u64 {
+        self.waiting.push_back(Waiting { entry, then });
         self.last()
     }
 
@@ -77,16 +107,23 @@ impl Stream {
         self.acknowledged + self.waiting.len() as u64
     }
 
-    /// Removes the changes up to `number`, and returns the ranges that they free.
-    fn acknowledge(&mut self, number: u64) -> Vec<LeaveId> {
-        let mut freed = Vec::new();
+    /// Removes the changes up to `number`, and returns those that have a consequence, with their versions.
+    fn acknowledge(&mut self, number: u64) -> Vec<(Then, Version)> {
+        let mut done = Vec::new();
         while self.acknowledged < number
             && let Some(change) = self.waiting.pop_front()
         {
             self.acknowledged += 1;
-            freed.extend(change.leaves);
+            if !matches!(change.then, Then::Nothing) {
+                done.push((change.then, change.entry.version));
+            }
         }
-        freed
+        done
+    }
+
+    /// Returns whether the owner has polled of late.
+    fn is_polled(&self) -> bool {
+        self.unpolled_looks < SILENT_LOOKS
     }
 
     /// Looks whether the owner has acknowledged anything since the last look.
@@ -97,6 +134,8 @@ impl Stream {
             self.idle_looks = self.idle_looks.saturating_add(1);
         }
         self.looked_at = self.acknowledged;
+        self.unpolled_looks = self.unpolled_looks.saturating_add(1);
+        self.full = self.full.saturating_sub(1);
     }
 }
 
@@ -110,6 +149,8 @@ enum Kind {
     Acknowledged(SegmentId, u64),
     /// A range of the segment is no longer in the ledger.
     Left(SegmentId, LeaveId),
+    /// Enough ledgers have the note, or nothing needs it any more.
+    Noted(NoteId),
 }
 
 /// What the server does after a call.
@@ -135,6 +176,9 @@ pub struct LedgerTotals {
     pub late: u64,
     /// Objects that a restart loses, because the ledger is full or their key is too long.
     pub unrecorded: u64,
+    /// Tombstones, and owners that are away or whose ledger waits for those of others.
+    pub tombstones: u64,
+    pub away: u64,
 }
 
 impl Index {
@@ -166,6 +210,7 @@ impl Index {
                     self.leaving.contains(id) || self.silent.contains(&segment)
                 }
                 Kind::Acknowledged(segment, number) => self.is_unacknowledged(segment, number),
+                Kind::Noted(id) => !self.is_held(id),
             };
             if pending {
                 return false;
@@ -188,7 +233,11 @@ impl Index {
 
     #[must_use]
     pub fn ledger_totals(&self) -> LedgerTotals {
-        let mut totals = LedgerTotals::default();
+        let mut totals = LedgerTotals {
+            tombstones: self.notes.removed() as u64,
+            away: self.members.away() as u64,
+            ..LedgerTotals::default()
+        };
         for stream in self
             .segments
             .iter()
@@ -237,7 +286,7 @@ impl Index {
                 .as_ref()
                 .filter(|_| mounted.client == client && mounted.segment == segment);
             let stream = stream.ok_or(ErrorCode::SegmentAlreadyExists)?;
-            return Ok(stream.loading.is_none());
+            return Ok(stream.loading.is_none() || stream.arrived);
         }
         let uuid = segment.id;
         let earlier = self.earlier_segments(client, &segment);
@@ -255,6 +304,7 @@ impl Index {
             && let Some(mounted) = self.segments.get_mut(id)
         {
             mounted.stream = Some(Stream::loading());
+            self.join(id);
         }
         // An owner that comes back within a run reports the epoch of this run.
         if highest > self.epoch {
@@ -293,22 +343,34 @@ impl Index {
         positions: &[Position],
         now: Moment,
     ) -> Result<Vec<Changes>, ErrorCode> {
-        let mut freed = Vec::new();
+        let mut done = Vec::new();
+        // The first position counts the objects of all.
+        let mut full = false;
         for position in positions {
-            let (_, stream) = self
+            let (id, stream) = self
                 .ledgered(client, position.segment)
                 .ok_or(ErrorCode::SegmentNotFound)?;
-            if stream.loading.is_some() {
+            if stream.loading.is_some() && !stream.arrived {
                 return Err(ErrorCode::UnavailableInCurrentStatus);
             }
+            full |= position.unrecorded > stream.unrecorded;
             stream.unrecorded = position.unrecorded;
+            stream.unpolled_looks = 0;
+            if full {
+                stream.full = FULL_LOOKS;
+            }
             let before = stream.acknowledged;
-            freed.extend(stream.acknowledge(position.applied));
+            let then = stream.acknowledge(position.applied).into_iter();
+            done.extend(then.map(|(then, version)| (id, then, version)));
             let progress = stream.acknowledged != before;
             self.signals.progress |= progress;
         }
-        for id in freed {
-            self.left(id, now);
+        for (segment, then, version) in done {
+            match then {
+                Then::Nothing => {}
+                Then::Leaves(id) => self.left(id, now),
+                Then::Holds(id) => self.note_held(id, segment, version, full),
+            }
         }
         if self.signals.progress {
             self.send_deferred();
@@ -346,6 +408,7 @@ impl Index {
                 records.push((segment, number));
                 let wait = Wait(Kind::Acknowledged(segment, number));
                 self.signals.waits.push(wait);
+                self.wait_for_name(segment);
             }
         }
         if let Some(ranges) = self.superseded.remove(&id) {
@@ -377,7 +440,7 @@ impl Index {
             version: object.version,
             stored: Some(stored(object, group, now)),
         };
-        let number = stream.push(entry, None);
+        let number = stream.push(entry, Then::Nothing);
         self.signals.owners.push(mounted.client);
         Some((replica.segment, number))
     }
@@ -420,7 +483,7 @@ impl Index {
         };
         match self.segments.stream_of(range.segment) {
             Some((client, stream)) => {
-                stream.push(entry, Some(id));
+                stream.push(entry, Then::Leaves(id));
                 self.signals.owners.push(client);
             }
             // The segment was unmounted: nobody allocates there.
@@ -483,6 +546,7 @@ impl Index {
         let leaving = self.leaving.of_key(&object.key);
         let waits = leaving.map(|(segment, id)| Wait(Kind::Left(segment, id)));
         self.signals.waits.extend(waits);
+        self.entomb_replaced(id);
     }
 
     /// The same for a key that may have no object.
@@ -523,6 +587,7 @@ impl Index {
     /// Looks whether owners keep pace.
     pub(super) fn look_at_ledgers(&mut self) {
         self.segments.each_stream(Stream::look);
+        self.look_at_members();
     }
 }
 

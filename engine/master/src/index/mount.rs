@@ -126,11 +126,13 @@ impl Index {
     pub fn expire_segment(&mut self, segment: Uuid) {
         if let Some(id) = self.segments.find(segment) {
             self.note_silent(id);
+            self.part(id, false);
             self.unmount(id);
         }
     }
 
     pub(super) fn unmount(&mut self, id: SegmentId) {
+        self.part(id, true);
         if let Some(mounted) = self.segments.unmount(id) {
             self.end_evacuation(mounted.client, id);
             self.unmounted.push_back(Unmounted::new(mounted.space));

@@ -14,7 +14,10 @@ impl Index {
     pub fn remove(&mut self, key: &str, force: bool, now: Moment) -> Result<(), ErrorCode> {
         // A removal waits for the earlier ones of its key, also if it finds nothing: the end of an upsert may be in progress.
         self.wait_for_removal(key);
-        let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        let Some(id) = self.find(key) else {
+            self.entomb_unknown(key);
+            return Err(ErrorCode::ObjectNotFound);
+        };
         let object = &self.objects[id];
         if !force && object.is_leased(now) {
             return Err(ErrorCode::ObjectHasLease);
@@ -68,6 +71,7 @@ impl Index {
 
     fn take_out(&mut self, id: ObjectId, now: Moment) {
         let lease = self.objects[id].lease;
+        self.entomb_removed(id);
         self.erase(
             id,
             if now < lease {
@@ -134,6 +138,7 @@ impl Index {
         }
         if empty {
             self.removed.insert(key, version);
+            self.entomb_removed(id);
             self.erase(id, Moment::default());
         }
         true

@@ -4,6 +4,7 @@ mod evacuation;
 mod ledger;
 mod property;
 mod search;
+mod tombstones;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -76,7 +76,8 @@ impl Index {
             self.discard_unfinished();
             self.evict(now, STEPS);
         }
-        self.order.is_active() || !self.unmounted.is_empty()
+        let more = self.install_due(now) | self.tend_notes();
+        self.order.is_active() || !self.unmounted.is_empty() || more
     }
 
     /// Removes objects of unmounted segments.

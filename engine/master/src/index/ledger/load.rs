@@ -7,6 +7,7 @@ use proto::store::ledger::{Entry, Stored, Version};
 use proto::store::{ErrorCode, Uuid};
 use smallvec::smallvec;
 
+use super::Then;
 use super::leaving::Range;
 use crate::index::allocator::{Allocator, Block};
 use crate::index::object::{Object, ObjectId, Replica};
@@ -35,7 +36,7 @@ impl Index {
         let (id, stream) = self
             .ledgered(client, segment)
             .ok_or(ErrorCode::SegmentNotFound)?;
-        let Some(loading) = stream.loading.as_mut() else {
+        let Some(loading) = stream.loading.as_mut().filter(|_| !stream.arrived) else {
             return Ok(());
         };
         if sent == 0 {
@@ -46,13 +47,15 @@ impl Index {
         }
         loading.extend(entries);
         if last && let Some(entries) = stream.loading.take() {
-            self.install(id, entries, now);
+            self.arrive(id, entries, now);
+        } else {
+            self.advance(id);
         }
         Ok(())
     }
 
     /// Replaces the empty space of a segment by the ranges of its records.
-    fn install(&mut self, segment: SegmentId, mut entries: Vec<Entry>, now: Moment) {
+    pub(super) fn install(&mut self, segment: SegmentId, mut entries: Vec<Entry>, now: Moment) {
         let Some(mounted) = self.segments.get(segment) else {
             return;
         };
@@ -107,7 +110,7 @@ impl Index {
                 stored: None,
             };
             if let Some((_, stream)) = self.segments.stream_of(segment) {
-                stream.push(entry, None);
+                stream.push(entry, Then::Nothing);
             }
         }
         self.signals.owners.push(client);
@@ -132,6 +135,9 @@ impl Index {
             version,
             rest: Moment::default(),
         };
+        if self.notes.covers(&stored.key, version) {
+            return self.leave(range(stored, place.block));
+        }
         match self.find(&stored.key) {
             Some(id) if self.objects[id].version == version => {
                 let name = self.segments.name(place.segment);

@@ -7,7 +7,7 @@ use crate::index::EvacuationTotals;
 
 const MIB: u64 = 1 << 20;
 
-fn owner(number: u64) -> Uuid {
+pub(super) fn owner(number: u64) -> Uuid {
     Uuid {
         first: 50,
         second: number,
@@ -20,14 +20,14 @@ const ATTEMPT: Uuid = Uuid {
 };
 
 /// Owners with one segment and a ledger each.
-struct Pools {
-    index: Index,
-    ledgers: Vec<BTreeMap<u64, Entry>>,
-    applied: Vec<u64>,
+pub(super) struct Pools {
+    pub(super) index: Index,
+    pub(super) ledgers: Vec<BTreeMap<u64, Entry>>,
+    pub(super) applied: Vec<u64>,
 }
 
 impl Pools {
-    fn new(sizes: &[u64]) -> Self {
+    pub(super) fn new(sizes: &[u64]) -> Self {
         let mut pools = Self {
             index: Index::new(long_lived(), 7).in_epoch(1),
             ledgers: Vec::new(),
@@ -42,7 +42,7 @@ impl Pools {
     }
 
     /// Mounts the segment of an owner with its ledger.
-    fn mount(&mut self, number: u64, size: u64, now: Moment) {
+    pub(super) fn mount(&mut self, number: u64, size: u64, now: Moment) {
         let ledger = &self.ledgers[usize::try_from(number).unwrap()];
         let entries = ledger.values().cloned().collect();
         let (client, segment) = (owner(number), segment(number, size));
@@ -54,7 +54,7 @@ impl Pools {
     }
 
     /// The owner applies and acknowledges all its changes.
-    fn follow(&mut self, number: usize, now: Moment) {
+    pub(super) fn follow(&mut self, number: usize, now: Moment) {
         let client = owner(number as u64);
         let segment = segment(number as u64, 1).id;
         loop {
@@ -82,7 +82,7 @@ impl Pools {
         }
     }
 
-    fn follow_all(&mut self, now: Moment) {
+    pub(super) fn follow_all(&mut self, now: Moment) {
         // A range leaves after the record of what replaces it.
         for _ in 0..2 {
             for number in 0..self.ledgers.len() {
@@ -92,7 +92,7 @@ impl Pools {
     }
 
     /// Puts an object into the segment of an owner.
-    fn put(&mut self, key: &str, size: u64, number: u64, now: Moment) {
+    pub(super) fn put(&mut self, key: &str, size: u64, number: u64, now: Moment) {
         let config = ReplicateConfig {
             preferred_segment: format!("s{number}"),
             ..ReplicateConfig::default()
@@ -121,7 +121,7 @@ impl Pools {
         panic!("no end");
     }
 
-    fn size(&mut self, key: &str, now: Moment) -> Result<u64, ErrorCode> {
+    pub(super) fn size(&mut self, key: &str, now: Moment) -> Result<u64, ErrorCode> {
         let found = self.index.get_replica_list(key, now)?;
         let first = found.replicas().next();
         first
@@ -135,9 +135,10 @@ impl Pools {
         Ok(endpoints.join(" "))
     }
 
-    /// Returns the keys in the ledger of an owner.
+    /// Returns the keys in the ledger of an owner, whose other records have no bytes.
     fn recorded(&self, number: usize) -> Vec<String> {
         let entries = self.ledgers[number].values();
+        let entries = entries.filter(|entry| entry.offset < MIB);
         let stored = entries.filter_map(|entry| entry.stored.as_ref());
         stored.map(|stored| stored.key.clone()).collect()
     }

@@ -1,0 +1,181 @@
+//! The memories of pool pods that may have records, also those whose owner is away: each ledger names all others.
+
+use std::collections::HashMap;
+
+use proto::store::Uuid;
+
+use crate::index::segments::SegmentId;
+
+/// Members that are known at a time. Further ones are not waited for, and have no tombstones.
+const MOST: usize = 256;
+/// Looks after which ledgers are installed without one that does not come. There are ten in a second.
+const QUIET_LOOKS: u32 = 50;
+/// The same for one that comes in parts.
+const LOAD_LOOKS: u32 = 600;
+/// Looks in which a run without any ledger may still get one.
+const YOUNG_LOOKS: u32 = 20;
+/// Looks in which a removal waits for an owner that keeps its tombstone, if all owners are away.
+const ALONE_LOOKS: u32 = 600;
+/// Looks after which an owner that ended in order, and any other one, is forgotten.
+const ENDED_LOOKS: u32 = 50;
+const LOST_LOOKS: u32 = 36_000;
+
+/// The memory of one segment of a pool pod. Its segments of several epochs have the same client and name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Memory {
+    pub(crate) client: Uuid,
+    pub(crate) name: Box<str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Named by another ledger or mounted; its own ledger has not arrived in this run. Looks without a part, and all.
+    Unread {
+        quiet: u32,
+        all: u32,
+    },
+    /// The ledger has arrived, and is installed when those of all others are read.
+    Arrived(SegmentId),
+    Present(SegmentId),
+    /// The ledger was read in this run.
+    Away {
+        looks: u32,
+        ended: bool,
+    },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    of: HashMap<Memory, State>,
+    /// Members that are not present.
+    away: usize,
+    /// A ledger has arrived that named all others when it was signed, and looks before.
+    has_signed: bool,
+    looks: u32,
+}
+
+impl Members {
+    /// Adds a member, unless it is known.
+    pub(crate) fn learn(&mut self, memory: &Memory) {
+        if self.of.len() < MOST && !self.of.contains_key(memory) {
+            self.set(memory, State::Unread { quiet: 0, all: 0 });
+        }
+    }
+
+    fn set(&mut self, memory: &Memory, state: State) {
+        if let Some(known) = self.of.get_mut(memory) {
+            *known = state;
+        } else if self.of.len() < MOST {
+            self.of.insert(memory.clone(), state);
+        }
+        self.count();
+    }
+
+    fn count(&mut self) {
+        let states = self.of.values();
+        self.away = states
+            .filter(|state| !matches!(state, State::Present(_)))
+            .count();
+    }
+
+    /// Notes that it is mounted, or that a part of its ledger has arrived.
+    pub(crate) fn advance(&mut self, memory: &Memory) {
+        match self.of.get_mut(memory) {
+            Some(State::Unread { quiet, .. }) => *quiet = 0,
+            Some(State::Away { looks, ended }) => (*looks, *ended) = (0, false),
+            _ => {}
+        }
+    }
+
+    /// Notes that the whole ledger has arrived.
+    pub(crate) fn arrive(&mut self, memory: &Memory, segment: SegmentId) {
+        self.set(memory, State::Arrived(segment));
+    }
+
+    /// Notes that a ledger is signed: its owner is named in it, after all others that were known.
+    pub(crate) fn sign(&mut self) {
+        self.has_signed = true;
+    }
+
+    pub(crate) fn install(&mut self, memory: &Memory, segment: SegmentId) {
+        self.set(memory, State::Present(segment));
+    }
+
+    /// Notes that a segment was unmounted; `ended` if its owner lived until then.
+    pub(crate) fn leave(&mut self, memory: &Memory, segment: SegmentId, ended: bool) {
+        if let Some(State::Arrived(of) | State::Present(of)) = self.of.get(memory)
+            && *of == segment
+        {
+            self.set(memory, State::Away { looks: 0, ended });
+        }
+    }
+
+    /// Returns the segments whose ledgers have arrived, if those of all other members were read or do not come in time.
+    pub(crate) fn due(&self) -> Vec<SegmentId> {
+        let is_awaited = |state: &State| matches!(state, State::Unread { quiet, all } if *quiet < QUIET_LOOKS && *all < LOAD_LOOKS);
+        if self.of.values().any(is_awaited) {
+            return Vec::new();
+        }
+        let arrived = self.of.values().filter_map(|state| match state {
+            State::Arrived(segment) => Some(*segment),
+            _ => None,
+        });
+        arrived.collect()
+    }
+
+    pub(crate) fn is_known(&self, memory: &Memory) -> bool {
+        self.of.contains_key(memory)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Memory> {
+        self.of.keys()
+    }
+
+    /// Returns the number of members that are not present.
+    pub(crate) fn away(&self) -> usize {
+        self.away
+    }
+
+    /// Returns whether there may be members that this run does not know: no ledger was signed, and one may still come.
+    pub(crate) fn is_young(&self) -> bool {
+        !self.has_signed && self.looks < YOUNG_LOOKS
+    }
+
+    /// Returns whether an owner that comes back soon could keep a tombstone.
+    pub(crate) fn may_come(&self) -> bool {
+        let soon = |state: &State| match state {
+            State::Unread { all, .. } => *all < ALONE_LOOKS,
+            State::Away { looks, .. } => *looks < ALONE_LOOKS,
+            State::Arrived(_) | State::Present(_) => true,
+        };
+        self.is_young() || self.of.values().any(soon)
+    }
+
+    /// Counts a look. Removes the members that do not come back, and returns them.
+    pub(crate) fn look(&mut self) -> Vec<Memory> {
+        self.looks = self.looks.saturating_add(1);
+        let mut forgotten = Vec::new();
+        self.of.retain(|memory, state| {
+            let stays = match state {
+                State::Unread { quiet, all } => {
+                    *quiet = quiet.saturating_add(1);
+                    *all = all.saturating_add(1);
+                    *all < LOST_LOOKS
+                }
+                State::Away { looks, ended } => {
+                    *looks = looks.saturating_add(1);
+                    *looks < if *ended { ENDED_LOOKS } else { LOST_LOOKS }
+                }
+                State::Arrived(_) | State::Present(_) => true,
+            };
+            if !stays {
+                forgotten.push(memory.clone());
+            }
+            stays
+        });
+        if !forgotten.is_empty() {
+            self.count();
+        }
+        forgotten
+    }
+}

@@ -1,0 +1,541 @@
+//! Tombstones: while an owner is away, what a call removes or replaces is noted in two other ledgers before it is answered.
+//! A run reads the notes of all members before it adopts records. docs/decisions/ledger.md has the rules.
+
+use proto::store::ledger::{Entry, Version};
+
+use super::members::Memory;
+use super::notes::{Holder, NoteId, Subject, subject_of};
+use super::{Kind, MOST_KEY_BYTES, Stream, Then, Wait};
+use crate::index::object::ObjectId;
+use crate::index::segments::{Mounted, SegmentId};
+use crate::index::{Index, Moment};
+
+/// Most tombstones. What is removed beyond them may return.
+const MOST: usize = 1 << 17;
+/// Tombstones above which the end of a put writes none. The others are for removals.
+const MOST_OF_PUTS: usize = MOST / 2;
+/// Ledgers that have a tombstone.
+const COPIES: usize = 2;
+/// The version of names.
+const NAMED: Version = Version {
+    epoch: 0,
+    number: 0,
+};
+/// Notes that one step looks at.
+const STEPS: usize = 256;
+
+fn memory(mounted: &Mounted) -> Memory {
+    Memory {
+        client: mounted.client,
+        name: mounted.segment.name.as_str().into(),
+    }
+}
+
+/// Returns the bytes of notes that the ledger of a segment takes. The ledger of a pool has a 64th of it, and at most 32 MiB.
+fn room(size: u64) -> u64 {
+    (size / 256).clamp(64 << 10, 8 << 20)
+}
+
+fn keeps_pace(mounted: &Mounted) -> bool {
+    mounted.stream.as_ref().is_some_and(Stream::is_open)
+}
+
+fn takes_notes(mounted: &Mounted) -> bool {
+    let room = room(mounted.segment.size);
+    mounted
+        .stream
+        .as_ref()
+        .is_some_and(|stream| stream.is_open() && stream.full == 0 && stream.note_bytes < room)
+}
+
+impl Index {
+    fn latest(&self) -> Version {
+        Version {
+            epoch: self.epoch,
+            number: self.last_number,
+        }
+    }
+
+    fn memory_of(&self, segment: SegmentId) -> Option<Memory> {
+        self.segments.get(segment).map(memory)
+    }
+
+    /// Notes that the memory of a mounted segment may have records.
+    pub(super) fn join(&mut self, segment: SegmentId) {
+        let Some(memory) = self.memory_of(segment) else {
+            return;
+        };
+        self.members.learn(&memory);
+        self.members.advance(&memory);
+        if self.members.is_known(&memory) {
+            let id = self.notes.insert(Subject::Member(memory), NAMED);
+            self.spread(id);
+        }
+    }
+
+    /// Notes that a part of a ledger has arrived.
+    pub(super) fn advance(&mut self, segment: SegmentId) {
+        if let Some(memory) = self.memory_of(segment) {
+            self.members.advance(&memory);
+        }
+    }
+
+    /// Takes the notes of a ledger that has arrived, and installs the ledgers that wait for no other one.
+    pub(super) fn arrive(&mut self, segment: SegmentId, entries: Vec<Entry>, now: Moment) {
+        let Some(memory) = self.memory_of(segment) else {
+            return;
+        };
+        self.members.arrive(&memory, segment);
+        let mut records = Vec::with_capacity(entries.len());
+        for entry in entries {
+            if !self.take_note(segment, &memory, &entry, now) {
+                records.push(entry);
+            }
+        }
+        if records.is_empty() {
+            // Nothing there can be dead.
+            self.install_arrived(segment, records, now);
+        } else if let Some((_, stream)) = self.segments.stream_of(segment) {
+            stream.loading = Some(records);
+            stream.arrived = true;
+        }
+        self.notes.scan_again();
+        self.install_due(now);
+    }
+
+    /// Installs one ledger that waits for no other one. Large ones take long, so requests are answered between them. Returns
+    /// whether more are due.
+    pub(in crate::index) fn install_due(&mut self, now: Moment) -> bool {
+        let due = self.members.due();
+        if let Some(&segment) = due.first() {
+            let stream = self.segments.stream_of(segment);
+            let records = stream.and_then(|(_, stream)| stream.loading.take());
+            self.install_arrived(segment, records.unwrap_or_default(), now);
+        }
+        due.len() > 1
+    }
+
+    fn install_arrived(&mut self, segment: SegmentId, records: Vec<Entry>, now: Moment) {
+        let Some(memory) = self.memory_of(segment) else {
+            return;
+        };
+        self.members.install(&memory, segment);
+        self.segments.each_stream(|stream| stream.named = false);
+        // First: a later record of this ledger is acknowledged after the names of the others.
+        self.introduce();
+        self.install(segment, records, now);
+        self.notes.scan_again();
+        self.mark();
+    }
+
+    /// Lets all ledgers name all members, and signs them after that.
+    fn introduce(&mut self) {
+        let members = self.members.iter().cloned().map(Subject::Member);
+        let names: Vec<_> = members.filter_map(|of| self.notes.find(&of)).collect();
+        for &id in &names {
+            self.spread(id);
+        }
+        if self.members.is_young() {
+            return;
+        }
+        for id in names {
+            let Some(Subject::Member(own)) = self.notes.get(id).map(|of| of.subject.clone()) else {
+                continue;
+            };
+            let named = self.segments.named(&own.name).iter().copied();
+            let unsigned = named.filter(|&segment| {
+                let mounted = self.segments.get(segment);
+                let is_own = mounted.is_some_and(|of| keeps_pace(of) && memory(of) == own);
+                let note = self.notes.get(id);
+                is_own && note.is_some_and(|of| of.holders.iter().all(|of| of.segment != segment))
+            });
+            let unsigned: Vec<_> = unsigned.collect();
+            for segment in unsigned {
+                let offset = self.notes.next_offset();
+                self.hold(id, segment, offset);
+            }
+        }
+    }
+
+    /// Tombstones stay at least until all changes up to now are acknowledged.
+    fn mark(&mut self) {
+        self.segments
+            .each_stream(|stream| stream.mark = stream.last());
+    }
+
+    /// Takes a note of a ledger. Returns false for anything else, and for a second note of the same subject.
+    fn take_note(&mut self, segment: SegmentId, own: &Memory, entry: &Entry, now: Moment) -> bool {
+        let Some(subject) = subject_of(entry) else {
+            return false;
+        };
+        self.notes.used_offset(entry.offset);
+        match &subject {
+            Subject::Member(memory) => {
+                if memory == own {
+                    self.members.sign();
+                }
+                self.members.learn(memory);
+                if !self.members.is_known(memory) {
+                    return false;
+                }
+            }
+            Subject::Removed(key) => self.bury(key, entry.version, now),
+        }
+        let bytes = subject.bytes();
+        let id = self.notes.insert(subject, entry.version);
+        let Some(note) = self.notes.get_mut(id) else {
+            return false;
+        };
+        if note.holders.iter().any(|of| of.segment == segment) {
+            return false;
+        }
+        note.holders.push(Holder {
+            segment,
+            offset: entry.offset,
+            version: entry.version,
+            held: true,
+        });
+        if let Some((_, stream)) = self.segments.stream_of(segment) {
+            stream.note_bytes += bytes;
+        }
+        true
+    }
+
+    /// Removes what a tombstone covers and an earlier ledger has brought.
+    fn bury(&mut self, key: &str, version: Version, now: Moment) {
+        let Some(id) = self.find(key) else {
+            return;
+        };
+        let object = &self.objects[id];
+        if object.version <= version && !object.in_put {
+            let rest = if object.is_leased(now) {
+                object.lease
+            } else {
+                Moment::default()
+            };
+            self.drop_object(id, rest);
+            self.mark();
+        } else if let Some(ranges) = self.superseded.get_mut(&id) {
+            let dead: Vec<_> = ranges
+                .extract_if(.., |range| range.version <= version)
+                .collect();
+            for range in dead {
+                self.leave(range);
+            }
+            self.mark();
+        }
+    }
+
+    /// The present call is answered when the dead values of the key cannot return from an owner that is away.
+    fn entomb(&mut self, key: &str, version: Version, most: usize) {
+        if key.len() > MOST_KEY_BYTES {
+            // It is in no ledger.
+            return;
+        }
+        let subject = Subject::Removed(key.into());
+        if self.notes.removed() >= most && self.notes.find(&subject).is_none() {
+            self.counters.missing_tombstones += 1;
+            if most == MOST {
+                self.removed.insert(key, version);
+            }
+            return;
+        }
+        let id = self.notes.insert(subject, version);
+        self.spread(id);
+        let is_nowhere = self.notes.get(id).is_some_and(|of| of.holders.is_empty());
+        if is_nowhere && self.is_held(id) {
+            // The ledgers are full, or all owners have been away for long.
+            self.counters.missing_tombstones += 1;
+        }
+        self.signals.waits.push(Wait(Kind::Noted(id)));
+    }
+
+    /// The same for an object that is removed now. Its ranges in the ledgers of present owners have their own waits.
+    pub(in crate::index) fn entomb_removed(&mut self, id: ObjectId) {
+        if self.has_absent_owner()
+            && let Some(object) = self.objects.get(id)
+        {
+            let key = object.key.clone();
+            self.entomb(&key, self.latest(), MOST);
+        }
+    }
+
+    /// The same for a key that was not found. A run that has not read a ledger yet does not know who is away.
+    pub(in crate::index) fn entomb_unknown(&mut self, key: &str) {
+        if self.members.away() > 0 || self.members.is_young() {
+            self.entomb(key, self.latest(), MOST);
+        }
+    }
+
+    /// The same for the former values of an object.
+    pub(super) fn entomb_replaced(&mut self, id: ObjectId) {
+        if self.has_absent_owner()
+            && let Some(object) = self.objects.get(id)
+        {
+            let Version { epoch, number } = object.version;
+            let number = number.saturating_sub(1);
+            let key = object.key.clone();
+            self.entomb(&key, Version { epoch, number }, MOST_OF_PUTS);
+        }
+    }
+
+    fn has_absent_owner(&self) -> bool {
+        self.members.away() > 0
+            || self.members.is_young()
+                && self.segments.iter().any(|(_, mounted)| keeps_pace(mounted))
+    }
+
+    /// Sends a note to the owners that are to have it and do not.
+    fn spread(&mut self, id: NoteId) {
+        let segments = &mut self.segments;
+        let Some(note) = self.notes.get_mut(id) else {
+            return;
+        };
+        note.holders
+            .retain(|holder| segments.is_mounted(holder.segment));
+        let own = match &note.subject {
+            Subject::Removed(_) => None,
+            Subject::Member(memory) => Some(memory.clone()),
+        };
+        let mut have = 0;
+        let mut others = Vec::new();
+        for (segment, mounted) in segments.iter() {
+            if own.as_ref().is_some_and(|own| *own == memory(mounted)) {
+                continue;
+            }
+            if note.holders.iter().any(|of| of.segment == segment) {
+                have += usize::from(keeps_pace(mounted));
+            } else if takes_notes(mounted) {
+                others.push((mounted.ends, segment));
+            }
+        }
+        let wanted = if own.is_some() { usize::MAX } else { COPIES };
+        if !others.is_empty() {
+            let first = self.notes.next_turn() % others.len();
+            others.rotate_left(first);
+            // An owner that ends soon is the last choice.
+            others.sort_by_key(|(ends, _)| *ends);
+        }
+        others.truncate(wanted.saturating_sub(have));
+        for (_, segment) in others {
+            let offset = self.notes.next_offset();
+            self.hold(id, segment, offset);
+        }
+        self.raise(id);
+    }
+
+    fn hold(&mut self, id: NoteId, segment: SegmentId, offset: u64) {
+        let Some(note) = self.notes.get_mut(id) else {
+            return;
+        };
+        note.holders.push(Holder {
+            segment,
+            offset,
+            version: note.version,
+            held: false,
+        });
+        let (entry, bytes) = (note.entry(offset), note.subject.bytes());
+        if let Some((client, stream)) = self.segments.stream_of(segment) {
+            stream.note_bytes += bytes;
+            stream.push(entry, Then::Holds(id));
+            self.signals.owners.push(client);
+        }
+    }
+
+    /// Replaces the note of holders that have an earlier version.
+    fn raise(&mut self, id: NoteId) {
+        let Some(note) = self.notes.get_mut(id) else {
+            return;
+        };
+        for at in 0..note.holders.len() {
+            let entry = note.entry(note.holders[at].offset);
+            let holder = &mut note.holders[at];
+            if holder.version < entry.version
+                && let Some((client, stream)) = self.segments.stream_of(holder.segment)
+            {
+                holder.version = entry.version;
+                holder.held = false;
+                stream.push(entry, Then::Holds(id));
+                self.signals.owners.push(client);
+            }
+        }
+    }
+
+    /// Notes that an owner has a note, or that its ledger has no space for it.
+    pub(super) fn note_held(
+        &mut self,
+        id: NoteId,
+        segment: SegmentId,
+        version: Version,
+        full: bool,
+    ) {
+        let Some(note) = self.notes.get_mut(id) else {
+            return;
+        };
+        let at = note
+            .holders
+            .iter()
+            .position(|of| of.segment == segment && of.version == version);
+        let Some(at) = at else {
+            return;
+        };
+        if !full {
+            note.holders[at].held = true;
+            return;
+        }
+        let holder = note.holders.remove(at);
+        let bytes = note.subject.bytes();
+        self.send_note_removal(&holder, bytes);
+        self.spread(id);
+    }
+
+    fn send_note_removal(&mut self, holder: &Holder, bytes: u64) {
+        if let Some((client, stream)) = self.segments.stream_of(holder.segment) {
+            stream.note_bytes = stream.note_bytes.saturating_sub(bytes);
+            let entry = Entry {
+                offset: holder.offset,
+                version: holder.version,
+                stored: None,
+            };
+            stream.push(entry, Then::Nothing);
+            self.signals.owners.push(client);
+        }
+    }
+
+    fn drop_note(&mut self, id: NoteId) {
+        if let Some(note) = self.notes.remove(id) {
+            for holder in &note.holders {
+                self.send_note_removal(holder, note.subject.bytes());
+            }
+            self.signals.progress = true;
+        }
+    }
+
+    /// Returns whether enough owners have a note: two, or all if there are fewer.
+    pub(super) fn is_held(&self, id: NoteId) -> bool {
+        let Some(note) = self.notes.get(id) else {
+            // Nobody is away any more.
+            return true;
+        };
+        let own = match &note.subject {
+            Subject::Removed(_) => None,
+            Subject::Member(memory) => Some(memory),
+        };
+        let is_own = |of: &Mounted| own.is_some_and(|own| *own == memory(of));
+        let held = note.holders.iter().filter(|holder| {
+            let mounted = self.segments.get(holder.segment);
+            let is_new = holder.held && holder.version == note.version;
+            is_new && mounted.is_some_and(|of| of.stream.is_some() && !is_own(of))
+        });
+        let held = held.count();
+        if held >= COPIES {
+            return true;
+        }
+        let (mut paces, mut takes) = (0, 0);
+        for (segment, mounted) in self.segments.iter() {
+            if !keeps_pace(mounted) || is_own(mounted) {
+                continue;
+            }
+            paces += 1;
+            let has = note.holders.iter().any(|of| of.segment == segment);
+            takes += usize::from(has || takes_notes(mounted));
+        }
+        if paces == 0 && own.is_none() {
+            return held > 0 || !self.members.may_come();
+        }
+        held >= takes.min(COPIES)
+    }
+
+    /// The present call, which has completed a replica in a segment, is answered when other ledgers name that segment.
+    pub(super) fn wait_for_name(&mut self, segment: SegmentId) {
+        let is_named = |mounted: &Mounted| mounted.stream.as_ref().is_none_or(|of| of.named);
+        let Some(memory) = self
+            .segments
+            .get(segment)
+            .filter(|mounted| !is_named(mounted))
+            .map(memory)
+        else {
+            return;
+        };
+        match self.notes.find(&Subject::Member(memory)) {
+            Some(id) if !self.is_held(id) => {
+                self.signals.waits.push(Wait(Kind::Noted(id)));
+            }
+            _ => {
+                if let Some((_, stream)) = self.segments.stream_of(segment) {
+                    stream.named = true;
+                }
+            }
+        }
+    }
+
+    /// Notes that a segment is about to be unmounted; `in_order` if its owner wants that, unless it is silent.
+    pub(in crate::index) fn part(&mut self, segment: SegmentId, in_order: bool) {
+        let Some(mounted) = self.segments.get(segment) else {
+            return;
+        };
+        if let Some(stream) = &mounted.stream {
+            let ended = in_order && stream.is_polled();
+            self.members.leave(&memory(mounted), segment, ended);
+            self.notes.scan_again();
+        }
+    }
+
+    /// Looks for members that do not come back, and for ledgers that need not wait any longer.
+    pub(super) fn look_at_members(&mut self) {
+        let was_young = self.members.is_young();
+        let before = self.members.away() > 0 || was_young;
+        for memory in self.members.look() {
+            if let Some(id) = self.notes.find(&Subject::Member(memory)) {
+                self.drop_note(id);
+            }
+        }
+        let paces = self
+            .segments
+            .iter()
+            .filter(|(_, of)| keeps_pace(of))
+            .count();
+        if std::mem::replace(&mut self.paces, paces) != paces {
+            self.notes.scan_again();
+            self.introduce();
+            self.signals.progress = true;
+        }
+        let after = self.members.away() > 0 || self.members.is_young();
+        self.signals.progress |= before && !after;
+        if was_young && !self.members.is_young() {
+            self.introduce();
+        }
+    }
+
+    /// Looks at some notes: those whose owner was unmounted get another one, and tombstones that nothing needs are removed.
+    /// Returns whether more work waits.
+    pub(in crate::index) fn tend_notes(&mut self) -> bool {
+        if self.notes.removed() > 0 && self.is_settled() {
+            for id in self.notes.some_removed(STEPS) {
+                self.drop_note(id);
+            }
+            return self.notes.removed() > 0;
+        }
+        for id in self.notes.next_scan(STEPS) {
+            self.spread(id);
+        }
+        !self.notes.is_scanned()
+    }
+
+    /// Returns whether no ledger can have a dead record: all are loaded, and what they lost by that is acknowledged.
+    fn is_settled(&self) -> bool {
+        let settled = |mounted: &Mounted| {
+            let stream = mounted.stream.as_ref();
+            stream.is_none_or(|stream| stream.is_loaded() && stream.acknowledged >= stream.mark)
+        };
+        self.members.away() == 0
+            && !self.members.is_young()
+            && self.segments.iter().all(|(_, mounted)| settled(mounted))
+    }
+
+    /// Returns whether all notes are in as many ledgers as they are to be.
+    #[must_use]
+    pub fn are_notes_held(&self) -> bool {
+        self.notes.is_scanned() && self.notes.ids().all(|id| self.is_held(id))
+    }
+}
