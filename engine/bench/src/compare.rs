@@ -12,7 +12,7 @@ use crate::processes::Logged;
 use crate::report::{float, gib};
 use crate::statistics::Spread;
 use crate::stock_bench::{self, StockBench};
-use crate::usage::{Count, SystemCalls, processor_seconds};
+use crate::usage::{SystemCalls, Traffic, count, processor_seconds};
 
 /// To start, which includes allocating the buffers.
 const START: Duration = Duration::from_secs(60);
@@ -119,10 +119,8 @@ pub(crate) async fn run(flags: &Flags, comparison: &Comparison) -> anyhow::Resul
         let mut row = row(&samples, index);
         if flags.system_calls {
             match system_calls(&flags, &stock, combination).await? {
-                SystemCalls::Counted { per_second } => {
-                    let requests = row.bytes_per_second.median / float(flags.block_size);
-                    row.system_calls_per_request =
-                        per_second.map(|calls| calls.map(|calls| calls / requests));
+                SystemCalls::Counted { per_request } => {
+                    row.system_calls_per_request = per_request;
                 }
                 SystemCalls::NotCounted(why) => eprintln!("system calls were not counted: {why}"),
             }
@@ -265,7 +263,8 @@ async fn system_calls(
     }
     let seconds = flags.duration().as_secs_f64() / 2.0;
     let pids = pair.pids().map(Some);
-    Ok(tokio::task::spawn_blocking(move || Count::start(pids, seconds).finish()).await?)
+    let traffic = Traffic::of(flags, pair.initiator.process.pid());
+    Ok(tokio::task::spawn_blocking(move || count(pids, seconds, traffic)).await?)
 }
 
 fn print(rows: &[Row], flags: &Flags, rounds: usize) {

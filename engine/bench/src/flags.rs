@@ -54,7 +54,8 @@ pub(crate) struct Flags {
     /// Process of the target, if it runs on this machine: its processor time is reported too.
     #[arg(long)]
     pub(crate) target_pid: Option<u32>,
-    /// Count system calls with `perf` in the middle of the run. Needs root and the package linux-perf.
+    /// Count system calls with `perf` in the middle of the run. Needs root and the packages linux-perf and
+    /// iproute2: the requests of the same time are counted by the bytes of the connections.
     #[arg(long)]
     pub(crate) system_calls: bool,
     /// Print one JSON object instead of text.

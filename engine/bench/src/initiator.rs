@@ -10,7 +10,7 @@ use crate::flags::{Flags, Operation};
 use crate::peer;
 use crate::report::Measured;
 use crate::target::End;
-use crate::usage::{Count, processor_seconds};
+use crate::usage::{Traffic, count, processor_seconds};
 
 /// Deadline of one batch.
 const BATCH: Duration = Duration::from_secs(60);
@@ -47,9 +47,10 @@ pub(crate) async fn measure(flags: &Flags) -> anyhow::Result<Measured> {
             anyhow::Ok(latencies)
         });
     }
-    let count = flags.system_calls.then(|| {
+    let traffic = Traffic::of(flags, std::process::id());
+    let counting = flags.system_calls.then(|| {
         let seconds = flags.duration().as_secs_f64() / 2.0;
-        tokio::task::spawn_blocking(move || Count::start(sides, seconds).finish())
+        tokio::task::spawn_blocking(move || count(sides, seconds, traffic))
     });
     let mut latencies = Vec::new();
     while let Some(thread) = batches.join_next().await {
@@ -58,8 +59,8 @@ pub(crate) async fn measure(flags: &Flags) -> anyhow::Result<Measured> {
     let took = started.elapsed();
     let after = sides.map(|pid| pid.and_then(processor_seconds));
     let [initiator, target] = [0, 1].map(|side| Some(after[side]? - before[side]?));
-    let system_calls = match count {
-        Some(count) => Some(count.await?),
+    let system_calls = match counting {
+        Some(counting) => Some(counting.await?),
         None => None,
     };
     Ok(Measured {

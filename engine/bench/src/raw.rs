@@ -10,7 +10,7 @@ use anyhow::Context;
 
 use crate::flags::{Flags, Operation};
 use crate::report::Measured;
-use crate::usage::{Count, processor_seconds};
+use crate::usage::{Traffic, count, processor_seconds};
 
 const HEADER: usize = 24;
 /// Code 0, then the magic number.
@@ -79,7 +79,7 @@ pub(crate) fn measure(flags: &Flags) -> anyhow::Result<Measured> {
         let seconds = flags.duration().as_secs_f64() / 2.0;
         let system_calls = flags
             .system_calls
-            .then(|| Count::start(sides, seconds).finish());
+            .then(|| count(sides, seconds, Traffic::of(flags, std::process::id())));
         let mut latencies = Vec::new();
         for thread in threads {
             latencies.extend(thread.join().ok().context("a thread panicked")??);

@@ -120,10 +120,10 @@ impl Measured {
         let (calls, error) = match &self.system_calls {
             None => (None, None),
             Some(SystemCalls::NotCounted(why)) => (None, Some(why.clone())),
-            Some(SystemCalls::Counted { per_second }) => {
-                let per_request =
-                    |calls: Option<f64>| calls.map(|calls| calls * seconds / float(requests));
-                let [initiator, target] = per_second.map(per_request);
+            Some(SystemCalls::Counted {
+                per_request: [initiator, target],
+            }) => {
+                let (initiator, target) = (*initiator, *target);
                 (Some(Sides { initiator, target }), None)
             }
         };

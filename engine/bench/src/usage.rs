@@ -1,7 +1,15 @@
 //! What a run costs: processor time and system calls of its processes.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::flags::{Flags, Operation};
+use crate::report::float;
 
 /// Processor seconds of all threads of a process since its start; `None` when it has ended. In steps of a clock tick,
 /// usually 10 ms.
@@ -23,53 +31,180 @@ fn ticks(stat: &str) -> Option<u32> {
 /// System calls of the two ends.
 #[derive(Debug, Clone)]
 pub(crate) enum SystemCalls {
-    /// Calls a second, of the initiator and of the target.
-    Counted { per_second: [Option<f64>; 2] },
-    /// The words of `perf`.
+    /// Calls a request, of the initiator and of the target.
+    Counted { per_request: [Option<f64>; 2] },
+    /// The words of `perf` or `ss`.
     NotCounted(String),
 }
 
-/// A count in progress.
-#[derive(Debug)]
-pub(crate) struct Count {
-    seconds: f64,
-    processes: [Option<std::io::Result<Child>>; 2],
+/// What a request moves over the connections of the initiator.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Traffic {
+    pub(crate) initiator: u32,
+    pub(crate) operation: Operation,
+    pub(crate) block_size: u64,
 }
 
-impl Count {
-    /// Begins to count the calls of the initiator and of the target.
-    pub(crate) fn start(pids: [Option<u32>; 2], seconds: f64) -> Self {
-        let perf = |pid: u32| {
-            Command::new("perf")
-                .args(["stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p"])
-                .args([&pid.to_string(), "--", "sleep", &seconds.to_string()])
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped())
-                .spawn()
-        };
+impl Traffic {
+    pub(crate) fn of(flags: &Flags, initiator: u32) -> Self {
         Self {
-            seconds,
-            processes: pids.map(|pid| pid.map(perf)),
+            initiator,
+            operation: flags.operation,
+            block_size: flags.block_size,
         }
     }
 
-    /// Waits for the end of the time.
-    pub(crate) fn finish(self) -> SystemCalls {
-        let mut per_second = [None; 2];
-        for (side, process) in per_second.iter_mut().zip(self.processes) {
-            let Some(process) = process else { continue };
-            let output = process.and_then(Child::wait_with_output);
-            let text = match &output {
-                Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
-                Err(error) => return SystemCalls::NotCounted(format!("perf: {error}")),
-            };
-            match calls(&text) {
-                Some(calls) => *side = Some(calls / self.seconds),
-                None => return SystemCalls::NotCounted(text.trim().to_owned()),
-            }
+    /// The kernel's counter, and how much of it is one request: header and payload, or status and payload.
+    fn counter(self) -> (&'static str, u64) {
+        match self.operation {
+            Operation::Write => ("bytes_acked:", 24 + self.block_size),
+            Operation::Read => ("bytes_received:", 8 + self.block_size),
         }
-        SystemCalls::Counted { per_second }
+    }
+
+    /// The requests so far of connections that are open.
+    fn requests(self) -> anyhow::Result<f64> {
+        let output = Command::new("ss").arg("-tniHpO").output();
+        let output = output.context("ss (package iproute2)")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let (name, of_request) = self.counter();
+        let bytes = bytes(&text, self.initiator, name);
+        Ok(float(bytes) / float(of_request))
+    }
+}
+
+/// The sum of a counter over the connections of a process.
+fn bytes(lines: &str, pid: u32, name: &str) -> u64 {
+    let process = format!("pid={pid},");
+    let lines = lines.lines().filter(|line| line.contains(&process));
+    let figures = lines.filter_map(|line| {
+        line.split_whitespace()
+            .find_map(|word| word.strip_prefix(name))
+    });
+    figures
+        .filter_map(|figure| figure.parse::<u64>().ok())
+        .sum()
+}
+
+/// Counts the calls of the initiator and of the target, and the requests of the same time.
+pub(crate) fn count(pids: [Option<u32>; 2], seconds: f64, traffic: Traffic) -> SystemCalls {
+    let counted = try_count(pids, seconds, traffic);
+    counted.unwrap_or_else(|error| SystemCalls::NotCounted(format!("{error:#}")))
+}
+
+fn try_count(
+    pids: [Option<u32>; 2],
+    seconds: f64,
+    traffic: Traffic,
+) -> anyhow::Result<SystemCalls> {
+    let mut counts = Vec::new();
+    for pid in pids {
+        counts.push(pid.map(Perf::start).transpose()?);
+    }
+    let mut all = |order| {
+        counts
+            .iter_mut()
+            .flatten()
+            .try_for_each(|one| one.order(order))
+    };
+    // Both numbers are read as long after perf's answer, so the two times are equally long.
+    all("enable")?;
+    let before = traffic.requests()?;
+    let window = Instant::now() + Duration::from_secs_f64(seconds);
+    while let left @ 1.. = window.saturating_duration_since(Instant::now()).as_nanos() {
+        let left = Duration::from_nanos(u64::try_from(left)?);
+        rustix::event::poll(&mut [], Some(&left.try_into()?))?;
+    }
+    all("disable")?;
+    let requests = traffic.requests()? - before;
+    ensure!(
+        requests > 0.0,
+        "no request was seen in the connections of process {}",
+        traffic.initiator
+    );
+    let mut per_request = [None; 2];
+    for (side, count) in per_request.iter_mut().zip(counts) {
+        *side = count
+            .map(Perf::finish)
+            .transpose()?
+            .map(|calls| calls / requests);
+    }
+    Ok(SystemCalls::Counted { per_request })
+}
+
+/// `perf` on one process; it counts between two orders.
+struct Perf(Child);
+
+impl Perf {
+    /// Time for an answer.
+    const PATIENCE: Timespec = Timespec {
+        tv_sec: 20,
+        tv_nsec: 0,
+    };
+
+    fn start(pid: u32) -> anyhow::Result<Self> {
+        let mut command = Command::new("perf");
+        command
+            .args(["stat", "-x,", "-e", "raw_syscalls:sys_enter"])
+            // Orders come from its input, and it answers each one on its output.
+            .args(["--delay=-1", "--control=fd:0,1", "-p", &pid.to_string()]);
+        if pid == std::process::id() {
+            // Not the calls of `ss`, a child of this process.
+            command.arg("--no-inherit");
+        }
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("perf (package linux-perf)")?;
+        Ok(Self(child))
+    }
+
+    /// Gives an order and waits until it is carried out.
+    fn order(&mut self, order: &str) -> anyhow::Result<()> {
+        let Child {
+            stdin: Some(orders),
+            stdout: Some(answers),
+            ..
+        } = &mut self.0
+        else {
+            bail!("perf has no input");
+        };
+        // Fails if it has ended; its words are in the error below.
+        let _ended = writeln!(orders, "{order}");
+        let mut polled = [PollFd::new(answers, PollFlags::IN)];
+        let found = rustix::event::poll(&mut polled, Some(&Self::PATIENCE))?;
+        ensure!(found == 1, "perf does not answer to {order:?}");
+        let mut answer = [0; 16];
+        if answers.read(&mut answer)? == 0 {
+            let mut words = String::new();
+            if let Some(errors) = &mut self.0.stderr {
+                errors.read_to_string(&mut words)?;
+            }
+            bail!("perf: {}", words.trim());
+        }
+        Ok(())
+    }
+
+    /// Returns the number of calls.
+    fn finish(mut self) -> anyhow::Result<f64> {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        // Fails if it has ended with the process that it counts.
+        let _ended = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+        let mut words = String::new();
+        if let Some(errors) = &mut self.0.stderr {
+            errors.read_to_string(&mut words)?;
+        }
+        calls(&words).with_context(|| format!("perf: {}", words.trim()))
+    }
+}
+
+impl Drop for Perf {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
     }
 }
 
@@ -90,6 +225,17 @@ mod tests {
         assert_eq!(ticks("7 (a) S 1"), None);
         assert!(processor_seconds(std::process::id()).is_some());
         assert!(processor_seconds(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn requests_are_counted_by_the_bytes_of_the_initiators_connections() {
+        let lines = "\
+            ESTAB 0 0 1.1.1.1:5 1.1.1.1:6 users:((\"a\",pid=12,fd=3)) cubic bytes_sent:999 bytes_acked:8241 bytes_received:16\n\
+            ESTAB 0 0 1.1.1.1:7 1.1.1.1:6 users:((\"a\",pid=12,fd=4)) cubic bytes_acked:4120\n\
+            ESTAB 0 0 1.1.1.1:6 1.1.1.1:5 users:((\"b\",pid=123,fd=3)) cubic bytes_acked:17 bytes_received:8240\n";
+        assert_eq!(bytes(lines, 12, "bytes_acked:"), 8241 + 4120);
+        assert_eq!(bytes(lines, 12, "bytes_received:"), 16);
+        assert_eq!(bytes(lines, 1, "bytes_acked:"), 0);
     }
 
     #[test]
