@@ -33,7 +33,7 @@ fn ticks(stat: &str) -> Option<u32> {
 pub(crate) enum SystemCalls {
     /// Calls a request, of the initiator and of the target.
     Counted { per_request: [Option<f64>; 2] },
-    /// The words of `perf` or `ss`.
+    /// The error of `perf` or `ss`.
     NotCounted(String),
 }
 
@@ -101,11 +101,11 @@ fn try_count(
     for pid in pids {
         counts.push(pid.map(Perf::start).transpose()?);
     }
-    let mut all = |order| {
+    let mut all = |command| {
         counts
             .iter_mut()
             .flatten()
-            .try_for_each(|one| one.order(order))
+            .try_for_each(|one| one.send(command))
     };
     // Both numbers are read as long after perf's answer, so the two times are equally long.
     all("enable")?;
@@ -132,7 +132,7 @@ fn try_count(
     Ok(SystemCalls::Counted { per_request })
 }
 
-/// `perf` on one process; it counts between two orders.
+/// `perf` on one process; it counts between two commands.
 struct Perf(Child);
 
 impl Perf {
@@ -146,7 +146,7 @@ impl Perf {
         let mut command = Command::new("perf");
         command
             .args(["stat", "-x,", "-e", "raw_syscalls:sys_enter"])
-            // Orders come from its input, and it answers each one on its output.
+            // It reads commands from its input, and acknowledges each one on its output.
             .args(["--delay=-1", "--control=fd:0,1", "-p", &pid.to_string()]);
         if pid == std::process::id() {
             // Not the calls of `ss`, a child of this process.
@@ -161,10 +161,10 @@ impl Perf {
         Ok(Self(child))
     }
 
-    /// Gives an order and waits until it is carried out.
-    fn order(&mut self, order: &str) -> anyhow::Result<()> {
+    /// Sends a command and waits until it is carried out.
+    fn send(&mut self, command: &str) -> anyhow::Result<()> {
         let Child {
-            stdin: Some(orders),
+            stdin: Some(input),
             stdout: Some(answers),
             ..
         } = &mut self.0
@@ -172,10 +172,10 @@ impl Perf {
             bail!("perf has no input");
         };
         // Fails if it has ended; its words are in the error below.
-        let _ended = writeln!(orders, "{order}");
+        let _ended = writeln!(input, "{command}");
         let mut polled = [PollFd::new(answers, PollFlags::IN)];
         let found = rustix::event::poll(&mut polled, Some(&Self::PATIENCE))?;
-        ensure!(found == 1, "perf does not answer to {order:?}");
+        ensure!(found == 1, "perf does not acknowledge {command:?}");
         let mut answer = [0; 16];
         if answers.read(&mut answer)? == 0 {
             let mut words = String::new();

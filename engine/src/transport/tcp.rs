@@ -132,7 +132,7 @@ impl PeerEnd {
         }
     }
 
-    /// Asks the kernel.
+    /// Reads it from the kernel.
     fn poll(socket: BorrowedFd<'_>) -> Self {
         let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
         let at_once = Timespec::default();
