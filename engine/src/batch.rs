@@ -150,7 +150,7 @@ pub(crate) struct Completions(Mutex<VecDeque<Arc<Completion>>>);
 impl Completions {
     /// Most states that are kept.
     const KEPT: usize = 64;
-    /// Most states that are looked at for one that nobody uses.
+    /// Most states that are looked at for one that is free.
     const TRIES: usize = 4;
 
     /// Returns the state of a batch without transfers.
@@ -215,7 +215,7 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        // Nobody waits any more; a completion that is used again must not keep a task in memory.
+        // No task waits any more; a completion that is used again must not keep a task in memory.
         self.completion.open.waker.take();
         self.completion.held.waker.take();
         if !self.completion.is_open() {

@@ -63,7 +63,7 @@ pub(crate) enum Command {
         /// The index of this thread.
         thread: usize,
     },
-    /// End the transfers of a batch that nobody waits for.
+    /// End the transfers of a batch that was dropped.
     Cancel {
         endpoint: EndpointId,
         completion: Arc<Completion>,

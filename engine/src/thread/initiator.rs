@@ -100,7 +100,7 @@ impl Initiator {
         });
     }
 
-    /// Ends the transfers of a batch that nobody waits for.
+    /// Ends the transfers of a batch that was dropped.
     pub(super) fn cancel(&mut self, batch: &Arc<Completion>) {
         let of_batch = |pending: &Pending| Arc::ptr_eq(&pending.completion, batch);
         let mut tokens: Vec<_> = self

@@ -72,7 +72,7 @@ impl Reactor {
         Watcher(Arc::clone(&self.epoll))
     }
 
-    /// Sets an eventfd of which each write ends [`Self::wait`]; nobody needs to read it. It is in this set, not in an outer one: the
+    /// Sets an eventfd of which each write ends [`Self::wait`] and which is never read. It is in this set, not in an outer one: the
     /// scheduler of the kernel then recognises that sender and receiver wake each other, and runs them in turn on
     /// one processor if there is no other.
     ///
