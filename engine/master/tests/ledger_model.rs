@@ -207,7 +207,7 @@ struct Model {
     dead: BTreeMap<u8, u64>,
     /// The newest value when a removal of the key was last called.
     called: BTreeMap<u8, u64>,
-    /// Answered values that nobody replaced or removed, with the pools that have them.
+    /// Answered values that were not replaced or removed, with the pools that have them.
     kept: BTreeMap<u8, (u64, Vec<(usize, u64)>)>,
 }
 

@@ -486,7 +486,7 @@ impl Index {
                 stream.push(entry, Then::Leaves(id));
                 self.signals.owners.push(client);
             }
-            // The segment was unmounted: nobody allocates there.
+            // The segment was unmounted: nothing is allocated there.
             None => {
                 self.leaving.remove(id);
                 self.signals.progress = true;

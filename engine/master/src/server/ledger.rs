@@ -28,7 +28,7 @@ pub(super) struct Bells {
 }
 
 impl Bells {
-    /// Wakes those for whom something has changed.
+    /// Wakes the owners and calls that a change concerns.
     pub(super) fn ring(&self, signals: &Signals) {
         if !signals.owners.is_empty() {
             let owners = self.owners.lock();

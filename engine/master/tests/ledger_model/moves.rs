@@ -14,7 +14,7 @@ impl Model {
         self.note_moves(number, &ended);
         let (client, now) = (Self::client(number), self.now());
         let answer = self.index.evacuate(client, attempt, &ended, now);
-        assert!(self.collect().is_empty(), "nobody waits for a move");
+        assert!(self.collect().is_empty(), "no call waits for a move");
         if fate == Fate::ReplyLost {
             return;
         }

@@ -88,10 +88,10 @@ impl Index {
             }
         }
         placed.sort_unstable_by_key(|(offset, ..)| *offset);
-        let nobody = ObjectId::default();
+        let no_object = ObjectId::default();
         let ranges: Vec<_> = placed
             .iter()
-            .map(|(offset, _, stored)| (*offset, stored.length, nobody))
+            .map(|(offset, _, stored)| (*offset, stored.length, no_object))
             .collect();
         let (space, blocks) = Allocator::with_used(size, &ranges);
         self.segments.install(segment, space);

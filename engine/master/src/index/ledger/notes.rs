@@ -16,7 +16,7 @@ const BEGIN: u64 = 1 << 63;
 const REMOVED: &str = "removed";
 const MEMBER: &str = "member";
 /// The client of a tombstone.
-const NOBODY: Uuid = Uuid {
+const NO_CLIENT: Uuid = Uuid {
     first: 0,
     second: 0,
 };
@@ -63,7 +63,7 @@ pub(crate) struct Note {
 impl Note {
     pub(crate) fn entry(&self, offset: u64) -> Entry {
         let (key, client, kind) = match &self.subject {
-            Subject::Removed(key) => (key.to_string(), NOBODY, REMOVED),
+            Subject::Removed(key) => (key.to_string(), NO_CLIENT, REMOVED),
             Subject::Member(memory) => (memory.name.to_string(), memory.client, MEMBER),
         };
         let stored = Stored {
@@ -181,7 +181,7 @@ impl Notes {
 
     /// Notes an offset that is used.
     pub(crate) fn used_offset(&mut self, offset: u64) {
-        // Nobody can spend half of them.
+        // No run uses half of them.
         if offset < u64::MAX - (BEGIN >> 1) {
             self.last_offset = self.last_offset.max(offset);
         }

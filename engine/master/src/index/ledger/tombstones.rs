@@ -414,7 +414,7 @@ impl Index {
     /// Returns whether enough owners have a note: two, or all if there are fewer.
     pub(super) fn is_held(&self, id: NoteId) -> bool {
         let Some(note) = self.notes.get(id) else {
-            // Nobody is away any more.
+            // No owner is away any more.
             return true;
         };
         let own = match &note.subject {
