@@ -280,13 +280,14 @@ pub enum TransportPolicy {
         { "rule": "!(self.tcp == 'Require' && self.rdma == 'Require')", "message": "a stock peer uses exactly one transport: require only one of tcp and rdma" }
     ]))]
 pub struct Transports {
-    /// TCP between pod addresses. Default: Prefer.
+    /// TCP between pod addresses. `Forbid` has the effect of `rdma: Require`. Default: Prefer.
     #[serde(default)]
     pub tcp: TransportPolicy,
-    /// RDMA through the nodes' HCAs. It is used only when it is proven on every node of the pools. With `Require` the
-    /// cluster is not Ready until then, and its conditions show the cause. Pods that are injected with `Require` each
-    /// claim an RDMA device through the ResourceClaimTemplate `NAME-hca`, which requires Kubernetes 1.34, and start
-    /// only on nodes with RDMA devices. Default: Prefer.
+    /// RDMA through the nodes' HCAs. With `Require`, a node serves its pool only while one of its RDMA ports is proved; the
+    /// conditions show the cause where none is. Exclude nodes without RDMA devices by the nodeSelector of the pools. Pods
+    /// that are injected with `Require` each claim an RDMA device through the ResourceClaimTemplate `NAME-hca`, which
+    /// requires Kubernetes 1.34, and start only on nodes with RDMA devices. With `Prefer`, this release uses TCP.
+    /// Default: Prefer.
     #[serde(default)]
     pub rdma: TransportPolicy,
 }
@@ -301,10 +302,11 @@ pub enum Usage {
 }
 
 impl MooncakeClusterSpec {
-    /// Returns the effective policies: a use case may change `Prefer` to `Require`.
+    /// Returns the effective policies: a use case, or TCP that is forbidden, changes `Prefer` to `Require` for RDMA.
     pub fn transports_in_force(&self) -> Transports {
         let mut policies = self.transports.clone();
-        if self.usage.contains(&Usage::Pd) && policies.rdma == TransportPolicy::Prefer {
+        let required = self.usage.contains(&Usage::Pd) || policies.tcp == TransportPolicy::Forbid;
+        if required && policies.rdma == TransportPolicy::Prefer {
             policies.rdma = TransportPolicy::Require;
         }
         policies

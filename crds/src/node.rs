@@ -332,7 +332,8 @@ pub struct PoolAssignment {
     /// The metadata service in which the pod's segment descriptor is published. Absent with metadata type P2P.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<MetadataService>,
-    /// Transport by which stock peers transfer: the transport of the cluster. Absent: Tcp.
+    /// Transport over which the agent serves stock peers: the transport of the cluster. Absent: Tcp. Agents before release
+    /// 0.2.0 serve over TCP whatever it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Word<Transport>>,
     /// Admit the cluster's labelled pods that use the host network. Default: false.
@@ -552,6 +553,9 @@ pub struct PoolReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub metadata_failure: Option<String>,
+    /// Transport over which stock peers are served. Absent: Tcp, or no engine process serves the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Word<Transport>>,
 }
 
 impl PoolReport {

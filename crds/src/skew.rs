@@ -132,6 +132,11 @@ pub const UNKNOWN_WORDS: &[UnknownWord] = &[
         "Shown unchanged.",
     ),
     row(
+        "MooncakeNode.status.pools[].transport",
+        "operator",
+        "Not RDMA: a cluster that requires RDMA has no transport.",
+    ),
+    row(
         "MooncakeNode.status.hcas[].notProved",
         "kubectl-mooncake",
         "Shown unchanged.",

@@ -1,4 +1,4 @@
-//! The product as a user gets it: static binaries, their images, the chart installed with both. Two
+//! The product as a user gets it: static binaries, their images, the chart installed with both. Three
 //! programs are linked dynamically, and come with libraries in the agent's image: they load drivers.
 
 use local_cluster::cache::{Cache, Inputs};
@@ -37,6 +37,14 @@ const PARTS: [(&str, &str, &str); 4] = [
     ("gate", "node-agent", "Containerfile.gate"),
 ];
 
+/// Packages and binaries that load libibverbs or the GPU driver's libraries, which static ones cannot. Release 0.1.0 has the
+/// first two.
+const LOADING: [(&str, &str); 3] = [
+    ("mooncake-verbs", "verbs"),
+    ("mooncake-gpu", "gpu"),
+    ("mooncake-engine-process", "engine"),
+];
+
 /// The root of the source tree that this program was built from.
 pub fn source() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -55,6 +63,8 @@ pub struct SourceTree {
     root: PathBuf,
     /// Packages of the static binaries.
     packages: &'static [&'static str],
+    /// Packages and binaries that are linked dynamically, for the agent's image.
+    loading: &'static [(&'static str, &'static str)],
     /// Static binaries in the agent's image beside its own.
     beside_agent: &'static [&'static str],
     /// The same in the gate's image.
@@ -75,13 +85,13 @@ impl SourceTree {
                 "mooncake-cli",
                 "mooncake-node-agent",
                 "mooncake-devices",
-                "mooncake-engine-process",
                 "mooncake-pool",
                 "mooncake-gate",
                 "mooncake-admitted",
                 "mooncake-master",
             ],
-            beside_agent: &["memlock", "engine"],
+            loading: &LOADING,
+            beside_agent: &["memlock"],
             beside_gate: &["admitted", "mooncake-master"],
             target: None,
             target_verbs: settings.cache.join("target-verbs"),
@@ -116,6 +126,7 @@ impl SourceTree {
         Ok(Self {
             root,
             packages: &["mooncake-operator", "mooncake-node-agent"],
+            loading: &LOADING[..2],
             beside_agent: &["memlock"],
             beside_gate: &[],
             target: Some(settings.cache.join("target-v0.1.0")),
@@ -144,7 +155,7 @@ pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
 pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, Error> {
     tracing::info!("building operator, agent, pool and gate: about 6 minutes cold on 2 cores");
     let binaries = binaries(tree)?;
-    let ([verbs, gpu], libraries) = (loading(tree)?, images::verbs_base(settings)?);
+    let (loading, libraries) = (loading(tree)?, images::verbs_base(settings)?);
     let cache = Cache::new(&settings.cache);
     PARTS
         .iter()
@@ -156,7 +167,7 @@ pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, 
             let beside = match *value {
                 "agent" => {
                     let mut programs = beside(tree.beside_agent)?;
-                    programs.extend([verbs.as_path(), &gpu]);
+                    programs.extend(loading.iter().map(PathBuf::as_path));
                     Some(Beside {
                         programs,
                         libraries: Some(&libraries),
@@ -302,13 +313,14 @@ fn binaries(tree: &SourceTree) -> Result<Vec<PathBuf>, Error> {
     Ok(executables(&messages).collect())
 }
 
-/// The programs that load libibverbs and the GPU driver's libraries, which static ones cannot. They have a
-/// folder of their own to be built in: what they share with the others is compiled otherwise for them.
-fn loading(tree: &SourceTree) -> Result<[PathBuf; 2], Error> {
+/// The programs that are linked dynamically. They have a folder of their own to be built in: what they share with the
+/// others is compiled otherwise for them.
+fn loading(tree: &SourceTree) -> Result<Vec<PathBuf>, Error> {
+    let words = tree.loading.iter();
+    let words = words.flat_map(|(package, binary)| ["--package", package, "--bin", binary]);
     let messages = Run::cargo()
         .args(["build", "--release", "--locked"])
-        .args(["--package", "mooncake-verbs", "--bin", "verbs"])
-        .args(["--package", "mooncake-gpu", "--bin", "gpu"])
+        .args(words)
         .args(["--message-format", "json-render-diagnostics"])
         .arg("--target-dir")
         .arg(&tree.target_verbs)
@@ -317,8 +329,9 @@ fn loading(tree: &SourceTree) -> Result<[PathBuf; 2], Error> {
         .deadline(COLD_BUILD)
         .output()?;
     let built: Vec<_> = executables(&messages).collect();
-    let [verbs, gpu] = ["verbs", "gpu"].map(|name| find(&built, name).map(Path::to_owned));
-    Ok([verbs?, gpu?])
+    let names = tree.loading.iter();
+    let paths = names.map(|(_, binary)| find(&built, binary).map(Path::to_owned));
+    paths.collect()
 }
 
 /// The paths in cargo's messages, one JSON object a line.

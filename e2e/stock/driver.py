@@ -1,7 +1,7 @@
 """A stock Mooncake client that puts, verifies, or both in a loop; values are computed from their keys.
 
 driver.py put|verify|load KEYS BYTES PREFIX [SECONDS]
-Reads the variables of the stock wheel: MOONCAKE_MASTER, MOONCAKE_LOCAL_HOSTNAME, MOONCAKE_PROTOCOL,
+Reads the variables of the stock wheel: MOONCAKE_MASTER, MOONCAKE_LOCAL_HOSTNAME, MOONCAKE_PROTOCOL (or MOONCAKE_CONFIG_PATH),
 MOONCAKE_TE_META_DATA_SERVER, MOONCAKE_GLOBAL_SEGMENT_SIZE. The last line of output is its report, as JSON.
 """
 import collections
@@ -23,6 +23,15 @@ def value(key, size):
     return hashlib.shake_128(key.encode()).digest(size)
 
 
+def protocol():
+    """The transport in the configuration file of an injected pod."""
+    path = os.environ.get("MOONCAKE_CONFIG_PATH")
+    if path is None:
+        return "tcp"
+    with open(path) as file:
+        return json.load(file)["protocol"]
+
+
 def connect(size):
     store = MooncakeDistributedStore()
     setting = os.environ.get
@@ -31,7 +40,7 @@ def connect(size):
         setting("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE"),
         int(setting("MOONCAKE_GLOBAL_SEGMENT_SIZE", "0")),
         max(64 << 20, 4 * size),
-        setting("MOONCAKE_PROTOCOL", "tcp"),
+        setting("MOONCAKE_PROTOCOL") or protocol(),
         "",
         os.environ["MOONCAKE_MASTER"],
     )

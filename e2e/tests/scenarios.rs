@@ -44,5 +44,6 @@ mod scenarios {
     mod version_skew;
     mod vm_node;
     mod vm_pool_memory;
+    mod vm_rdma_pool;
     mod vm_second_engine;
 }

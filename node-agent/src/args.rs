@@ -172,6 +172,11 @@ pub struct Settings {
     /// Number of data threads; 0 means one per 8 cores, at least one.
     #[arg(long, env = "DATA_THREADS", default_value_t = 0, global = true)]
     pub data_threads: usize,
+    /// Root folder of the libraries with which the program `engine` is linked, and of libibverbs with its drivers: `lib`,
+    /// `usr/lib` and `etc/libibverbs.d` are copied to the state folder. Without it `engine` runs with the libraries of the
+    /// agent's file system, and serves no pool over RDMA.
+    #[arg(long, env = "ENGINE_LIBRARIES", global = true)]
+    pub engine_libraries: Option<PathBuf>,
     /// Folder of the kubelet. If set, the agent offers the node's RDMA devices to pods that claim them.
     #[arg(long, env = "KUBELET_DIR", global = true)]
     pub kubelet_dir: Option<PathBuf>,

@@ -9,5 +9,6 @@ pub(crate) mod mounts;
 pub(crate) mod pod;
 pub(crate) mod pod_tasks;
 pub(crate) mod processes;
+mod transport;
 
 pub(crate) use pod::Context;

@@ -83,14 +83,7 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
     let key = node_lock::key(&settings.state_dir, &lock)?;
     let mounts = Mounts::open(&settings.state_dir);
     let mounts = Arc::new(mounts.context("cannot read the mounts of earlier agents")?);
-    let engines = EngineProcesses::open(
-        &settings.state_dir,
-        &settings.host_root,
-        name,
-        settings.engine().data_threads,
-        &settings.log,
-    );
-    let engines = engines.context("cannot prepare engine processes")?;
+    let engines = EngineProcesses::open(&settings).context("cannot prepare engine processes")?;
     publish_state.send_replace(AgentState::Active);
     tracing::info!(
         node = name,

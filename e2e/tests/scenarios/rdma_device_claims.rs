@@ -139,7 +139,7 @@ async fn claims(product: &Product, namespace: &Namespace) -> anyhow::Result<()> 
 }
 
 /// A pod without claims of a cluster that requires RDMA gets a device, on the only node with devices. The cluster never
-/// becomes Ready, because no peer probe can succeed; the pod starts at the deadline of its gate.
+/// becomes Ready, because no port is proved; the pod starts at the deadline of its gate.
 async fn injected_pod_gets_a_device(
     product: &Product,
     namespace: &Namespace,
@@ -147,7 +147,7 @@ async fn injected_pod_gets_a_device(
     let spec = "{transports: {rdma: Require}, injection: {deadlineSeconds: 10},
         pools: [{name: default, size: 64Mi, drainSeconds: 2}]}";
     let pool = Pool::apply(namespace, "kv", spec).await?;
-    let why = pool.unready(Some(Reason::NoUsableTransport), SOON).await?;
+    let why = pool.unready(Some(Reason::RdmaNotProved), SOON).await?;
     ensure!(!why.contains("no RDMA device"), "{why}");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",

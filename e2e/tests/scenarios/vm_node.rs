@@ -53,21 +53,41 @@ pub(crate) async fn with_vm_node<F>(
 where
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
-    let product = Product::exclusive().await?;
-    if product.scale.of("virtual machines", 0, 1) == 0 {
+    with_vm_nodes(title, async |[vm]: [VmNode; 1]| scenario(vm).await).await
+}
+
+/// Like [`with_vm_node`], with several of them.
+pub(crate) async fn with_vm_nodes<const COUNT: usize, F>(
+    title: &str,
+    scenario: impl FnOnce([VmNode; COUNT]) -> F + Send + 'static,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    let mut product = Product::exclusive().await?;
+    if product.scale.of("virtual machines", 0, COUNT) == 0 {
         return Ok(());
     }
-    let (name, product) = product.with_machine().await?;
+    let mut names = Vec::new();
     let outcome = async {
+        for _ in 0..COUNT {
+            let (name, with_machine) = product.clone().with_machine().await?;
+            names.push(name);
+            product = with_machine;
+        }
         product.wait_ready(SLOW).await?;
-        let node = Node::new(&product.cluster, &name);
-        let scenario = async move |product, namespace: Namespace| {
-            let vm = VmNode {
-                product,
+        let node_names = names.clone();
+        let scenario = async move |product: Product, namespace: Namespace| {
+            let nodes = node_names.iter().map(|name| VmNode {
+                product: product.clone(),
                 namespace: namespace.clone(),
-                node,
-            };
-            scenario(vm).await?;
+                node: Node::new(&product.cluster, name),
+            });
+            let nodes: Vec<_> = nodes.collect();
+            let nodes = nodes
+                .try_into()
+                .map_err(|_| anyhow::anyhow!("not {COUNT} machines"))?;
+            scenario(nodes).await?;
             // The emulated node needs longer to end pods than the limit for the namespace allows.
             namespace
                 .kubectl(&["delete", "mooncakeclusters", "--all"])
@@ -83,6 +103,9 @@ where
         product.run(title, scenario).await
     }
     .await;
-    let removed = product.remove_node(&name).await;
+    let mut removed = Ok(());
+    for name in &names {
+        removed = removed.and(product.remove_node(name).await);
+    }
     outcome.and(removed)
 }

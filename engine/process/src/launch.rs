@@ -51,6 +51,8 @@ struct Opened {
 /// # Errors
 /// What cannot be opened or entered. They are written to standard error; later ones go to the agent's log.
 pub fn serve(settings: Serve) -> anyhow::Result<()> {
+    // A process that was started by its loader has the name of the loader.
+    rustix::thread::set_name(c"engine")?;
     let opened = open(&settings)?;
     let device = sandbox::isolate_after(|| enter_network(&settings))??;
     // The credentials that an agent sees are those of the caller of listen.

@@ -76,6 +76,9 @@ pub struct Hold {
     /// What happens at the deadline.
     #[arg(long, value_enum, default_value_t = OnDeadline::Start)]
     pub on_deadline: OnDeadline,
+    /// Transport of the pod's engines.
+    #[arg(long, value_enum, default_value_t = Transport::Tcp)]
+    pub transport: Transport,
     /// Number of other nodes of the pool that are probed.
     #[arg(long, default_value_t = 3)]
     pub samples: usize,
@@ -85,6 +88,15 @@ pub struct Hold {
     /// File from which the kubelet reads the termination message.
     #[arg(long, default_value = "/dev/termination-log")]
     pub termination_log: PathBuf,
+}
+
+/// Transport of the pod's engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// Pool pods are read from.
+    Tcp,
+    /// Of pool pods only the descriptor is read: the gate has no device.
+    Rdma,
 }
 
 /// What happens at the deadline.

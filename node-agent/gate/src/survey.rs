@@ -5,7 +5,7 @@ use crds::Reason;
 use futures::future::join_all;
 use metadata::{Problem, Service, system_lookup};
 
-use super::args::Hold;
+use super::args::{Hold, Transport};
 use super::gate_state::GateState;
 use super::master;
 use super::peer::{self, PeerError};
@@ -76,7 +76,9 @@ async fn check_metadata(url: &str, cluster: Option<&str>, plan: &Plan) -> Result
 /// The pool pods of the node must respond; if it has none, at least one of the others.
 async fn probe(hold: &Hold, plan: Plan) -> GateState {
     let Plan { own, others } = plan;
-    let (own_failures, failures) = tokio::join!(failures(&own), failures(&others));
+    let transport = hold.transport;
+    let (own_failures, failures) =
+        tokio::join!(failures(&own, transport), failures(&others, transport));
     if let Some(message) = joined(&own_failures) {
         return GateState::waiting(Reason::PeerUnreachable, message);
     }
@@ -93,8 +95,9 @@ async fn probe(hold: &Hold, plan: Plan) -> GateState {
     GateState::Open { warnings }
 }
 
-async fn failures(peers: &[Peer]) -> Vec<PeerError> {
-    let results = join_all(peers.iter().map(peer::probe)).await;
+async fn failures(peers: &[Peer], transport: Transport) -> Vec<PeerError> {
+    let probes = peers.iter().map(|peer| peer::probe(peer, transport));
+    let results = join_all(probes).await;
     results.into_iter().filter_map(Result::err).collect()
 }
 

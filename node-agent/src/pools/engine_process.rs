@@ -1,23 +1,26 @@
 //! The engine processes of this node: finds the one that an earlier agent started for a pool pod, or starts one, and
 //! holds it by its pidfd and its control socket.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use crds::cluster::PageSize;
+use crds::node::HcaLine;
 use crds::pool_memory;
-use engine_process::control::message::{self, FromEngine, PROTOCOL, ToEngine};
+use engine_process::control::message::{self, FromEngine, PROTOCOL, RdmaPort, ToEngine};
 use engine_process::pidfd::Pidfd;
 use pool::handover::Connection;
 use sys::net::seqpacket;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::processes::Process;
+use super::transport::{self, Transport, Verdict};
+use crate::args::Settings;
 
 mod cgroup;
 mod folder;
@@ -60,6 +63,7 @@ pub(crate) struct PoolPod<'a> {
     /// Bytes of the pool, and its page size.
     pub(crate) size: u64,
     pub(crate) page_size: PageSize,
+    pub(crate) transport: Transport,
 }
 
 /// Why no engine process serves a pod.
@@ -75,6 +79,8 @@ pub(crate) enum StartError {
     NotEnded,
     #[error("the engine process does not answer: {0}")]
     NoAnswer(String),
+    #[error("the pool is to be served over RDMA: {0}")]
+    NoRdmaPort(String),
 }
 
 /// Settings of engine processes.
@@ -83,7 +89,9 @@ pub(crate) struct EngineProcesses {
     folders: Folders,
     program: Program,
     /// Root folder of the node.
-    root: PathBuf,
+    host_root: PathBuf,
+    /// Network namespace of the node, if it is not the agent's.
+    host_network: Option<PathBuf>,
     node_name: String,
     data_threads: usize,
     log: String,
@@ -95,6 +103,8 @@ pub(crate) struct EngineProcess {
     process: Pidfd,
     connection: Connection,
     folder: Folder,
+    /// The port over which it serves peers. Absent: it serves them over TCP.
+    pub(crate) rdma: Option<RdmaPort>,
     /// It was started by an earlier agent or for an earlier connection.
     pub(crate) adopted: bool,
 }
@@ -104,21 +114,17 @@ impl EngineProcesses {
     ///
     /// # Errors
     /// The folder cannot be created, or the program is not beside the agent's.
-    pub(crate) fn open(
-        state: &Path,
-        root: &Path,
-        node_name: &str,
-        data_threads: usize,
-        log: &str,
-    ) -> io::Result<Self> {
-        let folders = Folders::open(state)?;
+    pub(crate) fn open(settings: &Settings) -> io::Result<Self> {
+        let folders = Folders::open(&settings.state_dir)?;
+        let root = settings.engine_libraries.as_deref();
         Ok(Self {
-            program: Program::install(&folders)?,
+            program: Program::install(folders.path(), &beside_agent()?, root)?,
             folders,
-            root: root.to_owned(),
-            node_name: node_name.to_owned(),
-            data_threads,
-            log: log.to_owned(),
+            host_root: settings.host_root.clone(),
+            host_network: settings.host_network.clone(),
+            node_name: settings.node_name.clone(),
+            data_threads: settings.engine().data_threads,
+            log: settings.log.clone(),
         })
     }
 
@@ -128,20 +134,24 @@ impl EngineProcesses {
     }
 
     /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs is not this agent's
-    /// program.
+    /// program or serves peers over another transport.
     ///
     /// # Errors
     /// Why none serves the pod. Trying again may help.
     pub(crate) async fn obtain(&self, pod: &PoolPod<'_>) -> Result<EngineProcess, StartError> {
         let folder = self.folders.of(pod.uid);
-        if let Some(running) = connect(&folder, true).map_err(StartError::Prepare)? {
-            if self.program.is_of(running.pid) && running.greeted().await.is_ok() {
+        if let Some(mut running) = connect(&folder, true).map_err(StartError::Prepare)? {
+            let answers = self.program.is_of(running.pid) && running.greet().await.is_ok();
+            let verdict = pod.transport.judge(running.rdma.as_ref());
+            if answers && verdict != Verdict::Replace {
                 return Ok(running);
             }
-            tracing::info!(
-                pid = running.pid,
-                "replacing the engine process: it is not of this release, or does not answer"
-            );
+            let cause = if answers {
+                "its transport or port changes"
+            } else {
+                "it is not of this release, or does not answer"
+            };
+            tracing::info!(pid = running.pid, cause, "replacing the engine process");
             running.kill();
             if timeout(END_DEADLINE, running.ended()).await.is_err() {
                 return Err(StartError::NotEnded);
@@ -149,8 +159,9 @@ impl EngineProcesses {
         }
         self.start(pod, &folder).await?;
         let started = connect(&folder, false).map_err(StartError::Prepare)?;
-        let started = started.ok_or_else(|| StartError::NoAnswer("it has ended".to_owned()))?;
-        started.greeted().await?;
+        let ended = || StartError::NoAnswer("it has ended".to_owned());
+        let mut started = started.ok_or_else(ended)?;
+        started.greet().await?;
         Ok(started)
     }
 
@@ -173,6 +184,10 @@ impl EngineProcesses {
     }
 
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
+        let device = match &pod.transport {
+            Transport::Tcp => Vec::new(),
+            Transport::Rdma(lines) => self.device(lines.as_deref())?,
+        };
         folder.clear().map_err(StartError::Prepare)?;
         let pool = pod.process.pid;
         let limits = cgroup::Limits {
@@ -182,13 +197,13 @@ impl EngineProcesses {
         let cgroups = pod
             .process
             .cgroup()
-            .and_then(|text| cgroup::create(&self.root, &text, limits));
+            .and_then(|text| cgroup::create(&self.host_root, &text, limits));
         let cgroups = cgroups.unwrap_or_else(|error| {
             tracing::warn!(%error, "the engine process runs in the agent's cgroup: its memory and time are the agent's");
             Vec::new()
         });
         let score = pod.process.oom_score_adj().unwrap_or_default();
-        let mut command = Command::new(self.program.path());
+        let mut command = self.program.command();
         command
             .arg("serve")
             .args(["--node-name", &self.node_name])
@@ -206,7 +221,8 @@ impl EngineProcesses {
             ))
             .args(["--data-threads", &self.data_threads.to_string()])
             .args(["--log", &self.log])
-            .args(["--uid", &uid(pod.uid).to_string()]);
+            .args(["--uid", &uid(pod.uid).to_string()])
+            .args(device);
         for folder in &cgroups {
             command.arg("--cgroup").arg(folder);
         }
@@ -244,13 +260,31 @@ impl EngineProcesses {
         }
     }
 
+    /// The arguments by which a process opens a device.
+    fn device(&self, lines: Option<&[HcaLine]>) -> Result<Vec<OsString>, StartError> {
+        let port = transport::choose(lines).map_err(StartError::NoRdmaPort)?;
+        let libraries = self.program.libraries().ok_or_else(|| {
+            let why = "this agent was started without --engine-libraries".to_owned();
+            StartError::NoRdmaPort(why)
+        })?;
+        let mut arguments: Vec<OsString> = vec!["--rdma".into(), port.to_string().into()];
+        arguments.extend(["--libraries".into(), libraries.into()]);
+        arguments.extend(["--host-root".into(), (&self.host_root).into()]);
+        if let Some(network) = &self.host_network {
+            arguments.extend(["--host-network".into(), network.into()]);
+        }
+        Ok(arguments)
+    }
+
     /// Unmounts the segments of a pool pod that has ended, by a child without rights.
     ///
     /// # Errors
     /// Why segments may still be mounted.
     pub(crate) async fn unmount(&self, mount: &message::Mount) -> Result<(), String> {
         let run = async {
-            let mut child = Command::new(self.program.path())
+            let mut child = self
+                .program
+                .command()
                 .args(["unmount", "--uid", &FIRST_UID.to_string()])
                 .env_clear()
                 .current_dir("/")
@@ -327,11 +361,15 @@ impl EngineProcess {
         (!text.is_empty()).then_some(text)
     }
 
-    async fn greeted(&self) -> Result<(), StartError> {
+    async fn greet(&mut self) -> Result<(), StartError> {
         match timeout(HELLO_DEADLINE, self.receive()).await {
             Ok(Ok(FromEngine::Hello {
-                protocol: PROTOCOL, ..
-            })) => Ok(()),
+                protocol: PROTOCOL,
+                rdma,
+            })) => {
+                self.rdma = rdma;
+                Ok(())
+            }
             Ok(Ok(other)) => Err(StartError::NoAnswer(format!(
                 "it sent {other:?} instead of version {PROTOCOL} of the protocol"
             ))),
@@ -376,6 +414,7 @@ fn connect(folder: &Folder, adopted: bool) -> io::Result<Option<EngineProcess>> 
         connection: Connection::new(socket).map_err(io::Error::other)?,
         folder: folder.clone(),
         adopted,
+        rdma: None,
     }))
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use admitted::{Admitted, members};
+use crds::cluster;
 use crds::node::{PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
 use devices::backoff::WatchBackoff;
@@ -21,6 +22,7 @@ use super::engine_process::{EngineProcess, EngineProcesses, PoolPod, StartError}
 use super::memory_budget::{MemoryBudget, PoolId, to_touch};
 use super::mounts::Mounts;
 use super::processes::{PoolProcess, Process};
+use super::transport::{Transport, Verdict};
 use crate::publish::report::Reporter;
 
 mod calls;
@@ -59,6 +61,8 @@ struct Pod {
     network: Arc<Namespace>,
     assignment: PodAssignment,
     admission: Option<Admitted>,
+    /// The last report of the engine process.
+    reported: Option<PoolReport>,
 }
 
 /// Why an engine process no longer serves.
@@ -67,6 +71,8 @@ enum End {
     Ended,
     /// It was silent for [`SILENCE`].
     Hung,
+    /// It serves peers over another transport than the assigned one, or over a port that is gone.
+    OtherTransport,
     /// Its connection failed; it may still run.
     Disconnected(pool::handover::Error),
 }
@@ -110,6 +116,7 @@ pub(crate) async fn run(
             pool: known,
         },
         admission: None,
+        reported: None,
         context: Arc::clone(&context),
     };
     pod.keep_served(&mut assigned).await;
@@ -138,6 +145,7 @@ impl Pod {
                 process: &self.process,
                 size: self.assignment.pool.size.0,
                 page_size: self.assignment.pool.page_size,
+                transport: self.transport(),
             };
             let engine = match self.context.engines.obtain(&pod).await {
                 Ok(engine) => engine,
@@ -176,6 +184,8 @@ impl Pod {
                     engine.kill();
                     let _ = timeout(SILENCE, engine.ended()).await;
                 }
+                // Killed and replaced by `obtain`.
+                End::OtherTransport => {}
                 End::Disconnected(error) => {
                     tracing::warn!(pid = engine.pid, %error, "the connection to the engine process failed: connecting again");
                 }
@@ -222,6 +232,7 @@ impl Pod {
     ) -> Result<End, pool::handover::Error> {
         self.send_assignment(engine).await?;
         self.send_admission(engine).await?;
+        self.reported = None;
         let mut last_message = Instant::now();
         let mut pool_ended = None;
         loop {
@@ -248,12 +259,30 @@ impl Pod {
                     last_message = Instant::now();
                 }
             }
+            let verdict = self.transport().judge(engine.rdma.as_ref());
+            if verdict == Verdict::Replace {
+                return Ok(End::OtherTransport);
+            }
+            self.publish(engine, verdict);
             if !self.process.runs() {
                 let since = *pool_ended.get_or_insert_with(Instant::now);
                 if since.elapsed() > END_DEADLINE {
                     return Ok(End::Hung);
                 }
             }
+        }
+    }
+
+    /// How peers are to be served now. A transport that this release does not know is TCP.
+    fn transport(&self) -> Transport {
+        let assigned = self.assignment.pool.transport.and_then(|word| word.known());
+        match assigned {
+            Some(cluster::Transport::Rdma) => {
+                let report = self.context.reporter.subscribe();
+                let hcas = &report.borrow().hcas;
+                Transport::Rdma(hcas.as_ref().map(|(lines, _)| lines.clone()))
+            }
+            Some(cluster::Transport::Tcp) | None => Transport::Tcp,
         }
     }
 
@@ -299,6 +328,7 @@ impl Pod {
             mounted: None,
             page_size_obtained: None,
             metadata_failure: None,
+            transport: None,
         };
         self.context.reporter.set_pool(report, of);
         self.context.reporter.set_traffic(&self.uid, None);
@@ -329,6 +359,7 @@ fn reason(error: &StartError) -> Reason {
     match error {
         StartError::NoAnswer(_) | StartError::NotEnded => Reason::EngineHung,
         StartError::Prepare(_) | StartError::Start(_) => Reason::EngineNotRunning,
+        StartError::NoRdmaPort(_) => Reason::RdmaNotProved,
     }
 }
 

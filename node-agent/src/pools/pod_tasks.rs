@@ -141,6 +141,7 @@ fn report_missing(context: &Context, now: &Assignments, tasks: &BTreeMap<String,
             mounted: None,
             page_size_obtained: None,
             metadata_failure: None,
+            transport: None,
         };
         context.reporter.set_pool(report, assignment);
     }

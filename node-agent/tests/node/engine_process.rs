@@ -69,6 +69,32 @@ async fn agents_that_are_killed_cost_no_operation_and_their_successors_adopt_the
 }
 
 #[tokio::test]
+async fn a_pool_for_rdma_waits_for_a_proved_port_and_one_that_is_served_over_tcp_goes_on() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let mut client = Client::start(&node.peers).await;
+    let (_pool, _agent) = (node.pool(POD), node.agent());
+    // This agent does not read devices.
+    node.assign_with_transport(POD, "m1", "Rdma");
+    eventually("the pool waits", || node.shows("Waiting", "RdmaNotProved")).await;
+    assert_eq!(node.engine_process(), None);
+
+    node.assign_with_transport(POD, "m1", "Tcp");
+    serves(&node).await;
+    assert_eq!(client.put("k", 8, MIB).await, (8, 0));
+    let engine = node.engine_process().unwrap();
+    node.assign_with_transport(POD, "m1", "Rdma");
+    // Longer than the period at which the agent reads the file.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(
+        node.engine_process(),
+        Some(engine),
+        "nothing can replace it"
+    );
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+}
+
+#[tokio::test]
 async fn a_killed_engine_process_is_replaced_and_no_key_is_lost() {
     let node = Node::new().await;
     let (_master, mut client, _children) = serving(&node).await;

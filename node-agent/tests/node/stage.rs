@@ -217,6 +217,13 @@ impl Node {
         self.write_assignments(vec![pool]);
     }
 
+    /// Assigns a pod of a cluster with a transport.
+    pub(crate) fn assign_with_transport(&self, pod: &str, master: &str, transport: &str) {
+        let mut pool = assignment(pod, Some(master));
+        pool["transport"] = json!(transport);
+        self.write_assignments(vec![pool]);
+    }
+
     fn write_assignments(&self, pools: Vec<Value>) {
         let node = json!({
             "apiVersion": "mooncake.io/v1alpha1",

@@ -264,8 +264,8 @@ mod tests {
 
     #[test]
     fn an_rdma_pod_without_a_device_claim_is_warned_of_its_memlock_limit() {
-        let warnings = |rdma: &str, change: Value, claimable: &Claimable| {
-            let spec = json!({"transports": {"tcp": "Forbid", "rdma": rdma}});
+        let warnings = |change: Value, claimable: &Claimable| {
+            let spec = json!({"transports": {"rdma": "Require"}});
             let cluster = MooncakeCluster::new("kv", serde_json::from_value(spec).unwrap());
             let mut pod = pod(&[], json!({}));
             let container = &mut pod["spec"]["containers"][0];
@@ -285,8 +285,8 @@ mod tests {
             };
             advise(&pod, "team", Some(&cluster), claimable, rooms)
         };
-        let yes = Claimable::Yes;
-        let [words] = warnings("Prefer", json!({}), &yes).try_into().unwrap();
+        let no = Claimable::No("no DeviceClass".to_owned());
+        let [words] = warnings(json!({}), &no).try_into().unwrap();
         assert_eq!(
             words,
             "container main: MemlockTooLow: it registers 64Mi with each RDMA device and claims none; on 1 of 3 \
@@ -294,22 +294,20 @@ mod tests {
              that claims its devices has no such limit"
         );
         let segment = json!({"env": [{"name": "MOONCAKE_GLOBAL_SEGMENT_SIZE", "value": "4gb"}]});
-        let [words] = warnings("Prefer", segment, &yes).try_into().unwrap();
+        let [words] = warnings(segment, &no).try_into().unwrap();
         assert!(
             words.contains("on 2 of 3") && words.contains("n2 lets it lock 1Gi of 33280Mi"),
             "{words}"
         );
         // The webhook claims, unless it cannot.
-        assert!(warnings("Require", json!({}), &yes).is_empty());
-        let no = Claimable::No("no DeviceClass".to_owned());
-        assert_eq!(warnings("Require", json!({}), &no).len(), 1);
+        assert!(warnings(json!({}), &Claimable::Yes).is_empty());
         for free in [
             json!({"resources": {"claims": [{"name": "rail"}]}}),
             json!({"securityContext": {"privileged": true}}),
             json!({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}),
             json!({"env": [{"name": "MOONCAKE_CONFIG_PATH", "value": "/etc/own.json"}]}),
         ] {
-            assert!(warnings("Prefer", free.clone(), &yes).is_empty(), "{free}");
+            assert!(warnings(free.clone(), &no).is_empty(), "{free}");
         }
     }
 }

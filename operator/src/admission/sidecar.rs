@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::configuration::File;
 use super::environment::{P2P, from_field};
-use super::target::Target;
+use super::target::{StockTransport, Target};
 use super::volume;
 use crate::pod::GATE_CONTAINER;
 
@@ -80,7 +80,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         master,
         metadata,
         metadata_cluster,
-        transport: _,
+        transport,
         local_buffer_size: _,
         deadline_seconds,
         on_deadline,
@@ -108,6 +108,10 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
     }
     if let Some(cluster) = metadata_cluster {
         arguments.push(format!("--metadata-cluster={cluster}"));
+    }
+    // The default of the gate is TCP.
+    if *transport == StockTransport::Rdma {
+        arguments.push(format!("--transport={}", transport.protocol()));
     }
     if *preflight {
         arguments.push(format!(

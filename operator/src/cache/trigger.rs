@@ -172,6 +172,7 @@ fn service<'a>(node: &'a MooncakeNode, pod_uid: &str) -> impl PartialEq + 'a + u
             &report.mounted,
             &report.master_pod_uid,
             &report.metadata_failure,
+            report.transport,
         )
     };
     pools.next().map(read)

@@ -112,7 +112,13 @@ mod tests {
         let text = message(&explained).unwrap();
         assert!(text.contains("low on resource: memory"), "{text}");
         assert!(text.contains("b: MemoryUnavailable: 512Mi"), "{text}");
-        let serving = [pod_status("b", PoolService::Serving { bytes: 1 })];
+        let serving = [pod_status(
+            "b",
+            PoolService::Serving {
+                bytes: 1,
+                transport: crds::cluster::Transport::Tcp,
+            },
+        )];
         assert_eq!(explain(&kept, &pods, &serving, now), serving);
         let (reason, message) = (Reason::NodeNotReady, String::new());
         let unknown = [pod_status("b", PoolService::Unknown { reason, message })];

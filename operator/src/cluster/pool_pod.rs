@@ -1,8 +1,9 @@
 //! Whether one pool pod serves, from the pod, its node's agent and its master. Pure.
 
+use crds::cluster::Transport;
 use crds::condition::find;
 use crds::node::PoolState;
-use crds::{ConditionStatus, ConditionType, MooncakeNode, Reason, Vocabulary};
+use crds::{ConditionStatus, ConditionType, MooncakeNode, Reason, Vocabulary, Word};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
 
@@ -26,6 +27,7 @@ pub struct PoolPodStatus {
 pub enum PoolService {
     Serving {
         bytes: u64,
+        transport: Transport,
     },
     /// It does not serve.
     NotServing {
@@ -157,6 +159,10 @@ fn reported_service(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> P
         Some(PoolState::Serving) if is_current(report, &uid, &entry.master_pod_uid, master) => {
             PoolService::Serving {
                 bytes: entry.mounted.map_or(0, |mounted| mounted.0),
+                transport: match entry.transport.and_then(Word::known) {
+                    Some(Transport::Rdma) => Transport::Rdma,
+                    Some(Transport::Tcp) | None => Transport::Tcp,
+                },
             }
         }
         Some(PoolState::Serving) => PoolService::NotServing {

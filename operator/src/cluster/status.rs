@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crds::cluster::{Transport, TransportPolicy};
 use crds::condition::merge;
 use crds::{
     ByteSize, ConditionStatus, ConditionType, MooncakeClusterStatus, NewCondition, Reason, names,
@@ -12,15 +11,16 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use crate::cache::Claimable;
 use crate::cluster::drained::{self, Drains};
 use crate::cluster::injection;
 use crate::cluster::observe::Observed;
 use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
 use crate::cluster::rollout;
-use crate::cluster::validate::{Valid, transport};
+use crate::cluster::validate::Valid;
 use crate::compute_domain::status::DomainStatus;
 use crate::pod::not_running;
+
+mod transports;
 
 /// Most problems in a message.
 const MAX_LISTED: usize = 4;
@@ -64,11 +64,11 @@ pub fn compute(
     } = *facts;
     let serving = serving(pod_statuses).len();
     let wanted = wanted(pools, pod_statuses);
-    let transport = transport(&cluster.transports);
+    let (transport, transports) = transports::decide(cluster, pod_statuses, &observed.claimable);
     let parts = [
         master(facts.cluster, observed),
         pools_ready(facts),
-        transports_ready(transport.as_ref(), unclaimed(cluster, &observed.claimable)),
+        transports,
     ];
     let mut findings = summary(facts, &parts, (serving, wanted));
     findings.extend(parts);
@@ -85,7 +85,7 @@ pub fn compute(
     let bytes: u64 = pod_statuses
         .iter()
         .map(|pod_status| match pod_status.service {
-            PoolService::Serving { bytes } => bytes,
+            PoolService::Serving { bytes, .. } => bytes,
             PoolService::NotServing { .. } | PoolService::Unknown { .. } => 0,
         })
         .sum();
@@ -95,7 +95,7 @@ pub fn compute(
         nodes: Some(format!("{serving}/{wanted}")),
         capacity: Some(ByteSize(bytes)),
         used: used.map(|percent| format!("{percent}%")),
-        transport: transport.ok().map(Into::into),
+        transport: transport.map(Into::into),
         master_endpoint: Some(names::master_endpoint(&cluster.name, &cluster.namespace)),
         master_type: observed.master_type().or(old.master_type),
         mnnvl: mnnvl.map(|outlook| outlook.status.clone()),
@@ -333,37 +333,6 @@ fn trouble(pod: &Pod) -> String {
         .into_iter()
         .find_map(not_running)
         .unwrap_or_else(|| "it runs but is not ready".to_owned())
-}
-
-/// Why injected pods get no RDMA device although the cluster requires one.
-fn unclaimed<'a>(cluster: &Valid, claimable: &'a Claimable) -> Option<&'a str> {
-    match claimable {
-        Claimable::No(why) if cluster.transports.rdma == TransportPolicy::Require => Some(why),
-        Claimable::No(_) | Claimable::Unknown | Claimable::Yes => None,
-    }
-}
-
-fn transports_ready(
-    transport: Result<&Transport, &String>,
-    unclaimed: Option<&str>,
-) -> NewCondition {
-    let kind = ConditionType::TransportsReady;
-    match transport {
-        Ok(Transport::Tcp) => {
-            NewCondition::new(kind, true, Reason::AsExpected, "stock pods use TCP")
-        }
-        Ok(Transport::Rdma) => {
-            NewCondition::new(kind, true, Reason::AsExpected, "stock pods use RDMA")
-        }
-        Err(why) => {
-            let mut message = why.clone();
-            if let Some(unclaimed) = unclaimed {
-                message.push_str("; injected pods are given no RDMA device: ");
-                message.push_str(unclaimed);
-            }
-            NewCondition::new(kind, false, Reason::NoUsableTransport, message)
-        }
-    }
 }
 
 fn pools_ready(facts: &Facts<'_>) -> NewCondition {

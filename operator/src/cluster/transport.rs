@@ -6,9 +6,7 @@ use crds::cluster::{MooncakeCluster, Transport, TransportPolicy};
 /// only where the spec allows nothing else.
 pub fn of_stock_pods(cluster: &MooncakeCluster) -> Transport {
     let decided = cluster.status.as_ref().and_then(|s| s.transport?.known());
-    let policies = cluster.spec.transports_in_force();
-    let requires_rdma =
-        policies.rdma == TransportPolicy::Require || policies.tcp == TransportPolicy::Forbid;
+    let requires_rdma = cluster.spec.transports_in_force().rdma == TransportPolicy::Require;
     decided.unwrap_or(if requires_rdma {
         Transport::Rdma
     } else {

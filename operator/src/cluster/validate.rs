@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crds::CheckId;
-use crds::cluster::{MasterType, MetadataType, NumaPolicy, PageSize, TransportPolicy, Transports};
+use crds::cluster::{MasterType, MetadataType, NumaPolicy, PageSize, Transports};
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crds::update::Update;
 use crds::{MooncakeCluster, Reason, names};
@@ -428,27 +428,10 @@ fn is_label_name(name: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// The one transport that stock pods use, or why there is none.
-pub fn transport(transports: &Transports) -> Result<crds::cluster::Transport, String> {
-    if transports.rdma == TransportPolicy::Require {
-        return Err(
-            "spec.transports.rdma or spec.usage requires RDMA, and no storing node has proved it: \
-             allow tcp by rdma: Prefer, without usage Pd"
-                .to_owned(),
-        );
-    }
-    if transports.tcp == TransportPolicy::Forbid {
-        return Err(
-            "spec.transports.tcp is Forbid, and no storing node has proved RDMA: \
-             allow tcp"
-                .to_owned(),
-        );
-    }
-    Ok(crds::cluster::Transport::Tcp)
-}
-
 #[cfg(test)]
 mod tests {
+    use crds::cluster::TransportPolicy;
+
     use super::*;
     use crate::fixture;
 
@@ -499,15 +482,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_spec_is_one_pool_of_1gi_over_tcp() {
+    fn an_empty_spec_is_one_pool_of_1gi() {
         let valid = validate(&fixture::cluster("{}")).unwrap();
         assert_eq!(valid.pools.len(), 1);
         assert_eq!(valid.pools[0].name, "default");
         assert_eq!(valid.pools[0].bytes, 1 << 30);
-        assert_eq!(
-            transport(&valid.transports),
-            Ok(crds::cluster::Transport::Tcp)
-        );
+        assert_eq!(valid.transports.rdma, TransportPolicy::Prefer);
     }
 
     #[test]
@@ -582,12 +562,18 @@ mod tests {
     }
 
     #[test]
-    fn required_rdma_is_rejected_with_a_remedy() {
-        let valid = validate(&fixture::cluster("{transports: {rdma: Require}}")).unwrap();
-        assert!(transport(&valid.transports).unwrap_err().contains("Prefer"));
-        let pd = validate(&fixture::cluster("{usage: [Pd, HiCache]}")).unwrap();
-        assert!(transport(&pd.transports).unwrap_err().contains("usage Pd"));
-        let cache = validate(&fixture::cluster("{usage: [HiCache]}")).unwrap();
-        assert!(transport(&cache.transports).is_ok());
+    fn rdma_is_required_by_the_policy_by_the_usage_and_by_forbidden_tcp() {
+        let rdma = |spec: &str| {
+            let valid = validate(&fixture::cluster(spec)).unwrap();
+            valid.transports.rdma
+        };
+        for spec in [
+            "{transports: {rdma: Require}}",
+            "{transports: {tcp: Forbid}}",
+            "{usage: [Pd, HiCache]}",
+        ] {
+            assert_eq!(rdma(spec), TransportPolicy::Require, "{spec}");
+        }
+        assert_eq!(rdma("{usage: [HiCache]}"), TransportPolicy::Prefer);
     }
 }

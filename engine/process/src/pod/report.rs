@@ -57,6 +57,8 @@ impl Pod {
                 .first()
                 .map(|region| crds::ByteSize(region.page_size().bytes())),
             metadata_failure: self.metadata_failure(),
+            // The agent knows it.
+            transport: None,
         }
     }
 

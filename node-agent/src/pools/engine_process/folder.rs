@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use crds::node::PoolAssignment;
 use sys::net::seqpacket;
 
+use super::program;
+
 /// Name of the file with the assignment.
 const ASSIGNMENT: &str = "assignment";
 
@@ -76,6 +78,7 @@ impl Folders {
             };
             let is_folder = entry.file_type().is_ok_and(|of| of.is_dir());
             if is_folder
+                && !pod_uid.starts_with(program::PREFIX)
                 && !runs(pod_uid)
                 && seqpacket::connect_path(&self.of(pod_uid).control()).is_err()
             {

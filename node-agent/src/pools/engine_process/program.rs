@@ -1,59 +1,104 @@
-//! The program of engine processes: a copy in the agent's state folder, because a process outlives the container from
-//! whose file system it was started.
+//! The program of engine processes: a copy in the agent's state folder with the libraries that it is linked with, because
+//! a process outlives the container from whose file system it was started.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-
-use super::beside_agent;
-use super::folder::Folders;
+use tokio::process::Command;
 
 /// Name of the copies, followed by their hash.
-const PREFIX: &str = "program-";
+pub(super) const PREFIX: &str = "program-";
+
+/// Name of the program in its copy.
+const PROGRAM: &str = "engine";
+
+/// Name of the folder with the libraries in a copy.
+const LIBRARIES: &str = "libraries";
+
+/// What a copy takes from the root folder of the libraries, as Debian has them.
+const FOLDERS: [&str; 3] = ["lib", "usr/lib", "etc/libibverbs.d"];
+
+/// Folders on which the node's are mounted while a device is opened.
+const MOUNT_POINTS: [&str; 2] = ["sys", "dev"];
+
+#[cfg(target_arch = "x86_64")]
+const LOADER: &str = "ld-linux-x86-64.so.2";
+#[cfg(target_arch = "aarch64")]
+const LOADER: &str = "ld-linux-aarch64.so.1";
 
 /// A copy of the program.
 #[derive(Debug)]
-pub(super) struct Program(PathBuf);
+pub(super) struct Program {
+    folder: PathBuf,
+    /// Absent: the program runs with the libraries of the agent's file system.
+    libraries: Option<Libraries>,
+}
+
+/// The libraries of a copy.
+#[derive(Debug)]
+struct Libraries {
+    root: PathBuf,
+    loader: PathBuf,
+}
+
+/// A file of a copy: its source, or the target of the link that it is.
+enum Source {
+    File(PathBuf),
+    Link(PathBuf),
+}
 
 impl Program {
-    /// Copies the program that lies beside the agent's, unless its copy exists, and removes copies of other releases.
-    /// Processes that run from those go on.
+    /// Copies the program and the libraries below `root`, if any, unless that copy exists, and removes copies of other
+    /// releases. Processes that run from those go on.
     ///
     /// # Errors
-    /// The program is missing, or cannot be copied.
-    pub(super) fn install(folders: &Folders) -> io::Result<Self> {
-        let source = beside_agent()?;
-        let bytes = fs::read(&source).map_err(|error| {
-            let cause = format!("the engine program {}: {error}", source.display());
-            io::Error::new(error.kind(), cause)
-        })?;
-        let hash = Sha256::digest(&bytes);
-        let hash: String = hash[..16]
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        let path = folders.path().join(format!("{PREFIX}{hash}"));
-        if !path.exists() {
-            for entry in fs::read_dir(folders.path())? {
+    /// A file is missing, or cannot be copied.
+    pub(super) fn install(within: &Path, program: &Path, root: Option<&Path>) -> io::Result<Self> {
+        let mut files = BTreeMap::new();
+        files.insert(PathBuf::from(PROGRAM), Source::File(program.to_owned()));
+        for part in root.iter().flat_map(|_| FOLDERS) {
+            let from = root.unwrap_or(within).join(part);
+            list(&from, &Path::new(LIBRARIES).join(part), &mut files)?;
+        }
+        let folder = within.join(format!("{PREFIX}{}", hash(&files)?));
+        if !folder.exists() {
+            for entry in fs::read_dir(within)? {
                 let entry = entry?;
-                if entry.file_name().to_string_lossy().starts_with(PREFIX) {
-                    fs::remove_file(entry.path())?;
+                if entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) {
+                    remove(&entry.path())?;
                 }
             }
             // Renamed when it is complete.
-            let fresh = folders.path().join(format!("{PREFIX}new"));
-            fs::write(&fresh, &bytes)?;
-            fs::set_permissions(&fresh, fs::Permissions::from_mode(0o500))?;
-            fs::rename(&fresh, &path)?;
+            let fresh = within.join(format!("{PREFIX}new"));
+            copy(&files, &fresh)?;
+            fs::rename(&fresh, &folder)?;
         }
-        Ok(Self(path))
+        let libraries = root.map(|_| Libraries::of(&folder)).transpose()?;
+        Ok(Self { folder, libraries })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.0
+    /// A command that runs the program.
+    pub(super) fn command(&self) -> Command {
+        let program = self.folder.join(PROGRAM);
+        let Some(libraries) = &self.libraries else {
+            return Command::new(program);
+        };
+        let mut command = Command::new(&libraries.loader);
+        command
+            .args(["--inhibit-cache", "--library-path"])
+            .arg(libraries.path())
+            .arg(program);
+        command
+    }
+
+    /// The root folder of the libraries with which RDMA devices are opened.
+    pub(super) fn libraries(&self) -> Option<&Path> {
+        self.libraries.as_ref().map(|libraries| &*libraries.root)
     }
 
     /// Whether a process runs from this copy.
@@ -62,7 +107,222 @@ impl Program {
             let metadata = fs::metadata(path).ok()?;
             Some((metadata.dev(), metadata.ino()))
         };
-        let own = identity(&self.0);
+        // The kernel started the loader, which then loaded the program.
+        let own = match &self.libraries {
+            Some(libraries) => identity(&libraries.loader),
+            None => identity(&self.folder.join(PROGRAM)),
+        };
         own.is_some() && own == identity(Path::new(&format!("/proc/{pid}/exe")))
+    }
+}
+
+impl Libraries {
+    fn of(copy: &Path) -> io::Result<Self> {
+        let root = copy.join(LIBRARIES);
+        let loaders = folders(&root).map(|folder| folder.join(LOADER));
+        // Links of Debian are absolute, so only a file is the loader.
+        let loader = loaders
+            .into_iter()
+            .find(|path| path.symlink_metadata().is_ok_and(|of| of.is_file()))
+            .ok_or_else(|| {
+                let cause = format!("the libraries of the engine program lack {LOADER}");
+                io::Error::new(io::ErrorKind::NotFound, cause)
+            })?;
+        Ok(Self { root, loader })
+    }
+
+    /// The folders of the libraries, as the loader expects them.
+    fn path(&self) -> String {
+        folders(&self.root)
+            .map(|folder| folder.display().to_string())
+            .join(":")
+    }
+}
+
+/// Where Debian has libraries.
+fn folders(root: &Path) -> [PathBuf; 2] {
+    let triple = format!("{}-linux-gnu", std::env::consts::ARCH);
+    ["lib", "usr/lib"].map(|part| root.join(part).join(&triple))
+}
+
+/// Lists the files below a folder, which may be absent.
+fn list(from: &Path, to: &Path, files: &mut BTreeMap<PathBuf, Source>) -> io::Result<()> {
+    let entries = match fs::read_dir(from) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| of(from, &error))?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let (path, to) = (entry.path(), to.join(entry.file_name()));
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            list(&path, &to, files)?;
+        } else if kind.is_symlink() {
+            files.insert(to, Source::Link(fs::read_link(&path)?));
+        } else {
+            files.insert(to, Source::File(path));
+        }
+    }
+    Ok(())
+}
+
+/// A hash of names and contents, as text.
+fn hash(files: &BTreeMap<PathBuf, Source>) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut add = |bytes: &[u8]| {
+        hash.update(bytes.len().to_le_bytes());
+        hash.update(bytes);
+    };
+    for (to, source) in files {
+        add(to.as_os_str().as_bytes());
+        match source {
+            Source::Link(target) => add(target.as_os_str().as_bytes()),
+            Source::File(path) => {
+                let bytes = fs::read(path).map_err(|error| of(path, &error))?;
+                add(&bytes);
+            }
+        }
+    }
+    let hash = hash.finalize();
+    Ok(hash[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}
+
+fn copy(files: &BTreeMap<PathBuf, Source>, folder: &Path) -> io::Result<()> {
+    let make = |path: &Path| {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+    };
+    for (to, source) in files {
+        let to = folder.join(to);
+        to.parent().map(make).transpose()?;
+        match source {
+            Source::Link(target) => symlink(target, to)?,
+            // With its permissions.
+            Source::File(path) => {
+                fs::copy(path, to).map_err(|error| of(path, &error))?;
+            }
+        }
+    }
+    MOUNT_POINTS
+        .iter()
+        .try_for_each(|name| make(&folder.join(LIBRARIES).join(name)))
+}
+
+/// Removes a copy; those of release 0.1.0 are files.
+fn remove(path: &Path) -> io::Result<()> {
+    if path.symlink_metadata()?.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    }
+}
+
+/// Adds the path to an error.
+fn of(path: &Path, error: &io::Error) -> io::Error {
+    let cause = format!("the engine program: {}: {error}", path.display());
+    io::Error::new(error.kind(), cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use super::*;
+
+    /// A root folder with the libraries of this machine that a small program needs.
+    fn libraries(root: &Path) {
+        let triple = format!("{}-linux-gnu", std::env::consts::ARCH);
+        let folder = root.join("lib").join(&triple);
+        fs::create_dir_all(&folder).unwrap();
+        let system = Path::new("/lib").join(triple);
+        for name in [LOADER, "libc.so.6"] {
+            fs::copy(system.join(name), folder.join(name)).unwrap();
+        }
+        symlink("libc.so.6", folder.join("libc.so")).unwrap();
+    }
+
+    fn copies(within: &Path) -> Vec<String> {
+        let entries = fs::read_dir(within).unwrap().flatten();
+        entries
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn a_program_runs_from_its_copy_with_the_libraries_of_the_copy_only() {
+        let (within, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        libraries(root.path());
+        let cat = Path::new("/bin/cat");
+        fs::write(within.path().join("program-0123"), "of release 0.1.0").unwrap();
+        let plain = Program::install(within.path(), cat, None).unwrap();
+        let linked = Program::install(within.path(), cat, Some(root.path())).unwrap();
+        assert!(plain.libraries().is_none());
+        assert_eq!(copies(within.path()).len(), 1, "the others are removed");
+
+        // The source may be gone, as with the container of an agent.
+        drop(root);
+        let mut child = linked
+            .command()
+            .arg("/proc/self/maps")
+            .arg("-")
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id().unwrap();
+        let ready = async {
+            while !linked.is_of(pid) {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        let patience = std::time::Duration::from_secs(20);
+        tokio::time::timeout(patience, ready).await.unwrap();
+        assert!(!plain.is_of(pid) && !linked.is_of(std::process::id()));
+        drop(child.stdin.take());
+        let output = tokio::time::timeout(patience, child.wait_with_output());
+        let maps = String::from_utf8(output.await.unwrap().unwrap().stdout).unwrap();
+        let copy = within.path().display().to_string();
+        let mapped = maps.lines().filter_map(|line| line.split(' ').next_back());
+        let files = mapped.filter(|path| path.starts_with('/') && path.contains("lib"));
+        let files: Vec<_> = files.collect();
+        assert!(!files.is_empty(), "{maps}");
+        assert!(files.iter().all(|path| path.starts_with(&copy)), "{maps}");
+    }
+
+    #[test]
+    fn a_copy_is_made_again_only_for_other_files() {
+        let (within, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        libraries(root.path());
+        let cat = Path::new("/bin/cat");
+        let install = || Program::install(within.path(), cat, Some(root.path())).unwrap();
+        let identity = |program: &Program| {
+            let loader = &program.libraries.as_ref().unwrap().loader;
+            fs::metadata(loader).unwrap().ino()
+        };
+        let first = install();
+        assert_eq!(identity(&install()), identity(&first));
+        let drivers = root.path().join("etc/libibverbs.d");
+        fs::create_dir_all(&drivers).unwrap();
+        fs::write(drivers.join("rxe.driver"), "driver rxe\n").unwrap();
+        let second = install();
+        let copied = second
+            .libraries()
+            .unwrap()
+            .join("etc/libibverbs.d/rxe.driver");
+        assert_eq!(fs::read_to_string(copied).unwrap(), "driver rxe\n");
+        assert_eq!(copies(within.path()).len(), 1);
+    }
+
+    #[test]
+    fn libraries_without_a_loader_are_an_error_that_names_it() {
+        let (within, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let error = Program::install(within.path(), Path::new("/bin/cat"), Some(root.path()));
+        assert!(error.unwrap_err().to_string().contains(LOADER));
     }
 }

@@ -1,11 +1,14 @@
 //! What an engine process sends: reports, counters, lines of its log, and calls.
 
-use crds::node::{PoolAssignment, PoolReport};
+use crds::cluster::Transport;
+use crds::node::{PoolAssignment, PoolReport, PoolState};
+use crds::reason::Reason;
 use engine_process::control::message::{FromEngine, Report, ToEngine};
 use pool::handover::{self, EXTENT_LIMIT};
 
 use super::Pod;
 use crate::pools::engine_process::EngineProcess;
+use crate::pools::transport::Verdict;
 use crate::publish::report::PEERS_LIMIT;
 
 /// Longest text of a report in bytes.
@@ -13,7 +16,7 @@ const TEXT_LIMIT: usize = 1_024;
 
 impl Pod {
     pub(super) async fn receive(
-        &self,
+        &mut self,
         engine: &EngineProcess,
         message: FromEngine,
     ) -> Result<(), handover::Error> {
@@ -27,8 +30,7 @@ impl Pod {
             FromEngine::Report(report) => {
                 let Report { pool, memory } = *report;
                 self.context.budget.set(&self.uid, memory);
-                let pool = bounded(pool, &self.assignment.pool);
-                self.context.reporter.set_pool(pool, &self.assignment.pool);
+                self.reported = Some(bounded(pool, &self.assignment.pool));
             }
             FromEngine::Traffic { mut traffic } => {
                 if let Some(traffic) = &mut traffic {
@@ -45,6 +47,25 @@ impl Pod {
             },
         }
         Ok(())
+    }
+
+    /// Reports the state of the pod: that of its engine process, as far as the port is proved over which it serves.
+    pub(super) fn publish(&self, engine: &EngineProcess, verdict: Verdict) {
+        let Some(mut report) = self.reported.clone() else {
+            return;
+        };
+        if let Some(port) = &engine.rdma {
+            report.transport = Some(Transport::Rdma.into());
+            if let Verdict::Unproved(why) = verdict {
+                report.state = PoolState::Refused.into();
+                report.reason = Reason::RdmaNotProved.into();
+                report.message =
+                    format!("it is served over {port}, which peers may not reach: {why}");
+            }
+        }
+        self.context
+            .reporter
+            .set_pool(report, &self.assignment.pool);
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crds::MooncakeCluster;
-use crds::cluster::{Transport, TransportPolicy};
+use crds::cluster::TransportPolicy;
+use crds::condition::find;
+use crds::{ConditionType, MooncakeCluster};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use mooncake_operator::admission::{
     FORCE_TCP, InjectionRequest, PROTOCOL, Target, injected_protocol,
 };
-use mooncake_operator::cluster::validate::transport;
 use serde::Serialize;
 
 /// The transport of a pod.
@@ -62,19 +62,21 @@ pub(super) fn of(
 /// Why stock pods of the cluster use their transport.
 fn cause(cluster: &MooncakeCluster) -> String {
     let policies = cluster.spec.transports_in_force();
-    match transport(&policies) {
-        Err(cause) => return cause,
-        Ok(Transport::Rdma) => "the RDMA probes of all storing nodes succeeded",
-        Ok(Transport::Tcp) if policies.tcp == TransportPolicy::Require => {
-            "spec.transports.tcp is Require"
-        }
-        Ok(Transport::Tcp) if policies.rdma == TransportPolicy::Forbid => {
-            "spec.transports.rdma is Forbid"
-        }
-        Ok(Transport::Tcp) => {
-            "a stock engine has one transport, and RDMA is selected only after the RDMA probes of all \
-             storing nodes succeeded; none has"
-        }
+    if policies.rdma == TransportPolicy::Require {
+        let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
+        let conditions: Vec<_> = conditions.cloned().collect();
+        let found = find(&conditions, ConditionType::TransportsReady);
+        return found.map_or_else(
+            || "the spec requires RDMA".to_owned(),
+            |condition| condition.message.clone(),
+        );
+    }
+    if policies.tcp == TransportPolicy::Require {
+        "spec.transports.tcp is Require"
+    } else if policies.rdma == TransportPolicy::Forbid {
+        "spec.transports.rdma is Forbid"
+    } else {
+        "a stock engine has one transport, and with spec.transports.rdma: Prefer this release uses TCP"
     }
     .to_owned()
 }

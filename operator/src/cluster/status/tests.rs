@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crds::cluster::MasterType;
+use crds::cluster::{MasterType, Transport};
 use crds::condition::find;
 use crds::{MooncakeNode, node::MooncakeNodeSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
+use crate::cache::Claimable;
 use crate::cluster::pool_pod::evaluate;
 use crate::fixture;
 
@@ -517,15 +518,71 @@ fn a_rollout_keeps_ready_and_reports_what_it_waits_for() {
 }
 
 #[test]
-fn forbidden_tcp_leaves_no_transport() {
-    let mut cluster = TestCluster::whole();
-    cluster.spec = "{transports: {tcp: Forbid}}";
-    let status = cluster.fresh();
+fn required_rdma_is_ready_while_pool_pods_are_served_over_it_and_none_over_tcp() {
+    let over_rdma = format!("{SERVES}, transport: Rdma");
+    let unproved = "state: Waiting, reason: RdmaNotProved, message: 'rxe0 port 1: PortNotActive'";
+    let of_later_release = format!("{SERVES}, transport: OfTheNextRelease");
+    for spec in [
+        "{transports: {rdma: Require}}",
+        "{transports: {tcp: Forbid}}",
+        "{usage: [Pd]}",
+    ] {
+        let mut cluster = TestCluster::whole();
+        cluster.spec = spec;
+        let mut seen = |pools: [&str; 2]| {
+            for (pool, state) in cluster.pools.iter_mut().zip(pools) {
+                let node = pool.1.take().unwrap().metadata.name.unwrap();
+                pool.1 = Some(report(&node, ALIVE, state));
+            }
+            let status = cluster.fresh();
+            let (state, message) = condition(&status, ConditionType::TransportsReady);
+            let ready = condition(&status, ConditionType::Ready).0;
+            let transport = status.transport.and_then(|word| word.known());
+            (state, message, transport, ready)
+        };
+        let (state, message, transport, ready) = seen([&over_rdma, &over_rdma]);
+        assert_eq!((&*state, &*ready), ("True/AsExpected", "True/AsExpected"));
+        assert!(message.contains("2 pool pods"), "{message}");
+        assert_eq!(transport, Some(Transport::Rdma));
+
+        for tcp in [SERVES, &of_later_release] {
+            let (state, message, transport, ready) = seen([&over_rdma, tcp]);
+            assert_eq!((&*state, transport), ("False/Progressing", None));
+            assert!(message.contains("kv-pool-default-n2 on n2"), "{message}");
+            assert_eq!(ready, "False/Progressing");
+        }
+        // A node without a proof does not serve; the others do.
+        let (state, _, transport, ready) = seen([&over_rdma, unproved]);
+        assert_eq!(
+            (&*state, transport),
+            ("True/AsExpected", Some(Transport::Rdma))
+        );
+        assert_eq!(ready, "False/RdmaNotProved");
+
+        let (state, message, transport, _) = seen([unproved, unproved]);
+        assert_eq!((&*state, transport), ("False/NoUsableTransport", None));
+        assert!(
+            message.contains("n1: pool pod kv-pool-default-n1: RdmaNotProved: rxe0 port 1"),
+            "{message}"
+        );
+        let waits = "state: Waiting, reason: MemoryUnavailable, message: 'no memory'";
+        assert_eq!(seen([waits, unproved]).0, "False/NoUsableTransport");
+        assert_eq!(seen([waits, waits]).0, "False/Progressing");
+    }
+}
+
+#[test]
+fn preferred_rdma_is_tcp_also_where_nothing_serves() {
+    let status = TestCluster::of_nodes(2, 0).fresh();
+    let (state, message) = condition(&status, ConditionType::TransportsReady);
     assert_eq!(
-        condition(&status, ConditionType::TransportsReady).0,
-        "False/NoUsableTransport"
+        (&*state, &*message),
+        ("True/AsExpected", "stock pods use TCP")
     );
-    assert_eq!(status.transport, None);
+    assert_eq!(
+        status.transport.and_then(|word| word.known()),
+        Some(Transport::Tcp)
+    );
 }
 
 #[test]

@@ -49,6 +49,7 @@ fn report(index: usize, state: PoolState, reason: Reason) -> PoolReport {
         mounted: Some(ByteSize(1 << 30)),
         page_size_obtained: Some(ByteSize(4096)),
         metadata_failure: None,
+        transport: None,
     }
 }
 
