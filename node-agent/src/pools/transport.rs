@@ -45,7 +45,8 @@ impl Transport {
 fn of_port(lines: &[HcaLine], port: &RdmaPort) -> Verdict {
     let is_it = |line: &&HcaLine| line.name == port.device && line.port == port.number;
     match lines.iter().find(is_it) {
-        Some(line) if line.proved => Verdict::Keep,
+        // Without a finding it was only not probed yet, as after a start of the agent.
+        Some(line) if line.proved || line.not_proved.is_none() => Verdict::Keep,
         // The driver waits until the device is closed.
         Some(line)
             if line
@@ -138,7 +139,9 @@ mod tests {
         let faster = line("b", r#", "rateMbps": 400, "gid": 3, "proved": true"#);
         let down = line("a", r#", "gid": 3, "notProved": "PortNotActive""#);
         let removed = line("a", r#", "gid": 3, "notProved": "DeviceFileMissing""#);
+        let unprobed = line("a", r#", "gid": 3"#);
         assert_eq!(judge(&[proved.clone(), faster.clone()]), Verdict::Keep);
+        assert_eq!(judge(&[unprobed, faster.clone()]), Verdict::Keep);
         assert_eq!(judge(&[down.clone(), faster]), Verdict::Replace);
         let unproved = Verdict::Unproved("a port 1: PortNotActive".to_owned());
         assert_eq!(judge(&[down]), unproved);
