@@ -147,7 +147,6 @@ async fn a_pod_changes_no_metadata_of_another_one_and_its_own_is_removed_after_i
             let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 2}], metadata: {type: HTTP}, master: {type: BuiltIn}}";
             let pool = Pool::apply(&namespace, "kv", spec).await?;
             pool.ready(READY).await?;
-            pool.mounted(2, WAIT).await?;
             moves_data(&namespace).await?;
             let hostile = StockPod::new("hostile", StockWork::Idle);
             hostile.node("n1").inject("kv").start(&namespace).await?;

@@ -2,8 +2,8 @@
 //! a process outlives the container from whose file system it was started.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,9 @@ const FOLDERS: [&str; 3] = ["lib", "usr/lib", "etc/libibverbs.d"];
 
 /// Folders on which the node's are mounted while a device is opened.
 const MOUNT_POINTS: [&str; 2] = ["sys", "dev"];
+
+/// Bytes that are read at a time.
+const PART: usize = 64 << 10;
 
 #[cfg(target_arch = "x86_64")]
 const LOADER: &str = "ld-linux-x86-64.so.2";
@@ -178,8 +181,8 @@ fn hash(files: &BTreeMap<PathBuf, Source>) -> io::Result<String> {
         match source {
             Source::Link(target) => add(target.as_os_str().as_bytes()),
             Source::File(path) => {
-                let bytes = fs::read(path).map_err(|error| of(path, &error))?;
-                add(&bytes);
+                let of_file = hash_of_file(path).map_err(|error| of(path, &error))?;
+                add(&of_file);
             }
         }
     }
@@ -188,6 +191,18 @@ fn hash(files: &BTreeMap<PathBuf, Source>) -> io::Result<String> {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect())
+}
+
+/// Reads in parts: what is allocated for a whole program would stay with this process.
+fn hash_of_file(path: &Path) -> io::Result<[u8; 32]> {
+    let (mut file, mut hash) = (File::open(path)?, Sha256::new());
+    let mut part = vec![0; PART];
+    loop {
+        match file.read(&mut part)? {
+            0 => return Ok(hash.finalize().into()),
+            count => hash.update(&part[..count]),
+        }
+    }
 }
 
 fn copy(files: &BTreeMap<PathBuf, Source>, folder: &Path) -> io::Result<()> {
