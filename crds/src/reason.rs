@@ -46,9 +46,7 @@ catalog! {
     /// The node's kubelet evicted a pool pod. The message contains the kubelet's message.
     PoolPodEvicted = (Node, "Free the named resource on the node, or set a priorityClassName with a higher priority for the pool.");
     /// No transport that the spec allows is served by a pool pod, or injected pods cannot claim the devices for it.
-    NoUsableTransport = (Fabric, "Allow another transport in the spec, or repair the named transport.");
-    /// The cluster uses RDMA, and no port of the node has proved it, so the pool pod is not served.
-    RdmaNotProved nearest "NoUsableTransport" = (Fabric, "Repair RDMA on the node, or exclude the node by the nodeSelector of the pool. The ports and their state: kubectl mooncake node NAME.");
+    NoUsableTransport = (Fabric, "Repair the named transport (kubectl mooncake node NAME shows RDMA ports), allow another one in the spec, or exclude the named node by the nodeSelector of the pool.");
     /// A Kubernetes API call failed.
     ApiFailed = (Cluster, "Read the message. The operator retries the call.");
     /// The API server forbids a write of the operator: a permission, a quota or an admission policy is in the way.

@@ -147,7 +147,7 @@ async fn injected_pod_gets_a_device(
     let spec = "{transports: {rdma: Require}, injection: {deadlineSeconds: 10},
         pools: [{name: default, size: 64Mi, drainSeconds: 2}]}";
     let pool = Pool::apply(namespace, "kv", spec).await?;
-    let why = pool.unready(Some(Reason::RdmaNotProved), SOON).await?;
+    let why = pool.unready(Some(Reason::NoUsableTransport), SOON).await?;
     ensure!(!why.contains("no RDMA device"), "{why}");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",

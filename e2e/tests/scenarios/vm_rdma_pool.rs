@@ -85,7 +85,7 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_after_a_c
         let without = "{transports: {rdma: Require}, pools: [{name: default, size: 64Mi, drainSeconds: 2,
             nodeSelector: {kubernetes.io/hostname: n1}}]}";
         let without = Pool::apply(namespace, "without", without).await?;
-        let message = without.unready(Some(Reason::RdmaNotProved), SLOW).await?;
+        let message = without.unready(Some(Reason::NoUsableTransport), SLOW).await?;
         ensure!(message.contains("n1") && message.contains("no RDMA device"), "{message}");
         Ok(())
     })

@@ -359,7 +359,7 @@ fn reason(error: &StartError) -> Reason {
     match error {
         StartError::NoAnswer(_) | StartError::NotEnded => Reason::EngineHung,
         StartError::Prepare(_) | StartError::Start(_) => Reason::EngineNotRunning,
-        StartError::NoRdmaPort(_) => Reason::RdmaNotProved,
+        StartError::NoRdmaPort(_) => Reason::NoUsableTransport,
     }
 }
 

@@ -58,7 +58,7 @@ impl Pod {
             report.transport = Some(Transport::Rdma.into());
             if let Verdict::Unproved(why) = verdict {
                 report.state = PoolState::Refused.into();
-                report.reason = Reason::RdmaNotProved.into();
+                report.reason = Reason::NoUsableTransport.into();
                 report.message =
                     format!("it is served over {port}, which peers may not reach: {why}");
             }

@@ -520,7 +520,8 @@ fn a_rollout_keeps_ready_and_reports_what_it_waits_for() {
 #[test]
 fn required_rdma_is_ready_while_pool_pods_are_served_over_it_and_none_over_tcp() {
     let over_rdma = format!("{SERVES}, transport: Rdma");
-    let unproved = "state: Waiting, reason: RdmaNotProved, message: 'rxe0 port 1: PortNotActive'";
+    let unproved =
+        "state: Waiting, reason: NoUsableTransport, message: 'rxe0 port 1: PortNotActive'";
     let of_later_release = format!("{SERVES}, transport: OfTheNextRelease");
     for spec in [
         "{transports: {rdma: Require}}",
@@ -557,12 +558,12 @@ fn required_rdma_is_ready_while_pool_pods_are_served_over_it_and_none_over_tcp()
             (&*state, transport),
             ("True/AsExpected", Some(Transport::Rdma))
         );
-        assert_eq!(ready, "False/RdmaNotProved");
+        assert_eq!(ready, "False/NoUsableTransport");
 
         let (state, message, transport, _) = seen([unproved, unproved]);
         assert_eq!((&*state, transport), ("False/NoUsableTransport", None));
         assert!(
-            message.contains("n1: pool pod kv-pool-default-n1: RdmaNotProved: rxe0 port 1"),
+            message.contains("n1: pool pod kv-pool-default-n1: NoUsableTransport: rxe0 port 1"),
             "{message}"
         );
         let waits = "state: Waiting, reason: MemoryUnavailable, message: 'no memory'";

@@ -50,7 +50,7 @@ pub(super) fn decide(
         return (Some(Transport::Rdma), ready);
     }
     let unproved = pods.iter().filter_map(|pod| match &pod.service {
-        PoolService::NotServing { reason, message } if *reason == Reason::RdmaNotProved => {
+        PoolService::NotServing { reason, message } if *reason == Reason::NoUsableTransport => {
             Some(describe(pod, *reason, message))
         }
         _ => None,
