@@ -148,7 +148,7 @@ async fn injected_pod_gets_a_device(
         pools: [{name: default, size: 64Mi, drainSeconds: 2}]}";
     let pool = Pool::apply(namespace, "kv", spec).await?;
     let why = pool.unready(Some(Reason::NoUsableTransport), SOON).await?;
-    ensure!(!why.contains("no RDMA device"), "{why}");
+    ensure!(!why.contains("given no RDMA device"), "{why}");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "injected", "labels": {"mooncake.io/inject": "kv"}},
