@@ -2,11 +2,11 @@
 
 use alloc::borrow::ToOwned;
 use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::fmt::Write as _;
 use core::net::IpAddr;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
 /// Port of a URL that names none.
@@ -58,55 +58,23 @@ impl Keys {
     }
 }
 
+/// What curl does not encode beside letters and digits.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
 /// Encodes a key for a query as curl does: one stock server compares the encoded text.
 #[must_use]
 pub fn encode(key: &str) -> String {
-    let mut text = String::with_capacity(key.len());
-    for byte in key.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                text.push(char::from(byte));
-            }
-            other => {
-                write!(text, "%{other:02X}").expect("a String accepts every write");
-            }
-        }
-    }
-    text
+    utf8_percent_encode(key, ENCODED).to_string()
 }
 
 /// Decodes the value of a query: each `%XX` is a byte and `+` a space. Other text is kept. The bytes need not be UTF-8.
 #[must_use]
 pub fn decode(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    loop {
-        rest = match rest {
-            [] => return bytes,
-            [b'%', high, low, after @ ..]
-                if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() =>
-            {
-                bytes.push((digit(*high) << 4) | digit(*low));
-                after
-            }
-            [b'+', after @ ..] => {
-                bytes.push(b' ');
-                after
-            }
-            [other, after @ ..] => {
-                bytes.push(*other);
-                after
-            }
-        };
-    }
-}
-
-/// The value of a hexadecimal digit.
-fn digit(digit: u8) -> u8 {
-    match digit {
-        b'0'..=b'9' => digit - b'0',
-        other => (other | 0x20) - b'a' + 10,
-    }
+    percent_decode_str(&text.replace('+', " ")).collect()
 }
 
 /// Returns the address in the server name of a key of either kind; `None` if the name has a host name or no port that follows an

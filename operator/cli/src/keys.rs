@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde::Serialize;
 
-use crate::renderer::{Cell, Renderer, Style, cells};
+use crate::renderer::{Cell, Renderer, Style, cells, size_text};
 use master::{Answer, Found};
 
 /// Rows of the table of pool pods in the text.
@@ -198,28 +198,6 @@ impl Replica {
     }
 }
 
-/// Bytes for people.
-fn size(bytes: u64) -> String {
-    let mut unit = (1_u64, "B");
-    for next in [
-        (1 << 10, "KiB"),
-        (1 << 20, "MiB"),
-        (1 << 30, "GiB"),
-        (1 << 40, "TiB"),
-    ] {
-        if bytes >= next.0 {
-            unit = next;
-        }
-    }
-    let (factor, name) = unit;
-    let tenths = u128::from(bytes) * 10 / u128::from(factor);
-    if factor == 1 {
-        format!("{bytes} {name}")
-    } else {
-        format!("{}.{} {name}", tenths / 10, tenths % 10)
-    }
-}
-
 impl Keys {
     /// 0: complete, 2: the time was over before.
     pub(crate) fn exit_code(&self) -> u8 {
@@ -229,7 +207,7 @@ impl Keys {
     pub(crate) fn show(&self, out: &mut Renderer) {
         let name = format!("MooncakeCluster {}/{}:", self.namespace, self.cluster);
         let keys = if self.count == 1 { "key" } else { "keys" };
-        let bytes = self.bytes.map(|bytes| format!(", {}", size(bytes)));
+        let bytes = self.bytes.map(|bytes| format!(", {}", size_text(bytes)));
         let counted = format!("{} {keys}{}", self.count, bytes.unwrap_or_default());
         let by = Cell::new(format!("(master {})", self.master), Style::Dim);
         out.line(cells![Cell::new(name, Style::Bold), counted, by]);
@@ -243,7 +221,7 @@ impl Keys {
             let pinned = key.hard_pin.filter(|pinned| *pinned).map(|_| "pinned");
             cells![
                 &key.key,
-                Cell::optional(key.bytes.map(size)),
+                Cell::optional(key.bytes.map(size_text)),
                 Cell::optional(pinned),
                 replicas.join(", ")
             ]
@@ -260,7 +238,7 @@ impl Keys {
                 &place.segment,
                 &place.at.endpoint,
                 place.count,
-                size(place.bytes),
+                size_text(place.bytes),
                 if place.draining { "draining" } else { "" }
             ]
         });
@@ -275,25 +253,6 @@ impl Keys {
         if let Some(note) = self.note {
             out.blank_line();
             out.line(cells![note]);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_a_unit_and_one_decimal() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1536, "1.5 KiB"),
-            ((1 << 20) - 1, "1023.9 KiB"),
-            (5 << 30, "5.0 GiB"),
-            (u64::MAX, "16777215.9 TiB"),
-        ] {
-            assert_eq!(size(bytes), text);
         }
     }
 }

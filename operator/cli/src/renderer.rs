@@ -148,9 +148,34 @@ impl Renderer {
     }
 }
 
+/// A size with two decimals in its largest binary unit.
+pub(crate) fn size_text(bytes: u64) -> String {
+    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+        if bytes >> shift > 0 {
+            let hundredths = (u128::from(bytes) * 100) >> shift;
+            return format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100);
+        }
+    }
+    format!("{bytes} B")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_have_the_largest_unit_and_two_decimals() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.50 KiB"),
+            ((1 << 20) - 1, "1023.99 KiB"),
+            (5 << 30, "5.00 GiB"),
+            (u64::MAX, "16777215.99 TiB"),
+        ] {
+            assert_eq!(size_text(bytes), text);
+        }
+    }
 
     #[test]
     fn colour_keeps_the_columns_and_empty_columns_are_left_out() {

@@ -6,7 +6,7 @@ use crds::sizing::{Budget, Launch, LaunchStatus, TooLarge, budget};
 use crds::{ByteSize, MooncakeNode};
 use serde::Serialize;
 
-use crate::renderer::{Cell, Renderer, Style, cells};
+use crate::renderer::{Cell, Renderer, Style, cells, size_text};
 
 /// The report; sizes in bytes.
 #[derive(Debug, Serialize)]
@@ -112,9 +112,9 @@ impl Sizing {
     pub(crate) fn show(&self, out: &mut Renderer) {
         let budget = &self.budget;
         let size = ByteSize(self.hugepage_size);
-        let row = |name: &str, bytes, note: &str| cells![name, human(bytes), note];
+        let row = |name: &str, bytes, note: &str| cells![name, size_text(bytes), note];
         let all_ranks = |name: &str, bytes, per_rank, pages| {
-            let per_rank = human(per_rank);
+            let per_rank = size_text(per_rank);
             let note = format!("{} x {per_rank}, {pages} pages of {size}", self.tp_size);
             row(name, bytes, &note)
         };
@@ -146,7 +146,7 @@ impl Sizing {
         out.blank_line();
         show_result(out, "", budget);
         if let Some(beside) = &self.beside_pools {
-            let used = human(beside.used_by_pools);
+            let used = size_text(beside.used_by_pools);
             let prefix = format!("Without the {used} of the node's pools:");
             show_result(out, &prefix, &beside.budget);
         }
@@ -162,20 +162,9 @@ fn show_result(out: &mut Renderer, prefix: &str, budget: &Budget) {
     };
     let missing = match (budget.short_of_baseline, budget.short_of_clean) {
         (0, 0) => String::new(),
-        (0, clean) => format!("({} missing for a clean arena)", human(clean)),
-        (baseline, _) => format!("({} missing for the baseline)", human(baseline)),
+        (0, clean) => format!("({} missing for a clean arena)", size_text(clean)),
+        (baseline, _) => format!("({} missing for the baseline)", size_text(baseline)),
     };
     let status = Cell::new(format!("{}:", budget.status), style);
     out.line(cells![prefix, status, budget.status.about(), missing]);
-}
-
-/// A size with two decimals in its largest binary unit.
-fn human(bytes: u64) -> String {
-    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
-        if bytes >> shift > 0 {
-            let hundredths = (u128::from(bytes) * 100) >> shift;
-            return format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100);
-        }
-    }
-    format!("{bytes} B")
 }

@@ -12,9 +12,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use super::advice::{Room, takes};
 use super::claim::{self, Claim};
 use super::environment;
-use super::request::InjectionRequest;
-use super::selection::Selection;
-use super::target::{StockTransport, Target};
+use super::selection::Selected;
+use super::target::StockTransport;
 use crate::cache::Claimable;
 
 /// So many nodes are named, those that lack most.
@@ -28,16 +27,16 @@ pub(super) fn advise(
     claimable: &Claimable,
     rooms: impl Fn() -> Vec<Room>,
 ) -> Vec<String> {
-    let (Ok(Some(request)), Some(spec)) = (InjectionRequest::of(pod, namespace), &pod.spec) else {
+    let Some(Selected {
+        spec,
+        request,
+        target,
+        containers,
+    }) = Selected::of(pod, namespace, cluster)
+    else {
         return Vec::new();
     };
-    let Ok(selection) = Selection::of(pod, spec) else {
-        return Vec::new();
-    };
-    let target = Target::new(&request, cluster);
-    let init = spec.init_containers.iter().flatten();
-    let containers = init.chain(&spec.containers);
-    let own = containers.filter(|container| selection.has(container));
+    let own = containers.into_iter();
     let given = claim::of(pod, spec, namespace, &request, cluster, claimable);
     let may_lack = target.transport == StockTransport::Rdma && !matches!(given, Claim::By(_));
     own.filter_map(|container| {

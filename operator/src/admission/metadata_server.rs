@@ -6,23 +6,19 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use proto::metadata::{ServiceAddress, is_local};
 
 use super::environment::{METADATA_CLUSTER, METADATA_SERVER, P2P, literal, own};
-use super::request::InjectionRequest;
-use super::selection::Selection;
+use super::selection::Selected;
 use super::target::Target;
 
 /// The warnings about a pod before its injection.
 pub(super) fn advise(pod: &Pod, namespace: &str, cluster: Option<&MooncakeCluster>) -> Vec<String> {
-    let (Ok(Some(request)), Some(spec)) = (InjectionRequest::of(pod, namespace), &pod.spec) else {
+    let Some(Selected {
+        target, containers, ..
+    }) = Selected::of(pod, namespace, cluster)
+    else {
         return Vec::new();
     };
-    let Ok(selection) = Selection::of(pod, spec) else {
-        return Vec::new();
-    };
-    let target = Target::new(&request, cluster);
-    let init = spec.init_containers.iter().flatten();
-    let containers = init.chain(&spec.containers);
+    let containers = containers.into_iter();
     containers
-        .filter(|container| selection.has(container))
         .flat_map(|container| {
             let found = server(container, &target).into_iter();
             found

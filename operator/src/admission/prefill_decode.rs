@@ -8,8 +8,7 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use super::claim::{self, Claim};
 use super::environment::{DEVICE_AFFINITY, FIRST_PORT, LAST_PORT, PROTOCOL};
 use super::inject::InjectionContext;
-use super::request::InjectionRequest;
-use super::selection::Selection;
+use super::selection::Selected;
 use super::target::Target;
 use super::{configuration, environment};
 
@@ -32,21 +31,22 @@ pub(super) fn advise(
     cluster: Option<&MooncakeCluster>,
     context: &InjectionContext,
 ) -> Vec<String> {
-    let (Ok(Some(request)), Some(spec)) = (InjectionRequest::of(pod, namespace), &pod.spec) else {
-        return Vec::new();
-    };
-    let Ok(selection) = Selection::of(pod, spec) else {
+    let Some(Selected {
+        spec,
+        request,
+        target,
+        containers,
+    }) = Selected::of(pod, namespace, cluster)
+    else {
         return Vec::new();
     };
     let claim = claim::of(pod, spec, namespace, &request, cluster, &context.claimable);
     let target = Target {
         host_ports: context.host_ports,
-        ..Target::new(&request, cluster)
+        ..target
     };
-    let init = spec.init_containers.iter().flatten();
-    let containers = init.chain(&spec.containers);
+    let containers = containers.into_iter();
     containers
-        .filter(|container| selection.has(container))
         .flat_map(|container| {
             let file = configuration::file(container, &target);
             let added = environment::missing(container, &target, file.as_ref());

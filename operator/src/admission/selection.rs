@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crds::{Reason, names};
+use crds::{MooncakeCluster, Reason, names};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
-use super::request::annotation;
+use super::request::{InjectionRequest, annotation};
 use super::skipped::Skipped;
+use super::target::Target;
 use crate::pod::GATE_CONTAINER;
 
 /// Names of the listed containers; none where the pod has no list.
@@ -51,6 +52,39 @@ impl<'a> Selection<'a> {
         let name = container.name.as_str();
         let listed = self.0.as_ref().is_none_or(|listed| listed.contains(name));
         listed && name != GATE_CONTAINER
+    }
+}
+
+/// An injected pod, as the advice about its containers needs it.
+pub(super) struct Selected<'a> {
+    pub(super) spec: &'a PodSpec,
+    pub(super) request: InjectionRequest,
+    pub(super) target: Target,
+    /// The containers that injection configures.
+    pub(super) containers: Vec<&'a Container>,
+}
+
+impl<'a> Selected<'a> {
+    /// Reads a pod before its injection; `None` if it is not injected.
+    pub(super) fn of(
+        pod: &'a Pod,
+        namespace: &str,
+        cluster: Option<&MooncakeCluster>,
+    ) -> Option<Self> {
+        let request = InjectionRequest::of(pod, namespace).ok()??;
+        let spec = pod.spec.as_ref()?;
+        let selection = Selection::of(pod, spec).ok()?;
+        let all = spec
+            .init_containers
+            .iter()
+            .flatten()
+            .chain(&spec.containers);
+        Some(Self {
+            spec,
+            target: Target::new(&request, cluster),
+            request,
+            containers: all.filter(|container| selection.has(container)).collect(),
+        })
     }
 }
 

@@ -64,9 +64,11 @@ impl Program {
     pub(super) fn install(within: &Path, program: &Path, root: Option<&Path>) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         files.insert(PathBuf::from(PROGRAM), Source::File(program.to_owned()));
-        for part in root.iter().flat_map(|_| FOLDERS) {
-            let from = root.unwrap_or(within).join(part);
-            list(&from, &Path::new(LIBRARIES).join(part), &mut files)?;
+        if let Some(root) = root {
+            for part in FOLDERS {
+                let to = Path::new(LIBRARIES).join(part);
+                list(&root.join(part), &to, &mut files)?;
+            }
         }
         let folder = within.join(format!("{PREFIX}{}", hash(&files)?));
         if !folder.exists() {
@@ -228,7 +230,7 @@ fn copy(files: &BTreeMap<PathBuf, Source>, folder: &Path) -> io::Result<()> {
         .try_for_each(|name| make(&folder.join(LIBRARIES).join(name)))
 }
 
-/// Removes a copy; those of release 0.1.0 are files.
+/// Removes a copy. It was a file before it had libraries.
 fn remove(path: &Path) -> io::Result<()> {
     if path.symlink_metadata()?.is_dir() {
         fs::remove_dir_all(path)
@@ -273,7 +275,7 @@ mod tests {
         let (within, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         libraries(root.path());
         let cat = Path::new("/bin/cat");
-        fs::write(within.path().join("program-0123"), "of release 0.1.0").unwrap();
+        fs::write(within.path().join("program-0123"), "without libraries").unwrap();
         let plain = Program::install(within.path(), cat, None).unwrap();
         let linked = Program::install(within.path(), cat, Some(root.path())).unwrap();
         assert!(plain.libraries().is_none());

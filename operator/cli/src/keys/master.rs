@@ -11,6 +11,7 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use regex::Regex;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -232,17 +233,9 @@ fn search_path(wanted: &KeysArgs, seconds: u64) -> String {
     path
 }
 
-/// Percent-encodes a value of a query.
+/// Encodes a value of a query.
 fn encode(text: &str) -> String {
-    let mut encoded = String::new();
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded += &format!("%{byte:02X}");
-        }
-    }
-    encoded
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 async fn get(sender: &mut SendRequest<Empty<Bytes>>, path: &str) -> Result<Bytes, Error> {

@@ -177,8 +177,8 @@ fn without_an_absent_owner_no_tombstone_is_written() {
     assert_eq!(pools.applied[1..], before[1..]);
 }
 
-#[test]
-fn a_stale_ledger_waits_for_the_tombstones_of_others() {
+/// After a restart the owner is first whose value was removed while it was away.
+fn stale_owner_first() -> Pools {
     let mut pools = acquainted(3);
     pools.put("k", 1000, 2, at(4));
     expire(&mut pools, 2);
@@ -187,6 +187,12 @@ fn a_stale_ledger_waits_for_the_tombstones_of_others() {
     pools.follow(1, at(4));
     restart(&mut pools);
     pools.mount(2, MIB, at(5));
+    pools
+}
+
+#[test]
+fn a_stale_ledger_waits_for_the_tombstones_of_others() {
+    let mut pools = stale_owner_first();
     wait(&mut pools, 5, 2, &[2]);
     assert_eq!(pools.size("k", at(7)), Err(ErrorCode::ObjectNotFound));
     // One that does not come is waited for 5 s.
@@ -199,14 +205,7 @@ fn a_stale_ledger_waits_for_the_tombstones_of_others() {
 
 #[test]
 fn a_tombstone_that_comes_late_removes_the_value() {
-    let mut pools = acquainted(3);
-    pools.put("k", 1000, 2, at(4));
-    expire(&mut pools, 2);
-    let _absent = pools.index.remove("k", false, at(4));
-    pools.follow(0, at(4));
-    pools.follow(1, at(4));
-    restart(&mut pools);
-    pools.mount(2, MIB, at(5));
+    let mut pools = stale_owner_first();
     wait(&mut pools, 5, 6, &[2]);
     assert_eq!(pools.size("k", at(11)), Ok(1000), "the others are lost");
     pools.mount(0, MIB, at(11));
