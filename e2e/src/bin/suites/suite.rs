@@ -25,11 +25,13 @@ pub(crate) enum Kind {
 pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "lint",
-        about: "format, clippy without warnings",
+        about: "format, lock files that match their manifests, clippy without warnings",
         budget: 6,
         machine: false,
         kind: Kind::Cargo(&[
             "fmt --all --check",
+            // The fuzz targets are a workspace of their own: its lock file must follow the crates of this one.
+            "fetch --quiet --locked --manifest-path engine/proto/fuzz/Cargo.toml",
             "clippy --quiet --workspace --all-targets --locked -- -D warnings",
         ]),
     },
