@@ -160,6 +160,31 @@ async fn up_replaces_what_an_unfinished_up_has_left() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: makes clusters"]
+async fn up_replaces_a_cluster_that_ended_with_its_machine() -> anyhow::Result<()> {
+    let name = "reboot";
+    with_own(&[name], async {
+        let spec = Spec {
+            name: name.to_owned(),
+            index: None,
+            nodes: 1,
+            dual_stack: false,
+        };
+        let cluster = Cluster::up(&settings(), &spec)?;
+        let parts = cluster.status()?;
+        let pids: Vec<_> = parts.iter().map(|part| part.pid.to_string()).collect();
+        let killed = Command::new("kill").arg("-KILL").args(&pids).status()?;
+        ensure!(killed.success() && pids.len() > 4, "{parts:?}");
+        let cluster = Cluster::up(&settings(), &spec)?;
+        cluster.kubectl().run(["get", "nodes"])?;
+        let parts = cluster.status()?;
+        ensure!(parts.iter().all(|part| part.runs), "{parts:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root: makes clusters"]
 async fn one_of_two_clusters_is_removed_with_its_pods_running() -> anyhow::Result<()> {
     let up = |name: &str| {
         let spec = Spec {

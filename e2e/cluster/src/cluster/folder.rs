@@ -173,7 +173,17 @@ impl Folder {
                 found.push((part, process));
             }
         }
+        found.sort_by_key(|(part, _)| *part);
         Ok(found)
+    }
+
+    /// Whether parts were started and not ended on purpose, and none of them runs.
+    ///
+    /// # Errors
+    /// As [`Folder::processes`].
+    pub(super) fn abandoned(&self) -> Result<bool, Error> {
+        let parts = self.processes()?;
+        Ok(!parts.is_empty() && !parts.iter().any(|(_, process)| process.alive()))
     }
 
     /// # Errors

@@ -3,18 +3,18 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A process that can be killed and started on its own.
+/// A process that can be killed and started on its own. In the order of starting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     Etcd,
     ApiServer,
     Controllers,
     Scheduler,
+    /// The process that holds a namespace node's namespaces, or QEMU.
+    Node(u8),
     Containerd(u8),
     Kubelet(u8),
     Proxy(u8),
-    /// The process that holds a namespace node's namespaces, or QEMU.
-    Node(u8),
 }
 
 const SINGLE: [(Part, &str); 4] = [

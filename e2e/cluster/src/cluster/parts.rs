@@ -67,18 +67,14 @@ impl Cluster {
     /// # Errors
     /// [`Error::File`], [`Error::Record`].
     pub fn status(&self) -> Result<Vec<PartStatus>, Error> {
-        let mut parts: Vec<_> = self
-            .folder
-            .processes()?
-            .into_iter()
+        let parts = self.folder.processes()?.into_iter();
+        Ok(parts
             .map(|(part, process)| PartStatus {
                 part,
                 pid: process.pid,
                 runs: process.alive(),
             })
-            .collect();
-        parts.sort_by_key(|status| status.part);
-        Ok(parts)
+            .collect())
     }
 
     /// Kills a part and waits until its process has ended. [`Part::Node`]: all processes of the node, with its pods.

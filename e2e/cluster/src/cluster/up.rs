@@ -49,8 +49,9 @@ pub fn prepare(settings: &Settings, cluster: Needs) -> Result<(Binaries, Images)
 }
 
 impl Cluster {
-    /// Creates a cluster. Of an existing one it starts the parts that do not run; an incomplete one is removed first. If
-    /// creation fails, removes the cluster and keeps its logs.
+    /// Creates a cluster. Of an existing one it starts the parts that do not run. It first removes an incomplete one, and one
+    /// whose parts all ended, as at a restart of the machine: its nodes have lost their namespaces and pods. If creation
+    /// fails, removes the cluster and keeps its logs.
     ///
     /// # Errors
     /// [`Error::Needs`] before any change; else the error of the failed step.
@@ -79,7 +80,7 @@ impl Cluster {
         let _lock = Self::lock(settings, name)?;
         let folder = Folder::new(&settings.state, name);
         match folder.load()? {
-            Some(record) if record.complete => {
+            Some(record) if record.complete && !folder.abandoned()? => {
                 let cluster = Self::attach(settings, name)?;
                 if let Some(block) = wanted
                     && block != cluster.block()
@@ -101,7 +102,10 @@ impl Cluster {
                 return Ok(cluster);
             }
             _ if folder.path().exists() => {
-                tracing::info!(cluster = name, "removing an incomplete cluster");
+                tracing::info!(
+                    cluster = name,
+                    "removing a cluster that is incomplete, or whose parts have all ended"
+                );
                 super::down::remove(settings, name)?;
             }
             _ => {}

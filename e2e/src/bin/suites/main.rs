@@ -15,8 +15,9 @@ use mooncake_e2e::scenario::cluster_names;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
-use suite::{Kind, SUITES, Suite};
+use suite::{Kind, Product, SUITES, Suite};
 
 /// The local cluster that the scenarios share.
 const CLUSTER: &str = "suites";
@@ -104,12 +105,24 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
         packages::install(packages::STOCK)?;
         packages::install(packages::FUZZ)?;
     }
+    let needed = chosen.iter().any(|suite| suite.product == Product::Needed);
     let mut outcomes = Vec::new();
-    for suite in chosen {
-        outcomes.push(run_suite(suite, full));
-        // An unused cluster would slow down the next suite.
-        Cluster::down(&settings, DISTURBED)?;
-    }
+    thread::scope(|scope| {
+        let mut build = None;
+        for suite in chosen {
+            match suite.product {
+                Product::BuiltBeside if needed && build.is_none() => {
+                    build = Some(scope.spawn(|| product::build(&settings).map(drop)));
+                }
+                Product::Needed => show_end(build.take()),
+                Product::BuiltBeside | Product::Apart => {}
+            }
+            outcomes.push(run_suite(suite, full));
+            // An unused cluster would slow down the next suite.
+            Cluster::down(&settings, DISTURBED)?;
+        }
+        Ok::<_, local_cluster::Error>(())
+    })?;
     if outcomes
         .iter()
         .any(|o| matches!(o.suite.kind, Kind::Scenarios(..)))
@@ -123,6 +136,20 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
         save(&outcomes)?;
     }
     Ok(outcomes.iter().all(|outcome| outcome.failed.is_none()))
+}
+
+/// Waits for the build of the images. Its failure fails no suite here: the next one builds them again, and fails with the reason.
+#[expect(clippy::print_stdout, reason = "shows progress")]
+fn show_end(build: Option<thread::ScopedJoinHandle<'_, Result<(), local_cluster::Error>>>) {
+    let Some(build) = build else {
+        return;
+    };
+    let waits = Instant::now();
+    match build.join() {
+        Ok(Ok(())) => println!("== images: built, {:.0?} waited", waits.elapsed()),
+        Ok(Err(error)) => println!("== images: {error}"),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
 }
 
 #[expect(clippy::print_stdout, reason = "shows progress")]

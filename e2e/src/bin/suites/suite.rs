@@ -9,7 +9,18 @@ pub(crate) struct Suite {
     pub(crate) budget: u32,
     /// Whether it needs root, disk space and Debian packages.
     pub(crate) machine: bool,
+    pub(crate) product: Product,
     pub(crate) kind: Kind,
+}
+
+/// What a suite has to do with the product's images.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Product {
+    /// Uses both cores itself.
+    Apart,
+    /// Mostly waits, so the images are built meanwhile.
+    BuiltBeside,
+    Needed,
 }
 
 pub(crate) enum Kind {
@@ -28,6 +39,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "format, lock files that match their manifests, clippy without warnings",
         budget: 6,
         machine: false,
+        product: Product::Apart,
         kind: Kind::Cargo(&[
             "fmt --all --check",
             // The fuzz targets are a workspace of their own: its lock file must follow the crates of this one.
@@ -40,6 +52,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "tests of every crate: units, properties, golden files",
         budget: 10,
         machine: true,
+        product: Product::Apart,
         kind: Kind::Cargo(&[
             "test --quiet --workspace --locked --no-fail-fast --exclude mooncake-e2e",
         ]),
@@ -49,6 +62,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "fuzzing of every parser of wire data",
         budget: 4,
         machine: true,
+        product: Product::Apart,
         kind: Kind::Fuzz(&[
             "frame",
             "handshake",
@@ -62,6 +76,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "house rules, tests of the e2e tools, the chart by helm lint and template",
         budget: 14,
         machine: true,
+        product: Product::Apart,
         kind: Kind::Cargo(&[
             "test --quiet --package mooncake-e2e --locked --no-fail-fast --lib --bins --test tidy --test language --test chart",
         ]),
@@ -71,6 +86,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "operator and webhook against a real API server, engines against a real etcd",
         budget: 6,
         machine: true,
+        product: Product::BuiltBeside,
         kind: Kind::Cargo(&[
             "test --quiet --workspace --exclude mooncake-e2e --locked --no-fail-fast --test api_server --test etcd -- --include-ignored --test-threads=3",
         ]),
@@ -80,6 +96,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "stock pods exchange data with each other",
         budget: 2,
         machine: true,
+        product: Product::BuiltBeside,
         kind: Kind::Scenarios("stock_pods", 1),
     },
     Suite {
@@ -87,6 +104,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "the local Kubernetes: crashes, partitions, several clusters, complete removal",
         budget: 7,
         machine: true,
+        product: Product::BuiltBeside,
         kind: Kind::Scenarios("local_cluster", 4),
     },
     Suite {
@@ -94,6 +112,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "RDMA on Soft-RoCE in a virtual machine",
         budget: 4,
         machine: true,
+        product: Product::BuiltBeside,
         kind: Kind::Scenarios("soft_roce", 1),
     },
     Suite {
@@ -101,6 +120,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "README's installation into a bare IPv4 and a bare dual-stack cluster that pull from a registry",
         budget: 6,
         machine: true,
+        product: Product::Needed,
         kind: Kind::Scenarios("install", 1),
     },
     Suite {
@@ -108,6 +128,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "the product on a real cluster, with stock pods as clients",
         budget: 37,
         machine: true,
+        product: Product::Needed,
         // All scenarios at once: each waits for its cluster.
         kind: Kind::Scenarios("scenarios", 64),
     },
