@@ -46,4 +46,5 @@ mod scenarios {
     mod vm_pool_memory;
     mod vm_rdma_pool;
     mod vm_second_engine;
+    mod vm_systemd;
 }

@@ -200,7 +200,9 @@ impl Cluster {
                     .deadline(deadline)
                     .output()
             }
-            NodeKind::Machine => self.run_in_guest(found.index, &quoted(command), None, deadline),
+            NodeKind::Machine | NodeKind::SystemdMachine => {
+                self.run_in_guest(found.index, &quoted(command), None, deadline)
+            }
         }
     }
 
@@ -266,7 +268,7 @@ impl Cluster {
         let node = self.node_named(name)?;
         match node.kind {
             NodeKind::Namespace => Ok(node.index),
-            NodeKind::Machine => Err(Error::InGuest {
+            NodeKind::Machine | NodeKind::SystemdMachine => Err(Error::InGuest {
                 part: part.to_owned(),
                 node: name.to_owned(),
             }),

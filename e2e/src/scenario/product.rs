@@ -189,17 +189,17 @@ impl Product {
         .await
     }
 
-    /// Adds a virtual machine as a node, with the product's images. Returns its name and the product on the larger
-    /// cluster. The caller removes the node.
+    /// Adds a virtual machine of this kind as a node, with the product's images. Returns its name and the product on the
+    /// larger cluster. The caller removes the node.
     ///
     /// # Errors
     /// When the machine does not boot or the images cannot be loaded; the node is removed then.
-    pub async fn with_machine(self) -> anyhow::Result<(String, Self)> {
+    pub async fn with_machine(self, kind: NodeKind) -> anyhow::Result<(String, Self)> {
         let (settings, images) = (self.settings.clone(), Arc::clone(&self.images));
         let name = self.cluster.local.name().to_owned();
         let (node, cluster) = tokio::task::spawn_blocking(move || {
             let mut cluster = Cluster::attach(&settings, &name)?;
-            let node = cluster.add_node(NodeKind::Machine)?;
+            let node = cluster.add_node(kind)?;
             let loaded = images
                 .iter()
                 .try_for_each(|image| cluster.load_image(&image.archive));

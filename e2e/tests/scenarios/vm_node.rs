@@ -6,6 +6,7 @@ use crds::names::LABEL_POOL;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
+use local_cluster::NodeKind;
 use mooncake_e2e::scenario::{Charges, Namespace, Node, Product, Seen, eventually};
 use std::time::Duration;
 
@@ -56,8 +57,31 @@ where
     with_vm_nodes(title, async |[vm]: [VmNode; 1]| scenario(vm).await).await
 }
 
+/// Like [`with_vm_node`], with a machine that runs systemd and has the systemd cgroup driver.
+pub(crate) async fn with_systemd_node<F>(
+    title: &str,
+    scenario: impl FnOnce(VmNode) -> F + Send + 'static,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    let scenario = async |[vm]: [VmNode; 1]| scenario(vm).await;
+    with_nodes(NodeKind::SystemdMachine, title, scenario).await
+}
+
 /// Like [`with_vm_node`], with several of them.
 pub(crate) async fn with_vm_nodes<const COUNT: usize, F>(
+    title: &str,
+    scenario: impl FnOnce([VmNode; COUNT]) -> F + Send + 'static,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    with_nodes(NodeKind::Machine, title, scenario).await
+}
+
+async fn with_nodes<const COUNT: usize, F>(
+    kind: NodeKind,
     title: &str,
     scenario: impl FnOnce([VmNode; COUNT]) -> F + Send + 'static,
 ) -> anyhow::Result<()>
@@ -71,7 +95,7 @@ where
     let mut names = Vec::new();
     let outcome = async {
         for _ in 0..COUNT {
-            let (name, with_machine) = product.clone().with_machine().await?;
+            let (name, with_machine) = product.clone().with_machine(kind).await?;
             names.push(name);
             product = with_machine;
         }

@@ -40,6 +40,14 @@ pub enum NodeKind {
     Namespace,
     /// A virtual machine (QEMU) with its own kernel, cgroup v2 and hugepages; 10 to 20 times slower.
     Machine,
+    /// The same with systemd as its init system, and with the systemd cgroup driver, as most clusters have it.
+    SystemdMachine,
+}
+
+impl NodeKind {
+    pub(super) fn is_machine(self) -> bool {
+        self != Self::Namespace
+    }
 }
 
 impl Node {

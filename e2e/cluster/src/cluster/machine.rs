@@ -2,6 +2,7 @@
 
 mod boot;
 
+use super::folder::Node;
 use super::{Cluster, NodeKind, Part};
 use crate::Error;
 use crate::command::{Run, tail};
@@ -21,9 +22,13 @@ const HUGE_PAGES: u32 = 96;
 
 impl Cluster {
     /// Creates a guest's disks, starts it, and waits until the node is Ready.
-    pub(super) fn start_machine_node(&self, node: u8) -> Result<(), Error> {
+    pub(super) fn start_machine_node(&self, Node { index: node, kind }: Node) -> Result<(), Error> {
         let name = format!("n{node}");
-        self.write_node_files(node, NodeKind::Machine, "/node")?;
+        let cgroup_root = match kind {
+            NodeKind::SystemdMachine => "/",
+            NodeKind::Machine | NodeKind::Namespace => "/node",
+        };
+        self.write_node_files(node, kind, cgroup_root)?;
         let folder = self.folder.node(&name);
         let etc = folder.join("etc");
         let (block, network) = (self.block(), self.network());
@@ -67,7 +72,8 @@ impl Cluster {
         let mut argv = ["ip", "netns", "exec", &self.network().switch()]
             .map(str::to_owned)
             .to_vec();
-        argv.extend(qemu(&folder, &base, self.record.index, node));
+        let systemd = self.node_named(&format!("n{node}"))?.kind == NodeKind::SystemdMachine;
+        argv.extend(qemu(&folder, &base, self.record.index, node, systemd));
         tracing::info!(
             node,
             "booting a virtual machine, which takes half a minute or more"
@@ -120,7 +126,9 @@ impl Cluster {
 }
 
 /// QEMU's command line. Software emulation, because nested virtualization may be missing.
-fn qemu(folder: &Path, base: &Base, cluster: u8, node: u8) -> Vec<String> {
+fn qemu(folder: &Path, base: &Base, cluster: u8, node: u8, systemd: bool) -> Vec<String> {
+    // Read by the initrd.
+    let init = if systemd { "systemd" } else { "" };
     let [root, etc] = ["root.qcow2", "etc.img"].map(|file| folder.join(file));
     [
         "qemu-system-x86_64".to_owned(),
@@ -142,7 +150,9 @@ fn qemu(folder: &Path, base: &Base, cluster: u8, node: u8) -> Vec<String> {
         "-initrd".to_owned(),
         base.initrd.display().to_string(),
         "-append".to_owned(),
-        format!("console=ttyS0 panic=-1 quiet net.ifnames=0 hugepagesz=2M hugepages={HUGE_PAGES}"),
+        format!(
+            "console=ttyS0 panic=-1 quiet net.ifnames=0 hugepagesz=2M hugepages={HUGE_PAGES} {init}"
+        ),
         "-drive".to_owned(),
         format!("file={},if=virtio,cache=unsafe", root.display()),
         "-drive".to_owned(),

@@ -163,7 +163,7 @@ impl Cluster {
     pub(super) fn import(&self, node: Node, archive: &Path) -> Result<(), Error> {
         // By standard input, because the node does not have the path.
         let file = File::open(archive).map_err(Error::file("opening", archive))?;
-        if node.kind == NodeKind::Machine {
+        if node.kind.is_machine() {
             return self
                 .run_in_guest(node.index, IMPORT, Some(file), IMPORT_IN_GUEST)
                 .map(drop);

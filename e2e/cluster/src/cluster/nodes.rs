@@ -15,7 +15,7 @@ fn parts_of(node: Node) -> Vec<Part> {
         NodeKind::Namespace => [Part::Kubelet, Part::Proxy, Part::Containerd, Part::Node]
             .map(|part| part(node.index))
             .to_vec(),
-        NodeKind::Machine => vec![Part::Node(node.index)],
+        NodeKind::Machine | NodeKind::SystemdMachine => vec![Part::Node(node.index)],
     }
 }
 
@@ -29,7 +29,7 @@ impl Cluster {
         let _lock = Self::lock(&self.settings, &self.record.name)?;
         self.reload()?;
         // The guest's set-up knows one address.
-        if kind == NodeKind::Machine && self.record.dual_stack {
+        if kind.is_machine() && self.record.dual_stack {
             return Err(Error::Ipv4Only {
                 cluster: self.record.name.clone(),
             });
@@ -62,7 +62,7 @@ impl Cluster {
                 self.start_namespace_node(node.index)?;
                 self.wait_ready(&node.name(), Duration::from_secs(300))
             }
-            NodeKind::Machine => self.start_machine_node(node.index),
+            NodeKind::Machine | NodeKind::SystemdMachine => self.start_machine_node(node),
         }
     }
 

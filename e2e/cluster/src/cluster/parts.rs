@@ -167,7 +167,7 @@ impl Cluster {
         if let Part::Node(node) = part {
             return match self.node_named(&format!("n{node}"))?.kind {
                 NodeKind::Namespace => self.hold_namespaces(node),
-                NodeKind::Machine => self.power_on(node),
+                NodeKind::Machine | NodeKind::SystemdMachine => self.power_on(node),
             };
         }
         if part == Part::ApiServer {

@@ -101,17 +101,20 @@ pub(crate) enum NodeCommand {
         /// Add a virtual machine instead of a namespace node
         #[arg(long)]
         vm: bool,
+        /// Add a virtual machine that runs systemd, with the systemd cgroup driver
+        #[arg(long, conflicts_with = "vm")]
+        systemd: bool,
     },
     Remove {
         node: String,
     },
 }
 
-/// What `--vm` chooses.
-pub(crate) fn kind(vm: bool) -> NodeKind {
-    if vm {
-        NodeKind::Machine
-    } else {
-        NodeKind::Namespace
+/// What `--vm` and `--systemd` choose.
+pub(crate) fn kind(vm: bool, systemd: bool) -> NodeKind {
+    match (vm, systemd) {
+        (_, true) => NodeKind::SystemdMachine,
+        (true, false) => NodeKind::Machine,
+        (false, false) => NodeKind::Namespace,
     }
 }

@@ -101,8 +101,8 @@ fn run(args: Args) -> Result<(), Error> {
             let file = file.unwrap_or_else(|| context.join("Containerfile"));
             images::build(&settings, &context, &file, &tag, &output)?;
         }
-        Command::Node(NodeCommand::Add { vm }) => {
-            println!("{}", attach()?.add_node(args::kind(vm))?);
+        Command::Node(NodeCommand::Add { vm, systemd }) => {
+            println!("{}", attach()?.add_node(args::kind(vm, systemd))?);
         }
         Command::Node(NodeCommand::Remove { node }) => attach()?.remove_node(&node)?,
         Command::Cut { node } => attach()?.cut(&node)?,

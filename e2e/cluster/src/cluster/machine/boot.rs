@@ -18,8 +18,10 @@ use std::time::Duration;
 
 const INIT: &str = include_str!("init.sh");
 const GUEST_COMMAND: &str = include_str!("guest-command.sh");
+/// The node as a service of systemd.
+const SERVICE: &str = include_str!("node.service");
 const INITRD: &str = include_str!("initrd.sh");
-const PACKAGES: &str = "iproute2,nftables,iptables,kmod,rdma-core,ibverbs-utils,perftest,runc,procps,conntrack,ethtool,busybox-static";
+const PACKAGES: &str = "iproute2,nftables,iptables,kmod,rdma-core,ibverbs-utils,perftest,runc,procps,conntrack,ethtool,systemd,busybox-static";
 /// Modules that the initrd needs to mount the root disk.
 const EARLY_MODULES: [&str; 5] = [
     "virtio_pci",
@@ -48,11 +50,18 @@ impl Base {
     ) -> Result<Self, Error> {
         packages::install(packages::MACHINE)?;
         let path = |path: &Path| path.display().to_string();
-        let inputs = [INIT, GUEST_COMMAND, INITRD, PACKAGES, kernel::PACKAGE]
-            .into_iter()
-            .fold(Inputs::default(), Inputs::and)
-            .and(path(&binaries.kubernetes))
-            .and(path(&binaries.addons));
+        let inputs = [
+            INIT,
+            GUEST_COMMAND,
+            SERVICE,
+            INITRD,
+            PACKAGES,
+            kernel::PACKAGE,
+        ]
+        .into_iter()
+        .fold(Inputs::default(), Inputs::and)
+        .and(path(&binaries.kubernetes))
+        .and(path(&binaries.addons));
         let inputs = images
             .all()
             .into_iter()
@@ -130,6 +139,8 @@ fn programs(root: &Path, binaries: &Binaries) -> Result<(), Error> {
         )?;
     }
     script(&root.join("usr/sbin/init.node"), INIT)?;
+    let unit = root.join("etc/systemd/system/node.service");
+    fs::write(&unit, SERVICE).map_err(Error::file("writing", &unit))?;
     script(&root.join("usr/local/sbin/guest-command"), GUEST_COMMAND)
 }
 

@@ -3,4 +3,8 @@
 /bin/busybox --install -s /bin
 mount -t devtmpfs dev /dev
 for m in /mods/*.ko; do insmod "$m"; done
-mount -t ext4 -o noatime /dev/vda /newroot && mount --move /dev /newroot/dev && exec switch_root /newroot /sbin/init.node
+init=/sbin/init.node
+mkdir -p /proc && mount -t proc proc /proc
+if grep -qw systemd /proc/cmdline; then init="/lib/systemd/systemd --unit=node.service"; fi
+umount /proc
+mount -t ext4 -o noatime /dev/vda /newroot && mount --move /dev /newroot/dev && exec switch_root /newroot $init

@@ -20,12 +20,16 @@ pub(crate) fn files(
 ) -> [(&'static str, String); 4] {
     let eviction = match kind {
         NodeKind::Namespace => EVICTION,
-        NodeKind::Machine => EVICTION_OF_MACHINE,
+        NodeKind::Machine | NodeKind::SystemdMachine => EVICTION_OF_MACHINE,
     };
+    let systemd = kind == NodeKind::SystemdMachine;
     [
         ("cni.conflist", cni(block, ipv6, node)),
-        ("containerd.toml", containerd()),
-        ("kubelet.yaml", kubelet(block, cgroup_root, eviction)),
+        ("containerd.toml", containerd(systemd)),
+        (
+            "kubelet.yaml",
+            kubelet(block, cgroup_root, eviction, systemd),
+        ),
         ("proxy.yaml", proxy(block, ipv6, node)),
     ]
 }
@@ -45,7 +49,7 @@ fn cni(block: Block, ipv6: Option<Ipv6Block>, node: u8) -> String {
     )
 }
 
-fn containerd() -> String {
+fn containerd(systemd: bool) -> String {
     let pause = images::PAUSE;
     format!(
         r#"version = 3
@@ -58,18 +62,23 @@ fn containerd() -> String {
   restrict_oom_score_adj = true
   [plugins.'io.containerd.cri.v1.runtime'.cni]
     bin_dirs = ["/opt/cni/bin"]
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      SystemdCgroup = {systemd}
 "#
     )
 }
 
-fn kubelet(block: Block, cgroup_root: &str, eviction: &str) -> String {
+fn kubelet(block: Block, cgroup_root: &str, eviction: &str, systemd: bool) -> String {
     let dns = block.dns();
+    let driver = if systemd { "systemd" } else { "cgroupfs" };
     format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 failCgroupV1: false
 failSwapOn: false
-cgroupDriver: cgroupfs
+cgroupDriver: {driver}
 cgroupRoot: {cgroup_root}
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 clusterDNS: [{dns}]
