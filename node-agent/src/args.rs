@@ -158,10 +158,21 @@ pub struct Settings {
     /// of its parent process.
     #[arg(long, global = true)]
     pub host_network: Option<PathBuf>,
-    /// Port of /metrics, /healthz and /readyz on the pod's address, plain HTTP. /metrics requires a token that
-    /// TokenReview accepts and SubjectAccessReview allows to get `/metrics`.
+    /// Port of /metrics on the pod's address, HTTPS. It requires a token that TokenReview accepts and
+    /// SubjectAccessReview allows to get `/metrics`. Without Kubernetes, plain HTTP for everyone.
     #[arg(long, env = "METRICS_PORT", default_value_t = 9464, global = true)]
     pub metrics_port: u16,
+    /// Secret in the agent's namespace with the certificate of /metrics.
+    #[arg(
+        long,
+        env = "CERTIFICATE_SECRET",
+        default_value = "mooncake-agent-certificate",
+        global = true
+    )]
+    pub certificate_secret: String,
+    /// Port of /healthz and /readyz on the pod's address, plain HTTP.
+    #[arg(long, env = "HEALTH_PORT", default_value_t = 9467, global = true)]
+    pub health_port: u16,
     /// Address of the agent's pod, to which other agents send peer probes. Without it the agent sends and
     /// serves no probes.
     #[arg(long, env = "POD_IP", global = true)]

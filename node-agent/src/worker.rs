@@ -12,11 +12,12 @@
 //! ```
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use engine::Engine;
+use kube::Api;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -31,10 +32,10 @@ use crate::pools::memory_budget::MemoryBudget;
 use crate::pools::mounts::Mounts;
 use crate::pools::{Context, pod_tasks};
 use crate::process::node_lock::{self, NodeLock};
-use crate::publish::http::{self, AgentState, ServerState};
+use crate::publish::http::{self, AgentState, Observed};
 use crate::publish::metrics_access::Readers;
 use crate::publish::report::Reporter;
-use crate::publish::{inventory, status};
+use crate::publish::{certificate, inventory, status};
 use checks::fixes::journal::Journal;
 use checks::unhealthy_devices::UnhealthyDevices;
 use host::kernel;
@@ -68,15 +69,7 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
     let (publish_state, agent) = watch::channel(AgentState::Waiting);
     let (publish_paths, paths) = watch::channel(PeerPaths::new());
     let (publish_snapshots, snapshots) = watch::channel(None);
-    let readers = Arc::new(OnceLock::new());
-    let server = ServerState {
-        agent,
-        report: reporter.subscribe(),
-        paths: paths.clone(),
-        snapshots: snapshots.clone(),
-        readers: Arc::clone(&readers),
-    };
-    let server = tokio::spawn(http::serve(settings.metrics_port, server));
+    let health = tokio::spawn(http::serve_health(settings.health_port, agent));
 
     let name = &settings.node_name;
     let lock = NodeLock::acquire(&settings.state_dir, name).await?;
@@ -101,7 +94,18 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
             (Some(client), assigned)
         }
     };
-    readers.get_or_init(|| Readers::new(kubernetes.clone()));
+    let observed = Observed {
+        report: reporter.subscribe(),
+        paths: paths.clone(),
+        snapshots: snapshots.clone(),
+        readers: Arc::new(Readers::new(kubernetes.clone())),
+    };
+    let certificates = kubernetes.as_ref().map(|client| {
+        let secrets = Api::namespaced(client.clone(), &settings.pod_namespace);
+        certificate::follow(secrets, settings.certificate_secret.clone())
+    });
+    let metrics = http::serve_metrics(settings.metrics_port, observed, certificates);
+    let metrics = tokio::spawn(metrics);
 
     // An agent without Kubernetes serves pools, but does not observe its node.
     if let Some(client) = &kubernetes {
@@ -168,6 +172,7 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
     });
     tokio::select! {
         () = pod_tasks::run(context, assigned) => anyhow::bail!("the watch of assignments has ended"),
-        ended = server => ended?,
+        ended = health => ended?,
+        ended = metrics => ended?,
     }
 }

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use kube::Client;
 use tokio::sync::watch;
 
-use crate::certificates::{self, Keeper, Resolver, Schedule};
+use crate::certificates::{self, Endpoint, Keeper, Resolver, Schedule};
 use crate::{listener, tls_server};
 
 /// Settings of the webhook.
@@ -98,9 +98,8 @@ pub async fn serve(
         client.clone(),
         &namespace,
         secret,
-        configuration,
+        Endpoint::Webhooks(configuration, certificate),
         Schedule::default(),
-        certificate,
     );
     let routes = router(ApiServer(client), known, gate_image);
     tokio::select! {

@@ -67,6 +67,14 @@ pub struct Args {
     )]
     pub certificate_secret: String,
 
+    /// Secret in the operator's namespace that holds the certificate of the agents' metrics.
+    #[arg(
+        long,
+        env = "AGENT_CERTIFICATE_SECRET",
+        default_value = "mooncake-agent-certificate"
+    )]
+    pub agent_certificate_secret: String,
+
     /// Lease in the operator's namespace by which one replica leads.
     #[arg(long, env = "LEASE_NAME", default_value = "mooncake-operator")]
     pub lease_name: String,

@@ -1,5 +1,5 @@
-//! The webhook's certificate authority: creation, storage, publication and rotation. During a rotation clients
-//! trust the old and the new authority.
+//! Certificates of the webhook and of the agents' metrics: creation, storage, publication and rotation. During a rotation
+//! clients trust the old and the new authority.
 
 mod identity;
 mod keeper;
@@ -7,6 +7,6 @@ mod resolver;
 mod schedule;
 
 pub use identity::{Identity, IssueError, Stored, StoredError};
-pub use keeper::Keeper;
+pub use keeper::{Endpoint, Keeper};
 pub use resolver::{Resolver, TlsError, server_config};
 pub use schedule::{Action, Schedule, decide};

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::apply::Writer;
 use crate::args::Args;
 use crate::cache::{Caches, Trigger};
-use crate::certificates::Resolver;
+use crate::certificates::{self, Endpoint, Resolver, Schedule};
 use crate::cluster::validate::Settings;
 use crate::compute_domain::view;
 use crate::event::Events;
@@ -26,6 +26,8 @@ use crate::{admission, cluster, compute_domain, controller, node, policy};
 /// Moves of one object within this are one reconcile.
 const CLUSTER_DEBOUNCE: Duration = Duration::from_millis(100);
 const NODE_DEBOUNCE: Duration = Duration::from_millis(20);
+/// First label of the DNS name in the certificate of the agents' metrics. Nothing resolves it: clients compare it only.
+const AGENT_NAME: &str = "mooncake-agent";
 /// Longest time for all to end after SIGTERM.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(20);
 
@@ -45,6 +47,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         webhook_port,
         webhook_config,
         certificate_secret,
+        agent_certificate_secret,
         lease_name,
         paused,
         log: _,
@@ -112,6 +115,22 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     servers.spawn({
         let (client, stop) = (client.clone(), stopped(work_stops.clone()));
         async move { Ok(metrics::serve(endpoint, client, metrics, stop).await?) }
+    });
+    let agents = certificates::Keeper::new(
+        client.clone(),
+        &namespace,
+        agent_certificate_secret,
+        Endpoint::Pods(format!("{AGENT_NAME}.{namespace}.svc")),
+        Schedule::default(),
+    );
+    servers.spawn({
+        let (leader, stop) = (leader.clone(), stopped(work_stops.clone()));
+        async move {
+            tokio::select! {
+                () = stop => Ok(()),
+                never = agents.run(leader) => match never {},
+            }
+        }
     });
     servers.spawn(async move {
         let stop = stopped(work_stops);

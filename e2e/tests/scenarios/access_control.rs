@@ -60,7 +60,7 @@ async fn pods_without_access_read_and_write_no_pool_bytes() -> anyhow::Result<()
 /// URLs of the metrics of every agent and operator.
 async fn metrics(product: &Product) -> anyhow::Result<Vec<String>> {
     let mut urls = Vec::new();
-    for (component, scheme) in [(COMPONENT_AGENT, "http"), (COMPONENT_OPERATOR, "https")] {
+    for component in [COMPONENT_AGENT, COMPONENT_OPERATOR] {
         for pod in product.pods(component).await? {
             let ports = pod.spec.iter().flat_map(|spec| &spec.containers);
             let port = ports
@@ -68,7 +68,7 @@ async fn metrics(product: &Product) -> anyhow::Result<Vec<String>> {
                 .find(|port| port.name.as_deref() == Some("metrics"))
                 .with_context(|| format!("a pod of {component} has no port for metrics"))?
                 .container_port;
-            urls.push(format!("{scheme}://{}:{port}/metrics", ip(&pod)?));
+            urls.push(format!("https://{}:{port}/metrics", ip(&pod)?));
         }
     }
     ensure!(

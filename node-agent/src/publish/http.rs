@@ -1,8 +1,9 @@
-//! The agent's HTTP server: /healthz and /readyz for the kubelet, /metrics for clients whose token the API server
-//! accepts.
+//! The agent's HTTP servers: /healthz and /readyz for the kubelet, and over TLS /metrics for clients whose token the API
+//! server accepts.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
@@ -10,7 +11,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use axum_server::tls_rustls::RustlsConfig;
 use crds::reason::Reason;
+use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -28,41 +31,87 @@ pub(crate) enum AgentState {
     Active,
 }
 
-/// What the handlers read.
+/// Limit of the time from a connection to the head of its first request.
+const FIRST_REQUEST: Duration = Duration::from_secs(10);
+
+/// What /metrics reads.
 #[derive(Clone)]
-pub(crate) struct ServerState {
-    pub(crate) agent: watch::Receiver<AgentState>,
+pub(crate) struct Observed {
     pub(crate) report: watch::Receiver<Report>,
     pub(crate) paths: watch::Receiver<PeerPaths>,
     pub(crate) snapshots: Snapshots,
-    /// Set when this agent becomes active; /metrics is unavailable before.
-    pub(crate) readers: Arc<OnceLock<Readers>>,
+    pub(crate) readers: Arc<Readers>,
 }
 
-/// Serves until an error, on all IPv6 and IPv4 addresses, or on IPv4 alone where the node has no IPv6.
+/// Serves /healthz and /readyz until an error.
 ///
 /// # Errors
 /// The port is in use, or accepting connections failed.
-pub(crate) async fn serve(port: u16, state: ServerState) -> anyhow::Result<()> {
-    let any6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-    let any4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    let listener = match TcpListener::bind(any6).await {
-        Ok(listener) => listener,
-        Err(_) => TcpListener::bind(any4)
-            .await
-            .with_context(|| format!("listening on port {port} for metrics and probes"))?,
-    };
+pub(crate) async fn serve_health(
+    port: u16,
+    agent: watch::Receiver<AgentState>,
+) -> anyhow::Result<()> {
     let router = Router::new()
         .route("/healthz", get(async || "alive\n"))
         .route("/readyz", get(ready))
-        .route("/metrics", get(scrape))
-        .with_state(state);
-    axum::serve(listener, router).await?;
+        .with_state(agent);
+    axum::serve(listen(port).await?, router).await?;
     Ok(())
 }
 
-async fn ready(State(state): State<ServerState>) -> impl IntoResponse {
-    let agent = *state.agent.borrow();
+/// Serves /metrics until an error: over TLS from the first certificate on, or without TLS if no source of certificates is
+/// given.
+///
+/// # Errors
+/// The port is in use, accepting connections failed, or the source of certificates has ended.
+pub(crate) async fn serve_metrics(
+    port: u16,
+    observed: Observed,
+    certificates: Option<watch::Receiver<Option<Arc<ServerConfig>>>>,
+) -> anyhow::Result<()> {
+    let router = Router::new()
+        .route("/metrics", get(scrape))
+        .with_state(observed);
+    let Some(mut certificates) = certificates else {
+        axum::serve(listen(port).await?, router).await?;
+        return Ok(());
+    };
+    let newest = async |certificates: &mut watch::Receiver<Option<Arc<ServerConfig>>>| {
+        let newest = certificates.wait_for(Option::is_some).await;
+        let newest = newest.ok().and_then(|newest| newest.clone());
+        newest.context("the watch of the certificate has ended")
+    };
+    let configuration = RustlsConfig::from_config(newest(&mut certificates).await?);
+    let listener = listen(port).await?.into_std()?;
+    let server = axum_server::from_tcp_rustls(listener, configuration.clone())?
+        .first_request_timeout(FIRST_REQUEST)
+        .serve(router.into_make_service());
+    let renewal = async {
+        loop {
+            certificates.changed().await?;
+            configuration.reload_from_config(newest(&mut certificates).await?);
+        }
+    };
+    tokio::select! {
+        served = server => Ok(served?),
+        ended = renewal => ended,
+    }
+}
+
+/// Listens on all IPv6 and IPv4 addresses, or on IPv4 alone where the node has no IPv6.
+async fn listen(port: u16) -> anyhow::Result<TcpListener> {
+    let any6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let any4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    match TcpListener::bind(any6).await {
+        Ok(listener) => Ok(listener),
+        Err(_) => TcpListener::bind(any4)
+            .await
+            .with_context(|| format!("listening on port {port} for metrics or probes")),
+    }
+}
+
+async fn ready(State(agent): State<watch::Receiver<AgentState>>) -> impl IntoResponse {
+    let agent = *agent.borrow();
     match agent {
         AgentState::Active => (StatusCode::OK, "active\n".to_owned()),
         AgentState::Waiting => (
@@ -76,15 +125,12 @@ async fn ready(State(state): State<ServerState>) -> impl IntoResponse {
     }
 }
 
-async fn scrape(State(state): State<ServerState>, headers: HeaderMap) -> impl IntoResponse {
+async fn scrape(State(state): State<Observed>, headers: HeaderMap) -> impl IntoResponse {
     let token = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.strip_prefix("Bearer "));
-    let access = match state.readers.get() {
-        Some(readers) => readers.check(token).await,
-        None => Access::Unavailable,
-    };
+    let access = state.readers.check(token).await;
     let refuse = |status| {
         (
             status,
@@ -116,5 +162,107 @@ async fn scrape(State(state): State<ServerState>, headers: HeaderMap) -> impl In
             tracing::error!(%error, "cannot encode the metrics");
             refuse(StatusCode::INTERNAL_SERVER_ERROR)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+    use rustls::pki_types::ServerName;
+    use rustls::{ClientConfig, RootCertStore};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+    use crate::publish::certificate::server_config;
+    use crate::publish::report::Reporter;
+
+    const NAME: &str = "mooncake-agent.mooncake-system.svc";
+    const SOON: Duration = Duration::from_secs(30);
+    const REQUEST: &[u8] = b"GET /metrics HTTP/1.0\r\n\r\n";
+
+    fn served(key: &CertifiedKey<rcgen::KeyPair>) -> Option<Arc<ServerConfig>> {
+        let [certificate, key] = [key.cert.pem(), key.signing_key.serialize_pem()];
+        let configuration = server_config(certificate.as_bytes(), key.as_bytes());
+        Some(Arc::new(configuration.unwrap()))
+    }
+
+    /// Reads /metrics over a new connection, as a client that trusts only this certificate.
+    async fn get(port: u16, trusted: &CertifiedKey<rcgen::KeyPair>) -> std::io::Result<String> {
+        let mut roots = RootCertStore::empty();
+        roots.add(trusted.cert.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        let name = ServerName::try_from(NAME).unwrap();
+        let connector = TlsConnector::from(Arc::new(client));
+        let mut stream = connector.connect(name, stream).await?;
+        stream.write_all(REQUEST).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+
+    async fn eventually(port: u16, trusted: &CertifiedKey<rcgen::KeyPair>) -> String {
+        let answered = async {
+            loop {
+                match get(port, trusted).await {
+                    Ok(answer) => return answer,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            }
+        };
+        let answered = tokio::time::timeout(SOON, answered).await;
+        answered.expect("the metrics were not served with this certificate in time")
+    }
+
+    #[tokio::test]
+    async fn metrics_are_served_over_tls_only_and_with_the_newest_certificate() {
+        let reporter = Reporter::default();
+        let observed = Observed {
+            report: reporter.subscribe(),
+            paths: watch::channel(PeerPaths::new()).1,
+            snapshots: watch::channel(None).1,
+            readers: Arc::new(Readers::Anyone),
+        };
+        let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let (publish, certificates) = watch::channel(None);
+        let server = tokio::spawn(serve_metrics(port, observed, Some(certificates)));
+        let issue = || generate_simple_self_signed([NAME.to_owned()]).unwrap();
+        let (first, second) = (issue(), issue());
+        publish.send_replace(served(&first));
+        let answer = eventually(port, &first).await;
+        assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
+        assert!(answer.contains("# EOF"), "{answer}");
+
+        let mut plain = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        plain.write_all(REQUEST).await.unwrap();
+        let mut answer = Vec::new();
+        // A TLS alert, or a reset.
+        plain.read_to_end(&mut answer).await.ok();
+        assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
+
+        publish.send_replace(served(&second));
+        eventually(port, &second).await;
+        assert!(get(port, &first).await.is_err(), "the former certificate");
+        drop(publish);
+        let ended = tokio::time::timeout(SOON, server).await.unwrap().unwrap();
+        ended.expect_err("an agent whose watch has ended must restart");
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_is_refused() {
+        let issue = || generate_simple_self_signed([NAME.to_owned()]).unwrap();
+        let (one, other) = (issue(), issue());
+        let key = other.signing_key.serialize_pem();
+        assert!(server_config(one.cert.pem().as_bytes(), key.as_bytes()).is_err());
+        assert!(server_config(b"", key.as_bytes()).is_err());
     }
 }

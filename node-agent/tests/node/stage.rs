@@ -349,7 +349,8 @@ async fn http(space: &Space, path: &str) -> Option<String> {
     let script = "import sys,urllib.request,urllib.error\n\
         try: print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())\n\
         except urllib.error.HTTPError as e: print(e.code, e.read().decode())";
-    let url = format!("http://127.0.0.1:9464{path}");
+    let port = if path == "/metrics" { 9464 } else { 9467 };
+    let url = format!("http://127.0.0.1:{port}{path}");
     let output = space
         .command("python3")
         .args(["-c", script, &url])

@@ -15,7 +15,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 /// A certificate could not be created.
 #[derive(Debug, thiserror::Error)]
-#[error("the webhook's certificate for {names:?} could not be made: {cause}")]
+#[error("the certificate for {names:?} could not be made: {cause}")]
 pub struct IssueError {
     names: Vec<String>,
     cause: rcgen::Error,
@@ -67,7 +67,7 @@ impl Identity {
         // A name of its own: clients that hold two authorities pick by name.
         authority.distinguished_name.push(
             DnType::CommonName,
-            format!("mooncake webhook authority {}", issued.as_nanos()),
+            format!("mooncake authority {}", issued.as_nanos()),
         );
         authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -75,8 +75,7 @@ impl Identity {
         let authority_certificate = authority.self_signed(&authority_key)?;
 
         let mut leaf = validity(CertificateParams::new(names.to_vec())?, issued, end);
-        leaf.distinguished_name
-            .push(DnType::CommonName, "mooncake webhook");
+        leaf.distinguished_name.push(DnType::CommonName, "mooncake");
         leaf.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         leaf.use_authority_key_identifier_extension = true;

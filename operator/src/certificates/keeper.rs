@@ -1,5 +1,5 @@
-//! Keeps the Secret, the caBundle of the webhooks and the served certificate consistent. Every replica reads the
-//! Secret; the leader also writes.
+//! Keeps a Secret with a certificate, what its clients trust, and the served certificate consistent. Every replica reads
+//! the Secret; the leader also writes.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ const FIELD_MANAGER: &str = "mooncake-operator-certificates";
 const DATA_KEY: &str = "identity.json";
 /// Key with the authorities to trust, PEM, by the name that readers of metrics know.
 const AUTHORITY_KEY: &str = "ca.crt";
+/// Keys with the current leaf and its key for servers that mount the Secret, PEM.
+const LEAF_KEYS: [&str; 2] = ["tls.crt", "tls.key"];
 /// Delay after a failed write.
 const RETRY: Duration = Duration::from_secs(5);
 /// Longest interval between two checks of the clock.
@@ -41,6 +43,14 @@ enum StepError {
     Secret { name: String, cause: kube::Error },
     #[error("caBundle of MutatingWebhookConfiguration `{name}` could not be written: {cause}")]
     Bundle { name: String, cause: kube::Error },
+}
+
+/// Who serves the certificate, and who trusts it.
+pub enum Endpoint {
+    /// This process serves it to API servers, which trust the caBundle of this MutatingWebhookConfiguration.
+    Webhooks(String, Arc<Resolver>),
+    /// Pods that mount the Secret serve it under this DNS name to clients that read the authorities in the Secret.
+    Pods(String),
 }
 
 /// The observed objects.
@@ -62,9 +72,8 @@ pub struct Keeper {
     secrets: Api<Secret>,
     configurations: Api<MutatingWebhookConfiguration>,
     secret: String,
-    configuration: String,
+    endpoint: Endpoint,
     schedule: Schedule,
-    resolver: Arc<Resolver>,
 }
 
 impl Keeper {
@@ -72,17 +81,15 @@ impl Keeper {
         client: Client,
         namespace: &str,
         secret: String,
-        configuration: String,
+        endpoint: Endpoint,
         schedule: Schedule,
-        resolver: Arc<Resolver>,
     ) -> Self {
         Self {
             secrets: Api::namespaced(client.clone(), namespace),
             configurations: Api::all(client),
             secret,
-            configuration,
+            endpoint,
             schedule,
-            resolver,
         }
     }
 
@@ -91,10 +98,12 @@ impl Keeper {
         let mut secrets = watcher::watch_object(self.secrets.clone(), &self.secret)
             .default_backoff()
             .boxed();
-        let mut configurations =
-            watcher::watch_object(self.configurations.clone(), &self.configuration)
+        let mut configurations = match &self.endpoint {
+            Endpoint::Webhooks(name, _) => watcher::watch_object(self.configurations.clone(), name)
                 .default_backoff()
-                .boxed();
+                .boxed(),
+            Endpoint::Pods(_) => futures::stream::pending().boxed(),
+        };
         let mut view = View::default();
         let mut sleep = LONGEST_SLEEP;
         loop {
@@ -105,7 +114,7 @@ impl Keeper {
                 },
                 Some(event) = configurations.next() => match event {
                     Ok(configuration) => view.configuration = configuration,
-                    Err(error) => warn!(%error, configuration = self.configuration, "MutatingWebhookConfiguration cannot be watched"),
+                    Err(error) => warn!(%error, "MutatingWebhookConfiguration cannot be watched"),
                 },
                 Ok(()) = leader.changed() => view.published = None,
                 () = tokio::time::sleep(sleep) => {}
@@ -114,7 +123,7 @@ impl Keeper {
                 match self.lead(&mut view).await {
                     Ok(sleep) => sleep,
                     Err(error) => {
-                        warn!(%error, "webhook certificate: step failed, tried again");
+                        warn!(%error, secret = self.secret, "certificate: step failed, tried again");
                         RETRY
                     }
                 }
@@ -133,18 +142,22 @@ impl Keeper {
         view.authorities = value(AUTHORITY_KEY).map(|ByteString(text)| text.clone());
         let stored = text.and_then(|ByteString(text)| {
             Stored::decode(text)
-                .inspect_err(
-                    |error| warn!(%error, secret = self.secret, "webhook certificate ignored"),
-                )
+                .inspect_err(|error| warn!(%error, secret = self.secret, "certificate ignored"))
                 .ok()
         });
         let served = view.stored.as_ref().map(|s| &s.current);
         if let Some(stored) = &stored
             && served != Some(&stored.current)
         {
-            match self.resolver.load(&stored.current) {
-                Ok(()) => info!(until = %stored.current.not_after, "webhook certificate served"),
-                Err(error) => warn!(%error, secret = self.secret, "webhook certificate refused"),
+            let loaded = match &self.endpoint {
+                Endpoint::Webhooks(_, resolver) => resolver.load(&stored.current),
+                Endpoint::Pods(_) => Ok(()),
+            };
+            match loaded {
+                Ok(()) => {
+                    info!(until = %stored.current.not_after, secret = self.secret, "certificate in use");
+                }
+                Err(error) => warn!(%error, secret = self.secret, "certificate refused"),
             }
         }
         view.stored = stored;
@@ -152,13 +165,17 @@ impl Keeper {
 
     /// Performs the next action and returns the time until another one is due.
     async fn lead(&self, view: &mut View) -> Result<Duration, StepError> {
-        let (true, Some(configuration)) = (view.secret_seen, &view.configuration) else {
+        if !view.secret_seen {
             return Ok(LONGEST_SLEEP);
+        }
+        let names = match (&self.endpoint, &view.configuration) {
+            (Endpoint::Webhooks(..), Some(configuration)) => server_names(configuration),
+            (Endpoint::Webhooks(..), None) => return Ok(LONGEST_SLEEP),
+            (Endpoint::Pods(name), _) => vec![name.clone()],
         };
-        let names = server_names(configuration);
         if names.is_empty() {
             warn!(
-                configuration = self.configuration,
+                secret = self.secret,
                 "no webhook names a Service: nothing to certify"
             );
             return Ok(LONGEST_SLEEP);
@@ -173,13 +190,15 @@ impl Keeper {
                 self.take_secret(view, Some(secret));
                 return Ok(Duration::ZERO);
             }
-            if carries(configuration, &bundle) {
-                view.published.get_or_insert(now);
-            } else {
-                view.published = None;
-                view.configuration = Some(self.publish(configuration, &bundle).await?);
-                return Ok(Duration::ZERO);
-            }
+            match &view.configuration {
+                Some(configuration) if !carries(configuration, &bundle) => {
+                    view.published = None;
+                    view.configuration = Some(self.publish(configuration, &bundle).await?);
+                    return Ok(Duration::ZERO);
+                }
+                // Without webhooks, the Secret alone publishes the authorities.
+                Some(_) | None => view.published.get_or_insert(now),
+            };
         }
         let stored = view.stored.as_ref();
         let issue = || Identity::issue(&names, now, self.schedule.lifetime);
@@ -196,7 +215,7 @@ impl Keeper {
                 Stored::first(issue()?, now, before)
             }
         };
-        info!(?action, "webhook certificate changes");
+        info!(?action, secret = self.secret, "certificate changes");
         let secret = self
             .write(view.resource_version.as_deref(), &changed)
             .await?;
@@ -215,14 +234,23 @@ impl Keeper {
         if let Some(version) = resource_version {
             metadata["resourceVersion"] = json!(version);
         }
+        let mut data = json!({
+            DATA_KEY: ByteString(stored.encode()),
+            AUTHORITY_KEY: ByteString(stored.bundle().into_bytes()),
+        });
+        if let Endpoint::Pods(_) = self.endpoint {
+            let Identity {
+                certificate, key, ..
+            } = &stored.current;
+            for (name, text) in LEAF_KEYS.into_iter().zip([certificate, key]) {
+                data[name] = json!(ByteString(text.clone().into_bytes()));
+            }
+        }
         let secret = json!({
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": metadata,
-            "data": {
-                DATA_KEY: ByteString(stored.encode()),
-                AUTHORITY_KEY: ByteString(stored.bundle().into_bytes()),
-            },
+            "data": data,
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         self.secrets
@@ -240,6 +268,7 @@ impl Keeper {
         configuration: &MutatingWebhookConfiguration,
         bundle: &str,
     ) -> Result<MutatingWebhookConfiguration, StepError> {
+        let name = configuration.name_any();
         let bundle = ByteString(bundle.as_bytes().to_vec());
         let webhooks: Vec<_> = configuration
             .webhooks
@@ -250,19 +279,19 @@ impl Keeper {
         let patch = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "MutatingWebhookConfiguration",
-            "metadata": { "name": self.configuration },
+            "metadata": { "name": name },
             "webhooks": webhooks,
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         let written = self
             .configurations
-            .patch(&self.configuration, &params, &Patch::Apply(&patch))
+            .patch(&name, &params, &Patch::Apply(&patch))
             .await
             .map_err(|cause| StepError::Bundle {
-                name: self.configuration.clone(),
+                name: name.clone(),
                 cause,
             })?;
-        info!(configuration = self.configuration, "caBundle written");
+        info!(configuration = name, "caBundle written");
         Ok(written)
     }
 }

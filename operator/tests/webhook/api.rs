@@ -11,7 +11,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, patch};
 use futures::stream;
+use jiff::Timestamp;
 use kube::{Client, Config};
+use mooncake_operator::certificates::Identity;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -133,10 +135,19 @@ impl Api {
 
     /// The authorities in the Secret, PEM, for readers of metrics.
     pub(crate) fn authorities(&self) -> Option<String> {
+        text(&self.secret.versions.borrow(), "ca.crt")
+    }
+
+    /// What a pod that mounts the Secret serves, and what its clients trust.
+    pub(crate) fn mounted(&self) -> Option<Identity> {
         let secret = self.secret.versions.borrow();
-        let text = secret["data"].get("ca.crt")?.clone();
-        let text: k8s_openapi::ByteString = serde_json::from_value(text).ok()?;
-        String::from_utf8(text.0).ok()
+        Some(Identity {
+            names: Vec::new(),
+            authority: text(&secret, "ca.crt")?,
+            certificate: text(&secret, "tls.crt")?,
+            key: text(&secret, "tls.key")?,
+            not_after: Timestamp::UNIX_EPOCH,
+        })
     }
 
     /// Leaves only the identity in the Secret, as release 0.1.0 does.
@@ -151,6 +162,12 @@ impl Api {
     pub(crate) fn writes(&self) -> u64 {
         *self.secret.writes.lock() + *self.configuration.writes.lock()
     }
+}
+
+fn text(secret: &Value, key: &str) -> Option<String> {
+    let text = secret["data"].get(key)?.clone();
+    let text: k8s_openapi::ByteString = serde_json::from_value(text).ok()?;
+    String::from_utf8(text.0).ok()
 }
 
 #[derive(Clone)]

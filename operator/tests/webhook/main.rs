@@ -5,7 +5,7 @@
 mod api;
 mod rig;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use mooncake_operator::admission::{
     Clusters, Devices, InjectionRequest, LookupError, Policies, Room, Rooms,
 };
 use mooncake_operator::cache::{Claimable, ClusterName};
-use mooncake_operator::certificates::{Identity, Keeper, Schedule, Stored};
+use mooncake_operator::certificates::{Endpoint, Identity, Keeper, Schedule, Stored};
 use rig::{NAME, Server, Trust, eventually};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -361,9 +361,8 @@ async fn replica(api: &Api, schedule: Schedule) -> (Server, watch::Sender<bool>)
         api.client.clone(),
         api::NAMESPACE,
         api::SECRET.to_owned(),
-        api::CONFIGURATION.to_owned(),
+        Endpoint::Webhooks(api::CONFIGURATION.to_owned(), server.certificate.clone()),
         schedule,
-        server.certificate.clone(),
     );
     let (lead, leader) = watch::channel(false);
     tokio::spawn(keeper.run(leader));
@@ -414,6 +413,43 @@ async fn a_secret_without_the_authorities_gets_them_and_keeps_its_identity() {
     api.forget_authorities();
     eventually(|| api.authorities().is_some()).await;
     assert_eq!((api.authorities(), api.bundle()), (before.clone(), before));
+}
+
+#[tokio::test]
+async fn pods_find_a_leaf_in_their_secret_that_its_authorities_sign_during_a_rotation() {
+    let hour = Duration::from_secs(3600);
+    let schedule = Schedule {
+        lifetime: hour,
+        renew_before: hour,
+        overlap: Duration::from_millis(100),
+    };
+    let api = Api::start("mooncake-webhook").await;
+    let keeper = Keeper::new(
+        api.client.clone(),
+        api::NAMESPACE,
+        api::SECRET.to_owned(),
+        Endpoint::Pods(NAME.to_owned()),
+        schedule,
+    );
+    let (_lead, leader) = watch::channel(true);
+    tokio::spawn(keeper.run(leader));
+    let server = Server::start(NoClusters, SmallNode).await;
+    let mut leaves = BTreeSet::new();
+    let three_leaves = async {
+        while leaves.len() < 3 {
+            if let Some(mounted) = api.mounted() {
+                server.certificate.load(&mounted).unwrap();
+                let trust = Trust::of(&mounted.authority);
+                server.post(&trust, REVIEW.to_owned()).await.unwrap();
+                leaves.insert(mounted.certificate);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let three_leaves = tokio::time::timeout(rig::TIMEOUT, three_leaves).await;
+    three_leaves.expect("the leaf was not replaced twice in time");
+    // The webhooks trust another authority.
+    assert_eq!(api.bundle(), None);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::objects::{NAMESPACE, READER_BINDING, get};
 use crate::port_forward::PortForward;
 use crate::target::Target;
+use k8s_openapi::ByteString;
 use mooncake_e2e::product;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -35,6 +36,12 @@ pub(crate) fn read(target: &Target) -> Result<AgentBytes, Error> {
         crds::names::COMPONENT_AGENT
     );
     let system = product::NAMESPACE;
+    let secret = format!("{}-agent-certificate", product::RELEASE);
+    let secret = get(target, &["secret", "--namespace", system, &secret])?;
+    let authorities: ByteString =
+        serde_json::from_value(secret["data"]["ca.crt"].clone()).unwrap_or_default();
+    let authorities = String::from_utf8_lossy(&authorities.0);
+    let name = format!("mooncake-agent.{system}.svc");
     let pods = get(
         target,
         &["pods", "--namespace", system, "--selector", &label],
@@ -45,12 +52,14 @@ pub(crate) fn read(target: &Target) -> Result<AgentBytes, Error> {
         .flatten()
         .filter_map(|pod| {
             let name = pod["metadata"]["name"].as_str()?;
-            let port = pod["spec"]["containers"][0]["ports"][0]["containerPort"].as_u64()?;
+            let ports = pod["spec"]["containers"][0]["ports"].as_array()?;
+            let port = ports.iter().find(|port| port["name"] == "metrics")?;
+            let port = port["containerPort"].as_u64()?;
             Some((pod["spec"]["nodeName"].as_str()?, name, port))
         })
         .map(|(node, pod, port)| {
             let text = PortForward::to(&target.kubectl, system, pod, port)?
-                .get("/metrics", token.trim())
+                .get_secure("/metrics", token.trim(), (&name, &authorities))
                 .map_err(|source| Error::Metrics {
                     pod: pod.to_owned(),
                     source,

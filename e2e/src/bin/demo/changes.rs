@@ -95,7 +95,7 @@ fn ledgers(
     let expected = items(&pods(crds::names::COMPONENT_POOL)?).count();
     let port = u64::from(crds::names::MASTER_OPEN_PORT);
     let metrics = PortForward::to(&target.kubectl, NAMESPACE, master, port)?
-        .get("/metrics", "")
+        .get("/metrics")
         .map_err(|source| Error::Metrics {
             pod: master.to_owned(),
             source,
