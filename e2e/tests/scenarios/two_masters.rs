@@ -81,6 +81,63 @@ async fn the_other_of_two_masters_takes_over_and_every_key_is_read() -> anyhow::
         .await
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_one_is_cut_off()
+-> anyhow::Result<()> {
+    let product = Product::exclusive().await?;
+    let outcome = product
+        .run("cutoff", async move |product, namespace| {
+            let spec = |node: &str| {
+                format!(
+                    "{{pools: [{{name: default, size: 256Mi, drainSeconds: 2,
+                    nodeSelector: {{kubernetes.io/hostname: {node}}}}}],
+                    master: {{type: BuiltIn, replicas: 2}}}}"
+                )
+            };
+            // Client and pool are on the other node.
+            let pool = Pool::apply(&namespace, "kv", &spec("n1")).await?;
+            pool.ready(READY).await?;
+            two_ready(&namespace).await?;
+            let pods: Api<Pod> = namespace.api();
+            let leader = leader(&namespace).await?;
+            let node = pods.get(&leader).await?.spec.and_then(|spec| spec.node_name);
+            let lost = node.context("the elected master has no node")?;
+            let other = if lost == "n1" { "n2" } else { "n1" };
+            let pool = Pool::apply(&namespace, "kv", &spec(other)).await?;
+            pool.ready(READY).await?;
+            let client = CommandPod::start(&namespace, "client", other, "kv", PROGRAM).await?;
+            let put = json!({"command": "put", "prefix": "k", "keys": KEYS});
+            let done = client.run(put, WAIT).await?;
+            ensure!(done == KEYS, "{done} of {KEYS} keys put");
+
+            let cut = lost.clone();
+            product.cluster.with(move |cluster| cluster.cut(&cut)).await?;
+            let begun = Instant::now();
+            let back = back(&client, "c").await?;
+            let next = changed(&namespace, &leader).await?;
+            println!(
+                "the node of the elected master was cut off: the client's first {back}; {next} led after {:.1} s at most",
+                begun.elapsed().as_secs_f64()
+            );
+            every_key(&client).await?;
+            product
+                .cluster
+                .with(move |cluster| cluster.heal(&lost))
+                .await?;
+            two_ready(&namespace).await?;
+            every_key(&client).await
+        })
+        .await;
+    for node in ["n1", "n2"] {
+        product
+            .cluster
+            .with(move |cluster| cluster.heal(node))
+            .await?;
+    }
+    outcome
+}
+
 /// Waits until two master pods are Ready, and returns their names and nodes.
 async fn two_ready(namespace: &Namespace) -> anyhow::Result<(Vec<String>, Vec<String>)> {
     let pods: Api<Pod> = namespace.api();
