@@ -284,10 +284,11 @@ pub struct Transports {
     #[serde(default)]
     pub tcp: TransportPolicy,
     /// RDMA through the nodes' HCAs. With `Require`, a node serves its pool only while one of its RDMA ports is proved; the
-    /// conditions show the cause where none is. Exclude nodes without RDMA devices by the nodeSelector of the pools. Pods
-    /// that are injected with `Require` each claim an RDMA device through the ResourceClaimTemplate `NAME-hca`, which
-    /// requires Kubernetes 1.34, and start only on nodes with RDMA devices. With `Prefer`, this release uses TCP.
-    /// Default: Prefer.
+    /// conditions show the cause where none is. Exclude nodes without RDMA devices by the nodeSelector of the pools. With
+    /// `Prefer`, the cluster uses RDMA if every node of its pools has proved it, and TCP otherwise; the condition
+    /// TransportsReady shows the cause. It changes only while no injected pod runs. Pods that are injected with RDMA each claim
+    /// an RDMA device through the ResourceClaimTemplate `NAME-hca`, which requires Kubernetes 1.34, and start only on nodes
+    /// with RDMA devices. Default: Prefer.
     #[serde(default)]
     pub rdma: TransportPolicy,
 }
@@ -636,7 +637,7 @@ pub struct MooncakeClusterStatus {
     /// Share of the capacity that holds objects, rounded to 5 %. 0 % means that there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<String>,
-    /// Transport of stock pods.
+    /// Transport of stock pods. Absent until it is decided, and where the spec requires RDMA, until pools are served over it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Word<Transport>>,
     /// Host and port of the master.

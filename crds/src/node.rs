@@ -473,6 +473,18 @@ pub struct HcaLine {
     pub not_proved: Option<Word<Reason>>,
 }
 
+impl HcaLine {
+    /// Device and port, and why RDMA is not proved.
+    pub fn unproved(&self) -> String {
+        let why = match (&self.not_proved, &self.no_gid) {
+            (Some(reason), _) => reason.to_string(),
+            (None, Some(no_gid)) => format!("no GID: {no_gid}"),
+            (None, None) => "not probed yet".to_owned(),
+        };
+        format!("{} port {}: {why}", self.name, self.port)
+    }
+}
+
 /// Maximum number of listed unhealthy devices.
 pub const UNHEALTHY_DEVICES_LIMIT: usize = 16;
 

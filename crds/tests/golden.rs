@@ -152,7 +152,8 @@ repeats no write that is rejected.
 Pool pods keep a sealed record for the next agent. Its version 1 stays as release 0.1.0 reads it. New data goes into a record of its own.
 
 Before a rollback to release 0.1.0: use the names of release 0.1.0 in `spec.checks` of MooncakeNodePolicies and in `spec.preflight.checks` of \
-MooncakeClusters, and `sickDevices` instead of `unhealthyDevices`. Release 0.1.0 ignores objects of users with names that it does not know.
+MooncakeClusters, and `sickDevices` instead of `unhealthyDevices`. Release 0.1.0 ignores objects of users with names that it does not know. \
+Release 0.1.0 serves no pool over RDMA: where `status.transport` is `Rdma`, set `spec.transports.rdma` to `Forbid` and create the injected pods again.
 
 A MooncakeCluster with fields of a later release is read without them. Release 0.1.0 does not reconcile such a MooncakeCluster; with the CRDs of release 0.1.0, \
 which a rollback of the chart installs, the API server removes the fields.

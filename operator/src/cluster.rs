@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::update::PoolPlace;
-use crds::{ConditionType, MooncakeCluster, MooncakeClusterStatus, Reason, condition};
+use crds::{ConditionType, MooncakeCluster, MooncakeClusterStatus, Reason, Word, condition};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -180,7 +180,21 @@ impl Session<'_> {
         let context = self.context;
         let writer = context.writer.pausing(valid.paused);
         let peers = observed.foreign_peers(&valid.namespace, &valid.name);
-        let desired = desired::desired(valid, &context.settings, &peers);
+        let master = observed.serving_master(&valid.name);
+        let master_uid = master_instance(self.cluster, master);
+        let pod_statuses: Vec<PoolPodStatus> = observed
+            .pool_pods
+            .iter()
+            .map(|pod| {
+                let node = crate::pod::node_of(pod).unwrap_or_default();
+                pool_pod::evaluate(pod, observed.report(&node), master_uid.as_deref())
+            })
+            .collect();
+        let before = self.old.transport.and_then(Word::known);
+        let paused = writer.is_paused();
+        let transport = transport::Facts::of(valid, observed, &pod_statuses, before, paused);
+        let claims = transport::has_claims(transport.decide(), before);
+        let desired = desired::desired(valid, &context.settings, &peers, claims);
         if self.old.observed_generation != Some(valid.generation) && !writer.is_paused() {
             self.begin(valid).await?;
         }
@@ -198,16 +212,6 @@ impl Session<'_> {
             .map(|pool| pool.object.filter(|_| !pool.changed))
             .collect();
 
-        let master = observed.serving_master(&valid.name);
-        let master_uid = master_instance(self.cluster, master);
-        let pod_statuses: Vec<PoolPodStatus> = observed
-            .pool_pods
-            .iter()
-            .map(|pod| {
-                let node = crate::pod::node_of(pod).unwrap_or_default();
-                pool_pod::evaluate(pod, observed.report(&node), master_uid.as_deref())
-            })
-            .collect();
         let rollout = self
             .roll(&writer, valid, observed, &pools, &pod_statuses)
             .await?;
@@ -224,6 +228,7 @@ impl Session<'_> {
             observed,
             pools: &pools,
             pod_statuses: &explained,
+            transport: &transport,
             rollout: &rollout,
             withheld: writer.is_paused().then(|| writer.withheld()),
             used,

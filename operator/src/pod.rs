@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use crds::cluster::Transport;
 use crds::{MooncakeCluster, names};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -13,6 +14,8 @@ use kube::{Resource, ResourceExt};
 pub const POOL_CONTAINER: &str = "pool";
 /// The gate: sidecar container of an injected pod.
 pub const GATE_CONTAINER: &str = "mooncake-gate";
+/// Argument of the gate of a pod that was injected with RDMA. Without it the pod has TCP.
+pub(crate) const GATE_OVER_RDMA: &str = "--transport=rdma";
 
 /// The master pod that serves. `leader` is the name of the one that is elected, where there are several.
 pub fn serving_master<'a>(pods: &'a [Arc<Pod>], leader: Option<&str>) -> Option<&'a Pod> {
@@ -70,6 +73,18 @@ pub fn is_over(pod: &Pod) -> bool {
         .as_ref()
         .and_then(|status| status.phase.as_deref())
         .is_some_and(|phase| matches!(phase, "Succeeded" | "Failed"))
+}
+
+/// The transport with which an injected pod was injected.
+pub fn injected_transport(pod: &Pod) -> Transport {
+    let init = pod.spec.iter();
+    let mut init = init.flat_map(|spec| spec.init_containers.iter().flatten());
+    let gate = init.find(|container| container.name == GATE_CONTAINER);
+    let mut arguments = gate.into_iter().flat_map(|gate| gate.args.iter().flatten());
+    match arguments.any(|argument| argument == GATE_OVER_RDMA) {
+        true => Transport::Rdma,
+        false => Transport::Tcp,
+    }
 }
 
 /// The node of a pool pod: where it is bound or, before that, where its DaemonSet wants it.

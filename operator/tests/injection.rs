@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crds::MooncakeCluster;
-use crds::cluster::MooncakeClusterSpec;
+use crds::cluster::{MooncakeClusterSpec, Transport};
 use crds::policy::HostPorts;
+use crds::{MooncakeCluster, MooncakeClusterStatus};
 use json_patch::Patch;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use mooncake_operator::admission::{Decision, InjectionContext, inject};
 use mooncake_operator::cache::Claimable;
-use mooncake_operator::pod::GATE_CONTAINER;
+use mooncake_operator::pod::{GATE_CONTAINER, injected_transport};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -23,6 +23,9 @@ const GATE_IMAGE: &str = "localhost/mooncake-gate:dev";
 struct Case {
     namespace: String,
     cluster: Option<MooncakeClusterSpec>,
+    /// The transport that the operator has decided.
+    #[serde(skip)]
+    transport: Option<Transport>,
     /// Why no pod can claim devices; absent where they can.
     without_devices: Option<String>,
     /// From the policy that applies to all nodes of the pod.
@@ -63,10 +66,14 @@ fn case(name: &str) -> Case {
 
 fn decide(case: &Case, pod: &Value) -> Decision {
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let cluster = case
-        .cluster
-        .clone()
-        .map(|spec| MooncakeCluster::new("kv", spec));
+    let cluster = case.cluster.clone().map(|spec| {
+        let mut cluster = MooncakeCluster::new("kv", spec);
+        cluster.status = Some(MooncakeClusterStatus {
+            transport: case.transport.map(Into::into),
+            ..MooncakeClusterStatus::default()
+        });
+        cluster
+    });
     let surroundings = InjectionContext {
         claimable: case
             .without_devices
@@ -284,13 +291,22 @@ fn a_pod_with_its_own_claim_or_without_device_claims_gets_no_claim() {
 }
 
 #[test]
-fn pods_claim_devices_only_if_their_cluster_exists_and_requires_rdma() {
+fn pods_claim_devices_only_if_their_cluster_exists_and_uses_rdma() {
     let mut case = case("rdma");
-    for policy in ["Prefer", "Forbid"] {
+    for (policy, decided, claims) in [
+        ("Prefer", Transport::Rdma, true),
+        ("Prefer", Transport::Tcp, false),
+        ("Forbid", Transport::Rdma, false),
+        ("Require", Transport::Tcp, true),
+    ] {
         let spec = json!({"transports": {"rdma": policy}});
         case.cluster = serde_json::from_value(spec).unwrap();
+        case.transport = Some(decided);
         let pod = injected(&case);
-        assert_eq!(pod["spec"].get("resourceClaims"), None, "{policy}");
+        let claimed = pod["spec"].get("resourceClaims").is_some();
+        assert_eq!(claimed, claims, "{policy} {decided:?}");
+        let over_rdma = injected_transport(&serde_json::from_value(pod).unwrap());
+        assert_eq!(over_rdma == Transport::Rdma, claims, "{policy} {decided:?}");
     }
     case.cluster = None;
     assert_eq!(injected(&case)["spec"].get("resourceClaims"), None);

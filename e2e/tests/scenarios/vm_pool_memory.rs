@@ -20,7 +20,7 @@ async fn a_pool_is_charged_to_its_own_pod_and_gets_the_requested_page_size() -> 
         let before = vm.charges(&vm.agent().await?).await?;
         let here = format!("nodeSelector: {{kubernetes.io/hostname: {}}}", vm.node.name);
         let spec = format!(
-            "{{pools: [{{name: small, size: 256Mi, {here}}}, \
+            "{{transports: {{rdma: Forbid}}, pools: [{{name: small, size: 256Mi, {here}}}, \
              {{name: huge, size: 128Mi, pageSize: 2Mi, {here}}}]}}"
         );
         let pool = Pool::apply(&vm.namespace, "kv", &spec).await?;

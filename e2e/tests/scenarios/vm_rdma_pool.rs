@@ -4,7 +4,7 @@ use anyhow::{Context, ensure};
 use crds::cluster::Transport;
 use crds::{ConditionType, Reason};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
+use kube::api::{Api, DeleteParams};
 use mooncake_e2e::scenario::{Pool, Report, Seen, StockPod, StockWork, eventually};
 
 use super::vm_node::{SLOW, VmNode, with_vm_nodes};
@@ -70,7 +70,14 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_after_a_c
         .await?;
         println!("a pod on a node without devices: {why}");
 
+        // Its one node has proved RDMA, so a cluster that prefers it keeps it.
+        pods.delete("elsewhere", &DeleteParams::default()).await?;
         Pool::apply(namespace, "kv", &spec("Prefer")).await?;
+        reports(&pool, Reason::AsExpected, "stock pods use RDMA, over which 1").await?;
+        over(&pool, &pool_node, Transport::Rdma).await?;
+        all(&stock("preferred", StockWork::verify(KEYS, BYTES)).run(namespace, SLOW).await?)?;
+
+        Pool::apply(namespace, "kv", &spec("Forbid")).await?;
         over(&pool, &pool_node, Transport::Tcp).await?;
         pool.ready(SLOW).await?;
         let verify = StockPod::new("over-tcp", StockWork::verify(KEYS, BYTES));
@@ -80,6 +87,20 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_after_a_c
             Ok(Seen::when((now == idle).then_some(()), format!("{now}, not {idle}")))
         })
         .await?;
+
+        // Over all nodes the same pod verifies over TCP, and the status names those that are the cause.
+        let everywhere = "{master: {type: BuiltIn, replicas: 1}, injection: {deadlineSeconds: 300},
+            pools: [{name: default, size: 64Mi, drainSeconds: 2}]}";
+        let everywhere = Pool::apply(namespace, "all", everywhere).await?;
+        everywhere.ready(SLOW).await?;
+        let cause = reports(&everywhere, Reason::TransportDegraded, "n1 (no RDMA device)").await?;
+        ensure!(cause.contains("n2 (no RDMA device)"), "{cause}");
+        println!("{cause}");
+        let pod = |name: &str, work: StockWork| {
+            StockPod::new(name, work).inject("all").node(&pod_node.node.name)
+        };
+        all(&pod("all-put", StockWork::put(KEYS, BYTES)).run(namespace, SLOW).await?)?;
+        all(&pod("all-verify", StockWork::verify(KEYS, BYTES)).run(namespace, SLOW).await?)?;
 
         // A pool on a node without devices is not served, and the condition states why.
         let without = "{transports: {rdma: Require}, pools: [{name: default, size: 64Mi, drainSeconds: 2,
@@ -147,6 +168,18 @@ async fn over(pool: &Pool, node: &VmNode, wanted: Transport) -> anyhow::Result<(
     })
     .await?;
     Ok(())
+}
+
+/// Waits until the transport of a cluster has this reason and a message with these words.
+async fn reports(pool: &Pool, reason: Reason, words: &str) -> anyhow::Result<String> {
+    let condition = pool
+        .condition(ConditionType::TransportsReady, words, SLOW, |condition| {
+            condition.status == "True"
+                && condition.reason == reason.as_str()
+                && condition.message.contains(words)
+        })
+        .await?;
+    Ok(condition.message)
 }
 
 /// Checks the rights of the engine process with the device.

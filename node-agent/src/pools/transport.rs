@@ -56,7 +56,7 @@ fn of_port(lines: &[HcaLine], port: &RdmaPort) -> Verdict {
             Verdict::Replace
         }
         Some(_) if choose(Some(lines)).is_ok() => Verdict::Replace,
-        Some(line) => Verdict::Unproved(state(line)),
+        Some(line) => Verdict::Unproved(line.unproved()),
         None => Verdict::Replace,
     }
 }
@@ -88,22 +88,12 @@ fn why(lines: &[HcaLine]) -> String {
     if lines.is_empty() {
         return "the node has no RDMA device".to_owned();
     }
-    let named = lines.iter().take(MESSAGE_PORTS).map(state);
+    let named = lines.iter().take(MESSAGE_PORTS).map(HcaLine::unproved);
     let mut text = named.collect::<Vec<_>>().join(", ");
     if lines.len() > MESSAGE_PORTS {
         text += &format!(" and {} more", lines.len() - MESSAGE_PORTS);
     }
     format!("no port of the node has proved RDMA: {text}")
-}
-
-/// The port and why it is not proved.
-fn state(line: &HcaLine) -> String {
-    let why = match (&line.not_proved, &line.no_gid) {
-        (Some(reason), _) => reason.to_string(),
-        (None, Some(no_gid)) => format!("no GID: {no_gid}"),
-        (None, None) => "not probed yet".to_owned(),
-    };
-    format!("{} port {}: {why}", line.name, line.port)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The claim by which an injected pod of a cluster that requires RDMA gets a device of its node. Pure.
+//! The claim by which an injected pod of a cluster on RDMA gets a device of its node. Pure.
 
-use crds::cluster::TransportPolicy;
+use crds::cluster::Transport;
 use crds::{MooncakeCluster, Reason, names};
 use k8s_openapi::api::core::v1::{
     Container, Pod, PodResourceClaim, PodSpec, ResourceClaim as Claimed,
@@ -11,6 +11,7 @@ use super::patch::Builder;
 use super::request::{InjectionRequest, annotation};
 use super::skipped::Skipped;
 use crate::cache::{Caches, Claimable};
+use crate::cluster::transport::of_stock_pods;
 
 /// The claim's name in the pod.
 const NAME: &str = "mooncake-hca";
@@ -29,11 +30,11 @@ impl Devices for Caches {
 /// The RDMA device that a pod gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// The cluster does not require RDMA, or the pod has its own claim.
+    /// The cluster does not use RDMA, or the pod has its own claim.
     None,
     /// A device, by the template of this name.
     By(String),
-    /// Nothing, though the cluster requires RDMA.
+    /// Nothing, though the cluster uses RDMA.
     Refused(Skipped),
 }
 
@@ -47,11 +48,11 @@ pub(super) fn of(
     cluster: Option<&MooncakeCluster>,
     claimable: &Claimable,
 ) -> Claim {
-    let policy = cluster.map(|cluster| cluster.spec.transports_in_force().rdma);
+    let uses_rdma = cluster.map(of_stock_pods) == Some(Transport::Rdma);
     let refused = annotation(pod, names::ANNOTATION_CLAIM_DEVICES) == Some("false");
     let template = names::claim_template(&request.cluster);
     let here = namespace == request.namespace;
-    if policy != Some(TransportPolicy::Require) || refused || claims_itself(spec, &template, here) {
+    if !uses_rdma || refused || claims_itself(spec, &template, here) {
         return Claim::None;
     }
     let why = match claimable {

@@ -15,7 +15,7 @@ use super::configuration::File;
 use super::environment::{P2P, from_field};
 use super::target::{StockTransport, Target};
 use super::volume;
-use crate::pod::GATE_CONTAINER;
+use crate::pod::{GATE_CONTAINER, GATE_OVER_RDMA};
 
 /// Lies where a token would be mounted: the gate does not use the API server.
 const NO_TOKEN_VOLUME: &str = "mooncake-gate-no-token";
@@ -111,7 +111,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
     }
     // The default of the gate is TCP.
     if *transport == StockTransport::Rdma {
-        arguments.push(format!("--transport={}", transport.protocol()));
+        arguments.push(GATE_OVER_RDMA.to_owned());
     }
     if *preflight {
         arguments.push(format!(

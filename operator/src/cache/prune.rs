@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use kube::ResourceExt;
 use kube::core::DeserializeGuard;
 
-use crate::pod::POOL_CONTAINER;
+use crate::pod::{GATE_CONTAINER, GATE_OVER_RDMA, POOL_CONTAINER};
 
 pub(crate) fn managed_fields<K: ResourceExt>(object: &mut K) {
     object.managed_fields_mut().clear();
@@ -36,13 +36,16 @@ pub(super) fn cluster(object: &mut DeserializeGuard<MooncakeCluster>) {
     object.annotations_mut().clear();
 }
 
-/// Hardware and node findings are most of the status and only for users; findings about pods are kept
+/// Node findings are most of the status and only for users; findings about pods are kept
 /// for the pod conditions.
-pub(super) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
+pub(crate) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
     managed_fields(object);
     let status = object.0.as_mut().ok().and_then(|node| node.status.as_mut());
     if let Some(status) = status {
-        status.hcas = Vec::new();
+        // By the proofs, and their causes where there is none, the transport of clusters is decided.
+        for line in &mut status.hcas {
+            line.rate_mbps = None;
+        }
         status.findings.retain(|finding| finding.pod_uid.is_some());
         status.findings.shrink_to_fit();
     }
@@ -97,6 +100,18 @@ fn container(container: Container) -> Option<Container> {
     })
 }
 
+/// Keeps the gate of a pod that was injected with RDMA, and of its arguments the transport.
+fn init_container(container: Container) -> Option<Container> {
+    let mut arguments = container.args.unwrap_or_default();
+    arguments.retain(|argument| argument == GATE_OVER_RDMA);
+    let kept = container.name == GATE_CONTAINER && !arguments.is_empty();
+    kept.then(|| Container {
+        name: container.name,
+        args: Some(arguments),
+        ..Container::default()
+    })
+}
+
 /// Keeps the states that messages and gates are read from.
 fn container_status(status: ContainerStatus) -> ContainerStatus {
     ContainerStatus {
@@ -115,7 +130,7 @@ fn is_read(condition: &PodCondition) -> bool {
     matches!(kind, "Ready" | "PodScheduled") || kind.starts_with(names::GROUP)
 }
 
-pub(super) fn pod(pod: &mut Pod) {
+pub(crate) fn pod(pod: &mut Pod) {
     managed_fields(pod);
     let kept = |key: &str| key.starts_with(names::GROUP);
     pod.annotations_mut().retain(|key, _| kept(key));
@@ -126,6 +141,9 @@ pub(super) fn pod(pod: &mut Pod) {
         termination_grace_period_seconds: spec.termination_grace_period_seconds,
         affinity: spec.affinity,
         containers: spec.containers.into_iter().filter_map(container).collect(),
+        init_containers: spec
+            .init_containers
+            .map(|all| all.into_iter().filter_map(init_container).collect()),
         ..PodSpec::default()
     });
     pod.status = pod.status.take().map(|status| PodStatus {

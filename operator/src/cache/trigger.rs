@@ -148,7 +148,7 @@ fn of_node(node: &MooncakeNode) -> impl PartialEq + '_ {
     )
 }
 
-/// Whether a cluster can believe the reports about its pool pods.
+/// Whether a cluster can believe the reports about its pool pods, and what the ports of the node have proved.
 fn agent(node: &MooncakeNode) -> impl PartialEq + '_ {
     let status = node.status.as_ref();
     let alive = status.and_then(|status| find(&status.conditions, ConditionType::AgentAlive));
@@ -157,6 +157,8 @@ fn agent(node: &MooncakeNode) -> impl PartialEq + '_ {
         (&node.spec.node_uid, &node.spec.boot_id),
         status.map(|status| (&status.node_uid, &status.boot_id)),
         alive.map(|alive| (&alive.status, &alive.reason)),
+        // By them the transport is decided.
+        status.map(|status| &status.hcas),
     )
 }
 

@@ -44,12 +44,18 @@ pub struct Children {
     pub leader_slice: Option<EndpointSlice>,
     pub master: Deployment,
     pub pools: Vec<DaemonSet>,
-    /// `None`: the cluster does not require RDMA.
+    /// `None`: the cluster does not use RDMA.
     pub claim_template: Option<ResourceClaimTemplate>,
 }
 
-/// The desired objects of `cluster`. `peers` are the injected pods of other allowed namespaces.
-pub fn desired(cluster: &Valid, settings: &Settings, peers: &[ForeignPeer]) -> Children {
+/// The desired objects of `cluster`. `peers` are the injected pods of other allowed namespaces; `claims`: injected pods get
+/// devices.
+pub fn desired(
+    cluster: &Valid,
+    settings: &Settings,
+    peers: &[ForeignPeer],
+    claims: bool,
+) -> Children {
     Children {
         accounts: access::accounts(cluster),
         roles: access::roles(cluster),
@@ -65,7 +71,7 @@ pub fn desired(cluster: &Valid, settings: &Settings, peers: &[ForeignPeer]) -> C
             .iter()
             .map(|pool| pool::daemon_set(cluster, pool, settings))
             .collect(),
-        claim_template: claim::template(cluster),
+        claim_template: claims.then(|| claim::template(cluster)),
     }
 }
 

@@ -15,8 +15,8 @@ use crate::cluster::drained::{self, Drains};
 use crate::cluster::injection;
 use crate::cluster::observe::Observed;
 use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
-use crate::cluster::rollout;
 use crate::cluster::validate::Valid;
+use crate::cluster::{rollout, transport};
 use crate::compute_domain::status::DomainStatus;
 use crate::pod::not_running;
 
@@ -34,6 +34,7 @@ pub struct Facts<'a> {
     pub pools: &'a [Option<DaemonSet>],
     /// Every pool pod of the cluster.
     pub pod_statuses: &'a [PoolPodStatus],
+    pub transport: &'a transport::Facts,
     pub rollout: &'a rollout::Decision,
     /// The number of changes that a pause withholds; `None`: not paused.
     pub withheld: Option<usize>,
@@ -56,6 +57,7 @@ pub fn compute(
         observed,
         pools,
         pod_statuses,
+        transport,
         rollout,
         withheld: _,
         used,
@@ -64,7 +66,8 @@ pub fn compute(
     } = *facts;
     let serving = serving(pod_statuses).len();
     let wanted = wanted(pools, pod_statuses);
-    let (transport, transports) = transports::decide(cluster, pod_statuses, &observed.claimable);
+    let (transport, transports) =
+        transports::evaluate(transport, pod_statuses, &observed.claimable);
     let parts = [
         master(facts.cluster, observed),
         pools_ready(facts),
@@ -341,6 +344,7 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
         observed,
         pools,
         pod_statuses,
+        transport: _,
         rollout,
         withheld: _,
         used: _,

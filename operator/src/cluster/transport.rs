@@ -1,15 +1,280 @@
-//! The transport of a cluster's stock pods. Pure.
+//! The transport of a cluster's stock pods: the decision and what it is based on. Pure.
 
-use crds::cluster::{MooncakeCluster, Transport, TransportPolicy};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-/// The transport that injected pods and pool pods of the cluster use: the one in its status, and before there is one RDMA
-/// only where the spec allows nothing else.
+use crds::cluster::{MooncakeCluster, Transport, TransportPolicy, Transports};
+use crds::inventory::PortState;
+use crds::node::HcaLine;
+use crds::{MooncakeNode, Word, names};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+use crate::cache::Claimable;
+use crate::cluster::injection;
+use crate::cluster::observe::Observed;
+use crate::cluster::pool_pod::{PoolPodStatus, PoolService, current_report};
+use crate::cluster::status::scheduled;
+use crate::cluster::validate::{Metadata, Valid};
+use crate::pod::{injected_transport, is_over, node_of};
+
+/// Most ports of a node in a message.
+const MAX_PORTS: usize = 2;
+
+/// The transport that the policies in force require; `None` where RDMA is used if it is proved.
+pub fn required(policies: &Transports) -> Option<Transport> {
+    use TransportPolicy::{Forbid, Require};
+    match (policies.tcp, policies.rdma) {
+        (_, Require) => Some(Transport::Rdma),
+        (Require, _) | (_, Forbid) => Some(Transport::Tcp),
+        _ => None,
+    }
+}
+
+/// The transport that injected pods and pool pods of the cluster use: the one that the spec requires, or the decided one.
+/// Until one is decided it is TCP.
 pub fn of_stock_pods(cluster: &MooncakeCluster) -> Transport {
-    let decided = cluster.status.as_ref().and_then(|s| s.transport?.known());
-    let requires_rdma = cluster.spec.transports_in_force().rdma == TransportPolicy::Require;
-    decided.unwrap_or(if requires_rdma {
-        Transport::Rdma
-    } else {
-        Transport::Tcp
+    required(&cluster.spec.transports_in_force())
+        .or_else(|| cluster.status.as_ref()?.transport?.known())
+        .unwrap_or(Transport::Tcp)
+}
+
+/// The facts from which the transport is decided.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The transport that the spec requires.
+    pub required: Option<Transport>,
+    /// The transport that was decided last.
+    pub before: Option<Transport>,
+    /// The nodes with pool pods, sorted by name.
+    pub nodes: Vec<StoringNode>,
+    /// Every pool pod that is to exist does.
+    pub complete: bool,
+    /// A pool pod serves.
+    pub serves: bool,
+    pub pods: InjectedPods,
+    /// Why RDMA is not used, even if every node has proved it.
+    pub obstacle: Option<Obstacle>,
+    /// No object may be changed.
+    pub paused: bool,
+}
+
+/// A node with a pool pod of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoringNode {
+    pub name: String,
+    pub rdma: Rdma,
+}
+
+/// What a node reports of its RDMA ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rdma {
+    Proved,
+    NoDevice,
+    /// No port is proved, for these causes.
+    Unproved(String),
+    /// Its agent does not report now, or has not probed a port yet.
+    Unknown(String),
+}
+
+/// The injected pods that have not ended, by the transport with which they were injected: `namespace/name`, sorted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InjectedPods {
+    pub tcp: Vec<String>,
+    pub rdma: Vec<String>,
+}
+
+/// Why a cluster cannot use RDMA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// The spec excludes it.
+    Spec(&'static str),
+    /// Pods cannot claim devices, for this cause.
+    NoClaims(String),
+    /// It is not known yet whether pods can claim devices.
+    Unknown,
+}
+
+impl Facts {
+    /// Reads the facts about a cluster.
+    pub fn of(
+        cluster: &Valid,
+        observed: &Observed,
+        pods: &[PoolPodStatus],
+        before: Option<Transport>,
+        paused: bool,
+    ) -> Self {
+        Self {
+            required: required(&cluster.transports),
+            before,
+            nodes: storing_nodes(observed),
+            complete: is_complete(cluster, observed),
+            serves: pods
+                .iter()
+                .any(|pod| matches!(pod.service, PoolService::Serving { .. })),
+            pods: injected_pods(cluster, &observed.labelled),
+            obstacle: obstacle(cluster, &observed.claimable),
+            paused,
+        }
+    }
+
+    /// Decides. A stock engine has one transport for its life, so the injected pods that run decide for their cluster, whatever
+    /// was decided before: a pod may be created while a decision is on its way to the webhook. Without them, RDMA is used if
+    /// every storing node has proved it. `None` while nothing is known.
+    pub fn decide(&self) -> Option<Transport> {
+        if let Some(required) = self.required {
+            return Some(required);
+        }
+        if self.paused && self.before.is_some() {
+            return self.before;
+        }
+        let fallback = || {
+            let first = (self.complete || self.serves).then_some(Transport::Tcp);
+            self.before.or(first)
+        };
+        self.transport_of_pods()
+            .or_else(|| self.wanted())
+            .or_else(fallback)
+    }
+
+    /// The transport that the injected pods need.
+    fn transport_of_pods(&self) -> Option<Transport> {
+        match (self.pods.tcp.is_empty(), self.pods.rdma.is_empty()) {
+            (true, true) => None,
+            (false, true) => Some(Transport::Tcp),
+            (true, false) => Some(Transport::Rdma),
+            (false, false) => Some(self.before.unwrap_or(Transport::Tcp)),
+        }
+    }
+
+    /// The transport that a cluster without injected pods is to use; `None` while that is unknown, which changes nothing.
+    pub fn wanted(&self) -> Option<Transport> {
+        let excluded = matches!(
+            self.obstacle,
+            Some(Obstacle::Spec(_) | Obstacle::NoClaims(_))
+        );
+        if excluded || !self.lacking(false).is_empty() {
+            return Some(Transport::Tcp);
+        }
+        let proved = self.complete && self.obstacle.is_none() && self.lacking(true).is_empty();
+        (proved && !self.nodes.is_empty()).then_some(Transport::Rdma)
+    }
+
+    /// The nodes without a proof; those that do not report only `with_unknown`.
+    pub fn lacking(&self, with_unknown: bool) -> Vec<&StoringNode> {
+        let lacks = |node: &&StoringNode| match node.rdma {
+            Rdma::Proved => false,
+            Rdma::NoDevice | Rdma::Unproved(_) => true,
+            Rdma::Unknown(_) => with_unknown,
+        };
+        self.nodes.iter().filter(lacks).collect()
+    }
+}
+
+/// Whether the cluster has the template of claims by which its injected pods get a device. It exists before a pod can name it.
+pub fn has_claims(decided: Option<Transport>, before: Option<Transport>) -> bool {
+    [decided, before].contains(&Some(Transport::Rdma))
+}
+
+/// The nodes with pool pods in any state: one that is being replaced leaves no node out.
+fn storing_nodes(observed: &Observed) -> Vec<StoringNode> {
+    let names: BTreeSet<String> = observed
+        .pool_pods
+        .iter()
+        .filter_map(|pod| node_of(pod))
+        .collect();
+    let node = |name: String| StoringNode {
+        rdma: rdma(observed.report(&name)),
+        name,
+    };
+    names.into_iter().map(node).collect()
+}
+
+fn rdma(report: Option<&MooncakeNode>) -> Rdma {
+    let report = match current_report(report) {
+        Ok(report) => report,
+        Err((reason, message)) => return Rdma::Unknown(format!("{reason}: {message}")),
+    };
+    let ports = report
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.hcas);
+    if ports.is_empty() {
+        return Rdma::NoDevice;
+    }
+    if ports.iter().any(|port| port.proved && port.gid.is_some()) {
+        return Rdma::Proved;
+    }
+    let named = ports.iter().take(MAX_PORTS).map(HcaLine::unproved);
+    let mut text = named.collect::<Vec<_>>().join(", ");
+    if ports.len() > MAX_PORTS {
+        text += &format!(" and {} more", ports.len() - MAX_PORTS);
+    }
+    // After a reboot, until the first probe.
+    let unprobed = |port: &HcaLine| {
+        port.gid.is_some()
+            && port.not_proved.is_none()
+            && port.state == Some(Word::Known(PortState::Active))
+    };
+    match ports.iter().any(unprobed) {
+        true => Rdma::Unknown(text),
+        false => Rdma::Unproved(text),
+    }
+}
+
+/// True if each pool has pods on as many nodes as its DaemonSet counts.
+fn is_complete(cluster: &Valid, observed: &Observed) -> bool {
+    let mut nodes: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for pod in &observed.pool_pods {
+        let pool = pod.labels().get(names::LABEL_POOL);
+        if let (Some(pool), Some(node)) = (pool, node_of(pod)) {
+            nodes.entry(pool).or_default().insert(node);
+        }
+    }
+    cluster.pools.iter().all(|pool| {
+        let name = names::pool_set(&cluster.name, &pool.name);
+        let mut sets = observed.existing.daemon_sets.iter();
+        let set = sets.find(|set| set.name_any() == name);
+        let wanted = set.and_then(|set| scheduled(set)).map(|set| set.desired);
+        let exist = nodes.get(pool.name.as_str()).map_or(0, BTreeSet::len);
+        wanted.is_some_and(|wanted| wanted > 0 && exist >= wanted)
     })
 }
+
+fn injected_pods(cluster: &Valid, labelled: &[Arc<Pod>]) -> InjectedPods {
+    let mut pods = InjectedPods::default();
+    let running = labelled.iter().filter(|pod| !is_over(pod));
+    for pod in running.filter(|pod| injection::problem(cluster, pod).is_none()) {
+        let list = match injected_transport(pod) {
+            Transport::Tcp => &mut pods.tcp,
+            Transport::Rdma => &mut pods.rdma,
+        };
+        let namespace = pod.namespace().unwrap_or_default();
+        list.push(format!("{namespace}/{}", pod.name_any()));
+    }
+    pods.tcp.sort_unstable();
+    pods.rdma.sort_unstable();
+    pods
+}
+
+fn obstacle(cluster: &Valid, claimable: &Claimable) -> Option<Obstacle> {
+    if !matches!(cluster.metadata, Metadata::P2P) {
+        return Some(Obstacle::Spec(
+            "this release serves no pool over RDMA with spec.metadata.type HTTP or Etcd",
+        ));
+    }
+    if !cluster.allowed_namespaces.is_empty() || !cluster.addresses.is_empty() {
+        return Some(Obstacle::Spec(
+            "spec.access has allowedNamespaces or addresses, whose peers are given no RDMA device. If each of them has \
+             one, set spec.transports.rdma to Require",
+        ));
+    }
+    match claimable {
+        Claimable::Yes => None,
+        Claimable::Unknown => Some(Obstacle::Unknown),
+        Claimable::No(why) => Some(Obstacle::NoClaims(why.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

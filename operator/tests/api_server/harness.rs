@@ -542,6 +542,27 @@ impl Harness {
             .await
     }
 
+    /// Reports one RDMA port of `node`, proved or not for this Reason.
+    pub(crate) async fn report_port(
+        &self,
+        node: &str,
+        not_proved: Option<&str>,
+    ) -> anyhow::Result<()> {
+        let report = self.report(node).await?;
+        let mut line = json!({"name": "mlx5_0", "port": 1, "state": "Active", "gid": 3});
+        match not_proved {
+            None => line["proved"] = json!(true),
+            Some(reason) => line["notProved"] = json!(reason),
+        }
+        let status = json!({
+            "nodeUid": report.spec.node_uid,
+            "bootId": report.spec.boot_id,
+            "hcas": [line],
+        });
+        self.apply_status(node, "mooncake-agent-devices", status)
+            .await
+    }
+
     /// Reports a finding in a pod, under the field manager of [`Harness::report_check`].
     pub(crate) async fn report_pod_finding(
         &self,
@@ -560,7 +581,7 @@ impl Harness {
             .await
     }
 
-    /// Reports the pool pod of `node` as served with the current master.
+    /// Reports the pool pod of `node` as served with the current master, over the assigned transport.
     pub(crate) async fn serve(&self, node: &str) -> anyhow::Result<()> {
         let pod = self.pool_pod_on(node).await?.context("no pool pod")?;
         let uid = pod.uid().unwrap_or_default();
@@ -575,7 +596,7 @@ impl Harness {
         let report = self.report(node).await?;
         let entry = report.spec.pools.iter().find(|entry| entry.pod_uid == uid);
         let master = entry.and_then(|entry| entry.master.as_ref());
-        let status = json!({
+        let mut status = json!({
             "nodeUid": report.spec.node_uid,
             "bootId": report.spec.boot_id,
             "pools": [{
@@ -590,6 +611,9 @@ impl Harness {
                 "lastTransitionTime": "2026-01-01T00:00:00Z",
             }],
         });
+        if let Some(transport) = entry.and_then(|entry| entry.transport) {
+            status["pools"][0]["transport"] = json!(transport);
+        }
         self.apply_status(node, "mooncake-agent", status).await
     }
 

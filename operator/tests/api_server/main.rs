@@ -10,6 +10,7 @@ mod harness;
 mod headroom;
 mod invalid_specs;
 mod policies;
+mod preferred_rdma;
 mod refusals;
 mod scale;
 mod server;

@@ -70,7 +70,22 @@ fn of_cluster(cluster: &MooncakeCluster, known: &[Finding], now: Timestamp) -> V
         };
         found.push(finding.subject(kind.as_str()).since(since));
     }
+    found.extend(degraded_transport(cluster, conditions));
     found
+}
+
+/// A transport that works, but is not the preferred one or not proved any more.
+fn degraded_transport(cluster: &MooncakeCluster, conditions: &[Condition]) -> Option<Finding> {
+    let kind = ConditionType::TransportsReady;
+    let condition = find(conditions, kind)?;
+    let reason = Reason::TransportDegraded;
+    if condition.status != ConditionStatus::True.as_str() || condition.reason != reason.as_str() {
+        return None;
+    }
+    let object = Object::of("MooncakeCluster", cluster);
+    let finding = Finding::warning(reason, object, &condition.message);
+    let since = Some(condition.last_transition_time.0);
+    Some(finding.subject(kind.as_str()).since(since))
 }
 
 /// True when a finding of a pod has the reason of the condition, which only counts such pods.

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crds::cluster::TransportPolicy;
+use crds::cluster::{Transport, TransportPolicy};
 use crds::condition::find;
 use crds::{ConditionType, MooncakeCluster};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use mooncake_operator::admission::{
     FORCE_TCP, InjectionRequest, PROTOCOL, Target, injected_protocol,
 };
+use mooncake_operator::cluster::transport::required;
 use serde::Serialize;
 
 /// The transport of a pod.
@@ -62,21 +63,16 @@ pub(super) fn of(
 /// Why stock pods of the cluster use their transport.
 fn cause(cluster: &MooncakeCluster) -> String {
     let policies = cluster.spec.transports_in_force();
-    if policies.rdma == TransportPolicy::Require {
-        let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
-        let conditions: Vec<_> = conditions.cloned().collect();
-        let found = find(&conditions, ConditionType::TransportsReady);
-        return found.map_or_else(
-            || "the spec requires RDMA".to_owned(),
-            |condition| condition.message.clone(),
-        );
-    }
-    if policies.tcp == TransportPolicy::Require {
-        "spec.transports.tcp is Require"
-    } else if policies.rdma == TransportPolicy::Forbid {
-        "spec.transports.rdma is Forbid"
-    } else {
-        "a stock engine has one transport, and with spec.transports.rdma: Prefer this release uses TCP"
-    }
-    .to_owned()
+    let spec = match required(&policies) {
+        Some(Transport::Tcp) if policies.tcp == TransportPolicy::Require => {
+            return "spec.transports.tcp is Require".to_owned();
+        }
+        Some(Transport::Tcp) => return "spec.transports.rdma is Forbid".to_owned(),
+        Some(Transport::Rdma) => "the spec requires RDMA",
+        None => "the operator has not decided yet whether every storing node has proved RDMA",
+    };
+    let status = cluster.status.as_ref();
+    let conditions = status.map_or(&[][..], |status| &status.conditions);
+    let decided = find(conditions, ConditionType::TransportsReady);
+    decided.map_or_else(|| spec.to_owned(), |decided| decided.message.clone())
 }

@@ -48,7 +48,10 @@ fn injected_pod_has_the_cause_of_its_transport() {
     let found = why(&inputs(&healthy, pod(&healthy, "decode-0")));
     expect(&found, State::Injected, None, "respond to the pod");
     let used = found.transport.as_ref().unwrap();
-    assert!(used.message.starts_with("tcp: a stock engine has one"));
+    assert!(
+        used.message
+            .starts_with("tcp: stock pods use TCP: no storing node")
+    );
     let report = Report::Why(Box::new(found));
     check("injected.why.txt", &plain(&report));
     check("injected.why.json", &report.json().unwrap());

@@ -128,6 +128,11 @@ fn a_report_triggers_only_those_whom_the_change_concerns() {
         status.pools[1].metadata_failure = Some("refused".to_owned());
     };
     assert_eq!(reported("", unreachable), std::slice::from_ref(&b));
+    let proof = |status: &mut crds::MooncakeNodeStatus| {
+        let line = "[{name: rxe0, port: 1, state: Active, gid: 1, proved: true}]";
+        status.hcas = serde_yaml_ng::from_str(line).unwrap();
+    };
+    assert_eq!(reported("", proof), [a.clone(), b.clone()]);
     let gone = |status: &mut crds::MooncakeNodeStatus| status.pools.truncate(1);
     assert_eq!(reported("", gone), std::slice::from_ref(&b));
     let dead = |status: &mut crds::MooncakeNodeStatus| {

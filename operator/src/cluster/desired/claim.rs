@@ -1,6 +1,5 @@
-//! The ResourceClaimTemplate by which each injected pod of a cluster that requires RDMA gets a device.
+//! The ResourceClaimTemplate by which each injected pod of a cluster on RDMA gets a device.
 
-use crds::cluster::TransportPolicy;
 use crds::names;
 use k8s_openapi::api::resource::v1::{
     DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaimSpec, ResourceClaimTemplate,
@@ -11,10 +10,7 @@ use crate::cluster::desired::metadata;
 use crate::cluster::validate::Valid;
 
 /// One device of the class. The spec of a ResourceClaimTemplate is immutable.
-pub fn template(cluster: &Valid) -> Option<ResourceClaimTemplate> {
-    if cluster.transports.rdma != TransportPolicy::Require {
-        return None;
-    }
+pub fn template(cluster: &Valid) -> ResourceClaimTemplate {
     let request = DeviceRequest {
         name: "hca".to_owned(),
         exactly: Some(ExactDeviceRequest {
@@ -25,7 +21,7 @@ pub fn template(cluster: &Valid) -> Option<ResourceClaimTemplate> {
         }),
         ..DeviceRequest::default()
     };
-    Some(ResourceClaimTemplate {
+    ResourceClaimTemplate {
         metadata: metadata(cluster, names::claim_template(&cluster.name)),
         spec: ResourceClaimTemplateSpec {
             metadata: None,
@@ -36,5 +32,5 @@ pub fn template(cluster: &Valid) -> Option<ResourceClaimTemplate> {
                 }),
             },
         },
-    })
+    }
 }

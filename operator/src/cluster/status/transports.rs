@@ -1,53 +1,107 @@
-//! The transport of stock pods, and the condition TransportsReady. Pure.
+//! The condition TransportsReady, and the transport of stock pods that the status states. Pure.
 
-use crds::cluster::{Transport, TransportPolicy};
+use crds::cluster::Transport;
 use crds::{ConditionType, NewCondition, Reason};
 
 use super::{describe, listed};
 use crate::cache::Claimable;
 use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
-use crate::cluster::validate::Valid;
+use crate::cluster::transport::{Facts, Obstacle, Rdma, StoringNode};
 
-/// Decides by the spec and by the transport over which pool pods are served. With `rdma: Prefer` stock pods use TCP: one
-/// process uses one transport, and every node of the pools serves TCP. Returns no transport while none is served.
-pub(super) fn decide(
-    cluster: &Valid,
+/// Evaluates the decided transport and the one over which pool pods are served. Where the spec requires RDMA, the status
+/// states no transport while no pool pod is served over it; where the transport is decided, agents and webhook read it there.
+pub(super) fn evaluate(
+    facts: &Facts,
     pods: &[PoolPodStatus],
     claimable: &Claimable,
 ) -> (Option<Transport>, NewCondition) {
-    let kind = ConditionType::TransportsReady;
-    if cluster.transports.rdma != TransportPolicy::Require {
-        let message = "stock pods use TCP";
-        let ready = NewCondition::new(kind, true, Reason::AsExpected, message);
-        return (Some(Transport::Tcp), ready);
+    let transport = facts.decide();
+    match (facts.required, transport) {
+        (None, None) => {
+            let message = "the transport is not decided yet: not every pool pod exists".to_owned();
+            (None, not(Reason::Progressing, message))
+        }
+        (Some(Transport::Rdma), _) => {
+            let condition = required_rdma(pods, claimable);
+            let ready = condition.reason == Reason::AsExpected;
+            (transport.filter(|_| ready), condition)
+        }
+        (None, Some(Transport::Rdma)) => (transport, decided_rdma(facts, pods)),
+        (Some(Transport::Tcp), _) => (transport, tcp(pods, (Reason::AsExpected, String::new()))),
+        (None, Some(Transport::Tcp)) => (transport, tcp(pods, why_tcp(facts))),
     }
-    let not = |reason, message: String| NewCondition::new(kind, false, reason, message);
+}
+
+fn ready(reason: Reason, message: String) -> NewCondition {
+    NewCondition::new(ConditionType::TransportsReady, true, reason, message)
+}
+
+fn not(reason: Reason, message: String) -> NewCondition {
+    NewCondition::new(ConditionType::TransportsReady, false, reason, message)
+}
+
+fn required_rdma(pods: &[PoolPodStatus], claimable: &Claimable) -> NewCondition {
+    let lead = "the spec requires RDMA";
     if let Claimable::No(why) = claimable {
-        let message =
-            format!("the spec requires RDMA, and injected pods are given no RDMA device: {why}");
-        return (None, not(Reason::NoUsableTransport, message));
+        let message = format!("{lead}, and injected pods are given no RDMA device: {why}");
+        return not(Reason::NoUsableTransport, message);
     }
-    let serving = |wanted: Transport| {
-        pods.iter().filter(move |pod| {
-            matches!(pod.service, PoolService::Serving { transport, .. } if transport == wanted)
-        })
+    let remedy = "To use TCP, set spec.transports.rdma to Prefer, spec.transports.tcp not to Forbid, and remove Pd from \
+                  spec.usage";
+    match served_over_rdma(pods, lead, remedy) {
+        Ok(count) => ready(Reason::AsExpected, use_rdma(count)),
+        Err(condition) => condition,
+    }
+}
+
+fn decided_rdma(facts: &Facts, pods: &[PoolPodStatus]) -> NewCondition {
+    let mut rest = outlook(facts, Transport::Rdma);
+    let lacking = facts.lacking(false);
+    let remedy =
+        "To use TCP at once, set spec.transports.rdma to Forbid and create the injected pods again";
+    let count = match served_over_rdma(pods, "stock pods use RDMA", remedy) {
+        Ok(count) => count,
+        Err(mut condition) => {
+            condition.message += &rest;
+            return condition;
+        }
     };
-    let over_tcp: Vec<_> = serving(Transport::Tcp)
-        .map(|pod| format!("{} on {}", pod.pod, pod.node))
-        .collect();
+    let reason = if lacking.is_empty() && rest.is_empty() {
+        Reason::AsExpected
+    } else {
+        Reason::TransportDegraded
+    };
+    if !lacking.is_empty() {
+        rest = format!(", and it is no longer proved on {}{rest}", named(&lacking));
+    }
+    ready(reason, use_rdma(count) + &rest)
+}
+
+fn use_rdma(count: usize) -> String {
+    format!("stock pods use RDMA, over which {count} pool pods are served")
+}
+
+/// Returns the number of pool pods that are served over RDMA.
+///
+/// # Errors
+/// The condition, where pool pods are served over TCP, or none over RDMA.
+fn served_over_rdma(
+    pods: &[PoolPodStatus],
+    lead: &str,
+    remedy: &str,
+) -> Result<usize, NewCondition> {
+    let over_tcp = served_over(pods, Transport::Tcp);
     if !over_tcp.is_empty() {
         let message = format!(
-            "the spec requires RDMA, and these pool pods are still served over TCP: {}. Their agents change that, if \
-             they are of release 0.2.0 or later",
+            "{lead}, and these pool pods are still served over TCP: {}. Their agents change that, if they are of release \
+             0.2.0 or later",
             listed(&over_tcp)
         );
-        return (None, not(Reason::Progressing, message));
+        return Err(not(Reason::Progressing, message));
     }
-    let count = serving(Transport::Rdma).count();
+    let count = served_over(pods, Transport::Rdma).len();
     if count > 0 {
-        let message = format!("stock pods use RDMA, over which {count} pool pods are served");
-        let ready = NewCondition::new(kind, true, Reason::AsExpected, message);
-        return (Some(Transport::Rdma), ready);
+        return Ok(count);
     }
     let unproved = pods.iter().filter_map(|pod| match &pod.service {
         PoolService::NotServing { reason, message } if *reason == Reason::NoUsableTransport => {
@@ -56,16 +110,122 @@ pub(super) fn decide(
         _ => None,
     });
     let unproved: Vec<_> = unproved.collect();
-    let condition = if unproved.is_empty() {
-        let message = "the spec requires RDMA, and no pool pod is served over it yet".to_owned();
+    Err(if unproved.is_empty() {
+        let message = format!("{lead}, and no pool pod is served over it yet");
         not(Reason::Progressing, message)
     } else {
-        let message = format!(
-            "the spec requires RDMA, and no pool pod is served over it: {}. To use TCP, set spec.transports.rdma to \
-             Prefer, spec.transports.tcp not to Forbid, and remove Pd from spec.usage",
-            listed(&unproved)
-        );
+        let unproved = listed(&unproved);
+        let message = format!("{lead}, and no pool pod is served over it: {unproved}. {remedy}");
         not(Reason::NoUsableTransport, message)
-    };
-    (None, condition)
+    })
 }
+
+fn served_over(pods: &[PoolPodStatus], wanted: Transport) -> Vec<String> {
+    let serving = pods.iter().filter(
+        |pod| matches!(pod.service, PoolService::Serving { transport, .. } if transport == wanted),
+    );
+    serving
+        .map(|pod| format!("{} on {}", pod.pod, pod.node))
+        .collect()
+}
+
+/// TCP, with the reason and the cause of it.
+fn tcp(pods: &[PoolPodStatus], (reason, why): (Reason, String)) -> NewCondition {
+    let over_rdma = served_over(pods, Transport::Rdma);
+    if over_rdma.is_empty() {
+        return ready(reason, format!("stock pods use TCP{why}"));
+    }
+    let message = format!(
+        "stock pods use TCP{why}. These pool pods are still served over RDMA, and their agents change that: {}",
+        listed(&over_rdma)
+    );
+    not(Reason::Progressing, message)
+}
+
+/// Why stock pods use TCP although the spec prefers RDMA.
+fn why_tcp(facts: &Facts) -> (Reason, String) {
+    let outlook = outlook(facts, Transport::Tcp);
+    if let Some(Obstacle::Spec(why)) = facts.obstacle {
+        return (Reason::AsExpected, format!(": {why}{outlook}"));
+    }
+    // An agent that is silent for a moment changes nothing here.
+    let no_device = |node: &StoringNode| matches!(node.rdma, Rdma::NoDevice | Rdma::Unknown(_));
+    if !facts.nodes.is_empty() && facts.nodes.iter().all(no_device) {
+        let why = format!(": no storing node has reported a usable RDMA device{outlook}");
+        return (Reason::AsExpected, why);
+    }
+    let mut causes = Vec::new();
+    let lacking = facts.lacking(true);
+    if !lacking.is_empty() {
+        causes.push(format!("RDMA is not proved on {}", named(&lacking)));
+    }
+    match &facts.obstacle {
+        Some(Obstacle::NoClaims(why)) => {
+            causes.push(format!("injected pods are given no RDMA device: {why}"));
+        }
+        Some(Obstacle::Unknown) => {
+            causes.push("it is not known yet whether pods can claim RDMA devices".to_owned());
+        }
+        Some(Obstacle::Spec(_)) | None => {}
+    }
+    if !causes.is_empty() {
+        let why = format!(": {}{outlook}", causes.join("; "));
+        return (Reason::TransportDegraded, why);
+    }
+    if facts.wanted() == Some(Transport::Rdma) {
+        let why = format!(", although every storing node has proved RDMA{outlook}");
+        return (Reason::TransportDegraded, why);
+    }
+    let why = format!(": not every pool pod exists{outlook}");
+    (Reason::AsExpected, why)
+}
+
+/// For what a change to the wanted transport waits, and which injected pods have another transport than the decided one.
+fn outlook(facts: &Facts, decided: Transport) -> String {
+    let pods = &facts.pods;
+    let (other, same, different) = match decided {
+        Transport::Tcp => (Transport::Rdma, &pods.tcp, &pods.rdma),
+        Transport::Rdma => (Transport::Tcp, &pods.rdma, &pods.tcp),
+    };
+    let mut text = String::new();
+    if facts.wanted() == Some(other) {
+        if facts.paused {
+            text += &format!(". This changes to {} after the pause", word(other));
+        } else if !same.is_empty() {
+            text += &format!(
+                ". This changes to {} when the last of {} injected pods with {} has ended: {}",
+                word(other),
+                same.len(),
+                word(decided),
+                listed(same)
+            );
+        }
+    }
+    if !different.is_empty() {
+        text += &format!(
+            ". These injected pods have {}, and fail until they are created again: {}",
+            word(other),
+            listed(different)
+        );
+    }
+    text
+}
+
+fn word(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Tcp => "TCP",
+        Transport::Rdma => "RDMA",
+    }
+}
+
+fn named(nodes: &[&StoringNode]) -> String {
+    let named = nodes.iter().map(|node| match &node.rdma {
+        Rdma::Proved => node.name.clone(),
+        Rdma::NoDevice => format!("{} (no RDMA device)", node.name),
+        Rdma::Unproved(why) | Rdma::Unknown(why) => format!("{} ({why})", node.name),
+    });
+    listed(&named.collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! The condition TransportsReady of a cluster that prefers RDMA.
+
+use super::*;
+use crate::cluster::transport::InjectedPods;
+use Transport::{Rdma as RDMA, Tcp as TCP};
+
+fn proved(names: &[&str]) -> Vec<StoringNode> {
+    let node = |name: &&str| StoringNode {
+        name: (*name).to_owned(),
+        rdma: Rdma::Proved,
+    };
+    names.iter().map(node).collect()
+}
+
+fn named_pods(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Two nodes that have proved RDMA, and no injected pod.
+fn facts(before: Transport) -> Facts {
+    Facts {
+        required: None,
+        before: Some(before),
+        nodes: proved(&["n1", "n2"]),
+        complete: true,
+        serves: true,
+        pods: InjectedPods::default(),
+        obstacle: None,
+        paused: false,
+    }
+}
+
+fn pool_pod(node: &str, service: PoolService) -> PoolPodStatus {
+    PoolPodStatus {
+        pod: format!("kv-pool-default-{node}"),
+        node: node.to_owned(),
+        service,
+        metadata_failure: None,
+    }
+}
+
+fn served(transport: Transport) -> Vec<PoolPodStatus> {
+    let serving = |node| {
+        pool_pod(
+            node,
+            PoolService::Serving {
+                bytes: 1,
+                transport,
+            },
+        )
+    };
+    ["n1", "n2"].map(serving).to_vec()
+}
+
+/// The transport, `Status/Reason`, and the message.
+fn seen(facts: &Facts, pods: &[PoolPodStatus]) -> (Option<Transport>, String, String) {
+    let (transport, condition) = evaluate(facts, pods, &Claimable::Yes);
+    let state = format!("{}/{}", condition.state.as_str(), condition.reason);
+    (transport, state, condition.message)
+}
+
+#[test]
+fn tcp_names_the_nodes_that_are_its_cause_and_is_expected_where_no_node_has_a_device() {
+    let mut facts = facts(TCP);
+    facts.nodes[1].rdma = Rdma::Unproved("rxe0 port 1: PortNotActive".to_owned());
+    facts.nodes.extend(proved(&["n3"]));
+    facts.nodes[2].rdma = Rdma::NoDevice;
+    let (transport, state, message) = seen(&facts, &served(TCP));
+    assert_eq!(transport, Some(TCP));
+    assert_eq!(state, "True/TransportDegraded");
+    assert_eq!(
+        message,
+        "stock pods use TCP: RDMA is not proved on n2 (rxe0 port 1: PortNotActive); n3 (no RDMA device)"
+    );
+    for node in &mut facts.nodes {
+        node.rdma = Rdma::NoDevice;
+    }
+    let (_, state, message) = seen(&facts, &served(TCP));
+    assert_eq!(state, "True/AsExpected");
+    assert!(message.contains("no storing node has"), "{message}");
+    facts.nodes[0].rdma = Rdma::Unknown("AgentNotReady".to_owned());
+    assert_eq!(seen(&facts, &served(TCP)).2, message);
+}
+
+#[test]
+fn tcp_has_the_cause_that_is_not_a_node() {
+    let with = |obstacle| {
+        let mut facts = facts(TCP);
+        facts.obstacle = Some(obstacle);
+        let (transport, state, message) = seen(&facts, &served(TCP));
+        assert_eq!(transport, Some(TCP));
+        (state, message)
+    };
+    let (state, message) = with(Obstacle::Spec("of spec.access"));
+    assert_eq!(
+        (&*state, &*message),
+        ("True/AsExpected", "stock pods use TCP: of spec.access")
+    );
+    let (state, message) = with(Obstacle::NoClaims("there is no class".to_owned()));
+    assert_eq!(state, "True/TransportDegraded");
+    assert!(message.contains("no RDMA device: there is no class"));
+    let (state, message) = with(Obstacle::Unknown);
+    assert_eq!(state, "True/TransportDegraded");
+    assert!(message.contains("not known yet"), "{message}");
+    let mut incomplete = facts(TCP);
+    incomplete.complete = false;
+    let (_, state, message) = seen(&incomplete, &served(TCP));
+    assert_eq!(state, "True/AsExpected");
+    assert!(message.contains("not every pool pod exists"), "{message}");
+}
+
+#[test]
+fn pods_on_tcp_hold_a_change_to_rdma_and_are_counted_and_named() {
+    let mut facts = facts(RDMA);
+    facts.pods.tcp = named_pods(&["a/1", "a/2", "a/3", "a/4", "a/5"]);
+    let (transport, state, message) = seen(&facts, &served(TCP));
+    assert_eq!(transport, Some(TCP));
+    assert_eq!(state, "True/TransportDegraded");
+    assert_eq!(
+        message,
+        "stock pods use TCP, although every storing node has proved RDMA. This changes to RDMA when the last of 5 \
+         injected pods with TCP has ended: a/1; a/2; a/3; a/4; and 1 more"
+    );
+    facts.before = Some(TCP);
+    facts.pods.tcp.clear();
+    facts.paused = true;
+    let (transport, _, message) = seen(&facts, &served(TCP));
+    assert_eq!(transport, Some(TCP));
+    assert!(
+        message.ends_with("changes to RDMA after the pause"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_node_that_loses_its_proof_while_pods_use_rdma_is_named_and_changes_nothing() {
+    let mut facts = facts(RDMA);
+    let (transport, state, message) = seen(&facts, &served(RDMA));
+    assert_eq!((transport, &*state), (Some(RDMA), "True/AsExpected"));
+    assert_eq!(
+        message,
+        "stock pods use RDMA, over which 2 pool pods are served"
+    );
+    facts.pods.rdma = named_pods(&["team/a"]);
+    facts.nodes[1].rdma = Rdma::Unproved("rxe0 port 1: PortNotActive".to_owned());
+    let mut pods = served(RDMA);
+    let unproved = PoolService::NotServing {
+        reason: Reason::NoUsableTransport,
+        message: "it is served over rxe0:1:1".to_owned(),
+    };
+    pods[1] = pool_pod("n2", unproved.clone());
+    let (transport, state, message) = seen(&facts, &pods);
+    assert_eq!(transport, Some(RDMA));
+    assert_eq!(state, "True/TransportDegraded");
+    assert_eq!(
+        message,
+        "stock pods use RDMA, over which 1 pool pods are served, and it is no longer proved on n2 (rxe0 port 1: \
+         PortNotActive). This changes to TCP when the last of 1 injected pods with RDMA has ended: team/a"
+    );
+    pods[0] = pool_pod("n1", unproved);
+    let (transport, state, message) = seen(&facts, &pods);
+    assert_eq!(transport, Some(RDMA));
+    assert_eq!(state, "False/NoUsableTransport");
+    assert!(message.contains("n1: pool pod"), "{message}");
+    assert!(message.contains("has ended: team/a"), "{message}");
+}
+
+#[test]
+fn a_cluster_is_not_ready_while_its_pool_pods_are_served_over_the_other_transport() {
+    let (transport, state, message) = seen(&facts(TCP), &served(TCP));
+    assert_eq!((transport, &*state), (Some(RDMA), "False/Progressing"));
+    assert!(message.contains("kv-pool-default-n2 on n2"), "{message}");
+    let mut tcp = facts(RDMA);
+    tcp.nodes[0].rdma = Rdma::NoDevice;
+    let (transport, state, message) = seen(&tcp, &served(RDMA));
+    assert_eq!((transport, &*state), (Some(TCP), "False/Progressing"));
+    assert!(message.contains("kv-pool-default-n1 on n1"), "{message}");
+    tcp.required = Some(TCP);
+    assert_eq!(seen(&tcp, &served(TCP)).2, "stock pods use TCP");
+}
+
+#[test]
+fn injected_pods_with_the_other_transport_are_named() {
+    let mut facts = facts(RDMA);
+    facts.pods.tcp = named_pods(&["team/old"]);
+    facts.pods.rdma = named_pods(&["team/new"]);
+    let (transport, state, message) = seen(&facts, &served(RDMA));
+    assert_eq!(transport, Some(RDMA));
+    assert_eq!(state, "True/TransportDegraded");
+    let words = "These injected pods have TCP, and fail until they are created again: team/old";
+    assert!(message.ends_with(words), "{message}");
+}
+
+#[test]
+fn an_undecided_transport_is_progress() {
+    let mut undecided = facts(TCP);
+    undecided.before = None;
+    undecided.complete = false;
+    undecided.serves = false;
+    let (transport, state, _) = seen(&undecided, &[]);
+    assert_eq!((transport, &*state), (None, "False/Progressing"));
+}

@@ -1,0 +1,351 @@
+//! The decision by a table of cases and by random histories, and the facts from objects.
+
+use crds::node::MooncakeNodeSpec;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::core::DeserializeGuard;
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixture;
+
+const TCP: Option<Transport> = Some(Transport::Tcp);
+const RDMA: Option<Transport> = Some(Transport::Rdma);
+
+fn node(name: &str, rdma: Rdma) -> StoringNode {
+    StoringNode {
+        name: name.to_owned(),
+        rdma,
+    }
+}
+
+/// Nodes by a letter each: proved, without a device, not proved, unknown.
+fn nodes(letters: &str) -> Vec<StoringNode> {
+    let rdma = |letter| match letter {
+        'p' => Rdma::Proved,
+        'd' => Rdma::NoDevice,
+        'n' => Rdma::Unproved("rxe0 port 1: PortNotActive".to_owned()),
+        _ => Rdma::Unknown("AgentMissing".to_owned()),
+    };
+    letters
+        .chars()
+        .enumerate()
+        .map(|(index, letter)| node(&format!("n{index}"), rdma(letter)))
+        .collect()
+}
+
+fn pods(tcp: usize, rdma: usize) -> InjectedPods {
+    let named = |count, prefix: &str| (0..count).map(|i| format!("team/{prefix}{i}")).collect();
+    InjectedPods {
+        tcp: named(tcp, "t"),
+        rdma: named(rdma, "r"),
+    }
+}
+
+/// A complete cluster that prefers RDMA and has these nodes and pods.
+fn facts(letters: &str, (tcp, rdma): (usize, usize), before: Option<Transport>) -> Facts {
+    Facts {
+        required: None,
+        before,
+        nodes: nodes(letters),
+        complete: true,
+        serves: true,
+        pods: pods(tcp, rdma),
+        obstacle: None,
+        paused: false,
+    }
+}
+
+#[test]
+fn the_transport_follows_the_running_pods_and_without_them_the_proofs_of_every_node() {
+    for (letters, running, before, decided) in [
+        // No injected pod: what every node has proved, and what is unknown changes nothing.
+        ("pp", (0, 0), None, RDMA),
+        ("pp", (0, 0), TCP, RDMA),
+        ("pp", (0, 0), RDMA, RDMA),
+        ("pn", (0, 0), None, TCP),
+        ("pn", (0, 0), TCP, TCP),
+        ("pn", (0, 0), RDMA, TCP),
+        ("pd", (0, 0), RDMA, TCP),
+        ("pu", (0, 0), None, TCP),
+        ("pu", (0, 0), TCP, TCP),
+        ("pu", (0, 0), RDMA, RDMA),
+        ("nu", (0, 0), RDMA, TCP),
+        // Pods keep what they were injected with, also where the last decision was another one.
+        ("pp", (1, 0), None, TCP),
+        ("pp", (1, 0), TCP, TCP),
+        ("pp", (1, 0), RDMA, TCP),
+        ("pn", (0, 1), RDMA, RDMA),
+        ("pd", (0, 1), TCP, RDMA),
+        ("nn", (0, 1), None, RDMA),
+        ("pu", (0, 1), RDMA, RDMA),
+        // Of both, the last decision.
+        ("pp", (1, 1), RDMA, RDMA),
+        ("nn", (1, 1), RDMA, RDMA),
+        ("pp", (1, 1), TCP, TCP),
+        ("pp", (1, 1), None, TCP),
+    ] {
+        let found = facts(letters, running, before).decide();
+        assert_eq!(found, decided, "{letters} {running:?} {before:?}");
+    }
+}
+
+#[test]
+fn a_required_transport_is_taken_whatever_runs_and_a_pause_keeps_the_decided_one() {
+    for required in [TCP, RDMA] {
+        for running in [(0, 0), (1, 0), (0, 1)] {
+            let mut facts = facts("pn", running, TCP);
+            facts.required = required;
+            facts.paused = true;
+            assert_eq!(facts.decide(), required);
+        }
+    }
+    let mut paused = facts("pp", (0, 0), TCP);
+    paused.paused = true;
+    assert_eq!((paused.decide(), paused.wanted()), (TCP, RDMA));
+    paused.before = None;
+    assert_eq!(paused.decide(), RDMA);
+}
+
+#[test]
+fn a_cluster_with_a_missing_pool_pod_changes_to_tcp_only_and_first_decides_when_one_serves() {
+    let incomplete = |letters, before, serves| {
+        let mut facts = facts(letters, (0, 0), before);
+        facts.complete = false;
+        facts.serves = serves;
+        facts.decide()
+    };
+    assert_eq!(incomplete("p", None, false), None);
+    assert_eq!(incomplete("", None, false), None);
+    assert_eq!(incomplete("p", None, true), TCP);
+    assert_eq!(incomplete("p", TCP, true), TCP);
+    assert_eq!(incomplete("p", RDMA, false), RDMA);
+    assert_eq!(incomplete("n", RDMA, false), TCP);
+}
+
+#[test]
+fn an_obstacle_is_tcp_and_one_that_is_not_known_yet_changes_nothing() {
+    let with = |obstacle: Obstacle, before| {
+        let mut facts = facts("pp", (0, 0), before);
+        facts.obstacle = Some(obstacle);
+        facts.decide()
+    };
+    assert_eq!(with(Obstacle::Spec("no"), RDMA), TCP);
+    assert_eq!(with(Obstacle::NoClaims(String::new()), RDMA), TCP);
+    assert_eq!(with(Obstacle::Unknown, RDMA), RDMA);
+    assert_eq!(with(Obstacle::Unknown, TCP), TCP);
+}
+
+fn transport() -> impl Strategy<Value = Option<Transport>> {
+    prop::option::of(prop_oneof![Just(Transport::Tcp), Just(Transport::Rdma)])
+}
+
+proptest! {
+    #[test]
+    fn a_decision_is_kept_by_the_same_facts(
+        letters in "[pdnu]{0,4}",
+        running in (0_usize..3, 0_usize..3),
+        before in transport(),
+        complete: bool,
+        paused: bool,
+    ) {
+        let mut facts = facts(&letters, running, before);
+        (facts.complete, facts.paused) = (complete, paused);
+        let first = facts.decide();
+        facts.before = first;
+        prop_assert_eq!(facts.decide(), first);
+    }
+
+    /// Each step reports other proofs, and perhaps starts or ends a pod. A pod gets the transport of the last decision or,
+    /// where the webhook is behind, of the one before.
+    #[test]
+    fn the_transport_of_a_running_pod_changes_only_if_another_pod_was_injected_with_an_older_decision(
+        steps in prop::collection::vec(("[pdnu]{1,3}", any::<bool>(), 0_u8..4), 1..60),
+    ) {
+        let (mut last, mut running) = (None, pods(0, 0));
+        for (letters, complete, event) in steps {
+            let mut facts = facts(&letters, (0, 0), last);
+            (facts.pods, facts.complete) = (running.clone(), complete);
+            let decided = facts.decide();
+            if running.rdma.is_empty() && !running.tcp.is_empty() {
+                prop_assert_eq!(decided, TCP);
+            }
+            if running.tcp.is_empty() && !running.rdma.is_empty() {
+                prop_assert_eq!(decided, RDMA);
+            }
+            if !running.tcp.is_empty() && !running.rdma.is_empty() {
+                prop_assert_eq!(decided, last);
+            }
+            let previous = last;
+            last = decided;
+            let injected = |decided: Option<Transport>, running: &mut InjectedPods| {
+                match decided.unwrap_or(Transport::Tcp) {
+                    Transport::Tcp => running.tcp.push("t".to_owned()),
+                    Transport::Rdma => running.rdma.push("r".to_owned()),
+                }
+            };
+            match event {
+                0 => injected(last, &mut running),
+                1 => injected(previous, &mut running),
+                2 => drop(running.tcp.pop().or_else(|| running.rdma.pop())),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn report(status: &str) -> MooncakeNode {
+    let mut report = MooncakeNode::new(
+        "n1",
+        MooncakeNodeSpec {
+            node_uid: "node".to_owned(),
+            boot_id: "boot".to_owned(),
+            ..serde_json::from_str("{}").unwrap()
+        },
+    );
+    report.status = serde_yaml_ng::from_str(&format!(
+        "{{nodeUid: node, bootId: boot, {status}, conditions: [{{type: AgentAlive, status: 'True', \
+         reason: AsExpected, message: '', lastTransitionTime: '2026-01-01T00:00:00Z'}}]}}"
+    ))
+    .unwrap();
+    report
+}
+
+#[test]
+fn a_node_has_proved_rdma_by_one_port_and_is_unknown_until_each_port_is_probed() {
+    let of = |ports: &str| rdma(Some(&report(&format!("hcas: [{ports}]"))));
+    let proved = "{name: a, port: 1, state: Active, gid: 1, proved: true}";
+    let failed = "{name: b, port: 1, state: Active, gid: 1, notProved: LoopbackFailed}";
+    let down = "{name: c, port: 1, state: Down}";
+    let unprobed = "{name: d, port: 1, state: Active, gid: 1}";
+    assert_eq!(of(&format!("{failed}, {proved}")), Rdma::Proved);
+    assert_eq!(of(""), Rdma::NoDevice);
+    let Rdma::Unproved(why) = of(&format!("{failed}, {down}, {down}")) else {
+        panic!("{:?}", of(failed))
+    };
+    assert_eq!(
+        why,
+        "b port 1: LoopbackFailed, c port 1: not probed yet and 1 more"
+    );
+    let unknown = of(&format!("{failed}, {unprobed}"));
+    assert!(matches!(unknown, Rdma::Unknown(_)), "{unknown:?}");
+
+    assert!(matches!(rdma(None), Rdma::Unknown(_)));
+    let mut rebooted = report(&format!("hcas: [{proved}]"));
+    rebooted.spec.boot_id = "next".to_owned();
+    assert!(matches!(rdma(Some(&rebooted)), Rdma::Unknown(_)));
+}
+
+fn pod(text: &str) -> Arc<Pod> {
+    Arc::new(serde_yaml_ng::from_str(text).unwrap())
+}
+
+fn pool_pod(node: &str) -> Arc<Pod> {
+    pod(&format!(
+        "{{metadata: {{name: p-{node}, labels: {{mooncake.io/pool: default}}}}, spec: {{nodeName: {node}, containers: []}}}}"
+    ))
+}
+
+#[test]
+fn a_cluster_is_complete_when_each_node_that_the_daemon_set_counts_has_a_pool_pod() {
+    let set = |desired: i32| -> Arc<DaemonSet> {
+        let text = format!(
+            "{{metadata: {{name: kv-pool-default, generation: 2}}, spec: {{selector: {{}}, template: {{}}}}, status: \
+             {{observedGeneration: 2, desiredNumberScheduled: {desired}, currentNumberScheduled: {desired}, \
+             numberMisscheduled: 0, numberReady: 0}}}}"
+        );
+        Arc::new(serde_yaml_ng::from_str(&text).unwrap())
+    };
+    let complete = |desired, nodes: &[&str]| {
+        let mut observed = Observed::default();
+        observed.existing.daemon_sets = vec![set(desired)];
+        observed.pool_pods = nodes.iter().map(|node| pool_pod(node)).collect();
+        is_complete(&fixture::valid("{}"), &observed)
+    };
+    assert!(complete(2, &["n1", "n2"]));
+    // A pod that ends and its successor are on one node.
+    assert!(!complete(2, &["n1", "n1"]));
+    assert!(!complete(0, &[]));
+    let unseen = Observed {
+        pool_pods: vec![pool_pod("n1")],
+        ..Observed::default()
+    };
+    assert!(!is_complete(&fixture::valid("{}"), &unseen));
+}
+
+#[test]
+fn injected_pods_count_with_the_transport_of_their_gate_until_they_end() {
+    let injected = |name: &str, gate: &str, phase: &str| {
+        let labels = "labels: {mooncake.io/inject: kv, mooncake.io/access: kv}";
+        let mut pod: Pod = serde_yaml_ng::from_str(&format!(
+            "{{metadata: {{name: {name}, namespace: team, {labels}}}, spec: {{containers: [], initContainers: \
+             [{{name: mooncake-gate, args: [hold, {gate}]}}]}}, status: {{phase: {phase}}}}}"
+        ))
+        .unwrap();
+        crate::cache::prune::pod(&mut pod);
+        Arc::new(pod)
+    };
+    let over_rdma = "--transport=rdma";
+    let mut all = vec![
+        injected("b", over_rdma, "Pending"),
+        injected("a", over_rdma, "Running"),
+        injected("c", "--samples=3", "Running"),
+        injected("d", over_rdma, "Succeeded"),
+        pod("{metadata: {name: e, namespace: team, labels: {mooncake.io/inject: kv}}}"),
+    ];
+    let found = injected_pods(&fixture::valid("{}"), &all);
+    assert_eq!(found.rdma, ["team/a", "team/b"]);
+    assert_eq!(found.tcp, ["team/c"]);
+    all.clear();
+    let none = injected_pods(&fixture::valid("{}"), &all);
+    assert_eq!(none, InjectedPods::default());
+}
+
+#[test]
+fn a_spec_with_peers_that_get_no_device_or_with_a_metadata_service_excludes_rdma_unless_it_is_required()
+ {
+    let of = |spec: &str| obstacle(&fixture::valid(spec), &Claimable::Yes);
+    for spec in [
+        "{metadata: {type: HTTP}}",
+        "{access: {allowedNamespaces: [other]}}",
+        "{access: {addresses: [10.0.0.7]}}",
+    ] {
+        assert!(matches!(of(spec), Some(Obstacle::Spec(_))), "{spec}");
+    }
+    assert_eq!(of("{}"), None);
+    let claims = |claimable| obstacle(&fixture::valid("{}"), &claimable);
+    assert_eq!(claims(Claimable::Unknown), Some(Obstacle::Unknown));
+    let none = Claimable::No("no class".to_owned());
+    assert_eq!(
+        claims(none),
+        Some(Obstacle::NoClaims("no class".to_owned()))
+    );
+}
+
+#[test]
+fn cached_reports_keep_what_the_decision_reads() {
+    let line = "{name: a, port: 1, state: Active, gid: 1, rateMbps: 100000, proved: true}";
+    let report = report(&format!("hcas: [{line}]"));
+    let mut cached = DeserializeGuard(Ok(report));
+    crate::cache::prune::report(&mut cached);
+    assert_eq!(rdma(cached.0.as_ref().ok()), Rdma::Proved);
+}
+
+#[test]
+fn the_spec_decides_before_the_status_and_before_there_is_one_it_is_tcp() {
+    let of = |spec: &str, status: &str| {
+        let mut cluster = fixture::cluster(spec);
+        cluster.status = serde_yaml_ng::from_str(status).unwrap();
+        of_stock_pods(&cluster)
+    };
+    let (tcp, rdma) = ("{transport: Tcp}", "{transport: Rdma}");
+    for status in ["{}", tcp, rdma] {
+        assert_eq!(of("{transports: {rdma: Require}}", status), Transport::Rdma);
+        assert_eq!(of("{transports: {tcp: Forbid}}", status), Transport::Rdma);
+        assert_eq!(of("{transports: {tcp: Require}}", status), Transport::Tcp);
+        assert_eq!(of("{transports: {rdma: Forbid}}", status), Transport::Tcp);
+    }
+    assert_eq!(of("{}", "{}"), Transport::Tcp);
+    assert_eq!(of("{}", tcp), Transport::Tcp);
+    assert_eq!(of("{}", rdma), Transport::Rdma);
+    assert_eq!(of("{}", "{transport: OfTheNextRelease}"), Transport::Tcp);
+}
