@@ -320,6 +320,8 @@ impl MooncakeClusterSpec {
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "!has(self.endpoint) || self.type == 'HTTP'", "message": "metadata.endpoint requires metadata.type HTTP" },
         { "rule": "has(self.endpoints) == (self.type == 'Etcd')", "message": "metadata.type Etcd requires metadata.endpoints, and no other type has them" },
+        { "rule": "!has(self.secretName) || self.type == 'Etcd'", "message": "metadata.secretName requires metadata.type Etcd: no other type has TLS" },
+        { "rule": "(has(self.secretName) ? self.secretName : '') == (has(oldSelf.secretName) ? oldSelf.secretName : '')", "message": "metadata.secretName is immutable because it decides which pods can use the etcd: change what the Secret contains, or create another MooncakeCluster" },
         { "rule": "(has(self.endpoints) ? self.endpoints : []) == (has(oldSelf.endpoints) ? oldSelf.endpoints : [])", "message": "metadata.endpoints is immutable because engines read it only when they start: create another MooncakeCluster" },
         { "rule": "(has(self.endpoint) ? self.endpoint : '') == (has(oldSelf.endpoint) ? oldSelf.endpoint : '')", "message": "metadata.endpoint is immutable because engines read it only when they start: create another MooncakeCluster" }
     ]))]
@@ -345,8 +347,8 @@ pub struct Metadata {
     pub endpoint: Option<String>,
 
     /// Hosts and client ports of an etcd of version 3.4 or later, such as `etcd.infra.svc:2379`; all members, or a Service in
-    /// front of them. Without TLS and authentication, which stock engines do not support: whoever else reaches it can replace
-    /// its values. Immutable. Keys begin with `mooncake/<namespace>/<name>/`; engines outside the cluster set
+    /// front of them. Without `secretName`, without TLS and authentication: whoever else reaches it can replace its values.
+    /// Immutable. Keys begin with `mooncake/<namespace>/<name>/`; engines outside the cluster set
     /// `MC_METADATA_CLUSTER_ID` to `<namespace>/<name>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
@@ -357,6 +359,17 @@ pub struct Metadata {
         )
     )]
     pub endpoints: Option<Vec<String>>,
+
+    /// Name of a Secret in the namespace of the MooncakeCluster, with which pool pods use the etcd by TLS. It has the key
+    /// `ca.crt` (the certificates that sign those of the etcd, as PEM), for an etcd that requires client certificates `tls.crt`
+    /// and `tls.key`, and for one with users `username` and `password`. Stock engines support neither, so the pods of
+    /// stock engines are not injected. Immutable; a change of what the Secret contains takes effect in running pool pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
+    )]
+    pub secret_name: Option<String>,
 }
 
 /// Source of segment descriptors.

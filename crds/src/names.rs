@@ -79,6 +79,8 @@ pub const DEVICE_CLASS: &str = "hca.mooncake.io";
 pub const MASTER_RPC_PORT: u16 = 50051;
 /// TCP port of the master's HTTP service for administration and metrics.
 pub const MASTER_ADMIN_PORT: u16 = 9003;
+/// Keys of the Secret that `spec.metadata.secretName` names, which pool pods mount. Others are not read.
+pub const ETCD_SECRET_KEYS: [&str; 5] = ["ca.crt", "tls.crt", "tls.key", "username", "password"];
 /// TCP port of the HTTP metadata server in the master's pod.
 pub const MASTER_METADATA_PORT: u16 = 8080;
 /// TCP port of a built-in master for health and metrics, without admission.

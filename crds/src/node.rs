@@ -360,6 +360,11 @@ pub struct MetadataService {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 320))]
     pub cluster_id: Option<String>,
+    /// The Secret that the pool pod mounts for an etcd with TLS; the engine process gets it from the pool pod. Absent:
+    /// without TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub secret_name: Option<String>,
 }
 
 /// An instance of a master, from the start of its pod until it loses its index.

@@ -4,6 +4,7 @@
 
 mod install {
     pub(crate) mod addresses;
+    pub(crate) mod metadata;
     pub(crate) mod objects;
     pub(crate) mod readme;
     pub(crate) mod registries;
@@ -12,7 +13,7 @@ mod install {
 use anyhow::{Context, ensure};
 use install::readme::{Commands, Program};
 use install::registries::Registries;
-use install::{addresses, objects};
+use install::{addresses, metadata, objects};
 use local_cluster::cluster::equip;
 use local_cluster::command::Run;
 use local_cluster::needs::Needs;
@@ -177,6 +178,7 @@ async fn use_it(cluster: &Cluster, registry: &str) -> anyhow::Result<()> {
     objects::exchange(&namespace, &stock).await?;
     if dual_stack {
         addresses::check(&namespace, &stock).await?;
+        metadata::by_ipv6(&namespace, &stock).await?;
     }
     Ok(())
 }

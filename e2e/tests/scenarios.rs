@@ -13,6 +13,7 @@ mod scenarios {
     mod deletion;
     mod engine_config_loaders;
     mod engine_process;
+    mod etcd_tls;
     mod examples;
     mod helm_release;
     mod hugepages_policy;

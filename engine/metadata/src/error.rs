@@ -91,17 +91,73 @@ pub enum Problem {
     },
     /// An etcd expects TLS.
     #[error(
-        "wrong scheme: the port expects TLS. Stock engines and pools use etcd without TLS: add an http:// URL to --listen-client-urls of etcd, or use metadata type P2P"
+        "wrong scheme: the port expects TLS. Stock engines use etcd without TLS: add an http:// URL to --listen-client-urls of etcd, use metadata type P2P, or spec.metadata.secretName, with which only pools use it"
     )]
     Tls,
     /// Another program than etcd.
     #[error("not an etcd: {0}. Check host and port; clients use port 2379 of etcd")]
     NotEtcd(Arc<str>),
-    /// etcd has users.
+    /// etcd has users, and the MooncakeCluster no Secret.
     #[error(
-        "etcd requires a user ({0}). Stock engines and pools have none: use an etcd without authentication, or metadata type P2P"
+        "etcd requires a user ({0}). Stock engines have none: use an etcd without authentication, metadata type P2P, or spec.metadata.secretName, with which only pools use it"
     )]
     Denied(Arc<str>),
+    /// The Secret of the MooncakeCluster cannot be used.
+    #[error("{secret} cannot be used: {cause}")]
+    Secret {
+        /// Which one.
+        secret: Arc<str>,
+        /// What is wrong, and what to do.
+        cause: Arc<str>,
+    },
+    /// No certificate of the Secret has signed that of etcd.
+    #[error(
+        "the certificate of etcd is not trusted: no certificate in ca.crt of {0} has signed it. Write the certificate of etcd's authority (its --trusted-ca-file or that of its issuer) into ca.crt"
+    )]
+    NotTrusted(Arc<str>),
+    /// By the clock of this node.
+    #[error(
+        "the certificate of etcd is not valid at this time: {0}. Renew the certificate of etcd, or correct the clock of the node"
+    )]
+    NotValidNow(Arc<str>),
+    /// The certificate has other names than the endpoint.
+    #[error(
+        "the certificate of etcd has another name: {0}. Issue it for the host of the endpoint (subject alternative name), or change spec.metadata.endpoints in a new MooncakeCluster"
+    )]
+    WrongName(Arc<str>),
+    /// etcd has --client-cert-auth.
+    #[error(
+        "etcd requires a client certificate: add tls.crt and tls.key to {0}, signed by the --trusted-ca-file of etcd"
+    )]
+    CertificateRequired(Arc<str>),
+    /// etcd does not accept the client certificate.
+    #[error(
+        "etcd refuses the client certificate in tls.crt of {secret} ({alert}). Renew it with the --trusted-ca-file of etcd, for client authentication"
+    )]
+    CertificateRefused {
+        /// Which Secret.
+        secret: Arc<str>,
+        /// The alert of etcd.
+        alert: Arc<str>,
+    },
+    /// The Secret has a user, and etcd does not accept it; or it has none.
+    #[error(
+        "authentication failed ({message}): correct username and password in {secret}, and grant the user reads and writes of the keys with the prefix mooncake/"
+    )]
+    LoginRefused {
+        /// Which Secret.
+        secret: Arc<str>,
+        /// The message of etcd.
+        message: Arc<str>,
+    },
+    /// The port does not speak TLS, which a Secret requires.
+    #[error(
+        "wrong scheme: the port does not speak TLS ({0}). With spec.metadata.secretName each endpoint must: add an https:// URL to --listen-client-urls of etcd, with its --cert-file and --key-file"
+    )]
+    NoTls(Arc<str>),
+    /// Another failure of TLS.
+    #[error("TLS with etcd failed: {0}. Read the log of etcd")]
+    TlsFailed(Arc<str>),
     /// The member that answers has no leader; the failures of the other endpoints.
     #[error(
         "no quorum: this member of etcd has no leader, because a majority of the members is down or does not reach it{}. Start the other members, and check the network between their ports 2380",

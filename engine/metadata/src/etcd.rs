@@ -1,8 +1,10 @@
 //! Requests to an etcd: by the member that answered last, and by the others where it fails. What an engine publishes is
 //! under a lease, so a dead engine leaves nothing.
 
+pub(crate) mod credentials;
 mod failure;
 mod member;
+mod tls;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::SocketAddr;
@@ -19,7 +21,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::connect::Lookup;
 use crate::error::{Error, Problem};
-use member::Member;
+use credentials::Credentials;
+use member::{Login, Member};
 
 /// Limit for an operation with its connections, as of stock engines.
 const OPERATION_DEADLINE: Duration = Duration::from_secs(5);
@@ -45,6 +48,8 @@ pub(crate) struct Etcd {
     text: Arc<str>,
     endpoints: Vec<HostPort>,
     lookup: Lookup,
+    /// `None`: without TLS, as stock engines.
+    credentials: Option<Arc<Credentials>>,
     /// The member that answered last.
     current: Mutex<Option<Arc<Member>>>,
     /// The lease of what this process has published.
@@ -52,11 +57,17 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    pub(crate) fn new(text: Arc<str>, endpoints: Vec<HostPort>, lookup: Lookup) -> Self {
+    pub(crate) fn new(
+        text: Arc<str>,
+        endpoints: Vec<HostPort>,
+        lookup: Lookup,
+        credentials: Option<Arc<Credentials>>,
+    ) -> Self {
         Self {
             text,
             endpoints,
             lookup,
+            credentials,
             current: Mutex::new(None),
             lease: Mutex::new(None),
         }
@@ -97,11 +108,19 @@ impl Etcd {
     pub(crate) async fn lease(&self) -> Result<i64, Error> {
         let status = self
             .call("Status", |mut client| {
-                async move { client.status().await }.boxed()
+                let status = async move {
+                    match client.status().await {
+                        // A user that may not read it learns of an alarm when it writes.
+                        Err(error) if failure::is_forbidden(&error) => Ok(None),
+                        status => status.map(Some),
+                    }
+                };
+                status.boxed()
             })
             .await?;
-        if !status.errors().is_empty() {
-            return Err(self.error(None, failure::alarm(status.errors())));
+        let alarms = status.as_ref().map_or(&[][..], |status| status.errors());
+        if !alarms.is_empty() {
+            return Err(self.error(None, failure::alarm(alarms)));
         }
         let known = *self.lease.lock();
         if let Some(lease) = known {
@@ -165,13 +184,15 @@ impl Etcd {
         let last = Mutex::new(None);
         let done = timeout(OPERATION_DEADLINE, async {
             let known = self.current.lock().clone();
+            // One with earlier credentials is replaced, also if it still works.
+            let known = known.filter(|member| member.login.is_current(self.credentials.as_deref()));
             if let Some(member) = known {
                 *last.lock() = Some(member.address);
                 let done = timeout(REQUEST_DEADLINE, request(member.client.clone())).await;
                 match done {
                     Ok(Ok(value)) => return Ok(value),
                     Ok(Err(error)) => {
-                        if let Some(problem) = failure::of_cluster(operation, &error) {
+                        if let Some(problem) = member.login.of_cluster(operation, &error) {
                             return Err(self.error(Some(member.address), problem));
                         }
                     }
@@ -186,7 +207,7 @@ impl Etcd {
                     *self.current.lock() = Some(member);
                     return Ok(value);
                 }
-                Ok(Err(error)) => failure::of_request(operation, error, member.address).await,
+                Ok(Err(error)) => member.failure(operation, error).await,
                 Err(_) => Problem::Slow(REQUEST_DEADLINE),
             };
             Err(self.error(Some(member.address), problem))
@@ -208,6 +229,11 @@ impl Etcd {
     /// Returns the first member that answers and has a leader. Begins with a random one, so that the engines of a cluster
     /// do not all use the same.
     async fn connect(&self) -> Result<Arc<Member>, Error> {
+        let login = match &self.credentials {
+            Some(credentials) => credentials.login(),
+            None => Ok(Login::default()),
+        };
+        let login = &login.map_err(|problem| self.error(None, problem))?;
         let count = self.endpoints.len();
         // std seeds each hasher at random.
         let first = usize::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0);
@@ -215,7 +241,7 @@ impl Etcd {
             .map(|turn| async move {
                 sleep(HEAD_START * u32::try_from(turn).unwrap_or(0)).await;
                 let endpoint = &self.endpoints[(first + turn) % count];
-                let member = Member::connect(endpoint, &self.lookup).await;
+                let member = Member::connect(endpoint, &self.lookup, login).await;
                 member.map_err(|(address, problem)| (endpoint, address, problem))
             })
             .collect();

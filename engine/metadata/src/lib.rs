@@ -1,8 +1,8 @@
 //! Client of the metadata services of stock engines, HTTP and etcd. It reads the segment descriptors of peers, and publishes that of
 //! an engine until it ends.
 //!
-//! A service has no authentication: whoever reaches it can read, replace and remove each key. What it returns is as
-//! trustworthy as the pods that reach it, so the addresses in a descriptor are checked before they are used.
+//! Only an etcd with a Secret has authentication: otherwise whoever reaches a service can read, replace and remove each
+//! key. What it returns is as trustworthy as that, so the addresses in a descriptor are checked before they are used.
 #![forbid(unsafe_code)]
 
 mod connect;
@@ -15,4 +15,5 @@ mod service;
 pub use connect::{Addresses, Lookup, system_lookup};
 pub use entry::{Entry, Published};
 pub use error::{Error, Problem};
+pub use etcd::credentials::Credentials;
 pub use service::Service;

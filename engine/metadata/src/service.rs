@@ -10,6 +10,7 @@ use proto::metadata::{Keys, RpcMeta, ServiceAddress, UrlError};
 use crate::connect::Lookup;
 use crate::error::{Error, Problem};
 use crate::etcd::Etcd;
+use crate::etcd::credentials::Credentials;
 use crate::http::HttpService;
 
 /// Longest text of the service in a message; an etcd may have nine endpoints with long names.
@@ -41,6 +42,19 @@ impl Service {
     /// # Errors
     /// See [`UrlError`].
     pub fn new(url: &str, cluster: Option<&str>, lookup: Lookup) -> Result<Self, UrlError> {
+        Self::with_credentials(url, cluster, lookup, None)
+    }
+
+    /// As [`Self::new`], with what an etcd with TLS requires. An HTTP service has no use for it.
+    ///
+    /// # Errors
+    /// See [`UrlError`].
+    pub fn with_credentials(
+        url: &str,
+        cluster: Option<&str>,
+        lookup: Lookup,
+        credentials: Option<Arc<Credentials>>,
+    ) -> Result<Self, UrlError> {
         let (text, backend) = match ServiceAddress::parse(url)? {
             ServiceAddress::Http(parsed) => {
                 let text: Arc<str> = url.into();
@@ -61,7 +75,7 @@ impl Service {
                     .into(),
                     _ => url.into(),
                 };
-                let etcd = Etcd::new(Arc::clone(&text), endpoints, lookup);
+                let etcd = Etcd::new(Arc::clone(&text), endpoints, lookup, credentials);
                 (text, Backend::Etcd(Arc::new(etcd)))
             }
         };

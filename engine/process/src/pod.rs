@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crds::node::PoolAssignment;
 use crds::reason::Reason;
 use engine::{Endpoint, Engine, RegionId};
+use metadata::Credentials;
 use store::{Ledger, Session};
 use sys::mem::Region;
 use tokio::sync::watch;
@@ -92,6 +93,8 @@ struct Pod {
     /// Mappings of memory that was released but may still be used.
     mapped: Vec<Weak<Region>>,
     served: Option<Served>,
+    /// Of an etcd with TLS, once peers are served.
+    credentials: Option<Arc<Credentials>>,
     /// `None` without a metadata service.
     publication: Option<Publication>,
     mounted: MountedExtents,
@@ -142,6 +145,7 @@ pub(crate) async fn run(
         ledger: None,
         mapped: Vec::new(),
         served: None,
+        credentials: None,
         publication: None,
         mounted: MountedExtents::default(),
         session: None,
@@ -355,6 +359,7 @@ impl Pod {
         if let Err(error) = sent {
             self.detach(&error);
         }
+        self.refresh_credentials().await;
     }
 
     fn serving_reason(&self) -> String {

@@ -169,7 +169,7 @@ fn own_memory() {
     let args::Command::Serve(settings) = args::Args::parse_from(arguments).command else {
         panic!("`serve` is another command");
     };
-    std::thread::spawn(move || runtime().block_on(pool::serve::serve(settings)).unwrap());
+    std::thread::spawn(move || runtime().block_on(pool::serve::serve(*settings)).unwrap());
 }
 
 fn assignment() -> ToEngine {

@@ -1,5 +1,7 @@
 //! Settings of the pool process.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand, ValueEnum};
 use crds::ByteSize;
 use sys::mem::PageSize;
@@ -17,7 +19,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Own memory until terminated.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Check the pool process of this pod; exit status 0 means yes.
     Probe {
         /// What to check.
@@ -55,6 +57,9 @@ pub struct ServeArgs {
     /// Port on which peers transfer bytes.
     #[arg(long, default_value_t = 12002)]
     pub data_port: u16,
+    /// Folder of the Secret with which the cluster's etcd is used.
+    #[arg(long)]
+    pub metadata_secret: Option<PathBuf>,
     /// UID of this pod.
     #[arg(long, env = "POD_UID")]
     pub pod_uid: String,

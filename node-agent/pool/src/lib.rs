@@ -4,6 +4,7 @@
 pub mod args;
 pub mod handover;
 pub mod probe;
+mod secret;
 pub mod serve;
 mod state;
 mod touch;

@@ -16,7 +16,7 @@ fn main() -> anyhow::Result<ExitCode> {
                 .with_max_level(tracing::Level::INFO)
                 .with_ansi(false)
                 .init();
-            runtime.block_on(serve::serve(args))?;
+            runtime.block_on(serve::serve(*args))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Probe { what } => Ok(match runtime.block_on(probe::probe(what)) {

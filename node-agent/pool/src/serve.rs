@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 
 use super::args::ServeArgs;
+use super::secret;
 use super::state::{Caller, ConnectionId, Effect, State};
 use super::touch::{self, Progress};
 use crate::handover::message::{Call, FromPool, RefusalKind, Reply};
@@ -220,6 +221,13 @@ impl Pool {
                 }
                 Err(error) => Reply::Refused {
                     kind: RefusalKind::NoMemory,
+                    message: error.to_string(),
+                },
+            },
+            Effect::ReadSecret(folder) => match secret::read(&folder) {
+                Ok(files) => Reply::Secret { files },
+                Err(error) => Reply::Refused {
+                    kind: RefusalKind::Unreadable,
                     message: error.to_string(),
                 },
             },

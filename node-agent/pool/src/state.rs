@@ -1,6 +1,7 @@
 //! State of a pool process: its agent, the effects of requests, readiness. Pure: the caller passes the time and
 //! carries out the effects.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sys::mem::PageSize;
@@ -43,6 +44,8 @@ pub(super) enum Effect {
     HandExtent(usize),
     /// Answer with the descriptor of the ledger.
     HandLedger,
+    /// Answer with what this folder has.
+    ReadSecret(PathBuf),
     /// Answer with both listeners.
     HandListeners,
     /// Answer, and touch this extent.
@@ -127,6 +130,13 @@ impl State {
                 "the ledger is made after the grant",
             ),
             Request::Ledger => Effect::HandLedger,
+            Request::Secret => match &self.settings.metadata_secret {
+                Some(folder) => Effect::ReadSecret(folder.clone()),
+                None => refuse(
+                    RefusalKind::OutOfOrder,
+                    "this pool pod was created without the Secret: delete the pod, and its DaemonSet creates one with it",
+                ),
+            },
             Request::Listeners => Effect::HandListeners,
             Request::Touch { index } => self.touch(index),
             Request::PutRecord { record } if record.len() <= RECORD_LIMIT => {

@@ -177,10 +177,23 @@ impl Node {
 
     /// Starts a pool process of another pod.
     pub(crate) fn pool_in(&self, pod: &Space, pool: &str, address: &str, pod_uid: &str) -> Child {
+        self.pool_with(pod, pool, address, pod_uid, &[])
+    }
+
+    /// The same with further flags.
+    pub(crate) fn pool_with(
+        &self,
+        pod: &Space,
+        pool: &str,
+        address: &str,
+        pod_uid: &str,
+        flags: &[&str],
+    ) -> Child {
         let child = pod
             .command(pool_program())
             .args(["serve", "--cluster", "c", "--pool", pool])
             .arg(format!("--bytes={POOL_BYTES}"))
+            .args(flags)
             .env("POD_UID", pod_uid)
             .env("POD_NAME", pod_name(pod_uid))
             .env("POD_NAMESPACE", "ns")

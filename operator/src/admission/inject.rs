@@ -135,6 +135,15 @@ fn obstacle(
             ),
         ));
     }
+    let metadata = cluster.map(|cluster| &cluster.spec.metadata);
+    if let Some(secret) = metadata.and_then(|metadata| metadata.secret_name.as_ref()) {
+        return Some(Skipped::new(
+            Reason::NotInjected,
+            format!(
+                "MooncakeCluster `{owner}/{name}` uses an etcd with TLS (spec.metadata.secretName `{secret}`), which stock engines do not support: use a MooncakeCluster whose metadata type is P2P, HTTP, or Etcd without a Secret"
+            ),
+        ));
+    }
     if let Some(name) = taken(pod, spec) {
         return Some(Skipped::new(
             Reason::NotInjected,

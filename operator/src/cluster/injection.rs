@@ -61,7 +61,10 @@ pub fn problem(cluster: &Valid, pod: &Pod) -> Option<(Reason, String)> {
         return Some((Reason::HostNetworkNotAllowed, message));
     }
     if has(names::LABEL_ACCESS) || has(names::LABEL_HOST_ACCESS) {
-        return None;
+        let message = "it was injected before the MooncakeCluster existed, whose etcd with TLS stock engines do not support"
+            .to_owned();
+        let usable = cluster.metadata_secret().is_none();
+        return (!usable).then_some((Reason::NotInjected, message));
     }
     let message = pod
         .annotations()
@@ -83,6 +86,20 @@ mod tests {
         pod.labels_mut()
             .insert(names::LABEL_INJECT.to_owned(), "kv".to_owned());
         Arc::new(pod)
+    }
+
+    #[test]
+    fn a_pod_that_was_injected_before_its_cluster_has_an_etcd_with_tls_is_named() {
+        let pod =
+            labelled("{metadata: {name: a, namespace: team, labels: {mooncake.io/access: kv}}}");
+        assert_eq!(problem(&fixture::valid("{}"), &pod), None);
+        let tls = "{metadata: {type: Etcd, endpoints: ['etcd.infra.svc:2379'], secretName: a}}";
+        let (reason, message) = problem(&fixture::valid(tls), &pod).unwrap();
+        assert_eq!(reason, Reason::NotInjected);
+        assert!(
+            message.contains("before the MooncakeCluster existed"),
+            "{message}"
+        );
     }
 
     #[test]

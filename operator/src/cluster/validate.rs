@@ -80,7 +80,15 @@ impl Valid {
             Metadata::P2P => None,
             Metadata::OwnHttp => Some(names::metadata_endpoint(&self.name, &self.namespace)),
             Metadata::Http { endpoint } => Some(endpoint.clone()),
-            Metadata::Etcd { endpoints } => Some(etcd_url(endpoints)),
+            Metadata::Etcd { endpoints, .. } => Some(etcd_url(endpoints)),
+        }
+    }
+
+    /// Name of the Secret with which pool pods use an etcd; `None`: without TLS.
+    pub fn metadata_secret(&self) -> Option<&str> {
+        match &self.metadata {
+            Metadata::Etcd { secret, .. } => secret.as_deref(),
+            _ => None,
         }
     }
 
@@ -136,6 +144,8 @@ pub enum Metadata {
     /// By an etcd of the user.
     Etcd {
         endpoints: Vec<String>,
+        /// Name of a Secret.
+        secret: Option<String>,
     },
 }
 
@@ -172,6 +182,10 @@ pub enum Error {
         "spec.metadata.type is Etcd and spec.metadata.endpoints is empty: list the client endpoints of the etcd, such as etcd.infra.svc:2379"
     )]
     NoEtcdEndpoint,
+    #[error(
+        "spec.metadata.secretName is set and spec.metadata.type is not Etcd: remove it, because no other type has TLS"
+    )]
+    SecretWithoutEtcd,
     #[error(
         "spec.master.image is the image of a Stock master, and spec.master.type is BuiltIn: remove the image"
     )]
@@ -259,11 +273,17 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
 
 /// Loopback in a URL is another machine in each pod.
 fn metadata_service(spec: &crds::cluster::Metadata) -> Result<Metadata, Error> {
+    if spec.secret_name.is_some() && spec.kind != MetadataType::Etcd {
+        return Err(Error::SecretWithoutEtcd);
+    }
     let Some(endpoint) = &spec.endpoint else {
         return Ok(match spec.kind {
             MetadataType::P2P => Metadata::P2P,
             MetadataType::Http => Metadata::OwnHttp,
-            MetadataType::Etcd => etcd(spec.endpoints.as_deref().unwrap_or_default())?,
+            MetadataType::Etcd => etcd(
+                spec.endpoints.as_deref().unwrap_or_default(),
+                spec.secret_name.clone(),
+            )?,
         });
     };
     let wrong = |why: String| Error::MetadataEndpoint {
@@ -279,7 +299,7 @@ fn metadata_service(spec: &crds::cluster::Metadata) -> Result<Metadata, Error> {
     })
 }
 
-fn etcd(endpoints: &[String]) -> Result<Metadata, Error> {
+fn etcd(endpoints: &[String], secret: Option<String>) -> Result<Metadata, Error> {
     if endpoints.is_empty() {
         return Err(Error::NoEtcdEndpoint);
     }
@@ -295,6 +315,7 @@ fn etcd(endpoints: &[String]) -> Result<Metadata, Error> {
     }
     Ok(Metadata::Etcd {
         endpoints: endpoints.to_vec(),
+        secret,
     })
 }
 
@@ -470,6 +491,8 @@ mod tests {
                 assert!(!valid.serves_metadata());
             }
         }
+        let wrong = validate(&fixture::cluster("{metadata: {type: HTTP, secretName: a}}"));
+        assert_eq!(wrong.err(), Some(Error::SecretWithoutEtcd));
         let none = validate(&fixture::cluster("{metadata: {type: Etcd}}"));
         assert_eq!(none.unwrap_err(), Error::NoEtcdEndpoint);
         let own = fixture::valid("{metadata: {type: HTTP}}");

@@ -149,11 +149,13 @@ fn metadata(cluster: &MooncakeCluster) -> Option<MetadataService> {
             kind: spec.kind,
             endpoint: spec.endpoint.clone().unwrap_or_else(own),
             cluster_id: None,
+            secret_name: None,
         }),
         MetadataType::Etcd => Some(MetadataService {
             kind: spec.kind,
             endpoint: etcd_url(spec.endpoints.as_deref().unwrap_or_default()),
             cluster_id: Some(names::metadata_cluster(&name, &namespace)),
+            secret_name: spec.secret_name.clone(),
         }),
     }
 }

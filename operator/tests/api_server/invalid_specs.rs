@@ -38,6 +38,14 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
         "sice: field not declared",
     ),
     ("{pools: []}", "should have at least 1 items"),
+    (
+        "{metadata: {type: HTTP, secretName: a}}",
+        "metadata.secretName requires metadata.type Etcd",
+    ),
+    (
+        "{metadata: {type: Etcd, endpoints: ['a:1'], secretName: A_b}}",
+        "should match",
+    ),
     ("{pools: [{name: a, size: lots}]}", "size"),
     ("{pools: [{name: a, size: -1Gi}]}", "size"),
     (

@@ -88,7 +88,7 @@ pub(crate) const SUITES: &[Suite] = &[
         machine: true,
         product: Product::BuiltBeside,
         kind: Kind::Cargo(&[
-            "test --quiet --workspace --exclude mooncake-e2e --locked --no-fail-fast --test api_server --test etcd -- --include-ignored --test-threads=3",
+            "test --quiet --workspace --exclude mooncake-e2e --locked --no-fail-fast --test api_server --test etcd --test etcd_tls -- --include-ignored --test-threads=3",
         ]),
     },
     Suite {

@@ -38,7 +38,8 @@ pub(super) fn of_cluster(operation: &'static str, error: &etcd_client::Error) ->
         status.code(),
         Code::Unauthenticated | Code::PermissionDenied
     );
-    if unauthenticated || message.contains("user name is empty") {
+    let refused = ["user name is empty", "authentication failed"];
+    if unauthenticated || refused.iter().any(|words| message.contains(words)) {
         return Some(Problem::Denied(message.into()));
     }
     matches!(status.code(), Code::NotFound | Code::InvalidArgument).then(|| Problem::Rejected {
@@ -67,6 +68,21 @@ pub(super) async fn of_request(
         },
         None => not_grpc(&error.to_string(), address).await,
     }
+}
+
+/// Whether a server answered, by an error.
+pub(super) fn is_answered(error: &etcd_client::Error) -> bool {
+    answered(error).is_some()
+}
+
+/// Whether the user may not send this request. One that is not root may not read the status of a member (etcd 3.6).
+pub(super) fn is_forbidden(error: &etcd_client::Error) -> bool {
+    answered(error).is_some_and(|status| status.code() == Code::PermissionDenied)
+}
+
+/// Whether etcd has no authentication.
+pub(super) fn is_without_users(error: &etcd_client::Error) -> bool {
+    answered(error).is_some_and(|status| status.message().contains("authentication is not enabled"))
 }
 
 /// Whether etcd does not have the lease.
@@ -98,7 +114,7 @@ fn answered(error: &etcd_client::Error) -> Option<&Status> {
 async fn not_grpc(error: &str, address: SocketAddr) -> Problem {
     let answer = first_bytes(address, VERSION_REQUEST).await;
     let text = String::from_utf8_lossy(&answer);
-    if is_tls(&answer) || text.contains("HTTPS") {
+    if expects_tls(&answer) {
         return Problem::Tls;
     }
     if text.contains("etcdserver") {
@@ -118,6 +134,17 @@ async fn not_grpc(error: &str, address: SocketAddr) -> Problem {
     let line: String = text.chars().take(QUOTE_LIMIT).collect();
     let line = line.lines().next().unwrap_or_default().trim().to_owned();
     Problem::NotEtcd(format!("it answers HTTP by {line:?}").into())
+}
+
+/// Whether this answers plain HTTP, on a port that ended a TLS handshake.
+pub(super) async fn is_plain(address: SocketAddr) -> bool {
+    let answer = first_bytes(address, VERSION_REQUEST).await;
+    answer.starts_with(b"HTTP/") && !expects_tls(&answer)
+}
+
+/// Whether this is the answer of a TLS port to a plain request.
+fn expects_tls(answer: &[u8]) -> bool {
+    is_tls(answer) || String::from_utf8_lossy(answer).contains("HTTPS")
 }
 
 fn is_tls(answer: &[u8]) -> bool {

@@ -1,10 +1,11 @@
 //! Client of the hand-over: one call at a time; events are queued in order.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use super::message::{
-    Attached, Call, FromPool, OLDEST_PROTOCOL, PROTOCOL, RefusalKind, Reply, Request, Status,
+    Attached, Call, FromPool, OLDEST_PROTOCOL, PROTOCOL, PROTOCOL_WITH_SECRET, RefusalKind, Reply,
+    Request, Status,
 };
 use super::{ANSWER_DEADLINE, Connection, Error};
 
@@ -31,6 +32,8 @@ const EVENT_LIMIT: usize = 4096;
 #[derive(Debug)]
 pub struct Client {
     connection: Connection,
+    /// Of the pool that is attached.
+    protocol: u32,
     next: u64,
     events: VecDeque<Event>,
 }
@@ -41,22 +44,29 @@ impl Client {
     pub fn new(connection: Connection) -> Self {
         Self {
             connection,
+            protocol: OLDEST_PROTOCOL,
             next: 1,
             events: VecDeque::new(),
         }
     }
 
-    /// Becomes the pool's agent. A pool of an earlier release is attached with the oldest version.
+    /// Becomes the pool's agent, with the highest version that the pool has too.
     ///
     /// # Errors
     /// See [`Self::call`].
     pub async fn attach(&mut self) -> Result<Attached, Error> {
-        match self.attach_with(PROTOCOL).await {
-            Err(Error::Refused {
-                kind: RefusalKind::Protocol,
-                ..
-            }) => self.attach_with(OLDEST_PROTOCOL).await,
-            attached => attached,
+        let mut protocol = PROTOCOL;
+        loop {
+            match self.attach_with(protocol).await {
+                Err(Error::Refused {
+                    kind: RefusalKind::Protocol,
+                    ..
+                }) if protocol > OLDEST_PROTOCOL => protocol -= 1,
+                attached => {
+                    self.protocol = protocol;
+                    return attached;
+                }
+            }
         }
     }
 
@@ -88,6 +98,20 @@ impl Client {
             _ => Err(Error::WrongAnswer {
                 request: "getRecord",
             }),
+        }
+    }
+
+    /// Reads what the Secret of the metadata service has now; `None` if the pool is of an earlier release.
+    ///
+    /// # Errors
+    /// See [`Self::call`]; [`Error::Refused`] if the pod has no such Secret, or a file cannot be read.
+    pub async fn secret(&mut self) -> Result<Option<BTreeMap<String, String>>, Error> {
+        if self.protocol < PROTOCOL_WITH_SECRET {
+            return Ok(None);
+        }
+        match self.call(Request::Secret).await? {
+            (Reply::Secret { files }, _) => Ok(Some(files)),
+            _ => Err(Error::WrongAnswer { request: "secret" }),
         }
     }
 

@@ -1,10 +1,15 @@
 //! Messages of the hand-over. The pool answers each request of the agent once; progress and the drain request are
 //! sent without a request.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-/// Version of this protocol. Since version 2 a pool has a ledger.
-pub const PROTOCOL: u32 = 2;
+/// Version of this protocol. Since version 2 a pool has a ledger, since version 3 the Secret of its metadata service.
+pub const PROTOCOL: u32 = 3;
+
+/// The first version with [`Request::Secret`].
+pub const PROTOCOL_WITH_SECRET: u32 = 3;
 
 /// The oldest version that both sides still use. A pool rejects others.
 pub const OLDEST_PROTOCOL: u32 = 1;
@@ -44,6 +49,8 @@ pub enum Request {
     },
     /// The descriptor of the ledger; since version 2.
     Ledger,
+    /// What the Secret of the metadata service has now; since version 3.
+    Secret,
     /// Handshake and data listener, in this order.
     Listeners,
     /// Allocates the pages of one extent. Answered at once; [`FromPool::Touched`] reports progress.
@@ -79,6 +86,7 @@ impl Request {
             Self::Grant { .. } => "grant",
             Self::Extent { .. } => "extent",
             Self::Ledger => "ledger",
+            Self::Secret => "secret",
             Self::Listeners => "listeners",
             Self::Touch { .. } => "touch",
             Self::PutRecord { .. } => "putRecord",
@@ -128,6 +136,11 @@ pub enum Reply {
         /// Absent if none was stored.
         record: Option<String>,
     },
+    /// To `Secret`.
+    Secret {
+        /// Contents by the keys of the Secret; none while it does not exist.
+        files: BTreeMap<String, String>,
+    },
     /// The request is rejected.
     Refused {
         /// The kind of rejection.
@@ -151,6 +164,8 @@ pub enum RefusalKind {
     OutOfBounds,
     /// The kernel has no memory, or no page of that size.
     NoMemory,
+    /// A file of the Secret cannot be read; since version 3.
+    Unreadable,
 }
 
 /// State of the pool at the attachment.

@@ -13,6 +13,7 @@ fn state() -> State {
         page_size: PageSize::Base,
         handshake_port: 12001,
         data_port: 12002,
+        metadata_secret: None,
         pod_uid: "uid".to_owned(),
         pod_name: "pod".to_owned(),
         pod_namespace: "ns".to_owned(),
@@ -41,8 +42,8 @@ fn is_refused(effect: &Effect, wanted: RefusalKind) -> bool {
 }
 
 #[test]
-fn both_versions_attach_and_only_the_newer_one_learns_of_the_ledger() {
-    for (protocol, ledger) in [(1, None), (2, Some(1 << 20))] {
+fn all_versions_attach_and_the_oldest_one_gets_no_ledger() {
+    for (protocol, ledger) in [(1, None), (2, Some(1 << 20)), (3, Some(1 << 20))] {
         let effect = state().request(
             AGENT,
             Caller::Root,
@@ -56,7 +57,7 @@ fn both_versions_attach_and_only_the_newer_one_learns_of_the_ledger() {
         let text = serde_json::to_string(&attached).unwrap();
         assert_eq!(text.contains("ledger"), ledger.is_some(), "{text}");
     }
-    for protocol in [0, 3] {
+    for protocol in [0, 4] {
         let request = Request::Attach { protocol };
         let effect = state().request(AGENT, Caller::Root, request, Instant::now());
         assert!(is_refused(&effect, RefusalKind::Protocol));
@@ -71,6 +72,21 @@ fn the_ledger_is_handed_over_after_the_grant() {
     state.made(&[4096]);
     let effect = state.request(AGENT, Caller::Root, Request::Ledger, now);
     assert_eq!(effect, Effect::HandLedger);
+}
+
+#[test]
+fn the_secret_is_read_for_the_attached_engine_process_only_and_a_pod_without_one_refuses() {
+    let (mut state, now) = attached();
+    let none = state.request(AGENT, Caller::Root, Request::Secret, now);
+    assert!(is_refused(&none, RefusalKind::OutOfOrder));
+    let folder = PathBuf::from("/run/secrets/etcd");
+    state.settings.metadata_secret = Some(folder.clone());
+    let effect = state.request(AGENT, Caller::Root, Request::Secret, now);
+    assert_eq!(effect, Effect::ReadSecret(folder));
+    for (from, caller) in [(9, Caller::Root), (9, Caller::Own)] {
+        let effect = state.request(from, caller, Request::Secret, now);
+        assert!(is_refused(&effect, RefusalKind::NotAllowed));
+    }
 }
 
 #[test]

@@ -9,9 +9,9 @@ use crds::pod_template::PoolPodTemplate;
 use crds::{ByteSize, names, pool_memory};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
-    Affinity, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, NodeSelectorRequirement,
-    NodeSelectorTerm, ObjectFieldSelector, Pod, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements,
+    Affinity, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, KeyToPath,
+    NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, Pod, PodSpec, PodTemplateSpec,
+    Probe, ResourceRequirements, SecretVolumeSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -27,6 +27,9 @@ use crate::pod::POOL_CONTAINER;
 pub const ANNOTATION_SPEC: &str = "mooncake.io/pool-wish";
 /// On the pod template: how the extents lie over NUMA nodes.
 const ANNOTATION_NUMA: &str = "mooncake.io/numa-policy";
+
+const SECRET_VOLUME: &str = "metadata-secret";
+const SECRET_FOLDER: &str = "/run/secrets/mooncake.io/metadata";
 
 /// Seconds that a pod gets beyond its drain time to unmount and exit.
 const GRACE_BEYOND_DRAIN: u32 = 30;
@@ -127,6 +130,7 @@ fn template(
             )),
             security_context: Some(pod_security()),
             containers: vec![container(cluster, pool, settings)],
+            volumes: cluster.metadata_secret().map(|secret| vec![volume(secret)]),
             ..PodSpec::default()
         }),
     }
@@ -176,14 +180,7 @@ fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {
         image: Some(settings.pool_image.clone()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         command: Some(vec!["/pool".to_owned(), "serve".to_owned()]),
-        args: Some(vec![
-            format!("--cluster={}", cluster.name),
-            format!("--pool={}", pool.name),
-            format!("{ARG_BYTES}{}", pool.bytes),
-            format!("{ARG_PAGE_SIZE}{}", ByteSize(pool.page_size.bytes())),
-            format!("--handshake-port={}", names::POOL_HANDSHAKE_PORT),
-            format!("--data-port={}", names::POOL_DATA_PORT),
-        ]),
+        args: Some(args(cluster, pool)),
         env: Some(
             [
                 ("POD_UID", "metadata.uid"),
@@ -203,7 +200,52 @@ fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {
         readiness_probe: Some(probe("ready", 4, 4)),
         liveness_probe: Some(probe("live", 30, 10)),
         security_context: Some(container_security()),
+        volume_mounts: cluster.metadata_secret().map(|_| vec![mount()]),
         ..Container::default()
+    }
+}
+
+fn args(cluster: &Valid, pool: &Pool) -> Vec<String> {
+    let mut args = vec![
+        format!("--cluster={}", cluster.name),
+        format!("--pool={}", pool.name),
+        format!("{ARG_BYTES}{}", pool.bytes),
+        format!("{ARG_PAGE_SIZE}{}", ByteSize(pool.page_size.bytes())),
+        format!("--handshake-port={}", names::POOL_HANDSHAKE_PORT),
+        format!("--data-port={}", names::POOL_DATA_PORT),
+    ];
+    if cluster.metadata_secret().is_some() {
+        args.push(format!("--metadata-secret={SECRET_FOLDER}"));
+    }
+    args
+}
+
+/// The Secret of the etcd. A pod starts without it: the metadata service is unreachable then, and the message names the
+/// Secret.
+fn volume(secret: &str) -> Volume {
+    let keys = names::ETCD_SECRET_KEYS.map(|key| KeyToPath {
+        key: key.to_owned(),
+        path: key.to_owned(),
+        mode: None,
+    });
+    Volume {
+        name: SECRET_VOLUME.to_owned(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(secret.to_owned()),
+            items: Some(keys.to_vec()),
+            default_mode: Some(0o440),
+            optional: Some(true),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn mount() -> VolumeMount {
+    VolumeMount {
+        name: SECRET_VOLUME.to_owned(),
+        mount_path: SECRET_FOLDER.to_owned(),
+        read_only: Some(true),
+        ..VolumeMount::default()
     }
 }
 

@@ -116,6 +116,15 @@ fn a_master_of_ones_own_image_and_resources_is_taken_over() {
 }
 
 #[test]
+fn pool_pods_mount_the_secret_of_an_etcd_and_start_without_it() {
+    is_golden(
+        "etcd-secret",
+        "{metadata: {type: Etcd, endpoints: ['etcd.infra.svc:2379'], secretName: etcd-client}}",
+        &[],
+    );
+}
+
+#[test]
 fn the_master_serves_metadata_where_the_user_names_no_service() {
     is_golden("metadata", "{metadata: {type: HTTP}}", &[]);
     let own = "{metadata: {type: HTTP, endpoint: 'http://metadata.infra.svc:8080/metadata'}}";

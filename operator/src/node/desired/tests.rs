@@ -118,8 +118,11 @@ fn an_assignment_names_the_metadata_service_of_its_cluster() {
         cluster.spec.metadata = serde_yaml_ng::from_str(spec).unwrap();
         let node = desired(&observed(vec![pool]), &[]).unwrap();
         let service = node.spec.pools[0].metadata.clone();
-        service.map(|service| service.endpoint)
+        service.map(|service| (service.endpoint, service.secret_name))
     };
+    let secret = service("{type: Etcd, endpoints: ['a:1'], secretName: b}").unwrap();
+    assert_eq!(secret, ("etcd://a:1".to_owned(), Some("b".to_owned())));
+    let service = |spec: &str| service(spec).map(|(endpoint, _)| endpoint);
     assert_eq!(service("{}"), None);
     let own = service("{type: HTTP}").unwrap();
     assert!(own.ends_with("-master.team.svc:8080/metadata"), "{own}");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crds::reason::Reason;
 use engine::{Admission, EndpointSpec, Targets};
-use metadata::Service;
+use metadata::{Credentials, Service};
 
 use crate::pod::epoch::WireExtent;
 use crate::pod::failure::Failure;
@@ -14,7 +14,7 @@ use crate::pod::mover::MountedExtent;
 use crate::pod::publication::{self, Publication};
 use crate::pod::record::Record;
 use crate::pod::{Pod, Served};
-use pool::handover::message::Request;
+use pool::handover::{self, message::Request};
 
 impl Pod {
     pub(super) async fn serve_peers(&mut self) -> Result<(), Failure> {
@@ -35,6 +35,7 @@ impl Pod {
         verify_port(&data, attached.data_port)?;
         let admitted = self.wanted_admission();
         let service = self.metadata_service()?;
+        self.refresh_credentials().await;
         let failed = |error: engine::Error| Failure::new(Reason::PoolPodNotReady, error);
         let endpoint = self.context.engine.endpoint(EndpointSpec {
             name: name.clone(),
@@ -87,17 +88,45 @@ impl Pod {
     }
 
     /// Returns the cluster's metadata service; `None` with P2P.
-    fn metadata_service(&self) -> Result<Option<Service>, Failure> {
+    fn metadata_service(&mut self) -> Result<Option<Service>, Failure> {
         let Some(assigned) = &self.assignment.metadata else {
             return Ok(None);
         };
         let lookup = publication::lookup(self.context.agent.clone());
         let cluster = assigned.cluster_id.as_deref();
-        let service = Service::new(&assigned.endpoint, cluster, lookup).map_err(|error| {
-            let message = format!("metadata service {:?}: {error}", assigned.endpoint);
-            Failure::new(Reason::MetadataUnreachable, message)
-        })?;
+        let secret = assigned.secret_name.as_ref();
+        let credentials = secret
+            .map(|secret| Credentials::new(&format!("{}/{secret}", self.assignment.namespace)));
+        let endpoint = &assigned.endpoint;
+        let service = Service::with_credentials(endpoint, cluster, lookup, credentials.clone())
+            .map_err(|error| {
+                let message = format!("metadata service {endpoint:?}: {error}");
+                Failure::new(Reason::MetadataUnreachable, message)
+            })?;
+        self.credentials = credentials;
         Ok(Some(service))
+    }
+
+    /// Reads the Secret of the etcd again, of which the kubelet does not notify. A change takes effect at once.
+    pub(in crate::pod) async fn refresh_credentials(&mut self) {
+        let (Some(credentials), Some(client)) = (self.credentials.clone(), &mut self.client) else {
+            return;
+        };
+        match client.secret().await {
+            Ok(Some(files)) => {
+                if credentials.set(&files) {
+                    tracing::info!(?credentials, keys = ?files.keys(), "read the Secret of the etcd");
+                    if let Some(publication) = &self.publication {
+                        publication.refresh();
+                    }
+                }
+            }
+            Ok(None) => credentials.fail(
+                "the pool pod is of an earlier release, which does not hand over a Secret: delete the pod",
+            ),
+            Err(error @ handover::Error::Refused { .. }) => credentials.fail(&error.to_string()),
+            Err(error) => self.detach(&error),
+        }
     }
 
     /// Removes the descriptor from the metadata service.
@@ -161,5 +190,15 @@ fn verify_port(listener: &TcpListener, port: u16) -> Result<(), Failure> {
                 format!("the pool process handed over {found:?} as its listener on port {port}");
             Err(Failure::new(Reason::HandoverFailed, message))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keys_that_a_pool_pod_mounts_are_those_that_are_used() {
+        assert_eq!(crds::names::ETCD_SECRET_KEYS, Credentials::KEYS);
     }
 }
