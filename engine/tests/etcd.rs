@@ -200,6 +200,72 @@ fn what_a_process_published_ends_with_its_lease_and_a_successor_keeps_its_own() 
 
 #[test]
 #[ignore = "needs etcd, which is built from Go modules"]
+fn of_two_living_processes_with_one_name_the_second_is_refused_until_the_first_has_ended() {
+    isolated(|space| async move {
+        let etcd = start(&space, 1, &[]);
+        let process = || service_at(&etcd.endpoints());
+        let (one, other) = (process(), process());
+        answers(&one).await;
+        let of_one = entry("10.0.0.1:12001");
+        // Another engine has other ports or wire bases.
+        let mut of_other = of_one.clone();
+        of_other.descriptor.tcp_data_port = 2;
+        assert_ne!(of_one, of_other);
+        assert_eq!(of_one.publish(&one).await.unwrap(), Published::Written);
+        for _ in 0..3 {
+            let error = of_other.publish(&other).await.unwrap_err();
+            assert!(matches!(error.problem, Problem::NameTaken(_)), "{error}");
+            assert!(error.to_string().contains("10.0.0.1:12001"), "{error}");
+            assert_eq!(of_one.publish(&one).await.unwrap(), Published::Unchanged);
+        }
+        // The second one ends, and takes nothing from the first.
+        of_other.withdraw(&other).await.unwrap();
+        assert!(of_one.is_described(&one).await.unwrap());
+        assert!(of_one.is_reachable(&one).await.unwrap());
+
+        // A hostile process replaces the value of the first one, under a lease that it renews: the first one repairs it.
+        let granted = etcd.request(&space, "lease/grant", &[("TTL", "60")]).await;
+        let granted: serde_json::Value = serde_json::from_str(&granted.unwrap()).unwrap();
+        let hostile = [
+            ("key", "=mooncake/team/kv/ram/10.0.0.1:12001"),
+            ("value", "={}"),
+            ("lease", granted["ID"].as_str().unwrap()),
+        ];
+        etcd.request(&space, "kv/put", &hostile).await.unwrap();
+        assert!(!of_one.is_described(&one).await.unwrap());
+        assert_eq!(of_one.publish(&one).await.unwrap(), Published::Written);
+        assert!(of_one.is_described(&one).await.unwrap());
+
+        // The first one is killed: nothing renews its lease.
+        let killed = Instant::now();
+        let error = of_other.publish(&other).await.unwrap_err();
+        assert!(matches!(error.problem, Problem::NameTaken(_)), "{error}");
+        while let Err(error) = of_other.publish(&other).await {
+            assert!(killed.elapsed() < Duration::from_secs(25), "{error}");
+            tokio::time::sleep(PAUSE).await;
+        }
+        println!("the name is free {:?} after its process", killed.elapsed());
+        assert!(killed.elapsed() > Duration::from_secs(10));
+        // It was only frozen.
+        assert!(!of_one.is_described(&one).await.unwrap());
+        let error = of_one.publish(&one).await.unwrap_err();
+        assert!(matches!(error.problem, Problem::NameTaken(_)), "{error}");
+        assert!(of_other.is_described(&other).await.unwrap());
+
+        // Both begin at the same time.
+        of_other.withdraw(&other).await.unwrap();
+        of_one.withdraw(&one).await.unwrap();
+        for _ in 0..20 {
+            let (first, second) = tokio::join!(of_one.publish(&one), of_other.publish(&other));
+            assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
+            of_one.withdraw(&one).await.unwrap();
+            of_other.withdraw(&other).await.unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs etcd, which is built from Go modules"]
 fn one_of_three_members_may_be_gone_and_with_two_gone_the_quorum_is_named() {
     isolated(|space| async move {
         let mut etcd = start(&space, 3, &[]);

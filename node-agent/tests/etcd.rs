@@ -98,6 +98,49 @@ async fn a_pool_pod_is_found_by_an_etcd_which_is_filled_again_when_it_comes_back
     .await;
 }
 
+#[tokio::test]
+#[ignore = "needs etcd, which is built from Go modules"]
+async fn a_pool_pod_whose_name_another_process_has_reports_it_and_takes_it_when_that_has_ended() {
+    let program = tokio::task::spawn_blocking(|| Binaries::get(&Settings::read()).unwrap().etcd());
+    let program = program.await.unwrap();
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let address = PEERS_IP.parse().unwrap();
+    let etcd = Etcd::start(&node.peers, &program, address, 1, &[]).unwrap();
+    let grant = eventually("etcd answers", || async {
+        let granted = etcd.request(&node.peers, "lease/grant", &[("TTL", "60")]);
+        granted.await.ok()
+    });
+    let grant: Value = serde_json::from_str(&grant.await).unwrap();
+    let lease = grant["ID"].as_str().unwrap();
+    let key = format!("=mooncake/{}/ram/10.77.0.2:12001", ETCD_CLUSTER.1);
+    let value = r#"={"buffers":[],"name":"10.77.0.2:12001","protocol":"tcp","tcp_data_port":1}"#;
+    let fields = [("key", key.as_str()), ("value", value), ("lease", lease)];
+    etcd.request(&node.peers, "kv/put", &fields).await.unwrap();
+
+    let _pool = node.pool(POD);
+    let _agent = node.agent();
+    let service = json!({"type": "Etcd", "endpoint": SERVICE, "clusterId": ETCD_CLUSTER.1});
+    node.assign_with_metadata(POD, "m1", service);
+    // As long as the process may live, it renews its lease.
+    eventually("the pod reports that its name is taken", || async {
+        let alive = [("ID", lease)];
+        etcd.request(&node.peers, "lease/keepalive", &alive)
+            .await
+            .ok()?;
+        node.shows("Mounting", "MetadataUnreachable").await
+    })
+    .await;
+    assert!(node.probe("ready").await.is_err(), "it is not mounted");
+    let kept = etcd
+        .request(&node.peers, "kv/range", &[("key", &key)])
+        .await;
+    let kept: Value = serde_json::from_str(&kept.unwrap()).unwrap();
+    assert_eq!(kept["kvs"][0]["lease"], lease, "{kept}");
+    node.ready().await;
+    assert_eq!(published(&node, &etcd).await, Some(true));
+}
+
 /// Shows a Secret as the kubelet does: the folder behind a link is replaced.
 fn show(folder: &Path, version: &str, authority: &Authority) {
     let signed = authority.sign(&["pool"]).unwrap();

@@ -5,7 +5,7 @@ use proto::metadata::RpcMeta;
 use serde_json::Value;
 
 use crate::error::{Error, Problem};
-use crate::etcd::Etcd;
+use crate::etcd::{Etcd, Write};
 use crate::http::HttpService;
 use crate::service::{Backend, Service};
 
@@ -29,10 +29,11 @@ pub enum Published {
 
 impl Entry {
     /// Makes the service hold both keys. The name belongs to this engine: it has the address of its host. So another value
-    /// is that of a dead engine, and is replaced. In etcd both keys are under a lease of this process.
+    /// is that of a dead engine, and is replaced. In etcd both keys are under a lease of this process, and those of another
+    /// process that renews its own are not replaced.
     ///
     /// # Errors
-    /// Of the requests; [`Problem::NameTaken`] if another process writes the same name at the same time.
+    /// Of the requests; [`Problem::NameTaken`] if another process has the name, or writes it at the same time.
     pub async fn publish(&self, service: &Service) -> Result<Published, Error> {
         match &service.backend {
             Backend::Http(http) => self.publish_by_http(service, http).await,
@@ -79,22 +80,44 @@ impl Entry {
         let mut missing = Vec::new();
         let key = service.keys.rpc_meta(name);
         let now = etcd.get(&key).await?;
-        if !now.is_some_and(|now| now.lease == lease && self.is_rpc_meta(&now.bytes)) {
-            let mut text = self.rpc_meta.encode();
+        let same = now.as_ref().is_some_and(|now| self.is_rpc_meta(&now.bytes));
+        if !(same && now.as_ref().is_some_and(|now| now.lease == lease)) {
+            let mut value = self.rpc_meta.encode();
             // As stock engines write it to etcd.
-            text.push(b'\n');
-            missing.push((key, text));
+            value.push(b'\n');
+            missing.push((key, value, now, same));
         }
         let key = service.keys.descriptor(name);
         let now = etcd.get(&key).await?;
-        if !now.is_some_and(|now| now.lease == lease && self.is_descriptor(&now.bytes)) {
-            missing.push((key, self.descriptor.encode()));
+        let same = now
+            .as_ref()
+            .is_some_and(|now| self.is_descriptor(&now.bytes));
+        if !(same && now.as_ref().is_some_and(|now| now.lease == lease)) {
+            missing.push((key, self.descriptor.encode(), now, same));
         }
         if missing.is_empty() {
             return Ok(Published::Unchanged);
         }
-        etcd.put(&missing, lease).await?;
-        Ok(Published::Written)
+        let taken = || service.error(None, Problem::NameTaken(name.as_str().into()));
+        let own = etcd.has_name(name);
+        let mut writes = Vec::new();
+        for (key, value, now, same) in missing {
+            let other = now.as_ref().map_or(0, |now| now.lease);
+            // The same value is that of the predecessor of this process: wire bases are drawn at random. A process that
+            // replaces the value of a living one is not respected.
+            let free = same || own || other == 0 || other == lease;
+            if !free && etcd.is_renewed(other).await? {
+                return Err(taken());
+            }
+            let seen = now.map_or(0, |now| now.revision);
+            writes.push(Write { key, value, seen });
+        }
+        if etcd.put(&writes, lease).await? {
+            etcd.take_name(name);
+            Ok(Published::Written)
+        } else {
+            Err(taken())
+        }
     }
 
     /// Whether the service holds the descriptor. A check while nothing changes: one request, with etcd three, of which

@@ -185,9 +185,9 @@ pub enum Problem {
         /// The message of etcd.
         message: Arc<str>,
     },
-    /// Another process holds the key, and takes it again after its removal.
+    /// Another living process holds the key.
     #[error(
-        "another process publishes under the name {0} too: two engines must not have one server name"
+        "another process publishes under the name {0} too: two engines must not have one server name. End one of them; MooncakeClusters of one namespace and name in two Kubernetes clusters need two services"
     )]
     NameTaken(Arc<str>),
     /// Not in the service.

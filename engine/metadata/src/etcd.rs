@@ -6,18 +6,19 @@ mod failure;
 mod member;
 mod tls;
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Client, PutOptions, Txn, TxnOp};
+use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp};
 use futures::StreamExt as _;
 use futures::future::{BoxFuture, FutureExt as _};
 use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use proto::metadata::HostPort;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::connect::Lookup;
 use crate::error::{Error, Problem};
@@ -36,11 +37,26 @@ const HEAD_START: Duration = Duration::from_millis(100);
 /// Seconds after which etcd removes the keys of an engine that no longer renews them.
 pub(crate) const LEASE_SECONDS: i64 = 60;
 
+/// A lease that its owner has not renewed for this long is that of a dead process. A living one renews it every 3 s, and
+/// needs up to 5 s more.
+const SILENCE: Duration = Duration::from_secs(15);
+
 /// A value and the lease that it is under; 0: none, as of stock engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Value {
     pub(crate) bytes: Vec<u8>,
     pub(crate) lease: i64,
+    /// That of its last write.
+    pub(crate) revision: i64,
+}
+
+/// A key to be written.
+#[derive(Debug, Clone)]
+pub(crate) struct Write {
+    pub(crate) key: String,
+    pub(crate) value: Vec<u8>,
+    /// [`Value::revision`] of what it replaces; 0: nothing.
+    pub(crate) seen: i64,
 }
 
 /// An etcd.
@@ -52,8 +68,15 @@ pub(crate) struct Etcd {
     credentials: Option<Arc<Credentials>>,
     /// The member that answered last.
     current: Mutex<Option<Arc<Member>>>,
-    /// The lease of what this process has published.
-    lease: Mutex<Option<i64>>,
+    lease: Mutex<Option<Lease>>,
+}
+
+/// The lease of what this process publishes.
+struct Lease {
+    id: i64,
+    renewed: Instant,
+    /// Names that this process has published, and to which another process has no right while this lease is renewed.
+    names: BTreeSet<String>,
 }
 
 impl Etcd {
@@ -86,22 +109,39 @@ impl Etcd {
         Ok(found.map(|found| Value {
             bytes: found.value().to_vec(),
             lease: found.lease(),
+            revision: found.mod_revision(),
         }))
     }
 
-    /// Writes keys under a lease, all or none.
-    pub(crate) async fn put(&self, pairs: &[(String, Vec<u8>)], lease: i64) -> Result<(), Error> {
+    /// Writes keys under a lease, all or none. Returns false if another process has written one of them since it was seen.
+    pub(crate) async fn put(&self, writes: &[Write], lease: i64) -> Result<bool, Error> {
         let under = PutOptions::new().with_lease(lease);
-        let puts = pairs.iter();
-        let puts = puts
-            .map(|(key, value)| TxnOp::put(key.as_str(), value.as_slice(), Some(under.clone())));
-        let puts: Vec<TxnOp> = puts.collect();
-        self.call("Txn", move |mut client| {
-            let puts = Txn::new().and_then(puts.clone());
-            async move { client.txn(puts).await }.boxed()
-        })
-        .await?;
-        Ok(())
+        let seen =
+            |write: &Write| Compare::mod_revision(write.key.as_str(), CompareOp::Equal, write.seen);
+        let put = |write: &Write| {
+            let (key, value) = (write.key.as_str(), write.value.as_slice());
+            TxnOp::put(key, value, Some(under.clone()))
+        };
+        let seen: Vec<Compare> = writes.iter().map(seen).collect();
+        let puts: Vec<TxnOp> = writes.iter().map(put).collect();
+        let done = self
+            .call("Txn", move |mut client| {
+                let puts = Txn::new().when(seen.clone()).and_then(puts.clone());
+                async move { client.txn(puts).await }.boxed()
+            })
+            .await?;
+        Ok(done.succeeded())
+    }
+
+    /// Whether a process renews a lease: it lives. One that etcd does not have has ended.
+    pub(crate) async fn is_renewed(&self, lease: i64) -> Result<bool, Error> {
+        let left = self
+            .call("LeaseTimeToLive", move |mut client| {
+                async move { client.lease_time_to_live(lease, None).await }.boxed()
+            })
+            .await?;
+        let silent = u64::try_from(left.granted_ttl() - left.ttl()).unwrap_or(0);
+        Ok(left.ttl() > 0 && Duration::from_secs(silent) <= SILENCE)
     }
 
     /// Returns the lease of this process, renewed or new. Fails while etcd has an alarm, which also rejects writes.
@@ -122,7 +162,7 @@ impl Etcd {
         if !alarms.is_empty() {
             return Err(self.error(None, failure::alarm(alarms)));
         }
-        let known = *self.lease.lock();
+        let known = self.lease.lock().as_ref().map(|lease| lease.id);
         if let Some(lease) = known {
             let renewed = self
                 .call("LeaseKeepAlive", move |mut client| {
@@ -138,6 +178,13 @@ impl Etcd {
                 })
                 .await?;
             if renewed {
+                if let Some(known) = self.lease.lock().as_mut() {
+                    if known.renewed.elapsed() > SILENCE {
+                        // Other processes took this one for dead.
+                        known.names.clear();
+                    }
+                    known.renewed = Instant::now();
+                }
                 return Ok(lease);
             }
         }
@@ -146,13 +193,32 @@ impl Etcd {
                 async move { client.lease_grant(LEASE_SECONDS, None).await }.boxed()
             })
             .await?;
-        *self.lease.lock() = Some(granted.id());
+        *self.lease.lock() = Some(Lease {
+            id: granted.id(),
+            renewed: Instant::now(),
+            names: BTreeSet::new(),
+        });
         Ok(granted.id())
+    }
+
+    /// Whether this process published under the name before, and others could see since then that it lives.
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        let lease = self.lease.lock();
+        lease
+            .as_ref()
+            .is_some_and(|lease| lease.names.contains(name))
+    }
+
+    /// This process has published under the name.
+    pub(crate) fn take_name(&self, name: &str) {
+        if let Some(lease) = self.lease.lock().as_mut() {
+            lease.names.insert(name.to_owned());
+        }
     }
 
     /// Ends the lease and with it what this process has published. What a successor has published under its own stays.
     pub(crate) async fn revoke(&self) -> Result<(), Error> {
-        let Some(lease) = self.lease.lock().take() else {
+        let Some(Lease { id: lease, .. }) = self.lease.lock().take() else {
             return Ok(());
         };
         self.call("LeaseRevoke", move |mut client| {
