@@ -29,6 +29,13 @@ pub(super) const FIRST_PORT: &str = "MC_MIN_RPC_PORT";
 pub(super) const LAST_PORT: &str = "MC_MAX_RPC_PORT";
 const OLDER_PORTS: [&str; 2] = ["MC_MIN_PRC_PORT", "MC_MAX_PRC_PORT"];
 
+/// Milliseconds after which a stock client gives up a request to the master, or the connection for it; 30,000 if they are not
+/// set. Nothing else ends a connection to a master whose node is lost.
+const REQUEST_TIMEOUT: &str = "MC_RPC_TIMEOUT_MS";
+const CONNECT_TIMEOUT: &str = "MC_RPC_CONNECT_TIMEOUT_MS";
+/// The values where another master can answer, which leads after up to 15 s. A request may wait for pool pods.
+const OF_TWO_MASTERS: [(&str, &str); 2] = [(REQUEST_TIMEOUT, "10000"), (CONNECT_TIMEOUT, "3000")];
+
 /// Value for stock engines: peers exchange descriptors by handshake.
 pub(super) const P2P: &str = "P2PHANDSHAKE";
 
@@ -84,6 +91,9 @@ fn wanted(container: &Container, target: &Target, file: Option<&File>) -> Vec<En
     ];
     if let Some(cluster) = &target.metadata_cluster {
         vars.push(plain(METADATA_CLUSTER, cluster));
+    }
+    if target.two_masters {
+        vars.extend(OF_TWO_MASTERS.map(|(name, value)| plain(name, value)));
     }
     if configuration::without_file(container, file).is_some() {
         vars.push(plain(PROTOCOL, target.transport.protocol()));
