@@ -50,7 +50,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "unit",
         about: "tests of every crate: units, properties, golden files",
-        budget: 10,
+        budget: 12,
         machine: true,
         product: Product::Apart,
         kind: Kind::Cargo(&[
