@@ -3,13 +3,13 @@
 # Not quiet: the first build takes minutes.
 TOOL := cargo run --package mooncake-e2e --bin
 TRIPLE := $(shell uname -m)-unknown-linux-gnu
-# YES=1 says yes to what the demo asks.
-DEMO := $(TOOL) demo -- $(if $(CONTEXT),--context $(CONTEXT)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(YES),--yes)
+# YES=1 says yes to what the demo asks. RDMA=1: over RDMA, between two virtual machine nodes of the local Kubernetes.
+DEMO := $(TOOL) demo -- $(if $(RDMA),--rdma) $(if $(CONTEXT),--context $(CONTEXT)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(YES),--yes)
 
 help: ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
-demo: ## A local Kubernetes, the chart, a pool and two stock pods. CONTEXT=… REGISTRY=…: your cluster
+demo: ## A local Kubernetes, the chart, a pool and two stock pods. RDMA=1: over Soft-RoCE. CONTEXT=… REGISTRY=…: your cluster
 	@$(DEMO) up
 
 demo-down: ## Removes what `make demo` made. CONTEXT=…: from your cluster

@@ -1,14 +1,15 @@
 """Names and contents of the demo's objects, shared by its two stock pods."""
 
 import json
+import os
 import random
 import time
 
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
 
-# With 1 GiB on each of two nodes, one pool pod has space for all of them.
-COUNT = 768
+# So many have space in one pool pod.
+COUNT = int(os.environ["DEMO_OBJECTS"])
 SIZE = 1 << 20
 
 

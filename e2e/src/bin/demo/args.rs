@@ -12,6 +12,9 @@ pub(crate) struct Args {
     /// Registry for the images: host and path [default: the nodes already have them]
     #[arg(long, global = true, requires = "context", value_parser = registry)]
     pub(crate) registry: Option<String>,
+    /// Add two virtual machine nodes with Soft-RoCE devices to the local cluster, and use RDMA between them
+    #[arg(long, global = true, conflicts_with = "context")]
+    pub(crate) rdma: bool,
     /// Skip the confirmation
     #[arg(long, global = true)]
     pub(crate) yes: bool,

@@ -36,6 +36,24 @@ pub(crate) enum Error {
         log: String,
     },
 
+    #[error("cannot run a command on node {0}: it is not one of a local cluster")]
+    NotLocal(String),
+
+    #[error(
+        "cannot read the counters of RDMA device rxe0 on node {node}; the output of cat:\n{text}"
+    )]
+    Counters { node: String, text: String },
+
+    #[error(
+        "the payload was not moved over RDMA: the devices received {received} packets and sent {sent}, and the pods' \
+         payload needs {needed}"
+    )]
+    NotOverRdma {
+        received: u64,
+        sent: u64,
+        needed: u64,
+    },
+
     #[error("cannot read the metrics of agent {pod}: {source}")]
     Metrics { pod: String, source: std::io::Error },
 

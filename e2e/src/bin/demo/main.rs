@@ -3,6 +3,7 @@
 mod agent_bytes;
 mod args;
 mod changes;
+mod device_packets;
 mod error;
 mod objects;
 mod pods;
@@ -20,12 +21,18 @@ use mooncake_e2e::product;
 use progress::Progress;
 use std::path::Path;
 use std::process::ExitCode;
-use table::Row;
+use table::{Row, Traffic};
 use target::Target;
 
 /// The MooncakeCluster of the README.
 const CLUSTER: &str = include_str!("../../../demo/cluster.yaml");
 const CLUSTER_NAME: &str = "demo";
+/// The one of `--rdma`.
+const RDMA_CLUSTER: &str = include_str!("../../../demo/cluster-rdma.yaml");
+/// Objects of 1 MiB. With 1 GiB on each of two nodes, one pool pod has space for all of them.
+const OBJECTS: u32 = 768;
+/// The same with `--rdma`, where a pool pod has 256 MiB and the processor is emulated.
+const RDMA_OBJECTS: u32 = 64;
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
@@ -63,6 +70,7 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
     let Args {
         context,
         registry,
+        rdma,
         yes,
         name,
         index,
@@ -70,7 +78,7 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
     } = args;
     let mut progress = Progress::start();
     let target = match context {
-        None => Target::local(settings, name, *index, &mut progress)?,
+        None => Target::local(settings, name, *index, *rdma, &mut progress)?,
         Some(context) => Target::user(settings, context)?,
     };
     let images = target::images(settings, &mut progress)?;
@@ -89,7 +97,11 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
     product::install(target.helm(), &images, &[])?;
     ready::installed(&target, &mut progress)?;
 
-    progress.report("kubectl apply of the README's MooncakeCluster");
+    let (file, text) = match rdma {
+        false => ("the README's MooncakeCluster", CLUSTER),
+        true => ("e2e/demo/cluster-rdma.yaml", RDMA_CLUSTER),
+    };
+    progress.report(&format!("kubectl apply of {file}"));
     target
         .kubectl
         .command([
@@ -100,16 +112,33 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
             "-f",
             "-",
         ])
-        .input(CLUSTER)
+        .input(text)
         .done()?;
     ready::cluster(&target, CLUSTER_NAME, &mut progress)?;
 
-    let [first, second] = ready::nodes(&target)?;
-    let before = agent_bytes::read(&target)?;
-    let pod = (CLUSTER_NAME, stock.as_str());
+    let [first, second] = match target.machines.as_slice() {
+        [first, second] => [first.clone(), second.clone()],
+        _ => ready::nodes(&target)?,
+    };
+    let pod = pods::Work {
+        cluster: CLUSTER_NAME,
+        image: &stock,
+        objects: if *rdma { RDMA_OBJECTS } else { OBJECTS },
+    };
+    let before = traffic(&target)?;
     let written = pods::run(&target, pods::WRITER, &first, pod, &mut progress)?;
     let read = pods::run(&target, pods::READER, &second, pod, &mut progress)?;
-    let moved = agent_bytes::added(&before, &agent_bytes::read(&target)?);
+    let moved = match (before, traffic(&target)?) {
+        (Traffic::Devices(before), Traffic::Devices(after)) => {
+            let moved = device_packets::added(&before, &after);
+            device_packets::check(&moved, &[written, read])?;
+            Traffic::Devices(moved)
+        }
+        (Traffic::Agents(before), Traffic::Agents(after)) => {
+            Traffic::Agents(agent_bytes::added(&before, &after))
+        }
+        (_, after) => after,
+    };
 
     let row = |role: pods::Role, node: &str, figures| Row {
         what: role.pod,
@@ -123,15 +152,12 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
     println!("\n{}", table::table(&rows, &moved));
     println!("every byte that was read equals the byte that was written\n");
 
-    changes::replace_master(&target, CLUSTER_NAME, &mut progress)?;
-    pods::run(&target, pods::READER, &first, pod, &mut progress)?;
-    println!("after the end of the master: every byte of every key is there");
-    if first == second {
-        println!("one node: the pool is not resized, because its keys have no other place");
+    if *rdma {
+        println!(
+            "the transport was RDMA. Without RDMA=1 the demo also replaces the master and resizes the pool"
+        );
     } else {
-        changes::resize(&target, CLUSTER_NAME, &mut progress)?;
-        pods::run(&target, pods::READER, &second, pod, &mut progress)?;
-        println!("after the replacement of every pool pod: every byte of every key is there");
+        change(&target, [&first, &second], pod, &mut progress)?;
     }
     if context.is_none() {
         let kubeconfig = target.kubectl.kubeconfig.display();
@@ -144,6 +170,36 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
         );
     }
     Ok(())
+}
+
+/// Deletes the master's pod and resizes the pool, and reads every byte after each.
+#[expect(clippy::print_stdout, reason = "the lines below the table")]
+fn change(
+    target: &Target,
+    [first, second]: [&String; 2],
+    pod: pods::Work<'_>,
+    progress: &mut Progress,
+) -> Result<(), Error> {
+    changes::replace_master(target, CLUSTER_NAME, progress)?;
+    pods::run(target, pods::READER, first, pod, progress)?;
+    println!("after the end of the master: every byte of every key is there");
+    if first == second {
+        println!("one node: the pool is not resized, because its keys have no other place");
+    } else {
+        changes::resize(target, CLUSTER_NAME, progress)?;
+        pods::run(target, pods::READER, second, pod, progress)?;
+        println!("after the replacement of every pool pod: every byte of every key is there");
+    }
+    Ok(())
+}
+
+/// What has been counted so far: over RDMA by the devices.
+fn traffic(target: &Target) -> Result<Traffic, Error> {
+    Ok(if target.machines.is_empty() {
+        Traffic::Agents(agent_bytes::read(target)?)
+    } else {
+        Traffic::Devices(device_packets::read(target, &target.machines)?)
+    })
 }
 
 fn down(settings: &Settings, args: &Args) -> Result<(), Error> {
@@ -177,4 +233,24 @@ fn publish(settings: &Settings, registry: &str, values: &Path) -> Result<(), Err
         values.display()
     ));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crds::MooncakeCluster;
+    use crds::cluster::TransportPolicy;
+
+    #[test]
+    fn the_cluster_of_rdma_requires_it_on_the_labelled_machines_and_has_space_for_the_objects() {
+        let cluster: MooncakeCluster = serde_yaml_ng::from_str(RDMA_CLUSTER).unwrap();
+        assert_eq!(cluster.metadata.name.as_deref(), Some(CLUSTER_NAME));
+        assert_eq!(cluster.spec.transports.rdma, TransportPolicy::Require);
+        let [pool] = cluster.spec.pools.as_slice() else {
+            panic!("{:?}", cluster.spec.pools)
+        };
+        let (key, value) = target::RDMA_NODE.split_once('=').unwrap();
+        assert_eq!(pool.node_selector.get(key).map(String::as_str), Some(value));
+        assert!(pool.size.0 >= u64::from(RDMA_OBJECTS) << 20);
+    }
 }

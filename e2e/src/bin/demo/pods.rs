@@ -17,6 +17,15 @@ const SCRIPTS: [(&str, &str); 3] = [
 /// An idle machine needs seconds, a busy one minutes.
 const DEADLINE: Duration = Duration::from_secs(900);
 
+/// What the pods use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Work<'a> {
+    pub(crate) cluster: &'a str,
+    pub(crate) image: &'a str,
+    /// Objects of 1 MiB.
+    pub(crate) objects: u32,
+}
+
 /// The report of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub(crate) struct Figures {
@@ -37,12 +46,12 @@ pub(crate) struct Role {
 pub(crate) const WRITER: Role = Role {
     pod: "writer",
     script: "write.py",
-    doing: "puts 768 MiB",
+    doing: "puts",
 };
 pub(crate) const READER: Role = Role {
     pod: "reader",
     script: "read.py",
-    doing: "gets it and compares every byte",
+    doing: "gets and compares every byte of",
 };
 
 /// Runs one pod on a node until it has ended.
@@ -50,11 +59,12 @@ pub(crate) fn run(
     target: &Target,
     role: Role,
     node: &str,
-    (cluster, image): (&str, &str),
+    work: Work<'_>,
     progress: &mut Progress,
 ) -> Result<Figures, Error> {
     let Role { pod, script, doing } = role;
-    progress.report(&format!("stock pod {pod} on {node} {doing}"));
+    let mib = work.objects;
+    progress.report(&format!("stock pod {pod} on {node} {doing} {mib} MiB"));
     target
         .kubectl
         .command(["delete", "pod", pod, "--ignore-not-found", "--wait"])
@@ -64,8 +74,9 @@ pub(crate) fn run(
     target.kubectl.apply(&scripts().to_string())?;
     target
         .kubectl
-        .apply(&manifest(pod, script, node, cluster, image).to_string())?;
-    let phase = wait_until(&format!("pod {pod} to end"), DEADLINE, || {
+        .apply(&manifest(pod, script, node, work).to_string())?;
+    let deadline = target.patience(DEADLINE);
+    let phase = wait_until(&format!("pod {pod} to end"), deadline, || {
         let object = match get(target, &["pod", pod, "--namespace", NAMESPACE]) {
             Ok(object) => object,
             Err(error) => return Ok(Err(error.to_string())),
@@ -123,7 +134,12 @@ fn scripts() -> Value {
 }
 
 /// The pod object. All Mooncake settings come from the label.
-fn manifest(pod: &str, script: &str, node: &str, cluster: &str, image: &str) -> Value {
+fn manifest(pod: &str, script: &str, node: &str, work: Work<'_>) -> Value {
+    let Work {
+        cluster,
+        image,
+        objects,
+    } = work;
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -145,6 +161,7 @@ fn manifest(pod: &str, script: &str, node: &str, cluster: &str, image: &str) -> 
                 "name": "main",
                 "image": image,
                 "command": ["python3", format!("/scripts/{script}")],
+                "env": [{"name": "DEMO_OBJECTS", "value": objects.to_string()}],
                 "resources": {
                     "requests": {"cpu": "100m", "memory": "512Mi"},
                     "limits": {"memory": "1Gi"},

@@ -17,7 +17,8 @@ const READY: Duration = Duration::from_secs(300);
 
 /// Waits until operator and agents are ready.
 pub(crate) fn installed(target: &Target, progress: &mut Progress) -> Result<(), Error> {
-    wait_until("operator and agents to be ready", INSTALLED, || {
+    let deadline = target.patience(INSTALLED);
+    wait_until("operator and agents to be ready", deadline, || {
         let answer = get(
             target,
             &["deployments,daemonsets", "--namespace", product::NAMESPACE],
@@ -98,7 +99,7 @@ fn wait_for(
     done: fn(&MooncakeCluster) -> bool,
     progress: &mut Progress,
 ) -> Result<MooncakeCluster, Error> {
-    Ok(wait_until(what, READY, || {
+    Ok(wait_until(what, target.patience(READY), || {
         let answer = get(
             target,
             &["mooncakecluster", name, "--namespace", objects::NAMESPACE],

@@ -1,6 +1,7 @@
 //! The table that the demo prints at its end.
 
 use crate::agent_bytes::AgentBytes;
+use crate::device_packets::DevicePackets;
 use crate::pods::Figures;
 
 const MB: f64 = 1e6;
@@ -12,8 +13,14 @@ pub(crate) struct Row {
     pub(crate) figures: Figures,
 }
 
-/// The rows of the pods, then those of the agents.
-pub(crate) fn table(rows: &[Row], moved: &AgentBytes) -> String {
+/// What has counted the bytes of the pods: agents over TCP, devices over RDMA.
+pub(crate) enum Traffic {
+    Agents(AgentBytes),
+    Devices(DevicePackets),
+}
+
+/// The rows of the pods, then those of what has counted their bytes.
+pub(crate) fn table(rows: &[Row], traffic: &Traffic) -> String {
     let mut text = format!(
         "{:<28}{:>8}{:>14}{:>10}\n",
         "stock pod", "keys", "bytes", "MB/s"
@@ -32,7 +39,15 @@ pub(crate) fn table(rows: &[Row], moved: &AgentBytes) -> String {
             megabytes(figures.bytes) / figures.seconds
         );
     }
-    text += &format!("\n{:<28}{:>22}{:>10}\n", "agent", "bytes received", "sent");
+    match traffic {
+        Traffic::Agents(moved) => text += &agents(moved),
+        Traffic::Devices(moved) => text += &devices(moved),
+    }
+    text
+}
+
+fn agents(moved: &AgentBytes) -> String {
+    let mut text = format!("\n{:<28}{:>22}{:>10}\n", "agent", "bytes received", "sent");
     for (node, moved) in moved {
         text += &format!(
             "{:<28}{:>19.0} MB{:>7.0} MB\n",
@@ -40,6 +55,16 @@ pub(crate) fn table(rows: &[Row], moved: &AgentBytes) -> String {
             megabytes(moved.written),
             megabytes(moved.read)
         );
+    }
+    text
+}
+
+fn devices(moved: &DevicePackets) -> String {
+    let (device, received) = ("RDMA device", "packets received");
+    let mut text = format!("\n{device:<28}{received:>22}{:>10}\n", "sent");
+    for (node, moved) in moved {
+        let name = format!("rxe0 of {node}");
+        text += &format!("{name:<28}{:>22}{:>10}\n", moved.received, moved.sent);
     }
     text
 }
@@ -53,9 +78,10 @@ fn megabytes(bytes: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::agent_bytes::Moved;
+    use crate::device_packets::Packets;
 
     #[test]
-    fn the_table_lists_pods_and_agents() {
+    fn the_table_lists_pods_and_what_counted_their_bytes() {
         let figures = Figures {
             keys: 1024,
             bytes: 1 << 30,
@@ -70,14 +96,26 @@ mod tests {
             written: 512_000_000,
             read: 0,
         };
-        let text = table(&[row], &AgentBytes::from([("n2".to_owned(), moved)]));
+        let agents = Traffic::Agents(AgentBytes::from([("n2".to_owned(), moved)]));
+        let rows = [row];
+        let pods = "stock pod                       keys         bytes      MB/s\n\
+                    writer on n1                    1024    1073741824       537\n\n";
         assert_eq!(
-            text,
-            "stock pod                       keys         bytes      MB/s\n\
-             writer on n1                    1024    1073741824       537\n\
-             \n\
-             agent                               bytes received      sent\n\
-             of n2                                       512 MB      0 MB\n"
+            table(&rows, &agents),
+            format!(
+                "{pods}agent                               bytes received      sent\n\
+                 of n2                                       512 MB      0 MB\n"
+            )
+        );
+        let (received, sent) = (270_000, 12);
+        let packets = Packets { received, sent };
+        let devices = Traffic::Devices(DevicePackets::from([("n3".to_owned(), packets)]));
+        assert_eq!(
+            table(&rows, &devices),
+            format!(
+                "{pods}RDMA device                       packets received      sent\n\
+                 rxe0 of n3                                  270000        12\n"
+            )
         );
     }
 }

@@ -7,7 +7,7 @@ use local_cluster::command::Run;
 use local_cluster::images::{self, Images};
 use local_cluster::kubectl::Kubectl;
 use local_cluster::needs::{self, Needs, packages};
-use local_cluster::{Cluster, Settings, Spec};
+use local_cluster::{Cluster, NodeKind, Settings, Spec};
 use mooncake_e2e::product::{self, Image};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +16,13 @@ use tempfile::NamedTempFile;
 const NODES: u8 = 2;
 /// Two pool pods, two stock pods and their buffers, in bytes.
 const LOAD: u64 = 4 << 30;
+/// Virtual machine nodes with `--rdma`, and the memory of each in bytes.
+const MACHINES: usize = 2;
+const MACHINE: u64 = 3 << 30;
+/// How much longer everything takes on their emulated processors.
+const SLOWER: u32 = 4;
+/// Label of the nodes on which the pool of `--rdma` is.
+pub(crate) const RDMA_NODE: &str = "mooncake-demo=rdma";
 /// Disk space of cargo's release build, in bytes.
 const BUILD: u64 = 4 << 30;
 
@@ -26,6 +33,8 @@ pub(crate) struct Target {
     pub(crate) kubectl: Kubectl,
     helm: PathBuf,
     place: Place,
+    /// The virtual machine nodes of `--rdma`.
+    pub(crate) machines: Vec<String>,
 }
 
 enum Place {
@@ -42,13 +51,17 @@ impl Target {
         settings: &Settings,
         name: &str,
         index: Option<u8>,
+        rdma: bool,
         progress: &mut Progress,
     ) -> Result<Self, Error> {
+        let machines = if rdma { MACHINES } else { 0 };
         let cached = Binaries::cached(settings) && Images::cached(settings);
         let (build, cluster) = (Needs::build(cached), Needs::cluster(NODES));
         needs::check(
             Needs {
-                memory: build.memory.max(cluster.memory + LOAD),
+                memory: build
+                    .memory
+                    .max(cluster.memory + LOAD + MACHINE * machines as u64),
                 cache_disk: build.cache_disk + BUILD,
                 state_disk: cluster.state_disk,
             },
@@ -74,12 +87,23 @@ impl Target {
             nodes: NODES,
             dual_stack: false,
         };
-        let cluster = Cluster::up(settings, &spec)?;
+        let mut cluster = Cluster::up(settings, &spec)?;
+        let kubectl = cluster.kubectl();
+        let mut added: Vec<String> = cluster.nodes().into_iter().skip(NODES.into()).collect();
+        while added.len() < machines {
+            progress.report("a virtual machine node with a Soft-RoCE device");
+            added.push(cluster.add_node(NodeKind::Machine)?);
+        }
+        added.truncate(machines);
+        for node in &added {
+            kubectl.run(["label", "node", node, RDMA_NODE, "--overwrite"])?;
+        }
         Ok(Self {
             name: format!("the local cluster {name}"),
-            kubectl: cluster.kubectl(),
+            kubectl,
             helm: Binaries::get(settings)?.helm(),
             place: Place::Local(Box::new(cluster)),
+            machines: added,
         })
     }
 
@@ -100,7 +124,26 @@ impl Target {
             },
             helm: binaries.helm(),
             place: Place::User { _kubeconfig: file },
+            machines: Vec::new(),
         })
+    }
+
+    /// A deadline on the nodes of this target.
+    pub(crate) fn patience(&self, deadline: Duration) -> Duration {
+        deadline * if self.machines.is_empty() { 1 } else { SLOWER }
+    }
+
+    /// Runs a command on a node of the local cluster.
+    pub(crate) fn run_on(
+        &self,
+        node: &str,
+        command: &[String],
+        deadline: Duration,
+    ) -> Result<String, Error> {
+        match &self.place {
+            Place::Local(cluster) => Ok(cluster.run_on(node, command, deadline)?),
+            Place::User { .. } => Err(Error::NotLocal(node.to_owned())),
+        }
     }
 
     pub(crate) fn helm(&self) -> Run {
