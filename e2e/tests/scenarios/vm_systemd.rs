@@ -19,7 +19,7 @@ async fn an_engine_process_stays_in_the_slice_of_its_pool_pod_until_systemd_remo
     with_systemd_node("systemd", async |vm: VmNode| {
         let namespace = &vm.namespace;
         let spec = format!(
-            "{{master: {{type: BuiltIn, replicas: 1}}, pools: [{{name: default, size: {POOL}, drainSeconds: 2, \
+            "{{transports: {{rdma: Forbid}}, master: {{type: BuiltIn}}, pools: [{{name: default, size: {POOL}, drainSeconds: 2, \
              nodeSelector: {{kubernetes.io/hostname: {}}}}}]}}",
             vm.node.name
         );
