@@ -44,7 +44,8 @@ use crate::word::Word;
 ))]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
-        { "rule": "!has(self.usage) || !self.usage.exists(usage, usage == 'Pd') || (self.transports.rdma != 'Forbid' && self.transports.tcp != 'Require')", "message": "usage Pd requires RDMA to transfer the KV cache between GPUs: set transports.rdma to Prefer or Require, and transports.tcp to Prefer or Forbid", "fieldPath": ".usage" }
+        { "rule": "!has(self.usage) || !self.usage.exists(usage, usage == 'Pd') || (self.transports.rdma != 'Forbid' && self.transports.tcp != 'Require')", "message": "usage Pd requires RDMA to transfer the KV cache between GPUs: set transports.rdma to Prefer or Require, and transports.tcp to Prefer or Forbid", "fieldPath": ".usage" },
+        { "rule": "!has(self.update) || self.update.onCordon != 'Drain' || (has(self.master.type) && self.master.type == 'BuiltIn')", "message": "update.onCordon Drain requires master.type BuiltIn, because a Stock master cannot move keys: remove update.onCordon", "fieldPath": ".update" }
     ]))]
 pub struct MooncakeClusterSpec {
     /// Memory pools. Each is a DaemonSet of pool pods, which own the memory. Adding or removing a pool starts or drains
@@ -97,7 +98,8 @@ pub struct MooncakeClusterSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mnnvl: Option<Mnnvl>,
 
-    /// How pool pods are replaced when their spec changes. A change restarts no pod. Default: one pod at a time.
+    /// How pool pods are replaced when their spec changes, and drained when their node is cordoned. A change restarts no
+    /// pod. Default: one pod at a time, and a cordon has no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update: Option<Update>,
 

@@ -35,7 +35,8 @@ pub enum ConditionType {
     /// MooncakeCluster, only with `spec.mnnvl`: every participating node is a member of the
     /// ComputeDomain. `Ready` does not wait for it.
     MnnvlReady,
-    /// MooncakeCluster, only with the built-in master and from the first drain on: no pool pod ends whose keys move to others.
+    /// MooncakeCluster, only with the built-in master and from the first drain on: no pool pod ends whose keys move to others, and no
+    /// cordoned node waits for that.
     Drained,
     /// MooncakeNode, set by the operator: the node and its agent pod are ready.
     AgentAlive,

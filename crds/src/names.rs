@@ -9,7 +9,7 @@ pub const LABEL_INJECT: &str = "mooncake.io/inject";
 pub const LABEL_CLUSTER: &str = "mooncake.io/cluster";
 /// Set on every object that belongs to one entry of `spec.pools`.
 pub const LABEL_POOL: &str = "mooncake.io/pool";
-/// `master`, `pool`, `agent` or `operator`.
+/// `master`, `pool`, `guard`, `agent` or `operator`.
 pub const LABEL_COMPONENT: &str = "mooncake.io/component";
 /// Program of a master pod, as in `spec.master.type`. Absent on the pods of stock masters.
 pub const LABEL_MASTER_TYPE: &str = "mooncake.io/master-type";
@@ -69,6 +69,8 @@ pub const ENDPOINT_PEERS: &str = "peers";
 
 pub const COMPONENT_MASTER: &str = "master";
 pub const COMPONENT_POOL: &str = "pool";
+/// The pod that holds drains of a node with pool pods.
+pub const COMPONENT_GUARD: &str = "guard";
 pub const COMPONENT_AGENT: &str = "agent";
 pub const COMPONENT_OPERATOR: &str = "operator";
 
@@ -126,6 +128,11 @@ pub fn pool_service(cluster: &str) -> String {
 /// Returns the name of a pool's DaemonSet.
 pub fn pool_set(cluster: &str, pool: &str) -> String {
     format!("{cluster}-pool-{pool}")
+}
+
+/// Returns the name of the PodDisruptionBudget of a cluster's guards.
+pub fn guard_budget(cluster: &str) -> String {
+    format!("{cluster}-guard")
 }
 
 /// Returns the name of the headless Service of a cluster's injected pods.

@@ -91,8 +91,8 @@ catalog! {
     Mounting = (Engine, "Wait.");
     /// The pool pod is terminating. Its segments are removed from the master first.
     Draining = (Cluster, "Wait.");
-    /// The keys of pool pods that end do not fit into the other pool pods of the cluster. Those that were used longest ago are evicted.
-    DrainExceedsSpace nearest "Draining" = (Cluster, "Add pool pods or a larger size before pool pods end. Undo a drain with kubectl mooncake undrain.");
+    /// The keys of pool pods that end do not fit into the other pool pods of the cluster. Those that were used longest ago are evicted. On a cordoned node the pool pods stay instead.
+    DrainExceedsSpace nearest "Draining" = (Cluster, "Add pool pods or a larger size before pool pods end. Undo a drain with kubectl mooncake undrain. For a cordoned node, kubectl mooncake drain NODE --lose-keys confirms the loss.");
     /// The pool pod has terminated.
     PoolPodGone = (Cluster, "Wait for its replacement.");
     /// The node has too little memory for a pool pod, or the pool process could not allocate it.

@@ -1,4 +1,4 @@
-//! Replacement of pool pods: what the user allows, and what the operator records meanwhile.
+//! Replacement and drain of pool pods: what the user allows, and what the operator records meanwhile.
 
 use std::borrow::Cow;
 
@@ -23,6 +23,26 @@ pub struct Update {
     #[serde(default = "default_progress_deadline")]
     #[schemars(range(min = 1, max = 86400))]
     pub progress_deadline_seconds: u32,
+
+    /// What happens to the pool pods of a cordoned node, and of a node with a taint by which Karpenter or the
+    /// cluster-autoscaler announces its removal. `Drain`: their keys move to pool pods of other nodes, at most
+    /// `maxUnavailable` pool pods at a time, and the pool pods end; they start again when the node is uncordoned. Keys
+    /// that do not fit elsewhere stop the drain before it starts (condition Drained, reason DrainExceedsSpace). A guard
+    /// pod on each node with pool pods holds `kubectl drain` until then. Requires master.type BuiltIn. `Ignore`: the
+    /// pool pods stay. Default: Ignore.
+    #[serde(default)]
+    #[schemars(extend("nullable" = false))]
+    pub on_cordon: OnCordon,
+}
+
+/// What happens to the pool pods of a cordoned node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum OnCordon {
+    /// Their keys move to other nodes, and they end.
+    Drain,
+    /// They stay.
+    #[default]
+    Ignore,
 }
 
 fn default_progress_deadline() -> u32 {
@@ -34,6 +54,7 @@ impl Default for Update {
         Self {
             max_unavailable: MaxUnavailable::default(),
             progress_deadline_seconds: default_progress_deadline(),
+            on_cordon: OnCordon::default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crds::Reason;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -261,6 +261,38 @@ impl Writer {
             object: Some(written),
             changed: true,
         })
+    }
+
+    /// Creates the object and never changes it. One of that name with the same owner is no error.
+    ///
+    /// # Errors
+    /// [`Error::NotOurs`] for an object of that name with another owner; else the failed write.
+    pub async fn create<K>(&self, api: &Api<K>, wanted: &K) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let object = object_of(wanted);
+        if self.withholds("create", &object) {
+            return Ok(());
+        }
+        let parameters = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let exists = self
+            .bounded("create", &object, async {
+                match api.create(&parameters, wanted).await {
+                    Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => Ok(true),
+                    Err(error) => Err(error),
+                    Ok(_) => Ok(false),
+                }
+            })
+            .await?;
+        if exists {
+            return self.refuse_foreign(api, wanted, &object).await;
+        }
+        tracing::info!(%object, "created");
+        Ok(())
     }
 
     /// Writes fields of the status subresource, also while paused; the caller has compared. Returns the object as

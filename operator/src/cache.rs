@@ -52,7 +52,7 @@ pub struct Caches {
     pub reports: Store<DeserializeGuard<MooncakeNode>>,
     pub node_policies: Store<DeserializeGuard<MooncakeNodePolicy>>,
     pub nodes: Store<Node>,
-    /// Pods of masters and pools.
+    /// Pods of masters and pools, and guards.
     pub pods: Store<Pod>,
     /// Index of these by node.
     pub pods_on: Index<Pod, String>,
@@ -101,10 +101,11 @@ impl Caches {
         };
         let every = watcher::Config::default;
         let components = format!(
-            "{} in ({},{})",
+            "{} in ({},{},{})",
             names::LABEL_COMPONENT,
             names::COMPONENT_MASTER,
-            names::COMPONENT_POOL
+            names::COMPONENT_POOL,
+            names::COMPONENT_GUARD
         );
         let agents_wanted = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_AGENT);
         let ours = || every().labels(names::LABEL_CLUSTER);

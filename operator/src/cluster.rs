@@ -2,6 +2,7 @@
 //!
 //! There is no finalizer: owner references delete the objects of a cluster, and its pool pods drain by themselves.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use crds::update::PoolPlace;
 use crds::{ConditionType, MooncakeCluster, MooncakeClusterStatus, Reason, Word, condition};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -20,15 +21,18 @@ use crate::cache::{Caches, ClusterName};
 use crate::compute_domain::view;
 use crate::controller::Failure;
 use crate::event::Events;
+use crate::machine::is_cordoned;
 use crate::metrics::Metrics;
 use crate::pod::master_instance;
 
 pub mod admin;
 pub mod apply;
 pub mod container_compatibility;
+pub mod cordoned;
 pub mod desired;
 pub mod drained;
 pub mod eviction;
+pub mod guards;
 pub mod injection;
 pub mod instance;
 pub mod mnnvl;
@@ -44,6 +48,8 @@ pub mod undecodable;
 pub mod usage;
 pub mod validate;
 
+use cordoned::{Decision, Stored};
+use desired::pool::excluded;
 use observe::Observed;
 use pool_pod::{PoolPodStatus, PoolService};
 use validate::{Settings, Valid};
@@ -63,6 +69,8 @@ pub struct Context {
     pub metrics: Metrics,
     pub settings: Settings,
     pub usage: Arc<usage::Meter>,
+    /// Latest decisions on cordoned nodes.
+    pub drains: cordoned::Recent,
 }
 
 /// Why a reconcile ended early.
@@ -194,8 +202,11 @@ impl Session<'_> {
         let paused = writer.is_paused();
         let transport = transport::Facts::of(valid, observed, &pod_statuses, before, paused);
         let claims = transport::has_claims(transport.decide(), before);
-        let desired = desired::desired(valid, &context.settings, &peers, claims);
-        if self.old.observed_generation != Some(valid.generation) && !writer.is_paused() {
+        let cordons = self.cordons(valid, observed, &pod_statuses);
+        let excluded = &cordons.excluded;
+        let desired = desired::desired(valid, &context.settings, &peers, claims, excluded);
+        let begins = self.old.observed_generation != Some(valid.generation);
+        if begins && !writer.is_paused() {
             self.begin(valid).await?;
         }
         let applied = apply::apply(
@@ -206,12 +217,22 @@ impl Session<'_> {
             &observed.existing,
         )
         .await?;
+        let counted: Vec<Option<DaemonSet>> = applied
+            .pools
+            .iter()
+            .map(|pool| match &pool.object {
+                // A cordon changes no spec: the cluster is as Ready as before.
+                Some(set) if valid.drains_cordoned() && !begins => Some(status::as_counted(set)),
+                object => object.clone().filter(|_| !pool.changed),
+            })
+            .collect();
         let pools: Vec<Option<DaemonSet>> = applied
             .pools
             .into_iter()
             .map(|pool| pool.object.filter(|_| !pool.changed))
             .collect();
 
+        let (unguarded, guards_open) = self.guard(&writer, valid, observed, &cordons).await?;
         let rollout = self
             .roll(&writer, valid, observed, &pools, &pod_statuses)
             .await?;
@@ -226,13 +247,15 @@ impl Session<'_> {
         let facts = status::Facts {
             cluster: valid,
             observed,
-            pools: &pools,
+            pools: &counted,
             pod_statuses: &explained,
             transport: &transport,
             rollout: &rollout,
             withheld: writer.is_paused().then(|| writer.withheld()),
             used,
             drains,
+            cordons: &cordons,
+            unguarded: unguarded.as_ref(),
             mnnvl: mnnvl.as_ref(),
         };
         self.write(status::compute(&facts, &self.old, Timestamp::now()))
@@ -258,6 +281,8 @@ impl Session<'_> {
             && !is(ConditionType::Reconciling)
             && !is(ConditionType::Stalled)
             && all_written
+            && !cordons.is_open()
+            && !guards_open
             && observed.evictions.is_empty();
         let periods = [
             (!at_rest).then_some(PERIOD),
@@ -269,6 +294,75 @@ impl Session<'_> {
             .flatten()
             .min()
             .map_or_else(Action::await_change, Action::requeue))
+    }
+
+    /// Decides what happens to cordoned nodes.
+    fn cordons(
+        &self,
+        valid: &Valid,
+        observed: &Observed,
+        pod_statuses: &[PoolPodStatus],
+    ) -> Decision {
+        let context = self.context;
+        if !valid.drains_cordoned() {
+            return Decision::default();
+        }
+        let now = Timestamp::now();
+        let pods = observed.pool_pods.iter().zip(pod_statuses);
+        let pods: Vec<Stored> = pods
+            .filter_map(|(pod, status)| {
+                let made = desired::pool::made(pod).map_or(0, |made| made.bytes);
+                cordoned::stored(pod, status, made, now)
+            })
+            .collect();
+        let nodes = context.caches.nodes.state();
+        let relevant = |node: &&Arc<Node>| {
+            is_cordoned(node)
+                && (cordoned::is_selected(node, &valid.pools)
+                    || pods.iter().any(|pod| pod.node == node.name_any()))
+        };
+        let nodes = nodes.iter().filter(relevant);
+        let nodes = nodes.map(|node| node.name_any()).collect();
+        let sets = observed.existing.daemon_sets.iter();
+        let mut before: BTreeSet<String> = sets.flat_map(|set| excluded(set)).collect();
+        before.extend(context.drains.of(&valid.uid, Instant::now()));
+        let rollout = self.old.rollout.iter();
+        let replaced = rollout.flat_map(|rollout| &rollout.replaced);
+        let master = observed.serving_master(&valid.name);
+        let bytes = context.usage.bytes(&valid.uid, master);
+        let decision = cordoned::decide(&cordoned::Facts {
+            cordoned: &nodes,
+            before: &before,
+            pods: &pods,
+            limit: valid.update.max_unavailable.of(pods.len()),
+            replaced: &replaced.map(|pod| pod.node.clone()).collect(),
+            used: bytes.and_then(|bytes| cordoned::used(bytes, &pods)),
+        });
+        let drains = &context.drains;
+        drains.note(&valid.uid, &decision.excluded, Instant::now());
+        decision
+    }
+
+    /// Creates and deletes guards. Returns why one could not be written, and whether something is left to do without an
+    /// event. A cluster without guards serves, so that is no error.
+    async fn guard(
+        &self,
+        writer: &Writer,
+        valid: &Valid,
+        observed: &Observed,
+        cordons: &Decision,
+    ) -> Result<(Option<(Reason, String)>, bool), WriteError> {
+        let context = self.context;
+        let now = Timestamp::now();
+        let plan = guards::plan(valid, &cordons.guarded, &observed.guards, now);
+        let of = (valid, &context.settings);
+        match guards::carry_out(&context.client, writer, of, &plan).await {
+            Ok(()) => Ok((None, plan.recheck)),
+            Err(error @ (WriteError::Deposed { .. } | WriteError::NamespaceTerminating { .. })) => {
+                Err(error)
+            }
+            Err(error) => Ok((Some((error.reason(), error.to_string())), true)),
+        }
     }
 
     /// Clears `Ready` before the work on a new generation, so that the old status is not taken for the

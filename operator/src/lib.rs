@@ -24,6 +24,7 @@ pub mod event;
 pub mod health;
 pub mod lease;
 mod listener;
+pub mod machine;
 pub mod metrics;
 pub mod node;
 pub mod pod;

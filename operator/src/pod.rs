@@ -102,7 +102,7 @@ pub fn node_of(pod: &Pod) -> Option<String> {
         terms
             .iter()
             .flat_map(|term| term.match_fields.iter().flatten())
-            .find(|field| field.key == "metadata.name")?
+            .find(|field| field.key == "metadata.name" && field.operator == "In")?
             .values
             .as_ref()?
             .first()

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use crds::MooncakeCluster;
+use crds::update::OnCordon;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,7 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::apply::Writer;
 use crate::args::Args;
-use crate::cache::{Caches, Trigger};
+use crate::cache::{Caches, ClusterName, Trigger};
 use crate::certificates::{self, Endpoint, Resolver, Schedule};
 use crate::cluster::validate::Settings;
 use crate::compute_domain::view;
@@ -209,6 +211,27 @@ pub struct Controllers {
     pub paused: bool,
 }
 
+/// The clusters that drain cordoned nodes.
+fn draining(caches: &Caches) -> Vec<ClusterName> {
+    let clusters = caches.clusters.state();
+    let drains = |cluster: &&MooncakeCluster| {
+        let update = cluster.spec.update.as_ref();
+        update.is_some_and(|update| update.on_cordon == OnCordon::Drain)
+    };
+    let clusters = clusters
+        .iter()
+        .filter_map(|cluster| cluster.0.as_ref().ok());
+    clusters
+        .filter(drains)
+        .filter_map(|cluster| {
+            Some(ClusterName {
+                namespace: cluster.namespace()?,
+                name: cluster.name_any(),
+            })
+        })
+        .collect()
+}
+
 /// Runs the controllers whenever this replica leads; losing the lead drops them at once.
 async fn lead(
     mut synced: watch::Receiver<bool>,
@@ -270,6 +293,7 @@ impl Controllers {
                     Trigger::Node(node) | Trigger::Ring(node) => view::clusters_near(caches, node),
                     Trigger::Domain(uid) => view::clusters_of(caches, uid),
                     Trigger::Mnnvl(namespace) => view::clusters_in(caches, namespace),
+                    Trigger::Cordons => draining(caches),
                     Trigger::NodesOf(_) | Trigger::Policies | Trigger::Everything => Vec::new(),
                 };
                 clusters
@@ -286,6 +310,7 @@ impl Controllers {
                 metrics: metrics.clone(),
                 settings: settings.clone(),
                 usage: usage.clone(),
+                drains: cluster::cordoned::Recent::default(),
             }),
             cluster::reconcile,
         );
@@ -307,9 +332,10 @@ impl Controllers {
                         let nodes = caches.nodes.state();
                         nodes.iter().map(|node| node.name_any()).collect()
                     }
-                    Trigger::Cluster(_) | Trigger::Mnnvl(_) | Trigger::Everything => {
-                        BTreeSet::new()
-                    }
+                    Trigger::Cluster(_)
+                    | Trigger::Mnnvl(_)
+                    | Trigger::Cordons
+                    | Trigger::Everything => BTreeSet::new(),
                 };
                 nodes.iter().map(|name| ObjectRef::new(name)).collect()
             },

@@ -20,6 +20,8 @@ pub struct Args {
 pub enum Command {
     /// Own memory until terminated.
     Serve(Box<ServeArgs>),
+    /// Hold drains of the node: do nothing until terminated.
+    Guard,
     /// Check the pool process of this pod; exit status 0 means yes.
     Probe {
         /// What to check.

@@ -2,6 +2,7 @@
 //! that it never needs an upgrade.
 
 pub mod args;
+pub mod guard;
 pub mod handover;
 pub mod probe;
 mod secret;

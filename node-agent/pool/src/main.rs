@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use mooncake_pool::args::{Args, Command};
-use mooncake_pool::{probe, serve};
+use mooncake_pool::{guard, probe, serve};
 
 fn main() -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -17,6 +17,10 @@ fn main() -> anyhow::Result<ExitCode> {
                 .with_ansi(false)
                 .init();
             runtime.block_on(serve::serve(*args))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Guard => {
+            runtime.block_on(guard::until_terminated())?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Probe { what } => Ok(match runtime.block_on(probe::probe(what)) {

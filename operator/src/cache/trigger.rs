@@ -8,6 +8,8 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::core::DeserializeGuard;
 use kube::{Resource, ResourceExt};
 
+use crate::machine::is_cordoned;
+
 /// Names one MooncakeCluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterName {
@@ -28,6 +30,8 @@ pub enum Trigger {
     Domain(String),
     /// The clusters of that namespace that request a ComputeDomain.
     Mnnvl(String),
+    /// A node was cordoned or uncordoned, or is about to be removed by an autoscaler: the clusters that drain such nodes.
+    Cordons,
     /// A policy changed, which may affect every node.
     Policies,
     Everything,
@@ -187,10 +191,11 @@ pub(super) fn of_component(old: Option<&Pod>, pod: &Pod) -> Vec<Trigger> {
     let mut triggers = of_child(None, pod);
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let labels = pod.labels();
-    if labels.get(names::LABEL_COMPONENT).map(String::as_str) == Some(names::COMPONENT_MASTER) {
-        triggers.extend(nodes_of(pod));
-    } else if let Some(node) = node {
-        triggers.push(Trigger::Node(node));
+    match labels.get(names::LABEL_COMPONENT).map(String::as_str) {
+        Some(names::COMPONENT_MASTER) => triggers.extend(nodes_of(pod)),
+        // No MooncakeNode contains it.
+        Some(names::COMPONENT_GUARD) => {}
+        _ => triggers.extend(node.map(Trigger::Node)),
     }
     triggers
 }
@@ -225,11 +230,18 @@ pub(super) fn of_service(old: Option<&Service>, service: &Service) -> Vec<Trigge
     triggers
 }
 
-/// The Node, after a change of what its pruned object holds.
+/// The Node, after a change of what its pruned object holds, and clusters that drain cordoned nodes.
 pub(super) fn of_machine(old: Option<&Node>, node: &Node) -> Vec<Trigger> {
     let same = old.is_some_and(|old| !differs(old, node));
-    let changed = (!same).then(|| Trigger::Node(node.name_any()));
-    changed.into_iter().collect()
+    let mut changed: Vec<Trigger> = Vec::new();
+    if !same {
+        changed.push(Trigger::Node(node.name_any()));
+    }
+    // A deleted Node has no former one.
+    if old.is_some_and(is_cordoned) != is_cordoned(node) {
+        changed.push(Trigger::Cordons);
+    }
+    changed
 }
 
 pub(super) fn of_policy(

@@ -1,7 +1,7 @@
 //! The objects that a cluster consists of. Pure and infallible: invalid specs were rejected
 //! by `validate`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crds::names;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
@@ -20,6 +20,7 @@ use crate::cluster::validate::{Settings, Valid};
 
 pub mod access;
 pub mod claim;
+pub mod guard;
 pub mod master;
 pub mod network;
 pub mod pool;
@@ -49,18 +50,21 @@ pub struct Children {
 }
 
 /// The desired objects of `cluster`. `peers` are the injected pods of other allowed namespaces; `claims`: injected pods get
-/// devices.
+/// devices; `excluded` are nodes that are drained of pool pods because they are cordoned.
 pub fn desired(
     cluster: &Valid,
     settings: &Settings,
     peers: &[ForeignPeer],
     claims: bool,
+    excluded: &BTreeSet<String>,
 ) -> Children {
+    let mut budgets = master::budgets(cluster);
+    budgets.extend(guard::budgets(cluster));
     Children {
         accounts: access::accounts(cluster),
         roles: access::roles(cluster),
         bindings: access::bindings(cluster, settings),
-        budgets: master::budgets(cluster),
+        budgets,
         services: service::all(cluster),
         policies: network::policies(cluster, settings),
         slices: network::slices(cluster, peers),
@@ -69,7 +73,7 @@ pub fn desired(
         pools: cluster
             .pools
             .iter()
-            .map(|pool| pool::daemon_set(cluster, pool, settings))
+            .map(|pool| pool::daemon_set(cluster, pool, settings, excluded))
             .collect(),
         claim_template: claims.then(|| claim::template(cluster)),
     }

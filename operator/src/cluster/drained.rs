@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
+use crate::cluster::cordoned::{Decision, HELD};
 use crate::pod::{is_over, node_of};
 
 /// Most pool pods that a message names.
@@ -54,11 +55,14 @@ pub fn ending(pods: &[Arc<Pod>]) -> impl Iterator<Item = &Arc<Pod>> {
         .filter(|pod| pod.metadata.deletion_timestamp.is_some() && !is_over(pod))
 }
 
-/// The condition; `None` before the first drain, and with a stock master, which moves nothing.
+/// The condition; `None` before the first drain, and with a stock master, which moves nothing. `cordons` is what happens to
+/// cordoned nodes, and `unguarded` is why a guard could not be written.
 pub fn drained(
     kind: MasterType,
     pods: &[Arc<Pod>],
     drains: Option<Drains>,
+    cordons: &Decision,
+    unguarded: Option<&(Reason, String)>,
     old: &[Condition],
 ) -> Option<NewCondition> {
     if kind != MasterType::BuiltIn {
@@ -74,7 +78,20 @@ pub fn drained(
     };
     let before = condition::find(old, ConditionType::Drained);
     let ending: Vec<&Arc<Pod>> = ending(pods).collect();
+    let (held, waiting) = (cordons.held_message(), cordons.waiting_message());
+    let others: Vec<String> = held.iter().chain(&waiting).cloned().collect();
     if ending.is_empty() {
+        if !others.is_empty() {
+            let reason = match held {
+                Some(_) => Reason::DrainExceedsSpace,
+                None => Reason::Draining,
+            };
+            return is(false, reason, others.join("; "));
+        }
+        if let Some((reason, message)) = unguarded {
+            let message = format!("guards of nodes are missing: {message}");
+            return is(false, *reason, message);
+        }
         before?;
         let message = "no pool pod ends".to_owned();
         return is(true, Reason::AsExpected, message);
@@ -93,8 +110,13 @@ pub fn drained(
     if more > 0 {
         message = message.replace(" move to", &format!(" and {more} more pool pods move to"));
     }
+    let with_others = |message: String| {
+        let mut parts = vec![message];
+        parts.extend(others);
+        parts.join("; ")
+    };
     let Some(drains) = drains.filter(|drains| drains.running > 0) else {
-        return is(false, reason(before, false), message);
+        return is(false, reason(before, false), with_others(message));
     };
     let Drains {
         left_objects,
@@ -114,7 +136,7 @@ pub fn drained(
         message +=
             &format!("; {unmovable_objects} keys are lost, because no other pool pod takes them");
     }
-    is(false, reason(before, drains.loses()), message)
+    is(false, reason(before, drains.loses()), with_others(message))
 }
 
 /// A loss is reported until the drain ends: evictions make room for the rest.
@@ -122,6 +144,8 @@ fn reason(before: Option<&Condition>, loses: bool) -> Reason {
     let lost = before.is_some_and(|before| {
         before.status == ConditionStatus::False.as_str()
             && before.reason == Reason::DrainExceedsSpace.as_str()
+            // That drain has not begun.
+            && !before.message.starts_with(HELD)
     });
     if lost || loses {
         Reason::DrainExceedsSpace
@@ -174,14 +198,23 @@ mod tests {
     }
 
     fn ours(pods: &[Arc<Pod>], drains: Option<Drains>, old: &[Condition]) -> Option<NewCondition> {
-        drained(MasterType::BuiltIn, pods, drains, old)
+        drained(
+            MasterType::BuiltIn,
+            pods,
+            drains,
+            &Decision::default(),
+            None,
+            old,
+        )
     }
 
     #[test]
     fn a_drain_is_reported_from_its_beginning_to_its_end() {
         let (some, none) = (pods(ENDS), pods(NONE));
         assert_eq!(ours(&none, drains(0, 0), &[]), None);
-        assert_eq!(drained(MasterType::Stock, &some, None, &[]), None);
+        let none_cordoned = Decision::default();
+        let stock = drained(MasterType::Stock, &some, None, &none_cordoned, None, &[]);
+        assert_eq!(stock, None);
 
         let begun = ours(&some, None, &[]).unwrap();
         assert_eq!(
@@ -234,6 +267,60 @@ mod tests {
         let lost = Some(Drains { running: 1, ..lost });
         let lost = ours(&some, lost, &[]).unwrap();
         assert!(lost.message.contains("2 keys are lost"), "{}", lost.message);
+    }
+
+    #[test]
+    fn cordoned_nodes_that_keep_their_pool_pods_are_reported_and_then_forgotten() {
+        let held = Decision {
+            held: vec!["n1".to_owned()],
+            excess: Some(3 << 30),
+            ..Decision::default()
+        };
+        let calm = Decision::default();
+        let with = |pods: &[Arc<Pod>], cordons: &Decision, unguarded, old: &[Condition]| {
+            drained(MasterType::BuiltIn, pods, None, cordons, unguarded, old)
+        };
+        let (some, none) = (pods(ENDS), pods(NONE));
+        let kept = with(&none, &held, None, &[]).unwrap();
+        assert_eq!(
+            (kept.state, kept.reason),
+            (ConditionStatus::False, Reason::DrainExceedsSpace)
+        );
+        assert!(
+            kept.message.contains("n1: 3Gi of keys do not fit"),
+            "{}",
+            kept.message
+        );
+        // The drain that follows loses nothing.
+        let begun = with(&some, &calm, None, &stored(&kept)).unwrap();
+        assert_eq!(begun.reason, Reason::Draining);
+        let both = with(&some, &held, None, &[]).unwrap();
+        assert!(
+            both.reason == Reason::Draining && both.message.ends_with("n1 --lose-keys"),
+            "{}",
+            both.message
+        );
+        let ended = with(&none, &calm, None, &stored(&kept)).unwrap();
+        assert_eq!(ended.state, ConditionStatus::True);
+
+        let waiting = Decision {
+            waiting: vec!["n2".to_owned()],
+            ..Decision::default()
+        };
+        let waits = with(&none, &waiting, None, &[]).unwrap();
+        assert_eq!(
+            (waits.state, waits.reason),
+            (ConditionStatus::False, Reason::Draining)
+        );
+        let forbidden = (
+            Reason::ApiForbidden,
+            "create Pod team/kv-guard-n1: quota".to_owned(),
+        );
+        let without = with(&none, &calm, Some(&forbidden), &[]).unwrap();
+        assert_eq!(
+            (without.state, without.reason),
+            (ConditionStatus::False, Reason::ApiForbidden)
+        );
     }
 
     #[test]

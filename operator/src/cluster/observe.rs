@@ -31,6 +31,8 @@ pub struct Observed {
     pub master_pods: Vec<Arc<Pod>>,
     /// Pods that the operator's DaemonSets own, in any state.
     pub pool_pods: Vec<Arc<Pod>>,
+    /// Pods with the label of guards.
+    pub guards: Vec<Arc<Pod>>,
     /// Pods with a pool's labels that no DaemonSet of the operator owns.
     pub foreign_pods: Vec<String>,
     /// Evicted pool pods without a Ready replacement.
@@ -62,10 +64,12 @@ pub struct Existing {
 pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     let daemon_sets = of_cluster(&caches.daemon_sets, cluster);
     let (mut master_pods, mut pool_pods) = (Vec::new(), Vec::new());
+    let mut guards = Vec::new();
     for pod in caches.pods_of.of(cluster) {
         match pod.labels().get(names::LABEL_COMPONENT).map(String::as_str) {
             Some(names::COMPONENT_MASTER) => master_pods.push(pod),
             Some(names::COMPONENT_POOL) => pool_pods.push(pod),
+            Some(names::COMPONENT_GUARD) => guards.push(pod),
             _ => {}
         }
     }
@@ -102,6 +106,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
         },
         master_pods,
         pool_pods,
+        guards,
         foreign_pods,
         evictions: caches.evictions.of(&sets, Instant::now()),
         labelled,

@@ -11,6 +11,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
+use crate::cluster::cordoned::Decision;
 use crate::cluster::drained::{self, Drains};
 use crate::cluster::injection;
 use crate::cluster::observe::Observed;
@@ -42,6 +43,10 @@ pub struct Facts<'a> {
     pub used: Option<u8>,
     /// What pool pods that end still have; `None`: unknown.
     pub drains: Option<Drains>,
+    /// What happens to cordoned nodes.
+    pub cordons: &'a Decision,
+    /// Why a guard could not be written.
+    pub unguarded: Option<&'a (Reason, String)>,
     /// `None`: the cluster wants no ComputeDomain.
     pub mnnvl: Option<&'a DomainStatus>,
 }
@@ -62,6 +67,8 @@ pub fn compute(
         withheld: _,
         used,
         drains,
+        cordons,
+        unguarded,
         mnnvl,
     } = *facts;
     let serving = serving(pod_statuses).len();
@@ -83,6 +90,8 @@ pub fn compute(
         kind,
         &observed.pool_pods,
         drains,
+        cordons,
+        unguarded,
         &old.conditions,
     ));
     let bytes: u64 = pod_statuses
@@ -349,6 +358,8 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
         withheld: _,
         used: _,
         drains: _,
+        cordons: _,
+        unguarded: _,
         mnnvl: _,
     } = *facts;
     let kind = ConditionType::PoolsReady;
@@ -528,6 +539,17 @@ pub(crate) fn scheduled(set: &DaemonSet) -> Option<Scheduled> {
         desired: count(status.desired_number_scheduled),
         current: count(status.current_number_scheduled),
     })
+}
+
+/// The DaemonSet with the last counts of its controller, as if they were those of the current spec.
+pub(crate) fn as_counted(set: &DaemonSet) -> DaemonSet {
+    let mut set = set.clone();
+    if let Some(status) = &mut set.status
+        && status.observed_generation.is_some()
+    {
+        status.observed_generation = set.metadata.generation;
+    }
+    set
 }
 
 /// Nodes all of whose pool pods serve.

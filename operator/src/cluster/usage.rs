@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use crds::{MooncakeCluster, names};
@@ -32,8 +33,17 @@ struct Reading {
     master: String,
     at: Instant,
     percent: Option<u8>,
+    /// `None` without any.
+    bytes: Option<Bytes>,
     /// `None` for a master without these metrics.
     drains: Option<Drains>,
+}
+
+/// What the pools hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes {
+    pub allocated: u64,
+    pub capacity: u64,
 }
 
 impl Reading {
@@ -60,6 +70,16 @@ impl Meter {
         let uid = master.and_then(|master| master.uid());
         let reading = reading.filter(|reading| Some(&reading.master) == uid.as_ref());
         reading.map_or((None, None), |reading| (reading.percent, reading.drains))
+    }
+
+    /// The last allocated bytes; `None` if unknown. They may be a minute old.
+    pub fn bytes(&self, cluster: &str, master: Option<&Pod>) -> Option<Bytes> {
+        let uid = master?.uid()?;
+        let readings = self.readings.lock();
+        let reading = readings
+            .get(cluster)
+            .filter(|reading| reading.master == uid);
+        reading.and_then(|reading| reading.bytes)
     }
 
     /// Reads every master, until dropped.
@@ -105,25 +125,28 @@ impl Meter {
         {
             return;
         }
-        let before = known.map_or((None, None), |known| (known.percent, known.drains));
-        let Some((percent, drains)) = ask(master, before).await else {
+        let before = known.map_or((None, None, None), |known| {
+            (known.percent, known.drains, known.bytes)
+        });
+        let Some((percent, drains, bytes)) = ask(master, before).await else {
             return;
         };
         let reading = Reading {
             master: master.uid().unwrap_or_default(),
             at: Instant::now(),
             percent,
+            bytes,
             drains,
         };
         self.readings.lock().insert(uid, reading);
-        if (percent, drains) != before {
+        if (percent, drains) != (before.0, before.1) {
             caches.trigger(Trigger::Cluster(name));
         }
     }
 }
 
-/// Percent of the capacity that holds objects, and what pool pods that end still have.
-type Metrics = (Option<u8>, Option<Drains>);
+/// Percent of the capacity that holds objects, what pool pods that end still have, and the bytes.
+type Metrics = (Option<u8>, Option<Drains>, Option<Bytes>);
 
 /// Reads one master. Without an answer the last value stays: it is better than none and causes no write. `None` if
 /// the pod has no address.
@@ -131,7 +154,7 @@ async fn ask(master: &Pod, before: Metrics) -> Option<Metrics> {
     let address: IpAddr = master.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
     let address = SocketAddr::new(address, names::MASTER_ADMIN_PORT);
     match admin::get(address, "/metrics").await {
-        Ok(text) => Some((percent(&text), Drains::read(&text))),
+        Ok(text) => Some((percent(&text), Drains::read(&text), bytes(&text))),
         Err(error) => {
             tracing::debug!(master = %master.name_any(), %address, %error, "use not read");
             Some(before)
@@ -139,16 +162,28 @@ async fn ask(master: &Pod, before: Metrics) -> Option<Metrics> {
     }
 }
 
-/// Reads the two gauges of the stock master 0.3.13 (`store-protocol`, metric names).
+/// The two gauges of the stock master 0.3.13 (`store-protocol`, metric names).
+const CAPACITY: &str = "master_total_capacity_bytes ";
+const ALLOCATED: &str = "master_allocated_bytes ";
+
+fn gauge<T: FromStr>(text: &str, name: &str) -> Option<T> {
+    let mut values = text.lines().filter_map(|line| line.strip_prefix(name));
+    values.find_map(|value| value.trim().parse().ok())
+}
+
+/// The bytes; `None` without any capacity.
+fn bytes(text: &str) -> Option<Bytes> {
+    let (capacity, allocated) = (gauge(text, CAPACITY)?, gauge(text, ALLOCATED)?);
+    (capacity > 0).then_some(Bytes {
+        allocated,
+        capacity,
+    })
+}
+
 fn percent(text: &str) -> Option<u8> {
-    let gauge = |name: &str| {
-        text.lines().find_map(|line| {
-            let value = line.strip_prefix(name)?.trim();
-            value.parse::<f64>().ok().filter(|value| *value >= 0.0)
-        })
-    };
-    let capacity = gauge("master_total_capacity_bytes ")?;
-    let allocated = gauge("master_allocated_bytes ")?;
+    let gauge = |name: &str| gauge::<f64>(text, name).filter(|value| *value >= 0.0);
+    let capacity = gauge(CAPACITY)?;
+    let allocated = gauge(ALLOCATED)?;
     if capacity <= 0.0 {
         return None;
     }
@@ -197,6 +232,7 @@ mod tests {
             master: String::new(),
             at: Instant::now(),
             percent,
+            bytes: None,
             drains: None,
         };
         assert!(reading(Some(0)).fresh(UNKNOWN_PERIOD, false));

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crds::CheckId;
 use crds::cluster::{MasterType, MetadataType, NumaPolicy, PageSize, Transports};
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
-use crds::update::Update;
+use crds::update::{OnCordon, Update};
 use crds::{MooncakeCluster, Reason, names};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -72,6 +72,11 @@ impl Valid {
     /// True where the master's pod also serves metadata.
     pub fn serves_metadata(&self) -> bool {
         self.metadata == Metadata::OwnHttp
+    }
+
+    /// True where cordoned nodes are drained of their pool pods.
+    pub fn drains_cordoned(&self) -> bool {
+        self.update.on_cordon == OnCordon::Drain
     }
 
     /// URL of the metadata service; `None` with P2P.
@@ -194,6 +199,10 @@ pub enum Error {
         "spec.master.replicas is {replicas}, and a Stock master has one replica: remove the field, or set spec.master.type BuiltIn"
     )]
     ReplicasOfStock { replicas: u32 },
+    #[error(
+        "spec.update.onCordon is Drain, and a Stock master cannot move keys: remove the field, or set spec.master.type BuiltIn"
+    )]
+    DrainWithStock,
     #[error("the object has no {field}: it did not come from an API server")]
     Incomplete { field: &'static str },
 }
@@ -226,6 +235,10 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
     if master.kind() == MasterType::Stock && master.replicas() > 1 {
         let replicas = master.replicas();
         return Err(Error::ReplicasOfStock { replicas });
+    }
+    let update = spec.update.clone().unwrap_or_default();
+    if master.kind() == MasterType::Stock && update.on_cordon == OnCordon::Drain {
+        return Err(Error::DrainWithStock);
     }
     let mut allowed_namespaces: Vec<String> = spec
         .access
@@ -265,7 +278,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             .iter()
             .map(|secret| secret.name.clone())
             .collect(),
-        update: spec.update.clone().unwrap_or_default(),
+        update,
         min_ready_percent: spec.min_ready_percent(),
         paused: spec.paused,
     })
@@ -582,6 +595,26 @@ mod tests {
         assert_eq!(elects("{master: {type: BuiltIn, replicas: 2}}"), Ok(true));
         assert_eq!(elects("{master: {type: BuiltIn}}"), Ok(false));
         assert_eq!(elects("{master: {replicas: 1}}"), Ok(false));
+    }
+
+    #[test]
+    fn cordoned_nodes_are_drained_only_on_request_and_by_a_built_in_master() {
+        let drains =
+            |spec: &str| validate(&fixture::cluster(spec)).map(|valid| valid.drains_cordoned());
+        assert_eq!(drains("{master: {type: BuiltIn}}"), Ok(false));
+        assert_eq!(
+            drains("{master: {type: BuiltIn}, update: {maxUnavailable: 2}}"),
+            Ok(false)
+        );
+        assert_eq!(
+            drains("{master: {type: BuiltIn}, update: {onCordon: Drain}}"),
+            Ok(true)
+        );
+        assert_eq!(drains("{update: {onCordon: Ignore}}"), Ok(false));
+        assert_eq!(
+            drains("{update: {onCordon: Drain}}"),
+            Err(Error::DrainWithStock)
+        );
     }
 
     #[test]

@@ -38,7 +38,11 @@ pub async fn run(
         loop {
             match triggers.recv().await {
                 Ok(
-                    Trigger::Node(_) | Trigger::Ring(_) | Trigger::NodesOf(_) | Trigger::Policies,
+                    Trigger::Node(_)
+                    | Trigger::Ring(_)
+                    | Trigger::NodesOf(_)
+                    | Trigger::Cordons
+                    | Trigger::Policies,
                 ) => {}
                 Ok(_) | Err(RecvError::Lagged(_)) => break,
                 Err(RecvError::Closed) => return,

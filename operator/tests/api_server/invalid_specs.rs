@@ -87,6 +87,18 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
     ),
     ("{usage: [Training]}", "Unsupported value"),
     (
+        "{update: {onCordon: Drain}}",
+        "update.onCordon Drain requires master.type BuiltIn",
+    ),
+    (
+        "{master: {type: Stock}, update: {onCordon: Drain}}",
+        "update.onCordon Drain requires master.type BuiltIn",
+    ),
+    (
+        "{master: {type: BuiltIn}, update: {onCordon: Later}}",
+        "Unsupported value",
+    ),
+    (
         "{preflight: {checks: [PodMemlock]}}",
         "inspect running containers",
     ),

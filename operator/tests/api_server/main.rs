@@ -6,6 +6,7 @@ mod deletion;
 mod domains;
 mod drained;
 mod election_rights;
+mod guards;
 mod harness;
 mod headroom;
 mod invalid_specs;

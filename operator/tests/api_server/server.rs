@@ -46,7 +46,7 @@ impl Server {
         let folder = tempfile::tempdir()?;
         let [etcd, peer, api] = free_ports()?;
         let mut server = Self {
-            client: client(api, TOKEN)?,
+            client: client(api, TOKEN, true)?,
             port: api,
             processes: Vec::new(),
             folder,
@@ -98,7 +98,13 @@ impl Server {
 
     /// A client with the tenant's token.
     pub(crate) fn tenant(&self) -> anyhow::Result<Client> {
-        client(self.port, TENANT_TOKEN)
+        client(self.port, TENANT_TOKEN, true)
+    }
+
+    /// A client of the administrator that returns a 429 instead of trying again.
+    #[allow(dead_code, reason = "the tests of the operator use it")]
+    pub(crate) fn without_retries(&self) -> anyhow::Result<Client> {
+        client(self.port, TOKEN, false)
     }
 
     /// Writes a kubeconfig of the administrator or the tenant, and returns its path.
@@ -171,10 +177,11 @@ impl Server {
     }
 }
 
-fn client(port: u16, token: &str) -> anyhow::Result<Client> {
+fn client(port: u16, token: &str, retries: bool) -> anyhow::Result<Client> {
     let mut config = Config::new(format!("https://127.0.0.1:{port}").parse()?);
     // The server's certificate is self-signed, in this test's folder.
     config.accept_invalid_certs = true;
+    config.default_retry = retries;
     config.auth_info = AuthInfo {
         token: Some(token.to_owned().into()),
         ..AuthInfo::default()

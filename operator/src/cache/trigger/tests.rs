@@ -179,3 +179,20 @@ fn a_heartbeat_of_a_kubelet_triggers_nothing() {
     assert_eq!(of_machine(Some(&beats), &dies).len(), 1);
     assert_eq!(of_machine(None, &first).len(), 1);
 }
+
+#[test]
+fn a_cordon_triggers_the_clusters_that_drain_cordoned_nodes() {
+    let machine = |version: &str, cordoned: bool| {
+        let text = format!(
+            "{{metadata: {{name: n1, resourceVersion: '{version}'}}, spec: {{unschedulable: {cordoned}}}}}"
+        );
+        serde_yaml_ng::from_str::<Node>(&text).unwrap()
+    };
+    let (free, cordoned, later) = (machine("1", false), machine("2", true), machine("3", true));
+    let both = [Trigger::Node("n1".to_owned()), Trigger::Cordons];
+    assert_eq!(of_machine(Some(&free), &cordoned), both);
+    assert_eq!(of_machine(Some(&cordoned), &free), both);
+    // A deleted Node.
+    assert_eq!(of_machine(None, &cordoned), both);
+    assert!(of_machine(Some(&cordoned), &later).is_empty());
+}

@@ -2,7 +2,7 @@
 //!
 //! Pods are replaced when the user's spec changes, never because the operator or its images change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::pod_template::PoolPodTemplate;
@@ -34,8 +34,16 @@ const SECRET_FOLDER: &str = "/run/secrets/mooncake.io/metadata";
 /// Seconds that a pod gets beyond its drain time to unmount and exit.
 const GRACE_BEYOND_DRAIN: u32 = 30;
 
-/// The DaemonSet of `pool`.
-pub fn daemon_set(cluster: &Valid, pool: &Pool, settings: &Settings) -> DaemonSet {
+/// The field of a Node that expressions of a DaemonSet compare with a node's name.
+const NAME_FIELD: &str = "metadata.name";
+
+/// The DaemonSet of `pool`, which has no pod on `excluded` nodes.
+pub fn daemon_set(
+    cluster: &Valid,
+    pool: &Pool,
+    settings: &Settings,
+    excluded: &BTreeSet<String>,
+) -> DaemonSet {
     let mut labels = component(cluster, names::COMPONENT_POOL);
     labels.insert(names::LABEL_POOL.to_owned(), pool.name.clone());
     let mut metadata = metadata(cluster, names::pool_set(&cluster.name, &pool.name));
@@ -54,7 +62,7 @@ pub fn daemon_set(cluster: &Valid, pool: &Pool, settings: &Settings) -> DaemonSe
                 type_: Some("OnDelete".to_owned()),
                 rolling_update: None,
             }),
-            template: template(cluster, pool, settings, labels),
+            template: template(cluster, pool, settings, labels, excluded),
             ..DaemonSetSpec::default()
         }),
         status: None,
@@ -98,6 +106,7 @@ fn template(
     pool: &Pool,
     settings: &Settings,
     labels: BTreeMap<String, String>,
+    excluded: &BTreeSet<String>,
 ) -> PodTemplateSpec {
     let priority_class_name = pool
         .priority_class_name
@@ -124,7 +133,7 @@ fn template(
             node_selector: (!pool.node_selector.is_empty()).then(|| pool.node_selector.clone()),
             tolerations: (!pool.tolerations.is_empty()).then(|| pool.tolerations.clone()),
             priority_class_name,
-            affinity: Some(on_nodes_in_use(pool.template.affinity.clone())),
+            affinity: Some(on_nodes_in_use(pool.template.affinity.clone(), excluded)),
             termination_grace_period_seconds: Some(i64::from(
                 pool.drain_seconds + GRACE_BEYOND_DRAIN,
             )),
@@ -136,9 +145,9 @@ fn template(
     }
 }
 
-/// Adds to the user's affinity that drained nodes are not selected. The DaemonSet controller deletes the pool pod of a node
-/// that gets the label, and creates one when the label is gone.
-fn on_nodes_in_use(affinity: Option<Affinity>) -> Affinity {
+/// Adds to the user's affinity that drained nodes are not selected: those with the label, and the `excluded` ones. The DaemonSet
+/// controller deletes the pool pod of such a node, and creates one when it is selected again.
+fn on_nodes_in_use(affinity: Option<Affinity>, excluded: &BTreeSet<String>) -> Affinity {
     let mut affinity = affinity.unwrap_or_default();
     let of_nodes = affinity.node_affinity.get_or_insert_default();
     let required = of_nodes
@@ -149,11 +158,18 @@ fn on_nodes_in_use(affinity: Option<Affinity>) -> Affinity {
         operator: "NotIn".to_owned(),
         values: Some(vec![names::DRAIN_POOLS.to_owned()]),
     };
+    // One expression for each: the API allows one name in it.
+    let others = excluded.iter().map(|node| NodeSelectorRequirement {
+        key: NAME_FIELD.to_owned(),
+        operator: "NotIn".to_owned(),
+        values: Some(vec![node.clone()]),
+    });
+    let others: Vec<_> = others.collect();
     let terms = &mut required.node_selector_terms;
     if terms.is_empty() {
         terms.push(NodeSelectorTerm {
             match_expressions: Some(vec![in_use]),
-            match_fields: None,
+            match_fields: (!others.is_empty()).then_some(others),
         });
         return affinity;
     }
@@ -163,9 +179,32 @@ fn on_nodes_in_use(affinity: Option<Affinity>) -> Affinity {
         if has(&term.match_expressions) || has(&term.match_fields) {
             let expressions = term.match_expressions.get_or_insert_default();
             expressions.push(in_use.clone());
+            if !others.is_empty() {
+                let fields = term.match_fields.get_or_insert_default();
+                fields.extend(others.iter().cloned());
+            }
         }
     }
     affinity
+}
+
+/// The nodes that a DaemonSet excludes by name, also those of the user's affinity.
+pub fn excluded(set: &DaemonSet) -> BTreeSet<String> {
+    let affinity = || {
+        let spec = set.spec.as_ref()?.template.spec.as_ref()?;
+        let of_nodes = spec.affinity.as_ref()?.node_affinity.as_ref()?;
+        of_nodes
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()
+    };
+    let terms = affinity()
+        .into_iter()
+        .flat_map(|required| &required.node_selector_terms);
+    terms
+        .flat_map(|term| term.match_fields.iter().flatten())
+        .filter(|field| field.key == NAME_FIELD && field.operator == "NotIn")
+        .flat_map(|field| field.values.iter().flatten().cloned())
+        .collect()
 }
 
 fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {

@@ -1,6 +1,7 @@
 //! The objects of sample clusters against golden files; `UPDATE=1` rewrites them.
 
 use crds::cluster::Transport;
+use kube::ResourceExt;
 use serde::Serialize;
 
 use super::*;
@@ -61,7 +62,8 @@ mod erased {
 fn is_golden(name: &str, spec: &str, peers: &[ForeignPeer]) {
     let cluster = fixture::valid(spec);
     let claims = required(&cluster.transports) == Some(Transport::Rdma);
-    let children = desired(&cluster, &fixture::settings(), peers, claims);
+    let settings = fixture::settings();
+    let children = desired(&cluster, &settings, peers, claims, &BTreeSet::new());
     golden::check(name, &render(&children));
 }
 
@@ -134,6 +136,7 @@ fn the_master_serves_metadata_where_the_user_names_no_service() {
             &fixture::settings(),
             &[],
             false,
+            &BTreeSet::new(),
         ))
     });
     assert!(own == p2p, "a service of the user changes no object");
@@ -152,6 +155,62 @@ fn a_built_in_master_runs_from_the_image_of_the_gate() {
 #[test]
 fn one_of_two_masters_is_elected_by_a_lease_and_written_into_the_slice_of_the_service() {
     is_golden("two-masters", "{master: {type: BuiltIn, replicas: 2}}", &[]);
+}
+
+#[test]
+fn drained_nodes_are_excluded_by_name_and_outdate_no_pod() {
+    let spec = "{master: {type: BuiltIn}, update: {onCordon: Drain}, pools: [{name: a, podTemplate: {affinity: {nodeAffinity: \
+        {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [\
+        {matchExpressions: [{key: x, operator: Exists}]}, {}]}}}}}]}";
+    let cluster = fixture::valid(spec);
+    let set = |nodes: &[&str]| {
+        let nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
+        pool::daemon_set(&cluster, &cluster.pools[0], &fixture::settings(), &nodes)
+    };
+    let (some, none) = (set(&["n2", "n1"]), set(&[]));
+    let nodes: Vec<String> = pool::excluded(&some).into_iter().collect();
+    assert_eq!(nodes, ["n1", "n2"]);
+    assert!(pool::excluded(&none).is_empty());
+    let terms = |set: &DaemonSet| {
+        let spec = set.spec.clone().unwrap().template.spec.unwrap();
+        let of_nodes = spec.affinity.unwrap().node_affinity.unwrap();
+        let required = of_nodes.required_during_scheduling_ignored_during_execution;
+        required.unwrap().node_selector_terms
+    };
+    let each: Vec<usize> = terms(&some)
+        .iter()
+        .map(|term| term.match_fields.iter().flatten().count())
+        .collect();
+    // An empty term matches no node, and still does.
+    assert_eq!(each, [2, 0]);
+    let annotations = |set: DaemonSet| set.spec.unwrap().template.metadata.unwrap().annotations;
+    assert_eq!(annotations(some), annotations(none));
+    let plain = fixture::valid("{master: {type: BuiltIn}}");
+    let nodes = BTreeSet::from(["n1".to_owned()]);
+    let set = pool::daemon_set(&plain, &plain.pools[0], &fixture::settings(), &nodes);
+    assert_eq!(pool::excluded(&set), nodes);
+}
+
+#[test]
+fn a_guard_is_small_unprivileged_and_cannot_be_evicted() {
+    let spec = "{master: {type: BuiltIn}, update: {onCordon: Drain}, pools: [
+        {name: a, tolerations: [{key: gpu, operator: Exists}]},
+        {name: b, tolerations: [{key: gpu, operator: Exists}]}]}";
+    let cluster = fixture::valid(spec);
+    let budgets = guard::budgets(&cluster);
+    let pod = guard::pod(&cluster, &fixture::settings(), "n1.example");
+    assert_eq!(guard::node_of(&pod).as_deref(), Some("n1.example"));
+    assert_eq!(crate::pod::node_of(&pod).as_deref(), Some("n1.example"));
+    let text = budgets.iter().map(erased::Yaml::yaml).collect::<String>();
+    golden::check(
+        "guard",
+        &format!("---\n{text}---\n{}", erased::Yaml::yaml(&pod)),
+    );
+    assert!(guard::budgets(&fixture::valid("{}")).is_empty());
+    let long = format!("{}.example", "n".repeat(240));
+    let name = |node: &str| guard::pod(&cluster, &fixture::settings(), node).name_any();
+    assert_eq!(name("n1"), "kv-guard-n1");
+    assert!(name(&long).len() < 40, "{}", name(&long));
 }
 
 #[test]
@@ -247,7 +306,7 @@ fn no_term_of_the_users_affinity_selects_a_drained_node() {
     let terms = |affinity: &str| {
         let spec = format!("{{pools: [{{name: a, podTemplate: {{affinity: {affinity}}}}}]}}");
         let cluster = fixture::valid(&spec);
-        let children = desired(&cluster, &fixture::settings(), &[], false);
+        let children = desired(&cluster, &fixture::settings(), &[], false, &BTreeSet::new());
         let template = children.pools[0].spec.as_ref().unwrap().template.clone();
         let affinity = template.spec.unwrap().affinity.unwrap();
         let required = affinity.node_affinity.unwrap();
@@ -277,7 +336,8 @@ fn no_term_of_the_users_affinity_selects_a_drained_node() {
 fn a_cluster_on_rdma_has_a_template_of_claims_and_no_other_has() {
     is_golden("rdma", "{transports: {rdma: Require}}", &[]);
     let template = |claims| {
-        let children = desired(&fixture::valid("{}"), &fixture::settings(), &[], claims);
+        let (cluster, settings) = (fixture::valid("{}"), fixture::settings());
+        let children = desired(&cluster, &settings, &[], claims, &BTreeSet::new());
         children.claim_template.is_some()
     };
     assert!(template(true) && !template(false));
@@ -306,7 +366,12 @@ fn the_settings_of_a_pool_pod_are_read_from_its_spec() {
     let cluster = fixture::valid(
         "{pools: [{name: a, size: 4Gi, pageSize: 2Mi, numaPolicy: Any, drainSeconds: 7}]}",
     );
-    let set = pool::daemon_set(&cluster, &cluster.pools[0], &fixture::settings());
+    let set = pool::daemon_set(
+        &cluster,
+        &cluster.pools[0],
+        &fixture::settings(),
+        &BTreeSet::new(),
+    );
     let template = set.spec.unwrap().template;
     let pod = k8s_openapi::api::core::v1::Pod {
         metadata: template.metadata.unwrap(),
@@ -327,7 +392,7 @@ fn another_image_or_priority_setting_of_the_operator_outdates_no_pod() {
     later.pool_image = "localhost/mooncake-pool:next".to_owned();
     later.pool_priority_class = None;
     let annotation = |settings: &Settings| {
-        let set = pool::daemon_set(&cluster, &cluster.pools[0], settings);
+        let set = pool::daemon_set(&cluster, &cluster.pools[0], settings, &BTreeSet::new());
         let metadata = set.spec.unwrap().template.metadata.unwrap();
         metadata.annotations.unwrap()[pool::ANNOTATION_SPEC].clone()
     };

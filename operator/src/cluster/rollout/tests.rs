@@ -47,6 +47,7 @@ impl Fleet {
             update: Update {
                 max_unavailable: MaxUnavailable::default(),
                 progress_deadline_seconds: DEADLINE,
+                ..Update::default()
             },
             revision: "second",
             second: 0,

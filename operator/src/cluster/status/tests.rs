@@ -156,6 +156,8 @@ impl TestCluster {
             withheld: self.withheld,
             used: self.used,
             drains: None,
+            cordons: &Decision::default(),
+            unguarded: None,
             mnnvl: None,
         };
         compute(&facts, old, Timestamp::from_second(second).unwrap())

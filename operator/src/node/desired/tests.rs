@@ -1,5 +1,6 @@
 //! MooncakeNodes from observed nodes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -15,7 +16,12 @@ const SPEC: &str = "{pools: [{name: a, size: 2Gi, drainSeconds: 7}], access: {ad
 
 fn pool_pod(genuine: bool) -> PoolPod {
     let cluster = fixture::valid(SPEC);
-    let set: DaemonSet = pool::daemon_set(&cluster, &cluster.pools[0], &fixture::settings());
+    let set: DaemonSet = pool::daemon_set(
+        &cluster,
+        &cluster.pools[0],
+        &fixture::settings(),
+        &BTreeSet::new(),
+    );
     let template = set.spec.clone().unwrap().template;
     let mut pod = Pod {
         metadata: template.metadata.unwrap(),

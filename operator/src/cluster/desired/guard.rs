@@ -1,0 +1,154 @@
+//! The guards of nodes with pool pods, and the PodDisruptionBudget that refuses their eviction: `kubectl drain` waits for them,
+//! while it leaves the pods of DaemonSets alone.
+
+use std::collections::BTreeMap;
+
+use crds::names;
+use k8s_openapi::api::core::v1::{
+    Affinity, Container, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
+    Pod, PodSpec, ResourceRequirements, Toleration,
+};
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+
+use crate::apply::fingerprint;
+use crate::cluster::desired::{component, container_security, metadata, pod_security};
+use crate::cluster::validate::{Settings, Valid};
+
+/// On a guard: the node that it guards.
+const ANNOTATION_NODE: &str = "mooncake.io/node";
+/// Longest name of a Pod.
+const LONGEST_NAME: usize = 253;
+/// Taints that a node gets while it is cordoned or unhealthy. Pods of DaemonSets tolerate them as well.
+const TOLERATED: [(&str, &str); 3] = [
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+    ("node.kubernetes.io/not-ready", "NoExecute"),
+    ("node.kubernetes.io/unreachable", "NoExecute"),
+];
+
+/// Refuses every eviction of a guard: the operator deletes guards. Only a number is valid for pods whose owner has no scale.
+pub fn budgets(cluster: &Valid) -> Vec<PodDisruptionBudget> {
+    if !cluster.drains_cordoned() {
+        return Vec::new();
+    }
+    let mut metadata = metadata(cluster, names::guard_budget(&cluster.name));
+    let labels = component(cluster, names::COMPONENT_GUARD);
+    metadata
+        .labels
+        .get_or_insert_default()
+        .extend(labels.clone());
+    vec![PodDisruptionBudget {
+        metadata,
+        spec: Some(PodDisruptionBudgetSpec {
+            min_available: Some(IntOrString::Int(i32::MAX)),
+            selector: Some(LabelSelector {
+                match_labels: Some(labels),
+                match_expressions: None,
+            }),
+            ..PodDisruptionBudgetSpec::default()
+        }),
+        status: None,
+    }]
+}
+
+/// The guard of `node`. The cluster is its controller, so `kubectl drain` evicts it without `--force`.
+pub fn pod(cluster: &Valid, settings: &Settings, node: &str) -> Pod {
+    let mut metadata = metadata(cluster, name(&cluster.name, node));
+    metadata
+        .labels
+        .get_or_insert_default()
+        .extend(component(cluster, names::COMPONENT_GUARD));
+    metadata.annotations = Some(BTreeMap::from([(
+        ANNOTATION_NODE.to_owned(),
+        node.to_owned(),
+    )]));
+    let amount = |resource: &str, amount: &str| (resource.to_owned(), Quantity(amount.to_owned()));
+    Pod {
+        metadata,
+        spec: Some(PodSpec {
+            service_account_name: Some(names::pool_service(&cluster.name)),
+            automount_service_account_token: Some(false),
+            enable_service_links: Some(false),
+            affinity: Some(on(node)),
+            tolerations: Some(tolerations(cluster)),
+            priority_class_name: settings.pool_priority_class.clone(),
+            termination_grace_period_seconds: Some(5),
+            security_context: Some(pod_security()),
+            containers: vec![Container {
+                name: names::COMPONENT_GUARD.to_owned(),
+                image: Some(settings.pool_image.clone()),
+                image_pull_policy: Some("IfNotPresent".to_owned()),
+                command: Some(vec!["/pool".to_owned(), "guard".to_owned()]),
+                resources: Some(ResourceRequirements {
+                    requests: Some(BTreeMap::from([
+                        amount("cpu", "1m"),
+                        amount("memory", "8Mi"),
+                    ])),
+                    limits: Some(BTreeMap::from([amount("memory", "16Mi")])),
+                    claims: None,
+                }),
+                security_context: Some(container_security()),
+                ..Container::default()
+            }],
+            ..PodSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// The node that a guard guards, also before it is bound.
+pub fn node_of(pod: &Pod) -> Option<String> {
+    pod.annotations().get(ANNOTATION_NODE).cloned()
+}
+
+fn name(cluster: &str, node: &str) -> String {
+    let readable = format!("{cluster}-guard-{node}");
+    if readable.len() <= LONGEST_NAME {
+        readable
+    } else {
+        format!("{cluster}-guard-{}", fingerprint(&node))
+    }
+}
+
+/// The scheduler counts its requests, as those of the pods of a DaemonSet.
+fn on(node: &str) -> Affinity {
+    let named = NodeSelectorRequirement {
+        key: "metadata.name".to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![node.to_owned()]),
+    };
+    Affinity {
+        node_affinity: Some(NodeAffinity {
+            required_during_scheduling_ignored_during_execution: Some(NodeSelector {
+                node_selector_terms: vec![NodeSelectorTerm {
+                    match_expressions: None,
+                    match_fields: Some(vec![named]),
+                }],
+            }),
+            ..NodeAffinity::default()
+        }),
+        ..Affinity::default()
+    }
+}
+
+/// Those of all pools, and what pods of DaemonSets tolerate.
+fn tolerations(cluster: &Valid) -> Vec<Toleration> {
+    let mut all: Vec<Toleration> = Vec::new();
+    for pool in &cluster.pools {
+        for toleration in &pool.tolerations {
+            if !all.contains(toleration) {
+                all.push(toleration.clone());
+            }
+        }
+    }
+    all.extend(TOLERATED.map(|(key, effect)| Toleration {
+        key: Some(key.to_owned()),
+        operator: Some("Exists".to_owned()),
+        effect: Some(effect.to_owned()),
+        ..Toleration::default()
+    }));
+    all
+}
