@@ -21,7 +21,7 @@ use metadata::{Credentials, Entry, Error, Lookup, Problem, Published, Service, s
 use mooncake_stock::{Authority, Etcd, ServerTls, Signed, Space};
 use proto::descriptor::Descriptor;
 use proto::metadata::{RpcMeta, etcd_url};
-use served::isolated;
+use served::{OURS, Served, isolated};
 
 /// Limit of a wait for etcd.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -168,6 +168,16 @@ fn peers_find_each_other_by_an_etcd_that_requires_client_certificates() {
         client.answers().await;
         let peer = Client::new("etcd.infra.svc:2379", &files("another"));
         publishes_and_finds(&client, &peer).await;
+
+        // Two engines of ours, each with a certificate of its own.
+        let (one, other) = (
+            Served::new(client.service.clone()),
+            Served::on(12011, peer.service.clone()),
+        );
+        let published = one.endpoint.metadata_entry().unwrap();
+        published.publish(&client.service).await.unwrap();
+        other.copies_with(&one, OURS).await;
+        published.withdraw(&client.service).await.unwrap();
 
         // Without a certificate, and with one that another authority signed.
         let problem = Client::of(&etcd, &secret(&servers)).fails().await;

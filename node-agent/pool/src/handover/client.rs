@@ -220,3 +220,86 @@ impl Client {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    /// A client, and a pool whose highest version this is. It answers until the client is dropped, and returns the names of
+    /// the requests.
+    fn pool(highest: u32) -> (Client, tokio::task::JoinHandle<Vec<&'static str>>) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (ours, its) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let its = Connection::new(its).unwrap();
+        let answers = tokio::spawn(async move {
+            let mut requests = Vec::new();
+            while let Ok((Call { id, request }, _)) = its.receive::<Call>().await {
+                requests.push(request.name());
+                let reply = match request {
+                    Request::Attach { protocol } if protocol > highest => Reply::Refused {
+                        kind: RefusalKind::Protocol,
+                        message: String::new(),
+                    },
+                    Request::Attach { protocol } => Reply::Attached(Attached {
+                        pod_uid: String::new(),
+                        pod_ip: String::new(),
+                        handshake_port: 1,
+                        data_port: 2,
+                        extents: Vec::new(),
+                        ending: false,
+                        ledger: (protocol >= 2).then_some(1),
+                    }),
+                    Request::Secret => Reply::Secret {
+                        files: BTreeMap::new(),
+                    },
+                    _ => Reply::Done,
+                };
+                let answer = FromPool::Answer { id, reply };
+                let sent = its.send(&answer, &[], Duration::from_secs(5)).await;
+                sent.unwrap();
+            }
+            requests
+        });
+        (Client::new(Connection::new(ours).unwrap()), answers)
+    }
+
+    #[tokio::test]
+    async fn pools_of_all_versions_are_attached_and_only_the_newest_gets_a_request_for_its_secret()
+    {
+        for (version, ledger, secret) in
+            [(1, None, None), (2, Some(1), None), (3, Some(1), Some(0))]
+        {
+            let (mut client, answers) = pool(version);
+            assert_eq!(client.attach().await.unwrap().ledger, ledger);
+            let files = client.secret().await.unwrap();
+            assert_eq!(files.map(|files| files.len()), secret);
+            drop(client);
+            let requests = answers.await.unwrap();
+            let attempts = usize::try_from(PROTOCOL - version + 1).unwrap();
+            let mut expected = vec!["attach"; attempts];
+            expected.extend(secret.map(|_| "secret"));
+            assert_eq!(requests, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pool_without_a_common_version_is_refused() {
+        let (mut client, _answers) = pool(0);
+        let error = client.attach().await.unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Refused {
+                    kind: RefusalKind::Protocol,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}
