@@ -35,7 +35,7 @@ pub(crate) async fn check(namespace: &Namespace, image: &str) -> anyhow::Result<
     }
     for (component, port, path) in [
         ("operator", "health", "/readyz"),
-        ("agent", "metrics", "/readyz"),
+        ("agent", "health", "/readyz"),
         ("pool", "", ""),
         ("master", "", ""),
     ] {
