@@ -42,16 +42,24 @@ pub(crate) fn follow(
             .backoff(WatchBackoff::default())
             .boxed();
         let mut served = None;
+        let mut unavailable = false;
         while let Some(event) = read.next().await {
             let secret = match event {
                 Ok(secret) => secret,
                 Err(error) => {
-                    tracing::debug!(%error, secret = name, "the certificate of /metrics cannot be watched");
+                    if !unavailable {
+                        tracing::warn!(%error, secret = name, "the certificate of /metrics cannot be watched");
+                    }
+                    unavailable = true;
                     continue;
                 }
             };
-            // The operator has not written it yet.
+            unavailable = false;
             let Some(data) = secret.and_then(|secret| secret.data) else {
+                tracing::info!(
+                    secret = name,
+                    "/metrics is not served before the operator has written its certificate"
+                );
                 continue;
             };
             let value = |key: &'static str| match data.get(key) {
