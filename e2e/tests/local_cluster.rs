@@ -42,6 +42,16 @@ async fn with_own(
     Ok(gone.into_iter().collect::<Result<(), Error>>()?)
 }
 
+/// A cluster of one node.
+fn spec(name: &str, dual_stack: bool) -> Spec {
+    Spec {
+        name: name.to_owned(),
+        index: None,
+        nodes: 1,
+        dual_stack,
+    }
+}
+
 /// Everything on the machine with a cluster's name.
 fn remains(name: &str) -> Vec<String> {
     let mut found: Vec<String> = ["/run/netns", "/sys/class/net"]
@@ -142,12 +152,7 @@ async fn up_replaces_what_an_unfinished_up_has_left() -> anyhow::Result<()> {
             ),
             "an incomplete cluster must not be found"
         );
-        let spec = Spec {
-            name: name.to_owned(),
-            index: None,
-            nodes: 1,
-            dual_stack: false,
-        };
+        let spec = spec(name, false);
         let cluster = Cluster::up(&settings(), &spec)?;
         cluster.kubectl().run(["get", "nodes"])?;
         Cluster::down(&settings(), name)?;
@@ -163,12 +168,7 @@ async fn up_replaces_what_an_unfinished_up_has_left() -> anyhow::Result<()> {
 async fn up_replaces_a_cluster_that_ended_with_its_machine() -> anyhow::Result<()> {
     let name = "reboot";
     with_own(&[name], async {
-        let spec = Spec {
-            name: name.to_owned(),
-            index: None,
-            nodes: 1,
-            dual_stack: false,
-        };
+        let spec = spec(name, false);
         let cluster = Cluster::up(&settings(), &spec)?;
         let parts = cluster.status()?;
         let pids: Vec<_> = parts.iter().map(|part| part.pid.to_string()).collect();
@@ -187,12 +187,7 @@ async fn up_replaces_a_cluster_that_ended_with_its_machine() -> anyhow::Result<(
 #[ignore = "needs root: makes clusters"]
 async fn one_of_two_clusters_is_removed_with_its_pods_running() -> anyhow::Result<()> {
     let up = |name: &str| {
-        let spec = Spec {
-            name: name.to_owned(),
-            index: None,
-            nodes: 1,
-            dual_stack: false,
-        };
+        let spec = spec(name, false);
         tokio::task::spawn_blocking(move || Cluster::up(&settings(), &spec))
     };
     with_own(&["left", "right"], async {
@@ -246,12 +241,7 @@ async fn a_dual_stack_cluster_has_addresses_of_both_families_and_no_virtual_mach
 -> anyhow::Result<()> {
     let name = "dual";
     let up = |dual_stack| {
-        let spec = Spec {
-            name: name.to_owned(),
-            index: None,
-            nodes: 1,
-            dual_stack,
-        };
+        let spec = spec(name, dual_stack);
         tokio::task::spawn_blocking(move || Cluster::up(&settings(), &spec))
     };
     with_own(&[name], async {

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use engine::Engine;
+use http_server::Resolver;
 use kube::Api;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -100,11 +101,14 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
         snapshots: snapshots.clone(),
         readers: Arc::new(Readers::new(kubernetes.clone())),
     };
-    let certificates = kubernetes.as_ref().map(|client| {
+    let served = kubernetes.as_ref().map(|client| {
         let secrets = Api::namespaced(client.clone(), &settings.pod_namespace);
-        certificate::follow(secrets, settings.certificate_secret.clone())
+        let served = Arc::new(Resolver::default());
+        let name = settings.certificate_secret.clone();
+        tokio::spawn(certificate::follow(secrets, name, Arc::clone(&served)));
+        served
     });
-    let metrics = http::serve_metrics(settings.metrics_port, observed, certificates);
+    let metrics = http::serve_metrics(settings.metrics_port, observed, served);
     let metrics = tokio::spawn(metrics);
 
     // An agent without Kubernetes serves pools, but does not observe its node.

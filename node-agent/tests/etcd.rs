@@ -8,7 +8,7 @@ mod peers;
 #[path = "node/stage.rs"]
 mod stage;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use local_cluster::Settings;
 use local_cluster::binaries::Binaries;
@@ -39,11 +39,15 @@ async fn published(node: &Node, etcd: &Etcd) -> Option<bool> {
     Some(found == [true, true])
 }
 
+async fn program() -> PathBuf {
+    let program = tokio::task::spawn_blocking(|| Binaries::get(&Settings::read()).unwrap().etcd());
+    program.await.unwrap()
+}
+
 #[tokio::test]
 #[ignore = "needs etcd, which is built from Go modules"]
 async fn a_pool_pod_is_found_by_an_etcd_which_is_filled_again_when_it_comes_back_empty() {
-    let program = tokio::task::spawn_blocking(|| Binaries::get(&Settings::read()).unwrap().etcd());
-    let program = program.await.unwrap();
+    let program = program().await;
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut pool = node.pool(POD);
@@ -101,8 +105,7 @@ async fn a_pool_pod_is_found_by_an_etcd_which_is_filled_again_when_it_comes_back
 #[tokio::test]
 #[ignore = "needs etcd, which is built from Go modules"]
 async fn a_pool_pod_whose_name_another_process_has_reports_it_and_takes_it_when_that_has_ended() {
-    let program = tokio::task::spawn_blocking(|| Binaries::get(&Settings::read()).unwrap().etcd());
-    let program = program.await.unwrap();
+    let program = program().await;
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let address = PEERS_IP.parse().unwrap();
@@ -168,8 +171,7 @@ fn tls(authority: &Authority) -> ServerTls {
 #[tokio::test]
 #[ignore = "needs etcd, which is built from Go modules"]
 async fn a_pool_pod_uses_an_etcd_with_tls_by_its_secret_and_follows_a_rotation() {
-    let program = tokio::task::spawn_blocking(|| Binaries::get(&Settings::read()).unwrap().etcd());
-    let program = program.await.unwrap();
+    let program = program().await;
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let authority = Authority::new("first").unwrap();

@@ -37,11 +37,14 @@ pub use target::{StockTransport, Target};
 
 use std::sync::Arc;
 
+use http_server::{Resolver, TlsError};
 use kube::Client;
 use tokio::sync::watch;
 
-use crate::certificates::{self, Endpoint, Keeper, Resolver, Schedule};
-use crate::{listener, tls_server};
+use crate::certificates::{Endpoint, Keeper, Schedule};
+
+/// Connections at a time. API servers hold a few each.
+const MAX_CONNECTIONS: usize = 512;
 
 /// Settings of the webhook.
 #[derive(Clone, Debug)]
@@ -64,7 +67,7 @@ pub enum Error {
     #[error("cannot listen on the webhook's port {port}: {cause}")]
     Listen { port: u16, cause: std::io::Error },
     #[error(transparent)]
-    Tls(#[from] certificates::TlsError),
+    Tls(#[from] TlsError),
 }
 
 /// Serves the webhook until `shutdown` resolves, at most ten seconds longer.
@@ -90,8 +93,8 @@ pub async fn serve(
         configuration,
         secret,
     } = settings;
-    let tls = certificates::server_config(certificate.clone())?;
-    let listener = listener::listen(port)
+    let tls = http_server::server_config(certificate.clone())?;
+    let listener = http_server::listen(port)
         .await
         .map_err(|cause| Error::Listen { port, cause })?;
     let keeper = Keeper::new(
@@ -103,7 +106,7 @@ pub async fn serve(
     );
     let routes = router(ApiServer(client), known, gate_image);
     tokio::select! {
-        () = tls_server::serve(listener, tls, routes, shutdown) => Ok(()),
+        () = http_server::serve(listener, tls, routes, MAX_CONNECTIONS, shutdown) => Ok(()),
         never = keeper.run(leader) => match never {},
     }
 }

@@ -3,10 +3,8 @@
 
 mod identity;
 mod keeper;
-mod resolver;
 mod schedule;
 
 pub use identity::{Identity, IssueError, Stored, StoredError};
 pub use keeper::{Endpoint, Keeper};
-pub use resolver::{Resolver, TlsError, server_config};
 pub use schedule::{Action, Schedule, decide};

@@ -10,8 +10,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use tokio::sync::watch;
 
-use crate::certificates::Resolver;
-use crate::listener;
+use http_server::Resolver;
 
 /// The lease loop comes round every three seconds, or after its calls ran into their limits.
 const STUCK: Duration = Duration::from_secs(60);
@@ -39,7 +38,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
     let failed = |source| Error { port, source };
-    let listener = listener::listen(port).await.map_err(failed)?;
+    let listener = http_server::listen(port).await.map_err(failed)?;
     let routes = Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))

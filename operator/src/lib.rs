@@ -23,14 +23,12 @@ pub mod controller;
 pub mod event;
 pub mod health;
 pub mod lease;
-mod listener;
 pub mod machine;
 pub mod metrics;
 pub mod node;
 pub mod pod;
 pub mod policy;
 pub mod run;
-pub mod tls_server;
 mod undecodable;
 
 pub use crds::sizing;

@@ -1,9 +1,8 @@
 //! The agent's HTTP servers: /healthz and /readyz for the kubelet, and over TLS /metrics for clients whose token the API
 //! server accepts.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::future::pending;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
@@ -11,9 +10,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use axum_server::tls_rustls::RustlsConfig;
 use crds::reason::Reason;
-use rustls::ServerConfig;
+use http_server::Resolver;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -31,8 +29,8 @@ pub(crate) enum AgentState {
     Active,
 }
 
-/// Limit of the time from a connection to the head of its first request.
-const FIRST_REQUEST: Duration = Duration::from_secs(10);
+/// Connections to /metrics at a time. Readers hold one each.
+const MAX_CONNECTIONS: usize = 64;
 
 /// What /metrics reads.
 #[derive(Clone)]
@@ -59,55 +57,34 @@ pub(crate) async fn serve_health(
     Ok(())
 }
 
-/// Serves /metrics until an error: over TLS from the first certificate on, or without TLS if no source of certificates is
-/// given.
+/// Serves /metrics until an error: over TLS with this certificate, without which handshakes fail, or in plain text if there
+/// is no source of certificates.
 ///
 /// # Errors
-/// The port is in use, accepting connections failed, or the source of certificates has ended.
+/// The port is in use, accepting connections failed, or the TLS configuration is invalid.
 pub(crate) async fn serve_metrics(
     port: u16,
     observed: Observed,
-    certificates: Option<watch::Receiver<Option<Arc<ServerConfig>>>>,
+    certificate: Option<Arc<Resolver>>,
 ) -> anyhow::Result<()> {
+    let listener = listen(port).await?;
     let router = Router::new()
         .route("/metrics", get(scrape))
         .with_state(observed);
-    let Some(mut certificates) = certificates else {
-        axum::serve(listen(port).await?, router).await?;
-        return Ok(());
-    };
-    let newest = async |certificates: &mut watch::Receiver<Option<Arc<ServerConfig>>>| {
-        let newest = certificates.wait_for(Option::is_some).await;
-        let newest = newest.ok().and_then(|newest| newest.clone());
-        newest.context("the watch of the certificate has ended")
-    };
-    let configuration = RustlsConfig::from_config(newest(&mut certificates).await?);
-    let listener = listen(port).await?.into_std()?;
-    let server = axum_server::from_tcp_rustls(listener, configuration.clone())?
-        .first_request_timeout(FIRST_REQUEST)
-        .serve(router.into_make_service());
-    let renewal = async {
-        loop {
-            certificates.changed().await?;
-            configuration.reload_from_config(newest(&mut certificates).await?);
+    match certificate {
+        Some(certificate) => {
+            let tls = http_server::server_config(certificate)?;
+            http_server::serve(listener, tls, router, MAX_CONNECTIONS, pending()).await;
         }
-    };
-    tokio::select! {
-        served = server => Ok(served?),
-        ended = renewal => ended,
+        None => axum::serve(listener, router).await?,
     }
+    Ok(())
 }
 
-/// Listens on all IPv6 and IPv4 addresses, or on IPv4 alone where the node has no IPv6.
 async fn listen(port: u16) -> anyhow::Result<TcpListener> {
-    let any6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-    let any4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    match TcpListener::bind(any6).await {
-        Ok(listener) => Ok(listener),
-        Err(_) => TcpListener::bind(any4)
-            .await
-            .with_context(|| format!("listening on port {port} for metrics or probes")),
-    }
+    http_server::listen(port)
+        .await
+        .with_context(|| format!("listening on port {port} for metrics or probes"))
 }
 
 async fn ready(State(agent): State<watch::Receiver<AgentState>>) -> impl IntoResponse {
@@ -167,6 +144,8 @@ async fn scrape(State(state): State<Observed>, headers: HeaderMap) -> impl IntoR
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rcgen::{CertifiedKey, generate_simple_self_signed};
     use rustls::pki_types::ServerName;
     use rustls::{ClientConfig, RootCertStore};
@@ -175,17 +154,15 @@ mod tests {
     use tokio_rustls::TlsConnector;
 
     use super::*;
-    use crate::publish::certificate::server_config;
     use crate::publish::report::Reporter;
 
     const NAME: &str = "mooncake-agent.mooncake-system.svc";
     const SOON: Duration = Duration::from_secs(30);
     const REQUEST: &[u8] = b"GET /metrics HTTP/1.0\r\n\r\n";
 
-    fn served(key: &CertifiedKey<rcgen::KeyPair>) -> Option<Arc<ServerConfig>> {
+    fn load(served: &Resolver, key: &CertifiedKey<rcgen::KeyPair>) {
         let [certificate, key] = [key.cert.pem(), key.signing_key.serialize_pem()];
-        let configuration = server_config(certificate.as_bytes(), key.as_bytes());
-        Some(Arc::new(configuration.unwrap()))
+        served.load(certificate.as_bytes(), key.as_bytes()).unwrap();
     }
 
     /// Reads /metrics over a new connection, as a client that trusts only this certificate.
@@ -233,11 +210,11 @@ mod tests {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
-        let (publish, certificates) = watch::channel(None);
-        let server = tokio::spawn(serve_metrics(port, observed, Some(certificates)));
+        let served = Arc::new(Resolver::default());
+        tokio::spawn(serve_metrics(port, observed, Some(Arc::clone(&served))));
         let issue = || generate_simple_self_signed([NAME.to_owned()]).unwrap();
         let (first, second) = (issue(), issue());
-        publish.send_replace(served(&first));
+        load(&served, &first);
         let answer = eventually(port, &first).await;
         assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
         assert!(answer.contains("# EOF"), "{answer}");
@@ -249,20 +226,8 @@ mod tests {
         plain.read_to_end(&mut answer).await.ok();
         assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
 
-        publish.send_replace(served(&second));
-        eventually(port, &second).await;
+        load(&served, &second);
+        get(port, &second).await.unwrap();
         assert!(get(port, &first).await.is_err(), "the former certificate");
-        drop(publish);
-        let ended = tokio::time::timeout(SOON, server).await.unwrap().unwrap();
-        ended.expect_err("an agent whose watch has ended must restart");
-    }
-
-    #[test]
-    fn a_key_of_another_certificate_is_refused() {
-        let issue = || generate_simple_self_signed([NAME.to_owned()]).unwrap();
-        let (one, other) = (issue(), issue());
-        let key = other.signing_key.serialize_pem();
-        assert!(server_config(one.cert.pem().as_bytes(), key.as_bytes()).is_err());
-        assert!(server_config(b"", key.as_bytes()).is_err());
     }
 }

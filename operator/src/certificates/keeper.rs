@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use http_server::Resolver;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
@@ -18,7 +19,6 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::identity::{Identity, IssueError, Stored};
-use super::resolver::Resolver;
 use super::schedule::{Action, Schedule, decide};
 
 /// Owner of what the leader writes.
@@ -150,7 +150,12 @@ impl Keeper {
             && served != Some(&stored.current)
         {
             let loaded = match &self.endpoint {
-                Endpoint::Webhooks(_, resolver) => resolver.load(&stored.current),
+                Endpoint::Webhooks(_, resolver) => {
+                    let Identity {
+                        certificate, key, ..
+                    } = &stored.current;
+                    resolver.load(certificate.as_bytes(), key.as_bytes())
+                }
                 Endpoint::Pods(_) => Ok(()),
             };
             match loaded {

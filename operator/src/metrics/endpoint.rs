@@ -8,12 +8,14 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use http_server::{Resolver, TlsError, server_config};
 use kube::Client;
 
-use crate::certificates::{Resolver, TlsError, server_config};
 use crate::metrics::Metrics;
 use crate::metrics::access::{Access, AccessDecision};
-use crate::{listener, tls_server};
+
+/// Connections at a time. Readers hold one each.
+const MAX_CONNECTIONS: usize = 64;
 
 /// Where and with what the metrics are served.
 #[derive(Clone, Debug)]
@@ -45,7 +47,7 @@ pub async fn serve(
 ) -> Result<(), Error> {
     let Settings { port, certificate } = settings;
     let tls = server_config(certificate)?;
-    let listener = listener::listen(port)
+    let listener = http_server::listen(port)
         .await
         .map_err(|source| Error::Listen { port, source })?;
     let shared = Arc::new(Shared {
@@ -55,7 +57,7 @@ pub async fn serve(
     let routes = Router::new()
         .route("/metrics", get(answer))
         .with_state(shared);
-    tls_server::serve(listener, tls, routes, shutdown).await;
+    http_server::serve(listener, tls, routes, MAX_CONNECTIONS, shutdown).await;
     Ok(())
 }
 

@@ -96,10 +96,16 @@ fn issue() -> Identity {
     Identity::issue(&[NAME.to_owned()], Timestamp::now(), lifetime).unwrap()
 }
 
+/// Has a replica serve an identity.
+fn load(server: &Server, identity: &Identity) {
+    let [certificate, key] = [&identity.certificate, &identity.key].map(String::as_bytes);
+    server.certificate.load(certificate, key).unwrap();
+}
+
 async fn served(clusters: impl Clusters) -> (Server, Trust) {
     let identity = issue();
     let server = Server::start(clusters, SmallNode).await;
-    server.certificate.load(&identity).unwrap();
+    load(&server, &identity);
     (server, Trust::of(&identity.authority))
 }
 
@@ -292,7 +298,7 @@ async fn certificates_rotate_under_load_without_a_failed_call() {
         Server::start(NoClusters, SmallNode).await,
     ];
     for replica in &replicas {
-        replica.certificate.load(&stored.current).unwrap();
+        load(replica, &stored.current);
     }
     let replicas = Arc::new(replicas);
     let trust = Arc::new(parking_lot::RwLock::new(Trust::of(&stored.bundle())));
@@ -330,7 +336,7 @@ async fn certificates_rotate_under_load_without_a_failed_call() {
         settled().await;
         stored = stored.promoted(Timestamp::now());
         for replica in replicas.iter() {
-            replica.certificate.load(&stored.current).unwrap();
+            load(replica, &stored.current);
             settled().await;
         }
         stored = stored.retired();
@@ -348,10 +354,20 @@ async fn a_retired_authority_is_not_trusted() {
     let first = Stored::first(issue(), Timestamp::now(), None);
     let last = first.prepared(issue()).promoted(Timestamp::now()).retired();
     let server = Server::start(NoClusters, SmallNode).await;
-    server.certificate.load(&first.current).unwrap();
+    load(&server, &first.current);
     let trust = Trust::of(&last.bundle());
     assert!(server.post(&trust, REVIEW.to_owned()).await.is_err());
     server.end().await;
+}
+
+/// A schedule by which renewal is always due.
+fn always_due() -> Schedule {
+    let hour = Duration::from_secs(3600);
+    Schedule {
+        lifetime: hour,
+        renew_before: hour,
+        overlap: Duration::from_millis(100),
+    }
 }
 
 /// A replica: its server, and the switch that makes it the leader.
@@ -417,12 +433,7 @@ async fn a_secret_without_the_authorities_gets_them_and_keeps_its_identity() {
 
 #[tokio::test]
 async fn pods_find_a_leaf_in_their_secret_that_its_authorities_sign_during_a_rotation() {
-    let hour = Duration::from_secs(3600);
-    let schedule = Schedule {
-        lifetime: hour,
-        renew_before: hour,
-        overlap: Duration::from_millis(100),
-    };
+    let schedule = always_due();
     let api = Api::start("mooncake-webhook").await;
     let keeper = Keeper::new(
         api.client.clone(),
@@ -438,7 +449,7 @@ async fn pods_find_a_leaf_in_their_secret_that_its_authorities_sign_during_a_rot
     let three_leaves = async {
         while leaves.len() < 3 {
             if let Some(mounted) = api.mounted() {
-                server.certificate.load(&mounted).unwrap();
+                load(&server, &mounted);
                 let trust = Trust::of(&mounted.authority);
                 server.post(&trust, REVIEW.to_owned()).await.unwrap();
                 leaves.insert(mounted.certificate);
@@ -454,13 +465,7 @@ async fn pods_find_a_leaf_in_their_secret_that_its_authorities_sign_during_a_rot
 
 #[tokio::test]
 async fn certificates_rotate_after_a_change_of_leader() {
-    let hour = Duration::from_secs(3600);
-    // Renewal is always due.
-    let schedule = Schedule {
-        lifetime: hour,
-        renew_before: hour,
-        overlap: Duration::from_millis(100),
-    };
+    let schedule = always_due();
     let api = Api::start("mooncake-webhook").await;
     let (first, lead_first) = replica(&api, schedule).await;
     let (second, lead_second) = replica(&api, schedule).await;

@@ -8,11 +8,10 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
+use http_server::{Resolver, server_config};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use mooncake_operator::admission::{Clusters, Devices, Policies, Rooms, router};
-use mooncake_operator::certificates::{Resolver, server_config};
-use mooncake_operator::tls_server;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -24,6 +23,8 @@ use tokio_rustls::TlsConnector;
 
 /// DNS name of the webhook's Service.
 pub(crate) const NAME: &str = "mooncake-webhook.mooncake-system.svc";
+/// Connections at a time.
+const CONNECTIONS: usize = 64;
 /// Limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -66,9 +67,15 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let (end, ended) = oneshot::channel();
         let routes = router(clusters, known, "localhost/mooncake-gate:dev".to_owned());
-        let running = tokio::spawn(tls_server::serve(listener, tls, routes, async {
-            let _ = ended.await;
-        }));
+        let running = tokio::spawn(http_server::serve(
+            listener,
+            tls,
+            routes,
+            CONNECTIONS,
+            async {
+                let _ = ended.await;
+            },
+        ));
         Self {
             certificate,
             address,

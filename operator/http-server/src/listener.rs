@@ -1,4 +1,4 @@
-//! The addresses on which the operator listens.
+//! The addresses on which a server listens.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 ///
 /// # Errors
 /// The port is in use.
-pub(crate) async fn listen(port: u16) -> std::io::Result<TcpListener> {
+pub async fn listen(port: u16) -> std::io::Result<TcpListener> {
     first(
         [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()]
             .map(|any| SocketAddr::new(any, port)),

@@ -11,39 +11,36 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-use super::identity::Identity;
-
 /// Why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("the stored certificate is no PEM: {0}")]
+    #[error("the certificate or its key is no PEM: {0}")]
     Pem(#[from] rustls::pki_types::pem::Error),
-    #[error("the stored certificate is of no use: {0}")]
+    #[error("the certificate is of no use: {0}")]
     Certificate(#[from] rustls::Error),
 }
 
-/// The served identity. Handshakes fail until one is loaded.
+/// The served certificate. Handshakes fail until one is loaded.
 #[derive(Default)]
 pub struct Resolver {
     served: RwLock<Option<Arc<CertifiedKey>>>,
 }
 
 impl Resolver {
-    /// Serves this identity from now on.
+    /// Serves this certificate with its key from now on; both are PEM.
     ///
     /// # Errors
-    /// An invalid certificate or key. The previous identity is still served.
-    pub fn load(&self, identity: &Identity) -> Result<(), TlsError> {
-        let chain = CertificateDer::pem_slice_iter(identity.certificate.as_bytes())
-            .collect::<Result<Vec<_>, _>>()?;
-        let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes())?;
+    /// An invalid certificate or key, or the key of another certificate. The previous certificate is still served.
+    pub fn load(&self, certificate: &[u8], key: &[u8]) -> Result<(), TlsError> {
+        let chain = CertificateDer::pem_slice_iter(certificate).collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_slice(key)?;
         let certified = CertifiedKey::from_der(chain, key, &provider())?;
         let mut served = self.served.write();
         *served = Some(Arc::new(certified));
         Ok(())
     }
 
-    /// Whether an identity is loaded.
+    /// Whether a certificate is loaded.
     pub fn loaded(&self) -> bool {
         self.served().is_some()
     }
@@ -83,4 +80,28 @@ pub fn server_config(certificate: Arc<Resolver>) -> Result<Arc<ServerConfig>, Tl
 
 fn provider() -> CryptoProvider {
     rustls::crypto::ring::default_provider()
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::generate_simple_self_signed;
+
+    use super::*;
+
+    #[test]
+    fn a_key_of_another_certificate_is_refused_and_the_former_certificate_is_still_served() {
+        let issue = || generate_simple_self_signed(["a.team.svc".to_owned()]).unwrap();
+        let (one, other) = (issue(), issue());
+        let [one_key, other_key] = [&one, &other].map(|pair| pair.signing_key.serialize_pem());
+        let certificate = one.cert.pem();
+        let served = Resolver::default();
+        let load =
+            |certificate: &str, key: &str| served.load(certificate.as_bytes(), key.as_bytes());
+        load(&certificate, &other_key).unwrap_err();
+        load("", &one_key).unwrap_err();
+        assert!(!served.loaded());
+        load(&certificate, &one_key).unwrap();
+        load(&certificate, "no key").unwrap_err();
+        assert!(served.loaded());
+    }
 }

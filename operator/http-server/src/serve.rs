@@ -1,4 +1,4 @@
-//! HTTP over TLS for the API server: bounded connections, a deadline on each step, an orderly end.
+//! HTTP over TLS: bounded connections, a deadline on each step, an orderly end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,27 +14,26 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
-/// Connections at a time. API servers hold a few each.
-const MAX_CONNECTIONS: usize = 512;
 /// Time for a TLS handshake.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// A connection without a request for so long is closed. API servers close theirs after 90 s, and
-/// a connection that we close under a request may cost that pod its injection.
+/// a connection that the webhook closes under a request may cost that pod its injection.
 const IDLE_DEADLINE: Duration = Duration::from_secs(120);
 /// Time that running calls have when the process ends.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 /// Wait after a failed accept (no descriptors left) before the next.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `shutdown`, then lets running calls finish.
+/// Serves at most `limit` connections at a time until `shutdown`, then lets running calls finish.
 pub async fn serve(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
     routes: Router,
+    limit: usize,
     shutdown: impl Future<Output = ()>,
 ) {
     let acceptor = TlsAcceptor::from(tls);
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Arc::new(Semaphore::new(limit));
     let (end, ending) = watch::channel(false);
     let mut connections = JoinSet::new();
     tokio::pin!(shutdown);
@@ -53,10 +52,7 @@ pub async fn serve(
             }
         };
         let Ok(place) = places.clone().try_acquire_owned() else {
-            warn!(
-                limit = MAX_CONNECTIONS,
-                "too many connections: the newest is closed"
-            );
+            warn!(limit, "too many connections: the newest is closed");
             continue;
         };
         let (acceptor, routes, ending) = (acceptor.clone(), routes.clone(), ending.clone());
