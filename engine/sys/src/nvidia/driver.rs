@@ -14,11 +14,12 @@ use crate::loader;
 /// Root folders of drivers: of a containerised driver, and of the node.
 const ROOTS: [&str; 2] = ["run/nvidia/driver", "."];
 
-/// Library folders below a root, by distribution; the last is that of GKE nodes.
-const FOLDERS: [&str; 4] = [
+/// Library folders below a root, by distribution; the last two are those of AKS and GKE nodes.
+const FOLDERS: [&str; 5] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib64",
     "usr/lib/aarch64-linux-gnu",
+    "usr/local/nvidia/lib64",
     "home/kubernetes/bin/nvidia/lib64",
 ];
 
