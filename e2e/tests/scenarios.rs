@@ -22,6 +22,7 @@ mod scenarios {
     mod inventory;
     mod master_release_mismatch;
     mod master_restart;
+    mod metadata_faults;
     mod metadata_service;
     mod network_partition;
     mod node_drain;

@@ -201,6 +201,44 @@ fn a_peer_costs_one_lookup_before_the_first_transfer_and_none_afterwards() {
     });
 }
 
+/// Its keys stay in the service, and a stock engine keeps what it has read of them for ever.
+#[test]
+fn an_engine_that_was_killed_is_named_and_its_successor_is_looked_up_again() {
+    const NAME: &str = "stock-1";
+    isolated(|space| async move {
+        let _server = embedded(&space);
+        answers(&service()).await;
+        let (url, count) = counted();
+        let service = Service::new(&url, None, system_lookup()).unwrap();
+        let served = Served::new(service.clone());
+        let entry = served.endpoint.metadata_entry().unwrap();
+        entry.publish(&service).await.unwrap();
+        let mut stock = Stock::start_with(&space, NAME, URL, &[]);
+        let local = stock.allocate(4096);
+        served.transfer(Op::Read, NAME, local, 0).await.unwrap();
+
+        drop(stock);
+        let left = service.descriptor(NAME).await.unwrap();
+        for _ in 0..2 {
+            let dead = served.transfer(Op::Read, NAME, local, 0).await;
+            println!("{}", dead.unwrap_err());
+        }
+
+        // The server refuses the name while the keys of the killed engine are there.
+        let mut killed = entry.clone();
+        killed.descriptor.name = NAME.to_owned();
+        killed.withdraw(&service).await.unwrap();
+        let mut stock = Stock::start_with(&space, NAME, URL, &[]);
+        assert_ne!(
+            service.descriptor(NAME).await.unwrap().tcp_data_port,
+            left.tcp_data_port
+        );
+        let before = count.load(Relaxed);
+        served.exchange(&mut stock).await;
+        assert!(count.load(Relaxed) > before, "no lookup of the successor");
+    });
+}
+
 #[test]
 fn a_stock_engine_and_ours_find_each_other_by_the_server_in_the_stock_master() {
     isolated(|space| both_find_each_other(space, embedded));

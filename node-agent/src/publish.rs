@@ -5,6 +5,5 @@ mod declared_fields;
 pub(crate) mod http;
 pub(crate) mod inventory;
 pub(crate) mod metrics;
-pub(crate) mod metrics_access;
 pub(crate) mod report;
 pub(crate) mod status;

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use engine::Engine;
-use http_server::Resolver;
+use http_server::{Readers, Resolver};
 use kube::Api;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -34,7 +34,6 @@ use crate::pools::mounts::Mounts;
 use crate::pools::{Context, pod_tasks};
 use crate::process::node_lock::{self, NodeLock};
 use crate::publish::http::{self, AgentState, Observed};
-use crate::publish::metrics_access::Readers;
 use crate::publish::report::Reporter;
 use crate::publish::{certificate, inventory, status};
 use checks::fixes::journal::Journal;

@@ -8,17 +8,16 @@ use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use crds::reason::Reason;
-use http_server::Resolver;
+use http_server::{Readers, Resolver};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::facts::inbox::Snapshots;
 use crate::peers::PeerPaths;
 use crate::publish::metrics;
-use crate::publish::metrics_access::{Access, Readers};
 use crate::publish::report::Report;
 
 /// Whether this agent holds the node's lock.
@@ -102,24 +101,9 @@ async fn ready(State(agent): State<watch::Receiver<AgentState>>) -> impl IntoRes
     }
 }
 
-async fn scrape(State(state): State<Observed>, headers: HeaderMap) -> impl IntoResponse {
-    let token = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "));
-    let access = state.readers.check(token).await;
-    let refuse = |status| {
-        (
-            status,
-            [(header::CONTENT_TYPE, "text/plain")],
-            String::new(),
-        )
-    };
-    match access {
-        Access::Unauthenticated => return refuse(StatusCode::UNAUTHORIZED),
-        Access::Forbidden => return refuse(StatusCode::FORBIDDEN),
-        Access::Unavailable => return refuse(StatusCode::SERVICE_UNAVAILABLE),
-        Access::Allowed => {}
+async fn scrape(State(state): State<Observed>, headers: HeaderMap) -> Response {
+    if let Err(refusal) = state.readers.check(&headers).await {
+        return refusal;
     }
     let report = state.report.borrow().clone();
     let snapshot = state.snapshots.borrow().clone();
@@ -130,14 +114,10 @@ async fn scrape(State(state): State<Observed>, headers: HeaderMap) -> impl IntoR
         snapshot.as_deref(),
     );
     match text {
-        Ok(text) => (
-            StatusCode::OK,
-            [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)],
-            text,
-        ),
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => {
             tracing::error!(%error, "cannot encode the metrics");
-            refuse(StatusCode::INTERNAL_SERVER_ERROR)
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
 }
@@ -205,7 +185,7 @@ mod tests {
             report: reporter.subscribe(),
             paths: watch::channel(PeerPaths::new()).1,
             snapshots: watch::channel(None).1,
-            readers: Arc::new(Readers::Anyone),
+            readers: Arc::new(Readers::new(None)),
         };
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = free.local_addr().unwrap().port();

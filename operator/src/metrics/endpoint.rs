@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use http_server::{Resolver, TlsError, server_config};
+use http_server::{Readers, Resolver, TlsError, server_config};
 use kube::Client;
 
 use crate::metrics::Metrics;
-use crate::metrics::access::{Access, AccessDecision};
 
 /// Connections at a time. Readers hold one each.
 const MAX_CONNECTIONS: usize = 64;
@@ -35,7 +34,7 @@ pub enum Error {
 
 struct Shared {
     metrics: Metrics,
-    access: Access,
+    readers: Readers,
 }
 
 /// Serves until `shutdown` resolves.
@@ -52,7 +51,7 @@ pub async fn serve(
         .map_err(|source| Error::Listen { port, source })?;
     let shared = Arc::new(Shared {
         metrics,
-        access: Access::new(client),
+        readers: Readers::new(Some(client)),
     });
     let routes = Router::new()
         .route("/metrics", get(answer))
@@ -62,26 +61,8 @@ pub async fn serve(
 }
 
 async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    let token = headers
-        .get(AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "));
-    // A stranger gets a status and not a byte of content.
-    let unknown = || (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")]).into_response();
-    let Some(token) = token else {
-        return unknown();
-    };
-    match shared.access.check(token).await {
-        AccessDecision::Allowed => {}
-        AccessDecision::Unknown => return unknown(),
-        AccessDecision::Forbidden => {
-            let body = "the token's user is not allowed to get the non-resource URL /metrics\n";
-            return (StatusCode::FORBIDDEN, body).into_response();
-        }
-        AccessDecision::Unavailable => {
-            let body = "the API server did not answer the token review; retry\n";
-            return (StatusCode::SERVICE_UNAVAILABLE, body).into_response();
-        }
+    if let Err(refusal) = shared.readers.check(&headers).await {
+        return refusal;
     }
     match shared.metrics.render() {
         Ok(text) => {
