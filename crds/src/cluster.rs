@@ -396,7 +396,8 @@ pub enum MetadataType {
     ]))]
 pub struct Master {
     /// Program of the master. `Stock`: `mooncake_master`. `BuiltIn`: `mooncake-master` of this project. A change needs the
-    /// annotation `mooncake.io/confirm-master` with the new value, because every key is lost. Default: Stock.
+    /// annotation `mooncake.io/confirm-master` with the new value, because every key is lost. The operator sets BuiltIn in new
+    /// objects without `type` and `image`; without it: Stock.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<MasterType>,
 

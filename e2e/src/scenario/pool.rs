@@ -24,11 +24,17 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Applies a MooncakeCluster with this spec, in YAML's flow style, without waiting.
+    /// Applies a MooncakeCluster with this spec, in YAML's flow style, without waiting. Without `master` it gets a stock
+    /// master, whose segments a scenario can read: a built-in master admits pods only.
     ///
     /// # Errors
     /// The API server's message.
     pub async fn apply(namespace: &Namespace, name: &str, spec: &str) -> anyhow::Result<Self> {
+        let spec = if spec.contains("master:") {
+            spec.to_owned()
+        } else {
+            spec.replacen('{', "{master: {type: Stock}, ", 1)
+        };
         let yaml = format!(
             "apiVersion: mooncake.io/v1alpha1
 kind: MooncakeCluster

@@ -3,6 +3,7 @@
 
 use super::stack_image;
 use anyhow::{Context, ensure};
+use crds::cluster::MasterType;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
@@ -70,6 +71,12 @@ async fn every_example_moves_bytes_through_the_pool_with_the_stacks_own_connecto
                 name: "kv".to_owned(),
             };
             pool.ready(READY).await?;
+            let object = pool.object().await?;
+            let kind = object.spec.master.kind;
+            ensure!(
+                kind == Some(MasterType::BuiltIn),
+                "the new cluster has {kind:?}"
+            );
             namespace.apply(&runnable(PYTHON, MOONCAKE_STOCK)?).await?;
             for (_, _, manifest) in SERVERS {
                 namespace

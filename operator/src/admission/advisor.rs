@@ -1,5 +1,5 @@
-//! The endpoint `/advise`: one AdmissionReview of a MooncakeCluster in, its warnings out. It allows
-//! everything: what is wrong in itself the API server refuses without us.
+//! The endpoint `/advise`: one AdmissionReview of a MooncakeCluster in, its warnings and the type of its master out. It
+//! allows everything: what is wrong in itself the API server refuses without us.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview
 use serde::Deserialize;
 
 use super::advice::{Room, advise};
+use super::master_type;
 use super::resize::{Stored, evicted};
 use crate::cache::{Caches, ClusterName};
 
@@ -124,16 +125,27 @@ fn respond<R: Rooms>(rooms: &R, request: &AdmissionRequest<DynamicObject>) -> Ad
     let Some(object) = &request.object else {
         return response;
     };
+    let mut object = object.data.clone();
+    let old = request.old_object.as_ref().map(|old| &old.data);
+    if let Some(operation) = master_type::default(old, &object) {
+        let patch = json_patch::Patch(vec![operation]);
+        match json_patch::patch(&mut object, &patch) {
+            Ok(()) => match response.clone().with_patch(patch) {
+                Ok(patched) => response = patched,
+                Err(error) => tracing::warn!(%error, "cannot encode the type of a master"),
+            },
+            Err(error) => tracing::warn!(%error, "cannot set the type of a master"),
+        }
+    }
     // What cannot be read is against the schema, which is checked after this.
-    if let Ok(Applied { spec }) = serde_json::from_value(object.data.clone()) {
+    if let Ok(Applied { spec }) = serde_json::from_value(object) {
         let cluster = ClusterName {
             namespace: request.namespace.clone().unwrap_or_default(),
             name: request.name.clone(),
         };
         let rooms = rooms.rooms(Some(&cluster));
         let mut warnings = advise(&spec, &rooms);
-        let old = request.old_object.as_ref();
-        let old = old.and_then(|old| serde_json::from_value::<Stored>(old.data.clone()).ok());
+        let old = old.and_then(|old| serde_json::from_value::<Stored>(old.clone()).ok());
         warnings.extend(old.and_then(|old| evicted(&old, &spec, &rooms)));
         response.warnings = (!warnings.is_empty()).then_some(warnings);
     }

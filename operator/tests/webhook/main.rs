@@ -246,7 +246,7 @@ async fn only_pod_creations_are_patched() {
 }
 
 #[tokio::test]
-async fn a_cluster_larger_than_its_nodes_is_allowed_with_a_warning() {
+async fn a_cluster_larger_than_its_nodes_is_allowed_with_a_warning_and_gets_the_built_in_master() {
     let (server, trust) = served(NoClusters).await;
     let mut applied = review();
     let object = |size: &str| {
@@ -260,7 +260,9 @@ async fn a_cluster_larger_than_its_nodes_is_allowed_with_a_warning() {
         let answer = server.post_to("/advise", &trust, applied.to_string()).await;
         let answer: Value = serde_json::from_str(&answer.unwrap().1).unwrap();
         assert_eq!(answer["response"]["allowed"], true);
-        assert_eq!(answer["response"].get("patch"), None);
+        let bytes: Vec<u8> = serde_json::from_value(answer["response"]["patch"].clone()).unwrap();
+        let master = json!([{"op": "add", "path": "/spec/master", "value": {"type": "BuiltIn"}}]);
+        assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), master);
         answer["response"]["warnings"].clone()
     };
     let found = warnings(object("1Gi")).await;
