@@ -16,7 +16,7 @@ pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_millis(1_500);
 
 /// Limit for the lookup and all attempts: less than any limit for a request, so that a host with several addresses that
 /// drop packets is not taken for a slow one.
-const HOST_DEADLINE: Duration = Duration::from_millis(2_500);
+const HOST_DEADLINE: Duration = Duration::from_millis(2_000);
 
 /// Least time for an attempt after a slow lookup.
 const LEAST: Duration = Duration::from_millis(500);

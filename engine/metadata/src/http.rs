@@ -14,7 +14,7 @@ use crate::error::{Error, Problem};
 use exchange::Answer;
 
 /// Limit for a request with its connection.
-const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
+const REQUEST_DEADLINE: Duration = Duration::from_millis(2_500);
 
 /// Longest text of an answer in a message.
 const QUOTE_LIMIT: usize = 80;
