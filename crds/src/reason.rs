@@ -70,6 +70,21 @@ catalog! {
     /// The master rejected the mount of a segment.
     MountRefused = (Engine, "Look up the error code in the message.");
 
+    /// No pod of a built-in master answers on its admin port.
+    MasterNotResponding nearest "MasterUnreachable" = (Engine, "Read the log of the master pods, and check the kubelets of their nodes. While another master takes over, wait and repeat the command.");
+    /// Lookups in a built-in master find no key.
+    NoCacheHits nearest "MasterLostIndex" = (App, "Compare the keys that pods look up with the stored ones (kubectl mooncake keys NAME). Model, parallelism, page size and PYTHONHASHSEED of all pods must be equal.");
+    /// A pool pod does not acknowledge changes of keys, or its ledger is still being loaded. No new objects are placed in it.
+    LedgerLate nearest "PoolPodNotReady" = (Node, "Wait. If this continues, check the load of the node and of its network, and read the log of its agent.");
+    /// The ledger of a pool pod is missing: the pod is away, or keeps none.
+    LedgerAbsent nearest "PoolPodNotReady" = (Node, "For a pod that is away: repair its node or the pod. For one without a ledger: delete the pod, its keys move to others within drainSeconds.");
+    /// A pool pod has keys that are not in its ledger. A restart of the master loses them.
+    LedgerFull nearest "MasterLostIndex" = (Cluster, "Use a larger pool, or fewer and larger objects. Keep keys with their group below 8 KiB. A ledger has 1/64 of a pool and at most 32 MiB.");
+    /// Keys were removed or replaced while a pool pod was away, without a note for it. Their former values can return after a restart of the master.
+    TombstonesMissing nearest "MasterLostIndex" = (Engine, "Let the pool pods that are away come back before the master restarts, or delete them: new ones have no former values.");
+    /// The pools of a cluster are full: puts find no space, or keys are evicted.
+    PoolFull nearest "MemoryUnavailable" = (Cluster, "Add pool pods or a larger size. Evictions alone need nothing if the evicted keys are not looked up again.");
+
     /// The node is not Ready.
     NodeNotReady = (Node, "Repair the node.");
     /// No agent pod runs on the node.

@@ -125,6 +125,7 @@ fn router(master: Arc<Master>) -> Router {
         .route("/api/v1/remove_all", post(keys::remove_all))
         .route("/get_all_segments", get(segments::all_segments))
         .route("/get_segments_detail", get(segments::details))
+        .route("/ledgers", get(segments::ledgers))
         .route("/query_segment", get(segments::query_segment))
         .route("/api/v1/segments/status", get(segments::status))
         .route(

@@ -27,7 +27,7 @@ use proto::store::release_0_3_13 as wire;
 
 pub use counters::{Counters, Totals};
 pub use evacuation::EvacuationTotals;
-pub use ledger::{LedgerTotals, Signals, Wait};
+pub use ledger::{LedgerDetail, LedgerState, LedgerTotals, Signals, Wait};
 pub use lookup::{Found, View};
 pub use moment::Moment;
 pub use mount::SegmentDetail;

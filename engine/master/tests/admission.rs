@@ -250,6 +250,7 @@ async fn http_shows_strangers_health_and_metrics_only() {
         "/get_all_keys",
         "/find_keys",
         "/get_segments_detail",
+        "/ledgers",
         "/query_key?key=a",
     ] {
         let answer = get(open_port, STRANGER, path).await;

@@ -174,7 +174,7 @@ async fn the_http_paths_answer_as_those_of_the_stock_master() {
 }
 
 #[tokio::test]
-async fn keys_are_found_by_prefix_and_pattern() {
+async fn keys_are_found_by_prefix_and_pattern_and_ledgers_are_listed() {
     let host = Host::new().await;
     let _ours = host.ours(&["--default_kv_lease_ttl=1h"]).await;
     fill(&mut host.client(OURS).await).await;
@@ -205,6 +205,13 @@ async fn keys_are_found_by_prefix_and_pattern() {
         (status, &refused["error_message"]),
         (400, &json!("INVALID_PARAMS"))
     );
+    // The segment of a client that stores keys itself.
+    let (status, ledgers) = http(&host, OUR_HTTP, "GET", "/ledgers").await;
+    let ledgers: Value = serde_json::from_str(&ledgers).unwrap();
+    let expected = json!({"success": true, "absent": [], "segments": [
+        {"name": "a.segment", "endpoint": "10.0.0.1:1", "state": "NONE", "unrecorded": 0},
+    ]});
+    assert_eq!((status, ledgers), (200, expected));
     // Nothing has a lease, in contrast to a lookup: all keys are removed without force.
     let (_, removed) = http(&host, OUR_HTTP, "POST", "/api/v1/remove_all").await;
     assert!(removed.contains("\"removed_count\":2"), "{removed}");

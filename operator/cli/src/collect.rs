@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::connection::Connection;
+use crate::masters;
 use crate::read_error::{Cause, ReadError, Resources};
 use crate::snapshot::Snapshot;
 
@@ -94,6 +95,15 @@ pub async fn collect(
     snapshot.operators = or_error(operators, errors).unwrap_or_default();
     snapshot.agents = or_error(agents, errors).unwrap_or_default();
     snapshot.webhooks = or_error(webhooks, errors).unwrap_or_default();
+    let built_in = masters::read(
+        &connection.client,
+        &snapshot.clusters,
+        &snapshot.pods,
+        connection.deadline(),
+    );
+    let (readings, errors) = built_in.await;
+    snapshot.built_in = readings;
+    snapshot.read_errors.extend(errors);
     snapshot
 }
 

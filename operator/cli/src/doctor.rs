@@ -3,6 +3,7 @@
 //! ```text
 //! operator, agents, webhook, releases -----------> findings --> deduplicated --> sorted by severity
 //! clusters, nodes, policies, pool pods, labelled pods -->
+//! what built-in masters report --------------------->
 //! ```
 
 use std::collections::BTreeSet;
@@ -17,6 +18,7 @@ use crate::snapshot::Snapshot;
 mod cluster;
 mod control_plane;
 mod finding;
+mod master;
 pub(crate) mod node;
 mod pod;
 mod policy;
@@ -71,6 +73,7 @@ pub fn doctor(snapshot: &Snapshot, release: &str, now: Timestamp) -> Doctor {
             new || !finding.secondary
         });
         findings.extend(cluster::findings(snapshot, &findings, now));
+        findings.extend(master::findings(snapshot));
     }
     findings.sort_by(|a, b| a.order().cmp(&b.order()));
     let count = |severity| {

@@ -164,7 +164,7 @@ fn places<'a>(found: &'a Found, numbers: &'a [usize]) -> impl Iterator<Item = &'
     segments.map(|segment| segment.endpoint.as_str())
 }
 
-fn by_address(pools: &[Pod]) -> HashMap<IpAddr, &Pod> {
+pub(crate) fn by_address<'a>(pools: impl IntoIterator<Item = &'a Pod>) -> HashMap<IpAddr, &'a Pod> {
     let mut pods = HashMap::new();
     for pod in pools {
         let addresses = pod.status.iter().flat_map(|status| {
@@ -178,9 +178,14 @@ fn by_address(pools: &[Pod]) -> HashMap<IpAddr, &Pod> {
     pods
 }
 
+/// Returns the pod with the address of an endpoint.
+pub(crate) fn at_endpoint<'a>(pods: &HashMap<IpAddr, &'a Pod>, endpoint: &str) -> Option<&'a Pod> {
+    let address = endpoint.parse::<SocketAddr>().ok()?;
+    pods.get(&address.ip().to_canonical()).copied()
+}
+
 fn replica(pods: &HashMap<IpAddr, &Pod>, endpoint: &str) -> Replica {
-    let address = endpoint.parse::<SocketAddr>().ok();
-    let pod = address.and_then(|address| pods.get(&address.ip().to_canonical()));
+    let pod = at_endpoint(pods, endpoint);
     Replica {
         endpoint: endpoint.to_owned(),
         pod: pod.map(|pod| pod.name_any()),

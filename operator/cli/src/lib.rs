@@ -6,6 +6,7 @@
 //!          effects: each request has a deadline    pure: values in, values out
 //! ```
 
+pub mod admin_port;
 pub mod age;
 pub mod args;
 pub mod bundle;
@@ -14,6 +15,7 @@ pub mod connection;
 pub mod doctor;
 pub mod drain;
 pub mod keys;
+pub mod masters;
 pub mod node;
 pub mod preflight;
 pub mod read_error;

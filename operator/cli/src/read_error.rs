@@ -24,6 +24,7 @@ impl Resources {
     pub const NAMESPACES: Self = Self("namespaces");
     pub const EVENTS: Self = Self("events");
     pub const PODS: Self = Self("pods");
+    pub const PORT_FORWARD: Self = Self("pods/portforward of masters");
     pub const LOGS: Self = Self("pods/log");
     pub const MACHINES: Self = Self("nodes");
     pub const VERSION: Self = Self("version");

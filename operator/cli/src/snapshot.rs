@@ -11,6 +11,7 @@ use kube::ResourceExt;
 use mooncake_operator::admission::InjectionRequest;
 use mooncake_operator::pod::is_over;
 
+use crate::masters;
 use crate::read_error::{Cause, ReadError, Resources};
 
 /// Objects that were read at about the same time.
@@ -31,6 +32,8 @@ pub struct Snapshot {
     /// Pods of the operator and the agents.
     pub control_plane: Vec<Arc<Pod>>,
     pub webhooks: Vec<MutatingWebhookConfiguration>,
+    /// What the built-in masters report. One that may not be read has a read error instead.
+    pub built_in: Vec<masters::Reading>,
     pub read_errors: Vec<ReadError>,
 }
 

@@ -47,6 +47,26 @@ pub(super) async fn details(State(master): State<Arc<Master>>) -> Response {
     body(StatusCode::OK, &value)
 }
 
+/// The ledgers of pool pods, for `kubectl mooncake doctor`. The stock master has none.
+pub(super) async fn ledgers(State(master): State<Arc<Master>>) -> Response {
+    let (details, absent) = master.with_index(|index, _| index.ledger_details());
+    let segments: Vec<Value> = details
+        .iter()
+        .map(|detail| {
+            json!({
+                "name": detail.name,
+                "endpoint": detail.endpoint,
+                "state": constant(&detail.state),
+                "unrecorded": detail.unrecorded,
+            })
+        })
+        .collect();
+    body(
+        StatusCode::OK,
+        &json!({"success": true, "segments": segments, "absent": absent}),
+    )
+}
+
 pub(super) async fn query_segment(
     State(master): State<Arc<Master>>,
     Query(query): Named,

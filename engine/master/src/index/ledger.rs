@@ -16,7 +16,7 @@ use proto::store::{ErrorCode, Uuid};
 use smallvec::SmallVec;
 
 use super::object::{Object, ObjectId, Replica};
-use super::segments::SegmentId;
+use super::segments::{Mounted, SegmentId};
 use super::{Index, Moment};
 pub(super) use leaving::{LeaveId, Leaving, Range};
 pub(super) use members::Members;
@@ -181,6 +181,27 @@ pub struct LedgerTotals {
     pub away: u64,
 }
 
+/// How far the ledger of a segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LedgerState {
+    /// Its owner keeps none: a restart loses the keys of the segment.
+    None,
+    Loading,
+    /// Nothing is allocated in the segment, because its owner does not acknowledge changes.
+    Late,
+    Loaded,
+}
+
+/// The ledger of one segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LedgerDetail {
+    pub name: String,
+    pub endpoint: String,
+    pub state: LedgerState,
+    /// Objects that a restart loses. Owners report one number for all their segments; it is in one of them.
+    pub unrecorded: u64,
+}
+
 impl Index {
     /// Sets the epoch of this run, which must exceed those of earlier runs. Owners that report a higher one raise it.
     #[must_use]
@@ -253,6 +274,38 @@ impl Index {
                 .saturating_add(stream.too_long);
         }
         totals
+    }
+
+    /// Returns the ledgers of all mounted segments in the order of names, and the names of segments whose owner has a ledger and is
+    /// away.
+    #[must_use]
+    pub fn ledger_details(&self) -> (Vec<LedgerDetail>, Vec<String>) {
+        let detail = |mounted: &Mounted| {
+            let stream = mounted.stream.as_ref();
+            let state = match stream {
+                None => LedgerState::None,
+                Some(stream) if stream.loading.is_some() => LedgerState::Loading,
+                Some(stream) if !stream.is_open() => LedgerState::Late,
+                Some(_) => LedgerState::Loaded,
+            };
+            LedgerDetail {
+                name: mounted.segment.name.clone(),
+                endpoint: mounted.segment.te_endpoint.clone(),
+                state,
+                unrecorded: stream.map_or(0, |stream| {
+                    stream.unrecorded.saturating_add(stream.too_long)
+                }),
+            }
+        };
+        let mounted = self.segments.iter().map(|(_, mounted)| mounted);
+        let mut details: Vec<LedgerDetail> = mounted.map(detail).collect();
+        details.sort_by(|a, b| (&a.name, &a.endpoint).cmp(&(&b.name, &b.endpoint)));
+        // One whose ledger is being loaded is not read yet, but has come.
+        let absent = self.members.absent();
+        let absent = absent.filter(|name| self.segments.named(name).is_empty());
+        let mut absent: Vec<String> = absent.map(Into::into).collect();
+        absent.sort();
+        (details, absent)
     }
 
     /// Returns the segments that a mount of this one unmounts: those of the same memory with a ledger.

@@ -97,8 +97,7 @@ pub async fn collect(
                 });
             }
             Ok(Err(error)) => {
-                if matches!(&error, master::Error::Forward(kube::Error::Api(status)) if status.code == 403)
-                {
+                if error.is_forbidden() {
                     remedy = FORBIDDEN;
                 }
                 error.to_string()

@@ -3,12 +3,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crds::names::MASTER_ADMIN_PORT;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Bytes;
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::{Request, StatusCode};
-use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -16,10 +10,9 @@ use regex::Regex;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub use crate::admin_port::Error;
+use crate::admin_port::{AdminPort, decode};
 use crate::args::KeysArgs;
-
-/// Largest answer that is read, in bytes.
-const LARGEST: usize = 64 << 20;
 
 /// What a master answered.
 #[derive(Debug)]
@@ -82,40 +75,6 @@ struct StockKey {
     values: Option<Vec<StockReplica>>,
 }
 
-#[derive(Deserialize)]
-struct Refusal {
-    error_message: String,
-}
-
-/// Why a master could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot forward its port {MASTER_ADMIN_PORT}: {0}")]
-    Forward(kube::Error),
-    #[error("port {MASTER_ADMIN_PORT} of the pod does not answer: {0}")]
-    Closed(String),
-    #[error("{path}: {source}")]
-    Exchange { path: String, source: hyper::Error },
-    #[error("{path}: {source}")]
-    Path {
-        path: String,
-        source: hyper::http::Error,
-    },
-    #[error("{path}: the answer is longer than {} MiB or was cut off: {cause}", LARGEST >> 20)]
-    Body { path: String, cause: String },
-    #[error("{path}: status {status}{message}")]
-    Status {
-        path: String,
-        status: StatusCode,
-        message: String,
-    },
-    #[error("{path}: the answer cannot be decoded: {source}")]
-    Decode {
-        path: String,
-        source: serde_json::Error,
-    },
-}
-
 /// Reads the keys from a master pod. The search ends after `seconds`.
 ///
 /// # Errors
@@ -127,25 +86,7 @@ pub async fn read(
     wanted: &KeysArgs,
     seconds: u64,
 ) -> Result<Answer, Error> {
-    let mut forwarder = pods
-        .portforward(master, &[MASTER_ADMIN_PORT])
-        .await
-        .map_err(Error::Forward)?;
-    let failed = forwarder.take_error(MASTER_ADMIN_PORT);
-    let Some(stream) = forwarder.take_stream(MASTER_ADMIN_PORT) else {
-        return Err(Error::Closed("no stream was opened".to_owned()));
-    };
-    let outcome = exchange(stream, wanted, seconds).await;
-    let cause = match (&outcome, failed) {
-        // The kubelet reports a closed port beside the stream, which only ends.
-        (Err(Error::Exchange { .. }), Some(failed)) => failed.await,
-        _ => None,
-    };
-    forwarder.abort();
-    match cause {
-        Some(cause) => Err(Error::Closed(cause.trim().to_owned())),
-        None => outcome,
-    }
+    find(&mut AdminPort::open(pods, master).await?, wanted, seconds).await
 }
 
 /// Reads the keys over a connection to the admin port.
@@ -156,36 +97,22 @@ pub async fn exchange<S>(stream: S, wanted: &KeysArgs, seconds: u64) -> Result<A
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let begin = |source| Error::Exchange {
-        path: "/".to_owned(),
-        source,
-    };
-    let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(begin)?;
-    let work = async {
-        let path = search_path(wanted, seconds);
-        match get(&mut sender, &path).await {
-            Ok(body) => decode(&path, &body).map(Answer::Search),
-            // A stock master, or a built-in one of an earlier build.
-            Err(Error::Status { status, .. }) if status == StatusCode::NOT_FOUND => {
-                list(&mut sender, wanted).await
-            }
-            Err(error) => Err(error),
-        }
-    };
-    tokio::pin!(connection);
-    tokio::pin!(work);
-    tokio::select! {
-        outcome = &mut work => outcome,
-        ended = &mut connection => match ended {
-            Ok(()) => work.await,
-            Err(source) => Err(begin(source)),
-        },
+    find(&mut AdminPort::over(stream).await?, wanted, seconds).await
+}
+
+async fn find(port: &mut AdminPort, wanted: &KeysArgs, seconds: u64) -> Result<Answer, Error> {
+    let path = search_path(wanted, seconds);
+    match port.get(&path).await {
+        Ok(body) => decode(&path, &body).map(Answer::Search),
+        // A stock master, or a built-in one of an earlier build.
+        Err(error) if error.is_not_found() => list(port, wanted).await,
+        Err(error) => Err(error),
     }
 }
 
 /// Lists all keys of a stock master, and looks up the ones that are shown.
-async fn list(sender: &mut SendRequest<Empty<Bytes>>, wanted: &KeysArgs) -> Result<Answer, Error> {
-    let body = get(sender, "/get_all_keys").await?;
+async fn list(port: &mut AdminPort, wanted: &KeysArgs) -> Result<Answer, Error> {
+    let body = port.get("/get_all_keys").await?;
     let text = String::from_utf8_lossy(&body);
     let mut first = BTreeSet::new();
     let mut count = 0;
@@ -205,7 +132,7 @@ async fn list(sender: &mut SendRequest<Empty<Bytes>>, wanted: &KeysArgs) -> Resu
     let mut data = HashMap::new();
     for some in known.chunks(LOOKUP) {
         let path = format!("/batch_query_keys?keys={}", some.join(","));
-        let found: StockKeys = decode("/batch_query_keys", &get(sender, &path).await?)?;
+        let found: StockKeys = decode("/batch_query_keys", &port.get(&path).await?)?;
         data.extend(found.data);
     }
     let listed = first.into_iter().map(|key| {
@@ -236,47 +163,6 @@ fn search_path(wanted: &KeysArgs, seconds: u64) -> String {
 /// Encodes a value of a query.
 fn encode(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
-}
-
-async fn get(sender: &mut SendRequest<Empty<Bytes>>, path: &str) -> Result<Bytes, Error> {
-    // Errors name the path without its query, which may be long.
-    let name = path.split('?').next().unwrap_or_default();
-    let failed = |source| Error::Exchange {
-        path: name.to_owned(),
-        source,
-    };
-    sender.ready().await.map_err(failed)?;
-    let request = Request::get(path)
-        .header("host", "localhost")
-        .body(Empty::new())
-        .map_err(|source| Error::Path {
-            path: name.to_owned(),
-            source,
-        })?;
-    let answer = sender.send_request(request).await.map_err(failed)?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), LARGEST).collect().await;
-    let body = body.map_err(|cause| Error::Body {
-        path: name.to_owned(),
-        cause: cause.to_string(),
-    })?;
-    let body = body.to_bytes();
-    if status.is_success() {
-        return Ok(body);
-    }
-    let refusal = serde_json::from_slice::<Refusal>(&body);
-    Err(Error::Status {
-        path: name.to_owned(),
-        status,
-        message: refusal.map_or_else(|_| String::new(), |one| format!(": {}", one.error_message)),
-    })
-}
-
-fn decode<'a, T: Deserialize<'a>>(path: &str, body: &'a [u8]) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|source| Error::Decode {
-        path: path.split('?').next().unwrap_or_default().to_owned(),
-        source,
-    })
 }
 
 impl KeysArgs {

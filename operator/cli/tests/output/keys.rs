@@ -17,25 +17,27 @@ use mooncake_cli::keys::master::{Answer, Error, exchange};
 use mooncake_cli::keys::{Inputs, keys};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::io::DuplexStream;
 
 use crate::{check, plain};
 
 /// Answers by path, and the paths that were requested.
 #[derive(Debug, Default)]
-struct Master {
+pub(crate) struct Master {
     answers: BTreeMap<&'static str, String>,
     paths: Mutex<Vec<String>>,
 }
 
 impl Master {
-    fn with(answers: &[(&'static str, String)]) -> Arc<Self> {
+    pub(crate) fn with(answers: &[(&'static str, String)]) -> Arc<Self> {
         Arc::new(Self {
             answers: answers.iter().cloned().collect(),
             paths: Mutex::default(),
         })
     }
 
-    async fn read(self: &Arc<Self>, words: &[&str]) -> Result<Answer, Error> {
+    /// Serves the other end of a stream.
+    pub(crate) fn serve(self: &Arc<Self>) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let master = Arc::clone(self);
         let answer = service_fn(move |request: Request<Incoming>| {
@@ -52,13 +54,16 @@ impl Master {
                 Ok::<_, Infallible>(Response::builder().status(status).body(body).unwrap())
             }
         });
-        let serving = tokio::spawn(
+        // It ends with the stream.
+        tokio::spawn(
             hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(theirs), answer),
         );
-        let outcome = exchange(ours, &wanted(words), 5).await;
-        serving.abort();
-        outcome
+        ours
+    }
+
+    async fn read(self: &Arc<Self>, words: &[&str]) -> Result<Answer, Error> {
+        exchange(self.serve(), &wanted(words), 5).await
     }
 }
 

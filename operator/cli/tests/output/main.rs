@@ -7,6 +7,7 @@ mod bundle;
 mod drain;
 mod fixtures;
 mod keys;
+mod masters;
 mod preflight;
 mod script;
 mod segment;

@@ -136,6 +136,18 @@ impl Members {
         self.away
     }
 
+    /// Returns the names of segments whose owner has not come, or left without an order.
+    pub(crate) fn absent(&self) -> impl Iterator<Item = &str> {
+        let is_absent = |state: &State| {
+            matches!(
+                state,
+                State::Unread { .. } | State::Away { ended: false, .. }
+            )
+        };
+        let absent = self.of.iter().filter(move |(_, state)| is_absent(state));
+        absent.map(|(memory, _)| &*memory.name)
+    }
+
     /// Returns whether there may be members that this run does not know: no ledger was signed, and one may still come.
     pub(crate) fn is_young(&self) -> bool {
         !self.has_signed && self.looks < YOUNG_LOOKS

@@ -1,10 +1,12 @@
 //! Keys that are removed or replaced while an owner is away.
 
+use std::collections::BTreeMap;
+
 use proto::store::ledger::{Ended, Entry, Position};
 
 use super::evacuation::{Pools, owner};
 use super::*;
-use crate::index::Wait;
+use crate::index::{LedgerState, Wait};
 
 const MIB: u64 = 1 << 20;
 /// Looks in a second.
@@ -358,4 +360,40 @@ fn an_owner_that_ends_still_names_new_ones() {
     pools.mount(2, MIB, at(4));
     pools.follow(1, at(4));
     assert_eq!(notes(&pools, 1, "member"), ["s0", "s1", "s2"]);
+}
+
+#[test]
+fn the_ledgers_of_all_segments_are_listed_with_the_names_of_absent_ones() {
+    let mut pools = acquainted(3);
+    expire(&mut pools, 2);
+    // The others get notes of its name. Owner 0 does not acknowledge them.
+    pools.ledgers.push(BTreeMap::new());
+    pools.applied.push(0);
+    pools.mount(3, MIB, at(3));
+    wait(&mut pools, 4, 2, &[1, 3]);
+    let position = Position {
+        segment: segment(1, MIB).id,
+        applied: pools.applied[1],
+        unrecorded: 5,
+    };
+    let polled = pools.index.poll_ledger(owner(1), &[position], at(6));
+    assert!(polled.is_ok());
+    let (loading, client) = (segment(4, MIB), segment(5, MIB));
+    let mounted = pools.index.mount_ledger(owner(4), loading, 1, at(6));
+    assert_eq!(mounted, Ok(false));
+    pools.index.mount_segment(client, CLIENT, at(6)).unwrap();
+    let (ledgers, absent) = pools.index.ledger_details();
+    let states: Vec<_> = ledgers
+        .iter()
+        .map(|ledger| (&*ledger.name, ledger.state, ledger.unrecorded))
+        .collect();
+    let expected = [
+        ("s0", LedgerState::Late, 0),
+        ("s1", LedgerState::Loaded, 5),
+        ("s3", LedgerState::Loaded, 0),
+        ("s4", LedgerState::Loading, 0),
+        ("s5", LedgerState::None, 0),
+    ];
+    assert_eq!(states, expected);
+    assert_eq!(absent, ["s2"]);
 }
