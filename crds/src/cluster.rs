@@ -387,12 +387,19 @@ pub enum MetadataType {
     Etcd,
 }
 
+/// Limits and default of `spec.master.leaseSeconds`. A shorter Lease would end while one write of it is slow, which an API server
+/// of a healthy cluster may be for a second.
+pub const LEAST_LEASE_SECONDS: u32 = 5;
+pub const LONGEST_LEASE_SECONDS: u32 = 60;
+pub const DEFAULT_LEASE_SECONDS: u32 = 15;
+
 /// The master.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "!(has(self.image) && has(self.type) && self.type == 'BuiltIn')", "message": "image is the image of a Stock master: remove it, because a BuiltIn master runs from the operator's gate image", "fieldPath": ".image" },
-        { "rule": "!(has(self.replicas) && self.replicas > 1 && !(has(self.type) && self.type == 'BuiltIn'))", "message": "a Stock master has one replica: remove replicas, or set type BuiltIn", "fieldPath": ".replicas" }
+        { "rule": "!(has(self.replicas) && self.replicas > 1 && !(has(self.type) && self.type == 'BuiltIn'))", "message": "a Stock master has one replica: remove replicas, or set type BuiltIn", "fieldPath": ".replicas" },
+        { "rule": "!has(self.leaseSeconds) || (has(self.replicas) && self.replicas > 1)", "message": "one master has no Lease: remove leaseSeconds, or set replicas 2", "fieldPath": ".leaseSeconds" }
     ]))]
 pub struct Master {
     /// Program of the master. `Stock`: `mooncake_master`. `BuiltIn`: `mooncake-master` of this project. A change needs the
@@ -410,6 +417,13 @@ pub struct Master {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2))]
     pub replicas: Option<u32>,
+
+    /// Seconds after which one of two masters takes over from one whose node is lost. The one that leads writes a Lease three
+    /// times in this time, and stops serving if it could not for four fifths of it. A change replaces the master's pods one
+    /// after the other; keys survive. Default: 15.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = LEAST_LEASE_SECONDS, max = LONGEST_LEASE_SECONDS))]
+    pub lease_seconds: Option<u32>,
 
     /// Image of a `Stock` master. It must contain `mooncake_master` of that release in its PATH. Default: the operator's
     /// setting for the release.
@@ -436,6 +450,12 @@ impl Master {
     /// Returns the number of masters in effect.
     pub fn replicas(&self) -> u32 {
         self.replicas.unwrap_or(1)
+    }
+
+    /// Returns the seconds of the Lease in effect; `None`: nothing is elected.
+    pub fn elected_for(&self) -> Option<u32> {
+        let seconds = self.lease_seconds.unwrap_or(DEFAULT_LEASE_SECONDS);
+        (self.replicas() > 1).then_some(seconds)
     }
 }
 

@@ -19,6 +19,8 @@ const PROGRAM: &str = include_str!("../workload/failover.py");
 /// Time limit of one command.
 const WAIT: Duration = Duration::from_secs(150);
 const KEYS: u64 = 100;
+/// Seconds until puts and gets work again after the node of the elected master is lost, with the shortest Lease.
+const OUTAGE: f64 = 10.0;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
@@ -92,7 +94,7 @@ async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_
                 format!(
                     "{{pools: [{{name: default, size: 256Mi, drainSeconds: 2,
                     nodeSelector: {{kubernetes.io/hostname: {node}}}}}],
-                    master: {{type: BuiltIn, replicas: 2}}}}"
+                    master: {{type: BuiltIn, replicas: 2, leaseSeconds: 5}}}}"
                 )
             };
             // Client and pool are on the other node.
@@ -119,6 +121,11 @@ async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_
             println!(
                 "the node of the elected master was cut off: the client's first {back}; {next} led after {:.1} s at most",
                 begun.elapsed().as_secs_f64()
+            );
+            let longest = ["put", "get"].map(|what| back[what].as_f64());
+            ensure!(
+                longest.iter().flatten().all(|seconds| *seconds <= OUTAGE),
+                "the client waited for more than {OUTAGE} s: {back}"
             );
             every_key(&client).await?;
             product

@@ -230,7 +230,7 @@ impl Follower {
                 }
                 continue;
             }
-            let connecting = timeout(self.settings.call_timeout, connect()).await;
+            let connecting = timeout(self.settings.connect_timeout, connect()).await;
             if let Ok(Ok(stream)) = connecting {
                 let master = Master::connect(stream, self.peer.to_string())
                     .with_call_timeout(self.settings.call_timeout);

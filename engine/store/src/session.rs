@@ -34,8 +34,11 @@ const UNMOUNT_SLACK: Duration = Duration::from_secs(2);
 /// Intervals and limits of a session. Defaults are those of the stock client, if it has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Timeout for connecting and for each call.
+    /// Timeout for each call.
     pub call_timeout: Duration,
+    /// Timeout for one attempt to connect. A packet that was lost is sent again after 1 s. After a change of masters an attempt
+    /// that began too early waits for the former one in vain.
+    pub connect_timeout: Duration,
     pub ping_every: Duration,
     pub fetch_tasks_every: Duration,
     /// First delay after a lost connection; doubles with each failure, with jitter.
@@ -52,6 +55,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             call_timeout: CALL_TIMEOUT,
+            connect_timeout: Duration::from_secs(2),
             ping_every: Duration::from_secs(1),
             fetch_tasks_every: Duration::from_secs(1),
             backoff_least: Duration::from_millis(100),
@@ -95,7 +99,7 @@ pub struct UnmountError {
 
 impl Session {
     /// Starts the session in the current tokio runtime and returns at once. `peer` names the master in logs
-    /// and errors. `connect` is called for each attempt, with `settings.call_timeout`. A master of ours gets the content of
+    /// and errors. `connect` is called for each attempt, with `settings.connect_timeout`. A master of ours gets the content of
     /// `ledger` with the segments, and writes to it; for a stock master it has no effect.
     #[must_use]
     pub fn start<C, F, M>(

@@ -1,20 +1,45 @@
 //! Decides which of several masters leads, from the Lease and from what the master beside this program does. Pure: moments are
 //! arguments, in time since boot.
 //!
-//! A master serves until [`SERVE`] after the start of the last write of the Lease that its elector knows to have succeeded. Another
-//! elector takes a Lease that it has seen unchanged for [`TAKE`]. So the first master has ended when the second begins.
+//! A master serves until [`Times::serve`] after the start of the last write of the Lease that its elector knows to have succeeded.
+//! Another elector takes a Lease that it has seen unchanged for the time that its holder wrote into it. So the first master has ended
+//! when the second begins, also if both electors have other times.
 
 use std::time::Duration;
 
-/// Period of renewals: 0.2 writes per second.
-pub const RENEW: Duration = Duration::from_secs(5);
-/// A master serves no longer than this after the start of the last successful write of the Lease.
-pub const SERVE: Duration = Duration::from_secs(12);
-/// A Lease that was unchanged for this long may be taken.
-pub const TAKE: Duration = Duration::from_secs(15);
-/// Wait after a write that failed.
-pub const RETRY: Duration = Duration::from_secs(1);
-const _: () = assert!(SERVE.as_millis() < TAKE.as_millis());
+use crds::cluster::LONGEST_LEASE_SECONDS;
+
+/// The times of one elector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// The elector writes it into the Lease: unchanged for this long, it may be taken.
+    pub lease: Duration,
+    /// A master serves no longer than this after the start of the last successful write of the Lease.
+    pub serve: Duration,
+    /// Period of renewals.
+    pub renew: Duration,
+    /// Deadline of one request to the API server.
+    pub call: Duration,
+    /// Wait after a write that failed.
+    pub retry: Duration,
+}
+
+impl Times {
+    /// Derives the times from the seconds of the Lease. For 15: 12 s, 5 s, 2 s and 1 s. A fifth of the Lease is left between the end
+    /// of a term and the next one: clocks may differ in speed by a tenth. After a first renewal that is slow, there is time for a
+    /// second one.
+    #[must_use]
+    pub fn of(seconds: u32) -> Self {
+        let lease = Duration::from_secs(seconds.into());
+        Self {
+            lease,
+            serve: lease / 5 * 4,
+            renew: lease / 3,
+            call: (lease / 5).min(Duration::from_secs(2)),
+            retry: (lease / 15).min(Duration::from_secs(1)),
+        }
+    }
+}
 
 /// What the Lease holds, without its times, which are of other clocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +50,16 @@ pub struct Record {
     pub epoch: u64,
     /// Resource version, which grows with each write.
     pub version: u64,
+    /// Seconds that the holder wrote: its own, and not those of the elector that waits. None or 0 cannot be the holder's.
+    pub seconds: Option<u32>,
+}
+
+impl Record {
+    /// Returns for how long it must be unchanged before another elector takes it.
+    fn lasts(&self) -> Duration {
+        let seconds = self.seconds.filter(|seconds| *seconds > 0);
+        Duration::from_secs(seconds.unwrap_or(LONGEST_LEASE_SECONDS).into())
+    }
 }
 
 /// The master beside this program.
@@ -60,6 +95,7 @@ pub struct Grant {
 #[derive(Debug)]
 pub struct Election {
     identity: String,
+    times: Times,
     /// The Lease as last read or written; `None`: it does not exist.
     lease: Option<Record>,
     /// Since when it is unchanged; `None`: it was not read yet.
@@ -78,15 +114,16 @@ pub struct Election {
 
 impl Election {
     /// `now` is the start of this program. The one before it may have given a permission.
-    pub fn new(identity: String, now: Duration) -> Self {
+    pub fn new(identity: String, times: Times, now: Duration) -> Self {
         Self {
             identity,
+            times,
             lease: None,
             since: None,
             seat: Seat::Absent,
             renewed: None,
             granted: 0,
-            served_until: now + SERVE,
+            served_until: now + times.serve,
             pause: Duration::ZERO,
             stopping: false,
         }
@@ -157,7 +194,7 @@ impl Election {
     }
 
     fn wanted(&self, now: Duration, clock: u64) -> Step {
-        let idle = Step::Wait(now + RENEW);
+        let idle = Step::Wait(now + self.times.renew);
         let Some(since) = self.since else {
             return idle;
         };
@@ -185,14 +222,16 @@ impl Election {
             }
             Seat::Absent => idle,
             Seat::Waiting if self.stopping => idle,
-            Seat::Waiting if lease.holder.is_empty() || now >= since + TAKE => next,
-            Seat::Waiting => Step::Wait(since + TAKE),
+            Seat::Waiting if lease.holder.is_empty() || now >= since + lease.lasts() => next,
+            Seat::Waiting => Step::Wait(since + lease.lasts()),
             Seat::Serving(epoch) => {
                 if self.stopping || !self.holds() || lease.epoch != epoch {
                     // The master ends at the end of its permission.
                     return idle;
                 }
-                let due = self.renewed.map_or(now, |renewed| renewed + RENEW);
+                let due = self
+                    .renewed
+                    .map_or(now, |renewed| renewed + self.times.renew);
                 if now >= due {
                     Step::Hold { epoch }
                 } else {
@@ -207,7 +246,7 @@ impl Election {
         let ours = record.holder == self.identity;
         let epoch = record.epoch;
         let newest = self.saw(Some(record), now);
-        let until = started + SERVE;
+        let until = started + self.times.serve;
         let fits = match self.seat {
             Seat::Absent => false,
             // The master may have been replaced since the write began: an epoch is served once.
@@ -226,12 +265,14 @@ impl Election {
 
     /// The write has failed, or its result is unknown.
     pub fn failed(&mut self, now: Duration) {
-        self.pause = now + RETRY;
+        self.pause = now + self.times.retry;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use crds::cluster::LEAST_LEASE_SECONDS;
+
     use super::*;
 
     const START: Duration = Duration::from_secs(1000);
@@ -245,11 +286,16 @@ mod tests {
             holder: holder.to_owned(),
             epoch,
             version,
+            seconds: Some(15),
         })
     }
 
+    fn elector(identity: &str) -> Election {
+        Election::new(identity.to_owned(), Times::of(15), START)
+    }
+
     fn waiting(identity: &str, lease: Option<Record>) -> Election {
-        let mut election = Election::new(identity.to_owned(), START);
+        let mut election = elector(identity);
         election.sits(Seat::Waiting, START);
         election.saw(lease, START);
         election
@@ -257,7 +303,7 @@ mod tests {
 
     #[test]
     fn nothing_is_written_without_a_master_or_before_the_lease_is_read() {
-        let mut a = Election::new("a".to_owned(), START);
+        let mut a = elector("a");
         assert_eq!(a.step(START, 7), Step::Wait(after(5)));
         a.sits(Seat::Waiting, START);
         assert_eq!(a.step(START, 7), Step::Wait(after(5)));
@@ -292,6 +338,59 @@ mod tests {
     }
 
     #[test]
+    fn the_times_of_every_lease_leave_room_for_clocks_that_differ_by_a_tenth() {
+        let milliseconds = |seconds| {
+            let times = Times::of(seconds);
+            [times.serve, times.renew, times.call, times.retry].map(|time| time.as_millis())
+        };
+        assert_eq!(milliseconds(15), [12_000, 5_000, 2_000, 1_000]);
+        assert_eq!(milliseconds(5), [4_000, 1_666, 1_000, 333]);
+        assert_eq!(milliseconds(60), [48_000, 20_000, 2_000, 1_000]);
+        for seconds in LEAST_LEASE_SECONDS..=LONGEST_LEASE_SECONDS {
+            let Times {
+                lease,
+                serve,
+                renew,
+                call,
+                retry,
+            } = Times::of(seconds);
+            assert!(serve * 11 / 10 < lease, "{seconds}");
+            // A renewal that is not answered, and a second one.
+            assert!(renew + call + retry + call <= serve, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn the_holder_decides_for_how_long_its_lease_lasts() {
+        let held = |seconds| {
+            let record = record("a", 9, 4).unwrap();
+            Some(Record { seconds, ..record })
+        };
+        for (written, own, end) in [
+            (Some(5), 15, 5),
+            (Some(15), 5, 15),
+            (Some(60), 5, 60),
+            (Some(0), 5, 60),
+            (None, 5, 60),
+        ] {
+            let mut b = Election::new("b".to_owned(), Times::of(own), START);
+            b.sits(Seat::Waiting, START);
+            b.saw(held(written), START);
+            let before = after(end - 1);
+            assert_eq!(b.step(before, 7), Step::Wait(after(end)), "{written:?}");
+            assert_eq!(b.step(after(end), 7), Step::Hold { epoch: 10 });
+        }
+        // Its own term has its own times.
+        let mut b = Election::new("b".to_owned(), Times::of(5), START);
+        b.sits(Seat::Waiting, START);
+        b.saw(held(Some(60)), START);
+        let taken = record("b", 10, 5).unwrap();
+        let grant = b.wrote(taken, after(60), after(60));
+        let until = after(64);
+        assert_eq!(grant, Some(Grant { epoch: 10, until }));
+    }
+
+    #[test]
     fn the_lease_is_released_when_the_master_has_left_and_not_while_it_may_serve() {
         let mut a = waiting("a", record("", 9, 4));
         a.wrote(record("a", 10, 5).unwrap(), START, START);
@@ -306,10 +405,10 @@ mod tests {
 
     #[test]
     fn a_restarted_elector_goes_on_with_the_term_that_is_served() {
-        let mut a = Election::new("a".to_owned(), START);
+        let mut a = elector("a");
         a.saw(record("a", 10, 5), START);
         assert_eq!(a.step(after(11), 7), Step::Wait(after(12)), "it may serve");
-        let mut silent = Election::new("a".to_owned(), START);
+        let mut silent = elector("a");
         silent.saw(record("a", 10, 5), START);
         assert_eq!(silent.step(after(12), 7), Step::Release);
         a.sits(Seat::Serving(10), START);

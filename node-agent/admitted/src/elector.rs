@@ -21,13 +21,9 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::election::{Election, Grant, Record, Seat, Step, TAKE};
+use crate::election::{Election, Grant, Record, Seat, Step, Times};
 use crate::seat::Local;
 
-/// Deadline of one step at the API server. A step that began before the end of a term has ended when another may begin.
-const CALL: Duration = Duration::from_secs(2);
-/// Wait before the Service is pointed again.
-const AGAIN: Duration = Duration::from_secs(1);
 /// How long the end of the program waits for the master to end and for the Lease to be released.
 const END: Duration = Duration::from_secs(5);
 
@@ -42,11 +38,14 @@ pub struct Settings {
     pub pod: String,
     /// Addresses of this pod.
     pub addresses: Vec<IpAddr>,
+    /// Seconds of the Lease.
+    pub lease_seconds: u32,
 }
 
 /// Keeps the Lease for one master.
 pub struct Elector {
     settings: Settings,
+    times: Times,
     leases: Api<Lease>,
     slices: Api<EndpointSlice>,
     local: Local,
@@ -62,10 +61,12 @@ pub struct Elector {
 
 impl Elector {
     pub fn new(client: Client, settings: Settings, local: Local) -> Self {
+        let times = Times::of(settings.lease_seconds);
         Self {
             leases: Api::namespaced(client.clone(), &settings.namespace),
             slices: Api::namespaced(client, &settings.namespace),
-            election: Election::new(settings.pod.clone(), boottime()),
+            election: Election::new(settings.pod.clone(), times, boottime()),
+            times,
             settings,
             local,
             lease: None,
@@ -108,7 +109,7 @@ impl Elector {
                     }
                     let mut pause = until.saturating_sub(boottime());
                     if self.leads() && !self.pointed {
-                        pause = pause.min(AGAIN);
+                        pause = pause.min(self.times.retry);
                     }
                     tokio::select! {
                         seat = self.local.changed() => {
@@ -165,7 +166,7 @@ impl Elector {
         let started = boottime();
         let parameters = PostParams::default();
         let name = names::master(&self.settings.cluster);
-        let outcome = timeout(CALL, async {
+        let outcome = timeout(self.times.call, async {
             match lease.metadata.resource_version {
                 Some(_) => self.leases.replace(&name, &parameters, &lease).await,
                 None => self.leases.create(&parameters, &lease).await,
@@ -186,19 +187,20 @@ impl Elector {
                 }
             }
             Ok(Err(error)) => self.failed(error.to_string()).await,
-            Err(_elapsed) => self.failed(no_answer()).await,
+            Err(_elapsed) => self.failed(no_answer(self.times.call)).await,
         }
     }
 
-    /// Reads the Lease again: the watch may be late.
+    /// Reads the Lease again, during the wait before the next write: the watch may be late.
     async fn failed(&mut self, why: String) {
         self.note("write the Lease", Some(why));
         self.election.failed(boottime());
         let name = names::master(&self.settings.cluster);
-        match timeout(CALL, self.leases.get_opt(&name)).await {
+        let limit = self.times.retry;
+        match timeout(limit, self.leases.get_opt(&name)).await {
             Ok(Ok(lease)) => self.saw(lease),
             Ok(Err(error)) => self.note("read the Lease", Some(error.to_string())),
-            Err(_elapsed) => self.note("read the Lease", Some(no_answer())),
+            Err(_elapsed) => self.note("read the Lease", Some(no_answer(limit))),
         }
     }
 
@@ -228,7 +230,7 @@ impl Elector {
         let transitions = before.lease_transitions.unwrap_or(0);
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(holder.to_owned()),
-            lease_duration_seconds: i32::try_from(TAKE.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(self.settings.lease_seconds).ok(),
             lease_transitions: Some(transitions + i32::from(!kept && !holder.is_empty())),
             acquire_time: before
                 .acquire_time
@@ -242,9 +244,14 @@ impl Elector {
 
     /// Points the Service of masters at this pod.
     async fn point(&mut self) {
-        let outcome = match timeout(CALL, self.try_point()).await {
+        // Not beyond the term: then another master may point it at itself.
+        let left = self.grant.map_or(Duration::ZERO, |grant| {
+            grant.until.saturating_sub(boottime())
+        });
+        let limit = self.times.call.min(left);
+        let outcome = match timeout(limit, self.try_point()).await {
             Ok(outcome) => outcome.map_err(|error| format!("{error:#}")),
-            Err(_elapsed) => Err(no_answer()),
+            Err(_elapsed) => Err(no_answer(limit)),
         };
         self.pointed = outcome.is_ok();
         self.note("point the Service at this master", outcome.err());
@@ -319,8 +326,8 @@ impl Elector {
     }
 }
 
-fn no_answer() -> String {
-    format!("no answer from the API server in {} s", CALL.as_secs())
+fn no_answer(limit: Duration) -> String {
+    format!("no answer from the API server in {limit:?}")
 }
 
 fn record(lease: &Lease) -> Record {
@@ -336,6 +343,9 @@ fn record(lease: &Lease) -> Record {
         version: version
             .and_then(|version| version.parse().ok())
             .unwrap_or(0),
+        seconds: spec
+            .and_then(|spec| spec.lease_duration_seconds)
+            .and_then(|seconds| u32::try_from(seconds).ok()),
     }
 }
 

@@ -8,7 +8,8 @@ use admitted::elector::{Elector, Settings};
 use admitted::seat::Local;
 use admitted::{Admitted, file, members, operators};
 use anyhow::Context;
-use clap::Parser;
+use clap::{Parser, value_parser};
+use crds::cluster::{DEFAULT_LEASE_SECONDS, LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS};
 use kube::runtime::watcher::DefaultBackoff;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -41,6 +42,10 @@ struct Args {
     /// Addresses of this pod, separated by commas. The Service of masters leads to one of them while this master leads.
     #[arg(long, value_delimiter = ',')]
     addresses: Vec<IpAddr>,
+    /// Seconds after which another master takes a Lease that this one has not renewed. All other times of the election follow from it.
+    #[arg(long, default_value_t = DEFAULT_LEASE_SECONDS,
+        value_parser = value_parser!(u32).range(i64::from(LEAST_LEASE_SECONDS)..=i64::from(LONGEST_LEASE_SECONDS)))]
+    lease_seconds: u32,
 }
 
 impl Args {
@@ -57,6 +62,7 @@ impl Args {
             cluster_uid: self.cluster_uid.clone(),
             pod: self.pod.clone(),
             addresses: self.addresses.clone(),
+            lease_seconds: self.lease_seconds,
         };
         Ok(Some(Elector::new(client.clone(), settings, local)))
     }

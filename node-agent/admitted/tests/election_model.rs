@@ -1,19 +1,18 @@
 //! Random electors, masters and a Lease, with lost and late writes, late reads, pauses, crashes and clocks of different speed: two masters never
-//! serve at one time, epochs grow, and an undisturbed set elects one.
+//! serve at one time, epochs grow, and an undisturbed set elects one. With the default Lease, the shortest one, and pods that are
+//! replaced by pods with another one.
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
 
 use std::time::Duration;
 
-use admitted::election::{Election, Record, Seat, Step};
+use admitted::election::{Election, Record, Seat, Step, Times};
 
 /// Milliseconds of one step of the stage.
 const TICK: u64 = 50;
-/// The elector gives up a request after this time. The API server may carry it out later.
-const CALL: u64 = 2000;
 const RUNS: u64 = 100;
 const TICKS: u64 = 6000;
-/// From the last disturbance to a leader: a Lease runs out, and a stopped process has woken.
-const CALM: u64 = 60_000;
+/// From the last disturbance to a leader, beside the longest Lease, which runs out: a stopped process has woken.
+const CALM: u64 = 45_000;
 
 /// A reproducible source of numbers (SplitMix64).
 struct Dice(u64);
@@ -29,6 +28,10 @@ impl Dice {
 
     fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
+    }
+
+    fn one_of<'a, T>(&mut self, choice: &'a [T]) -> &'a T {
+        &choice[usize::try_from(self.below(choice.len() as u64)).unwrap()]
     }
 
     /// True once in `times` calls.
@@ -57,6 +60,9 @@ struct Pod {
     offset: u64,
     speed: u64,
     election: Election,
+    /// Its name, which no other pod had, and its Lease.
+    name: String,
+    times: Times,
     /// Counts runs of the elector.
     run: u64,
     /// Time of the stage until which the elector, or its master, is stopped.
@@ -74,13 +80,22 @@ struct Pod {
     restart: u64,
 }
 
+fn clock(offset: u64, speed: u64, stage: u64) -> Duration {
+    Duration::from_millis(offset) + Duration::from_micros(stage * speed)
+}
+
 impl Pod {
-    fn new(dice: &mut Dice, index: usize) -> Self {
+    fn new(dice: &mut Dice, name: String, leases: &[u32], stage: u64) -> Self {
         let offset = dice.below(1_000_000);
+        // Two differ by a tenth at most.
+        let speed = 955 + dice.below(95);
+        let times = Times::of(*dice.one_of(leases));
         Self {
             offset,
-            speed: 970 + dice.below(61),
-            election: Election::new(format!("m{index}"), Duration::from_millis(offset)),
+            speed,
+            election: Election::new(name.clone(), times, clock(offset, speed, stage)),
+            name,
+            times,
             run: 0,
             elector_stopped: 0,
             master_stopped: 0,
@@ -95,7 +110,7 @@ impl Pod {
 
     /// Its time since boot.
     fn clock(&self, stage: u64) -> Duration {
-        Duration::from_millis(self.offset) + Duration::from_micros(stage * self.speed)
+        clock(self.offset, self.speed, stage)
     }
 
     /// True if the master would answer a request now.
@@ -109,6 +124,8 @@ impl Pod {
 
 struct Stage {
     dice: Dice,
+    /// Seconds of the Leases that pods have.
+    leases: &'static [u32],
     now: u64,
     lease: Option<Record>,
     pods: Vec<Pod>,
@@ -116,15 +133,21 @@ struct Stage {
     /// Highest epoch that was served.
     epoch: u64,
     terms: u64,
+    /// Pods that were created.
+    created: usize,
     disturbed: bool,
 }
 
 impl Stage {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, leases: &'static [u32]) -> Self {
         let mut dice = Dice(seed);
-        let pods = (0..3).map(|index| Pod::new(&mut dice, index)).collect();
+        let pods: Vec<Pod> = (0..3)
+            .map(|index| Pod::new(&mut dice, format!("m{index}"), leases, 0))
+            .collect();
         Self {
             dice,
+            leases,
+            created: pods.len(),
             now: 0,
             lease: None,
             pods,
@@ -212,6 +235,16 @@ impl Stage {
     fn disturb(&mut self, index: usize) {
         let dice = &mut self.dice;
         let pod = &mut self.pods[index];
+        if dice.once_in(2500) {
+            // Both are killed. Another pod is created on another node, with another name, clock and Lease.
+            let name = format!("m{}", self.created);
+            self.created += 1;
+            let run = pod.run + 1;
+            *pod = Pod {
+                run,
+                ..Pod::new(dice, name, self.leases, self.now)
+            };
+        }
         if dice.once_in(800) {
             pod.elector_stopped = self.now + dice.below(30_000);
         }
@@ -221,7 +254,7 @@ impl Stage {
         if dice.once_in(1500) {
             // The elector is killed and started again.
             pod.run += 1;
-            pod.election = Election::new(format!("m{index}"), pod.clock(self.now));
+            pod.election = Election::new(pod.name.clone(), pod.times, pod.clock(self.now));
             pod.connected = false;
             pod.busy = None;
             pod.reads.clear();
@@ -264,7 +297,12 @@ impl Stage {
 
     fn elector(&mut self, index: usize) {
         let (dice, now) = (&mut self.dice, self.now);
-        let late = if self.disturbed { 3000 } else { 100 };
+        // Most reads are quick: one that is late gives the former leader more time.
+        let late = if self.disturbed && dice.once_in(4) {
+            3000
+        } else {
+            100
+        };
         let pod = &mut self.pods[index];
         if now >= pod.read_due {
             pod.read_due = now + 200;
@@ -289,7 +327,7 @@ impl Stage {
         }
         let (holder, epoch) = match pod.election.step(clock, 1) {
             Step::Wait(_) => return,
-            Step::Hold { epoch } => (format!("m{index}"), epoch),
+            Step::Hold { epoch } => (pod.name.clone(), epoch),
             Step::Release => (String::new(), pod.election.epoch()),
         };
         let lost = self.disturbed && dice.once_in(6);
@@ -308,26 +346,28 @@ impl Stage {
                 holder,
                 epoch,
                 version: 0,
+                seconds: u32::try_from(pod.times.lease.as_secs()).ok(),
             },
             started: clock,
             done,
             answer: done.filter(|_| !silent).map(|done| done + dice.below(300)),
             outcome: None,
         });
-        pod.busy = Some(now + CALL);
+        // The elector gives up then. The API server may carry it out later.
+        pod.busy = Some(now + u64::try_from(pod.times.call.as_millis()).unwrap());
     }
 }
 
-#[test]
-fn two_masters_never_serve_at_one_time_and_a_calm_set_has_one() {
+fn run(leases: &'static [u32]) {
+    let longest = u64::from(*leases.iter().max().unwrap()) * 1000;
     let mut terms = 0;
     for seed in 0..RUNS {
-        let mut stage = Stage::new(seed);
+        let mut stage = Stage::new(seed, leases);
         for _ in 0..TICKS {
             stage.tick();
         }
         stage.disturbed = false;
-        for _ in 0..CALM / TICK {
+        for _ in 0..(CALM + longest * 11 / 10) / TICK {
             stage.tick();
         }
         let leaders = stage
@@ -338,9 +378,27 @@ fn two_masters_never_serve_at_one_time_and_a_calm_set_has_one() {
         assert_eq!(leaders, 1, "no leader in run {seed} after a calm time");
         terms += stage.terms;
     }
-    println!("{RUNS} runs of {} s, {terms} terms", TICKS * TICK / 1000);
+    println!(
+        "Leases of {leases:?} s: {RUNS} runs of {} s, {terms} terms",
+        TICKS * TICK / 1000
+    );
     assert!(
         terms > 5 * RUNS,
         "only {terms} terms: the model is too calm"
     );
+}
+
+#[test]
+fn two_masters_never_serve_at_one_time_and_a_calm_set_has_one() {
+    run(&[15]);
+}
+
+#[test]
+fn the_same_is_true_with_the_shortest_lease() {
+    run(&[5]);
+}
+
+#[test]
+fn the_same_is_true_while_pods_with_different_leases_follow_each_other() {
+    run(&[5, 6, 15, 60]);
 }

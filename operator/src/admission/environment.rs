@@ -1,5 +1,7 @@
 //! Environment variables of an injected container: those that stock stacks read. Values that the user set are kept.
 
+use std::ops::RangeInclusive;
+
 use crds::policy::HostPorts;
 use crds::stock::{Demand, GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, Set};
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector};
@@ -30,11 +32,29 @@ pub(super) const LAST_PORT: &str = "MC_MAX_RPC_PORT";
 const OLDER_PORTS: [&str; 2] = ["MC_MIN_PRC_PORT", "MC_MAX_PRC_PORT"];
 
 /// Milliseconds after which a stock client gives up a request to the master, or the connection for it; 30,000 if they are not
-/// set. Nothing else ends a connection to a master whose node is lost.
+/// set. Nothing else ends a connection to a master whose node is lost. All calls of the master have the same deadline, and no
+/// transfer of bytes has it.
 const REQUEST_TIMEOUT: &str = "MC_RPC_TIMEOUT_MS";
 const CONNECT_TIMEOUT: &str = "MC_RPC_CONNECT_TIMEOUT_MS";
-/// The values where another master can answer, which leads after up to 15 s. A request may wait for pool pods.
-const OF_TWO_MASTERS: [(&str, &str); 2] = [(REQUEST_TIMEOUT, "10000"), (CONNECT_TIMEOUT, "3000")];
+/// Least and most for a request. The master answers or ends the connection of a call that waits for pool pods after 3 s. The
+/// rest is for a request of megabytes, a lost packet, and calls before it. With more, clients would wait for a lost master for no
+/// reason.
+const REQUEST_MILLISECONDS: RangeInclusive<u32> = 5_000..=10_000;
+/// The same for a connection, whose first packet is sent again after 1 s if it was lost.
+const CONNECT_MILLISECONDS: RangeInclusive<u32> = 2_000..=3_000;
+
+/// The deadlines of clients where another master takes over after the Lease has run out: a request that was on its way when the node
+/// was lost fails before then, and a connection that was tried a little too early soon after.
+fn deadlines(lease_seconds: u32) -> [(&'static str, u32); 2] {
+    let within = |milliseconds: u32, limits: RangeInclusive<u32>| {
+        milliseconds.clamp(*limits.start(), *limits.end())
+    };
+    let lease = lease_seconds.saturating_mul(1000);
+    [
+        (REQUEST_TIMEOUT, within(lease / 3 * 2, REQUEST_MILLISECONDS)),
+        (CONNECT_TIMEOUT, within(lease / 5, CONNECT_MILLISECONDS)),
+    ]
+}
 
 /// Value for stock engines: peers exchange descriptors by handshake.
 pub(super) const P2P: &str = "P2PHANDSHAKE";
@@ -92,8 +112,8 @@ fn wanted(container: &Container, target: &Target, file: Option<&File>) -> Vec<En
     if let Some(cluster) = &target.metadata_cluster {
         vars.push(plain(METADATA_CLUSTER, cluster));
     }
-    if target.two_masters {
-        vars.extend(OF_TWO_MASTERS.map(|(name, value)| plain(name, value)));
+    if let Some(seconds) = target.elected_for {
+        vars.extend(deadlines(seconds).map(|(name, value)| plain(name, &value.to_string())));
     }
     if configuration::without_file(container, file).is_some() {
         vars.push(plain(PROTOCOL, target.transport.protocol()));
@@ -137,5 +157,19 @@ pub(super) fn from_field(name: &str, path: &str) -> EnvVar {
             ..EnvVarSource::default()
         }),
         ..EnvVar::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_lease_gives_short_deadlines_that_an_honest_request_meets() {
+        let of = |seconds| deadlines(seconds).map(|(_, milliseconds)| milliseconds);
+        assert_eq!(of(15), [10_000, 3_000], "the default");
+        assert_eq!(of(60), [10_000, 3_000]);
+        assert_eq!(of(12), [8_000, 2_400]);
+        assert_eq!(of(5), [5_000, 2_000]);
     }
 }

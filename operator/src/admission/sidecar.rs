@@ -78,7 +78,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         cluster,
         namespace: _,
         master,
-        two_masters: _,
+        elected_for: _,
         metadata,
         metadata_cluster,
         transport,

@@ -33,8 +33,8 @@ pub struct Target {
     pub namespace: String,
     /// Host and port of the master.
     pub master: String,
-    /// Another master can take over.
-    pub two_masters: bool,
+    /// Seconds of the Lease after which another master takes over; `None`: there is no other one.
+    pub elected_for: Option<u32>,
     /// What stock engines connect to for metadata: a URL, or [`P2P`].
     pub metadata: String,
     /// With which their keys begin in an etcd.
@@ -61,7 +61,7 @@ impl Target {
             cluster: request.cluster.clone(),
             namespace: request.namespace.clone(),
             master: names::master_endpoint(&request.cluster, &request.namespace),
-            two_masters: cluster.is_some_and(|cluster| cluster.spec.master.replicas() > 1),
+            elected_for: cluster.and_then(|cluster| cluster.spec.master.elected_for()),
             metadata: metadata(request, cluster),
             metadata_cluster: cluster
                 .filter(|cluster| cluster.spec.metadata.kind == MetadataType::Etcd)

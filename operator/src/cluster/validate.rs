@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crds::CheckId;
-use crds::cluster::{MasterType, MetadataType, NumaPolicy, PageSize, Transports};
+use crds::cluster::{
+    LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS, MasterType, MetadataType, NumaPolicy, PageSize,
+    Transports,
+};
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crds::update::{OnCordon, Update};
 use crds::{MooncakeCluster, Reason, names};
@@ -66,7 +69,7 @@ pub struct Valid {
 impl Valid {
     /// True where one of several masters is elected.
     pub fn elects(&self) -> bool {
-        self.master.replicas > 1
+        self.master.elected_for.is_some()
     }
 
     /// True where the master's pod also serves metadata.
@@ -128,6 +131,8 @@ pub struct Pool {
 pub struct Master {
     pub kind: MasterType,
     pub replicas: u32,
+    /// Seconds of the Lease by which one of several is elected; `None`: nothing is elected.
+    pub elected_for: Option<u32>,
     pub version: &'static str,
     /// Image of a stock master; `None`: the operator's image for that version.
     pub image: Option<String>,
@@ -200,6 +205,14 @@ pub enum Error {
     )]
     ReplicasOfStock { replicas: u32 },
     #[error(
+        "spec.master.leaseSeconds is {seconds}, and one master has no Lease: remove the field, or set spec.master.replicas 2"
+    )]
+    LeaseOfOne { seconds: u32 },
+    #[error(
+        "spec.master.leaseSeconds is {seconds}: set {LEAST_LEASE_SECONDS} to {LONGEST_LEASE_SECONDS}"
+    )]
+    LeaseSeconds { seconds: u32 },
+    #[error(
         "spec.update.onCordon is Drain, and a Stock master cannot move keys: remove the field, or set spec.master.type BuiltIn"
     )]
     DrainWithStock,
@@ -236,6 +249,15 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         let replicas = master.replicas();
         return Err(Error::ReplicasOfStock { replicas });
     }
+    if let Some(seconds) = master.lease_seconds {
+        if master.elected_for().is_none() {
+            return Err(Error::LeaseOfOne { seconds });
+        }
+        // An API server with the CRD of another release may store any number.
+        if !(LEAST_LEASE_SECONDS..=LONGEST_LEASE_SECONDS).contains(&seconds) {
+            return Err(Error::LeaseSeconds { seconds });
+        }
+    }
     let update = spec.update.clone().unwrap_or_default();
     if master.kind() == MasterType::Stock && update.on_cordon == OnCordon::Drain {
         return Err(Error::DrainWithStock);
@@ -262,6 +284,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         master: Master {
             kind: master.kind(),
             replicas: master.replicas(),
+            elected_for: master.elected_for(),
             version: master.version.as_str(),
             image: master.image.clone(),
             resources: master.resources.clone(),
@@ -595,6 +618,27 @@ mod tests {
         assert_eq!(elects("{master: {type: BuiltIn, replicas: 2}}"), Ok(true));
         assert_eq!(elects("{master: {type: BuiltIn}}"), Ok(false));
         assert_eq!(elects("{master: {replicas: 1}}"), Ok(false));
+    }
+
+    #[test]
+    fn two_masters_have_a_lease_of_the_specified_seconds_and_one_master_has_none() {
+        let seconds =
+            |spec: &str| validate(&fixture::cluster(spec)).map(|valid| valid.master.elected_for);
+        let two = |lease: &str| format!("{{master: {{type: BuiltIn, replicas: 2{lease}}}}}");
+        assert_eq!(seconds(&two("")), Ok(Some(15)));
+        assert_eq!(seconds(&two(", leaseSeconds: 5")), Ok(Some(5)));
+        assert_eq!(seconds("{master: {type: BuiltIn}}"), Ok(None));
+        for one in [
+            "{master: {type: BuiltIn, leaseSeconds: 5}}",
+            "{master: {replicas: 1, leaseSeconds: 5}}",
+        ] {
+            assert_eq!(seconds(one), Err(Error::LeaseOfOne { seconds: 5 }));
+        }
+        for wrong in [4, 61] {
+            let spec = two(&format!(", leaseSeconds: {wrong}"));
+            let error = Error::LeaseSeconds { seconds: wrong };
+            assert_eq!(seconds(&spec), Err(error));
+        }
     }
 
     #[test]

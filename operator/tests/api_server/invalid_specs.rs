@@ -114,6 +114,22 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
         "less than or equal to 2",
     ),
     (
+        "{master: {type: BuiltIn, leaseSeconds: 5}}",
+        "one master has no Lease",
+    ),
+    (
+        "{master: {type: BuiltIn, replicas: 1, leaseSeconds: 5}}",
+        "one master has no Lease",
+    ),
+    (
+        "{master: {type: BuiltIn, replicas: 2, leaseSeconds: 4}}",
+        "greater than or equal to 5",
+    ),
+    (
+        "{master: {type: BuiltIn, replicas: 2, leaseSeconds: 61}}",
+        "less than or equal to 60",
+    ),
+    (
         "{injection: {deadlineSeconds: 0}}",
         "greater than or equal to 1",
     ),

@@ -259,17 +259,21 @@ where
     }
 
     fn connect(&mut self) {
-        let call_timeout = self.settings.call_timeout;
+        let Settings {
+            call_timeout,
+            connect_timeout,
+            ..
+        } = self.settings;
         let peer = Arc::clone(&self.caller.peer);
         let connecting = (self.caller.connect)();
         self.calls.spawn(async move {
-            let cause = match timeout(call_timeout, connecting).await {
+            let cause = match timeout(connect_timeout, connecting).await {
                 Ok(Ok(stream)) => {
                     let master = Master::connect(stream, peer.to_string());
                     return Done::Connected(master.with_call_timeout(call_timeout));
                 }
                 Ok(Err(error)) => Cause::Io(Arc::new(error)),
-                Err(_elapsed) => Cause::Deadline(call_timeout),
+                Err(_elapsed) => Cause::Deadline(connect_timeout),
             };
             Done::Input(Input::Failed(Error {
                 peer,

@@ -35,29 +35,48 @@ const TEAM: &str = "team";
 /// The program of one pod.
 struct Pod {
     name: &'static str,
+    address: &'static str,
+    /// Seconds of its Lease; `None`: the default.
+    lease: Option<u32>,
     folder: TempDir,
     program: Child,
 }
 
 impl Pod {
-    fn start(name: &'static str, address: &str, kubeconfig: &str) -> anyhow::Result<Self> {
+    fn start(
+        name: &'static str,
+        address: &'static str,
+        lease: Option<u32>,
+        kubeconfig: &str,
+    ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let program = Self::program(name, address, kubeconfig, &folder)?;
+        let program = Self::program(name, address, lease, kubeconfig, &folder)?;
         Ok(Self {
             name,
+            address,
+            lease,
             folder,
             program,
         })
     }
 
+    /// Starts the program again.
+    fn restart(&mut self, kubeconfig: &str) -> anyhow::Result<()> {
+        let (name, address, lease) = (self.name, self.address, self.lease);
+        self.program = Self::program(name, address, lease, kubeconfig, &self.folder)?;
+        Ok(())
+    }
+
     fn program(
         name: &str,
         address: &str,
+        lease: Option<u32>,
         kubeconfig: &str,
         folder: &TempDir,
     ) -> anyhow::Result<Child> {
         let file = |name: &str| folder.path().join(name).display().to_string();
         Ok(Command::new(env!("CARGO_BIN_EXE_admitted"))
+            .args(lease.map(|seconds| format!("--lease-seconds={seconds}")))
             .args([
                 "--namespace=team",
                 "--cluster=kv",
@@ -125,6 +144,26 @@ impl Master {
     }
 }
 
+/// Kills the elector of a pod whose master serves, and waits until the master of another pod leads: not before the end of the permission.
+/// Returns its epoch and the time from the kill.
+async fn followed(
+    pod: &mut Pod,
+    serves: &mut Master,
+    (epoch, mut until): (u64, Duration),
+    waits: &mut Master,
+) -> anyhow::Result<(u64, Duration)> {
+    pod.program.kill().await?;
+    let begun = Instant::now();
+    while let Ok((same, longer)) = serves.leads().await {
+        ensure!(same == epoch, "epoch {same} instead of {epoch}");
+        until = longer;
+    }
+    let (next, _) = waits.leads().await?;
+    ensure!(boottime() > until, "two masters may serve at one time");
+    ensure!(next > epoch, "epoch {next} after {epoch}");
+    Ok((next, begun.elapsed()))
+}
+
 /// Waits until the Service leads to this address.
 async fn points_at(client: &Client, address: &str) -> anyhow::Result<()> {
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), TEAM);
@@ -180,12 +219,12 @@ async fn a_killed_master_a_stopped_and_a_killed_elector_are_followed_by_the_othe
                 .unwrap_or_default(),
         )
     };
-    let mut a = Pod::start("a", "10.0.0.1", &kubeconfig)?;
+    let mut a = Pod::start("a", "10.0.0.1", None, &kubeconfig)?;
     let mut first = a.connect(0).await?;
     let (epoch, _) = first.leads().await?;
     points_at(&server.client, "10.0.0.1").await?;
     ensure!(holder().await? == "a");
-    let b = Pod::start("b", "10.0.0.2", &kubeconfig)?;
+    let b = Pod::start("b", "10.0.0.2", None, &kubeconfig)?;
     let mut second = b.connect(0).await?;
 
     // The master of a is killed: its connection ends.
@@ -209,24 +248,12 @@ async fn a_killed_master_a_stopped_and_a_killed_elector_are_followed_by_the_othe
     let mut second = b.connect(0).await?;
 
     // The elector of a is killed while its master serves: no other leads before the end of the permission.
-    a.program.kill().await?;
-    let begun = Instant::now();
-    let mut until = until;
-    while let Ok((same, longer)) = first.leads().await {
-        ensure!(same == epoch, "epoch {same} instead of {epoch}");
-        until = longer;
-    }
-    let (next, _) = second.leads().await?;
-    println!(
-        "an elector was killed: the other leads after {:?}",
-        begun.elapsed()
-    );
-    ensure!(boottime() > until, "two masters may serve at one time");
-    ensure!(next > epoch, "epoch {next} after {epoch}");
+    let (next, took) = followed(&mut a, &mut first, (epoch, until), &mut second).await?;
+    println!("an elector was killed: the other leads after {took:?}");
     points_at(&server.client, "10.0.0.2").await?;
 
     // An elector that ends stops its master, and releases the Lease when the master has left.
-    a.program = Pod::program("a", "10.0.0.1", &kubeconfig, &a.folder)?;
+    a.restart(&kubeconfig)?;
     let mut first = a.connect(0).await?;
     let pid = b.program.id().context("b runs")?;
     let begun = Instant::now();
@@ -241,5 +268,55 @@ async fn a_killed_master_a_stopped_and_a_killed_elector_are_followed_by_the_othe
     );
     ensure!(last > next, "epoch {last} after {next}");
     ensure!(holder().await? == "a");
+    points_at(&server.client, "10.0.0.1").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn the_lease_of_the_one_that_leads_decides_when_another_with_a_different_one_follows()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    prepare(&server.client).await?;
+    let kubeconfig = server.kubeconfig(false)?;
+    let leases = Api::<Lease>::namespaced(server.client.clone(), TEAM);
+    let written = async || {
+        let spec = leases.get(&master("kv")).await?.spec;
+        anyhow::Ok(spec.and_then(|spec| spec.lease_duration_seconds))
+    };
+    let mut short = Pod::start("short", "10.0.0.1", Some(5), &kubeconfig)?;
+    let mut first = short.connect(0).await?;
+    let begun = boottime();
+    let (epoch, until) = first.leads().await?;
+    let term = until.saturating_sub(begun);
+    ensure!(term < Duration::from_secs(9), "a permission for {term:?}");
+    ensure!(written().await? == Some(5), "{:?}", written().await?);
+    // It is renewed before it ends, three times in 5 s.
+    let (same, longer) = first.leads().await?;
+    let period = longer.saturating_sub(until);
+    println!("a Lease of 5 s is renewed after {period:?}");
+    ensure!(same == epoch && period < Duration::from_secs(4));
+
+    let long = Some(20);
+    let mut long = Pod::start("long", "10.0.0.2", long, &kubeconfig)?;
+    let mut second = long.connect(0).await?;
+    sleep(Duration::from_secs(6)).await;
+    let ended = (epoch, longer);
+    let (epoch, took) = followed(&mut short, &mut first, ended, &mut second).await?;
+    println!("a Lease of 5 s was not renewed: the other leads after {took:?}");
+    ensure!(took < Duration::from_secs(10), "it waited for {took:?}");
+    ensure!(written().await? == Some(20), "{:?}", written().await?);
+    points_at(&server.client, "10.0.0.2").await?;
+
+    // The other way round: 5 s are not enough.
+    short.restart(&kubeconfig)?;
+    let mut first = short.connect(0).await?;
+    let until = boottime();
+    let ended = (epoch, until);
+    let (_, took) = followed(&mut long, &mut second, ended, &mut first).await?;
+    println!("a Lease of 20 s was not renewed: the other leads after {took:?}");
+    ensure!(
+        took > Duration::from_secs(12),
+        "it waited for {took:?} only"
+    );
     points_at(&server.client, "10.0.0.1").await
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crds::cluster::MasterType;
+use crds::cluster::{DEFAULT_LEASE_SECONDS, MasterType};
 use crds::names;
 use crds::pod_template::MasterPodTemplate;
 use k8s_openapi::api::apps::v1::{
@@ -163,6 +163,11 @@ fn spec_fingerprint(cluster: &Valid) -> String {
     if cluster.elects() {
         spec["replicas"] = json!(cluster.master.replicas);
     }
+    if let Some(seconds) = cluster.master.elected_for
+        && seconds != DEFAULT_LEASE_SECONDS
+    {
+        spec["leaseSeconds"] = json!(seconds);
+    }
     if cluster.master.template != MasterPodTemplate::default() {
         spec["podTemplate"] = json!(cluster.master.template);
     }
@@ -315,7 +320,7 @@ fn admitted(cluster: &Valid, settings: &Settings) -> Container {
         format!("--file={ADMITTED}/addresses"),
     ];
     let mut environment = Vec::new();
-    if cluster.elects() {
+    if let Some(seconds) = cluster.master.elected_for {
         environment = vec![
             of_pod("POD_NAME", "metadata.name"),
             of_pod("POD_IPS", "status.podIPs"),
@@ -325,6 +330,7 @@ fn admitted(cluster: &Valid, settings: &Settings) -> Container {
             format!("--cluster-uid={}", cluster.uid),
             "--pod=$(POD_NAME)".to_owned(),
             "--addresses=$(POD_IPS)".to_owned(),
+            format!("--lease-seconds={seconds}"),
         ]);
     }
     Container {
