@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-use crate::flags::{Flags, Unit};
+use crate::flags::{Flags, Operation, Unit};
 use crate::processes::Logged;
 use crate::report::{float, gib};
 use crate::statistics::Spread;
@@ -167,10 +167,10 @@ impl Pair {
     async fn start(
         flags: &Flags,
         stock: &StockBench,
-        (initiator, target): (Program, Program),
+        (initiator, target_program): (Program, Program),
     ) -> anyhow::Result<Self> {
-        let what = || format!("{} to {}", initiator.name(), target.name());
-        let mut command = target.command(stock)?;
+        let what = || format!("{} to {}", initiator.name(), target_program.name());
+        let mut command = target_program.command(stock)?;
         command
             .args(stock_bench::arguments(flags))
             .arg("--mode=target");
@@ -179,6 +179,11 @@ impl Pair {
             .until(START, stock_bench::listening)
             .await
             .with_context(|| format!("{}: the target", what()))?;
+        if target_program == Program::Stock && flags.operation == Operation::Read {
+            fill(flags, stock, &name)
+                .await
+                .with_context(|| format!("{}: filling the target", what()))?;
+        }
         let mut command = initiator.command(stock)?;
         command
             .args(stock_bench::arguments(flags))
@@ -195,6 +200,23 @@ impl Pair {
         let [initiator, target] = self.pids().map(processor_seconds);
         Some([initiator?, target?])
     }
+}
+
+/// Writes to the memory of a stock target that is read afterwards. The stock program allocates its memory and does not
+/// touch it: a read of it would copy the same page of zeros each time, which stays in the cache.
+async fn fill(flags: &Flags, stock: &StockBench, target: &str) -> anyhow::Result<()> {
+    let flags = Flags {
+        operation: Operation::Write,
+        duration: 1,
+        ..flags.clone()
+    };
+    let mut command = Program::Stock.command(stock)?;
+    command
+        .args(stock_bench::arguments(&flags))
+        .args(["--mode=initiator", &format!("--segment_id={target}")]);
+    let written = |printed: &str| stock_bench::throughput(printed, flags.report_unit);
+    Logged::start(command)?.until(END, written).await?;
+    Ok(())
 }
 
 async fn once(

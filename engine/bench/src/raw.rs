@@ -1,12 +1,12 @@
-//! The limit of the machine: the frames of the data plane over bare sockets, from and into one buffer for each
-//! connection. Knows nothing of the engine.
+//! The limit of the machine: the frames of the data plane over bare sockets, from and into as much memory as a batch
+//! of the other programs has. Knows nothing of the engine.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 use crate::flags::{Flags, Operation};
 use crate::report::Measured;
@@ -21,7 +21,7 @@ const READ: u8 = 0;
 const WRITE: u8 = 1;
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Serves until the process is ended. A request may have up to `--block_size` bytes.
+/// Serves until the process is ended. Each request has `--block_size` bytes.
 pub(crate) fn serve(flags: &Flags) -> anyhow::Result<()> {
     let host = &flags.local_server_name;
     let listener = TcpListener::bind((host.as_str(), 0))
@@ -30,29 +30,58 @@ pub(crate) fn serve(flags: &Flags) -> anyhow::Result<()> {
     println!("listening on {}", listener.local_addr()?);
     loop {
         let (stream, _) = listener.accept()?;
-        let most = usize::try_from(flags.block_size)?;
+        let memory = Memory::allocate(flags, STATUS.as_slice())?;
         // A peer that ends its connection ends its thread with an error.
-        thread::spawn(move || answer(stream, most));
+        thread::spawn(move || answer(stream, memory));
     }
 }
 
-fn answer(mut stream: TcpStream, most: usize) -> anyhow::Result<()> {
+/// The blocks of a batch. Several that are in one buffer would stay in the processor's cache, and the payload of no
+/// other program does.
+struct Memory {
+    bytes: Vec<u8>,
+    /// Bytes of one block, with the bytes that are sent before its payload.
+    stride: usize,
+    next: usize,
+}
+
+impl Memory {
+    /// Allocates blocks and writes to all of them. Each begins with `prefix`.
+    fn allocate(flags: &Flags, prefix: &[u8]) -> anyhow::Result<Self> {
+        let block = usize::try_from(flags.block_size)?;
+        let one = [prefix, &vec![7; block]].concat();
+        Ok(Self {
+            bytes: one.repeat(usize::try_from(flags.batch_size)?),
+            stride: one.len(),
+            next: 0,
+        })
+    }
+
+    /// Returns the next block, and the first one after the last one.
+    fn next(&mut self) -> &mut [u8] {
+        let start = self.next;
+        self.next = (start + self.stride) % self.bytes.len();
+        &mut self.bytes[start..start + self.stride]
+    }
+}
+
+fn answer(mut stream: TcpStream, mut memory: Memory) -> anyhow::Result<()> {
     prepare(&stream)?;
     let mut header = [0; HEADER];
-    // The status and the payload of a read, in one call.
-    let mut reply = [STATUS.as_slice(), &vec![7; most]].concat();
     loop {
         stream.read_exact(&mut header)?;
+        // The status and the payload of a read, in one call.
+        let block = memory.next();
         let size = usize::try_from(u64::from_le_bytes(header[..8].try_into()?))?;
+        ensure!(
+            STATUS.len() + size == block.len(),
+            "{size} bytes in a request"
+        );
         if header[16] == WRITE | WITH_STATUS {
-            stream.read_exact(
-                reply
-                    .get_mut(STATUS.len()..STATUS.len() + size)
-                    .context("too long")?,
-            )?;
+            stream.read_exact(&mut block[STATUS.len()..])?;
             stream.write_all(&STATUS)?;
         } else {
-            stream.write_all(reply.get(..STATUS.len() + size).context("too long")?)?;
+            stream.write_all(block)?;
         }
     }
 }
@@ -99,32 +128,34 @@ pub(crate) fn measure(flags: &Flags) -> anyhow::Result<Measured> {
 
 /// Returns the nanoseconds of each batch.
 fn batches(mut stream: TcpStream, flags: &Flags, until: Instant) -> anyhow::Result<Vec<u64>> {
-    let block = usize::try_from(flags.block_size)?;
     let header = |operation: u8| {
         let mut header = [0; HEADER];
         header[..8].copy_from_slice(&flags.block_size.to_le_bytes());
         header[16] = operation | WITH_STATUS;
         header
     };
-    let write = [header(WRITE).as_slice(), &vec![7; block]].concat();
+    let mut memory = match flags.operation {
+        Operation::Write => Memory::allocate(flags, &header(WRITE))?,
+        Operation::Read => Memory::allocate(flags, &STATUS)?,
+    };
     let reads = header(READ).repeat(usize::try_from(flags.batch_size)?);
-    let mut reply = vec![0; STATUS.len() + block];
+    let mut status = STATUS;
     let mut latencies = Vec::new();
     while Instant::now() < until {
         let begun = Instant::now();
         match flags.operation {
             Operation::Write => {
                 for _ in 0..flags.batch_size {
-                    stream.write_all(&write)?;
+                    stream.write_all(memory.next())?;
                 }
                 for _ in 0..flags.batch_size {
-                    stream.read_exact(&mut reply[..STATUS.len()])?;
+                    stream.read_exact(&mut status)?;
                 }
             }
             Operation::Read => {
                 stream.write_all(&reads)?;
                 for _ in 0..flags.batch_size {
-                    stream.read_exact(&mut reply)?;
+                    stream.read_exact(memory.next())?;
                 }
             }
         }
