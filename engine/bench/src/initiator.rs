@@ -19,7 +19,7 @@ const BATCH: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// The target does not answer; a transfer fails.
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 pub(crate) async fn measure(flags: &Flags) -> anyhow::Result<Measured> {
     flags.check_initiator(flags.buffer_size)?;
     let remote = peer::first_buffer(&flags.segment_id).await?;

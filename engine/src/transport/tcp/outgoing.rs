@@ -12,6 +12,7 @@ use proto::scheduler::{Effect, Failure, PieceKey, Slice};
 use rustix::net::RecvFlags;
 use sys::mem::Region;
 use sys::mem::parts::{Inward, Outward};
+use sys::net::socket::set_receive_low_water;
 
 use super::served::is_wait_error;
 use super::{Cause, Event, LinkError, LinkId, PIPELINE_DEPTH, Post, SEND_BYTES, TURN_BYTES, Turn};
@@ -38,6 +39,8 @@ pub(super) struct Outgoing {
     since: Instant,
     /// A timer is set.
     timed: bool,
+    /// The socket's receive low-water mark, in bytes.
+    low_water: u32,
 }
 
 /// A request in progress.
@@ -75,6 +78,7 @@ impl Outgoing {
             bytes: 0,
             since: now,
             timed: false,
+            low_water: 1,
         }
     }
 
@@ -156,6 +160,8 @@ impl Outgoing {
                 if progress {
                     self.since = now;
                 }
+                self.set_low_water(socket)
+                    .map_err(|cause| self.failure(cause, events))?;
                 let sending = self.sent < self.requests.len();
                 Ok(if sending { Turn::Both } else { Turn::Readable })
             }
@@ -207,6 +213,24 @@ impl Outgoing {
             }
         };
         Err(Failure::unsent(cause))
+    }
+
+    /// Sets the number of received bytes that wake the thread. It is at most what the first request lacks, so nothing
+    /// that is complete waits for the bytes of another request.
+    fn set_low_water(&mut self, socket: BorrowedFd<'_>) -> Result<(), LinkError> {
+        let awaited = self.requests.front().map_or(0, Request::awaited);
+        let least = if awaited > SEND_BYTES {
+            awaited.min(TURN_BYTES)
+        } else {
+            1
+        };
+        let least = u32::try_from(least).unwrap_or(1);
+        if least != self.low_water {
+            set_receive_low_water(socket, least)
+                .map_err(LinkError::io("setting the low-water mark of a connection"))?;
+            self.low_water = least;
+        }
+        Ok(())
     }
 
     /// Returns whether a byte has moved.
@@ -447,9 +471,11 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::fd::AsFd as _;
     use std::os::unix::net::UnixStream;
 
+    use rustix::event::{PollFd, PollFlags};
     use slotmap::SlotMap;
     use sys::mem::{PageSize, memfd};
 
@@ -458,9 +484,14 @@ mod tests {
     use crate::transport::{EndpointId, RegionId};
 
     const LENGTH: u64 = 1 << 20;
+    const PATIENCE: Duration = Duration::from_secs(30);
 
     /// A link with writes of equal length that together have [`LENGTH`] bytes.
     fn link(writes: u64, now: Instant) -> (Outgoing, Vec<PieceKey>) {
+        link_of(Op::Write, writes, now)
+    }
+
+    fn link_of(op: Op, requests: u64, now: Instant) -> (Outgoing, Vec<PieceKey>) {
         let fd = memfd::create("outgoing", LENGTH, PageSize::Base).unwrap();
         let region = Arc::new(Region::map(fd, LENGTH, PageSize::Base).unwrap());
         let id = LinkId {
@@ -469,10 +500,10 @@ mod tests {
         };
         let mut link = Outgoing::new(id, Version::V2, 99, now);
         let mut pieces = SlotMap::with_key();
-        let length = LENGTH / writes;
-        let posted = (0..writes).map(|at| {
+        let length = LENGTH / requests;
+        let posted = (0..requests).map(|at| {
             let slice = Slice {
-                op: Op::Write,
+                op,
                 remote: at,
                 memory: RegionId(2),
                 offset: at * length,
@@ -532,6 +563,45 @@ mod tests {
         assert!(events.is_empty(), "{events:?}");
         turn(Cause::Ready(EventFlags::IN), &mut events);
         assert!(matches!(events[..], [Event::Done(_, piece)] if piece == posted[0]));
+    }
+
+    #[test]
+    fn the_payload_of_a_large_read_wakes_the_thread_in_portions_and_its_end_at_once() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        let now = Instant::now();
+        let (mut link, posted) = link_of(Op::Read, 1, now);
+        let mut events = Vec::new();
+        let (portion, at_once) = (TURN_BYTES as usize, Duration::ZERO);
+        let is_readable = |patience: Duration| {
+            let mut polled = [PollFd::new(&ours, PollFlags::IN)];
+            let patience = patience.try_into().unwrap();
+            rustix::event::poll(&mut polled, Some(&patience)).unwrap() == 1
+        };
+        link.turn(ours.as_fd(), Cause::Posted, now, &mut events)
+            .unwrap();
+        let answer = [Status::Ok.encode().as_slice(), &vec![7; LENGTH as usize]].concat();
+        theirs.write_all(&answer[..portion - 1]).unwrap();
+        let arrived = || rustix::io::ioctl_fionread(&ours).unwrap() == TURN_BYTES - 1;
+        while now.elapsed() < PATIENCE && !arrived() {
+            std::thread::yield_now();
+        }
+        assert!(arrived() && !is_readable(at_once), "less than a portion");
+        theirs.write_all(&answer[portion - 1..portion]).unwrap();
+        assert!(is_readable(PATIENCE));
+        let sending = std::thread::spawn(move || {
+            theirs.write_all(&answer[portion..]).unwrap();
+            theirs
+        });
+        while events.is_empty() {
+            assert!(is_readable(PATIENCE), "{link:?}");
+            let cause = Cause::Ready(EventFlags::IN);
+            link.turn(ours.as_fd(), cause, now, &mut events).unwrap();
+        }
+        assert!(matches!(events[..], [Event::Done(_, piece)] if piece == posted[0]));
+        assert_eq!(link.low_water, 1, "a later request may be short");
+        drop(sending.join().unwrap());
     }
 
     #[test]
