@@ -573,7 +573,8 @@ mod tests {
         let now = Instant::now();
         let (mut link, posted) = link_of(Op::Read, 1, now);
         let mut events = Vec::new();
-        let (portion, at_once) = (TURN_BYTES as usize, Duration::ZERO);
+        let [portion, length] = [TURN_BYTES, LENGTH].map(|bytes| usize::try_from(bytes).unwrap());
+        let at_once = Duration::ZERO;
         let is_readable = |patience: Duration| {
             let mut polled = [PollFd::new(&ours, PollFlags::IN)];
             let patience = patience.try_into().unwrap();
@@ -581,7 +582,7 @@ mod tests {
         };
         link.turn(ours.as_fd(), Cause::Posted, now, &mut events)
             .unwrap();
-        let answer = [Status::Ok.encode().as_slice(), &vec![7; LENGTH as usize]].concat();
+        let answer = [Status::Ok.encode().as_slice(), &vec![7; length]].concat();
         theirs.write_all(&answer[..portion - 1]).unwrap();
         let arrived = || rustix::io::ioctl_fionread(&ours).unwrap() == TURN_BYTES - 1;
         while now.elapsed() < PATIENCE && !arrived() {
