@@ -40,6 +40,7 @@ mod scenarios {
     mod soft_roce_devices;
     mod stack_image;
     mod stale_clients;
+    mod stock_engines;
     mod stock_operations;
     mod two_masters;
     mod unhealthy_device;

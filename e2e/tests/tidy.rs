@@ -462,7 +462,10 @@ const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("mooncake-checks", &["kube", "tokio", "mooncake-engine"]),
     ("mooncake-engine", &["kube", "mooncake-crds"]),
     ("mooncake-engine-process", &["kube", "mooncake-node-agent"]),
-    ("mooncake-http-server", &["mooncake-crds", "mooncake-operator"]),
+    (
+        "mooncake-http-server",
+        &["mooncake-crds", "mooncake-operator"],
+    ),
     ("mooncake-node-agent", &["mooncake-operator"]),
     ("mooncake-proto", &["tokio", "mooncake-sys"]),
     (

@@ -1,5 +1,6 @@
 //! Metadata services by HTTP and etcd: stock pods and pools find each other through them, and a service that is missing has a name.
 
+use super::stock_engines;
 use anyhow::ensure;
 use crds::{ConditionType, Reason, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -65,7 +66,8 @@ async fn stock_pods_and_pools_find_each_other_by_the_metadata_service_of_the_mas
             let pool = Pool::apply(&namespace, "kv", spec).await?;
             pool.ready(READY).await?;
             pool.mounted(2, WAIT).await?;
-            moves_data(&namespace).await
+            moves_data(&namespace).await?;
+            stock_engines::exchange(&namespace).await
         })
         .await
 }
@@ -207,6 +209,7 @@ async fn an_etcd_that_is_missing_is_named_and_one_that_comes_back_empty_is_fille
             pool.ready(READY).await?;
             pool.mounted(2, WAIT).await?;
             moves_data(&namespace).await?;
+            stock_engines::exchange(&namespace).await?;
             let kind = ConditionType::MetadataReady;
             pool.condition(kind, "True", READY, |condition| condition.status == "True")
                 .await?;

@@ -1,5 +1,6 @@
 //! Stock clients on a healthy cluster: data across nodes, and every operation compared with stock segments.
 
+use super::stock_engines;
 use anyhow::{Context, ensure};
 use crds::names::{POOL_HANDSHAKE_PORT, segment};
 use mooncake_e2e::scenario::{Namespace, Pool, Product, StockPod, StockWork, master};
@@ -77,7 +78,7 @@ async fn a_stock_pod_reads_what_a_stock_pod_on_another_node_put() -> anyhow::Res
                 written.megabytes_per_second(),
                 read.megabytes_per_second()
             );
-            Ok(())
+            stock_engines::exchange(&namespace).await
         })
         .await
 }
