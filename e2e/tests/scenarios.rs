@@ -22,6 +22,7 @@ mod scenarios {
     mod inventory;
     mod master_release_mismatch;
     mod master_restart;
+    mod master_type;
     mod metadata_faults;
     mod metadata_service;
     mod network_partition;
