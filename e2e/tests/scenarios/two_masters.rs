@@ -19,8 +19,9 @@ const PROGRAM: &str = include_str!("../workload/failover.py");
 /// Time limit of one command.
 const WAIT: Duration = Duration::from_secs(150);
 const KEYS: u64 = 100;
-/// Seconds until puts and gets work again after the node of the elected master is lost, with the shortest Lease.
-const OUTAGE: f64 = 10.0;
+/// Seconds until puts and gets work again after the node of the elected master is lost, with the shortest Lease: 10 by design, and
+/// twice that beside other scenarios.
+const OUTAGE: f64 = 20.0;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
