@@ -75,7 +75,8 @@ async fn run(namespace: &Namespace, node: &Node, before: &str) -> anyhow::Result
     })
     .await?;
     set_range(node, before).await?;
-    namespace.pod_ready("careful", SOON).await?;
+    // The kubelet projects the change of the file after up to a minute, on a busy machine later.
+    namespace.pod_ready("careful", 2 * SOON).await?;
     Ok(())
 }
 
