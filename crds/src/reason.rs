@@ -82,8 +82,8 @@ catalog! {
     LedgerFull nearest "MasterLostIndex" = (Cluster, "Use a larger pool, or fewer and larger objects. Keep keys with their group below 8 KiB. A ledger has 1/64 of a pool and at most 32 MiB.");
     /// Keys were removed or replaced while a pool pod was away, without a note for it. Their former values can return after a restart of the master.
     TombstonesMissing nearest "MasterLostIndex" = (Engine, "Let the pool pods that are away come back before the master restarts, or delete them: new ones have no former values.");
-    /// The pools of a cluster are full: puts find no space, or keys are evicted.
-    PoolFull nearest "MemoryUnavailable" = (Cluster, "Add pool pods or a larger size. Evictions alone need nothing if the evicted keys are not looked up again.");
+    /// Puts found no space in the pools of a cluster.
+    PoolFull nearest "MemoryUnavailable" = (Cluster, "Add pool pods or a larger size, or store smaller objects.");
 
     /// The node is not Ready.
     NodeNotReady = (Node, "Repair the node.");

@@ -11,6 +11,7 @@ mod evidence;
 mod in_namespace;
 mod load;
 pub mod master;
+pub mod metadata;
 mod namespace;
 mod node;
 mod policy;

@@ -155,17 +155,23 @@ fn counted() -> (String, Arc<AtomicUsize>) {
     (url, count)
 }
 
+/// An endpoint that is published in the running service, and the number of requests to it.
+async fn published() -> (Service, Served, Arc<AtomicUsize>) {
+    answers(&service()).await;
+    let (url, count) = counted();
+    let service = Service::new(&url, None, system_lookup()).unwrap();
+    let served = Served::new(service.clone());
+    let entry = served.endpoint.metadata_entry().unwrap();
+    entry.publish(&service).await.unwrap();
+    (service, served, count)
+}
+
 #[test]
 fn a_peer_costs_one_lookup_before_the_first_transfer_and_none_afterwards() {
     const WARM: usize = 500;
     isolated(|space| async move {
         let _server = embedded(&space);
-        answers(&service()).await;
-        let (url, count) = counted();
-        let service = Service::new(&url, None, system_lookup()).unwrap();
-        let served = Served::new(service.clone());
-        let entry = served.endpoint.metadata_entry().unwrap();
-        entry.publish(&service).await.unwrap();
+        let (service, served, count) = published().await;
         let mut lookups = Vec::new();
         let mut colds = Vec::new();
         let mut warms = Vec::new();
@@ -207,12 +213,7 @@ fn an_engine_that_was_killed_is_named_and_its_successor_is_looked_up_again() {
     const NAME: &str = "stock-1";
     isolated(|space| async move {
         let _server = embedded(&space);
-        answers(&service()).await;
-        let (url, count) = counted();
-        let service = Service::new(&url, None, system_lookup()).unwrap();
-        let served = Served::new(service.clone());
-        let entry = served.endpoint.metadata_entry().unwrap();
-        entry.publish(&service).await.unwrap();
+        let (service, served, count) = published().await;
         let mut stock = Stock::start_with(&space, NAME, URL, &[]);
         let local = stock.allocate(4096);
         served.transfer(Op::Read, NAME, local, 0).await.unwrap();
@@ -225,7 +226,7 @@ fn an_engine_that_was_killed_is_named_and_its_successor_is_looked_up_again() {
         }
 
         // The server refuses the name while the keys of the killed engine are there.
-        let mut killed = entry.clone();
+        let mut killed = served.endpoint.metadata_entry().unwrap();
         killed.descriptor.name = NAME.to_owned();
         killed.withdraw(&service).await.unwrap();
         let mut stock = Stock::start_with(&space, NAME, URL, &[]);

@@ -11,6 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
+use serde_json::json;
+use serde_yaml_ng::Mapping;
 use std::time::Duration;
 
 /// Time limit from `kubectl apply` to Ready, on two cores.
@@ -30,20 +32,16 @@ impl Pool {
     /// # Errors
     /// The API server's message.
     pub async fn apply(namespace: &Namespace, name: &str, spec: &str) -> anyhow::Result<Self> {
-        let spec = if spec.contains("master:") {
-            spec.to_owned()
-        } else {
-            spec.replacen('{', "{master: {type: Stock}, ", 1)
-        };
-        let yaml = format!(
-            "apiVersion: mooncake.io/v1alpha1
-kind: MooncakeCluster
-metadata:
-  name: {name}
-spec: {spec}
-"
-        );
-        namespace.apply(&yaml).await?;
+        let mut spec: Mapping = serde_yaml_ng::from_str(spec)?;
+        if !spec.contains_key("master") {
+            let stock = Mapping::from_iter([("type".into(), "Stock".into())]);
+            spec.insert("master".into(), stock.into());
+        }
+        let object = json!({
+            "apiVersion": "mooncake.io/v1alpha1", "kind": "MooncakeCluster",
+            "metadata": {"name": name}, "spec": spec,
+        });
+        namespace.apply(&object.to_string()).await?;
         Ok(Self {
             namespace: namespace.clone(),
             name: name.to_owned(),

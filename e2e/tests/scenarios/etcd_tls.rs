@@ -2,14 +2,14 @@
 //! injected.
 
 use anyhow::{Context as _, ensure};
+use crds::ConditionType;
 use crds::names::ANNOTATION_SKIPPED;
-use crds::{ConditionType, Reason};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use local_cluster::binaries::Binaries;
 use mooncake_e2e::scenario::pool::READY;
-use mooncake_e2e::scenario::{Namespace, Pool, Product, StockPod, StockWork};
+use mooncake_e2e::scenario::{Namespace, Pool, Product, StockPod, StockWork, metadata};
 use mooncake_stock::{Authority, Signed};
 use serde_json::json;
 use std::time::Duration;
@@ -52,31 +52,6 @@ async fn rotate(
     Ok(())
 }
 
-/// Waits until the metadata service fails for all of these words, on both nodes.
-async fn fails(pool: &Pool, words: &[&str], deadline: Duration) -> anyhow::Result<()> {
-    let kind = ConditionType::MetadataReady;
-    let seen = pool.condition(kind, words[0], deadline, |condition| {
-        let missing = Reason::MetadataUnreachable.as_str();
-        condition.status == "False"
-            && condition.reason == missing
-            && ["n1: ", "n2: "]
-                .iter()
-                .chain(words)
-                .all(|words| condition.message.contains(words))
-    });
-    println!("{}", seen.await?.message);
-    Ok(())
-}
-
-async fn works(pool: &Pool, deadline: Duration) -> anyhow::Result<()> {
-    let kind = ConditionType::MetadataReady;
-    let works = pool.condition(kind, "True", deadline, |condition| {
-        condition.status == "True"
-    });
-    works.await?;
-    Ok(())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn an_etcd_with_tls_serves_pools_by_their_secret_and_stock_pods_are_not_injected()
@@ -96,10 +71,10 @@ async fn an_etcd_with_tls_serves_pools_by_their_secret_and_stock_pods_are_not_in
             );
             let pool = Pool::apply(&namespace, "kv", &spec).await?;
             let secret = format!("Secret {}/etcd-client cannot be used", namespace.name);
-            fails(&pool, &[&secret, "has no ca.crt"], READY).await?;
+            println!("{}", metadata::fails(&pool, &[&secret, "has no ca.crt"], READY).await?);
 
             rotate(&namespace, &first, &["etcd-client"]).await?;
-            works(&pool, SHOWN).await?;
+            metadata::works(&pool, SHOWN).await?;
             pool.ready(READY).await?;
             pool.mounted(2, WAIT).await?;
 
@@ -126,10 +101,10 @@ async fn an_etcd_with_tls_serves_pools_by_their_secret_and_stock_pods_are_not_in
             rotate(&namespace, &second, &["etcd-server"]).await?;
             let restart = ["rollout", "restart", "deployment/etcd"];
             namespace.kubectl(&restart).await?;
-            fails(&pool, &["is not trusted"], SHOWN).await?;
+            println!("{}", metadata::fails(&pool, &["is not trusted"], SHOWN).await?);
             pool.mounted(2, WAIT).await?;
             rotate(&namespace, &second, &["etcd-client"]).await?;
-            works(&pool, SHOWN).await?;
+            metadata::works(&pool, SHOWN).await?;
             pool.mounted(2, WAIT).await?;
             Ok(())
         })

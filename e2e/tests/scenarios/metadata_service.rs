@@ -2,24 +2,18 @@
 
 use super::stock_engines;
 use anyhow::ensure;
-use crds::{ConditionType, Reason, names};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use crds::{Reason, names};
 use local_cluster::binaries::Binaries;
 use mooncake_e2e::scenario::pool::{READY, ip};
-use mooncake_e2e::scenario::{Namespace, Pool, Product, Seen, StockPod, StockWork, eventually};
+use mooncake_e2e::scenario::{
+    Namespace, Pool, Product, Seen, StockPod, StockWork, eventually, metadata,
+};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const WAIT: Duration = Duration::from_secs(180);
 /// Time limit of one request of a pod.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
-const SERVICE: &str = include_str!("../../manifests/metadata-service.yaml");
-const ADDRESS: &str = "apiVersion: v1
-kind: Service
-metadata: {name: metadata}
-spec: {selector: {app: metadata}, ports: [{name: http, port: 8080}]}
-";
-
 const ETCD: &str = include_str!("../../manifests/etcd.yaml");
 const KEYS: u32 = 64;
 
@@ -43,15 +37,6 @@ async fn reads(namespace: &Namespace, pod: &str) -> anyhow::Result<()> {
         .await?;
     ensure!(read.done == u64::from(KEYS) && read.wrong == 0, "{read:?}");
     Ok(())
-}
-
-/// Whether the condition has this status and reason, and names both nodes.
-fn names_both(condition: &Condition, status: &str, reason: Reason) -> bool {
-    condition.status == status
-        && condition.reason == reason.as_str()
-        && ["n1", "n2"]
-            .iter()
-            .all(|node| condition.message.contains(&format!("{node}: ")))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -79,34 +64,18 @@ async fn a_missing_metadata_service_is_named_and_pools_serve_when_it_is_there() 
     let product = Product::shared().await?;
     product
         .run("no-metadata", async move |_, namespace| {
-            namespace.apply(ADDRESS).await?;
-            let endpoint = format!(
-                "http://metadata.{}.svc:{}/metadata",
-                namespace.name,
-                names::MASTER_METADATA_PORT
-            );
-            let spec = format!(
-                "{{pools: [{{name: default, size: 256Mi, drainSeconds: 2}}], metadata: {{type: HTTP, endpoint: '{endpoint}'}}}}"
-            );
-            let pool = Pool::apply(&namespace, "kv", &spec).await?;
-            let kind = ConditionType::MetadataReady;
+            let url = metadata::announce(&namespace).await?;
+            let pool = Pool::apply(&namespace, "kv", &metadata::spec(&url)).await?;
+            println!("{}", metadata::fails(&pool, &[&url], READY).await?);
             let missing = Reason::MetadataUnreachable;
-            let seen = pool
-                .condition(kind, "both nodes are named", READY, |condition| {
-                    names_both(condition, "False", missing)
-                })
-                .await?;
-            println!("{}", seen.message);
-            ensure!(seen.message.contains(&endpoint), "{}", seen.message);
             eventually("an Event about it", WAIT, || async {
                 let about = ("MooncakeCluster", "kv");
                 let events = namespace.events(about, missing).await?;
                 Ok(Seen::when((!events.is_empty()).then_some(()), "none"))
             })
             .await?;
-            namespace.apply(SERVICE).await?;
-            pool.condition(kind, "True", READY, |condition| condition.status == "True")
-                .await?;
+            namespace.apply(metadata::SERVER).await?;
+            metadata::works(&pool, READY).await?;
             pool.ready(READY).await?;
             pool.mounted(2, WAIT).await?;
             moves_data(&namespace).await
@@ -210,23 +179,14 @@ async fn an_etcd_that_is_missing_is_named_and_one_that_comes_back_empty_is_fille
             pool.mounted(2, WAIT).await?;
             moves_data(&namespace).await?;
             stock_engines::exchange(&namespace).await?;
-            let kind = ConditionType::MetadataReady;
-            pool.condition(kind, "True", READY, |condition| condition.status == "True")
-                .await?;
+            metadata::works(&pool, READY).await?;
 
             scale(&namespace, 0).await?;
-            let seen = pool
-                .condition(kind, "both nodes are named", READY, |condition| {
-                    names_both(condition, "False", Reason::MetadataUnreachable)
-                })
-                .await?;
-            println!("{}", seen.message);
-            ensure!(seen.message.contains(&endpoint), "{}", seen.message);
+            println!("{}", metadata::fails(&pool, &[&endpoint], READY).await?);
 
             // Its data ended with its pod.
             scale(&namespace, 1).await?;
-            pool.condition(kind, "True", READY, |condition| condition.status == "True")
-                .await?;
+            metadata::works(&pool, READY).await?;
             reads(&namespace, "reader-of-refilled").await
         })
         .await

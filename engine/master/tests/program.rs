@@ -212,6 +212,29 @@ async fn keys_are_found_by_prefix_and_pattern_and_ledgers_are_listed() {
         {"name": "a.segment", "endpoint": "10.0.0.1:1", "state": "NONE", "unrecorded": 0},
     ]});
     assert_eq!((status, ledgers), (200, expected));
+    // The figures that `kubectl mooncake doctor` reads (operator/cli/src/masters.rs) are whole numbers under these names.
+    let (_, metrics) = http(&host, OUR_HTTP, "GET", "/metrics").await;
+    for name in [
+        "total_get_nums_",
+        "valid_get_nums_",
+        "master_key_count",
+        "master_total_capacity_bytes",
+        "master_allocated_bytes",
+        "master_put_start_alloc_failures_total",
+        "master_evicted_key_count",
+        "mooncake_ledger_missing_tombstones_total",
+        "mooncake_ledger_late_segments",
+        "mooncake_ledger_absent_owners",
+        "mooncake_ledger_unrecorded_objects",
+    ] {
+        let prefix = format!("{name} ");
+        let mut lines = metrics.lines();
+        let value = lines.find_map(|line| line.strip_prefix(&prefix));
+        assert!(
+            value.is_some_and(|value| value.parse::<u64>().is_ok()),
+            "{name}: {value:?}"
+        );
+    }
     // Nothing has a lease, in contrast to a lookup: all keys are removed without force.
     let (_, removed) = http(&host, OUR_HTTP, "POST", "/api/v1/remove_all").await;
     assert!(removed.contains("\"removed_count\":2"), "{removed}");

@@ -46,6 +46,11 @@ pub enum Error {
         path: String,
         source: serde_json::Error,
     },
+    #[error("/metrics: {line:?} is not a count: {source}")]
+    Metric {
+        line: String,
+        source: std::num::ParseIntError,
+    },
 }
 
 impl Error {

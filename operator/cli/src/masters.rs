@@ -68,8 +68,11 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Reads the text of the metrics. What it does not contain is 0.
-    pub fn parse(text: &str) -> Self {
+    /// Reads the text of the metrics. What a master of an earlier build does not have is 0.
+    ///
+    /// # Errors
+    /// `Metric`.
+    pub fn parse(text: &str) -> Result<Self, Error> {
         let mut figures = Self::default();
         let lines = text.lines().filter_map(|line| line.split_once(' '));
         for (name, value) in lines {
@@ -87,9 +90,12 @@ impl Figures {
                 "mooncake_ledger_unrecorded_objects" => &mut figures.unrecorded,
                 _ => continue,
             };
-            *figure = value.parse().unwrap_or(0);
+            *figure = value.parse().map_err(|source| Error::Metric {
+                line: format!("{name} {value}"),
+                source,
+            })?;
         }
-        figures
+        Ok(figures)
     }
 }
 
@@ -245,7 +251,7 @@ async fn report(port: &mut AdminPort) -> Result<Report, Error> {
         Err(error) => return Err(error),
     };
     Ok(Report {
-        figures: Figures::parse(&String::from_utf8_lossy(&metrics)),
+        figures: Figures::parse(&String::from_utf8_lossy(&metrics))?,
         ledgers,
     })
 }

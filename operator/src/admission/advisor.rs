@@ -17,7 +17,9 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use kube::core::DynamicObject;
-use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
+use kube::core::admission::{
+    AdmissionRequest, AdmissionResponse, AdmissionReview, SerializePatchError,
+};
 use serde::Deserialize;
 
 use super::advice::{Room, advise};
@@ -112,7 +114,13 @@ async fn answer<R: Rooms>(State(rooms): State<Arc<R>>, body: Bytes) -> Response 
             request.map_err(|_| "it has no request".to_owned())
         });
     match request {
-        Ok(request) => Json(respond(rooms.as_ref(), &request).into_review()).into_response(),
+        Ok(request) => match respond(rooms.as_ref(), &request) {
+            Ok(response) => Json(response.into_review()).into_response(),
+            Err(error) => {
+                tracing::warn!(%error, uid = request.uid, "a patch cannot be written as JSON");
+                (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+            }
+        },
         Err(error) => {
             let text = format!("the request is no AdmissionReview of a MooncakeCluster: {error}");
             (StatusCode::BAD_REQUEST, text).into_response()
@@ -120,22 +128,18 @@ async fn answer<R: Rooms>(State(rooms): State<Arc<R>>, body: Bytes) -> Response 
     }
 }
 
-fn respond<R: Rooms>(rooms: &R, request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+fn respond<R: Rooms>(
+    rooms: &R,
+    request: &AdmissionRequest<DynamicObject>,
+) -> Result<AdmissionResponse, SerializePatchError> {
     let mut response = AdmissionResponse::from(request);
     let Some(object) = &request.object else {
-        return response;
+        return Ok(response);
     };
     let mut object = object.data.clone();
     let old = request.old_object.as_ref().map(|old| &old.data);
-    if let Some(operation) = master_type::default(old, &object) {
-        let patch = json_patch::Patch(vec![operation]);
-        match json_patch::patch(&mut object, &patch) {
-            Ok(()) => match response.clone().with_patch(patch) {
-                Ok(patched) => response = patched,
-                Err(error) => tracing::warn!(%error, "cannot encode the type of a master"),
-            },
-            Err(error) => tracing::warn!(%error, "cannot set the type of a master"),
-        }
+    if let Some(operation) = master_type::set(old, &mut object) {
+        response = response.with_patch(json_patch::Patch(vec![operation]))?;
     }
     // What cannot be read is against the schema, which is checked after this.
     if let Ok(Applied { spec }) = serde_json::from_value(object) {
@@ -149,5 +153,5 @@ fn respond<R: Rooms>(rooms: &R, request: &AdmissionRequest<DynamicObject>) -> Ad
         warnings.extend(old.and_then(|old| evicted(&old, &spec, &rooms)));
         response.warnings = (!warnings.is_empty()).then_some(warnings);
     }
-    response
+    Ok(response)
 }

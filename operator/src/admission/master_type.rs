@@ -7,17 +7,17 @@ use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation};
 use serde_json::{Value, json};
 
-/// The operation that adds the type to `object`. `stored` is the object before an update; none for a new object.
-pub(super) fn default(stored: Option<&Value>, object: &Value) -> Option<PatchOperation> {
-    let spec = object.get("spec")?.as_object()?;
-    let master = match spec.get("master").filter(|master| !master.is_null()) {
-        Some(master) => Some(master.as_object()?),
+/// Adds the type to `object`, and returns the operation that does the same. `stored` is the object before an update; none for a
+/// new object.
+pub(super) fn set(stored: Option<&Value>, object: &mut Value) -> Option<PatchOperation> {
+    let spec = object.get_mut("spec")?.as_object_mut()?;
+    let master = match spec.get_mut("master").filter(|master| !master.is_null()) {
+        Some(master) => Some(master.as_object_mut()?),
         None => None,
     };
     let has = |field| {
-        master
-            .and_then(|master| master.get(field))
-            .is_some_and(|value| !value.is_null())
+        let value = master.as_ref().and_then(|master| master.get(field));
+        value.is_some_and(|value| !value.is_null())
     };
     if has("type") {
         return None;
@@ -28,9 +28,13 @@ pub(super) fn default(stored: Option<&Value>, object: &Value) -> Option<PatchOpe
         None if has("image") => return None,
         None => json!(MasterType::BuiltIn),
     };
-    let (path, value) = match master {
-        Some(_) => (["spec", "master", "type"].as_slice(), kind),
-        None => (["spec", "master"].as_slice(), json!({ "type": kind })),
+    let (path, value) = if let Some(master) = master {
+        master.insert("type".to_owned(), kind.clone());
+        (["spec", "master", "type"].as_slice(), kind)
+    } else {
+        let master = json!({ "type": kind });
+        spec.insert("master".to_owned(), master.clone());
+        (["spec", "master"].as_slice(), master)
     };
     Some(PatchOperation::Add(AddOperation {
         path: PointerBuf::from_tokens(path.iter().copied()),
@@ -45,9 +49,11 @@ mod tests {
     /// The object as it is after the webhook.
     fn defaulted(stored: Option<&Value>, spec: Value) -> Value {
         let mut object = json!({ "spec": spec });
-        if let Some(operation) = default(stored, &object) {
-            json_patch::patch(&mut object, &[operation]).unwrap();
+        let mut patched = object.clone();
+        if let Some(operation) = set(stored, &mut object) {
+            json_patch::patch(&mut patched, &[operation]).unwrap();
         }
+        assert_eq!(patched, object);
         object["spec"]["master"].clone()
     }
 

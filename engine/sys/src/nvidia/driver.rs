@@ -14,7 +14,7 @@ use crate::loader;
 /// Root folders of drivers: of a containerised driver, and of the node.
 const ROOTS: [&str; 2] = ["run/nvidia/driver", "."];
 
-/// Library folders below a root, by distribution; the last two are those of AKS and GKE nodes.
+/// Library folders below a root, by distribution; the last two are those of a driver in a folder of its own, and of GKE nodes.
 const FOLDERS: [&str; 5] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib64",

@@ -128,7 +128,8 @@ impl Master<'_> {
             );
             findings.push(self.warning(Reason::NoCacheHits, message));
         }
-        if failed_allocations > 0 || evicted > 0 {
+        // Evictions alone are what a cache does.
+        if failed_allocations > 0 {
             let message = format!(
                 "{failed_allocations} puts found no space and {evicted} keys were evicted since the master began to serve; {} of {} are allocated",
                 size_text(allocated),

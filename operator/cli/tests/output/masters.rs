@@ -98,7 +98,12 @@ fn answered(report: MasterReport) -> Option<Outcome> {
 
 #[tokio::test]
 async fn a_master_without_problems_has_no_findings() {
-    let figures = [("total_get_nums_", 4000), ("valid_get_nums_", 1)];
+    // A cache that is full evicts.
+    let figures = [
+        ("total_get_nums_", 4000),
+        ("valid_get_nums_", 1),
+        ("master_evicted_key_count", 90),
+    ];
     let ledgers = json!({"success": true, "absent": [], "segments": [
         {"name": "kv.default.n1.0", "endpoint": "10.0.1.5:12001", "state": "LOADED", "unrecorded": 0},
         {"name": "kv.default.n2.0", "endpoint": "10.0.2.9:12001", "state": "OF_THE_NEXT_RELEASE", "unrecorded": 0},
@@ -126,6 +131,17 @@ async fn hits_ledgers_tombstones_and_space_have_findings_with_pool_pod_and_node(
     let report = doctor_report(&snapshot);
     check("master.doctor.txt", &plain(&report));
     check("master.doctor.json", &report.json().unwrap());
+}
+
+#[tokio::test]
+async fn a_figure_that_is_no_count_is_an_error() {
+    let answers = [("/metrics", "master_key_count 1.5\n".to_owned())];
+    let error = exchange(Master::with(&answers).serve()).await.unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("\"master_key_count 1.5\" is not a count"),
+        "{message}"
+    );
 }
 
 #[tokio::test]
