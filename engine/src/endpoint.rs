@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -30,6 +31,10 @@ use crate::peers::PeerFailures;
 use crate::resolve::Resolver;
 use crate::stats::{Counters, EndpointStats};
 use crate::transport::{EndpointId, RegionId};
+
+/// A transfer of at least so many bytes may be carried out by any data thread. Each thread has connections of its own to the
+/// peer, and smaller transfers gain more from sharing one.
+const SPREAD_BYTES: u64 = 256 << 10;
 
 /// The parameters of an endpoint.
 #[derive(Debug)]
@@ -106,6 +111,8 @@ pub struct Endpoint {
     handshake: Arc<HandshakeState>,
     regions: Mutex<BTreeMap<RegionId, Arc<Added>>>,
     outstanding: Outstanding,
+    /// Number of large transfers so far.
+    spread: AtomicUsize,
     completions: Completions,
     tasks: [JoinHandle<()>; 2],
 }
@@ -124,7 +131,7 @@ impl Endpoint {
             metadata,
         } = spec;
         #[cfg(feature = "rdma")]
-        if engine.card.is_some() && metadata.is_some() {
+        if !engine.cards.is_empty() && metadata.is_some() {
             return Err(Error::MetadataOverRdma);
         }
         let id = engine.new_endpoint();
@@ -132,7 +139,7 @@ impl Endpoint {
         let counters = Arc::new(Counters::default());
         let identity = Identity::new(name, data_host, data_port);
         #[cfg(feature = "rdma")]
-        let identity = identity.with_card(engine.card.clone());
+        let identity = identity.with_cards(engine.cards.clone());
         let identity = Arc::new(identity);
         let filter = Arc::new(PeerFilter::new(admission.clone(), Arc::clone(&counters)));
         let dialer = Arc::new(Dialer {
@@ -190,6 +197,7 @@ impl Endpoint {
             handshake,
             regions: Mutex::default(),
             outstanding: Outstanding::new(settings.transfers_per_peer, settings.transfers),
+            spread: AtomicUsize::new(0),
             completions: Completions::default(),
             tasks,
         })
@@ -203,9 +211,7 @@ impl Endpoint {
     pub fn add_region(&self, region: Arc<Region>, wire_base: u64) -> Result<RegionId, Error> {
         let id = self.engine.new_region();
         #[cfg(feature = "rdma")]
-        if let Some(card) = &self.engine.card {
-            card.register(id, &region, wire_base)?;
-        }
+        self.engine.cards.register(id, &region, wire_base)?;
         self.publish_region(id, region, wire_base)
     }
 
@@ -220,9 +226,10 @@ impl Endpoint {
         wire_base: u64,
     ) -> Result<RegionId, Error> {
         let id = self.engine.new_region();
-        if let Some(card) = &self.engine.card {
-            card.register_in_tokio(id, &region, wire_base).await?;
-        }
+        self.engine
+            .cards
+            .register_in_tokio(id, &region, wire_base)
+            .await?;
         self.publish_region(id, region, wire_base)
     }
 
@@ -239,8 +246,8 @@ impl Endpoint {
             .identity
             .publish(id, wire_base, region.length());
         #[cfg(feature = "rdma")]
-        if let (Err(_), Some(card)) = (&published, &self.engine.card) {
-            card.forget(id, wire_base);
+        if published.is_err() {
+            self.engine.cards.forget(id, wire_base);
         }
         published?;
         let added = Added {
@@ -291,14 +298,14 @@ impl Endpoint {
         // Fails if the earlier change has removed it.
         self.added(region)?;
         #[cfg(feature = "rdma")]
-        if let Some(card) = &self.engine.card {
-            let memory = &added.memory;
-            card.register_in_tokio(region, memory, wire_base).await?;
-        }
+        self.engine
+            .cards
+            .register_in_tokio(region, &added.memory, wire_base)
+            .await?;
         let rebased = self.handshake.identity.rebase(region, wire_base);
         #[cfg(feature = "rdma")]
-        if let (Err(_), Some(card)) = (&rebased, &self.engine.card) {
-            card.forget(region, wire_base);
+        if rebased.is_err() {
+            self.engine.cards.forget(region, wire_base);
         }
         rebased?;
         self.engine
@@ -316,7 +323,7 @@ impl Endpoint {
     /// `Error::MetadataOverRdma`.
     pub fn metadata_entry(&self) -> Option<metadata::Entry> {
         #[cfg(feature = "rdma")]
-        if self.engine.card.is_some() {
+        if self.handshake.identity.is_rdma() {
             return None;
         }
         let descriptor = self.handshake.identity.descriptor();
@@ -416,17 +423,22 @@ impl Endpoint {
             submissions.extend(next.next().map(|transfer| Submission {
                 share,
                 request: transfer.request(),
-                thread: self.thread_of(&transfer.peer),
+                thread: self.thread_of(transfer),
             }));
         })
     }
 
-    /// A peer always gets the same data thread, which owns the links to it.
-    fn thread_of(&self, peer: &str) -> usize {
-        let hash = peer.bytes().fold(0_usize, |sum, byte| {
+    /// Small transfers to a peer always get the same data thread, large ones all of them in turn.
+    fn thread_of(&self, transfer: &Transfer) -> usize {
+        let hash = transfer.peer.bytes().fold(0_usize, |sum, byte| {
             sum.wrapping_mul(31).wrapping_add(usize::from(byte))
         });
-        hash % self.engine.commands.len()
+        let turn = if transfer.length < SPREAD_BYTES {
+            0
+        } else {
+            self.spread.fetch_add(1, Ordering::Relaxed)
+        };
+        hash.wrapping_add(turn) % self.engine.commands.len()
     }
 
     /// Takes the messages that peers have sent.

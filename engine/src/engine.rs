@@ -1,5 +1,7 @@
 //! Starts and stops the engine: its data threads, and the handle to them.
 
+#[cfg(feature = "rdma")]
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ use crate::settings::Settings;
 use crate::thread::DataThread;
 use crate::transport::Transport;
 #[cfg(feature = "rdma")]
-use crate::transport::rdma::{self, Card, Rdma, RdmaConnector};
+use crate::transport::rdma::{self, Card, Cards, Rdma, RdmaConnector};
 use crate::transport::reactor::Reactor;
 use crate::transport::tcp::{Bounds, Tcp};
 
@@ -54,14 +56,16 @@ impl Engine {
         Self::start_threads(nodes, settings, |tcp| Box::new(tcp))
     }
 
-    /// Starts the data threads with RDMA on one device. Its endpoints reach RDMA peers only, which get their
-    /// descriptors from the handshake port. A transfer is cut into requests of 256 KiB at most.
+    /// Starts the data threads with RDMA. Peers reach the regions of its endpoints over each of the devices; own
+    /// transfers of a data thread use one of them. Its endpoints reach RDMA peers only, which get their descriptors from
+    /// the handshake port. A transfer is cut into requests of 256 KiB at most.
     ///
     /// # Errors
-    /// As [`Self::start`]; [`Error::Card`] if the device has no completion queue left, or does not answer.
+    /// As [`Self::start`]; [`Error::NoCard`] without a device; [`Error::Card`] if a device has no completion queue left, or
+    /// does not answer.
     #[cfg(feature = "rdma")]
-    pub fn start_rdma(settings: Settings, card: &Arc<Card>) -> Result<Self, Error> {
-        Self::start_rdma_on(&numa::nodes(Path::new("/sys")), settings, card)
+    pub fn start_rdma(settings: Settings, cards: &[Arc<Card>]) -> Result<Self, Error> {
+        Self::start_rdma_on(&numa::nodes(Path::new("/sys")), settings, cards)
     }
 
     /// Like [`Self::start_rdma`], on NUMA nodes as in [`Self::start_on`].
@@ -72,20 +76,29 @@ impl Engine {
     pub fn start_rdma_on(
         nodes: &[Node],
         settings: Settings,
-        card: &Arc<Card>,
+        cards: &[Arc<Card>],
     ) -> Result<Self, Error> {
+        let cards = Cards::from(cards);
         let settings = Settings {
             slice_bytes: settings.slice_bytes.min(rdma::SLICE_BYTES),
             ..settings
         };
-        let make = |_: &CommandSender, runtime: &Handle, reactor: &Reactor| {
+        let make = |thread: usize, _: &CommandSender, runtime: &Handle, reactor: &Reactor| {
+            let card = cards.of_thread(thread).ok_or(Error::NoCard)?;
             let connector = RdmaConnector::new(runtime.clone(), card, settings.connect_timeout);
-            let rdma = Rdma::new(card, Box::new(connector), &reactor.watcher())?;
+            let rdma = Rdma::new(&cards, card, Box::new(connector), &reactor.watcher())?;
             Ok(Box::new(rdma) as Box<dyn Transport>)
         };
         let mut shared = Self::spawn(nodes, settings, make)?;
-        shared.card = Some(Arc::clone(card));
+        shared.cards = cards;
         Ok(Self(Arc::new(shared)))
+    }
+
+    /// Sets which RDMA devices are not published, because peers may not reach them. All are published if none would be.
+    /// Peers that know a device go on with it.
+    #[cfg(feature = "rdma")]
+    pub fn withhold(&self, devices: BTreeSet<String>) {
+        self.0.cards.withhold(devices);
     }
 
     fn start_threads(
@@ -97,7 +110,7 @@ impl Engine {
             header: settings.header_deadline,
             stall: settings.user_timeout,
         };
-        let make = |sender: &CommandSender, runtime: &Handle, reactor: &Reactor| {
+        let make = |_: usize, sender: &CommandSender, runtime: &Handle, reactor: &Reactor| {
             let connector = SocketConnector {
                 runtime: runtime.clone(),
                 commands: sender.clone(),
@@ -112,7 +125,7 @@ impl Engine {
     fn spawn(
         nodes: &[Node],
         settings: Settings,
-        make: impl Fn(&CommandSender, &Handle, &Reactor) -> Result<Box<dyn Transport>, Error>,
+        make: impl Fn(usize, &CommandSender, &Handle, &Reactor) -> Result<Box<dyn Transport>, Error>,
     ) -> Result<Shared, Error> {
         let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let mut senders = Vec::new();
@@ -121,7 +134,7 @@ impl Engine {
         for (index, node) in plan.into_iter().enumerate() {
             let (sender, receiver) = channel()?;
             let reactor = Reactor::new().map_err(Error::io("cannot create an epoll set"))?;
-            let transport = make(&sender, &runtime, &reactor)?;
+            let transport = make(index, &sender, &runtime, &reactor)?;
             let ends = (sender.clone(), receiver);
             let thread = DataThread::new(ends, reactor, transport, settings)
                 .map_err(Error::io("cannot watch a data thread's eventfd"))?;

@@ -11,7 +11,7 @@ use crate::command::{Command, CommandSender};
 use crate::error::Error;
 use crate::settings::Settings;
 #[cfg(feature = "rdma")]
-use crate::transport::rdma::Card;
+use crate::transport::rdma::Cards;
 use crate::transport::{EndpointId, RegionId};
 
 /// Dropping it stops the data threads and waits for them.
@@ -20,9 +20,9 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) commands: Arc<[CommandSender]>,
     pub(crate) runtime: Handle,
-    /// The device of an engine over RDMA.
+    /// The devices of an engine over RDMA.
     #[cfg(feature = "rdma")]
-    pub(crate) card: Option<Arc<Card>>,
+    pub(crate) cards: Cards,
     /// Served data connections of all endpoints.
     pub(crate) connections: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
@@ -40,7 +40,7 @@ impl Shared {
             commands: commands.into(),
             runtime,
             #[cfg(feature = "rdma")]
-            card: None,
+            cards: Cards::default(),
             connections: Arc::default(),
             threads,
             next_id: AtomicU64::new(1),

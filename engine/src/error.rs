@@ -36,6 +36,10 @@ pub enum Error {
     #[cfg(feature = "rdma")]
     #[error(transparent)]
     Card(#[from] crate::transport::rdma::CardError),
+    /// An engine over RDMA was to be started without a device.
+    #[cfg(feature = "rdma")]
+    #[error("an engine over RDMA needs a device")]
+    NoCard,
     /// An endpoint of an engine with an RDMA device was to use a metadata service.
     #[cfg(feature = "rdma")]
     #[error(

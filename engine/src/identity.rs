@@ -10,10 +10,10 @@ use proto::extent::ExtentMap;
 use crate::error::Error;
 use crate::transport::RegionId;
 #[cfg(feature = "rdma")]
-use crate::transport::rdma::{Card, Served};
+use crate::transport::rdma::{Cards, Served};
 use crate::transport::tcp::PIPELINE_DEPTH;
 
-/// The location of all regions: with one device there is no other choice for peers.
+/// The location of all regions. Peers choose any of the devices, which spreads their transfers over all.
 #[cfg(feature = "rdma")]
 const LOCATION: &str = "cpu:0";
 
@@ -23,9 +23,9 @@ pub(crate) struct Identity {
     data_host: String,
     data_port: u16,
     extents: Mutex<ExtentMap<RegionId>>,
-    /// The device of an engine over RDMA.
+    /// The devices of an engine over RDMA.
     #[cfg(feature = "rdma")]
-    pub(crate) card: Option<Arc<Card>>,
+    cards: Cards,
 }
 
 impl Identity {
@@ -36,44 +36,55 @@ impl Identity {
             data_port,
             extents: Mutex::default(),
             #[cfg(feature = "rdma")]
-            card: None,
+            cards: Cards::default(),
         }
     }
 
-    /// Publishes the regions over a device instead of TCP.
+    /// Publishes the regions over devices, if there are any, instead of TCP.
     #[cfg(feature = "rdma")]
-    pub(crate) fn with_card(self, card: Option<Arc<Card>>) -> Self {
-        Self { card, ..self }
+    pub(crate) fn with_cards(self, cards: Cards) -> Self {
+        Self { cards, ..self }
+    }
+
+    /// Whether the regions are published over devices.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn is_rdma(&self) -> bool {
+        !self.cards.is_empty()
     }
 
     /// Returns the current descriptor as the handshake port sends it.
     pub(crate) fn encoded(&self) -> Vec<u8> {
         #[cfg(feature = "rdma")]
-        if let Some(card) = &self.card {
-            return self.rdma_descriptor(card).encode();
+        if self.is_rdma() {
+            return self.rdma_descriptor().encode();
         }
         self.descriptor().encode()
     }
 
     #[cfg(feature = "rdma")]
-    fn rdma_descriptor(&self, card: &Card) -> proto::rdma::Descriptor {
-        let device = card.published();
+    fn rdma_descriptor(&self) -> proto::rdma::Descriptor {
+        let cards = self.cards.published();
+        let devices: Vec<_> = cards.iter().map(|card| card.published()).collect();
         let extents = self.extents.lock();
         let buffers = extents.iter().filter_map(|(addr, length, region)| {
-            let key = card.key(region, addr)?.0;
+            let keys = cards
+                .iter()
+                .map(|card| Some(card.key(region, addr)?.0))
+                .collect::<Option<Vec<_>>>()?;
             Some(proto::rdma::Buffer {
                 addr,
                 length,
-                lkey: vec![key],
+                lkey: keys.clone(),
                 name: LOCATION.to_owned(),
-                rkey: vec![key],
+                rkey: keys,
             })
         });
-        let preferred = vec![vec![device.name.clone()], Vec::new()];
+        // Stock readers number devices in the order of this list, and take the number for one in `devices`.
+        let preferred = devices.iter().map(|device| device.name.clone()).collect();
         proto::rdma::Descriptor {
             buffers: buffers.collect(),
-            priority_matrix: [(LOCATION.to_owned(), preferred)].into(),
-            devices: vec![device],
+            priority_matrix: [(LOCATION.to_owned(), vec![preferred, Vec::new()])].into(),
+            devices,
             name: self.name.clone(),
             protocol: proto::rdma::PROTOCOL.to_owned(),
             rdma_server_name: String::new(),
@@ -89,11 +100,11 @@ impl Identity {
         &self.name
     }
 
-    /// Returns the passive side of RDMA connections.
+    /// Returns the passive side of RDMA connections; `None` without devices.
     #[cfg(feature = "rdma")]
     pub(crate) fn served(&self) -> Option<Arc<Served>> {
-        let card = Arc::clone(self.card.as_ref()?);
-        Some(Arc::new(Served::new(card, &self.name)))
+        self.is_rdma()
+            .then(|| Arc::new(Served::new(&self.cards, &self.name)))
     }
 
     /// Publishes a region, unless it overlaps another.

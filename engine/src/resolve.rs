@@ -44,8 +44,8 @@ impl Resolver {
 
     async fn lookup_peer(&self, name: Arc<str>) -> Result<(u64, PeerAddress), LinkError> {
         #[cfg(feature = "rdma")]
-        if let Some(card) = &self.identity.card {
-            return self.lookup_rdma(&name, card.device()).await;
+        if self.identity.is_rdma() {
+            return self.lookup_rdma(&name).await;
         }
         let (descriptor, host) = match &self.metadata {
             None => self.request_from_peer(&name).await?,
@@ -74,31 +74,32 @@ impl Resolver {
         Ok((published.finish(), PeerAddress::Tcp(address)))
     }
 
-    /// Returns the address of an RDMA peer at its device with the name of ours, or else at its first one.
+    /// Returns the address of an RDMA peer.
     #[cfg(feature = "rdma")]
-    async fn lookup_rdma(&self, name: &str, device: &str) -> Result<(u64, PeerAddress), LinkError> {
+    async fn lookup_rdma(&self, name: &str) -> Result<(u64, PeerAddress), LinkError> {
         let server = ServerName::parse(name);
         let body = self.fetch(&server).await?;
         let descriptor = proto::rdma::Descriptor::parse(&body).map_err(protocol_error)?;
-        let devices = &descriptor.devices;
-        let same = devices.iter().position(|one| one.name == device);
-        let at = same.unwrap_or(0);
-        let Some(chosen) = devices.get(at) else {
+        if descriptor.devices.is_empty() {
             return Err(protocol_error("the descriptor has no device"));
-        };
-        let extents = descriptor.buffers.iter().filter_map(|buffer| {
-            let key = buffer.rkey.get(at)?;
-            Some((buffer.addr, buffer.length, *key))
-        });
-        let extents: Vec<_> = extents.collect();
+        }
         let mut published = DefaultHasher::new();
-        extents.hash(&mut published);
-        (&chosen.name, &chosen.gid).hash(&mut published);
+        for buffer in &descriptor.buffers {
+            (buffer.addr, buffer.length, &buffer.rkey).hash(&mut published);
+        }
+        for device in &descriptor.devices {
+            (&device.name, &device.gid).hash(&mut published);
+        }
+        let server_name = descriptor.server().into();
+        let extents = descriptor.buffers.into_iter();
+        let devices = descriptor.devices.into_iter();
         let address = RdmaPeer {
             own: self.identity.name().into(),
-            server: descriptor.server().into(),
-            device: chosen.name.clone(),
-            extents,
+            server: server_name,
+            devices: devices.map(|device| device.name).collect(),
+            extents: extents
+                .map(|buffer| (buffer.addr, buffer.length, buffer.rkey))
+                .collect(),
             handshake: (server.host, server.port),
             dialer: Some(Arc::clone(&self.dialer)),
         };

@@ -38,7 +38,7 @@ fn rig(card: &Arc<Card>, base: u64) -> Rig {
         header_deadline: PATIENCE,
         ..quick()
     };
-    let engine = Engine::start_rdma(settings, card).unwrap();
+    let engine = Engine::start_rdma(settings, std::slice::from_ref(card)).unwrap();
     Rig::with(engine, IpAddr::V4(Ipv4Addr::LOCALHOST), base)
 }
 

@@ -149,7 +149,7 @@ struct Session<'a> {
 impl Session<'_> {
     async fn reconcile(&mut self) -> Result<Action, WriteError> {
         if self.cluster.meta().deletion_timestamp.is_some() {
-            let message = "the cluster is being deleted; pool pods drain first";
+            let message = "the cluster is being deleted; its pool pods end first";
             self.give_up(Reason::Deleting, message, false).await?;
             return Ok(Action::await_change());
         }
@@ -165,7 +165,7 @@ impl Session<'_> {
         match self.carry_out(&valid, &observed).await {
             Ok(action) => Ok(action),
             Err(WriteError::NamespaceTerminating { .. }) => {
-                let message = "the namespace is being deleted; pool pods drain first";
+                let message = "the namespace is being deleted; the pool pods end first";
                 self.give_up(Reason::Deleting, message, false).await?;
                 Ok(Action::await_change())
             }

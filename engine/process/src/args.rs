@@ -69,17 +69,17 @@ pub struct Serve {
     /// Log filter.
     #[arg(long)]
     pub log: String,
-    /// The RDMA port over which peers are served, as `DEVICE:PORT:GID`. None: TCP.
+    /// An RDMA port over which peers are served, as `DEVICE:PORT:GID`; one for each device. None: TCP.
     #[arg(long, requires_all = ["libraries", "host_root"])]
-    pub rdma: Option<RdmaPort>,
-    /// Folder that becomes the root while the device is opened: libibverbs and its drivers, and the empty folders `sys`
+    pub rdma: Vec<RdmaPort>,
+    /// Folder that becomes the root while the devices are opened: libibverbs and its drivers, and the empty folders `sys`
     /// and `dev`.
     #[arg(long)]
     pub libraries: Option<PathBuf>,
     /// Root folder of the node.
     #[arg(long)]
     pub host_root: Option<PathBuf>,
-    /// Network namespace of the node, in which the device is opened. Defaults to the agent's.
+    /// Network namespace of the node, in which the devices are opened. Defaults to the agent's.
     #[arg(long)]
     pub host_network: Option<PathBuf>,
     /// Identity without privileges.

@@ -54,7 +54,7 @@ pub fn serve(settings: Serve) -> anyhow::Result<()> {
     // A process that was started by its loader has the name of the loader.
     rustix::thread::set_name(c"engine")?;
     let opened = open(&settings)?;
-    let device = sandbox::isolate_after(|| enter_network(&settings))??;
+    let opened_devices = sandbox::isolate_after(|| enter_network(&settings))??;
     // The credentials that an agent sees are those of the caller of listen.
     seqpacket::start_listening(&opened.listener, 1).context("cannot listen for agents")?;
     let lines = Lines::default();
@@ -64,9 +64,10 @@ pub fn serve(settings: Serve) -> anyhow::Result<()> {
         .init();
     // The agent reads standard error until it is closed. From then on nothing of the agent is held.
     let stderr = detach_output()?;
-    let devices = match device {
-        Some(_) => Devices::Verbs,
-        None => Devices::None,
+    let devices = if opened_devices.is_empty() {
+        Devices::None
+    } else {
+        Devices::Verbs
     };
     let confined = confine(settings.identity, devices);
     if let Err(error) = &confined {
@@ -79,7 +80,7 @@ pub fn serve(settings: Serve) -> anyhow::Result<()> {
     let ended = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?
-        .block_on(run(settings, opened, device, lines));
+        .block_on(run(settings, opened, opened_devices, lines));
     if let Err(error) = &ended {
         writeln!(end_message.lock(), "{error:#}")?;
     }
@@ -126,7 +127,7 @@ fn open(settings: &Serve) -> anyhow::Result<Opened> {
         .open(&settings.panic_file)
         .with_context(|| format!("cannot open {}", settings.panic_file.display()))?;
     limit(Resource::Fsize, FILE_LIMIT)?;
-    if settings.rdma.is_some() {
+    if !settings.rdma.is_empty() {
         // Registered memory counts as locked, and nothing exempts a process without capabilities.
         let unlimited = Rlimit {
             current: None,
@@ -154,36 +155,36 @@ fn open(settings: &Serve) -> anyhow::Result<Opened> {
     })
 }
 
-/// Opens the device, if any, and enters the network of the pool pod.
-fn enter_network(settings: &Serve) -> anyhow::Result<Option<OpenedDevice>> {
+/// Opens the devices, if any, and enters the network of the pool pod.
+fn enter_network(settings: &Serve) -> anyhow::Result<Vec<OpenedDevice>> {
     let enter = |network: &Path| {
         Namespace::open(network)
             .and_then(|network| network.enter())
             .with_context(|| format!("cannot enter {}", network.display()))
     };
-    // The root changes while the device is opened, and the namespace of the pod is a path of the present one.
+    // The root changes while the devices are opened, and the namespace of the pod is a path of the present one.
     let pod = Namespace::open(&settings.network)
         .with_context(|| format!("cannot open {}", settings.network.display()))?;
-    let mut device = None;
-    if let (Some(port), Some(libraries), Some(node)) =
-        (&settings.rdma, &settings.libraries, &settings.host_root)
-    {
+    let mut devices = Vec::new();
+    if let (Some(libraries), Some(node)) = (&settings.libraries, &settings.host_root) {
         if let Some(network) = &settings.host_network {
             enter(network)?;
         }
-        let port = engine::Port {
-            device: port.device.clone(),
-            number: port.number,
-            gid_index: port.gid,
+        let open = || {
+            let ports = settings.rdma.iter().map(|port| engine::Port {
+                device: port.device.clone(),
+                number: port.number,
+                gid_index: port.gid,
+            });
+            ports.map(OpenedDevice::open).collect::<Result<_, _>>()
         };
-        let opened = verbs::in_root(libraries, node, || OpenedDevice::open(port));
-        let opened =
-            opened.with_context(|| format!("cannot use {} as the root", libraries.display()))?;
-        device = Some(opened?);
+        let opened = verbs::in_root(libraries, node, open)
+            .with_context(|| format!("cannot use {} as the root", libraries.display()))?;
+        devices = opened?;
     }
     pod.enter()
         .with_context(|| format!("cannot enter {}", settings.network.display()))?;
-    Ok(device)
+    Ok(devices)
 }
 
 /// Sets soft and hard limit, or the highest that is allowed.
@@ -211,7 +212,7 @@ fn report_panics(file: Arc<Mutex<File>>) {
 async fn run(
     settings: Serve,
     opened: Opened,
-    device: Option<OpenedDevice>,
+    devices: Vec<OpenedDevice>,
     lines: Lines,
 ) -> anyhow::Result<()> {
     let of_engine = engine::Settings {
@@ -219,12 +220,12 @@ async fn run(
         ..engine::Settings::default()
     };
     let nodes = &opened.numa_nodes;
-    let (engine, protocol) = match device {
-        Some(device) => {
-            let engine = Engine::start_rdma_on(nodes, of_engine, &device.start()?)?;
-            (engine, "rdma")
-        }
-        None => (Engine::start_on(nodes, of_engine)?, "tcp"),
+    let (engine, protocol) = if devices.is_empty() {
+        (Engine::start_on(nodes, of_engine)?, "tcp")
+    } else {
+        let cards = devices.into_iter().map(OpenedDevice::start);
+        let cards = cards.collect::<Result<Vec<_>, _>>()?;
+        (Engine::start_rdma_on(nodes, of_engine, &cards)?, "rdma")
     };
     let (calls, called) = mpsc::channel(CALLS);
     let (report, reported) = watch::channel(None);
@@ -241,6 +242,7 @@ async fn run(
         connected: Arc::clone(&connected),
         counted: Arc::clone(&counted),
         lines,
+        engine: engine.clone(),
         rdma: settings.rdma,
     };
     let context = pod::Context {

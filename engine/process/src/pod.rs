@@ -268,6 +268,11 @@ impl Pod {
             assignment.master.clone_from(&self.assignment.master);
         }
         self.assignment = assignment;
+        self.evacuation.shorten(self.drain_period());
+    }
+
+    fn drain_period(&self) -> Duration {
+        Duration::from_secs(self.assignment.drain_seconds.into())
     }
 
     /// Waits for an event, at most until the next retry or heartbeat.
@@ -338,8 +343,7 @@ impl Pod {
     /// The pod terminates: the drain period begins.
     fn begin_drain(&mut self) {
         self.draining = true;
-        let period = Duration::from_secs(self.assignment.drain_seconds.into());
-        self.evacuation.begin(period);
+        self.evacuation.begin(self.drain_period());
     }
 
     /// Sends the heartbeat to the pool process.

@@ -1,4 +1,4 @@
-//! The program `engine` serves a pool over an RDMA device, in its sandbox: on an invented libibverbs, and to a stock engine on
+//! The program `engine` serves a pool over two RDMA devices, in its sandbox: on an invented libibverbs, and to a stock engine on
 //! Soft-RoCE in a virtual machine (`cargo test -p mooncake-e2e --test soft_roce`).
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -67,13 +67,13 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-fn port() -> RdmaPort {
-    let text = if is_real() {
-        "rxe0:1:1"
+fn ports() -> [RdmaPort; 2] {
+    let devices = if is_real() {
+        ["rxe0", "rxe1"]
     } else {
-        "invented_0:1:1"
+        ["invented_0", "invented_1"]
     };
-    text.parse().unwrap()
+    devices.map(|device| format!("{device}:1:1").parse().unwrap())
 }
 
 /// Fills a folder with libibverbs, its drivers and nothing else.
@@ -122,7 +122,7 @@ fn libraries(folder: &Path) {
 }
 
 /// Starts the program as the agent does. Returns when it has closed its standard error.
-fn start(folder: &Path, port: &RdmaPort) -> Output {
+fn start(folder: &Path, ports: &[RdmaPort]) -> Output {
     let root = folder.join("libraries");
     fs::create_dir(&root).unwrap();
     libraries(&root);
@@ -137,7 +137,7 @@ fn start(folder: &Path, port: &RdmaPort) -> Output {
         .args(["--oom-score-adj=0", "--data-threads=1", "--log=info"])
         .arg(format!("--pool-pid={pool}"))
         .arg(format!("--uid={UID}"))
-        .arg(format!("--rdma={port}"))
+        .args(ports.iter().map(|port| format!("--rdma={port}")))
         .arg(format!("--host-network=/proc/{pool}/ns/net"))
         .arg("--host-root=/")
         .arg("--libraries")
@@ -298,10 +298,10 @@ fn descriptor() -> Value {
     serde_json::from_slice(handshake::reply_body(Kind::Metadata, &reply).unwrap()).unwrap()
 }
 
-/// Writes the pool from a stock engine, and reads it back.
-fn exchange_with_a_stock_engine(base: u64) {
+/// Writes the pool from a stock engine over one of its devices, and reads it back.
+fn exchange_with_a_stock_engine(base: u64, device: &str) {
     const LENGTHS: [u64; 3] = [1, 65_537, 4 << 20];
-    let mut stock = Stock::start_rdma(HOST, &port().device);
+    let mut stock = Stock::start_rdma(HOST, device);
     let pool = format!("{HOST}:{HANDSHAKE}");
     let local = stock.allocate(4 << 20);
     for (round, length) in LENGTHS.into_iter().enumerate() {
@@ -321,7 +321,7 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
     isolated(|| {
         let folder = tempfile::tempdir().unwrap();
         own_memory();
-        let started = start(folder.path(), &port());
+        let started = start(folder.path(), &ports());
         assert!(
             started.status.success() && started.stderr.is_empty(),
             "{started:?}"
@@ -331,7 +331,7 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
             *message
                 == FromEngine::Hello {
                     protocol: PROTOCOL,
-                    rdma: Some(port()),
+                    rdma: ports().to_vec(),
                 }
         });
         served.wait_for("peers are served", |message| {
@@ -357,18 +357,22 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
 
         let descriptor = descriptor();
         assert_eq!(descriptor["protocol"], "rdma");
-        assert_eq!(descriptor["devices"][0]["name"], port().device);
+        let [first, second] = ports().map(|port| port.device);
+        for (at, device) in [&first, &second].into_iter().enumerate() {
+            assert_eq!(descriptor["devices"][at]["name"], **device);
+        }
+        let preferred = &descriptor["priority_matrix"]["cpu:0"];
+        assert_eq!(*preferred, json!([[first, second], []]));
         let buffer = &descriptor["buffers"][0];
         assert_eq!(buffer["length"], POOL);
         for keys in ["lkey", "rkey"] {
-            assert_eq!(
-                buffer[keys].as_array().map(Vec::len),
-                Some(1),
-                "{descriptor}"
-            );
+            let keys = buffer[keys].as_array().unwrap();
+            assert!(keys.len() == 2 && keys[0] != keys[1], "{descriptor}");
         }
         if is_real() {
-            exchange_with_a_stock_engine(buffer["addr"].as_u64().unwrap());
+            for device in [first, second] {
+                exchange_with_a_stock_engine(buffer["addr"].as_u64().unwrap(), &device);
+            }
         }
         assert!(served.process.runs());
         assert_eq!(fs::read_to_string(folder.path().join("panic")).unwrap(), "");
@@ -379,7 +383,7 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
 fn a_device_that_the_node_does_not_have_is_an_error_with_its_name() {
     isolated(|| {
         let folder = tempfile::tempdir().unwrap();
-        let started = start(folder.path(), &"none_0:1:1".parse().unwrap());
+        let started = start(folder.path(), &["none_0:1:1".parse().unwrap()]);
         // The parent of the process has ended by then; what is written to standard error is the failure.
         let message = String::from_utf8(started.stderr).unwrap();
         assert!(message.contains("none_0"), "{message}");

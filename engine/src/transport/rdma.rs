@@ -2,6 +2,7 @@
 //! out. Serving peers needs no data thread: their devices access the memory.
 
 mod card;
+mod cards;
 mod connect;
 mod inbox;
 mod link;
@@ -26,6 +27,7 @@ use crate::connect::Dialer;
 use crate::stats::Counters;
 
 pub use card::{Card, OpenedDevice, Port};
+pub(crate) use cards::Cards;
 pub(crate) use connect::{Connector, RdmaConnector};
 pub(crate) use served::Served;
 pub use worker::CardError;
@@ -50,14 +52,31 @@ pub struct RdmaPeer {
     pub own: Arc<str>,
     /// The peer's server name in NIC paths.
     pub server: Arc<str>,
-    /// The peer's device.
-    pub device: String,
-    /// Its memory: wire address, bytes, key.
-    pub extents: Vec<(u64, u64, u32)>,
+    /// The peer's devices; at least one.
+    pub devices: Vec<String>,
+    /// Its memory: wire address, bytes, and a key for each device.
+    pub extents: Vec<(u64, u64, Vec<u32>)>,
     /// Host and port of its handshake listener.
     pub handshake: (String, u16),
     /// Opens connections to it; `None` in tests without sockets.
     pub(crate) dialer: Option<Arc<Dialer>>,
+}
+
+impl RdmaPeer {
+    /// Chooses the peer's device for a device of ours: that of the same name, which is on the same rail where hosts are
+    /// equal, or else the first. Returns its index.
+    fn device_for(&self, own: &str) -> usize {
+        let same = self.devices.iter().position(|device| device == own);
+        same.unwrap_or(0)
+    }
+
+    /// Its memory as one of its devices serves it: wire address, bytes, key.
+    fn extents_at(&self, device: usize) -> Vec<(u64, u64, u32)> {
+        let extents = self.extents.iter();
+        extents
+            .filter_map(|(address, length, keys)| Some((*address, *length, *keys.get(device)?)))
+            .collect()
+    }
 }
 
 /// A registered region of an endpoint.
@@ -65,12 +84,18 @@ pub struct RdmaPeer {
 struct Registered {
     endpoint: EndpointId,
     base: u64,
+    /// With the device of this data thread.
     memory: Arc<MemoryRegion>,
+    /// With all devices.
+    memories: Vec<Arc<MemoryRegion>>,
 }
 
 /// The RDMA transport of one data thread.
 #[derive(Debug)]
 pub struct Rdma {
+    /// All devices of the engine.
+    cards: Cards,
+    /// The one over which this thread opens links.
     card: Arc<Card>,
     connector: Box<dyn Connector>,
     inbox: Inbox,
@@ -98,11 +123,12 @@ pub struct Rdma {
 }
 
 impl Rdma {
-    /// Creates a transport that uses `card`. Blocks for 10 s at most.
+    /// Creates a transport that opens links over `card`, one of `cards`. Blocks for 10 s at most.
     ///
     /// # Errors
     /// [`CardError::Verbs`]; [`CardError::Hung`]; [`CardError::Thread`] without descriptors.
     pub(crate) fn new(
+        cards: &Cards,
         card: &Arc<Card>,
         connector: Box<dyn Connector>,
         watcher: &Watcher,
@@ -129,6 +155,7 @@ impl Rdma {
             .and_then(|()| watcher.add(&received, MESSAGES, readable))
             .map_err(failed)?;
         Ok(Self {
+            cards: cards.clone(),
             card: Arc::clone(card),
             connector,
             inbox,
@@ -351,18 +378,19 @@ impl Transport for Rdma {
     fn set_admission(&mut self, _: EndpointId, _: Admission) {}
 
     fn add_region(&mut self, endpoint: EndpointId, region: RegionId, _: &Arc<Region>, base: u64) {
-        match self.card.memory(region, base) {
-            Some(memory) => {
-                let registered = Registered {
-                    endpoint,
-                    base,
-                    memory,
-                };
-                self.regions.insert(region, registered);
-            }
+        let own = self.card.memory(region, base);
+        let Some((memory, memories)) = own.zip(self.cards.memories(region, base)) else {
             // A bug: it is registered before it is published.
-            None => tracing::error!(?region, "region not registered"),
-        }
+            tracing::error!(?region, "region not registered");
+            return;
+        };
+        let registered = Registered {
+            endpoint,
+            base,
+            memory,
+            memories,
+        };
+        self.regions.insert(region, registered);
     }
 
     fn withdraw(&mut self, endpoint: EndpointId, region: RegionId, _: bool) {
@@ -370,7 +398,11 @@ impl Transport for Rdma {
         let inbox = self.inbox.clone();
         let withdrawn = Box::new(move || inbox.send(Message::Withdrawn { endpoint, region }));
         match self.regions.remove(&region) {
-            Some(one) => (self.card).give_back(region, one.base, one.memory, withdrawn),
+            Some(one) => {
+                // The last one that this thread has of each device is counted below.
+                drop(one.memory);
+                (self.cards).give_back(region, one.base, one.memories, withdrawn);
+            }
             None => withdrawn(),
         }
     }
@@ -392,7 +424,9 @@ impl Transport for Rdma {
             self.events.push(Event::Released(id));
             return;
         }
-        let peer = nic_path(&to.server, &to.device);
+        let device = to.device_for(self.card.device());
+        let name = to.devices.get(device).map_or("", String::as_str);
+        let peer = nic_path(&to.server, name);
         let used = self.lanes.entry((id.endpoint, peer.clone())).or_default();
         let number = (0..).find(|number| !used.contains(number)).unwrap_or(0);
         used.insert(number);
@@ -400,9 +434,10 @@ impl Transport for Rdma {
         // it opens, which are not closed when a link is.
         let path = format!("{}#{number}", nic_path(&to.own, self.card.device()));
         self.links
-            .insert(id, Link::new(to.extents.clone(), (peer, number)));
+            .insert(id, Link::new(to.extents_at(device), (peer.clone(), number)));
+        let ends = (path, peer);
         self.connector
-            .connect(id, path, to, self.queue.clone(), self.inbox.clone());
+            .connect(id, ends, to, self.queue.clone(), self.inbox.clone());
     }
 
     // It has no data connections, so those of other transports end here.

@@ -103,8 +103,8 @@ pub(crate) struct EngineProcess {
     process: Pidfd,
     connection: Connection,
     folder: Folder,
-    /// The port over which it serves peers. Absent: it serves them over TCP.
-    pub(crate) rdma: Option<RdmaPort>,
+    /// The ports over which it serves peers. None: it serves them over TCP.
+    pub(crate) rdma: Vec<RdmaPort>,
     /// It was started by an earlier agent or for an earlier connection.
     pub(crate) adopted: bool,
 }
@@ -142,7 +142,7 @@ impl EngineProcesses {
         let folder = self.folders.of(pod.uid);
         if let Some(mut running) = connect(&folder, true).map_err(StartError::Prepare)? {
             let answers = self.program.is_of(running.pid) && running.greet().await.is_ok();
-            let verdict = pod.transport.judge(running.rdma.as_ref());
+            let verdict = pod.transport.judge(&running.rdma);
             if answers && verdict != Verdict::Replace {
                 return Ok(running);
             }
@@ -184,9 +184,9 @@ impl EngineProcesses {
     }
 
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
-        let device = match &pod.transport {
+        let devices = match &pod.transport {
             Transport::Tcp => Vec::new(),
-            Transport::Rdma(lines) => self.device(lines.as_deref())?,
+            Transport::Rdma(lines) => self.devices(lines.as_deref())?,
         };
         folder.clear().map_err(StartError::Prepare)?;
         let pool = pod.process.pid;
@@ -222,7 +222,7 @@ impl EngineProcesses {
             .args(["--data-threads", &self.data_threads.to_string()])
             .args(["--log", &self.log])
             .args(["--uid", &uid(pod.uid).to_string()])
-            .args(device);
+            .args(devices);
         for folder in &cgroups {
             command.arg("--cgroup").arg(folder);
         }
@@ -260,14 +260,17 @@ impl EngineProcesses {
         }
     }
 
-    /// The arguments by which a process opens a device.
-    fn device(&self, lines: Option<&[HcaLine]>) -> Result<Vec<OsString>, StartError> {
-        let port = transport::choose(lines).map_err(StartError::NoRdmaPort)?;
+    /// The arguments by which a process opens devices.
+    fn devices(&self, lines: Option<&[HcaLine]>) -> Result<Vec<OsString>, StartError> {
+        let ports = transport::choose(lines).map_err(StartError::NoRdmaPort)?;
         let libraries = self.program.libraries().ok_or_else(|| {
             let why = "this agent was started without --engine-libraries".to_owned();
             StartError::NoRdmaPort(why)
         })?;
-        let mut arguments: Vec<OsString> = vec!["--rdma".into(), port.to_string().into()];
+        let mut arguments = Vec::<OsString>::new();
+        for port in ports {
+            arguments.extend(["--rdma".into(), port.to_string().into()]);
+        }
         arguments.extend(["--libraries".into(), libraries.into()]);
         arguments.extend(["--host-root".into(), (&self.host_root).into()]);
         if let Some(network) = &self.host_network {
@@ -414,7 +417,7 @@ fn connect(folder: &Folder, adopted: bool) -> io::Result<Option<EngineProcess>> 
         connection: Connection::new(socket).map_err(io::Error::other)?,
         folder: folder.clone(),
         adopted,
-        rdma: None,
+        rdma: Vec::new(),
     }))
 }
 

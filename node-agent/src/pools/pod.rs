@@ -235,6 +235,7 @@ impl Pod {
         self.reported = None;
         let mut last_message = Instant::now();
         let mut pool_ended = None;
+        let mut withheld = None;
         loop {
             let silence = last_message + SILENCE;
             tokio::select! {
@@ -259,9 +260,15 @@ impl Pod {
                     last_message = Instant::now();
                 }
             }
-            let verdict = self.transport().judge(engine.rdma.as_ref());
-            if verdict == Verdict::Replace {
-                return Ok(End::OtherTransport);
+            let verdict = self.transport().judge(&engine.rdma);
+            match &verdict {
+                Verdict::Replace => return Ok(End::OtherTransport),
+                // A former agent may have told it others.
+                Verdict::Keep { withheld: devices } if withheld.as_ref() != Some(devices) => {
+                    self.withhold(engine, devices).await?;
+                    withheld = Some(devices.clone());
+                }
+                Verdict::Keep { .. } | Verdict::Unproved(_) => {}
             }
             self.publish(engine, verdict);
             if !self.process.runs() {
@@ -271,6 +278,26 @@ impl Pod {
                 }
             }
         }
+    }
+
+    /// Lets a process publish its devices without these.
+    async fn withhold(
+        &self,
+        engine: &EngineProcess,
+        devices: &BTreeSet<String>,
+    ) -> Result<(), pool::handover::Error> {
+        if engine.rdma.is_empty() {
+            return Ok(());
+        }
+        if !devices.is_empty() {
+            tracing::warn!(
+                pid = engine.pid,
+                ?devices,
+                "peers may not reach these RDMA devices: no longer published"
+            );
+        }
+        let devices = devices.clone();
+        engine.send(&ToEngine::Withhold { devices }, None).await
     }
 
     /// How peers are to be served now. A transport that this release does not know is TCP.

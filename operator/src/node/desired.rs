@@ -72,7 +72,8 @@ fn domains(observed: &Observed) -> Vec<DomainMembership> {
 }
 
 /// Assignment of one pool pod. It stays until the pod ends, even if cluster and DaemonSet are deleted
-/// first: the agent drains the pod by it.
+/// first: the agent ends the pod by it. The pods of a deleted cluster drain nothing: no other pod takes their objects, and
+/// their master ends too.
 fn assignment(
     pool: &PoolPod,
     before: Option<&PoolAssignment>,
@@ -88,6 +89,9 @@ fn assignment(
             return None;
         }
     };
+    if pool.cluster_deleted {
+        entry.drain_seconds = 0;
+    }
     let version = pool
         .cluster
         .as_ref()

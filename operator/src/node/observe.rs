@@ -63,6 +63,8 @@ pub struct PoolPod {
     pub pod: Arc<Pod>,
     /// The cluster that its label names, if it exists.
     pub cluster: Option<MooncakeCluster>,
+    /// That cluster is deleted, or about to be. False for one that cannot be decoded.
+    pub cluster_deleted: bool,
     /// The DaemonSet that owns it by UID, if it belongs to that cluster.
     pub made_by: Option<Arc<DaemonSet>>,
     /// Address of the master's Service.
@@ -175,10 +177,14 @@ fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
     };
     let reference =
         ObjectRef::<DeserializeGuard<MooncakeCluster>>::new(&named.name).within(&named.namespace);
-    let cluster = caches
-        .clusters
-        .get(&reference)
+    let found = caches.clusters.get(&reference);
+    let cluster = found
+        .as_ref()
         .and_then(|cluster| cluster.0.as_ref().ok().cloned());
+    let cluster_deleted = match &cluster {
+        Some(cluster) => cluster.meta().deletion_timestamp.is_some(),
+        None => found.is_none(),
+    };
     let made_by = made_by(caches, &pod, cluster.as_ref());
     let service = names::master(&named.name);
     let service = caches
@@ -202,6 +208,7 @@ fn pool_pod(caches: &Caches, pod: Arc<Pod>) -> PoolPod {
     PoolPod {
         pod,
         cluster,
+        cluster_deleted,
         made_by,
         master_address: service.and_then(|service| {
             let ip = service.spec.as_ref()?.cluster_ip.clone()?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine::Endpoint;
+use engine::{Endpoint, Engine};
 use parking_lot::Mutex;
 use pool::handover::{self, Connection};
 use sys::net::seqpacket;
@@ -49,8 +49,9 @@ pub(crate) struct Link {
     pub(crate) connected: Connected,
     pub(crate) counted: Counted,
     pub(crate) lines: Lines,
-    /// Absent if peers are served over TCP.
-    pub(crate) rdma: Option<RdmaPort>,
+    pub(crate) engine: Engine,
+    /// None if peers are served over TCP.
+    pub(crate) rdma: Vec<RdmaPort>,
 }
 
 /// Calls that wait for their answers, by number.
@@ -165,6 +166,7 @@ impl Link {
                     self.admitted.send_replace(Some(addresses));
                 }
             }
+            ToEngine::Withhold { devices } => self.engine.withhold(devices),
             ToEngine::Answer { id, answer } => {
                 if let Some(pending) = calls.waiting.remove(&id) {
                     // The caller may have given up.

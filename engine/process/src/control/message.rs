@@ -1,5 +1,6 @@
 //! Messages between agent and engine process. An engine process of another protocol version is replaced.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use store::Uuid;
 
 /// Version of this protocol.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Most addresses in one message; 1,500 of IPv6 fit a packet of the hand-over.
 pub const ADDRESSES_LIMIT: usize = 1_000;
@@ -31,6 +32,11 @@ pub enum ToEngine {
         addresses: Vec<IpAddr>,
         /// Whether these complete the list.
         last: bool,
+    },
+    /// The devices that are not to be published: peers may not reach them.
+    Withhold {
+        /// Their names; of the ones that it serves over.
+        devices: BTreeSet<String>,
     },
     /// The answer to a call. That to `Connect` comes with the socket.
     Answer {
@@ -116,8 +122,8 @@ pub enum FromEngine {
     Hello {
         /// [`PROTOCOL`] of the sender.
         protocol: u32,
-        /// The RDMA port over which it serves peers. Absent: it serves them over TCP.
-        rdma: Option<RdmaPort>,
+        /// The RDMA ports over which it serves peers. None: it serves them over TCP.
+        rdma: Vec<RdmaPort>,
     },
     /// Something that only the agent can do. It is repeated to the next agent if this one does not answer.
     Call {

@@ -10,8 +10,8 @@ use crate::pod::step::EvacuationFact;
 /// From the request to drain until the objects have moved.
 #[derive(Debug, Default)]
 pub(super) struct Evacuation {
-    /// When the drain period ends; `None` before the request.
-    deadline: Option<Instant>,
+    /// When the drain period began and when it ends; `None` before the request.
+    period: Option<(Instant, Instant)>,
     state: State,
 }
 
@@ -27,17 +27,33 @@ enum State {
 impl Evacuation {
     /// Begins the drain period. Only the first call has an effect.
     pub(super) fn begin(&mut self, period: Duration) {
-        self.deadline.get_or_insert_with(|| Instant::now() + period);
+        let now = Instant::now();
+        self.period.get_or_insert((now, now + period));
+    }
+
+    /// Shortens the drain period, as when the MooncakeCluster is deleted. Copies end if it is over by that.
+    pub(super) fn shorten(&mut self, period: Duration) {
+        let Some((begin, end)) = &mut self.period else {
+            return;
+        };
+        let earlier = *begin + period;
+        if earlier >= *end {
+            return;
+        }
+        *end = earlier;
+        if earlier <= Instant::now() {
+            self.stop();
+        }
     }
 
     /// Returns the end of the drain period.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.deadline
+        self.period.map(|(_, end)| end)
     }
 
     /// `has_ledger`: whether the master keeps its keys in the pod; `None` if that is not known yet.
     pub(super) fn fact(&self, has_ledger: Option<bool>) -> EvacuationFact {
-        let Some(deadline) = self.deadline else {
+        let Some(deadline) = self.deadline() else {
             return EvacuationFact::Unsupported;
         };
         match &self.state {
@@ -61,7 +77,7 @@ impl Evacuation {
         matches!(self.state, State::Running(_))
     }
 
-    /// Cuts the copies: the pool process has ended, or the segments are about to be unmounted.
+    /// Cuts the copies: the pool process has ended, the segments are about to be unmounted, or the drain period is over.
     pub(super) fn stop(&mut self) {
         if let State::Running(task) = &self.state {
             task.abort();
@@ -124,5 +140,30 @@ fn after(ended: Result<Evacuated, JoinError>) -> State {
 impl Drop for Evacuation {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[tokio::test]
+    async fn a_shorter_drain_period_ends_the_copies_and_a_longer_one_changes_nothing() {
+        let mut evacuation = Evacuation::default();
+        evacuation.shorten(Duration::ZERO);
+        assert_eq!(evacuation.deadline(), None);
+        evacuation.begin(HOUR);
+        assert_eq!(evacuation.fact(Some(true)), EvacuationFact::Due);
+        evacuation.run(std::future::pending());
+        let end = evacuation.deadline();
+        evacuation.shorten(2 * HOUR);
+        assert_eq!(evacuation.deadline(), end);
+        evacuation.shorten(HOUR / 2);
+        assert!(evacuation.deadline() < end);
+        assert_eq!(evacuation.fact(Some(true)), EvacuationFact::Running);
+        evacuation.shorten(Duration::ZERO);
+        assert_eq!(evacuation.fact(Some(true)), EvacuationFact::Over);
     }
 }

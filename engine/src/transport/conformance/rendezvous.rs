@@ -31,7 +31,7 @@ test!(
         bed.initiator.fill(1);
         for op in [Op::Read, Op::Write] {
             let (link, _) = bed.open();
-            if control.far.key(SERVED, BASE).is_some() {
+            if control.far[0].key(SERVED, BASE).is_some() {
                 bed.withdraw_at_target();
                 // The same bytes, under another base and key.
                 bed.target.serve(2 * BASE);
@@ -46,6 +46,42 @@ test!(
         }
     }
 );
+
+test!(
+    peers_reach_a_region_over_each_device_until_it_is_withdrawn,
+    {
+        for near in 0..2 {
+            let control = Control::from_device(near);
+            let mut bed = bed_of(&control);
+            let keys = control.far.each_ref().map(|card| card.key(SERVED, BASE));
+            assert!(keys[0] != keys[1] && keys.iter().all(Option::is_some));
+            bed.initiator.fill(1);
+            let opened = bed.open();
+            let request = bed.request(Op::Write, BASE, 0, LENGTH);
+            bed.carry_out(opened, &[request]);
+            bed.withdraw_at_target();
+            let keys = control.far.each_ref().map(|card| card.key(SERVED, BASE));
+            assert_eq!(keys, [None, None]);
+        }
+    }
+);
+
+test!(a_withheld_device_is_not_published_unless_all_are, {
+    let cards = &Control::new().far_cards;
+    let published = |withheld: &[&str]| {
+        cards.withhold(withheld.iter().map(|name| (*name).to_owned()).collect());
+        let published = cards.published();
+        published
+            .iter()
+            .map(|card| card.device().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let all = published(&[]);
+    assert_eq!(all.len(), 2);
+    assert_eq!(published(&[&all[0]]), all[1..]);
+    assert_eq!(published(&[&all[0], &all[1]]), all);
+    assert_eq!(published(&[]), all);
+});
 
 /// A request of a peer with these queue pairs; nothing is sent over them.
 fn request(path: &str, qp_num: &[u32]) -> Rendezvous {
@@ -64,7 +100,7 @@ fn answered(control: &Control, request: Rendezvous) -> Rendezvous {
 
 /// The same from another address.
 fn answered_to(from: IpAddr, control: &Control, request: Rendezvous) -> Rendezvous {
-    let device = control.far.published();
+    let device = control.far[0].published();
     let request = Rendezvous {
         local_gid: match request.local_gid.as_str() {
             "" => device.gid,
@@ -148,7 +184,7 @@ test!(one_address_cannot_take_the_connections_of_all, {
 
 test!(a_refusal_names_who_refuses_and_both_values, {
     let control = Control::new();
-    let own = format!("target@{}", control.far.device());
+    let own = format!("target@{}", control.far[0].device());
     let path = Rendezvous {
         peer_nic_path: "target@other_0".to_owned(),
         ..request("peer@r0", &[100])

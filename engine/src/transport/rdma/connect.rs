@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::handshake::{self, Kind, PREFIX_LENGTH};
-use proto::rdma::{Rendezvous, Side, agree, gid_text, nic_path, parse_gid};
+use proto::rdma::{Rendezvous, Side, agree, gid_text, parse_gid};
 use sys::verbs::{CompletionQueue, Destination, QueuePair};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Handle;
@@ -27,11 +27,11 @@ pub(super) const MOST_PAIRS: usize = 16;
 
 /// Connects links on the control side. The result arrives as [`Message::Connected`].
 pub(crate) trait Connector: Debug + Send {
-    /// Starts to connect. `path` is our NIC path for this link.
+    /// Starts to connect. `ends` are our NIC path for this link and that of the peer.
     fn connect(
         &self,
         link: LinkId,
-        path: String,
+        ends: (String, String),
         to: &RdmaPeer,
         queue: CompletionQueue,
         inbox: Inbox,
@@ -98,14 +98,13 @@ impl Connector for RdmaConnector {
     fn connect(
         &self,
         link: LinkId,
-        path: String,
+        (path, peer): (String, String),
         to: &RdmaPeer,
         queue: CompletionQueue,
         inbox: Inbox,
     ) {
         let exchange = self.exchange(to);
         let (card, timeout) = (Arc::clone(&self.card), self.timeout);
-        let peer = nic_path(&to.server, &to.device);
         self.runtime.spawn(async move {
             let connecting = async {
                 let exchange = exchange.ok_or(LinkError::Closed)?;

@@ -10,18 +10,23 @@ use sys::verbs::QueuePair;
 use tokio::sync::Mutex;
 
 use super::card::Card;
+use super::cards::Cards;
 use super::connect::{MOST_PAIRS, body, connect, create};
 use crate::admission::PeerFilter;
 
-/// Most connections of one endpoint.
+/// Most connections to one device of an endpoint.
 const CONNECTIONS: usize = 4096;
 
-/// Most connections of one address, so that no peer takes those of the others.
+/// Most connections of one address to one device, so that no peer takes those of the others.
 const PER_ADDRESS: usize = 256;
 
 /// The connections of peers to one endpoint.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct Served(Vec<ServedDevice>);
+
+/// The connections of peers to one device of an endpoint.
+#[derive(Debug)]
+struct ServedDevice {
     card: Arc<Card>,
     /// The endpoint's NIC path.
     path: String,
@@ -38,12 +43,13 @@ struct Connection {
 }
 
 impl Served {
-    pub(crate) fn new(card: Arc<Card>, server: &str) -> Self {
-        Self {
+    pub(crate) fn new(cards: &Cards, server: &str) -> Self {
+        let devices = cards.iter().map(|card| ServedDevice {
             path: nic_path(server, card.device()),
-            card,
+            card: Arc::clone(card),
             connections: Mutex::default(),
-        }
+        });
+        Self(devices.collect())
     }
 
     /// Answers a request at the handshake port. A refusal has a text, which the peer logs.
@@ -64,14 +70,33 @@ impl Served {
     }
 
     async fn serve(&self, from: IpAddr, request: &Rendezvous) -> Result<Rendezvous, String> {
+        let asked = &request.peer_nic_path;
+        let Some(device) = self.0.iter().find(|device| device.path == *asked) else {
+            let paths: Vec<_> = self.0.iter().map(|device| &*device.path).collect();
+            return Err(format!("{} can be reached, not {asked}", paths.join(", ")));
+        };
+        device.serve(from, request).await
+    }
+
+    /// Ends the connections of peers that are not admitted.
+    pub(crate) async fn admit(&self, filter: &PeerFilter) {
+        for device in &self.0 {
+            device.admit(filter).await;
+        }
+    }
+
+    /// Ends all connections.
+    pub(crate) async fn close(&self) {
+        for device in &self.0 {
+            device.close().await;
+        }
+    }
+}
+
+impl ServedDevice {
+    async fn serve(&self, from: IpAddr, request: &Rendezvous) -> Result<Rendezvous, String> {
         let peer = &request.local_nic_path;
         let theirs = &request.qp_num;
-        if request.peer_nic_path != self.path {
-            return Err(format!(
-                "{} serves the NIC path {}, not {}",
-                self.path, self.path, request.peer_nic_path
-            ));
-        }
         if split_nic_path(peer).is_none() {
             return Err(format!("{} cannot parse the NIC path `{peer}`", self.path));
         }
@@ -138,15 +163,13 @@ impl Served {
         Ok(reply)
     }
 
-    /// Ends the connections of peers that are not admitted.
-    pub(crate) async fn admit(&self, filter: &PeerFilter) {
+    async fn admit(&self, filter: &PeerFilter) {
         let mut connections = self.connections.lock().await;
         let refused = connections.extract_if(|_, one| !filter.allows(one.peer));
         refused.for_each(|(_, one)| self.end(one));
     }
 
-    /// Ends all connections.
-    pub(crate) async fn close(&self) {
+    async fn close(&self) {
         let mut connections = self.connections.lock().await;
         connections.drain().for_each(|(_, one)| self.end(one));
     }
@@ -164,7 +187,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedDevice {
     fn drop(&mut self) {
         let connections = std::mem::take(self.connections.get_mut());
         connections.into_values().for_each(|one| self.end(one));

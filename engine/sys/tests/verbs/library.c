@@ -47,8 +47,8 @@ _Static_assert(__builtin_offsetof(struct qp_attr, pkey) == 120, "as in verbs.h")
 enum { KEYS = 256, PAIRS = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
 static struct mr *keys[KEYS];
 static struct qp *pairs[PAIRS];
-static struct device device = {.name = "invented_0"};
-static struct device *list[] = {&device, NULL};
+static struct device devices[] = {{.name = "invented_0"}, {.name = "invented_1"}};
+static struct device *list[] = {&devices[0], &devices[1], NULL};
 
 static pthread_mutex_t calls = PTHREAD_MUTEX_INITIALIZER;
 static void leave(int *unused) { (void)unused, pthread_mutex_unlock(&calls); }
@@ -146,7 +146,7 @@ static int post_send(struct qp *qp, struct wr *wr, struct wr **bad) {
     return 0;
 }
 
-struct device **ibv_get_device_list(int *count) { return *count = 1, list; }
+struct device **ibv_get_device_list(int *count) { return *count = 2, list; }
 void ibv_free_device_list(struct device **given) { (void)given; }
 const char *ibv_get_device_name(struct device *given) { return given->name; }
 

@@ -49,18 +49,21 @@ impl Pod {
         Ok(())
     }
 
-    /// Reports the state of the pod: that of its engine process, as far as the port is proved over which it serves.
+    /// Reports the state of the pod: that of its engine process, as far as a port is proved over which it serves.
     pub(super) fn publish(&self, engine: &EngineProcess, verdict: Verdict) {
         let Some(mut report) = self.reported.clone() else {
             return;
         };
-        if let Some(port) = &engine.rdma {
+        if !engine.rdma.is_empty() {
             report.transport = Some(Transport::Rdma.into());
             if let Verdict::Unproved(why) = verdict {
                 report.state = PoolState::Refused.into();
                 report.reason = Reason::NoUsableTransport.into();
-                report.message =
-                    format!("it is served over {port}, which peers may not reach: {why}");
+                let ports: Vec<_> = engine.rdma.iter().map(ToString::to_string).collect();
+                report.message = format!(
+                    "it is served over {}, which peers may not reach: {why}",
+                    ports.join(", ")
+                );
             }
         }
         self.context

@@ -34,6 +34,7 @@ fn pool_pod(genuine: bool) -> PoolPod {
     PoolPod {
         pod: Arc::new(pod),
         cluster: Some(fixture::cluster(SPEC)),
+        cluster_deleted: false,
         made_by: genuine.then(|| Arc::new(set)),
         master_address: Some("10.0.0.5:50051".to_owned()),
         master_uid: Some("m1".to_owned()),
@@ -149,13 +150,24 @@ fn an_assignment_stays_until_the_pod_is_gone_even_without_its_cluster() {
     seen.report = desired(&seen, &[]);
     let mut orphan = pool_pod(false);
     orphan.cluster = None;
+    orphan.cluster_deleted = true;
     orphan.master_address = None;
     orphan.master_uid = None;
     orphan.masters.clear();
     seen.pools = vec![orphan];
     let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
-    assert_eq!((entry.pod_uid.as_str(), entry.drain_seconds), ("u1", 7));
+    assert_eq!((entry.pod_uid.as_str(), entry.drain_seconds), ("u1", 0));
     assert_eq!(entry.master, None);
+    // The object is there, but this release cannot decode it.
+    seen.pools[0].cluster_deleted = false;
+    let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
+    assert_eq!(entry.drain_seconds, 7);
+    // Deleted in the foreground: it stays until its pods have ended.
+    let mut deleted = pool_pod(true);
+    deleted.cluster_deleted = true;
+    seen.pools = vec![deleted];
+    let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
+    assert_eq!(entry.drain_seconds, 0);
     seen.pools.clear();
     assert!(desired(&seen, &[]).unwrap().spec.pools.is_empty());
 }

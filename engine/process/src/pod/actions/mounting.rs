@@ -224,8 +224,7 @@ impl Pod {
     /// Unmounts after the drain period, or when the pool process ends. Meanwhile sends heartbeats to the pool process and
     /// applies changes of the admission. Returns the segments that may still be mounted.
     async fn drain(&mut self, session: &Session, ids: &[Uuid]) -> Vec<Uuid> {
-        let grace = Duration::from_secs(u64::from(self.assignment.drain_seconds));
-        let mut unmounting = std::pin::pin!(unmount_by_session(session, ids, grace));
+        let mut unmounting = std::pin::pin!(unmount_by_session(session, ids, self.drain_period()));
         loop {
             let heartbeat = tokio::time::sleep(HEARTBEAT);
             tokio::select! {

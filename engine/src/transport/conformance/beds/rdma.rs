@@ -1,4 +1,4 @@
-//! Two RDMA transports on one device, port 1, GID index 1.
+//! Two RDMA transports, port 1, GID index 1: an initiator on one device, and a target on two.
 
 #[path = "../../../../tests/fixture/verbs.rs"]
 mod device;
@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{BASE, Bed, OWN, Side};
 use crate::transport::conformance::{LENGTH, Register};
-use crate::transport::rdma::{Card, Port, Rdma, RdmaConnector, RdmaPeer, Served};
+use crate::transport::rdma::{Card, Cards, Port, Rdma, RdmaConnector, RdmaPeer, Served};
 use crate::transport::reactor::Reactor;
 use crate::transport::{PeerAddress, RegionId, Transport};
 
@@ -19,9 +19,9 @@ pub(in crate::transport) use device::with_device;
 
 /// The target's region, as [`Side::new`] numbers it.
 pub(in crate::transport) const SERVED: RegionId = RegionId(102);
-pub(in crate::transport) fn card() -> Arc<Card> {
+fn card(device: &str) -> Arc<Card> {
     Card::open(Port {
-        device: device::name().to_owned(),
+        device: device.to_owned(),
         number: 1,
         gid_index: 1,
     })
@@ -31,44 +31,64 @@ pub(in crate::transport) fn card() -> Arc<Card> {
 /// The control side of both ends.
 pub(in crate::transport) struct Control {
     pub(in crate::transport) runtime: Runtime,
-    pub(in crate::transport) near: Arc<Card>,
-    pub(in crate::transport) far: Arc<Card>,
+    near: Arc<Card>,
+    /// Both devices of the target.
+    pub(in crate::transport) far: [Arc<Card>; 2],
+    near_cards: Cards,
+    pub(in crate::transport) far_cards: Cards,
     pub(in crate::transport) served: Arc<Served>,
 }
 
 impl Control {
     pub(in crate::transport) fn new() -> Arc<Self> {
+        Self::from_device(0)
+    }
+
+    /// With the initiator on the first or the second device.
+    pub(in crate::transport) fn from_device(near: usize) -> Arc<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
-        let (near, far) = (card(), card());
-        let served = Arc::new(Served::new(Arc::clone(&far), "target"));
+        let near = card(device::names()[near]);
+        let far = device::names().map(card);
+        let near_cards = Cards::from(std::slice::from_ref(&near));
+        let far_cards = Cards::from(far.as_slice());
+        let served = Arc::new(Served::new(&far_cards, "target"));
         Arc::new(Self {
             runtime,
             near,
             far,
+            near_cards,
+            far_cards,
             served,
         })
     }
 
-    fn transport(&self, card: &Arc<Card>) -> (Reactor, Box<dyn Transport>) {
+    fn transport(&self, cards: &Cards, card: &Arc<Card>) -> (Reactor, Box<dyn Transport>) {
         let reactor = Reactor::new().unwrap();
         let runtime = self.runtime.handle().clone();
         let connector = RdmaConnector::new(runtime, card, Duration::from_secs(30));
         let connector = connector.direct(Arc::clone(&self.served));
-        let rdma = Rdma::new(card, Box::new(connector), &reactor.watcher()).unwrap();
+        let rdma = Rdma::new(cards, card, Box::new(connector), &reactor.watcher()).unwrap();
         (reactor, Box::new(rdma))
     }
 
     /// The target's address, with what it serves now.
     pub(in crate::transport) fn peer(&self) -> RdmaPeer {
-        let serves = |base| Some((base, LENGTH, self.far.key(SERVED, base)?.0));
+        let serves = |base| {
+            let keys = self.far.iter().map(|card| Some(card.key(SERVED, base)?.0));
+            Some((base, LENGTH, keys.collect::<Option<_>>()?))
+        };
         RdmaPeer {
             own: "initiator".into(),
             server: "target".into(),
-            device: self.far.device().to_owned(),
+            devices: self
+                .far
+                .iter()
+                .map(|card| card.device().to_owned())
+                .collect(),
             extents: [BASE, 2 * BASE].into_iter().filter_map(serves).collect(),
             handshake: (String::new(), 0),
             dialer: None,
@@ -81,12 +101,13 @@ pub(in crate::transport) fn bed() -> Bed {
 }
 
 pub(in crate::transport) fn bed_of(control: &Arc<Control>) -> Bed {
-    let register = |card: &Arc<Card>| -> Box<Register> {
-        let card = Arc::clone(card);
-        Box::new(move |region, memory, base| card.register(region, memory, base).unwrap())
+    let register = |cards: &Cards| -> Box<Register> {
+        let cards = cards.clone();
+        Box::new(move |region, memory, base| cards.register(region, memory, base).unwrap())
     };
-    let [initiator, target] = [&control.near, &control.far].map(|card| control.transport(card));
-    let (near, far) = (register(&control.near), register(&control.far));
+    let initiator = control.transport(&control.near_cards, &control.near);
+    let target = control.transport(&control.far_cards, &control.far[0]);
+    let (near, far) = (register(&control.near_cards), register(&control.far_cards));
     let (addressed, ended) = (Arc::clone(control), Arc::clone(control));
     Bed {
         initiator: Side::new(initiator, 1, OWN, near),
