@@ -70,7 +70,7 @@ fn of_ports(lines: &[HcaLine], ports: &[RdmaPort]) -> Verdict {
         why.as_ref()
             .is_some_and(|why| *why == Reason::DeviceFileMissing)
     };
-    if found.iter().any(|line| is_removed(line)) {
+    if found.iter().any(is_removed) {
         return Verdict::Replace;
     }
     // Without a finding it was only not probed yet, as after a start of the agent.
