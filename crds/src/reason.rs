@@ -121,8 +121,8 @@ catalog! {
     PoolNotResponding formerly "PoolSilent" = (Node, "Delete the pool pod. If it happens again, read the log of the pod.");
     /// No engine process serves the pool pod: it does not start, or has ended and is being replaced.
     EngineNotRunning nearest "PoolPodNotReady" = (Engine, "Wait: the agent starts it again. If it happens again, read the message and the agent's log, and report it.");
-    /// The engine process of the pool pod did not report in time. The agent kills and replaces it.
-    EngineHung nearest "PoolPodNotReady" = (Engine, "Wait: the agent replaces it. If it happens again, check the load of the node, and report it with the agent's log.");
+    /// The engine process of the pool pod, or one of its data threads, is hung: it had processor time or waits for something else. The agent kills and replaces it.
+    EngineHung nearest "PoolPodNotReady" = (Engine, "Wait: the agent replaces it. If it happens again, report it with the message, which has thread, stage and kernel stack, and with the agent's log. A process in state D ends when the kernel lets it go: check devices and the kernel log of the node.");
     /// The process at the pool's socket does not belong to the pool pod.
     ForeignProcess = (App, "Find the process that imitates a pool pod, and its owner.");
     /// The pool passed a memory descriptor that can shrink or grow.

@@ -134,11 +134,16 @@ impl CommandSender {
             queue.commands.push_back(command);
         }
         // After the command is queued: a thread that goes to sleep now finds it.
+        self.wake();
+        Ok(())
+    }
+
+    /// Ends the sleep of the thread, if it sleeps.
+    pub(crate) fn wake(&self) {
         if self.0.sleeps.swap(false, Ordering::AcqRel) {
             // Fails only if the counter is full; the thread is being woken then.
             let _already_set = rustix::io::write(&self.0.wakeup, &1u64.to_ne_bytes());
         }
-        Ok(())
     }
 }
 

@@ -10,11 +10,11 @@ use tokio::runtime::Handle;
 use crate::command::{CommandSender, channel};
 use crate::control::SocketConnector;
 use crate::endpoint::{Endpoint, EndpointSpec};
-use crate::engine_state::Shared;
+use crate::engine_state::{Shared, Thread};
 use crate::error::Error;
 use crate::numa::{self, Node};
 use crate::settings::Settings;
-use crate::thread::DataThread;
+use crate::thread::{DataThread, Heartbeat, ThreadSnapshot};
 use crate::transport::Transport;
 #[cfg(feature = "rdma")]
 use crate::transport::rdma::{self, Card, Cards, Rdma, RdmaConnector};
@@ -136,10 +136,12 @@ impl Engine {
             let reactor = Reactor::new().map_err(Error::io("cannot create an epoll set"))?;
             let transport = make(index, &sender, &runtime, &reactor)?;
             let ends = (sender.clone(), receiver);
-            let thread = DataThread::new(ends, reactor, transport, settings)
+            let heartbeat = Arc::<Heartbeat>::default();
+            let beating = Arc::clone(&heartbeat);
+            let thread = DataThread::new(ends, reactor, transport, settings, beating)
                 .map_err(Error::io("cannot watch a data thread's eventfd"))?;
             let node = node.cloned();
-            let thread = std::thread::Builder::new()
+            let handle = std::thread::Builder::new()
                 .name(format!("data-{index}"))
                 .spawn(move || {
                     bind(node.as_ref());
@@ -147,9 +149,16 @@ impl Engine {
                 })
                 .map_err(Error::io("cannot start a data thread"))?;
             senders.push(sender);
-            threads.push(thread);
+            threads.push(Thread { handle, heartbeat });
         }
         Ok(Shared::new(settings, runtime, (senders, threads)))
+    }
+
+    /// Wakes the data threads that sleep, and returns where each was before, by number. A thread that runs is in a later
+    /// turn at a call that is seconds later; one that is still in the same turn is hung or waits for a processor.
+    #[must_use]
+    pub fn heartbeats(&self) -> Vec<ThreadSnapshot> {
+        self.0.heartbeats()
     }
 
     /// Opens an endpoint, which serves from now on.
@@ -172,7 +181,10 @@ fn bind(node: Option<&Node>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+    use crate::transport::fault::{Faulty, Policy};
 
     /// Returns the allowed processors of this process's data threads, by thread name.
     fn allowed() -> Vec<(String, Vec<u32>)> {
@@ -214,11 +226,67 @@ mod tests {
             ("data-0".to_owned(), vec![first]),
             ("data-1".to_owned(), vec![last]),
         ];
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(10);
         while allowed() != expected {
-            assert!(std::time::Instant::now() < end, "{:?}", allowed());
+            assert!(Instant::now() < end, "{:?}", allowed());
             tokio::task::yield_now().await;
         }
         drop(engine);
+    }
+
+    /// Waits for heartbeats of one thread that `wanted` accepts.
+    async fn heartbeat(
+        engine: &Engine,
+        wanted: impl Fn(&ThreadSnapshot) -> bool,
+    ) -> ThreadSnapshot {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let seen = engine.heartbeats();
+            if wanted(&seen[0]) {
+                return seen[0];
+            }
+            assert!(Instant::now() < end, "{seen:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn one_thread() -> Settings {
+        Settings {
+            data_threads: 1,
+            ..Settings::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_thread_without_work_begins_another_turn_after_each_heartbeat() {
+        let engine = Engine::start_on(&[], one_thread()).unwrap();
+        let mut turn = 0;
+        for _ in 0..3 {
+            let asleep = |seen: &ThreadSnapshot| {
+                seen.turn > turn && seen.stage == crate::ThreadStage::Sleeping
+            };
+            turn = heartbeat(&engine, asleep).await.turn;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_a_transport_blocks_stays_in_its_turn_and_shows_the_stage() {
+        let policy = Policy {
+            pause: Duration::from_secs(2),
+            ..Policy::default()
+        };
+        let block = |tcp| Box::new(Faulty::new(tcp, policy)) as Box<dyn Transport>;
+        let engine = Engine::start_threads(&[], one_thread(), block).unwrap();
+        let flush = |seen: &ThreadSnapshot| seen.stage == crate::ThreadStage::Flush;
+        let first = heartbeat(&engine, flush).await;
+        let task = format!("/proc/self/task/{}/comm", first.tid);
+        let name = std::fs::read_to_string(task).unwrap();
+        assert_eq!(name.trim(), "data-0");
+        for _ in 0..5 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(engine.heartbeats(), [first]);
+        }
+        let later = |seen: &ThreadSnapshot| seen.turn > first.turn;
+        heartbeat(&engine, later).await;
     }
 }

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use crate::command::{Command, CommandSender};
 use crate::error::Error;
 use crate::settings::Settings;
+use crate::thread::{Heartbeat, ThreadSnapshot};
 #[cfg(feature = "rdma")]
 use crate::transport::rdma::Cards;
 use crate::transport::{EndpointId, RegionId};
@@ -25,15 +26,22 @@ pub(crate) struct Shared {
     pub(crate) cards: Cards,
     /// Served data connections of all endpoints.
     pub(crate) connections: Arc<AtomicUsize>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Thread>,
     next_id: AtomicU64,
+}
+
+/// A data thread that was started.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(crate) handle: JoinHandle<()>,
+    pub(crate) heartbeat: Arc<Heartbeat>,
 }
 
 impl Shared {
     pub(crate) fn new(
         settings: Settings,
         runtime: Handle,
-        (commands, threads): (Vec<CommandSender>, Vec<JoinHandle<()>>),
+        (commands, threads): (Vec<CommandSender>, Vec<Thread>),
     ) -> Self {
         Self {
             settings,
@@ -45,6 +53,18 @@ impl Shared {
             threads,
             next_id: AtomicU64::new(1),
         }
+    }
+
+    /// Wakes the data threads that sleep, and returns where each was before.
+    pub(crate) fn heartbeats(&self) -> Vec<ThreadSnapshot> {
+        let threads = self.threads.iter().zip(&*self.commands).enumerate();
+        threads
+            .map(|(number, (thread, commands))| {
+                let before = thread.heartbeat.snapshot(number);
+                commands.wake();
+                before
+            })
+            .collect()
     }
 
     pub(crate) fn new_endpoint(&self) -> EndpointId {
@@ -87,7 +107,7 @@ impl Drop for Shared {
         // Fails only for a thread that has already ended.
         let _ended = self.send(|| Command::Stop);
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
+            if thread.handle.join().is_err() {
                 tracing::error!("a data thread panicked");
             }
         }

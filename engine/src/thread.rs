@@ -1,11 +1,13 @@
 //! A data thread: carries out commands, runs the schedulers, drives the transport, and sleeps until one
 //! of them has work.
 
+mod heartbeat;
 mod initiator;
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -15,6 +17,8 @@ use crate::settings::Settings;
 use crate::transport::reactor::{Reactor, Ready};
 use crate::transport::{EndpointId, Event, RegionId, Transport};
 
+pub(crate) use heartbeat::Heartbeat;
+pub use heartbeat::{ThreadSnapshot, ThreadStage};
 use initiator::Initiator;
 
 /// Everything that one data thread owns.
@@ -29,6 +33,9 @@ pub(crate) struct DataThread {
     withdrawals: Vec<Withdrawal>,
     closing: Vec<Closing>,
     origin: Instant,
+    heartbeat: Arc<Heartbeat>,
+    /// Number of the turn.
+    turn: u64,
 }
 
 /// An endpoint that is closed, of which something can still access memory.
@@ -57,6 +64,7 @@ impl DataThread {
         mut reactor: Reactor,
         transport: Box<dyn Transport>,
         settings: Settings,
+        heartbeat: Arc<Heartbeat>,
     ) -> io::Result<Self> {
         reactor.set_wakeup(receiver.wakeup().as_fd())?;
         Ok(Self {
@@ -69,6 +77,8 @@ impl DataThread {
             withdrawals: Vec::new(),
             closing: Vec::new(),
             origin: Instant::now(),
+            heartbeat,
+            turn: 0,
         })
     }
 
@@ -77,9 +87,13 @@ impl DataThread {
         let mut events = Vec::with_capacity(256);
         let mut ready = Vec::with_capacity(128);
         let mut worked = false;
+        self.heartbeat.start();
         loop {
+            self.turn += 1;
+            self.enter(ThreadStage::Sleeping);
             self.sleep(worked, &mut ready);
             let now = Instant::now();
+            self.enter(ThreadStage::Commands);
             // Commands first: what they withdraw must not be served with the bytes that follow.
             while let Some(command) = self.receiver.next() {
                 if matches!(command, Command::Stop) {
@@ -87,10 +101,13 @@ impl DataThread {
                 }
                 self.execute(command, now);
             }
+            self.enter(ThreadStage::Descriptors);
             for ready in ready.drain(..) {
                 self.transport.ready(ready, now);
             }
+            self.enter(ThreadStage::Progress);
             self.transport.progress(now, &mut events);
+            self.enter(ThreadStage::Transfers);
             worked = !events.is_empty();
             let elapsed = self.elapsed(now);
             for event in events.drain(..) {
@@ -99,10 +116,16 @@ impl DataThread {
             for (id, endpoint) in &mut self.endpoints {
                 endpoint.act(*id, elapsed, &mut *self.transport, &self.sender);
             }
+            self.enter(ThreadStage::Flush);
             self.transport.flush();
+            self.enter(ThreadStage::Removals);
             self.finish_withdrawals();
             self.finish_closing();
         }
+    }
+
+    fn enter(&self, stage: ThreadStage) {
+        self.heartbeat.enter(self.turn, stage);
     }
 
     fn elapsed(&self, now: Instant) -> Duration {

@@ -6,3 +6,5 @@ pub mod agent;
 #[cfg(feature = "program")]
 pub mod link;
 pub mod message;
+#[cfg(feature = "program")]
+pub(crate) mod silence;

@@ -23,6 +23,7 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 use crate::args::{Identity, Serve};
 use crate::control::agent::{Agent, Connected};
 use crate::control::link::Link;
+use crate::control::silence::Silence;
 use crate::log::Lines;
 use crate::pidfd::Pidfd;
 use crate::pod;
@@ -241,6 +242,7 @@ async fn run(
         admitted,
         connected: Arc::clone(&connected),
         counted: Arc::clone(&counted),
+        silence: Silence::default(),
         lines,
         engine: engine.clone(),
         rdma: settings.rdma,

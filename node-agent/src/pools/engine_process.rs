@@ -24,6 +24,7 @@ use crate::args::Settings;
 
 mod cgroup;
 mod folder;
+pub(super) mod liveness;
 mod program;
 
 use folder::{Folder, Folders};
@@ -133,6 +134,10 @@ impl EngineProcesses {
         &self.folders
     }
 
+    pub(crate) fn node_name(&self) -> &str {
+        &self.node_name
+    }
+
     /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs is not this agent's
     /// program or serves peers over another transport.
     ///
@@ -140,7 +145,14 @@ impl EngineProcesses {
     /// Why none serves the pod. Trying again may help.
     pub(crate) async fn obtain(&self, pod: &PoolPod<'_>) -> Result<EngineProcess, StartError> {
         let folder = self.folders.of(pod.uid);
-        if let Some(mut running) = connect(&folder, true).map_err(StartError::Prepare)? {
+        let running = connect(&folder, true).map_err(|error| match error.kind() {
+            // A killed process keeps its listener until the kernel lets it go.
+            io::ErrorKind::WouldBlock => {
+                StartError::NoAnswer("its control socket accepts no connection".to_owned())
+            }
+            _ => StartError::Prepare(error),
+        })?;
+        if let Some(mut running) = running {
             let answers = self.program.is_of(running.pid) && running.greet().await.is_ok();
             let verdict = pod.transport.judge(&running.rdma);
             if answers && verdict != Verdict::Replace {
@@ -342,13 +354,6 @@ impl EngineProcess {
 
     pub(crate) fn runs(&self) -> bool {
         self.process.runs()
-    }
-
-    /// Whether it waits for a processor, so that its silence is not its fault.
-    pub(crate) fn is_starved(&self) -> bool {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));
-        let status = status.unwrap_or_default();
-        status.lines().any(|line| line.starts_with("State:\tR"))
     }
 
     pub(crate) fn kill(&self) {

@@ -12,12 +12,15 @@ use crds::cluster;
 use crds::node::{PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
 use devices::backoff::WatchBackoff;
-use engine_process::control::message::{ADDRESSES_LIMIT, Listed, PodAssignment, ToEngine};
+use engine_process::control::message::{
+    ADDRESSES_LIMIT, Listed, PodAssignment, SilentThread, ToEngine,
+};
 use pool::handover::record::Key;
 use sys::net::Namespace;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::engine_process::liveness::{SilentProcess, SilentThreads};
 use super::engine_process::{EngineProcess, EngineProcesses, PoolPod, StartError};
 use super::memory_budget::{MemoryBudget, PoolId, to_touch};
 use super::mounts::Mounts;
@@ -28,8 +31,12 @@ use crate::publish::report::Reporter;
 mod calls;
 mod messages;
 
-/// Silence after which an engine process counts as hung. It sends its counters every 2 seconds.
-const SILENCE: Duration = Duration::from_secs(10);
+/// Silence after which an engine process is watched, and the period of the looks. It sends its counters every 2 seconds.
+const SILENCE: Duration = Duration::from_secs(8);
+const LOOKS: Duration = Duration::from_secs(2);
+
+/// How long a killed engine process is waited for before the next start is tried.
+const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long an engine process may take to unmount and end after its pool process.
 const END_DEADLINE: Duration = Duration::from_secs(30);
@@ -63,14 +70,18 @@ struct Pod {
     admission: Option<Admitted>,
     /// The last report of the engine process.
     reported: Option<PoolReport>,
+    /// Its silent data threads, as reported since the last look.
+    silent: Option<Vec<SilentThread>>,
+    /// Why the last engine process was killed, until another one serves.
+    hung: Option<String>,
 }
 
 /// Why an engine process no longer serves.
 enum End {
     /// It has ended.
     Ended,
-    /// It was silent for [`SILENCE`].
-    Hung,
+    /// It, or one of its data threads, is silent for this cause.
+    Hung(String),
     /// It serves peers over another transport than the assigned one, or over a port that is gone.
     OtherTransport,
     /// Its connection failed; it may still run.
@@ -117,6 +128,8 @@ pub(crate) async fn run(
         },
         admission: None,
         reported: None,
+        silent: None,
+        hung: None,
         context: Arc::clone(&context),
     };
     pod.keep_served(&mut assigned).await;
@@ -151,7 +164,8 @@ impl Pod {
                 Ok(engine) => engine,
                 Err(error) => {
                     tracing::warn!(%error, "no engine process serves the pool pod: retrying");
-                    self.report(reason(&error), format!("{error}; retrying"));
+                    let message = not_served(&error, self.hung.as_deref());
+                    self.report(reason(&error), message);
                     wait = self.pause(wait, assigned).await;
                     continue;
                 }
@@ -161,6 +175,7 @@ impl Pod {
                 adopted = engine.adopted,
                 "an engine process serves the pool pod"
             );
+            self.hung = None;
             let begun = Instant::now();
             match self.serve(&engine, assigned).await {
                 End::Ended if !self.process.runs() => return,
@@ -174,15 +189,13 @@ impl Pod {
                     let message = format!("the engine process ended and is replaced. {panic}");
                     self.report(Reason::EngineNotRunning, message.trim().to_owned());
                 }
-                End::Hung => {
-                    let message = format!(
-                        "the engine process reported nothing for {} s; it is killed and replaced",
-                        SILENCE.as_secs()
-                    );
+                End::Hung(cause) => {
+                    let message = self.killed(&cause);
                     tracing::warn!(pid = engine.pid, message);
                     self.report(Reason::EngineHung, message);
+                    self.hung = Some(cause);
                     engine.kill();
-                    let _ = timeout(SILENCE, engine.ended()).await;
+                    let _ = timeout(KILL_DEADLINE, engine.ended()).await;
                 }
                 // Killed and replaced by `obtain`.
                 End::OtherTransport => {}
@@ -234,14 +247,23 @@ impl Pod {
         self.send_admission(engine).await?;
         self.reported = None;
         let mut last_message = Instant::now();
+        let mut threads = SilentThreads::default();
+        let mut process: Option<SilentProcess> = None;
+        let mut next_look = last_message + SILENCE;
         let mut pool_ended = None;
         let mut withheld = None;
         loop {
-            let silence = last_message + SILENCE;
             tokio::select! {
                 received = engine.receive() => {
                     last_message = Instant::now();
+                    next_look = last_message + SILENCE;
+                    process = None;
                     self.receive(engine, received?).await?;
+                    let silent = self.silent.take();
+                    let hung = silent.and_then(|silent| threads.look(engine.pid, &silent));
+                    if let Some(hung) = hung {
+                        return Ok(End::Hung(hung.describe(engine.pid).await));
+                    }
                 }
                 changed = assigned.changed() => {
                     if changed.is_err() {
@@ -252,12 +274,18 @@ impl Pod {
                     self.send_assignment(engine).await?;
                 }
                 () = changed(self.admission.as_mut()) => self.send_admission(engine).await?,
-                () = tokio::time::sleep_until(silence) => {
-                    if !engine.is_starved() {
-                        return Ok(End::Hung);
+                () = tokio::time::sleep_until(next_look) => {
+                    next_look += LOOKS;
+                    let hung = match &process {
+                        Some(watched) => watched.look(engine.pid, last_message.elapsed()),
+                        None => {
+                            process = Some(SilentProcess::begin(engine.pid));
+                            None
+                        }
+                    };
+                    if let Some(hung) = hung {
+                        return Ok(End::Hung(hung.describe(engine.pid).await));
                     }
-                    tracing::warn!(pid = engine.pid, "the engine process waits for a processor");
-                    last_message = Instant::now();
                 }
             }
             let verdict = self.transport().judge(&engine.rdma);
@@ -274,7 +302,10 @@ impl Pod {
             if !self.process.runs() {
                 let since = *pool_ended.get_or_insert_with(Instant::now);
                 if since.elapsed() > END_DEADLINE {
-                    return Ok(End::Hung);
+                    let cause = format!(
+                        "the engine process did not end within {END_DEADLINE:?} after its pool process"
+                    );
+                    return Ok(End::Hung(cause));
                 }
             }
         }
@@ -338,6 +369,19 @@ impl Pod {
         Ok(())
     }
 
+    /// The message of an engine process that is killed.
+    fn killed(&self, cause: &str) -> String {
+        let PoolAssignment {
+            namespace,
+            pod_name,
+            ..
+        } = &self.assignment.pool;
+        let node = self.context.engines.node_name();
+        format!(
+            "{cause}. It served the pool pod {namespace}/{pod_name} on node {node}; it is killed and replaced"
+        )
+    }
+
     /// Reports that no engine process serves the pod.
     fn report(&self, reason: Reason, message: String) {
         let of = &self.assignment.pool;
@@ -382,6 +426,14 @@ fn admission(addresses: &BTreeSet<IpAddr>) -> Vec<ToEngine> {
     messages
 }
 
+/// The message while no engine process serves. `hung`: why the last one was killed.
+fn not_served(error: &StartError, hung: Option<&str>) -> String {
+    match hung {
+        Some(cause) => format!("{error}; the last one was killed: {cause}; retrying"),
+        None => format!("{error}; retrying"),
+    }
+}
+
 fn reason(error: &StartError) -> Reason {
     match error {
         StartError::NoAnswer(_) | StartError::NotEnded => Reason::EngineHung,
@@ -401,6 +453,19 @@ async fn changed(admission: Option<&mut Admitted>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_killed_process_that_does_not_end_keeps_the_cause_of_its_kill() {
+        let message = not_served(&StartError::NotEnded, Some("data thread 0 is blocked"));
+        assert_eq!(
+            message,
+            "an earlier engine process of this pod was killed and has not ended within 5s; \
+             the last one was killed: data thread 0 is blocked; retrying"
+        );
+        assert_eq!(reason(&StartError::NotEnded), Reason::EngineHung);
+        let other = StartError::Start("no memory".to_owned());
+        assert!(not_served(&other, None).ends_with("no memory; retrying"));
+    }
 
     #[test]
     fn admitted_addresses_are_sent_in_parts_and_none_as_an_empty_list() {

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use engine_process::pidfd::Pidfd;
 use pool::handover::message::Request;
 use pool::handover::{self, ADDRESS, Connection};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::net::{Namespace, seqpacket};
+use tokio::io::AsyncReadExt as _;
 
 use crate::peers::{Client, Master};
 use crate::stage::{Node, PATIENCE, eventually, kill};
@@ -147,6 +149,111 @@ async fn a_stopped_engine_process_is_named_and_replaced_while_the_agent_answers(
     assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
 }
 
+/// Stops one thread by `ptrace`, and releases it 2 s after it was killed: until then its process has not ended.
+const STOP: &str = "import ctypes, os, sys, time\n\
+    ptrace = ctypes.CDLL(None).ptrace\n\
+    ptrace.argtypes = [ctypes.c_long] * 4\n\
+    ptrace.restype = ctypes.c_long\n\
+    tid, SEIZE, INTERRUPT, WALL = int(sys.argv[1]), 0x4206, 0x4207, 0x40000000\n\
+    assert ptrace(SEIZE, tid, 0, 0) == 0 and ptrace(INTERRUPT, tid, 0, 0) == 0\n\
+    os.waitpid(tid, WALL)\n";
+
+/// What ends it: the thread stays stopped.
+const STAY: &str = "print(flush=True)\n\
+    while os.path.exists(f'/proc/{sys.argv[2]}/exe'): time.sleep(0.1)\n\
+    time.sleep(2)\n\
+    os.waitpid(tid, WALL)\n";
+
+/// What ends it: the thread runs on, in an endless loop in place of the entry of the program, which runs once.
+#[cfg(target_arch = "x86_64")]
+const LOOP: &str = "import struct\n\
+    GETREGS, SETREGS, POKETEXT, DETACH, AT_ENTRY = 12, 13, 4, 17, 9\n\
+    vector = struct.iter_unpack('QQ', open(f'/proc/{sys.argv[2]}/auxv', 'rb').read())\n\
+    entry = dict(vector)[AT_ENTRY]\n\
+    assert ptrace(POKETEXT, tid, entry, 0xfeeb) == 0\n\
+    registers = (ctypes.c_ulong * 27)()\n\
+    assert ptrace(GETREGS, tid, 0, ctypes.addressof(registers)) == 0\n\
+    registers[15], registers[16] = 2**64 - 1, entry\n\
+    assert ptrace(SETREGS, tid, 0, ctypes.addressof(registers)) == 0\n\
+    assert ptrace(DETACH, tid, 0, 0) == 0\n\
+    print(flush=True)\n";
+
+/// Kills an engine process at the end of a test: one in an endless loop does not end by itself.
+struct Killed(Pidfd);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Fails if it has ended.
+        let _ = self.0.kill();
+    }
+}
+
+/// Runs a script on the data thread of an engine process, and waits until it has changed the thread.
+async fn hang(engine: u32, script: String) -> tokio::process::Child {
+    let tasks = fs::read_dir(format!("/proc/{engine}/task")).unwrap();
+    let data = tasks.flatten().find(|task| {
+        let name = fs::read_to_string(task.path().join("comm")).unwrap();
+        name.trim() == "data-0"
+    });
+    let mut child = tokio::process::Command::new("python3")
+        .arg("-c")
+        .arg(script)
+        .arg(data.unwrap().file_name())
+        .arg(engine.to_string())
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut line = [0];
+    let changed = child.stdout.as_mut().unwrap().read_exact(&mut line);
+    changed.await.expect("the script has failed");
+    child
+}
+
+/// Waits until a process whose data thread hangs is replaced, and checks that nothing is lost.
+async fn is_replaced(node: &Node, client: &mut Client, engine: u32, within: Duration) {
+    let hung = Instant::now();
+    while node.engine_process().is_none_or(|pid| pid == engine) {
+        let ready = node.http("/readyz").await;
+        assert_eq!(ready.as_deref().map(str::trim), Some("active"));
+        assert!(hung.elapsed() < within, "not replaced");
+    }
+    println!("replaced after {:?}", hung.elapsed());
+    serves(node).await;
+    // The connections of the client were closed.
+    for _ in 0..2 {
+        client.verify("k", 8, MIB).await;
+    }
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+    assert_eq!(client.segments().await, [SEGMENT]);
+}
+
+#[tokio::test]
+async fn a_data_thread_that_stops_is_named_and_its_engine_process_is_replaced() {
+    let node = Node::new().await;
+    let (_master, mut client, _children) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    let mut stopped = hang(engine, format!("{STOP}{STAY}")).await;
+    eventually("the hung thread is reported", || {
+        node.shows("Waiting", "EngineHung")
+    })
+    .await;
+    is_replaced(&node, &mut client, engine, Duration::from_secs(10)).await;
+    assert!(stopped.wait().await.unwrap().success());
+}
+
+#[cfg(target_arch = "x86_64")]
+#[tokio::test]
+async fn an_engine_process_whose_data_thread_is_in_an_endless_loop_is_replaced() {
+    let node = Node::new().await;
+    let (_master, mut client, _children) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    let _killed = Killed(Pidfd::open(engine).unwrap());
+    let mut looping = hang(engine, format!("{STOP}{LOOP}")).await;
+    assert!(looping.wait().await.unwrap().success());
+    is_replaced(&node, &mut client, engine, PATIENCE).await;
+}
+
 #[tokio::test]
 async fn an_engine_process_has_no_rights_and_no_files() {
     let node = Node::new().await;
@@ -239,10 +346,14 @@ async fn an_agent_of_release_0_1_0_that_attaches_after_a_rollback_ends_the_engin
 async fn listeners(node: &Node) -> [OwnedFd; 2] {
     let path = format!("/proc/{}/ns/net", node.pod.pid());
     let inside = Namespace::open(Path::new(&path)).unwrap();
-    let socket = inside.run(|| seqpacket::connect(ADDRESS)).unwrap();
-    let mut client = handover::Client::new(Connection::new(socket).unwrap());
-    client.attach().await.unwrap();
-    client.descriptors::<2>(Request::Listeners).await.unwrap()
+    // The engine process attaches again at once, which may close this connection first.
+    eventually("the listeners are received", || async {
+        let socket = inside.run(|| seqpacket::connect(ADDRESS)).unwrap();
+        let mut client = handover::Client::new(Connection::new(socket).unwrap());
+        client.attach().await.ok()?;
+        client.descriptors::<2>(Request::Listeners).await.ok()
+    })
+    .await
 }
 
 /// Makes a listener blocking and takes its connections, until `stop` is set. Returns how many.

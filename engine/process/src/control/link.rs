@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::{Endpoint, Engine};
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use tokio::time::{interval, sleep};
 
 use super::agent::{Connected, Pending};
 use super::message::{FromEngine, PROTOCOL, PodAssignment, RdmaPort, Report, ToEngine, Traffic};
+use super::silence::Silence;
 use crate::log::Lines;
 
 /// Period of the counters, which are the heartbeat too.
@@ -48,6 +49,7 @@ pub(crate) struct Link {
     pub(crate) admitted: watch::Sender<Option<BTreeSet<IpAddr>>>,
     pub(crate) connected: Connected,
     pub(crate) counted: Counted,
+    pub(crate) silence: Silence,
     pub(crate) lines: Lines,
     pub(crate) engine: Engine,
     /// None if peers are served over TCP.
@@ -185,13 +187,14 @@ impl Link {
         }
     }
 
-    async fn send_traffic(&self, agent: Option<&Attached>) -> Result<(), handover::Error> {
+    async fn send_traffic(&mut self, agent: Option<&Attached>) -> Result<(), handover::Error> {
+        let silent = self.silence.of(&self.engine.heartbeats(), Instant::now());
         let endpoint = self.counted.lock().clone();
         let traffic = endpoint.map(|endpoint| Traffic {
             stats: endpoint.stats(),
             worst_peers: endpoint.worst_peers(PEERS_LIMIT),
         });
-        send(agent, &FromEngine::Traffic { traffic }).await
+        send(agent, &FromEngine::Traffic { traffic, silent }).await
     }
 
     async fn send_lines(&self, agent: Option<&Attached>) -> Result<(), handover::Error> {

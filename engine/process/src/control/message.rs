@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crds::node::{MasterInstance, PoolAssignment, PoolReport};
 use crds::reason::Reason;
-use engine::{EndpointStats, PeerFailures};
+use engine::{EndpointStats, PeerFailures, ThreadStage};
 use serde::{Deserialize, Serialize};
 use store::Uuid;
 
@@ -138,6 +138,8 @@ pub enum FromEngine {
     Traffic {
         /// Counts since peers are served.
         traffic: Option<Traffic>,
+        /// Data threads without a heartbeat.
+        silent: Vec<SilentThread>,
     },
     /// A line of the log.
     Log {
@@ -279,6 +281,22 @@ pub struct Traffic {
     pub stats: EndpointStats,
     /// The peers with the most failures.
     pub worst_peers: Vec<PeerFailures>,
+}
+
+/// A data thread that is in one turn for too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SilentThread {
+    /// Number of the thread.
+    pub number: usize,
+    /// Kernel thread ID in the PID namespace of the engine process.
+    pub tid: i32,
+    /// Number of the turn.
+    pub turn: u64,
+    /// Where it is in the turn.
+    pub stage: ThreadStage,
+    /// How long it has been in the turn.
+    pub seconds: u64,
 }
 
 #[cfg(test)]

@@ -32,7 +32,11 @@ impl Pod {
                 self.context.budget.set(&self.uid, memory);
                 self.reported = Some(bounded(pool, &self.assignment.pool));
             }
-            FromEngine::Traffic { mut traffic } => {
+            FromEngine::Traffic {
+                mut traffic,
+                silent,
+            } => {
+                self.silent = Some(silent);
                 if let Some(traffic) = &mut traffic {
                     traffic.worst_peers.truncate(PEERS_LIMIT);
                 }

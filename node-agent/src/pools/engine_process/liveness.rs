@@ -1,0 +1,311 @@
+//! Decides whether a silent thread of an engine process is hung or had no processor time, from what the kernel reports of
+//! the thread.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use engine_process::control::message::SilentThread;
+use tokio::time::{Instant, timeout};
+
+/// Processor time that a hung data thread spends in its turn while it is watched. A turn takes milliseconds of it.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// The same of a control thread. It unmaps a whole pool in one system call, which frees the pages if the pool process has
+/// ended.
+const CONTROL_BUSY: Duration = Duration::from_secs(30);
+
+/// Time that a hung thread neither runs nor waits for a processor while it is watched. Shorter than the period of the
+/// looks.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// A thread that is silent for so long counts as hung, whatever its cause: peers wait for it.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Limit for reading the kernel stack.
+const STACK_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Most functions of a kernel stack in a message.
+const FRAMES: usize = 6;
+
+/// What the kernel reports of a thread at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sample {
+    /// As in `proc_pid_stat(5)`.
+    state: char,
+    /// Time on a processor.
+    ran: Duration,
+    /// Time of waiting for a processor, of waits that have ended.
+    queued: Duration,
+}
+
+/// What a silent thread does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Finding {
+    /// It runs, and does not end its turn.
+    Loops,
+    /// It waits for something else than a processor.
+    Blocked,
+    /// It did not get enough processor time to be judged.
+    Starved,
+    /// It is silent for [`LONGEST`].
+    TooLong,
+}
+
+/// A silent thread that is watched.
+#[derive(Debug)]
+struct Watched {
+    turn: u64,
+    /// At the first look, with its time. Absent if the kernel reported nothing.
+    first: Option<Sample>,
+    begun: Instant,
+    /// That it waits for a processor is in the log.
+    logged: bool,
+}
+
+/// The silent threads of one engine process.
+#[derive(Debug, Default)]
+pub(crate) struct SilentThreads(BTreeMap<usize, Watched>);
+
+/// A thread that is hung.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hung {
+    thread: Option<SilentThread>,
+    /// Its ID in the agent's PID namespace.
+    tid: u32,
+    silent: Duration,
+    finding: Finding,
+    last: Option<Sample>,
+}
+
+impl SilentThreads {
+    /// Looks at the data threads that a process reported as silent. Each thread needs two looks: what it does between them
+    /// decides. Returns the first one that is hung.
+    pub(crate) fn look(&mut self, pid: u32, silent: &[SilentThread]) -> Option<Hung> {
+        self.0
+            .retain(|number, _| silent.iter().any(|thread| thread.number == *number));
+        silent.iter().find_map(|thread| self.look_at(pid, thread))
+    }
+
+    fn look_at(&mut self, pid: u32, thread: &SilentThread) -> Option<Hung> {
+        let tid = node_tid(pid, thread.tid);
+        let now = tid.and_then(|tid| Sample::read(pid, tid));
+        let watched = match self.0.get_mut(&thread.number) {
+            Some(watched) if watched.turn == thread.turn => watched,
+            _ => {
+                let begun = Watched {
+                    turn: thread.turn,
+                    first: now,
+                    begun: Instant::now(),
+                    logged: false,
+                };
+                self.0.insert(thread.number, begun);
+                return None;
+            }
+        };
+        let silent = Duration::from_secs(thread.seconds);
+        let elapsed = watched.begun.elapsed();
+        let finding = judge([watched.first, now], BUSY, elapsed, silent);
+        if finding == Finding::Starved {
+            if elapsed >= IDLE && !std::mem::replace(&mut watched.logged, true) {
+                tracing::warn!(
+                    pid,
+                    thread = thread.number,
+                    stage = %thread.stage,
+                    seconds = thread.seconds,
+                    "a data thread of the engine process waits for a processor"
+                );
+            }
+            return None;
+        }
+        Some(Hung {
+            thread: Some(*thread),
+            tid: tid.unwrap_or_default(),
+            silent,
+            finding,
+            last: now,
+        })
+    }
+}
+
+/// The control thread of an engine process that sends nothing.
+#[derive(Debug)]
+pub(crate) struct SilentProcess {
+    first: Option<Sample>,
+    begun: Instant,
+}
+
+impl SilentProcess {
+    /// Takes the first look.
+    pub(crate) fn begin(pid: u32) -> Self {
+        Self {
+            first: Sample::read(pid, pid),
+            begun: Instant::now(),
+        }
+    }
+
+    /// Looks again. `None`: it may still get a processor.
+    pub(crate) fn look(&self, pid: u32, silent: Duration) -> Option<Hung> {
+        let last = Sample::read(pid, pid);
+        let samples = [self.first, last];
+        let finding = judge(samples, CONTROL_BUSY, self.begun.elapsed(), silent);
+        if finding == Finding::Starved {
+            tracing::warn!(pid, "the engine process waits for a processor");
+            return None;
+        }
+        Some(Hung {
+            thread: None,
+            tid: pid,
+            silent,
+            finding,
+            last,
+        })
+    }
+}
+
+/// Judges a thread that was in one turn from the first sample to the last one, `watched` later. One that runs for `busy`
+/// is in an endless loop.
+fn judge(
+    samples: [Option<Sample>; 2],
+    busy: Duration,
+    watched: Duration,
+    silent: Duration,
+) -> Finding {
+    if let [Some(first), Some(last)] = samples {
+        let ran = last.ran.saturating_sub(first.ran);
+        // Includes waits that began before the first sample: then the thread is watched for longer.
+        let queued = last.queued.saturating_sub(first.queued);
+        if ran >= busy {
+            return Finding::Loops;
+        }
+        // The wait of a thread in state R is not in `queued` yet.
+        if last.state != 'R' && watched.saturating_sub(ran + queued) >= IDLE {
+            return Finding::Blocked;
+        }
+    }
+    if silent >= LONGEST {
+        Finding::TooLong
+    } else {
+        Finding::Starved
+    }
+}
+
+impl Sample {
+    /// Reads the files of a thread. The kernel does not wait for the thread. `None`: it has ended, or the files are not
+    /// readable.
+    fn read(pid: u32, tid: u32) -> Option<Self> {
+        let folder = task(pid, tid);
+        let stat = fs::read_to_string(folder.join("stat")).ok()?;
+        let schedstat = fs::read_to_string(folder.join("schedstat")).ok()?;
+        Self::parse(&stat, &schedstat)
+    }
+
+    fn parse(stat: &str, schedstat: &str) -> Option<Self> {
+        // The name before the state may contain parentheses.
+        let (_, fields) = stat.rsplit_once(") ")?;
+        let mut times = schedstat.split_whitespace().map(str::parse);
+        let mut time = || Some(Duration::from_nanos(times.next()?.ok()?));
+        Some(Self {
+            state: fields.chars().next()?,
+            ran: time()?,
+            queued: time()?,
+        })
+    }
+}
+
+impl fmt::Display for Hung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.silent.as_secs();
+        match &self.thread {
+            Some(thread) => write!(
+                f,
+                "data thread {} of the engine process (thread ID {}) has been in one turn for {seconds} s, in the stage `{}`",
+                thread.number, self.tid, thread.stage
+            )?,
+            None => write!(
+                f,
+                "the engine process (process ID {}) has reported nothing for {seconds} s",
+                self.tid
+            )?,
+        }
+        let Some(last) = self.last else {
+            return f.write_str("; /proc has no data of it");
+        };
+        let what = match self.finding {
+            Finding::Loops => "runs in an endless loop",
+            Finding::Blocked => "is blocked",
+            Finding::Starved | Finding::TooLong => "got too little processor time",
+        };
+        write!(f, "; it {what} (state {})", last.state)
+    }
+}
+
+impl Hung {
+    /// Describes the thread with what the kernel reports of it now. Waits for at most [`STACK_DEADLINE`].
+    pub(crate) async fn describe(&self, pid: u32) -> String {
+        let folder = task(pid, self.tid);
+        // In a thread of its own: the agent serves its other pools even if the kernel does not answer.
+        let read = tokio::task::spawn_blocking(move || kernel_stack(&folder));
+        let stack = timeout(STACK_DEADLINE, read).await;
+        let stack = match stack {
+            Ok(Ok(stack)) => stack,
+            _ => format!("the kernel stack was not readable within {STACK_DEADLINE:?}"),
+        };
+        format!("{self}; {stack}")
+    }
+}
+
+fn task(pid: u32, tid: u32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/task/{tid}"))
+}
+
+/// Finds a thread of an engine process by its ID in the PID namespace of that process. Returns its ID in the agent's.
+fn node_tid(pid: u32, inner: i32) -> Option<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    tasks.flatten().find_map(|task| {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        let tid = task.file_name().to_str()?.parse().ok()?;
+        (innermost_tid(&status) == Some(inner)).then_some(tid)
+    })
+}
+
+/// Returns the last ID in the line `NSpid` of a thread's status.
+fn innermost_tid(status: &str) -> Option<i32> {
+    let ids = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_whitespace().next_back()?.parse().ok()
+}
+
+/// Returns where a thread is in the kernel, or why that is unknown.
+fn kernel_stack(folder: &Path) -> String {
+    let stack = match fs::read_to_string(folder.join("stack")) {
+        Ok(stack) => functions(&stack),
+        Err(error) => format!("the kernel stack is not readable: {error}"),
+    };
+    match fs::read_to_string(folder.join("wchan")) {
+        Ok(wchan) if !matches!(wchan.trim(), "" | "0") => {
+            format!("it waits in the kernel in `{}`; {stack}", wchan.trim())
+        }
+        _ => stack,
+    }
+}
+
+/// Returns the innermost functions of a kernel stack on one line, without addresses.
+fn functions(stack: &str) -> String {
+    let frames = stack.lines().filter_map(|line| {
+        let (_, place) = line.split_once("] ")?;
+        place.split('+').next()
+    });
+    let frames: Vec<&str> = frames.take(FRAMES).collect();
+    if frames.is_empty() {
+        "its kernel stack is empty: it runs, or is in its own code".to_owned()
+    } else {
+        format!("kernel stack: {}", frames.join(" < "))
+    }
+}
+
+#[cfg(test)]
+mod tests;
