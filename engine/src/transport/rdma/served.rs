@@ -70,10 +70,13 @@ impl Served {
     }
 
     async fn serve(&self, from: IpAddr, request: &Rendezvous) -> Result<Rendezvous, String> {
-        let asked = &request.peer_nic_path;
-        let Some(device) = self.0.iter().find(|device| device.path == *asked) else {
+        let requested = &request.peer_nic_path;
+        let Some(device) = self.0.iter().find(|device| device.path == *requested) else {
             let paths: Vec<_> = self.0.iter().map(|device| &*device.path).collect();
-            return Err(format!("{} can be reached, not {asked}", paths.join(", ")));
+            return Err(format!(
+                "{} can be reached, not {requested}",
+                paths.join(", ")
+            ));
         };
         device.serve(from, request).await
     }
