@@ -291,7 +291,7 @@ impl Pod {
             let verdict = self.transport().judge(&engine.rdma);
             match &verdict {
                 Verdict::Replace => return Ok(End::OtherTransport),
-                // A former agent may have told it others.
+                // A former agent may have withheld others.
                 Verdict::Keep { withheld: devices } if withheld.as_ref() != Some(devices) => {
                     self.withhold(engine, devices).await?;
                     withheld = Some(devices.clone());

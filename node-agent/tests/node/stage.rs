@@ -201,7 +201,15 @@ impl Node {
             .env("NODE_NAME", "n1")
             .spawn()
             .unwrap();
-        self.show(child.id().unwrap(), pod_uid);
+        let pid = child.id().unwrap();
+        // An agent opens the network of a process once, when it finds it, and `nsenter` enters it after the start.
+        let network = |pid| std::fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+        let begun = Instant::now();
+        while network(pid) != network(pod.pid()) {
+            assert!(begun.elapsed() < PATIENCE, "not in the network of the pod");
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        self.show(pid, pod_uid);
         child
     }
 
