@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -31,10 +30,6 @@ use crate::peers::PeerFailures;
 use crate::resolve::Resolver;
 use crate::stats::{Counters, EndpointStats};
 use crate::transport::{EndpointId, RegionId};
-
-/// A transfer of at least so many bytes may be carried out by any data thread. Each thread has connections of its own to the
-/// peer, and smaller transfers gain more from sharing one.
-const SPREAD_BYTES: u64 = 256 << 10;
 
 /// The parameters of an endpoint.
 #[derive(Debug)]
@@ -111,8 +106,6 @@ pub struct Endpoint {
     handshake: Arc<HandshakeState>,
     regions: Mutex<BTreeMap<RegionId, Arc<Added>>>,
     outstanding: Outstanding,
-    /// Number of large transfers so far.
-    spread: AtomicUsize,
     completions: Completions,
     tasks: [JoinHandle<()>; 2],
 }
@@ -173,6 +166,7 @@ impl Endpoint {
             Arc::clone(&engine.connections),
         );
         let handshake = Arc::new(HandshakeState::new(identity));
+        let threads = engine.commands.len();
         let tasks = [
             engine.runtime.spawn(accept::data(
                 data,
@@ -196,8 +190,7 @@ impl Endpoint {
             limit,
             handshake,
             regions: Mutex::default(),
-            outstanding: Outstanding::new(settings.transfers_per_peer, settings.transfers),
-            spread: AtomicUsize::new(0),
+            outstanding: Outstanding::new(settings.transfers_per_peer, settings.transfers, threads),
             completions: Completions::default(),
             tasks,
         })
@@ -421,24 +414,11 @@ impl Endpoint {
         let mut next = transfers.iter();
         self.outstanding.count(counted, |share| {
             submissions.extend(next.next().map(|transfer| Submission {
+                thread: share.thread(),
                 share,
                 request: transfer.request(),
-                thread: self.thread_of(transfer),
             }));
         })
-    }
-
-    /// Small transfers to a peer always get the same data thread, large ones all of them in turn.
-    fn thread_of(&self, transfer: &Transfer) -> usize {
-        let hash = transfer.peer.bytes().fold(0_usize, |sum, byte| {
-            sum.wrapping_mul(31).wrapping_add(usize::from(byte))
-        });
-        let turn = if transfer.length < SPREAD_BYTES {
-            0
-        } else {
-            self.spread.fetch_add(1, Ordering::Relaxed)
-        };
-        hash.wrapping_add(turn) % self.engine.commands.len()
     }
 
     /// Takes the messages that peers have sent.

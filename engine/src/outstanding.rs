@@ -1,4 +1,5 @@
-//! Bounds what an endpoint has submitted and not released: transfers and bytes, with one peer and in total.
+//! What an endpoint has submitted and not released: transfers and bytes, bounded with one peer and in total, and spread over
+//! the data threads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,6 +11,10 @@ use crate::error::{Bound, TransferError};
 
 /// Number of peers from which those without a transfer are removed.
 const PEERS: usize = 64;
+
+/// A transfer of at least so many bytes may be carried out by any data thread, each of which has connections of its own to
+/// the peer. Smaller ones gain more from sharing a connection.
+const SPREAD_BYTES: u64 = 64 << 10;
 
 /// Limits of the transfers that are not released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +64,11 @@ enum Amount {
 #[derive(Debug)]
 struct PeerLoad {
     name: Arc<str>,
+    /// The data thread of its small transfers, and of the others while it has none to do.
+    home: usize,
     load: Load,
     total: Arc<Load>,
+    threads: Arc<[AtomicU64]>,
 }
 
 /// The transfers of one endpoint that are not released.
@@ -69,6 +77,8 @@ pub(crate) struct Outstanding {
     per_peer: Limits,
     in_total: Limits,
     total: Arc<Load>,
+    /// Bytes of each data thread; at least one thread.
+    threads: Arc<[AtomicU64]>,
     peers: Mutex<HashMap<Arc<str>, Arc<PeerLoad>>>,
 }
 
@@ -77,19 +87,21 @@ pub(crate) struct Outstanding {
 pub(crate) struct Share {
     peer: Arc<PeerLoad>,
     bytes: u64,
+    thread: usize,
 }
 
 impl Outstanding {
-    pub(crate) fn new(per_peer: Limits, in_total: Limits) -> Self {
+    pub(crate) fn new(per_peer: Limits, in_total: Limits, threads: usize) -> Self {
         Self {
             per_peer,
             in_total,
             total: Arc::default(),
+            threads: (0..threads.max(1)).map(|_| AtomicU64::new(0)).collect(),
             peers: Mutex::default(),
         }
     }
 
-    /// Counts transfers with their peers and bytes, and passes the share of each to `add`. After an error the caller
+    /// Counts transfers with their peers and bytes, chooses their data threads, and passes the share of each to `add`. After an error the caller
     /// drops those of the earlier ones.
     ///
     /// # Errors
@@ -112,7 +124,15 @@ impl Outstanding {
                 (None, None) => {
                     peer.load.add(bytes);
                     self.total.add(bytes);
-                    add(Share { peer, bytes });
+                    let thread = self.thread(peer.home, bytes);
+                    if let Some(load) = self.threads.get(thread) {
+                        load.fetch_add(bytes, Ordering::Relaxed);
+                    }
+                    add(Share {
+                        peer,
+                        bytes,
+                        thread,
+                    });
                     continue;
                 }
             };
@@ -124,6 +144,19 @@ impl Outstanding {
         Ok(())
     }
 
+    /// The thread with the fewest bytes for a large transfer, `home` if it is one of those; `home` for a small one.
+    fn thread(&self, home: usize, bytes: u64) -> usize {
+        if bytes < SPREAD_BYTES {
+            return home;
+        }
+        let loads = self.threads.iter().enumerate();
+        let least = loads.min_by_key(|(thread, load)| {
+            let distance = thread.abs_diff(home);
+            (load.load(Ordering::Relaxed), distance)
+        });
+        least.map_or(home, |(thread, _)| thread)
+    }
+
     fn peer(&self, peers: &mut HashMap<Arc<str>, Arc<PeerLoad>>, name: &str) -> Arc<PeerLoad> {
         if let Some(peer) = peers.get(name) {
             return Arc::clone(peer);
@@ -132,10 +165,15 @@ impl Outstanding {
             peers.retain(|_, peer| Arc::strong_count(peer) > 1);
         }
         let name: Arc<str> = name.into();
+        let hash = name.bytes().fold(0_usize, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(usize::from(byte))
+        });
         let peer = Arc::new(PeerLoad {
             name: Arc::clone(&name),
+            home: hash % self.threads.len(),
             load: Load::default(),
             total: Arc::clone(&self.total),
+            threads: Arc::clone(&self.threads),
         });
         peers.insert(name, Arc::clone(&peer));
         peer
@@ -147,12 +185,20 @@ impl Share {
     pub(crate) fn peer(&self) -> &str {
         &self.peer.name
     }
+
+    /// Returns the data thread of the transfer.
+    pub(crate) fn thread(&self) -> usize {
+        self.thread
+    }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         self.peer.load.subtract(self.bytes);
         self.peer.total.subtract(self.bytes);
+        if let Some(load) = self.peer.threads.get(self.thread) {
+            load.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -183,7 +229,7 @@ mod tests {
 
     #[test]
     fn all_transfers_are_counted_or_none() {
-        let outstanding = Outstanding::new(limits(2, 100), limits(3, 150));
+        let outstanding = Outstanding::new(limits(2, 100), limits(3, 150), 1);
         let too_many = [("a", 1), ("b", 1), ("b", 1), ("b", 1)];
         assert_eq!(
             bound(&outstanding, &too_many),
@@ -207,9 +253,38 @@ mod tests {
         assert_eq!(bound(&outstanding, &[("a", 1000)]), None, "alone");
     }
 
+    fn threads(shares: &[Share]) -> Vec<usize> {
+        shares.iter().map(Share::thread).collect()
+    }
+
+    #[test]
+    fn large_transfers_go_to_the_data_thread_with_the_fewest_bytes_and_small_ones_share_one() {
+        let most = limits(1_000, u64::MAX);
+        let outstanding = Outstanding::new(most, most, 4);
+        let alone = count(&outstanding, &[("a", SPREAD_BYTES)]).unwrap();
+        let home = alone[0].thread();
+        drop(alone);
+        let small = count(&outstanding, &[("a", SPREAD_BYTES - 1); 8]).unwrap();
+        assert_eq!(threads(&small), [home; 8]);
+        drop(small);
+        let large = count(&outstanding, &[("a", SPREAD_BYTES); 8]).unwrap();
+        assert_eq!(large[0].thread(), home);
+        for thread in 0..4 {
+            let of = large.iter().filter(|share| share.thread() == thread);
+            assert_eq!(of.count(), 2);
+        }
+        // What is released counts no longer.
+        drop(large);
+        let alone = count(&outstanding, &[("a", SPREAD_BYTES)]).unwrap();
+        assert_eq!(threads(&alone), [home]);
+        let more = count(&outstanding, &[("a", SPREAD_BYTES), ("a", 1)]).unwrap();
+        assert_ne!(more[0].thread(), home);
+        assert_eq!(more[1].thread(), home);
+    }
+
     #[test]
     fn peers_without_transfers_are_removed() {
-        let outstanding = Outstanding::new(limits(2, 100), limits(3, 150));
+        let outstanding = Outstanding::new(limits(2, 100), limits(3, 150), 1);
         let kept = count(&outstanding, &[("kept", 1)]).unwrap();
         for n in 0..10_000 {
             assert_eq!(bound(&outstanding, &[(&n.to_string(), 1)]), None);
