@@ -89,7 +89,12 @@ fn assignment(
             return None;
         }
     };
-    if pool.cluster_deleted {
+    // One of the same name may have been created since.
+    let is_successor = |cluster: &MooncakeCluster| {
+        let uid = cluster.uid();
+        uid.as_deref() != Some(&*entry.cluster_uid)
+    };
+    if pool.cluster_deleted || pool.cluster.as_ref().is_some_and(is_successor) {
         entry.drain_seconds = 0;
     }
     let version = pool

@@ -162,6 +162,17 @@ fn an_assignment_stays_until_the_pod_is_gone_even_without_its_cluster() {
     seen.pools[0].cluster_deleted = false;
     let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
     assert_eq!(entry.drain_seconds, 7);
+    // Deleted and created again under its name.
+    let mut successor = pool_pod(false);
+    let cluster = successor.cluster.as_mut().unwrap();
+    cluster.metadata.uid = Some("of-the-successor".to_owned());
+    seen.pools = vec![successor];
+    let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
+    assert_eq!(entry.drain_seconds, 0);
+    // Its DaemonSet alone is deleted: the pod drains.
+    seen.pools = vec![pool_pod(false)];
+    let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
+    assert_eq!(entry.drain_seconds, 7);
     // Deleted in the foreground: it stays until its pods have ended.
     let mut deleted = pool_pod(true);
     deleted.cluster_deleted = true;
