@@ -153,7 +153,9 @@ pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
 /// # Errors
 /// Those of cargo and buildah, with their words.
 pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, Error> {
-    tracing::info!("building operator, agent, pool and gate: about 6 minutes cold on 2 cores");
+    tracing::info!(
+        "building operator, agent, pool and gate: 10 to 20 minutes from scratch on 2 cores"
+    );
     let binaries = binaries(tree)?;
     let (loading, libraries) = (loading(tree)?, images::verbs_base(settings)?);
     let cache = Cache::new(&settings.cache);

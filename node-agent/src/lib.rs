@@ -20,5 +20,8 @@ mod peers;
 mod pools;
 pub mod process;
 mod publish;
+mod run;
 mod watched;
 pub mod worker;
+
+pub use run::run;

@@ -35,6 +35,9 @@ const AGENT_NAME: &str = "mooncake-agent";
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(20);
 
 /// Runs until SIGTERM or SIGINT, or until a port cannot be had.
+///
+/// Blocks: the runtime is here and not in the program, or the compiler makes the code of all tasks for both.
+#[tokio::main]
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let Args {
         namespace,

@@ -7,4 +7,7 @@ pub mod args;
 pub mod http;
 pub mod index;
 pub mod leadership;
+mod run;
 pub mod server;
+
+pub use run::run;

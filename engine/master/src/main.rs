@@ -1,22 +1,10 @@
-//! The program `mooncake-master`: serves the index until SIGTERM or SIGINT, always or whenever it is elected.
+//! The program `mooncake-master`; see the library `mooncake_master`.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, anyhow};
 use clap::Parser;
-use mooncake_master::admission::{Admission, File};
 use mooncake_master::args::Args;
-use mooncake_master::http::{self, Listeners, Open};
-use mooncake_master::index::Index;
-use mooncake_master::leadership::{Candidate, Leadership};
-use mooncake_master::server::{Master, listen, serve};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -26,135 +14,11 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
-    match run(&args) {
+    match mooncake_master::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "the master ends");
             ExitCode::FAILURE
         }
     }
-}
-
-fn run(args: &Args) -> anyhow::Result<()> {
-    args.settings().map_err(|text| anyhow!(text))?;
-    let (file, admission) = match args.admitted_file() {
-        None => (None, Admission::Anyone),
-        Some(path) => {
-            let (file, admission) = File::new(path);
-            (Some(file), admission)
-        }
-    };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(args.threads())
-        .enable_all()
-        .build()
-        .context("starting threads")?;
-    runtime.block_on(async {
-        let mut term = signal(SignalKind::terminate())?;
-        let mut int = signal(SignalKind::interrupt())?;
-        let stop = async {
-            let name = tokio::select! {
-                _ = term.recv() => "SIGTERM",
-                _ = int.recv() => "SIGINT",
-            };
-            tracing::info!(signal = name, "the master ends");
-        };
-        let follow = async {
-            match file {
-                Some(file) => file.follow().await,
-                None => std::future::pending().await,
-            }
-        };
-        let (serving, master) = watch::channel(None);
-        let open = Open {
-            master,
-            admission: admission.clone(),
-            elected: args.elector_socket().is_some(),
-        };
-        let open = async {
-            match args.open() {
-                Some(address) => {
-                    let listener = bind("health and metrics (--open_port)", address)?;
-                    let ended = http::serve_open(open, listener).await;
-                    ended.context("HTTP for health and metrics")
-                }
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = follow => Ok(()),
-            ended = open => ended,
-            ended = serve_terms(args, &admission, &serving) => ended,
-            () = stop => Ok(()),
-        }
-    })
-}
-
-/// Serves always or, with an elector, whenever this master leads.
-async fn serve_terms(args: &Args, admission: &Admission, serving: &Serving) -> anyhow::Result<()> {
-    let Some(socket) = args.elector_socket() else {
-        // A run must have a higher epoch than the one before. Owners report that one, so a clock that went back does no harm.
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-        let epoch = epoch.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0));
-        return serve_term(args, admission, serving, epoch, Leadership::alone()).await;
-    };
-    let (candidate, mut terms) = Candidate::new(socket);
-    let elections = candidate.follow();
-    let terms = async {
-        while let Some(term) = terms.recv().await {
-            tracing::info!(epoch = term.epoch, "this master leads");
-            serve_term(
-                args,
-                admission,
-                serving,
-                term.epoch,
-                term.leadership.clone(),
-            )
-            .await?;
-            tracing::warn!(epoch = term.epoch, "this master no longer leads");
-        }
-        Ok(())
-    };
-    tokio::select! {
-        () = elections => Ok(()),
-        ended = terms => ended,
-    }
-}
-
-/// Shows the open port which master serves.
-type Serving = watch::Sender<Option<Arc<Master>>>;
-
-/// Serves an index that is empty in the beginning until the end of the leadership. Then the ports are closed.
-async fn serve_term(
-    args: &Args,
-    admission: &Admission,
-    serving: &Serving,
-    epoch: u64,
-    leadership: Leadership,
-) -> anyhow::Result<()> {
-    let settings = args.settings().map_err(|text| anyhow!(text))?;
-    let seed = getrandom::u64().context("no random bytes from the operating system")?;
-    let index = Index::new(settings, seed).in_epoch(epoch);
-    let ended = leadership.clone().ended();
-    let master = Master::new(index, args.limits(), admission.clone(), leadership);
-    let master = Arc::new(master);
-    let admin = bind("HTTP (--metrics_host, --metrics_port)", args.admin())?;
-    let metadata = args
-        .metadata()
-        .map(|address| bind("metadata (--http_metadata_server_port)", address))
-        .transpose()?;
-    let rpc = bind("RPC (--rpc_address, --rpc_port)", args.rpc())?;
-    tracing::info!(rpc = %args.rpc(), http = %args.admin(), open = ?args.open(), metadata = ?args.metadata(), "the master serves");
-    let http = http::serve(Arc::clone(&master), Listeners { admin, metadata });
-    serving.send_replace(Some(Arc::clone(&master)));
-    let ended = tokio::select! {
-        () = serve(master, rpc, ended) => Ok(()),
-        ended = http => ended.context("HTTP"),
-    };
-    serving.send_replace(None);
-    ended
-}
-
-fn bind(what: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    listen(address).with_context(|| format!("cannot listen on {address} for {what}"))
 }

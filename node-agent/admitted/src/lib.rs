@@ -2,10 +2,13 @@
 //! for the built-in master, which thus needs no access to Kubernetes. Where there are several masters, it also elects the one that
 //! serves.
 
+pub mod args;
 pub mod election;
 pub mod elector;
 pub mod file;
+mod run;
 pub mod seat;
 mod watch;
 
+pub use run::run;
 pub use watch::{Addresses, Admitted, members, operators};

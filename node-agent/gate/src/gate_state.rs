@@ -13,7 +13,7 @@ const FILE: &str = "state.json";
 /// Whether the pod may start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
-pub enum GateState {
+pub(crate) enum GateState {
     /// Not yet.
     Waiting {
         /// Why.
@@ -35,7 +35,7 @@ pub enum GateState {
 
 /// The state cannot be written or read.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
+pub(crate) enum StateError {
     #[error("the gate has no state yet: {path} does not exist")]
     Absent { path: PathBuf },
     #[error("{path}: {cause}")]
@@ -56,12 +56,12 @@ impl GateState {
     }
 
     /// Whether the pod may start.
-    pub fn allows_start(&self) -> bool {
+    pub(crate) fn allows_start(&self) -> bool {
         !matches!(self, Self::Waiting { .. })
     }
 
     /// One line for users and the operator; the first word is the Reason.
-    pub fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         match self {
             Self::Waiting { reason, message } => {
                 format!("{}: {reason}: {message}", Reason::GateWaiting)
@@ -84,7 +84,7 @@ impl GateState {
     ///
     /// # Errors
     /// The file does not exist, cannot be read or is malformed.
-    pub fn load(directory: &Path) -> Result<Self, StateError> {
+    pub(crate) fn load(directory: &Path) -> Result<Self, StateError> {
         let path = directory.join(FILE);
         match fs::read(&path) {
             Ok(text) => {

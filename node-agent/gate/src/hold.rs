@@ -19,7 +19,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Why the gate cannot work.
 #[derive(Debug, thiserror::Error)]
-pub enum HoldError {
+pub(crate) enum HoldError {
     #[error("cannot write {path}: {cause}")]
     Write { path: PathBuf, cause: io::Error },
     #[error(transparent)]
@@ -33,7 +33,7 @@ pub enum HoldError {
 ///
 /// # Errors
 /// A file cannot be written; the kubelet shows the error and restarts the container.
-pub async fn hold(hold: Hold) -> Result<ExitCode, HoldError> {
+pub(crate) async fn hold(hold: Hold) -> Result<ExitCode, HoldError> {
     let mut end = signal(SignalKind::terminate()).map_err(HoldError::Signals)?;
     write_files(&hold)?;
     if previous(&hold).is_some_and(|state| state.allows_start()) {

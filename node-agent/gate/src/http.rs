@@ -11,7 +11,7 @@ const LIMIT: u64 = 8 << 20;
 
 /// Why a GET failed.
 #[derive(Debug, thiserror::Error)]
-pub enum GetError {
+pub(crate) enum GetError {
     #[error("cannot connect: {0}")]
     Connect(io::Error),
     #[error("the connection failed: {0}")]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The copy failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot copy the gate to {to}: {cause}")]
-pub struct InstallError {
+pub(crate) struct InstallError {
     to: PathBuf,
     cause: io::Error,
 }
@@ -17,7 +17,7 @@ pub struct InstallError {
 ///
 /// # Errors
 /// The directory does not exist or is not writable.
-pub fn install(directory: &Path) -> Result<PathBuf, InstallError> {
+pub(crate) fn install(directory: &Path) -> Result<PathBuf, InstallError> {
     let to = directory.join("gate");
     copy(&to).map_err(|cause| InstallError {
         to: to.clone(),

@@ -9,10 +9,8 @@ mod install;
 mod master;
 mod peer;
 mod preflight;
+mod run;
 mod segment;
 mod survey;
 
-pub use gate_state::{GateState, StateError};
-pub use hold::{HoldError, hold};
-pub use install::{InstallError, install};
-pub use master::{NotReady, master_ready};
+pub use run::run;

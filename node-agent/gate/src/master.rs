@@ -19,7 +19,7 @@ const READY_DEADLINE: Duration = Duration::from_millis(1500);
 
 /// Why the master is not ready.
 #[derive(Debug, thiserror::Error)]
-pub enum NotReady {
+pub(crate) enum NotReady {
     #[error("the master's admin service at {address} does not respond: {cause}")]
     Get {
         address: SocketAddr,
@@ -45,7 +45,7 @@ struct Health {
 ///
 /// # Errors
 /// No response, malformed health, or a master that is not ready.
-pub async fn master_ready(address: SocketAddr) -> Result<(), NotReady> {
+pub(crate) async fn master_ready(address: SocketAddr) -> Result<(), NotReady> {
     let host = address.to_string();
     let body = http::get(address, &host, "/health", READY_DEADLINE)
         .await

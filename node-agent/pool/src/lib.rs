@@ -5,7 +5,10 @@ pub mod args;
 pub mod guard;
 pub mod handover;
 pub mod probe;
+mod run;
 mod secret;
 pub mod serve;
 mod state;
 mod touch;
+
+pub use run::run;

@@ -23,13 +23,7 @@ fn main() -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(if error.use_stderr() { USAGE } else { 0 }));
         }
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let result = runtime.block_on(run(&args));
-    // A credential plugin that still runs must not keep the process alive.
-    runtime.shutdown_background();
-    let report = match result {
+    let report = match run(&args) {
         Ok(report) => report,
         Err(failure) => {
             eprintln!("error: {failure}");

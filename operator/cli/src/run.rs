@@ -44,16 +44,29 @@ pub enum Failure {
     Keys(#[from] keys::collect::Error),
     #[error("{0}")]
     Sizes(#[from] TooLarge),
+    #[error("cannot start a runtime: {0}")]
+    Runtime(#[from] std::io::Error),
 }
 
 /// Release of this program.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Runs a command.
+/// Runs a command. Blocks.
 ///
 /// # Errors
 /// An API server that cannot be read, the requested object cannot be read, or sizes that overflow.
-pub async fn run(args: &Args) -> Result<Report, Failure> {
+pub fn run(args: &Args) -> Result<Report, Box<Failure>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::from)?;
+    let result = runtime.block_on(report(args));
+    // A credential plugin that still runs must not keep the process alive.
+    runtime.shutdown_background();
+    Ok(result?)
+}
+
+async fn report(args: &Args) -> Result<Report, Failure> {
     let flags = &args.flags;
     Ok(match &args.command {
         Command::Status => Report::Status(status(&snapshot(flags, Objects::Clusters).await?)),

@@ -229,6 +229,7 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
         .args(line.split_whitespace())
         .env("MOONCAKE_K8S_CLUSTER", CLUSTER)
         .env("MOONCAKE_TEST_CLUSTERS", clusters_at_a_time().to_string())
+        .env("RUST_TEST_THREADS", tests_at_a_time().to_string())
         .directory(directory)
         .deadline(Duration::from_secs(u64::from(minutes) * 60));
     if full {
@@ -250,6 +251,11 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
 /// Number of clusters that fit into memory. Scenarios with exclusive use mostly wait, so cores do not matter.
 fn clusters_at_a_time() -> u64 {
     needs::available_memory().map_or(1, |bytes| (bytes / CLUSTER_MEMORY).clamp(1, 3))
+}
+
+/// Number of tests of a program at a time, unless its line has another one: many of them wait for timers and other processes.
+fn tests_at_a_time() -> usize {
+    2 * thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn table(outcomes: &[Outcome], full: bool) -> String {
