@@ -8,11 +8,14 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use local_cluster::command::Run;
 use mooncake_stock::Space;
 use serde_json::{Value, json};
 use tokio::process::Child;
 use tokio::time::{Instant, interval, timeout};
 
+/// Limit of a build.
+const BUILD: Duration = Duration::from_secs(15 * 60);
 /// Limit of any wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Address of the stock peers.
@@ -51,21 +54,17 @@ pub(crate) fn master_program() -> PathBuf {
 fn pool_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let built = std::process::Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--package",
-                "mooncake-pool",
-                "--package",
-                "mooncake-engine-process",
-                "--package",
-                "mooncake-master",
-                "--bins",
-            ])
-            .status()
+        let packages = [
+            "mooncake-pool",
+            "mooncake-engine-process",
+            "mooncake-master",
+        ];
+        Run::cargo()
+            .args(["build", "--quiet", "--locked", "--bins"])
+            .args(packages.iter().flat_map(|name| ["--package", name]))
+            .deadline(BUILD)
+            .done()
             .unwrap();
-        assert!(built.success(), "the pool program does not build");
         Path::new(env!("CARGO_BIN_EXE_agent")).with_file_name("pool")
     })
 }
@@ -96,6 +95,8 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) async fn new() -> Self {
+        // Before the times of a test run.
+        pool_program();
         let peers = Space::new().await.unwrap();
         let pod = Space::new().await.unwrap();
         let agents = Space::new().await.unwrap();
