@@ -25,7 +25,7 @@ use host::{Host, Snapshot};
 ///
 /// # Errors
 /// The root cannot be opened, or standard output is closed.
-pub fn facts(node: &Node, silent: Vec<String>) -> anyhow::Result<()> {
+pub(crate) fn facts(node: &Node, silent: Vec<String>) -> anyhow::Result<()> {
     let snapshot = live::read(node, &silent.into_iter().collect(), DEVICE_DEADLINE)
         .with_context(|| format!("cannot read the node at {}", node.root.display()))?;
     write_line(&snapshot)
@@ -44,7 +44,7 @@ fn write_line(value: &impl Serialize) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The root cannot be opened, or standard output is closed.
-pub fn containers(root: &Path, pods: Vec<String>) -> anyhow::Result<()> {
+pub(crate) fn containers(root: &Path, pods: Vec<String>) -> anyhow::Result<()> {
     let containers =
         host::container::live::read(root, &pods.into_iter().collect(), POD_DEADLINE)
             .with_context(|| format!("cannot read the processes below {}", root.display()))?;
@@ -55,7 +55,7 @@ pub fn containers(root: &Path, pods: Vec<String>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The changes are invalid, or standard output is closed.
-pub fn fix(node: &Node, changes: &str) -> anyhow::Result<()> {
+pub(crate) fn fix(node: &Node, changes: &str) -> anyhow::Result<()> {
     let changes: Vec<Change> = serde_json::from_str(changes).context("invalid changes")?;
     let outcomes = apply::apply_changes(node, &changes);
     write_line(&outcomes)
@@ -65,7 +65,7 @@ pub fn fix(node: &Node, changes: &str) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The root cannot be read, or the file cannot be written.
-pub fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
+pub(crate) fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
     let (mut snapshot, mut recording) = live::record(node)
         .with_context(|| format!("cannot read the node at {}", node.root.display()))?;
     probe(node, &mut snapshot)?;
@@ -104,7 +104,7 @@ pub fn record(node: &Node, file: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The root or the recording cannot be read.
-pub fn inventory(node: &Node, recording: Option<&Path>) -> anyhow::Result<()> {
+pub(crate) fn inventory(node: &Node, recording: Option<&Path>) -> anyhow::Result<()> {
     let snapshot = snapshot(node, recording)?;
     println!(
         "{}",
@@ -117,7 +117,7 @@ pub fn inventory(node: &Node, recording: Option<&Path>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The root or the recording cannot be read.
-pub fn checks(node: &Node, recording: Option<&Path>, json: bool) -> anyhow::Result<bool> {
+pub(crate) fn checks(node: &Node, recording: Option<&Path>, json: bool) -> anyhow::Result<bool> {
     let snapshot = snapshot(node, recording)?;
     let spec = MooncakeNodeSpec::default();
     let round = run_checks(CATALOG, &CheckInput::of(&snapshot, &spec));

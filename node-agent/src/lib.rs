@@ -13,15 +13,15 @@
 
 pub mod args;
 mod assignments;
-pub mod describe;
+mod describe;
 mod facts;
 mod health;
 mod peers;
 mod pools;
-pub mod process;
+mod process;
 mod publish;
 mod run;
 mod watched;
-pub mod worker;
+mod worker;
 
 pub use run::run;

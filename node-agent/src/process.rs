@@ -2,4 +2,4 @@
 
 pub(crate) mod child;
 pub(crate) mod node_lock;
-pub mod supervisor;
+pub(crate) mod supervisor;

@@ -47,7 +47,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(4);
 ///
 /// # Errors
 /// The node lock, the state folder, the engine or the configuration cannot be used; or a task that must not end has ended.
-pub async fn work(settings: Settings) -> anyhow::Result<()> {
+pub(crate) async fn work(settings: Settings) -> anyhow::Result<()> {
     // Ends with the supervisor, also when that is killed.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -6,7 +6,7 @@ use tokio::signal::unix::{SignalKind, signal};
 ///
 /// # Errors
 /// The signals cannot be received.
-pub async fn until_terminated() -> std::io::Result<()> {
+pub(crate) async fn until_terminated() -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {

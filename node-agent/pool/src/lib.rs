@@ -2,9 +2,9 @@
 //! that it never needs an upgrade.
 
 pub mod args;
-pub mod guard;
+mod guard;
 pub mod handover;
-pub mod probe;
+mod probe;
 mod run;
 mod secret;
 pub mod serve;

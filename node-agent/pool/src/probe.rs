@@ -10,7 +10,7 @@ use crate::handover::{ADDRESS, Client, Connection};
 ///
 /// # Errors
 /// No pool process responds, or it is not ready.
-pub async fn probe(what: Probe) -> anyhow::Result<String> {
+pub(crate) async fn probe(what: Probe) -> anyhow::Result<String> {
     let socket =
         seqpacket::connect(ADDRESS).context("cannot connect to the pool process of this pod")?;
     let mut client = Client::new(Connection::new(socket)?);

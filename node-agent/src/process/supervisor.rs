@@ -35,7 +35,7 @@ fn wait_before_start(ran: Duration, last: Duration) -> Duration {
 ///
 /// # Errors
 /// The worker cannot be started or waited for.
-pub async fn supervise(arguments: Vec<OsString>) -> anyhow::Result<()> {
+pub(crate) async fn supervise(arguments: Vec<OsString>) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("cannot find the path of this program")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -95,7 +95,7 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) async fn new() -> Self {
-        // Before the times of a test run.
+        // Before the deadlines of a test begin.
         pool_program();
         let peers = Space::new().await.unwrap();
         let pod = Space::new().await.unwrap();

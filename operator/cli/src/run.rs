@@ -45,7 +45,7 @@ pub enum Failure {
     #[error("{0}")]
     Sizes(#[from] TooLarge),
     #[error("cannot start a runtime: {0}")]
-    Runtime(#[from] std::io::Error),
+    Runtime(std::io::Error),
 }
 
 /// Release of this program.
@@ -54,12 +54,12 @@ pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Runs a command. Blocks.
 ///
 /// # Errors
-/// An API server that cannot be read, the requested object cannot be read, or sizes that overflow.
+/// An API server that cannot be read, the requested object cannot be read, sizes that overflow, or no runtime.
 pub fn run(args: &Args) -> Result<Report, Box<Failure>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(Failure::from)?;
+        .map_err(Failure::Runtime)?;
     let result = runtime.block_on(report(args));
     // A credential plugin that still runs must not keep the process alive.
     runtime.shutdown_background();
