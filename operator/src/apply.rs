@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crds::Reason;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -17,6 +18,7 @@ use serde_json::Value;
 
 use crate::lease::{Deposed, Fence, WRITE_LIMIT};
 use crate::metrics::Metrics;
+use crate::untyped::{decode, encode};
 
 mod compare;
 
@@ -184,7 +186,7 @@ impl Writer {
     /// [`Error::NotOurs`] for an object of that name with another owner; else the failed write.
     pub async fn apply<K>(
         &self,
-        api: &Api<K>,
+        api: &Api<DynamicObject>,
         desired: K,
         observed: Option<&K>,
     ) -> Result<Applied<K>, Error>
@@ -198,14 +200,14 @@ impl Writer {
     pub async fn apply_kind<K>(
         &self,
         kind: &str,
-        api: &Api<K>,
+        api: &Api<DynamicObject>,
         mut desired: K,
         observed: Option<&K>,
     ) -> Result<Applied<K>, Error>
     where
         K: Resource + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let object = describe(kind, &desired);
+        let object = describe(kind, desired.meta());
         let desired_fingerprint = fingerprint(&desired);
         desired
             .annotations_mut()
@@ -240,14 +242,12 @@ impl Writer {
             Step::Write => {}
         }
         if observed.is_none() {
-            self.refuse_foreign(api, &desired, &object).await?;
+            self.refuse_foreign(api, desired.meta(), &object).await?;
         }
-        let name = desired.name_any();
-        let written = self
-            .bounded("apply", &object, async {
-                api.patch(&name, &ours(), &Patch::Apply(&desired)).await
-            })
-            .await?;
+        let undecodable = |error| api_error("apply", &object, kube::Error::SerdeError(error));
+        let body = serde_json::to_value(&desired).map_err(undecodable)?;
+        let written = self.patch(api, &object, &desired.name_any(), &body).await?;
+        let written: K = decode(written).map_err(undecodable)?;
         self.writes.lock().insert(
             object.clone(),
             Write {
@@ -263,25 +263,40 @@ impl Writer {
         })
     }
 
+    async fn patch(
+        &self,
+        api: &Api<DynamicObject>,
+        object: &str,
+        name: &str,
+        body: &Value,
+    ) -> Result<DynamicObject, Error> {
+        let patch = Patch::Apply(body);
+        let parameters = ours();
+        let written = api.patch(name, &parameters, &patch);
+        self.bounded("apply", object, written).await
+    }
+
     /// Creates the object and never changes it. One of that name with the same owner is no error.
     ///
     /// # Errors
     /// [`Error::NotOurs`] for an object of that name with another owner; else the failed write.
-    pub async fn create<K>(&self, api: &Api<K>, wanted: &K) -> Result<(), Error>
+    pub async fn create<K>(&self, api: &Api<DynamicObject>, wanted: &K) -> Result<(), Error>
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+        K: Resource<DynamicType = ()> + Serialize,
     {
         let object = object_of(wanted);
         if self.withholds("create", &object) {
             return Ok(());
         }
+        let body = encode(wanted)
+            .map_err(|error| api_error("create", &object, kube::Error::SerdeError(error)))?;
         let parameters = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
         };
         let exists = self
             .bounded("create", &object, async {
-                match api.create(&parameters, wanted).await {
+                match api.create(&parameters, &body).await {
                     Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => Ok(true),
                     Err(error) => Err(error),
                     Ok(_) => Ok(false),
@@ -289,7 +304,7 @@ impl Writer {
             })
             .await?;
         if exists {
-            return self.refuse_foreign(api, wanted, &object).await;
+            return self.refuse_foreign(api, wanted.meta(), &object).await;
         }
         tracing::info!(%object, "created");
         Ok(())
@@ -325,27 +340,29 @@ impl Writer {
     }
 
     /// Deletes the object with this UID. An object that does not exist is no error.
-    pub async fn delete<K>(&self, api: &Api<K>, victim: &K) -> Result<(), Error>
+    pub async fn delete<K>(&self, api: &Api<DynamicObject>, victim: &K) -> Result<(), Error>
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = ()>,
     {
-        self.delete_kind(&K::kind(&()), api, victim).await
+        self.delete_kind(&K::kind(&()), api, victim.meta()).await
     }
 
     /// The same, for an object that does not know its own kind.
-    pub async fn delete_kind<K>(&self, kind: &str, api: &Api<K>, victim: &K) -> Result<(), Error>
-    where
-        K: Resource + Clone + Debug + DeserializeOwned,
-    {
+    pub async fn delete_kind(
+        &self,
+        kind: &str,
+        api: &Api<DynamicObject>,
+        victim: &ObjectMeta,
+    ) -> Result<(), Error> {
         let object = describe(kind, victim);
         if self.withholds("delete", &object) {
             return Ok(());
         }
         let parameters = DeleteParams::background().preconditions(Preconditions {
-            uid: victim.uid(),
+            uid: victim.uid.clone(),
             resource_version: None,
         });
-        let name = victim.name_any();
+        let name = victim.name.clone().unwrap_or_default();
         let outcome = self
             .bounded("delete", &object, async {
                 match api.delete(&name, &parameters).await {
@@ -391,15 +408,16 @@ impl Writer {
         }
     }
 
-    async fn refuse_foreign<K>(&self, api: &Api<K>, desired: &K, object: &str) -> Result<(), Error>
-    where
-        K: Resource + Clone + Debug + DeserializeOwned,
-    {
-        let name = desired.name_any();
+    async fn refuse_foreign(
+        &self,
+        api: &Api<DynamicObject>,
+        desired: &ObjectMeta,
+        object: &str,
+    ) -> Result<(), Error> {
+        let name = desired.name.clone().unwrap_or_default();
         let found = read(object, api.get_metadata_opt(&name)).await?;
         let Some(found) = found else { return Ok(()) };
-        let mine = |owned: &K| owner(owned.meta());
-        if owner(&found.metadata) == mine(desired) {
+        if owner(&found.metadata) == owner(desired) {
             return Ok(());
         }
         Err(Error::NotOurs {
@@ -424,9 +442,7 @@ fn ours() -> PatchParams {
 }
 
 /// UID of the controlling owner, and its name for messages.
-fn owner(
-    metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-) -> Option<(String, String)> {
+fn owner(metadata: &ObjectMeta) -> Option<(String, String)> {
     let owner = metadata
         .owner_references
         .iter()
@@ -495,10 +511,11 @@ fn terminating(error: &kube::Error) -> bool {
     causes.any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-fn describe<K: Resource>(kind: &str, object: &K) -> String {
-    match object.namespace() {
-        Some(namespace) => format!("{kind} {namespace}/{}", object.name_any()),
-        None => format!("{kind} {}", object.name_any()),
+fn describe(kind: &str, object: &ObjectMeta) -> String {
+    let name = object.name.as_deref().unwrap_or_default();
+    match &object.namespace {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} {name}"),
     }
 }
 
@@ -508,7 +525,7 @@ fn lags((written, at): (u64, Instant), seen: Option<u64>, now: Instant) -> bool 
 }
 
 fn object_of<K: Resource<DynamicType = ()>>(object: &K) -> String {
-    describe(&K::kind(&()), object)
+    describe(&K::kind(&()), object.meta())
 }
 
 /// Resource versions are compared as numbers, which Kubernetes allows within one resource.

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crds::{MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::DynamicObject;
 use kube::core::DeserializeGuard;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::watcher::{self, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use parking_lot::{Mutex, RwLock};
 use serde::de::DeserializeOwned;
@@ -25,6 +25,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::metrics::Metrics;
 use crate::pod::{leader, probed_at};
+use crate::untyped;
 
 pub mod compute_domains;
 pub(crate) mod devices;
@@ -123,7 +124,7 @@ impl Caches {
         let labelled_of = Index::new(labelled.clone(), requested_cluster);
         watches.follow(
             pods_writer,
-            Api::<Pod>::all(client.clone()),
+            untyped::api::<Pod>(client.clone(), &(), None),
             every().labels(&components),
             move |pod| {
                 prune::pod(pod);
@@ -143,7 +144,7 @@ impl Caches {
         );
         watches.follow(
             agents_writer,
-            Api::<Pod>::namespaced(client.clone(), namespace),
+            untyped::api::<Pod>(client.clone(), &(), Some(namespace)),
             every().labels(&agents_wanted),
             prune::pod,
             trigger::of_agent,
@@ -158,7 +159,7 @@ impl Caches {
         );
         watches.follow(
             labelled_writer,
-            Api::<Pod>::all(client.clone()),
+            untyped::api::<Pod>(client.clone(), &(), None),
             every().labels(names::LABEL_INJECT),
             prune::pod,
             trigger::of_labelled,
@@ -172,25 +173,25 @@ impl Caches {
         );
         Self {
             clusters: watches.start(
-                Api::<DeserializeGuard<MooncakeCluster>>::all(client.clone()),
+                untyped::api::<DeserializeGuard<MooncakeCluster>>(client.clone(), &(), None),
                 every(),
                 prune::cluster,
                 trigger::of_cluster,
             ),
             reports: watches.start(
-                Api::<DeserializeGuard<MooncakeNode>>::all(client.clone()),
+                untyped::api::<DeserializeGuard<MooncakeNode>>(client.clone(), &(), None),
                 every(),
                 prune::report,
                 trigger::of_report,
             ),
             node_policies: watches.start(
-                Api::<DeserializeGuard<MooncakeNodePolicy>>::all(client.clone()),
+                untyped::api::<DeserializeGuard<MooncakeNodePolicy>>(client.clone(), &(), None),
                 every(),
                 prune::node_policy,
                 trigger::of_policy,
             ),
             nodes: watches.start(
-                Api::<Node>::all(client.clone()),
+                untyped::api::<Node>(client.clone(), &(), None),
                 every(),
                 prune::node,
                 trigger::of_machine,
@@ -205,55 +206,55 @@ impl Caches {
             labelled_on,
             labelled_of,
             deployments: watches.start(
-                Api::<Deployment>::all(client.clone()),
+                untyped::api::<Deployment>(client.clone(), &(), None),
                 ours(),
                 prune::deployment,
                 trigger::of_child,
             ),
             daemon_sets: watches.start(
-                Api::<DaemonSet>::all(client.clone()),
+                untyped::api::<DaemonSet>(client.clone(), &(), None),
                 ours(),
                 prune::daemon_set,
                 trigger::of_child,
             ),
             services: watches.start(
-                Api::<Service>::all(client.clone()),
+                untyped::api::<Service>(client.clone(), &(), None),
                 ours(),
                 prune::managed_fields,
                 trigger::of_service,
             ),
             accounts: watches.start(
-                Api::<ServiceAccount>::all(client.clone()),
+                untyped::api::<ServiceAccount>(client.clone(), &(), None),
                 ours(),
                 prune::managed_fields,
                 trigger::of_child,
             ),
             roles: watches.start(
-                Api::<Role>::all(client.clone()),
+                untyped::api::<Role>(client.clone(), &(), None),
                 ours(),
                 prune::managed_fields,
                 trigger::of_child,
             ),
             budgets: watches.start(
-                Api::<PodDisruptionBudget>::all(client.clone()),
+                untyped::api::<PodDisruptionBudget>(client.clone(), &(), None),
                 ours(),
                 prune::managed_fields,
                 trigger::of_child,
             ),
             bindings: watches.start(
-                Api::<RoleBinding>::all(client.clone()),
+                untyped::api::<RoleBinding>(client.clone(), &(), None),
                 ours(),
                 prune::managed_fields,
                 trigger::of_child,
             ),
             policies: watches.start(
-                Api::<NetworkPolicy>::all(client.clone()),
+                untyped::api::<NetworkPolicy>(client.clone(), &(), None),
                 ours(),
                 prune::managed_fields,
                 trigger::of_child,
             ),
             slices: watches.start(
-                Api::<EndpointSlice>::all(client.clone()),
+                untyped::api::<EndpointSlice>(client.clone(), &(), None),
                 ours().labels(&format!(
                     "{},{}={}",
                     names::LABEL_CLUSTER,
@@ -350,7 +351,7 @@ impl Watches {
 
     fn start<K>(
         &self,
-        api: Api<K>,
+        api: Api<DynamicObject>,
         config: watcher::Config,
         prune: impl Fn(&mut K) + Send + 'static,
         of: fn(Option<&K>, &K) -> Vec<Trigger>,
@@ -368,7 +369,7 @@ impl Watches {
     fn follow<K>(
         &self,
         mut writer: reflector::store::Writer<K>,
-        api: Api<K>,
+        api: Api<DynamicObject>,
         config: watcher::Config,
         prune: impl Fn(&mut K) + Send + 'static,
         of: fn(Option<&K>, &K) -> Vec<Trigger>,
@@ -380,15 +381,12 @@ impl Watches {
         let (listed, listener) = watch::channel(false);
         self.listed.lock().push(listener);
         let kind = K::kind(&());
-        let stream = watcher(api, config)
-            .map_ok(move |event| event.modify(&prune))
-            .default_backoff();
+        let mut events = untyped::watch::<K>(api, config);
         tokio::spawn(async move {
-            let mut events = Box::pin(stream);
             let store = writer.as_reader();
             while let Some(event) = events.next().await {
                 let event = match event {
-                    Ok(event) => event,
+                    Ok(event) => event.modify(&prune),
                     Err(error) => {
                         metrics.count_watch_error(&kind);
                         tracing::warn!(%kind, %error, "watch failed; retrying");

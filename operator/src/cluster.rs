@@ -24,6 +24,7 @@ use crate::event::Events;
 use crate::machine::is_cordoned;
 use crate::metrics::Metrics;
 use crate::pod::master_instance;
+use crate::untyped;
 
 pub mod admin;
 pub mod apply;
@@ -453,7 +454,8 @@ impl Session<'_> {
             let on = "the CRD MooncakeCluster of this release: the API server does not store status.rollout";
             return Ok(wait(on, None));
         }
-        let api = Api::<Pod>::namespaced(self.context.client.clone(), &valid.namespace);
+        let client = self.context.client.clone();
+        let api = untyped::api::<Pod>(client, &(), Some(&valid.namespace));
         for pod in pods {
             let mut found = observed.pool_pods.iter();
             if let Some(victim) = found.find(|found| found.uid().as_deref() == Some(&pod.uid)) {

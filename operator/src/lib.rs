@@ -30,6 +30,7 @@ pub mod pod;
 pub mod policy;
 pub mod run;
 mod undecodable;
+pub mod untyped;
 
 pub use crds::sizing;
 

@@ -25,6 +25,7 @@ use crate::cache::Caches;
 use crate::compute_domain::view;
 use crate::controller::Failure;
 use crate::event::{EventType, Events};
+use crate::untyped;
 
 pub mod desired;
 pub mod hugepage_capacity;
@@ -83,13 +84,14 @@ pub async fn reconcile(node: Arc<Node>, context: Arc<Context>) -> Result<Action,
 
 async fn reconcile_node(node: &Node, context: &Context) -> Result<Action, WriteError> {
     let api = Api::<MooncakeNode>::all(context.client.clone());
+    let untyped = untyped::api::<MooncakeNode>(context.client.clone(), &(), None);
     let Some(mut observed) = observe::observe(&context.caches, node) else {
         return Ok(Action::await_change());
     };
     if let Some(stale) = observed.of_an_earlier_node() {
         tracing::info!(node = %observed.name, uid = stale.uid(),
             "the Node was recreated; deleting the MooncakeNode of the earlier one");
-        context.writer.delete(&api, stale).await?;
+        context.writer.delete(&untyped, stale).await?;
         return Ok(Action::requeue(AFTER_DELETE));
     }
     observed.room = hugepage_capacity::of_node(&observed, node, context).await;
@@ -103,7 +105,7 @@ async fn reconcile_node(node: &Node, context: &Context) -> Result<Action, WriteE
     };
     let applied = context
         .writer
-        .apply(&api, wanted, observed.report.as_ref())
+        .apply(&untyped, wanted, observed.report.as_ref())
         .await?;
     let Some(object) = applied.object else {
         return Ok(Action::requeue(AFTER_DELETE));

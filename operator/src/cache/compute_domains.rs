@@ -14,11 +14,11 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::DynamicObject;
+use kube::runtime::reflector;
 use kube::runtime::reflector::Store;
 use kube::runtime::reflector::store::Writer;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::runtime::{WatchStreamExt, reflector};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::runtime::watcher::{self, Event};
+use kube::{Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::broadcast;
@@ -29,6 +29,7 @@ use self::registration::RegistrationTimes;
 use self::snapshot::{DomainObjects, DomainSnapshot};
 use crate::cache::{Trigger, devices, prune};
 use crate::metrics::Metrics;
+use crate::untyped;
 
 pub mod objects;
 pub mod registration;
@@ -200,9 +201,9 @@ impl Watches {
     async fn run(&self) {
         let definitions = DEFINITIONS.map(|name| {
             let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
-            let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-            let stream = watcher(api, only).default_backoff();
-            stream.map(move |event| (name, event)).boxed()
+            let api = untyped::api::<CustomResourceDefinition>(self.client.clone(), &(), None);
+            let events = untyped::watch::<CustomResourceDefinition>(api, only);
+            events.map(move |event| (name, event)).boxed()
         });
         let mut events = futures::stream::select_all(definitions);
         let mut served: BTreeMap<&str, bool> = BTreeMap::new();
@@ -302,13 +303,10 @@ impl Watches {
     fn follow_all(&self) -> JoinSet<()> {
         let mut set = JoinSet::new();
         let every = watcher::Config::default;
-        let client = &self.client;
         let (domain, clique) = (
             objects::compute_domains(),
             objects::compute_domain_cliques(),
         );
-        let all_domains = Api::all_with(client.clone(), &domain);
-        let all_cliques = Api::all_with(client.clone(), &clique);
         let domains = Rule {
             keep: |_| true,
             prune: prune::managed_fields,
@@ -348,12 +346,12 @@ impl Watches {
         let daemon_pods = every().labels(LABEL_DOMAIN);
         let ours = every().fields(&format!("spec.driver={DRIVER}"));
         let stores = Stores {
-            domains: self.one(&mut set, all_domains, domain, every(), domains),
-            cliques: self.one(&mut set, all_cliques, clique, every(), cliques),
-            daemons: self.one(&mut set, Api::all(client.clone()), (), daemon_pods, daemons),
-            claims: self.one(&mut set, Api::all(client.clone()), (), every(), claims),
-            templates: self.one(&mut set, Api::all(client.clone()), (), every(), templates),
-            slices: self.one(&mut set, Api::all(client.clone()), (), ours, slices),
+            domains: self.one(&mut set, domain, every(), domains),
+            cliques: self.one(&mut set, clique, every(), cliques),
+            daemons: self.one(&mut set, (), daemon_pods, daemons),
+            claims: self.one(&mut set, (), every(), claims),
+            templates: self.one(&mut set, (), every(), templates),
+            slices: self.one(&mut set, (), ours, slices),
         };
         let (compute_domains, triggers) = (self.compute_domains.clone(), self.triggers.clone());
         set.spawn(async move {
@@ -369,7 +367,6 @@ impl Watches {
     fn one<K>(
         &self,
         set: &mut JoinSet<()>,
-        api: Api<K>,
         kind: K::DynamicType,
         config: watcher::Config,
         rule: Rule<K>,
@@ -380,11 +377,12 @@ impl Watches {
     {
         let Rule { keep, prune, of } = rule;
         let name = K::kind(&kind).into_owned();
-        let writer = Writer::<K>::new(kind);
+        let api = untyped::api::<K>(self.client.clone(), &kind, None);
+        let mut writer = Writer::<K>::new(kind);
         let store = writer.as_reader();
         let (triggers, metrics) = (self.triggers.clone(), self.metrics.clone());
         let moves = self.compute_domains.shared.moves.clone();
-        let stream = watcher(api, config)
+        let stream = untyped::watch::<K>(api, config)
             .try_filter(move |event| {
                 std::future::ready(match event {
                     Event::Apply(object) | Event::Delete(object) | Event::InitApply(object) => {
@@ -393,12 +391,14 @@ impl Watches {
                     Event::Init | Event::InitDone => true,
                 })
             })
-            .map_ok(move |event| event.modify(prune))
-            .default_backoff();
+            .map_ok(move |event| event.modify(prune));
         set.spawn(async move {
-            let mut events = pin!(reflector(writer, stream));
+            let mut events = pin!(stream);
             let mut synced = false;
             while let Some(event) = events.next().await {
+                if let Ok(event) = &event {
+                    writer.apply_watcher_event(event);
+                }
                 moves.fetch_add(1, Ordering::Release);
                 match event {
                     Ok(Event::Apply(object) | Event::Delete(object)) => {

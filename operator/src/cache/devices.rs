@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use crds::names;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
+use kube::Client;
 use kube::runtime::reflector::Store;
 use kube::runtime::watcher;
-use kube::{Api, Client};
 use parking_lot::RwLock;
 
 use super::{ClusterName, Trigger, Watches, of_cluster, prune, trigger};
+use crate::untyped;
 
 /// API of claims, their templates and classes.
 const API: &str = "resource.k8s.io/v1";
@@ -121,13 +122,13 @@ impl Devices {
         }
         let every = watcher::Config::default;
         let templates = watches.start(
-            Api::<ResourceClaimTemplate>::all(client.clone()),
+            untyped::api::<ResourceClaimTemplate>(client.clone(), &(), None),
             every().labels(names::LABEL_CLUSTER),
             prune::managed_fields,
             trigger::of_child,
         );
         let classes = watches.start(
-            Api::<DeviceClass>::all(client),
+            untyped::api::<DeviceClass>(client, &(), None),
             every().fields(&format!("metadata.name={}", names::DEVICE_CLASS)),
             prune::managed_fields,
             |_, _| vec![Trigger::Everything],

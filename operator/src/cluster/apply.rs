@@ -7,12 +7,13 @@ use crds::names;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 
 use crate::apply::{Applied, Error, Writer, applied_otherwise};
 use crate::cluster::desired::{Children, master};
 use crate::cluster::observe::Existing;
 use crate::pod::owner;
+use crate::untyped;
 
 /// The applied objects from which the status is computed.
 #[derive(Clone, Debug)]
@@ -158,7 +159,7 @@ impl Session<'_> {
                     && owner(found.meta()).map(|owner| &owner.uid) == mine.as_ref()
             })
             .map(AsRef::as_ref);
-        let api = Api::namespaced(self.client.clone(), self.namespace);
+        let api = untyped::api::<K>(self.client.clone(), &(), Some(self.namespace));
         self.writer.apply(&api, desired, observed).await
     }
 
@@ -216,7 +217,7 @@ impl Session<'_> {
             + std::fmt::Debug
             + serde::de::DeserializeOwned,
     {
-        let api = Api::<K>::namespaced(self.client.clone(), self.namespace);
+        let api = untyped::api::<K>(self.client.clone(), &(), Some(self.namespace));
         for found in existing {
             let ours = owner(found.meta()).map(|owner| owner.uid.as_str()) == uid;
             let leaving = found.meta().deletion_timestamp.is_some();

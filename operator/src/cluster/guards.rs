@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, ResourceExt};
+use kube::{Client, ResourceExt};
 
 use crate::apply::{Error, Writer};
 use crate::cluster::desired::guard;
 use crate::cluster::validate::{Settings, Valid};
 use crate::pod::{is_over, owner};
+use crate::untyped;
 
 /// Most guards that one reconcile creates. The watch event of each causes the next reconcile.
 const AT_ONCE: usize = 200;
@@ -70,7 +71,7 @@ pub async fn carry_out(
     (cluster, settings): (&Valid, &Settings),
     plan: &Plan,
 ) -> Result<(), Error> {
-    let api = Api::<Pod>::namespaced(client.clone(), &cluster.namespace);
+    let api = untyped::api::<Pod>(client.clone(), &(), Some(&cluster.namespace));
     let mut outcome = Ok(());
     for pod in &plan.delete {
         let deleted = writer.delete(&api, pod.as_ref()).await;

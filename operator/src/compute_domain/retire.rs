@@ -74,7 +74,7 @@ async fn look(client: &Client, caches: &Caches, writer: &Writer) -> bool {
         };
         let kind = compute_domains();
         let api = Api::namespaced_with(client.clone(), &domain.namespace, &kind);
-        if let Err(error) = writer.delete_kind(&kind.kind, &api, object.as_ref()).await {
+        if let Err(error) = writer.delete_kind(&kind.kind, &api, &object.metadata).await {
             tracing::warn!(%error, "cannot delete an unused ComputeDomain; retrying");
             done = false;
         }
