@@ -217,13 +217,8 @@ pub fn cli() -> Result<PathBuf, Error> {
 pub fn local_cluster() -> Result<PathBuf, Error> {
     let messages = Run::cargo()
         .args(["build", "--locked", "--bin", "local-cluster"])
-        // Both packages, so that dependencies keep the features that the tests were built with.
-        .args([
-            "--package",
-            "mooncake-local-cluster",
-            "--package",
-            "mooncake-e2e",
-        ])
+        // So that dependencies keep the features that the tests were built with.
+        .arg("--workspace")
         .args(["--message-format", "json-render-diagnostics"])
         .directory(source())
         .deadline(COLD_BUILD)

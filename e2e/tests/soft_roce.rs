@@ -12,11 +12,11 @@ const BUILD: Duration = Duration::from_secs(15 * 60);
 /// The guest is 10 to 20 times slower, and shares the processors with other suites.
 const GUEST: Duration = Duration::from_secs(10 * 60);
 
-/// Builds a test program of a package, chosen by arguments of cargo, and returns its path.
+/// Builds a test program of a package, chosen by arguments of cargo, and returns its path. For the whole workspace, as the other
+/// suites: for one package, what it depends on would be built again.
 fn test_program(package: &str, chosen: &[&str], name: &str) -> anyhow::Result<PathBuf> {
     let messages = Run::cargo()
-        .args(["test", "--quiet", "--locked", "--no-run"])
-        .args(["--package", package])
+        .args(["test", "--quiet", "--locked", "--no-run", "--workspace"])
         .args(chosen)
         .arg("--message-format=json")
         .directory(product::source())
@@ -24,8 +24,13 @@ fn test_program(package: &str, chosen: &[&str], name: &str) -> anyhow::Result<Pa
         .output()?;
     let program = messages.lines().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let of_package = message["package_id"]
+            .as_str()?
+            .contains(&format!("#{package}@"));
         let is_it = message["target"]["name"] == name && message["profile"]["test"] == true;
-        let path = message["executable"].as_str().filter(|_| is_it)?;
+        let path = message["executable"]
+            .as_str()
+            .filter(|_| is_it && of_package)?;
         Some(PathBuf::from(path))
     });
     program.with_context(|| format!("cargo has built no test program {name} of {package}"))

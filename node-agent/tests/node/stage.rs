@@ -49,22 +49,20 @@ pub(crate) fn master_program() -> PathBuf {
     pool_program().with_file_name("mooncake-master")
 }
 
-/// Returns the path of the pool program. Other packages build it, the engine program and our master beside the agent's
-/// at first use.
+/// Returns the path of the pool program. It, the engine program and our master lie beside the agent's. A run of the whole workspace
+/// builds them before the tests and states that in the environment; else they are built at first use.
 fn pool_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let packages = [
-            "mooncake-pool",
-            "mooncake-engine-process",
-            "mooncake-master",
-        ];
-        Run::cargo()
-            .args(["build", "--quiet", "--locked", "--bins"])
-            .args(packages.iter().flat_map(|name| ["--package", name]))
-            .deadline(BUILD)
-            .done()
-            .unwrap();
+        if std::env::var_os("MOONCAKE_TEST_PROGRAMS").is_none() {
+            let programs = ["pool", "engine", "mooncake-master"];
+            Run::cargo()
+                .args(["build", "--quiet", "--locked", "--workspace"])
+                .args(programs.iter().flat_map(|name| ["--bin", name]))
+                .deadline(BUILD)
+                .done()
+                .unwrap();
+        }
         Path::new(env!("CARGO_BIN_EXE_agent")).with_file_name("pool")
     })
 }

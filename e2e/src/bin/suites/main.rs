@@ -208,7 +208,7 @@ fn lines(suite: &Suite, full: bool) -> Vec<String> {
             targets.iter().map(words).collect()
         }
         Kind::Scenarios(target, threads) => vec![format!(
-            "test --quiet --package mooncake-e2e --locked --test {target} \
+            "test --quiet --workspace --locked --test {target} \
              -- --include-ignored --nocapture --test-threads={threads}"
         )],
     }
@@ -230,6 +230,8 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
         .env("MOONCAKE_K8S_CLUSTER", CLUSTER)
         .env("MOONCAKE_TEST_CLUSTERS", clusters_at_a_time().to_string())
         .env("RUST_TEST_THREADS", tests_at_a_time().to_string())
+        // An earlier line has built all programs, or this one does.
+        .env("MOONCAKE_TEST_PROGRAMS", "built")
         .directory(directory)
         .deadline(Duration::from_secs(u64::from(minutes) * 60));
     if full {

@@ -24,7 +24,8 @@ pub(crate) enum Product {
 }
 
 pub(crate) enum Kind {
-    /// Runs cargo once per line of arguments. With several test programs a line needs `--no-fail-fast`, because a second
+    /// Runs cargo once per line of arguments, each for the whole workspace: for one package, what it depends on would be built with other
+    /// features, a second time. With several test programs a line needs `--no-fail-fast`, because a second
     /// attempt runs the failed tests only.
     Cargo(&'static [&'static str]),
     /// Runs these targets of `engine/proto/fuzz`.
@@ -49,13 +50,11 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "unit",
-        about: "tests of every crate: units, properties, golden files",
-        budget: 12,
+        about: "tests of every crate: units, properties, golden files, house rules, the chart",
+        budget: 14,
         machine: true,
         product: Product::Apart,
-        kind: Kind::Cargo(&[
-            "test --quiet --workspace --locked --no-fail-fast --exclude mooncake-e2e",
-        ]),
+        kind: Kind::Cargo(&["test --quiet --workspace --locked --no-fail-fast"]),
     },
     Suite {
         name: "fuzz",
@@ -72,23 +71,15 @@ pub(crate) const SUITES: &[Suite] = &[
         ]),
     },
     Suite {
-        name: "rules",
-        about: "house rules, tests of the e2e tools, the chart by helm lint and template",
-        budget: 14,
-        machine: true,
-        product: Product::Apart,
-        kind: Kind::Cargo(&[
-            "test --quiet --package mooncake-e2e --locked --no-fail-fast --lib --bins --test tidy --test language --test chart",
-        ]),
-    },
-    Suite {
         name: "api",
         about: "operator and webhook against a real API server, engines against a real etcd",
         budget: 6,
         machine: true,
         product: Product::BuiltBeside,
         kind: Kind::Cargo(&[
-            "test --quiet --workspace --exclude mooncake-e2e --locked --no-fail-fast --test api_server --test etcd --test etcd_tls -- --include-ignored --test-threads=3",
+            // Also programs of packages without a test here.
+            "test --quiet --workspace --locked --no-run",
+            "test --quiet --workspace --locked --no-fail-fast --test api_server --test etcd --test etcd_tls -- --include-ignored --test-threads=3",
         ]),
     },
     Suite {
