@@ -20,6 +20,10 @@ pub const LABEL_ENDPOINTS: &str = "mooncake.io/endpoints";
 pub const ENDPOINTS_LEADER: &str = "leader";
 /// Set by the elector of a master on the Lease: the epoch of the ledgers in its term.
 pub const ANNOTATION_EPOCH: &str = "mooncake.io/epoch";
+/// Set there too: address and port of the elector that holds the Lease.
+pub const ANNOTATION_ELECTOR: &str = "mooncake.io/elector";
+/// Set there by another elector: its name, address and port. The holder requests a promise of it when it cannot write the Lease.
+pub const ANNOTATION_WITNESS: &str = "mooncake.io/witness";
 /// Set by the webhook only: the pod was injected and may connect to the listeners of the named cluster.
 pub const LABEL_ACCESS: &str = "mooncake.io/access";
 /// Like [`LABEL_ACCESS`], for a hostNetwork pod.
@@ -87,6 +91,8 @@ pub const ETCD_SECRET_KEYS: [&str; 5] = ["ca.crt", "tls.crt", "tls.key", "userna
 pub const MASTER_METADATA_PORT: u16 = 8080;
 /// TCP port of a built-in master for health and metrics, without admission.
 pub const MASTER_OPEN_PORT: u16 = 9004;
+/// TCP port of the elector beside one of several masters, for the electors of the others.
+pub const MASTER_ELECTOR_PORT: u16 = 9005;
 /// TCP port of a pool pod for requests of segment descriptors.
 pub const POOL_HANDSHAKE_PORT: u16 = 12001;
 /// TCP port of a pool pod for data transfers.

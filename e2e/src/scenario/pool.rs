@@ -170,8 +170,7 @@ impl Pool {
     /// # Errors
     /// When there is none, or more than one.
     pub async fn master(&self) -> anyhow::Result<Pod> {
-        let mut pods = self.of_component(COMPONENT_MASTER).await?;
-        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        let mut pods = self.masters().await?;
         ensure!(
             pods.len() == 1,
             "{} has {} master pods",
@@ -179,6 +178,16 @@ impl Pool {
             pods.len()
         );
         pods.pop().context("just counted")
+    }
+
+    /// Returns all master pods that are not being deleted.
+    ///
+    /// # Errors
+    /// The API server's message.
+    pub async fn masters(&self) -> anyhow::Result<Vec<Pod>> {
+        let mut pods = self.of_component(COMPONENT_MASTER).await?;
+        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        Ok(pods)
     }
 
     async fn of_component(&self, component: &str) -> anyhow::Result<Vec<Pod>> {

@@ -1,12 +1,21 @@
-//! An outage of the API server: transfers continue, nothing restarts, and reconciliation resumes afterwards.
+//! An outage of the API server: transfers continue, also with one of two elected masters, nothing restarts, and reconciliation
+//! resumes afterwards.
 
 use super::agent_restart::none_restarted;
+use anyhow::{Context, ensure};
 use crds::MooncakeCluster;
-use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR};
+use crds::names::{
+    ANNOTATION_EPOCH, ANNOTATION_WITNESS, COMPONENT_AGENT, COMPONENT_OPERATOR, master,
+};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
 use kube::api::{Patch, PatchParams};
 use local_cluster::Part;
-use mooncake_e2e::scenario::{Effort, Load, Pool, Product, watches_resume};
+use mooncake_e2e::scenario::pool::READY;
+use mooncake_e2e::scenario::{
+    Effort, Load, Namespace, Pool, Product, Seen, eventually, watches_resume,
+};
 use serde_json::json;
 use std::time::Duration;
 
@@ -20,7 +29,9 @@ async fn transfers_continue_without_the_api_server() -> anyhow::Result<()> {
     let outcome = product
         .run("noapi", async move |product, namespace| {
             let pool = Pool::small(&namespace).await?;
-            without_api_server(&product, &pool, Duration::from_secs(outage)).await
+            let elected = two_masters(&namespace).await?;
+            let outage = Duration::from_secs(outage);
+            without_api_server(&product, &pool, &elected, outage).await
         })
         .await;
     product
@@ -30,13 +41,43 @@ async fn transfers_continue_without_the_api_server() -> anyhow::Result<()> {
     outcome
 }
 
+/// A cluster whose elected master may serve for 4 s after a write of its Lease, unless the other elector promises more. That one is
+/// its witness.
+async fn two_masters(namespace: &Namespace) -> anyhow::Result<Pool> {
+    let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 2}],
+        master: {type: BuiltIn, replicas: 2, leaseSeconds: 5}}";
+    let pool = Pool::apply(namespace, "elected", spec).await?;
+    pool.ready(READY).await?;
+    eventually("a witness in the Lease", READY, || async {
+        let lease = lease(&pool).await?;
+        let annotations = lease.metadata.annotations.unwrap_or_default();
+        let witness = annotations.get(ANNOTATION_WITNESS).cloned();
+        Ok(Seen::when(witness.map(drop), "none"))
+    })
+    .await?;
+    Ok(pool)
+}
+
+async fn lease(pool: &Pool) -> anyhow::Result<Lease> {
+    let leases: Api<Lease> = pool.namespace.api();
+    Ok(leases.get(&master(&pool.name)).await?)
+}
+
+async fn epoch(pool: &Pool) -> anyhow::Result<Option<String>> {
+    let annotations = lease(pool).await?.metadata.annotations;
+    Ok(annotations.and_then(|all| all.get(ANNOTATION_EPOCH).cloned()))
+}
+
 async fn without_api_server(
     product: &Product,
     pool: &Pool,
+    elected: &Pool,
     outage: Duration,
 ) -> anyhow::Result<()> {
     let load = Load::start(&pool.namespace, "n1", &pool.name, Effort::default()).await?;
-    let before = product_pods(product, pool).await?;
+    let other = Load::start(&pool.namespace, "n2", &elected.name, Effort::default()).await?;
+    let before = product_pods(product, &[pool, elected]).await?;
+    let term = epoch(elected).await?;
     product
         .cluster
         .with(|cluster| cluster.stop(Part::ApiServer))
@@ -57,13 +98,19 @@ async fn without_api_server(
         .await?;
     pool.ready(SOON).await?;
     load.finish(&pool.namespace).await?.nothing_failed()?;
-    none_restarted(&before, &product_pods(product, pool).await?)
+    let done = other.finish(&pool.namespace).await?;
+    done.nothing_failed().context("with two masters")?;
+    ensure!(epoch(elected).await? == term, "another term has begun");
+    none_restarted(&before, &product_pods(product, &[pool, elected]).await?)
 }
 
 /// Every pod of the product.
-async fn product_pods(product: &Product, pool: &Pool) -> anyhow::Result<Vec<Pod>> {
-    let mut pods = pool.pods().await?;
-    pods.push(pool.master().await?);
+async fn product_pods(product: &Product, pools: &[&Pool]) -> anyhow::Result<Vec<Pod>> {
+    let mut pods = Vec::new();
+    for pool in pools {
+        pods.extend(pool.pods().await?);
+        pods.extend(pool.masters().await?);
+    }
     for component in [COMPONENT_OPERATOR, COMPONENT_AGENT] {
         pods.extend(product.pods(component).await?);
     }

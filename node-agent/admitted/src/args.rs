@@ -1,14 +1,16 @@
 //! The settings of the program `admitted`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Parser, value_parser};
 use crds::cluster::{DEFAULT_LEASE_SECONDS, LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS};
+use crds::names::MASTER_ELECTOR_PORT;
 
 use crate::elector::{Elector, Settings};
 use crate::seat::Local;
+use crate::witness::Requests;
 
 /// Writes the addresses that may connect to the master of a MooncakeCluster, whenever they change. Elects one of several masters.
 #[derive(Debug, Parser)]
@@ -38,6 +40,12 @@ pub struct Args {
     /// Addresses of this pod, separated by commas. The Service of masters leads to one of them while this master leads.
     #[arg(long, value_delimiter = ',')]
     addresses: Vec<IpAddr>,
+    /// TCP port, at the first of these addresses, for the electors of other masters.
+    #[arg(long, default_value_t = MASTER_ELECTOR_PORT)]
+    elector_port: u16,
+    /// Another address for them.
+    #[arg(long)]
+    elector_address: Option<IpAddr>,
     /// Seconds after which another master takes a Lease that this one has not renewed. All other times of the election follow from it.
     #[arg(long, default_value_t = DEFAULT_LEASE_SECONDS,
         value_parser = value_parser!(u32).range(i64::from(LEAST_LEASE_SECONDS)..=i64::from(LONGEST_LEASE_SECONDS)))]
@@ -46,12 +54,20 @@ pub struct Args {
 
 impl Args {
     /// Returns the elector, if there are several masters.
-    pub(crate) fn elector(&self, client: &kube::Client) -> anyhow::Result<Option<Elector>> {
+    pub(crate) async fn elector(&self, client: &kube::Client) -> anyhow::Result<Option<Elector>> {
         let Some(socket) = &self.elector_socket else {
             return Ok(None);
         };
         let local = Local::listen(socket)
             .with_context(|| format!("cannot listen on {}", socket.display()))?;
+        let address = self
+            .elector_address
+            .or_else(|| self.addresses.first().copied());
+        let address = address.context("--addresses is empty")?;
+        let listen = SocketAddr::new(address, self.elector_port);
+        let requests = Requests::listen(listen)
+            .await
+            .with_context(|| format!("cannot listen on {listen}"))?;
         let settings = Settings {
             namespace: self.namespace.clone(),
             cluster: self.cluster.clone(),
@@ -60,6 +76,11 @@ impl Args {
             addresses: self.addresses.clone(),
             lease_seconds: self.lease_seconds,
         };
-        Ok(Some(Elector::new(client.clone(), settings, local)))
+        Ok(Some(Elector::new(
+            client.clone(),
+            settings,
+            local,
+            requests,
+        )))
     }
 }

@@ -4,6 +4,10 @@
 //! A master serves until [`Times::serve`] after the start of the last write of the Lease that its elector knows to have succeeded.
 //! Another elector takes a Lease that it has seen unchanged for the time that its holder wrote into it. So the first master has ended
 //! when the second begins, also if both electors have other times.
+//!
+//! One of the others may be named in the Lease as its witness. It takes an unchanged Lease as above, and all others only after
+//! [`Times::abandoned`]. If the Lease cannot be written, the witness can promise to regard it as changed: then the master serves
+//! as if it had been, until [`Times::alone`] after the last write.
 
 use std::time::Duration;
 
@@ -22,7 +26,16 @@ pub struct Times {
     pub call: Duration,
     /// Wait after a write that failed.
     pub retry: Duration,
+    /// A master serves no longer than this after the start of the last successful write of the Lease, whatever its witness promises.
+    pub alone: Duration,
+    /// Unchanged for this long, a Lease with a witness may be taken by any elector.
+    pub abandoned: Duration,
+    /// An elector becomes the witness no more often than once in this time, because each time costs two writes.
+    pub attend: Duration,
 }
+
+/// Unanswered requests in sequence after which a witness is removed from the Lease.
+const PATIENCE: u32 = 2;
 
 impl Times {
     /// Derives the times from the seconds of the Lease. For 15: 12 s, 5 s, 2 s and 1 s. A fifth of the Lease is left between the end
@@ -37,6 +50,9 @@ impl Times {
             renew: lease / 3,
             call: (lease / 5).min(Duration::from_secs(2)),
             retry: (lease / 15).min(Duration::from_secs(1)),
+            alone: Duration::from_secs(10 * 60),
+            abandoned: Duration::from_secs(12 * 60),
+            attend: Duration::from_secs(60),
         }
     }
 }
@@ -52,14 +68,8 @@ pub struct Record {
     pub version: u64,
     /// Seconds that the holder wrote: its own, and not those of the elector that waits. None or 0 cannot be the holder's.
     pub seconds: Option<u32>,
-}
-
-impl Record {
-    /// Returns for how long it must be unchanged before another elector takes it.
-    fn lasts(&self) -> Duration {
-        let seconds = self.seconds.filter(|seconds| *seconds > 0);
-        Duration::from_secs(seconds.unwrap_or(LONGEST_LEASE_SECONDS).into())
-    }
+    /// The elector by whose promises the holder may go on. Empty: none.
+    pub witness: String,
 }
 
 /// The master beside this program.
@@ -82,6 +92,8 @@ pub enum Step {
     Hold { epoch: u64 },
     /// Write the Lease: held by none.
     Release,
+    /// Write the Lease: held as before, with this program as its witness.
+    Attend,
 }
 
 /// Permission for the master.
@@ -109,6 +121,17 @@ pub struct Election {
     served_until: Duration,
     /// No write before this moment.
     pause: Duration,
+    /// The version that the last write of this pod replaces. As long as the Lease has it, that write may still be carried out. At
+    /// first the version that was read first: the run before this one may have begun to replace it.
+    replaces: Option<u64>,
+    /// The same, of the last write that removes the witness.
+    removes: Option<u64>,
+    /// Requests in sequence that the witness did not answer with a promise.
+    unanswered: u32,
+    /// The last write has failed.
+    failing: bool,
+    /// This elector becomes no witness before this moment.
+    offer: Duration,
     stopping: bool,
 }
 
@@ -125,6 +148,11 @@ impl Election {
             granted: 0,
             served_until: now + times.serve,
             pause: Duration::ZERO,
+            replaces: None,
+            removes: None,
+            unanswered: 0,
+            failing: false,
+            offer: Duration::ZERO,
             stopping: false,
         }
     }
@@ -137,9 +165,14 @@ impl Election {
         {
             return false;
         }
+        if self.since.is_none() {
+            self.replaces = Some(version(&lease).unwrap_or(0));
+        }
         if self.since.is_none() || self.lease != lease {
             self.lease = lease;
             self.since = Some(now);
+            // A write that failed because of this change need not wait.
+            self.pause = Duration::ZERO;
         }
         true
     }
@@ -151,6 +184,7 @@ impl Election {
             (Seat::Waiting | Seat::Serving(_), Seat::Absent) | (_, Seat::Waiting) => {
                 self.served_until = now;
                 self.renewed = None;
+                self.unanswered = 0;
             }
             (_, Seat::Serving(epoch)) => self.granted = self.granted.max(epoch),
             (Seat::Absent, Seat::Absent) => {}
@@ -168,6 +202,11 @@ impl Election {
         self.stopping && !self.holds()
     }
 
+    /// Returns the Lease as last read or written.
+    pub fn lease(&self) -> Option<&Record> {
+        self.lease.as_ref()
+    }
+
     /// Returns the version of the Lease that the next write replaces; `None`: it creates the Lease.
     pub fn version(&self) -> Option<u64> {
         self.lease.as_ref().map(|lease| lease.version)
@@ -178,19 +217,61 @@ impl Election {
         self.lease.as_ref().map_or(0, |lease| lease.epoch)
     }
 
+    /// Returns the witness to write into the Lease with [`Step::Hold`] and [`Step::Release`]: a term begins and ends without one.
+    pub fn witness(&self) -> &str {
+        match &self.lease {
+            // Without the API server, a witness that was silent for a moment is better than none.
+            Some(lease) if self.serves(lease) && (self.unanswered < PATIENCE || self.failing) => {
+                &lease.witness
+            }
+            Some(_) | None => "",
+        }
+    }
+
     fn holds(&self) -> bool {
         self.lease
             .as_ref()
             .is_some_and(|lease| lease.holder == self.identity)
     }
 
-    /// Returns what to do. `clock` is the time since 1970 in milliseconds, from which the first epoch is taken.
-    pub fn step(&self, now: Duration, clock: u64) -> Step {
-        let step = self.wanted(now, clock);
-        match step {
-            Step::Hold { .. } | Step::Release if now < self.pause => Step::Wait(self.pause),
-            other => other,
+    /// True if the Lease is of the term that the master beside this program serves.
+    fn serves(&self, lease: &Record) -> bool {
+        lease.holder == self.identity && self.seat == Seat::Serving(lease.epoch)
+    }
+
+    /// Returns for how long the Lease must be unchanged before this elector takes it.
+    fn lasts(&self, lease: &Record) -> Duration {
+        if !lease.witness.is_empty() && lease.witness != self.identity {
+            return self.times.abandoned;
         }
+        let seconds = lease.seconds.filter(|seconds| *seconds > 0);
+        Duration::from_secs(seconds.unwrap_or(LONGEST_LEASE_SECONDS).into())
+    }
+
+    /// Returns what to do. What is returned is done: a write is begun. `clock` is the time since 1970 in milliseconds, from which
+    /// the first epoch is taken.
+    pub fn step(&mut self, now: Duration, clock: u64) -> Step {
+        let step = self.wanted(now, clock);
+        if matches!(step, Step::Wait(_)) {
+            return step;
+        }
+        if now < self.pause {
+            return Step::Wait(self.pause);
+        }
+        self.replaces = Some(self.version().unwrap_or(0));
+        match step {
+            Step::Attend => self.offer = now + self.times.attend,
+            Step::Hold { .. }
+                if self
+                    .lease
+                    .as_ref()
+                    .is_some_and(|lease| lease.witness != self.witness()) =>
+            {
+                self.removes = self.replaces;
+            }
+            Step::Hold { .. } | Step::Release | Step::Wait(_) => {}
+        }
+        step
     }
 
     fn wanted(&self, now: Duration, clock: u64) -> Step {
@@ -222,8 +303,16 @@ impl Election {
             }
             Seat::Absent => idle,
             Seat::Waiting if self.stopping => idle,
-            Seat::Waiting if lease.holder.is_empty() || now >= since + lease.lasts() => next,
-            Seat::Waiting => Step::Wait(since + lease.lasts()),
+            Seat::Waiting if lease.holder.is_empty() || now >= since + self.lasts(lease) => next,
+            Seat::Waiting if lease.witness.is_empty() && now >= self.offer => Step::Attend,
+            Seat::Waiting => {
+                let end = since + self.lasts(lease);
+                Step::Wait(if lease.witness.is_empty() {
+                    end.min(self.offer)
+                } else {
+                    end
+                })
+            }
             Seat::Serving(epoch) => {
                 if self.stopping || !self.holds() || lease.epoch != epoch {
                     // The master ends at the end of its permission.
@@ -243,6 +332,7 @@ impl Election {
 
     /// The write that began at `started` has succeeded, with this result. Returns the permission for the master.
     pub fn wrote(&mut self, record: Record, started: Duration, now: Duration) -> Option<Grant> {
+        self.failing = false;
         let ours = record.holder == self.identity;
         let epoch = record.epoch;
         let newest = self.saw(Some(record), now);
@@ -263,9 +353,49 @@ impl Election {
         Some(Grant { epoch, until })
     }
 
+    /// The holder of this term requests to go on. True: this elector regards the Lease as changed now.
+    pub fn promises(&mut self, holder: &str, epoch: u64, now: Duration) -> bool {
+        let promised = self.lease.as_ref().is_some_and(|lease| {
+            lease.holder == holder
+                && lease.epoch == epoch
+                && lease.witness == self.identity
+                // Else a write of this pod may still take it.
+                && Some(lease.version) > self.replaces
+        });
+        if promised {
+            self.since = Some(now);
+        }
+        promised
+    }
+
+    /// This witness has promised, by the answer to the request that was sent at `sent`. Returns a permission that ends later than the
+    /// one before.
+    pub fn promised(&mut self, witness: &str, sent: Duration, now: Duration) -> Option<Grant> {
+        self.unanswered = 0;
+        let lease = self.lease.as_ref()?;
+        let written = self.renewed?;
+        // Else another elector may have become the witness.
+        let is_witness = lease.witness == witness && Some(lease.version) > self.removes;
+        let until = (sent + self.times.serve).min(written + self.times.alone);
+        if !is_witness || !self.serves(lease) || until <= self.served_until || now >= until {
+            return None;
+        }
+        self.served_until = until;
+        Some(Grant {
+            epoch: lease.epoch,
+            until,
+        })
+    }
+
+    /// The witness has not promised in time.
+    pub fn unanswered(&mut self) {
+        self.unanswered = self.unanswered.saturating_add(1);
+    }
+
     /// The write has failed, or its result is unknown.
     pub fn failed(&mut self, now: Duration) {
         self.pause = now + self.times.retry;
+        self.failing = true;
     }
 }
 
@@ -287,6 +417,7 @@ mod tests {
             epoch,
             version,
             seconds: Some(15),
+            witness: String::new(),
         })
     }
 
@@ -330,6 +461,11 @@ mod tests {
     #[test]
     fn a_held_lease_is_taken_after_it_was_unchanged_for_its_time() {
         let mut b = waiting("b", record("a", 9, 4));
+        assert_eq!(
+            b.step(START, 7),
+            Step::Attend,
+            "meanwhile it is the witness"
+        );
         assert_eq!(b.step(after(14), 7), Step::Wait(after(15)));
         b.saw(record("a", 9, 5), after(14));
         assert!(!b.saw(record("a", 9, 4), after(15)), "an older version");
@@ -353,10 +489,17 @@ mod tests {
                 renew,
                 call,
                 retry,
+                alone,
+                abandoned,
+                attend: _,
             } = Times::of(seconds);
             assert!(serve * 11 / 10 < lease, "{seconds}");
             // A renewal that is not answered, and a second one.
             assert!(renew + call + retry + call <= serve, "{seconds}");
+            assert!(
+                alone * 11 / 10 < abandoned && lease < abandoned,
+                "{seconds}"
+            );
         }
     }
 
@@ -376,6 +519,7 @@ mod tests {
             let mut b = Election::new("b".to_owned(), Times::of(own), START);
             b.sits(Seat::Waiting, START);
             b.saw(held(written), START);
+            assert_eq!(b.step(START, 7), Step::Attend);
             let before = after(end - 1);
             assert_eq!(b.step(before, 7), Step::Wait(after(end)), "{written:?}");
             assert_eq!(b.step(after(end), 7), Step::Hold { epoch: 10 });
@@ -428,5 +572,104 @@ mod tests {
         assert_eq!(a.step(after(6), 7), Step::Wait(after(11)));
         a.sits(Seat::Absent, after(12));
         assert_eq!(a.step(after(12), 7), Step::Wait(after(17)));
+    }
+    fn witnessed(holder: &str, epoch: u64, version: u64, witness: &str) -> Option<Record> {
+        let record = record(holder, epoch, version)?;
+        Some(Record {
+            witness: witness.to_owned(),
+            ..record
+        })
+    }
+
+    /// `a` leads in epoch 10 since `START`, and `b` is its witness since version 6.
+    fn pair() -> (Election, Election) {
+        let mut a = waiting("a", record("", 9, 4));
+        assert_eq!(a.step(START, 7), Step::Hold { epoch: 10 });
+        a.wrote(record("a", 10, 5).unwrap(), START, START);
+        let mut b = waiting("b", record("a", 10, 5));
+        assert_eq!(b.step(START, 7), Step::Attend);
+        b.wrote(witnessed("a", 10, 6, "b").unwrap(), START, START);
+        a.saw(witnessed("a", 10, 6, "b"), START);
+        (a, b)
+    }
+
+    #[test]
+    fn a_master_goes_on_by_promises_for_a_limited_time() {
+        let (mut a, mut b) = pair();
+        let mut until = after(12);
+        let mut now = START;
+        for _ in 0..200 {
+            now += Duration::from_secs(5);
+            if now >= until {
+                break;
+            }
+            assert_eq!(a.step(now, 7), Step::Hold { epoch: 10 });
+            assert_eq!(a.witness(), "b");
+            assert!(b.promises("a", 10, now));
+            a.failed(now);
+            if let Some(grant) = a.promised("b", now, now) {
+                assert!(grant.until > until && grant.epoch == 10);
+                until = grant.until;
+            }
+        }
+        assert_eq!(until, after(600), "since the last write");
+        // The witness has promised until then, and takes the Lease after its time.
+        assert_eq!(b.step(now, 7), Step::Wait(now + Duration::from_secs(10)));
+        // Others wait for longer than the master serves without a write.
+        let mut c = waiting("c", witnessed("a", 10, 6, "b"));
+        assert_eq!(c.step(after(719), 7), Step::Wait(after(720)));
+        assert_eq!(c.step(after(720), 7), Step::Hold { epoch: 11 });
+    }
+
+    #[test]
+    fn only_the_witness_of_this_term_promises_and_only_what_no_write_of_it_may_break() {
+        let (_, mut b) = pair();
+        assert!(!b.promises("c", 10, after(1)), "not the holder");
+        assert!(!b.promises("a", 9, after(1)), "another term");
+        let mut c = waiting("c", witnessed("a", 10, 6, "b"));
+        c.saw(witnessed("a", 10, 7, "b"), after(1));
+        assert!(!c.promises("a", 10, after(2)), "not the witness");
+        // An earlier run of this pod may have begun to take the Lease.
+        let mut again = waiting("b", witnessed("a", 10, 6, "b"));
+        assert!(!again.promises("a", 10, after(1)));
+        again.saw(witnessed("a", 10, 7, "b"), after(2));
+        assert!(again.promises("a", 10, after(3)));
+        // This run has begun to.
+        assert_eq!(b.step(after(15), 7), Step::Hold { epoch: 11 });
+        b.failed(after(17));
+        assert!(!b.promises("a", 10, after(17)), "the write may be late");
+        b.saw(witnessed("a", 10, 7, "b"), after(18));
+        assert!(b.promises("a", 10, after(18)));
+    }
+
+    #[test]
+    fn a_promise_counts_only_while_no_write_may_have_removed_the_witness() {
+        let (mut a, _) = pair();
+        assert_eq!(a.promised("c", after(1), after(1)), None, "not the witness");
+        a.unanswered();
+        a.unanswered();
+        assert_eq!(a.witness(), "", "removed by the next write");
+        assert_eq!(a.step(after(5), 7), Step::Hold { epoch: 10 });
+        a.failed(after(7));
+        assert_eq!(a.promised("b", after(7), after(7)), None);
+        // The write was not carried out, and can no longer be.
+        a.saw(witnessed("a", 10, 7, "b"), after(8));
+        let grant = a.promised("b", after(8), after(8));
+        let until = after(20);
+        assert_eq!(grant, Some(Grant { epoch: 10, until }));
+        // Without the API server a silent witness stays.
+        a.unanswered();
+        a.unanswered();
+        a.failed(after(9));
+        assert_eq!(a.witness(), "b");
+    }
+
+    #[test]
+    fn a_witness_takes_an_unchanged_lease_like_others_without_one() {
+        let (_, mut b) = pair();
+        assert!(b.promises("a", 10, after(4)));
+        assert_eq!(b.step(after(18), 7), Step::Wait(after(19)));
+        assert_eq!(b.step(after(19), 7), Step::Hold { epoch: 11 });
+        assert_eq!(b.witness(), "", "a term begins without one");
     }
 }

@@ -2,7 +2,7 @@
 //! (docs/decisions/master-election.md).
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::election::{Election, Grant, Record, Seat, Step, Times};
 use crate::seat::Local;
+use crate::witness::{Request, Requests, Witness, request};
 
 /// How long the end of the program waits for the master to end and for the Lease to be released.
 const END: Duration = Duration::from_secs(5);
@@ -49,6 +50,7 @@ pub struct Elector {
     leases: Api<Lease>,
     slices: Api<EndpointSlice>,
     local: Local,
+    requests: Requests,
     election: Election,
     /// The Lease as last read or written.
     lease: Option<Lease>,
@@ -60,7 +62,7 @@ pub struct Elector {
 }
 
 impl Elector {
-    pub fn new(client: Client, settings: Settings, local: Local) -> Self {
+    pub fn new(client: Client, settings: Settings, local: Local, requests: Requests) -> Self {
         let times = Times::of(settings.lease_seconds);
         Self {
             leases: Api::namespaced(client.clone(), &settings.namespace),
@@ -69,6 +71,7 @@ impl Elector {
             times,
             settings,
             local,
+            requests,
             lease: None,
             grant: None,
             pointed: false,
@@ -103,6 +106,7 @@ impl Elector {
             match self.election.step(now, clock()) {
                 Step::Hold { epoch } => self.hold(epoch).await,
                 Step::Release => self.put(self.next_lease("")).await,
+                Step::Attend => self.put(self.attended_lease()).await,
                 Step::Wait(until) => {
                     if self.leads() && !self.pointed {
                         self.point().await;
@@ -121,6 +125,7 @@ impl Elector {
                                 self.pointed = false;
                             }
                         }
+                        request = self.requests.next() => self.answer(request),
                         Some(event) = events.next() => match event {
                             Ok(lease) => self.saw(lease),
                             Err(error) => self.note("watch the Lease", Some(error.to_string())),
@@ -139,8 +144,28 @@ impl Elector {
     fn saw(&mut self, lease: Option<Lease>) {
         self.note("watch the Lease", None);
         if self.election.saw(lease.as_ref().map(record), boottime()) {
-            self.lease = lease;
+            self.know(lease);
         }
+    }
+
+    fn know(&mut self, lease: Option<Lease>) {
+        let holder = lease.as_ref().and_then(|lease| {
+            let address: SocketAddr = annotation(lease, names::ANNOTATION_ELECTOR)?.parse().ok()?;
+            Some(address.ip())
+        });
+        self.requests.admit(holder);
+        self.lease = lease;
+    }
+
+    fn answer(&mut self, request: Request) {
+        let Request {
+            holder,
+            epoch,
+            answer,
+        } = request;
+        let promised = self.election.promises(&holder, epoch, boottime());
+        // The holder may have given up.
+        let _left = answer.send(promised);
     }
 
     async fn hold(&mut self, epoch: u64) {
@@ -149,13 +174,18 @@ impl Elector {
             .is_some_and(|before| before.holder == self.settings.pod && before.epoch == epoch);
         self.pointed &= renewal;
         let mut lease = self.next_lease(&self.settings.pod);
-        lease
-            .metadata
-            .annotations
-            .get_or_insert_default()
-            .insert(names::ANNOTATION_EPOCH.to_owned(), epoch.to_string());
-        self.put(lease).await;
-        if renewal && self.leads() {
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert(names::ANNOTATION_EPOCH.to_owned(), epoch.to_string());
+        annotations.insert(
+            names::ANNOTATION_ELECTOR.to_owned(),
+            self.requests.address().to_string(),
+        );
+        let witness = self.lease.as_ref().filter(|_| renewal).and_then(witness);
+        // Beside each renewal, so that a witness that does not answer is replaced before it is needed.
+        let written = self
+            .write(lease, witness.map(|witness| (witness, epoch)))
+            .await;
+        if written && renewal && self.leads() {
             // Another writer may have changed it.
             self.point().await;
         }
@@ -163,32 +193,86 @@ impl Elector {
 
     /// Writes the Lease, which fails if another elector wrote it in between, and passes the result on to the master.
     async fn put(&mut self, lease: Lease) {
+        self.write(lease, None).await;
+    }
+
+    /// The same, and sends a request to the witness meanwhile, whose promise permits the master to go on if the write fails. True: written.
+    async fn write(&mut self, lease: Lease, witness: Option<(Witness, u64)>) -> bool {
         let started = boottime();
         let parameters = PostParams::default();
         let name = names::master(&self.settings.cluster);
-        let outcome = timeout(self.times.call, async {
+        let written = timeout(self.times.call, async {
             match lease.metadata.resource_version {
                 Some(_) => self.leases.replace(&name, &parameters, &lease).await,
                 None => self.leases.create(&parameters, &lease).await,
             }
         });
-        match outcome.await {
+        let (own, pod, limit) = (
+            self.requests.address().ip(),
+            &self.settings.pod,
+            self.times.call,
+        );
+        let promised = async {
+            let (witness, epoch) = witness.as_ref()?;
+            Some(request(own, witness, pod, *epoch, limit).await)
+        };
+        let (written, promised) = tokio::join!(written, promised);
+        let failure = match written {
             Ok(Ok(written)) => {
                 self.note("write the Lease", None);
-                let before = self.grant;
-                self.grant = self.election.wrote(record(&written), started, boottime());
-                self.lease = Some(written);
-                if self.grant.map(|grant| grant.epoch) != before.map(|grant| grant.epoch) {
-                    tracing::info!(grant = ?self.grant, "leadership changed");
-                }
-                if let Some(Grant { epoch, until }) = self.grant {
-                    let line = format!("lead {epoch} {}", until.as_nanos());
-                    self.local.send(&line).await;
-                }
+                let grant = self.election.wrote(record(&written), started, boottime());
+                self.know(Some(written));
+                self.permit(grant).await;
+                None
             }
-            Ok(Err(error)) => self.failed(error.to_string()).await,
-            Err(_elapsed) => self.failed(no_answer(self.times.call)).await,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_elapsed) => Some(no_answer(limit)),
+        };
+        if let (Some((witness, _)), Some(promised)) = (witness, promised) {
+            self.promised(&witness, started, promised).await;
         }
+        match failure {
+            Some(failure) => {
+                self.failed(failure).await;
+                false
+            }
+            None => true,
+        }
+    }
+
+    async fn permit(&mut self, grant: Option<Grant>) {
+        if grant.map(|grant| grant.epoch) != self.grant.map(|grant| grant.epoch) {
+            tracing::info!(?grant, "leadership changed");
+        }
+        self.grant = grant;
+        if let Some(Grant { epoch, until }) = grant {
+            let line = format!("lead {epoch} {}", until.as_nanos());
+            self.local.send(&line).await;
+        }
+    }
+
+    async fn promised(
+        &mut self,
+        witness: &Witness,
+        sent: Duration,
+        promised: Result<bool, String>,
+    ) {
+        let Witness { name, address } = witness;
+        let refusal = match promised {
+            Ok(true) => {
+                let grant = self.election.promised(name, sent, boottime());
+                if grant.is_some() {
+                    self.permit(grant).await;
+                }
+                None
+            }
+            Ok(false) => Some(format!("{name} at {address} refuses")),
+            Err(why) => Some(format!("{name} at {address}: {why}")),
+        };
+        if refusal.is_some() {
+            self.election.unanswered();
+        }
+        self.note("get a promise of the witness", refusal);
     }
 
     /// Reads the Lease again, during the wait before the next write: the watch may be late.
@@ -202,6 +286,18 @@ impl Elector {
             Ok(Err(error)) => self.note("read the Lease", Some(error.to_string())),
             Err(_elapsed) => self.note("read the Lease", Some(no_answer(limit))),
         }
+    }
+
+    /// The Lease as it is, with this elector as the witness.
+    fn attended_lease(&self) -> Lease {
+        let mut lease = self.lease.clone().unwrap_or_default();
+        let witness = Witness {
+            name: self.settings.pod.clone(),
+            address: self.requests.address(),
+        };
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert(names::ANNOTATION_WITNESS.to_owned(), witness.to_string());
+        lease
     }
 
     fn next_lease(&self, holder: &str) -> Lease {
@@ -225,6 +321,10 @@ impl Elector {
             },
             spec: None,
         });
+        if self.election.witness().is_empty() {
+            let annotations = lease.metadata.annotations.get_or_insert_default();
+            annotations.remove(names::ANNOTATION_WITNESS);
+        }
         let before = lease.spec.take().unwrap_or_default();
         let kept = before.holder_identity.as_deref() == Some(holder);
         let transitions = before.lease_transitions.unwrap_or(0);
@@ -330,10 +430,18 @@ fn no_answer(limit: Duration) -> String {
     format!("no answer from the API server in {limit:?}")
 }
 
+fn annotation<'a>(lease: &'a Lease, name: &str) -> Option<&'a str> {
+    let annotations = lease.metadata.annotations.as_ref()?;
+    annotations.get(name).map(String::as_str)
+}
+
+fn witness(lease: &Lease) -> Option<Witness> {
+    annotation(lease, names::ANNOTATION_WITNESS)?.parse().ok()
+}
+
 fn record(lease: &Lease) -> Record {
     let spec = lease.spec.as_ref();
-    let annotations = lease.metadata.annotations.as_ref();
-    let epoch = annotations.and_then(|all| all.get(names::ANNOTATION_EPOCH)?.parse().ok());
+    let epoch = annotation(lease, names::ANNOTATION_EPOCH).and_then(|epoch| epoch.parse().ok());
     let version = lease.metadata.resource_version.as_ref();
     Record {
         holder: spec
@@ -346,6 +454,7 @@ fn record(lease: &Lease) -> Record {
         seconds: spec
             .and_then(|spec| spec.lease_duration_seconds)
             .and_then(|seconds| u32::try_from(seconds).ok()),
+        witness: witness(lease).map_or_else(String::new, |witness| witness.name),
     }
 }
 

@@ -9,6 +9,7 @@ pub mod file;
 mod run;
 pub mod seat;
 mod watch;
+mod witness;
 
 pub use run::run;
 pub use watch::{Addresses, Admitted, members, operators};

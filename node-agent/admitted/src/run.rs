@@ -27,7 +27,7 @@ async fn follow(args: Args) -> anyhow::Result<()> {
         .await
         .context("cannot find the API server and a token in this pod")?;
     let (stop, stopped) = watch::channel(false);
-    let elector = args.elector(&client)?;
+    let elector = args.elector(&client).await?;
     let elector = elector.map(|elector| tokio::spawn(elector.run(stopped)));
     let watch = |namespace: &str, selector: &str| {
         Admitted::watch(

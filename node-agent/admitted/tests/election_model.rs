@@ -1,6 +1,6 @@
-//! Random electors, masters and a Lease, with lost and late writes, late reads, pauses, crashes and clocks of different speed: two masters never
-//! serve at one time, epochs grow, and an undisturbed set elects one. With the default Lease, the shortest one, and pods that are
-//! replaced by pods with another one.
+//! Random electors, masters and a Lease, with lost and late writes, late reads, an API server that is away, lost requests to witnesses, pauses,
+//! crashes and clocks of different speed: two masters never serve at one time, epochs grow, and an undisturbed set elects one. With
+//! the default Lease, the shortest one, and pods that are replaced by pods with another one.
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
 
 use std::time::Duration;
@@ -13,6 +13,41 @@ const RUNS: u64 = 100;
 const TICKS: u64 = 6000;
 /// From the last disturbance to a leader, beside the longest Lease, which runs out: a stopped process has woken.
 const CALM: u64 = 45_000;
+/// Seconds for which a master may serve by promises of a witness, and after which others take its Lease: shorter than in the product, so
+/// that a run has several such times.
+const ALONE: u64 = 80;
+const ABANDONED: u64 = 96;
+const ATTEND: u64 = 4;
+
+/// How often something happens: once in so many steps.
+struct Weather {
+    /// A pod is lost, and another one is created.
+    lost: u64,
+    /// An elector, or a master, is stopped.
+    stopped: u64,
+    /// An elector, or a master, is killed.
+    killed: u64,
+    /// The API server is away for all, or for one pod.
+    away: u64,
+    cut_off: u64,
+}
+
+/// Processes fail more often than the API server.
+const CRASHES: Weather = Weather {
+    lost: 2500,
+    stopped: 800,
+    killed: 1500,
+    away: 1200,
+    cut_off: 2000,
+};
+/// The API server fails more often than processes.
+const OUTAGES: Weather = Weather {
+    lost: 6000,
+    stopped: 6000,
+    killed: 3000,
+    away: 700,
+    cut_off: 700,
+};
 
 /// A reproducible source of numbers (SplitMix64).
 struct Dice(u64);
@@ -44,6 +79,7 @@ impl Dice {
 struct Write {
     from: usize,
     run: u64,
+    number: u64,
     /// Version that it replaces; `None`: it creates.
     on: Option<u64>,
     record: Record,
@@ -52,6 +88,19 @@ struct Write {
     done: Option<u64>,
     answer: Option<u64>,
     outcome: Option<Option<Record>>,
+}
+
+/// A request to a witness, or its promise, in transit.
+struct Request {
+    from: usize,
+    run: u64,
+    holder: String,
+    epoch: u64,
+    witness: String,
+    sent: Duration,
+    /// Time of the stage at which it arrives.
+    arrives: u64,
+    promised: bool,
 }
 
 /// One pod.
@@ -68,8 +117,12 @@ struct Pod {
     /// Time of the stage until which the elector, or its master, is stopped.
     elector_stopped: u64,
     master_stopped: u64,
-    /// A write is pending until this time at most.
+    /// A write is pending until this time at most. Answers of earlier ones are ignored.
     busy: Option<u64>,
+    /// Counts its writes.
+    write: u64,
+    /// Time of the stage until which the API server is away for this pod.
+    away: u64,
     /// Reads in transit: arrival and content.
     reads: Vec<(u64, Option<Record>)>,
     read_due: u64,
@@ -78,6 +131,12 @@ struct Pod {
     /// The master's connection to this run of the elector was made.
     connected: bool,
     restart: u64,
+}
+
+/// Time of a message between electors.
+fn transit(dice: &mut Dice) -> u64 {
+    let longest = if dice.once_in(4) { 3000 } else { 200 };
+    dice.below(longest)
 }
 
 fn clock(offset: u64, speed: u64, stage: u64) -> Duration {
@@ -89,7 +148,12 @@ impl Pod {
         let offset = dice.below(1_000_000);
         // Two differ by a tenth at most.
         let speed = 955 + dice.below(95);
-        let times = Times::of(*dice.one_of(leases));
+        let times = Times {
+            alone: Duration::from_secs(ALONE),
+            abandoned: Duration::from_secs(ABANDONED),
+            attend: Duration::from_secs(ATTEND),
+            ..Times::of(*dice.one_of(leases))
+        };
         Self {
             offset,
             speed,
@@ -100,6 +164,8 @@ impl Pod {
             elector_stopped: 0,
             master_stopped: 0,
             busy: None,
+            write: 0,
+            away: 0,
             reads: Vec::new(),
             read_due: 0,
             serves: None,
@@ -124,12 +190,18 @@ impl Pod {
 
 struct Stage {
     dice: Dice,
+    weather: &'static Weather,
     /// Seconds of the Leases that pods have.
     leases: &'static [u32],
     now: u64,
     lease: Option<Record>,
     pods: Vec<Pod>,
     writes: Vec<Write>,
+    requests: Vec<Request>,
+    /// Time of the stage until which the API server is away.
+    away: u64,
+    /// Permissions by promise that were later than the one before.
+    extended: u64,
     /// Highest epoch that was served.
     epoch: u64,
     terms: u64,
@@ -139,19 +211,23 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(seed: u64, leases: &'static [u32]) -> Self {
+    fn new(seed: u64, leases: &'static [u32], weather: &'static Weather) -> Self {
         let mut dice = Dice(seed);
         let pods: Vec<Pod> = (0..3)
             .map(|index| Pod::new(&mut dice, format!("m{index}"), leases, 0))
             .collect();
         Self {
             dice,
+            weather,
             leases,
             created: pods.len(),
             now: 0,
             lease: None,
             pods,
             writes: Vec::new(),
+            requests: Vec::new(),
+            away: 0,
+            extended: 0,
             epoch: 0,
             terms: 0,
             disturbed: true,
@@ -160,7 +236,11 @@ impl Stage {
 
     fn tick(&mut self) {
         self.now += TICK;
+        if self.disturbed && self.now >= self.away && self.dice.once_in(self.weather.away) {
+            self.away = self.now + self.dice.below(120_000);
+        }
         self.server();
+        self.request();
         for index in 0..self.pods.len() {
             if self.disturbed {
                 self.disturb(index);
@@ -201,7 +281,9 @@ impl Stage {
             .collect();
         for write in arrived {
             let pod = &mut self.pods[write.from];
-            if pod.run != write.run || pod.busy.is_none_or(|until| until < now) {
+            if (pod.run, pod.write) != (write.run, write.number)
+                || pod.busy.is_none_or(|until| until < now)
+            {
                 continue;
             }
             if now < pod.elector_stopped {
@@ -232,10 +314,52 @@ impl Stage {
         }
     }
 
+    /// Delivers requests and promises.
+    fn request(&mut self) {
+        let now = self.now;
+        let (arrived, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.requests)
+            .into_iter()
+            .partition(|request| request.arrives <= now);
+        self.requests = rest;
+        for mut request in arrived {
+            if self.disturbed && self.dice.once_in(8) {
+                continue;
+            }
+            if request.promised {
+                let pod = &mut self.pods[request.from];
+                let clock = pod.clock(now);
+                if pod.run != request.run || now < pod.elector_stopped {
+                    continue;
+                }
+                let Some(grant) = pod.election.promised(&request.witness, request.sent, clock)
+                else {
+                    continue;
+                };
+                assert_eq!(pod.serves.map(|(epoch, _)| epoch), Some(grant.epoch));
+                pod.serves = Some((grant.epoch, grant.until));
+                self.extended += 1;
+                continue;
+            }
+            let mut pods = self.pods.iter_mut();
+            let witness =
+                pods.find(|pod| pod.name == request.witness && now >= pod.elector_stopped);
+            let Some(witness) = witness else { continue };
+            let clock = witness.clock(now);
+            if witness
+                .election
+                .promises(&request.holder, request.epoch, clock)
+            {
+                request.promised = true;
+                request.arrives = now + transit(&mut self.dice);
+                self.requests.push(request);
+            }
+        }
+    }
+
     fn disturb(&mut self, index: usize) {
-        let dice = &mut self.dice;
+        let (dice, weather) = (&mut self.dice, self.weather);
         let pod = &mut self.pods[index];
-        if dice.once_in(2500) {
+        if dice.once_in(weather.lost) {
             // Both are killed. Another pod is created on another node, with another name, clock and Lease.
             let name = format!("m{}", self.created);
             self.created += 1;
@@ -245,13 +369,16 @@ impl Stage {
                 ..Pod::new(dice, name, self.leases, self.now)
             };
         }
-        if dice.once_in(800) {
+        if dice.once_in(weather.cut_off) {
+            pod.away = self.now + dice.below(120_000);
+        }
+        if dice.once_in(weather.stopped) {
             pod.elector_stopped = self.now + dice.below(30_000);
         }
-        if dice.once_in(800) {
+        if dice.once_in(weather.stopped) {
             pod.master_stopped = self.now + dice.below(30_000);
         }
-        if dice.once_in(1500) {
+        if dice.once_in(weather.killed) {
             // The elector is killed and started again.
             pod.run += 1;
             pod.election = Election::new(pod.name.clone(), pod.times, pod.clock(self.now));
@@ -260,7 +387,7 @@ impl Stage {
             pod.reads.clear();
             pod.elector_stopped = self.now + dice.below(3000);
         }
-        if dice.once_in(1500) {
+        if dice.once_in(weather.killed) {
             // The master is killed.
             pod.serves = None;
             pod.master_stopped = 0;
@@ -304,7 +431,7 @@ impl Stage {
             100
         };
         let pod = &mut self.pods[index];
-        if now >= pod.read_due {
+        if now >= pod.read_due && now >= self.away.max(pod.away) {
             pod.read_due = now + 200;
             pod.reads.push((now + dice.below(late), self.lease.clone()));
         }
@@ -325,29 +452,60 @@ impl Stage {
         for (_, record) in arrived {
             pod.election.saw(record, clock);
         }
-        let (holder, epoch) = match pod.election.step(clock, 1) {
+        let before = pod.election.lease().cloned();
+        let seconds = u32::try_from(pod.times.lease.as_secs()).ok();
+        let record = match pod.election.step(clock, 1) {
             Step::Wait(_) => return,
-            Step::Hold { epoch } => (pod.name.clone(), epoch),
-            Step::Release => (String::new(), pod.election.epoch()),
+            Step::Hold { epoch } => Record {
+                holder: pod.name.clone(),
+                epoch,
+                version: 0,
+                seconds,
+                witness: pod.election.witness().to_owned(),
+            },
+            Step::Release => Record {
+                holder: String::new(),
+                witness: String::new(),
+                ..before.clone().unwrap()
+            },
+            Step::Attend => Record {
+                witness: pod.name.clone(),
+                ..before.clone().unwrap()
+            },
         };
-        let lost = self.disturbed && dice.once_in(6);
-        let slow = if self.disturbed && dice.once_in(6) {
-            6000
-        } else {
-            300
+        if let Some(before) = before
+            && before.holder == pod.name
+            && before.epoch == record.epoch
+            && !before.witness.is_empty()
+        {
+            self.requests.push(Request {
+                from: index,
+                run: pod.run,
+                holder: before.holder,
+                epoch: before.epoch,
+                witness: before.witness,
+                sent: clock,
+                arrives: now + transit(dice),
+                promised: false,
+            });
+            // A promise that comes takes it back.
+            pod.election.unanswered();
+        }
+        let lost = now < self.away.max(pod.away) || self.disturbed && dice.once_in(6);
+        let slow = match dice.below(12) {
+            0 if self.disturbed => 60_000,
+            1 | 2 if self.disturbed => 6000,
+            _ => 300,
         };
         let done = (!lost).then(|| now + dice.below(slow));
         let silent = self.disturbed && dice.once_in(6);
+        pod.write += 1;
         self.writes.push(Write {
             from: index,
             run: pod.run,
+            number: pod.write,
             on: pod.election.version(),
-            record: Record {
-                holder,
-                epoch,
-                version: 0,
-                seconds: u32::try_from(pod.times.lease.as_secs()).ok(),
-            },
+            record,
             started: clock,
             done,
             answer: done.filter(|_| !silent).map(|done| done + dice.below(300)),
@@ -358,16 +516,20 @@ impl Stage {
     }
 }
 
-fn run(leases: &'static [u32]) {
-    let longest = u64::from(*leases.iter().max().unwrap()) * 1000;
+fn run(leases: &'static [u32], weather: &'static Weather) {
     let mut terms = 0;
+    let mut extended = 0;
     for seed in 0..RUNS {
-        let mut stage = Stage::new(seed, leases);
+        let mut stage = Stage::new(seed, leases, weather);
         for _ in 0..TICKS {
             stage.tick();
         }
         stage.disturbed = false;
-        for _ in 0..(CALM + longest * 11 / 10) / TICK {
+        stage.away = 0;
+        for pod in &mut stage.pods {
+            pod.away = 0;
+        }
+        for _ in 0..(CALM + ABANDONED * 1100) / TICK {
             stage.tick();
         }
         let leaders = stage
@@ -377,28 +539,34 @@ fn run(leases: &'static [u32]) {
             .count();
         assert_eq!(leaders, 1, "no leader in run {seed} after a calm time");
         terms += stage.terms;
+        extended += stage.extended;
     }
     println!(
-        "Leases of {leases:?} s: {RUNS} runs of {} s, {terms} terms",
+        "Leases of {leases:?} s: {RUNS} runs of {} s, {terms} terms, {extended} times extended by promises",
         TICKS * TICK / 1000
     );
     assert!(
-        terms > 5 * RUNS,
-        "only {terms} terms: the model is too calm"
+        terms > 3 * RUNS && extended > 10 * RUNS,
+        "only {terms} terms and {extended} promises: the model is too calm"
     );
 }
 
 #[test]
 fn two_masters_never_serve_at_one_time_and_a_calm_set_has_one() {
-    run(&[15]);
+    run(&[15], &CRASHES);
 }
 
 #[test]
 fn the_same_is_true_with_the_shortest_lease() {
-    run(&[5]);
+    run(&[5], &CRASHES);
 }
 
 #[test]
 fn the_same_is_true_while_pods_with_different_leases_follow_each_other() {
-    run(&[5, 6, 15, 60]);
+    run(&[5, 6, 15, 60], &CRASHES);
+}
+
+#[test]
+fn the_same_is_true_with_an_api_server_that_is_often_away() {
+    run(&[5, 15], &OUTAGES);
 }

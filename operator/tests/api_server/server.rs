@@ -96,6 +96,18 @@ impl Server {
         Ok(server)
     }
 
+    /// Stops the API server in the middle of its requests, or lets it go on.
+    #[allow(dead_code, reason = "node-agent/admitted/tests/api_server uses it")]
+    pub(crate) fn stop(&self, stopped: bool) -> anyhow::Result<()> {
+        let process = self.processes.last().context("it runs")?;
+        let signal = if stopped { "-STOP" } else { "-CONT" };
+        let done = Command::new("kill")
+            .args([signal, &process.id().to_string()])
+            .status()?;
+        anyhow::ensure!(done.success(), "kill {signal}: {done}");
+        Ok(())
+    }
+
     /// A client with the tenant's token.
     pub(crate) fn tenant(&self) -> anyhow::Result<Client> {
         client(self.port, TENANT_TOKEN, true)

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use admitted::elector::boottime;
 use anyhow::{Context, ensure};
-use crds::names::{LABEL_ENDPOINTS, leader_slice, master};
+use crds::names::{ANNOTATION_WITNESS, LABEL_ENDPOINTS, leader_slice, master};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -87,6 +87,7 @@ impl Pod {
             .args(["--cluster-uid=00000000-0000-0000-0000-00000000000c"])
             .arg(format!("--pod={name}"))
             .arg(format!("--addresses={address},fd00::1"))
+            .args(["--elector-address=127.0.0.1", "--elector-port=0"])
             .env("KUBECONFIG", kubeconfig)
             .stdout(Stdio::null())
             .kill_on_drop(true)
@@ -319,4 +320,82 @@ async fn the_lease_of_the_one_that_leads_decides_when_another_with_a_different_o
         "it waited for {took:?} only"
     );
     points_at(&server.client, "10.0.0.1").await
+}
+
+/// Follows the permissions of a master for this long, each of which comes before the end of the one before.
+async fn goes_on(
+    master: &mut Master,
+    (epoch, until): &mut (u64, Duration),
+    time: Duration,
+) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        let (same, longer) = master.leads().await?;
+        ensure!(same == *epoch, "epoch {same} instead of {epoch}");
+        ensure!(
+            boottime() < *until,
+            "the master has served nothing since {until:?}"
+        );
+        *until = longer;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn a_master_goes_on_without_the_api_server_while_the_other_elector_promises_not_to_follow()
+-> anyhow::Result<()> {
+    let server = Server::start().await?;
+    prepare(&server.client).await?;
+    let kubeconfig = server.kubeconfig(false)?;
+    let lease = Some(6);
+    let a = Pod::start("a", "10.0.0.1", lease, &kubeconfig)?;
+    let mut first = a.connect(0).await?;
+    let mut term = first.leads().await?;
+    let mut b = Pod::start("b", "10.0.0.2", lease, &kubeconfig)?;
+    let second = b.connect(0).await?;
+    let leases = Api::<Lease>::namespaced(server.client.clone(), TEAM);
+    let witnessed = async || {
+        let lease = leases.get(&master("kv")).await?;
+        let annotations = lease.metadata.annotations.unwrap_or_default();
+        anyhow::Ok(
+            annotations
+                .get(ANNOTATION_WITNESS)
+                .is_some_and(|of| of.starts_with("b ")),
+        )
+    };
+    while !witnessed().await? {
+        let one = Duration::from_nanos(1);
+        goes_on(&mut first, &mut term, one).await?;
+    }
+    // A renewal that the witness has seen.
+    goes_on(&mut first, &mut term, Duration::from_secs(6)).await?;
+
+    // Requests are not answered, and those that were begun are carried out when it goes on.
+    server.stop(true)?;
+    let outcome = goes_on(&mut first, &mut term, Duration::from_secs(30)).await;
+    server.stop(false)?;
+    outcome.context("while the API server was stopped")?;
+    goes_on(&mut first, &mut term, Duration::from_secs(15))
+        .await
+        .context("after the API server went on")?;
+    ensure!(witnessed().await?, "the witness was lost");
+    points_at(&server.client, "10.0.0.1").await?;
+
+    // Without the other elector nothing permits it to go on.
+    server.stop(true)?;
+    drop(second);
+    b.program.kill().await?;
+    let ends = timeout(
+        Duration::from_secs(15),
+        goes_on(&mut first, &mut term, SOON),
+    )
+    .await;
+    server.stop(false)?;
+    match ends {
+        // A line after the API server went on would come too late.
+        Err(_elapsed) => ensure!(boottime() > term.1, "a permission without a promise"),
+        Ok(outcome) => anyhow::bail!("it went on or failed: {outcome:?}"),
+    }
+    Ok(())
 }

@@ -309,7 +309,7 @@ fn built_in(cluster: &Valid, settings: &Settings) -> Container {
     }
 }
 
-/// The container that writes which addresses the built-in master admits, and elects one of several. It has the token; no peer of
+/// The container that writes which addresses the built-in master admits, and elects one of several. It has the token; no client of
 /// the master reaches it.
 fn admitted(cluster: &Valid, settings: &Settings) -> Container {
     // Nothing of spec.access: a change of it must not restart the master.
@@ -320,17 +320,20 @@ fn admitted(cluster: &Valid, settings: &Settings) -> Container {
         format!("--file={ADMITTED}/addresses"),
     ];
     let mut environment = Vec::new();
+    let mut ports = Vec::new();
     if let Some(seconds) = cluster.master.elected_for {
         environment = vec![
             of_pod("POD_NAME", "metadata.name"),
             of_pod("POD_IPS", "status.podIPs"),
         ];
+        ports = vec![port("elector", names::MASTER_ELECTOR_PORT)];
         args.extend([
             format!("--elector-socket={ELECTOR}"),
             format!("--cluster-uid={}", cluster.uid),
             "--pod=$(POD_NAME)".to_owned(),
             "--addresses=$(POD_IPS)".to_owned(),
             format!("--lease-seconds={seconds}"),
+            format!("--elector-port={}", names::MASTER_ELECTOR_PORT),
         ]);
     }
     Container {
@@ -340,6 +343,7 @@ fn admitted(cluster: &Valid, settings: &Settings) -> Container {
         image_pull_policy: Some("IfNotPresent".to_owned()),
         command: Some(vec!["/admitted".to_owned()]),
         args: Some(args),
+        ports: (!ports.is_empty()).then_some(ports),
         volume_mounts: Some(vec![
             mount("admitted", ADMITTED, false),
             mount("token", TOKEN, true),

@@ -69,6 +69,10 @@ pub fn policies(cluster: &Valid, settings: &Settings) -> Vec<NetworkPolicy> {
             vec![of_release(names::COMPONENT_AGENT)],
         ),
     ];
+    if cluster.elects() {
+        let masters = in_own_namespace(component(cluster, names::COMPONENT_MASTER));
+        of_master.push(rule(&[names::MASTER_ELECTOR_PORT], vec![masters]));
+    }
     // A rule without peers would admit everyone.
     if !readers.is_empty() {
         let port = match cluster.master.kind {
