@@ -419,8 +419,8 @@ pub struct Master {
     pub replicas: Option<u32>,
 
     /// Seconds after which one of two masters takes over from one whose node is lost. The one that leads writes a Lease three
-    /// times in this time, and stops serving if it could not for four fifths of it. A change replaces the master's pods one
-    /// after the other; keys survive. Default: 15.
+    /// times in this time, and stops serving if it could not for four fifths of it, unless the other one promises not to take
+    /// over. A change replaces the master's pods one after the other; keys survive. Default: 15.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = LEAST_LEASE_SECONDS, max = LONGEST_LEASE_SECONDS))]
     pub lease_seconds: Option<u32>,
