@@ -1,10 +1,10 @@
 # Everything starts here. `make` lists it; CONTRIBUTING.md says what lies where.
 
-# Not quiet: the first build takes minutes. Of the whole workspace, so that the tests need no other build of what it depends on.
-TOOL = cargo build --locked --workspace --bin $(1) && $${CARGO_TARGET_DIR:-target}/debug/$(1)
+# Not quiet: the first build takes minutes. Without `--package`, so that the tests need no other build of what the tools depend on.
+TOOL := cargo run --locked --bin
 TRIPLE := $(shell uname -m)-unknown-linux-gnu
 # YES=1 says yes to what the demo asks. RDMA=1: over RDMA, between two virtual machine nodes of the local Kubernetes.
-DEMO = $(call TOOL,demo) $(if $(RDMA),--rdma) $(if $(CONTEXT),--context $(CONTEXT)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(YES),--yes)
+DEMO := $(TOOL) demo -- $(if $(RDMA),--rdma) $(if $(CONTEXT),--context $(CONTEXT)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(YES),--yes)
 
 help: ## This list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -16,13 +16,13 @@ demo-down: ## Removes what `make demo` made. CONTEXT=…: from your cluster
 	@$(DEMO) down
 
 test: ## Every suite, reduced counts, within the budgets that it prints
-	@$(call TOOL,suites) test
+	@$(TOOL) suites -- test
 
 soak: ## Every suite at full counts, for hours; docs/soak.md keeps the results. ONLY=a,b: some suites
-	@$(call TOOL,suites) soak $(if $(ONLY),--only $(ONLY))
+	@$(TOOL) suites -- soak $(if $(ONLY),--only $(ONLY))
 
 lint: ## Format and lints only
-	@$(call TOOL,suites) test --only lint
+	@$(TOOL) suites -- test --only lint
 
 BENCH := cargo run --quiet --release --package mooncake-bench --
 bench: ## Figures: ours beside stock and bare sockets, on loopback and on a cluster; what it costs at work and at rest
@@ -31,7 +31,7 @@ bench: ## Figures: ours beside stock and bare sockets, on loopback and on a clus
 		$(BENCH) --compare --operation $$operation --block_size 1048576 --batch_size 16 --threads 4 || exit 1; \
 	done
 	@$(BENCH) store
-	@$(call TOOL,figures)
+	@$(TOOL) figures
 
 cli: ## kubectl-mooncake, one static binary; prints its path. docs/cli.md says what it shows
 	@RUSTFLAGS="-C target-feature=+crt-static" cargo build --quiet --release --locked --package mooncake-cli \
@@ -39,7 +39,7 @@ cli: ## kubectl-mooncake, one static binary; prints its path. docs/cli.md says w
 	@echo $${CARGO_TARGET_DIR:-target}/$(TRIPLE)/release/kubectl-mooncake
 
 images: ## The images as OCI archives. REGISTRY=…: pushes them and writes images.yaml for helm install
-	@$(call TOOL,demo) images $(if $(REGISTRY),--push $(REGISTRY))
+	@$(TOOL) demo -- images $(if $(REGISTRY),--push $(REGISTRY))
 
 .PHONY: help demo demo-down test soak lint bench cli images
 .DEFAULT_GOAL := help

@@ -161,8 +161,10 @@ async fn answer(stream: TcpStream, send: &mpsc::Sender<Request>) {
     }
 }
 
-/// Requests a promise of a witness, from this elector's own address, that lets the master of this term go on. False: it refuses, or does not
-/// answer before the limit.
+/// Requests a promise of a witness, from this elector's own address, that lets the master of this term go on. False: it refuses.
+///
+/// # Errors
+/// No answer before the limit, in words that follow the name of the witness.
 pub(crate) async fn request(
     own: IpAddr,
     witness: &Witness,
@@ -195,5 +197,71 @@ pub(crate) async fn request(
         },
         Ok(Err(error)) => Err(error.to_string()),
         Err(_elapsed) => Err(format!("no answer in {limit:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    fn loopback(last: u8) -> IpAddr {
+        Ipv4Addr::new(127, 0, 0, last).into()
+    }
+
+    /// A witness that promises epoch 7 to the elector at this address.
+    async fn witness(holder: IpAddr) -> Witness {
+        let mut requests = Requests::listen(SocketAddr::new(loopback(1), 0))
+            .await
+            .unwrap();
+        requests.admit(Some(holder));
+        let address = requests.address();
+        tokio::spawn(async move {
+            loop {
+                let Request {
+                    holder,
+                    epoch,
+                    answer,
+                } = requests.next().await;
+                answer.send(holder == "a" && epoch == 7).unwrap();
+            }
+        });
+        Witness {
+            name: "b".to_owned(),
+            address,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_is_answered_and_a_stranger_is_closed() {
+        let witness = witness(loopback(2)).await;
+        let from = |own, epoch| request(own, &witness, "a", epoch, SOON);
+        assert_eq!(from(loopback(2), 7).await, Ok(true));
+        assert_eq!(from(loopback(2), 8).await, Ok(false));
+        assert!(from(loopback(3), 7).await.is_err(), "another address");
+        assert_eq!(from(loopback(2), 7).await, Ok(true), "and after it");
+    }
+
+    #[tokio::test]
+    async fn a_holder_that_sends_nothing_or_something_else_blocks_no_later_request() {
+        let witness = witness(loopback(1)).await;
+        let _silent = TcpStream::connect(witness.address).await.unwrap();
+        let mut other = TcpStream::connect(witness.address).await.unwrap();
+        other.write_all(b"lead 7\n").await.unwrap();
+        let promised = request(loopback(1), &witness, "a", 7, SOON).await;
+        assert_eq!(promised, Ok(true));
+    }
+
+    #[test]
+    fn a_witness_is_written_as_it_is_read() {
+        for text in ["kv-master-1 10.0.0.1:9005", "b [fd00::1]:9005"] {
+            assert_eq!(text.parse::<Witness>().unwrap().to_string(), text);
+        }
+        for wrong in ["", "b", "b 10.0.0.1", "10.0.0.1:9005"] {
+            assert!(wrong.parse::<Witness>().is_err(), "{wrong}");
+        }
     }
 }
