@@ -398,7 +398,7 @@ pub const DEFAULT_LEASE_SECONDS: u32 = 15;
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "!(has(self.image) && has(self.type) && self.type == 'BuiltIn')", "message": "image is the image of a Stock master: remove it, because a BuiltIn master runs from the operator's gate image", "fieldPath": ".image" },
-        { "rule": "!(has(self.replicas) && self.replicas > 1 && !(has(self.type) && self.type == 'BuiltIn'))", "message": "a Stock master has one replica: remove replicas, or set type BuiltIn", "fieldPath": ".replicas" },
+        { "rule": "!(has(self.replicas) && self.replicas > 1 && !(has(self.type) && self.type == 'BuiltIn'))", "message": "a Stock master has one replica: set replicas 1, or type BuiltIn", "fieldPath": ".replicas" },
         { "rule": "!has(self.leaseSeconds) || (has(self.replicas) && self.replicas > 1)", "message": "one master has no Lease: remove leaseSeconds, or set replicas 2", "fieldPath": ".leaseSeconds" }
     ]))]
 pub struct Master {
@@ -413,7 +413,7 @@ pub struct Master {
     pub version: MooncakeVersion,
 
     /// Number of `BuiltIn` masters. With 2, one serves, elected by a Lease; the other takes over and reads the keys from the pool
-    /// pods. A change restarts the master. Default: 1.
+    /// pods. A change restarts the master. The operator sets 2 in new objects with a `BuiltIn` master; without it: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2))]
     pub replicas: Option<u32>,

@@ -10,7 +10,7 @@ mod host_ports;
 mod inject;
 mod launch;
 mod lookup;
-mod master_type;
+mod master_defaults;
 mod metadata_server;
 mod patch;
 mod prefill_decode;

@@ -6,8 +6,9 @@ use super::namespace::Namespace;
 use anyhow::{Context, ensure};
 use crds::MooncakeCluster;
 use crds::condition::{ConditionType, find};
-use crds::names::{COMPONENT_MASTER, COMPONENT_POOL, LABEL_CLUSTER, LABEL_COMPONENT};
+use crds::names::{COMPONENT_MASTER, COMPONENT_POOL, LABEL_CLUSTER, LABEL_COMPONENT, leader_slice};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
@@ -165,19 +166,36 @@ impl Pool {
             .with_context(|| format!("{} has no pool pod on {node}", self.name))
     }
 
-    /// The master's pod.
+    /// The pod of the only master, or of the elected one of two.
     ///
     /// # Errors
-    /// When there is none, or more than one.
+    /// When there is none.
     pub async fn master(&self) -> anyhow::Result<Pod> {
         let mut pods = self.masters().await?;
+        if pods.len() > 1 {
+            let elected = self.elected().await?;
+            let elected =
+                elected.with_context(|| format!("{} has no elected master", self.name))?;
+            pods.retain(|pod| pod.name_any() == elected);
+        }
         ensure!(
             pods.len() == 1,
-            "{} has {} master pods",
+            "{} has {} master pods that serve",
             self.name,
             pods.len()
         );
         pods.pop().context("just counted")
+    }
+
+    /// Returns the name of the elected one of two masters, by the EndpointSlice of their Service.
+    ///
+    /// # Errors
+    /// The API server's message, also where nothing is elected.
+    pub async fn elected(&self) -> anyhow::Result<Option<String>> {
+        let slices: Api<EndpointSlice> = self.namespace.api();
+        let slice = slices.get(&leader_slice(&self.name)).await?;
+        let endpoint = slice.endpoints.into_iter().next();
+        Ok(endpoint.and_then(|endpoint| endpoint.target_ref?.name))
     }
 
     /// Returns all master pods that are not being deleted.

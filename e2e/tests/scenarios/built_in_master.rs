@@ -30,10 +30,14 @@ const WAIT: Duration = Duration::from_secs(180);
 const ADMISSION: Duration = Duration::from_secs(60);
 const ATTEMPT: Duration = Duration::from_secs(30);
 
-/// Applies the cluster `kv` with a built-in master and waits until it is Ready.
-async fn pool(namespace: &Namespace) -> anyhow::Result<Pool> {
-    let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 2}], master: {type: BuiltIn}}";
-    let pool = Pool::apply(namespace, "kv", spec).await?;
+/// The built-in masters of a new cluster.
+const MASTERS: &str = "{type: BuiltIn}";
+
+/// Applies the cluster `kv` with these masters and waits until it is Ready.
+async fn pool(namespace: &Namespace, masters: &str) -> anyhow::Result<Pool> {
+    let spec =
+        format!("{{pools: [{{name: default, size: 256Mi, drainSeconds: 2}}], master: {masters}}}");
+    let pool = Pool::apply(namespace, "kv", &spec).await?;
     pool.ready(READY).await?;
     let status = pool.object().await?.status.unwrap_or_default();
     ensure!(
@@ -70,7 +74,7 @@ async fn stock_pods_put_get_and_remove_through_the_built_in_master() -> anyhow::
     product
         .run("builtin", async move |_, namespace| {
             let stock = operations(&namespace, stock_segments(&namespace).await?).await?;
-            pool(&namespace).await?;
+            pool(&namespace, MASTERS).await?;
             // First: they count all keys.
             let ours = operations(&namespace, StockPod::new("ours", work()).inject("kv")).await?;
             same(&stock, &ours)?;
@@ -85,11 +89,12 @@ async fn stock_pods_put_get_and_remove_through_the_built_in_master() -> anyhow::
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
-async fn every_key_is_read_again_after_the_built_in_master_was_replaced() -> anyhow::Result<()> {
+async fn every_key_is_read_again_after_the_only_built_in_master_was_replaced() -> anyhow::Result<()>
+{
     let product = Product::shared().await?;
     product
         .run("ledger", async move |_, namespace| {
-            let pool = pool(&namespace).await?;
+            let pool = pool(&namespace, "{type: BuiltIn, replicas: 1}").await?;
             ledgers(&pool, 2).await?;
             let keys = 128;
             let put = StockWork::put(keys, MIB);
@@ -133,7 +138,7 @@ async fn pods_without_access_read_and_remove_nothing_through_the_built_in_master
     let product = Product::shared().await?;
     product
         .run("strangers", async move |product, namespace| {
-            let pool = pool(&namespace).await?;
+            let pool = pool(&namespace, MASTERS).await?;
             let keys = 16;
             let put = StockWork::put(keys, MIB);
             all_done(&namespace, ("writer", "n1"), put, keys).await?;

@@ -1,4 +1,4 @@
-//! The type of the master of a MooncakeCluster that states none, on an API server with the webhook.
+//! Type and number of the masters of a MooncakeCluster that states none, on an API server with the webhook.
 
 use anyhow::ensure;
 use crds::MooncakeCluster;
@@ -23,9 +23,15 @@ async fn apply(clusters: &Api<MooncakeCluster>, object: &Value) -> kube::Result<
     clusters.patch("kv", &by, &Patch::Apply(object)).await
 }
 
+/// Type and number of the masters in the stored object.
+fn stated(object: &MooncakeCluster) -> (Option<MasterType>, Option<u32>) {
+    let master = &object.spec.master;
+    (master.kind, master.replicas)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
-async fn a_new_cluster_gets_the_built_in_master_and_keeps_it_when_applied_or_replaced_without_a_type()
+async fn a_new_cluster_gets_two_built_in_masters_and_keeps_them_when_applied_or_replaced_without_a_type()
 -> anyhow::Result<()> {
     let product = Product::shared().await?;
     product
@@ -35,25 +41,26 @@ async fn a_new_cluster_gets_the_built_in_master_and_keeps_it_when_applied_or_rep
             let nowhere =
                 json!([{"name": "default", "size": "64Mi", "nodeSelector": {"none": "here"}}]);
             let spec = json!({"pools": nowhere});
-            let built_in = Some(MasterType::BuiltIn);
+            let two = (Some(MasterType::BuiltIn), Some(2));
             for attempt in ["create", "apply", "apply with a change"] {
                 let paused = attempt != "create";
                 let spec = json!({"pools": nowhere, "paused": paused});
                 let applied = apply(&clusters, &object("kv", &spec)).await?;
-                let kind = applied.spec.master.kind;
-                ensure!(kind == built_in, "{attempt}: {kind:?}");
+                let masters = stated(&applied);
+                ensure!(masters == two, "{attempt}: {masters:?}");
             }
             // The status changes meanwhile, so the version may be old.
-            eventually("a replacement without a type", WAIT, || async {
+            eventually("a replacement without type and number", WAIT, || async {
                 let mut object = clusters.get("kv").await?;
                 object.spec.master.kind = None;
+                object.spec.master.replicas = None;
                 let replaced = clusters
                     .replace("kv", &PostParams::default(), &object)
                     .await?;
-                let kind = replaced.spec.master.kind;
+                let masters = stated(&replaced);
                 Ok(Seen::when(
-                    (kind == built_in).then_some(()),
-                    format!("{kind:?}"),
+                    (masters == two).then_some(()),
+                    format!("{masters:?}"),
                 ))
             })
             .await?;
@@ -62,8 +69,11 @@ async fn a_new_cluster_gets_the_built_in_master_and_keeps_it_when_applied_or_rep
             stock["master"] = json!({"image": "localhost/none:0.3.13"});
             let stock = serde_json::from_value(object("stock", &stock))?;
             let created = clusters.create(&PostParams::default(), &stock).await?;
-            let kind = created.spec.master.kind;
-            ensure!(kind.is_none(), "with the image of a stock master: {kind:?}");
+            let masters = stated(&created);
+            ensure!(
+                masters == (None, None),
+                "with the image of a stock master: {masters:?}"
+            );
             Ok(())
         })
         .await

@@ -2,15 +2,12 @@
 
 use anyhow::{Context, ensure};
 use crds::ConditionType;
-use crds::names::{LABEL_CLUSTER, LABEL_COMPONENT, leader_slice};
+
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use mooncake_e2e::scenario::pool::READY;
-use mooncake_e2e::scenario::{
-    CommandPod, Namespace, Pool, Product, Seen, eventually, is_ready, processes,
-};
+use mooncake_e2e::scenario::{CommandPod, Pool, Product, Seen, eventually, is_ready, processes};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -30,10 +27,10 @@ async fn the_other_of_two_masters_takes_over_and_every_key_is_read() -> anyhow::
     product
         .run("masters", async move |_, namespace| {
             let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 2}],
-                master: {type: BuiltIn, replicas: 2}}";
+                master: {type: BuiltIn}}";
             let pool = Pool::apply(&namespace, "kv", spec).await?;
             pool.ready(READY).await?;
-            let (masters, nodes) = two_ready(&namespace).await?;
+            let (masters, nodes) = two_ready(&pool).await?;
             println!("masters {masters:?} on {nodes:?}");
             let client = CommandPod::start(&namespace, "client", "n1", "kv", PROGRAM).await?;
             let put = json!({"command": "put", "prefix": "k", "keys": KEYS});
@@ -42,22 +39,22 @@ async fn the_other_of_two_masters_takes_over_and_every_key_is_read() -> anyhow::
             every_key(&client).await?;
 
             // The deletion ends both containers of the pod: the Lease is released.
-            let leader = leader(&namespace).await?;
+            let leader = elected(&pool).await?;
             let pods: Api<Pod> = namespace.api();
             let begun = Instant::now();
             pods.delete(&leader, &DeleteParams::default()).await?;
             let back = back(&client, "a").await?;
             println!("the elected master's pod was deleted: the client's first {back}");
-            let next = changed(&namespace, &leader).await?;
+            let next = changed(&pool, &leader).await?;
             println!(
                 "{next} led after {:.1} s at most",
                 begun.elapsed().as_secs_f64()
             );
             every_key(&client).await?;
-            two_ready(&namespace).await?;
+            two_ready(&pool).await?;
 
             // Only the process: the container beside it releases the Lease.
-            let leader = self::leader(&namespace).await?;
+            let leader = elected(&pool).await?;
             let pod = pods.get(&leader).await?;
             let process = processes::of_pod(&pod, "mooncake-master")?
                 .into_iter()
@@ -101,9 +98,9 @@ async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_
             // Client and pool are on the other node.
             let pool = Pool::apply(&namespace, "kv", &spec("n1")).await?;
             pool.ready(READY).await?;
-            two_ready(&namespace).await?;
+            two_ready(&pool).await?;
             let pods: Api<Pod> = namespace.api();
-            let leader = leader(&namespace).await?;
+            let leader = elected(&pool).await?;
             let node = pods.get(&leader).await?.spec.and_then(|spec| spec.node_name);
             let lost = node.context("the elected master has no node")?;
             let other = if lost == "n1" { "n2" } else { "n1" };
@@ -118,7 +115,7 @@ async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_
             product.cluster.with(move |cluster| cluster.cut(&cut)).await?;
             let begun = Instant::now();
             let back = back(&client, "c").await?;
-            let next = changed(&namespace, &leader).await?;
+            let next = changed(&pool, &leader).await?;
             println!(
                 "the node of the elected master was cut off: the client's first {back}; {next} led after {:.1} s at most",
                 begun.elapsed().as_secs_f64()
@@ -133,7 +130,7 @@ async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_
                 .cluster
                 .with(move |cluster| cluster.heal(&lost))
                 .await?;
-            two_ready(&namespace).await?;
+            two_ready(&pool).await?;
             every_key(&client).await
         })
         .await;
@@ -147,15 +144,10 @@ async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_
 }
 
 /// Waits until two master pods are Ready, and returns their names and nodes.
-async fn two_ready(namespace: &Namespace) -> anyhow::Result<(Vec<String>, Vec<String>)> {
-    let pods: Api<Pod> = namespace.api();
-    let selector = format!("{LABEL_CLUSTER}=kv,{LABEL_COMPONENT}=master");
+async fn two_ready(pool: &Pool) -> anyhow::Result<(Vec<String>, Vec<String>)> {
     eventually("two Ready masters", READY, || async {
-        let found = pods.list(&ListParams::default().labels(&selector)).await?;
-        let ready: Vec<_> = found
-            .iter()
-            .filter(|pod| is_ready(pod) && pod.metadata.deletion_timestamp.is_none())
-            .collect();
+        let found = pool.masters().await?;
+        let ready: Vec<_> = found.iter().filter(|pod| is_ready(pod)).collect();
         let names = ready.iter().map(|pod| pod.name_any()).collect::<Vec<_>>();
         let nodes = ready
             .iter()
@@ -169,22 +161,18 @@ async fn two_ready(namespace: &Namespace) -> anyhow::Result<(Vec<String>, Vec<St
     .await
 }
 
-/// The elected master of the EndpointSlice.
-async fn leader(namespace: &Namespace) -> anyhow::Result<String> {
-    let slices: Api<EndpointSlice> = namespace.api();
+/// Waits until a master is elected, and returns its name.
+async fn elected(pool: &Pool) -> anyhow::Result<String> {
     eventually("an elected master", READY, || async {
-        let slice = slices.get(&leader_slice("kv")).await?;
-        let endpoint = slice.endpoints.first();
-        let leader = endpoint.and_then(|endpoint| endpoint.target_ref.as_ref()?.name.clone());
-        Ok(Seen::when(leader, "none"))
+        Ok(Seen::when(pool.elected().await?, "none"))
     })
     .await
 }
 
 /// Waits until another master than `before` is elected.
-async fn changed(namespace: &Namespace, before: &str) -> anyhow::Result<String> {
+async fn changed(pool: &Pool, before: &str) -> anyhow::Result<String> {
     eventually("another elected master", READY, || async {
-        let now = leader(namespace).await?;
+        let now = elected(pool).await?;
         Ok(Seen::when((now != before).then_some(now), before))
     })
     .await

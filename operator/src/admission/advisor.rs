@@ -23,7 +23,7 @@ use kube::core::admission::{
 use serde::Deserialize;
 
 use super::advice::{Room, advise};
-use super::master_type;
+use super::master_defaults;
 use super::resize::{Stored, evicted};
 use crate::cache::{Caches, ClusterName};
 
@@ -138,7 +138,7 @@ fn respond<R: Rooms>(
     };
     let mut object = object.data.clone();
     let old = request.old_object.as_ref().map(|old| &old.data);
-    if let Some(operation) = master_type::set(old, &mut object) {
+    if let Some(operation) = master_defaults::set(old, &mut object) {
         response = response.with_patch(json_patch::Patch(vec![operation]))?;
     }
     // What cannot be read is against the schema, which is checked after this.

@@ -201,7 +201,7 @@ pub enum Error {
     )]
     ImageOfBuiltIn,
     #[error(
-        "spec.master.replicas is {replicas}, and a Stock master has one replica: remove the field, or set spec.master.type BuiltIn"
+        "spec.master.replicas is {replicas}, and a Stock master has one replica: set 1, or spec.master.type BuiltIn"
     )]
     ReplicasOfStock { replicas: u32 },
     #[error(

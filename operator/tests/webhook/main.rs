@@ -246,7 +246,7 @@ async fn only_pod_creations_are_patched() {
 }
 
 #[tokio::test]
-async fn a_cluster_larger_than_its_nodes_is_allowed_with_a_warning_and_gets_the_built_in_master() {
+async fn a_cluster_larger_than_its_nodes_is_allowed_with_a_warning_and_gets_two_built_in_masters() {
     let (server, trust) = served(NoClusters).await;
     let mut applied = review();
     let object = |size: &str| {
@@ -261,7 +261,7 @@ async fn a_cluster_larger_than_its_nodes_is_allowed_with_a_warning_and_gets_the_
         let answer: Value = serde_json::from_str(&answer.unwrap().1).unwrap();
         assert_eq!(answer["response"]["allowed"], true);
         let bytes: Vec<u8> = serde_json::from_value(answer["response"]["patch"].clone()).unwrap();
-        let master = json!([{"op": "add", "path": "/spec/master", "value": {"type": "BuiltIn"}}]);
+        let master = json!([{"op": "add", "path": "/spec/master", "value": {"type": "BuiltIn", "replicas": 2}}]);
         assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), master);
         answer["response"]["warnings"].clone()
     };

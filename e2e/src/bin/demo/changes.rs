@@ -1,4 +1,4 @@
-//! Changes of the running cluster that lose no key: the master's pod is deleted, and the pool gets another size.
+//! Changes of the running cluster that lose no key: the elected master's pod is deleted, and the pool gets another size.
 
 use crate::error::Error;
 use crate::objects::{NAMESPACE, get};
@@ -15,14 +15,14 @@ use std::time::Duration;
 const SIZE: &str = "1280Mi";
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Deletes the pod of the master that serves, and waits until another one has every key.
+/// Deletes the pod of the elected master, and waits until the other one has every key.
 pub(crate) fn replace_master(
     target: &Target,
     cluster: &str,
     progress: &mut Progress,
 ) -> Result<(), Error> {
     let old = wait_for_ledgers(target, cluster, None, progress)?;
-    progress.report(&format!("kubectl delete pod {old}: the master of all keys"));
+    progress.report(&format!("kubectl delete pod {old}: the elected master"));
     target
         .kubectl
         .command(["delete", "pod", &old, "--wait", "--timeout=60s"])
@@ -67,32 +67,29 @@ fn wait_for_ledgers(
             // The master does not serve yet.
             Err(error) => error.to_string(),
         };
-        let masters = selector(crds::names::COMPONENT_MASTER, cluster);
-        wait_for_change(
-            target,
-            &["--for=condition=Ready", "pod", "--selector", &masters],
-        );
+        let slice = crds::names::leader_slice(cluster);
+        let elected = "--for=jsonpath={.endpoints[0].targetRef.name}";
+        wait_for_change(target, &["endpointslice", &slice, elected]);
         Ok(Err(waiting))
     })?)
 }
 
-/// The pod of a master that has the ledgers of all pool pods, or what is missing.
+/// The pod of the elected master if it has the ledgers of all pool pods, or what is missing.
 fn ledgers(
     target: &Target,
     cluster: &str,
     before: Option<&str>,
 ) -> Result<Result<String, String>, Error> {
-    let pods = |component: &str| {
-        let selector = selector(component, cluster);
-        let list = ["pods", "--namespace", NAMESPACE, "--selector", &selector];
-        get(target, &list)
+    let slice = crds::names::leader_slice(cluster);
+    let slice = get(target, &["endpointslice", &slice, "--namespace", NAMESPACE])?;
+    let elected = slice["endpoints"][0]["targetRef"]["name"].as_str();
+    let Some(master) = elected.filter(|name| Some(*name) != before) else {
+        return Ok(Err("no master is elected".to_owned()));
     };
-    let masters = pods(crds::names::COMPONENT_MASTER)?;
-    let serving = items(&masters).find(|pod| serves(pod)).and_then(name);
-    let Some(master) = serving.filter(|name| Some(*name) != before) else {
-        return Ok(Err("no master serves".to_owned()));
-    };
-    let expected = items(&pods(crds::names::COMPONENT_POOL)?).count();
+    let (of, named) = (crds::names::LABEL_COMPONENT, crds::names::LABEL_CLUSTER);
+    let pools = format!("{of}={},{named}={cluster}", crds::names::COMPONENT_POOL);
+    let pools = ["pods", "--namespace", NAMESPACE, "--selector", &pools];
+    let expected = items(&get(target, &pools)?).count();
     let port = u64::from(crds::names::MASTER_OPEN_PORT);
     let metrics = PortForward::to(&target.kubectl, NAMESPACE, master, port)?
         .get("/metrics")
@@ -112,23 +109,8 @@ fn ledgers(
     }
 }
 
-fn selector(component: &str, cluster: &str) -> String {
-    let (of, named) = (crds::names::LABEL_COMPONENT, crds::names::LABEL_CLUSTER);
-    format!("{of}={component},{named}={cluster}")
-}
-
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list["items"].as_array().into_iter().flatten()
-}
-
-fn name(pod: &Value) -> Option<&str> {
-    pod["metadata"]["name"].as_str()
-}
-
-fn serves(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    let ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
-    pod["metadata"]["deletionTimestamp"].is_null() && conditions.into_iter().flatten().any(ready)
 }
 
 /// The value of a metric without labels.
@@ -141,20 +123,11 @@ fn sample(metrics: &str, name: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn a_metric_is_found_by_its_whole_name() {
         let text = "# HELP a b\nmooncake_ledger_segments_total 9\nmooncake_ledger_segments 2\n";
         assert_eq!(sample(text, "mooncake_ledger_segments"), Some(2));
         assert_eq!(sample(text, "mooncake_ledger"), None);
-    }
-
-    #[test]
-    fn a_pod_that_is_being_deleted_does_not_serve() {
-        let status = json!({"conditions": [{"type": "Ready", "status": "True"}]});
-        assert!(serves(&json!({"metadata": {}, "status": status})));
-        let deleted = json!({"metadata": {"deletionTimestamp": "now"}, "status": status});
-        assert!(!serves(&deleted));
     }
 }
