@@ -391,7 +391,7 @@ pub enum MetadataType {
 /// of a healthy cluster may be for a second.
 pub const LEAST_LEASE_SECONDS: u32 = 5;
 pub const LONGEST_LEASE_SECONDS: u32 = 60;
-pub const DEFAULT_LEASE_SECONDS: u32 = 15;
+pub const DEFAULT_LEASE_SECONDS: u32 = 8;
 
 /// The master.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -418,9 +418,9 @@ pub struct Master {
     #[schemars(range(min = 1, max = 2))]
     pub replicas: Option<u32>,
 
-    /// Seconds after which one of two masters takes over from one whose node is lost. The one that leads writes a Lease three
-    /// times in this time, and stops serving if it could not for four fifths of it, unless the other one promises not to take
-    /// over. A change replaces the master's pods one after the other; keys survive. Default: 15.
+    /// Seconds after which one of two masters takes over from one whose node is lost. The one that leads stops serving if for four
+    /// fifths of this time it could neither write its Lease nor get the other one's promise not to take over. A change replaces
+    /// the master's pods one after the other; keys survive. Default: 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = LEAST_LEASE_SECONDS, max = LONGEST_LEASE_SECONDS))]
     pub lease_seconds: Option<u32>,

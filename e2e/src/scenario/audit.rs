@@ -12,6 +12,8 @@ use std::path::PathBuf;
 /// Field of a token's identity that names the pod.
 const POD: &str = "authentication.kubernetes.io/pod-name";
 
+const LEASES: &str = "leases";
+
 /// The log from a moment on.
 #[derive(Debug, Clone)]
 pub struct Audit {
@@ -90,6 +92,22 @@ impl Audit {
     /// # Errors
     /// When the log cannot be read, or was replaced by a new one.
     pub fn writes(&self, namespace: &str) -> anyhow::Result<Vec<Write>> {
+        let mut writes = self.all(namespace)?;
+        writes.retain(|write| write.resource != LEASES);
+        Ok(writes)
+    }
+
+    /// The writes since then to Leases by pods of a namespace.
+    ///
+    /// # Errors
+    /// When the log cannot be read, or was replaced by a new one.
+    pub fn lease_writes(&self, namespace: &str) -> anyhow::Result<Vec<Write>> {
+        let mut writes = self.all(namespace)?;
+        writes.retain(|write| write.resource == LEASES);
+        Ok(writes)
+    }
+
+    fn all(&self, namespace: &str) -> anyhow::Result<Vec<Write>> {
         let mut log = fs::File::open(&self.log)?;
         let length = log.metadata()?.len();
         ensure!(length >= self.from, "the audit log was replaced");
@@ -102,7 +120,7 @@ impl Audit {
         let account = format!("{namespace}:");
         Ok(writes
             .into_iter()
-            .filter(|write| write.account.starts_with(&account) && write.resource != "leases")
+            .filter(|write| write.account.starts_with(&account))
             .collect())
     }
 }

@@ -4,11 +4,18 @@ use super::namespace::Namespace;
 use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR, LABEL_COMPONENT};
 
 const OBJECTS: &str = "mooncakeclusters,deployments,daemonsets,pods,services";
+/// Events of objects without a namespace are in this one.
+const NODE_EVENTS: [&str; 4] = [
+    "get",
+    "events",
+    "--namespace=default",
+    "--sort-by=.lastTimestamp",
+];
 const LOG: [&str; 3] = ["--prefix", "--tail=40", "--ignore-errors"];
 
 /// Prints to standard error. A part that cannot be read is named and skipped.
 pub(super) async fn print(namespace: &Namespace) {
-    let sections: [(&str, &[&str]); 5] = [
+    let sections: [(&str, &[&str]); 6] = [
         ("pods", &["get", "pods", "-o", "wide"]),
         ("objects", &["get", OBJECTS, "-o", "wide"]),
         (
@@ -17,6 +24,7 @@ pub(super) async fn print(namespace: &Namespace) {
         ),
         ("MooncakeNodes", &["get", "mooncakenodes", "-o", "yaml"]),
         ("Events", &["get", "events", "--sort-by=.lastTimestamp"]),
+        ("Events of MooncakeNodes and Nodes", &NODE_EVENTS),
     ];
     line(&format!(
         "======== evidence from namespace {} ========",

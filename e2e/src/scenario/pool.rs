@@ -6,7 +6,11 @@ use super::namespace::Namespace;
 use anyhow::{Context, ensure};
 use crds::MooncakeCluster;
 use crds::condition::{ConditionType, find};
-use crds::names::{COMPONENT_MASTER, COMPONENT_POOL, LABEL_CLUSTER, LABEL_COMPONENT, leader_slice};
+use crds::names::{
+    ANNOTATION_WITNESS, COMPONENT_MASTER, COMPONENT_POOL, LABEL_CLUSTER, LABEL_COMPONENT,
+    leader_slice, master as master_lease,
+};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -206,6 +210,28 @@ impl Pool {
         let mut pods = self.of_component(COMPONENT_MASTER).await?;
         pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
         Ok(pods)
+    }
+
+    /// Returns the Lease of two masters.
+    ///
+    /// # Errors
+    /// The API server's message, also where nothing is elected.
+    pub async fn lease(&self) -> anyhow::Result<Lease> {
+        let leases: Api<Lease> = self.namespace.api();
+        Ok(leases.get(&master_lease(&self.name)).await?)
+    }
+
+    /// Waits until the one of two masters that is not elected is the witness of the other.
+    ///
+    /// # Errors
+    /// At the deadline.
+    pub async fn witnessed(&self, deadline: Duration) -> anyhow::Result<()> {
+        eventually("a witness in the Lease", deadline, || async {
+            let annotations = self.lease().await?.metadata.annotations.unwrap_or_default();
+            let witness = annotations.contains_key(ANNOTATION_WITNESS);
+            Ok(Seen::when(witness.then_some(()), "none"))
+        })
+        .await
     }
 
     async fn of_component(&self, component: &str) -> anyhow::Result<Vec<Pod>> {

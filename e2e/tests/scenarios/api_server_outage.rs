@@ -4,18 +4,12 @@
 use super::agent_restart::none_restarted;
 use anyhow::{Context, ensure};
 use crds::MooncakeCluster;
-use crds::names::{
-    ANNOTATION_EPOCH, ANNOTATION_WITNESS, COMPONENT_AGENT, COMPONENT_OPERATOR, master,
-};
-use k8s_openapi::api::coordination::v1::Lease;
+use crds::names::{ANNOTATION_EPOCH, COMPONENT_AGENT, COMPONENT_OPERATOR};
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use kube::api::{Patch, PatchParams};
 use local_cluster::Part;
 use mooncake_e2e::scenario::pool::READY;
-use mooncake_e2e::scenario::{
-    Effort, Load, Namespace, Pool, Product, Seen, eventually, watches_resume,
-};
+use mooncake_e2e::scenario::{Effort, Load, Namespace, Pool, Product, watches_resume};
 use serde_json::json;
 use std::time::Duration;
 
@@ -45,26 +39,15 @@ async fn transfers_continue_without_the_api_server() -> anyhow::Result<()> {
 /// its witness.
 async fn two_masters(namespace: &Namespace) -> anyhow::Result<Pool> {
     let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 2}],
-        master: {type: BuiltIn, replicas: 2, leaseSeconds: 5}}";
+        master: {type: BuiltIn, leaseSeconds: 5}}";
     let pool = Pool::apply(namespace, "elected", spec).await?;
     pool.ready(READY).await?;
-    eventually("a witness in the Lease", READY, || async {
-        let lease = lease(&pool).await?;
-        let annotations = lease.metadata.annotations.unwrap_or_default();
-        let witness = annotations.get(ANNOTATION_WITNESS).cloned();
-        Ok(Seen::when(witness.map(drop), "none"))
-    })
-    .await?;
+    pool.witnessed(READY).await?;
     Ok(pool)
 }
 
-async fn lease(pool: &Pool) -> anyhow::Result<Lease> {
-    let leases: Api<Lease> = pool.namespace.api();
-    Ok(leases.get(&master(&pool.name)).await?)
-}
-
 async fn epoch(pool: &Pool) -> anyhow::Result<Option<String>> {
-    let annotations = lease(pool).await?.metadata.annotations;
+    let annotations = pool.lease().await?.metadata.annotations;
     Ok(annotations.and_then(|all| all.get(ANNOTATION_EPOCH).cloned()))
 }
 

@@ -1,4 +1,4 @@
-//! An idle cluster: nothing is written to the API server except Leases, and memory stays below its limit.
+//! An idle cluster: nothing is written to the API server except Leases, these seldom, and memory stays below its limit.
 
 use super::engine_process::engine_processes;
 use anyhow::ensure;
@@ -7,13 +7,16 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use mooncake_e2e::product::NAMESPACE;
 use mooncake_e2e::scenario::audit::Audit;
+use mooncake_e2e::scenario::pool::READY;
 use mooncake_e2e::scenario::processes::{self, Process};
 use mooncake_e2e::scenario::{Pool, Product, Seen, StockPod, StockWork, TestCluster, eventually};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(90);
 /// Time without a write after which the cluster counts as settled.
 const SETTLED: Duration = Duration::from_secs(5);
+/// Seconds between two writes of the Lease of an elected master with a witness.
+const RENEWAL: u64 = 5;
 /// Memory limit of an operator, and of an agent with its supervisor.
 const MEMORY: u64 = 60 << 20;
 /// Memory limit of an engine process.
@@ -26,15 +29,36 @@ async fn an_idle_cluster_writes_nothing_to_the_api_server() -> anyhow::Result<()
     let watched = product.scale.of("seconds at rest", 60, 300);
     product
         .run("rest", async move |product, namespace| {
-            let pool = Pool::small(&namespace).await?;
+            let spec =
+                "{pools: [{name: default, size: 256Mi, drainSeconds: 2}], master: {type: BuiltIn}}";
+            let pool = Pool::apply(&namespace, "kv", spec).await?;
+            pool.ready(READY).await?;
             StockPod::new("idle", StockWork::Idle)
                 .node("n1")
                 .inject("kv")
                 .start(&namespace)
                 .await?;
             namespace.pod_ready("idle", SOON).await?;
+            pool.witnessed(SOON).await?;
             let engines = engine_processes(&pool.pods().await?)?;
-            at_rest(&product, &engines, Duration::from_secs(watched)).await
+            let masters = Audit::from_now(&product.cluster)?;
+            let begun = Instant::now();
+            at_rest(&product, &engines, Duration::from_secs(watched)).await?;
+            let lines = masters.writes(&namespace.name)?;
+            let lines: Vec<_> = lines.iter().map(ToString::to_string).collect();
+            ensure!(
+                lines.is_empty(),
+                "written by masters at rest:\n{}",
+                lines.join("\n")
+            );
+            let renewals = masters.lease_writes(&namespace.name)?.len();
+            let seconds = begun.elapsed().as_secs();
+            println!("two masters wrote their Lease {renewals} times in {seconds} s");
+            ensure!(
+                u64::try_from(renewals)? <= seconds / RENEWAL + 1,
+                "{renewals} writes of the Lease in {seconds} s"
+            );
+            Ok(())
         })
         .await
 }

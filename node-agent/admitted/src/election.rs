@@ -6,8 +6,8 @@
 //! when the second begins, also if both electors have other times.
 //!
 //! One of the others may be named in the Lease as its witness. It takes an unchanged Lease as above, and all others only after
-//! [`Times::abandoned`]. If the Lease cannot be written, the witness can promise to regard it as changed: then the master serves
-//! as if it had been, until [`Times::alone`] after the last write.
+//! [`Times::abandoned`]. The witness can promise to regard the Lease as changed: then the master serves as if it had been written,
+//! until [`Times::alone`] after the last write. So the Lease of a holder with a witness is written less often.
 
 use std::time::Duration;
 
@@ -20,8 +20,14 @@ pub struct Times {
     pub lease: Duration,
     /// A master serves no longer than this after the start of the last successful write of the Lease.
     pub serve: Duration,
-    /// Period of renewals.
+    /// Period of renewals without a witness.
     pub renew: Duration,
+    /// Period of renewals with a witness that promises.
+    pub relax: Duration,
+    /// Period of requests to the witness.
+    pub request: Duration,
+    /// Deadline of one request to the witness. The Lease is written at once if it has not promised until then.
+    pub reply: Duration,
     /// Deadline of one request to the API server.
     pub call: Duration,
     /// Wait after a write that failed.
@@ -34,13 +40,14 @@ pub struct Times {
     pub attend: Duration,
 }
 
-/// Unanswered requests in sequence after which a witness is removed from the Lease.
-const PATIENCE: u32 = 2;
+/// Unanswered requests in sequence after which a witness is removed from the Lease. The first one is followed at once by a write
+/// with the second one.
+const PATIENCE: u32 = 3;
 
 impl Times {
-    /// Derives the times from the seconds of the Lease. For 15: 12 s, 5 s, 2 s and 1 s. A fifth of the Lease is left between the end
-    /// of a term and the next one: clocks may differ in speed by a tenth. After a first renewal that is slow, there is time for a
-    /// second one.
+    /// Derives the times from the seconds of the Lease. A fifth of the Lease is left between the end of a term and the next one:
+    /// clocks may differ in speed by a tenth. After a first renewal that is slow, or after a request without an answer and
+    /// such a renewal, there is time for a second one.
     #[must_use]
     pub fn of(seconds: u32) -> Self {
         let lease = Duration::from_secs(seconds.into());
@@ -48,6 +55,9 @@ impl Times {
             lease,
             serve: lease / 5 * 4,
             renew: lease / 3,
+            relax: (lease / 3).max(Duration::from_secs(5)),
+            request: lease / 5,
+            reply: (lease / 15).min(Duration::from_secs(1)),
             call: (lease / 5).min(Duration::from_secs(2)),
             retry: (lease / 15).min(Duration::from_secs(1)),
             alone: Duration::from_secs(10 * 60),
@@ -88,8 +98,10 @@ pub enum Seat {
 pub enum Step {
     /// Nothing before this moment or the next event.
     Wait(Duration),
-    /// Write the Lease: held by this program, in this epoch.
+    /// Write the Lease: held by this program, in this epoch. Send a request to the witness beside it, if there is one.
     Hold { epoch: u64 },
+    /// Send a request to the witness for this epoch, and write nothing.
+    Request { epoch: u64 },
     /// Write the Lease: held by none.
     Release,
     /// Write the Lease: held as before, with this program as its witness.
@@ -126,6 +138,8 @@ pub struct Election {
     replaces: Option<u64>,
     /// The same, of the last write that removes the witness.
     removes: Option<u64>,
+    /// When the last request to the witness was begun.
+    requested: Duration,
     /// Requests in sequence that the witness did not answer with a promise.
     unanswered: u32,
     /// The last write has failed.
@@ -150,6 +164,7 @@ impl Election {
             pause: Duration::ZERO,
             replaces: None,
             removes: None,
+            requested: Duration::ZERO,
             unanswered: 0,
             failing: false,
             offer: Duration::ZERO,
@@ -252,11 +267,17 @@ impl Election {
     /// the first epoch is taken.
     pub fn step(&mut self, now: Duration, clock: u64) -> Step {
         let step = self.wanted(now, clock);
-        if matches!(step, Step::Wait(_)) {
-            return step;
-        }
-        if now < self.pause {
-            return Step::Wait(self.pause);
+        match step {
+            Step::Wait(_) => return step,
+            Step::Request { .. } => {
+                self.requested = now;
+                return step;
+            }
+            Step::Hold { .. } | Step::Release | Step::Attend if now < self.pause => {
+                return Step::Wait(self.pause);
+            }
+            Step::Hold { .. } => self.requested = now,
+            Step::Release | Step::Attend => {}
         }
         self.replaces = Some(self.version().unwrap_or(0));
         match step {
@@ -269,7 +290,7 @@ impl Election {
             {
                 self.removes = self.replaces;
             }
-            Step::Hold { .. } | Step::Release | Step::Wait(_) => {}
+            Step::Hold { .. } | Step::Release | Step::Request { .. } | Step::Wait(_) => {}
         }
         step
     }
@@ -318,13 +339,20 @@ impl Election {
                     // The master ends at the end of its permission.
                     return idle;
                 }
-                let due = self
-                    .renewed
-                    .map_or(now, |renewed| renewed + self.times.renew);
+                let relies = self.unanswered == 0 && !self.witness().is_empty();
+                let period = if relies {
+                    self.times.relax
+                } else {
+                    self.times.renew
+                };
+                let due = self.renewed.map_or(now, |renewed| renewed + period);
+                let request = self.requested + self.times.request;
                 if now >= due {
                     Step::Hold { epoch }
+                } else if relies && now >= request {
+                    Step::Request { epoch }
                 } else {
-                    Step::Wait(due)
+                    Step::Wait(if relies { due.min(request) } else { due })
                 }
             }
         }
@@ -477,16 +505,37 @@ mod tests {
     fn the_times_of_every_lease_leave_room_for_clocks_that_differ_by_a_tenth() {
         let milliseconds = |seconds| {
             let times = Times::of(seconds);
-            [times.serve, times.renew, times.call, times.retry].map(|time| time.as_millis())
+            [
+                times.serve,
+                times.renew,
+                times.relax,
+                times.request,
+                times.reply,
+                times.call,
+                times.retry,
+            ]
+            .map(|time| time.as_millis())
         };
-        assert_eq!(milliseconds(15), [12_000, 5_000, 2_000, 1_000]);
-        assert_eq!(milliseconds(5), [4_000, 1_666, 1_000, 333]);
-        assert_eq!(milliseconds(60), [48_000, 20_000, 2_000, 1_000]);
+        assert_eq!(
+            milliseconds(8),
+            [6_400, 2_666, 5_000, 1_600, 533, 1_600, 533]
+        );
+        assert_eq!(
+            milliseconds(5),
+            [4_000, 1_666, 5_000, 1_000, 333, 1_000, 333]
+        );
+        assert_eq!(
+            milliseconds(60),
+            [48_000, 20_000, 20_000, 12_000, 1_000, 2_000, 1_000]
+        );
         for seconds in LEAST_LEASE_SECONDS..=LONGEST_LEASE_SECONDS {
             let Times {
                 lease,
                 serve,
                 renew,
+                relax: _,
+                request,
+                reply,
                 call,
                 retry,
                 alone,
@@ -496,6 +545,8 @@ mod tests {
             assert!(serve * 11 / 10 < lease, "{seconds}");
             // A renewal that is not answered, and a second one.
             assert!(renew + call + retry + call <= serve, "{seconds}");
+            // The same after a request without an answer.
+            assert!(request + reply + call + retry + call <= serve, "{seconds}");
             assert!(
                 alone * 11 / 10 < abandoned && lease < abandoned,
                 "{seconds}"
@@ -648,6 +699,8 @@ mod tests {
         assert_eq!(a.promised("c", after(1), after(1)), None, "not the witness");
         a.unanswered();
         a.unanswered();
+        assert_eq!(a.witness(), "b");
+        a.unanswered();
         assert_eq!(a.witness(), "", "removed by the next write");
         assert_eq!(a.step(after(5), 7), Step::Hold { epoch: 10 });
         a.failed(after(7));
@@ -658,10 +711,58 @@ mod tests {
         let until = after(20);
         assert_eq!(grant, Some(Grant { epoch: 10, until }));
         // Without the API server a silent witness stays.
-        a.unanswered();
-        a.unanswered();
+        for _ in 0..PATIENCE {
+            a.unanswered();
+        }
         a.failed(after(9));
         assert_eq!(a.witness(), "b");
+    }
+
+    #[test]
+    fn a_holder_with_a_witness_writes_every_five_seconds_and_sends_requests_in_between() {
+        let (mut a, mut b) = pair();
+        let (mut writes, mut requests, mut version) = (0, 0, 6);
+        let mut now = START;
+        let end = after(60);
+        while now < end {
+            match a.step(now, 7) {
+                Step::Wait(until) => now = until.min(end),
+                Step::Hold { epoch: 10 } => {
+                    writes += 1;
+                    version += 1;
+                    let record = witnessed("a", 10, version, a.witness());
+                    b.saw(record.clone(), now);
+                    a.wrote(record.unwrap(), now, now);
+                }
+                Step::Request { epoch: 10 } => {
+                    requests += 1;
+                    assert!(b.promises("a", 10, now));
+                    let grant = a.promised("b", now, now).map(|grant| grant.until);
+                    assert_eq!(grant, Some(now + a.times.serve));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // A request 3 s after each write; others go beside the writes.
+        assert_eq!((writes, requests), (11, 12));
+    }
+
+    #[test]
+    fn a_request_without_an_answer_is_followed_by_a_write_at_once_and_by_more_writes() {
+        let (mut a, _) = pair();
+        assert_eq!(a.step(after(3), 7), Step::Request { epoch: 10 });
+        a.promised("b", after(3), after(3)).unwrap();
+        // The last write was more than a third of the Lease before.
+        assert_eq!(a.step(after(5), 7), Step::Hold { epoch: 10 });
+        a.wrote(witnessed("a", 10, 7, "b").unwrap(), after(5), after(5));
+        assert_eq!(a.step(after(8), 7), Step::Request { epoch: 10 });
+        a.unanswered();
+        assert_eq!(a.step(after(9), 7), Step::Wait(after(10)));
+        let mut late = pair().0;
+        late.times.relax = Duration::from_secs(10);
+        assert_eq!(late.step(after(6), 7), Step::Request { epoch: 10 });
+        late.unanswered();
+        assert_eq!(late.step(after(7), 7), Step::Hold { epoch: 10 });
     }
 
     #[test]

@@ -105,6 +105,7 @@ impl Elector {
             let now = boottime();
             match self.election.step(now, clock()) {
                 Step::Hold { epoch } => self.hold(epoch).await,
+                Step::Request { epoch } => self.extend(epoch).await,
                 Step::Release => self.put(self.next_lease("")).await,
                 Step::Attend => self.put(self.attended_lease()).await,
                 Step::Wait(until) => {
@@ -181,7 +182,7 @@ impl Elector {
             self.requests.address().to_string(),
         );
         let witness = self.lease.as_ref().filter(|_| renewal).and_then(witness);
-        // Beside each renewal, so that a witness that does not answer is replaced before it is needed.
+        // Beside each renewal: the master goes on if one of the two succeeds.
         let written = self
             .write(lease, witness.map(|witness| (witness, epoch)))
             .await;
@@ -189,6 +190,18 @@ impl Elector {
             // Another writer may have changed it.
             self.point().await;
         }
+    }
+
+    /// Sends a request to the witness, whose promise permits the master to go on as after a write.
+    async fn extend(&mut self, epoch: u64) {
+        let Some(witness) = self.lease.as_ref().and_then(witness) else {
+            return;
+        };
+        let sent = boottime();
+        let own = self.requests.address().ip();
+        let limit = self.times.reply;
+        let promised = request(own, &witness, &self.settings.pod, epoch, limit).await;
+        self.promised(&witness, sent, promised).await;
     }
 
     /// Writes the Lease, which fails if another elector wrote it in between, and passes the result on to the master.

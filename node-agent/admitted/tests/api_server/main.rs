@@ -369,7 +369,7 @@ async fn a_master_goes_on_without_the_api_server_while_the_other_elector_promise
         goes_on(&mut first, &mut term, one).await?;
     }
     // A renewal that the witness has seen.
-    goes_on(&mut first, &mut term, Duration::from_secs(6)).await?;
+    goes_on(&mut first, &mut term, Duration::from_secs(8)).await?;
 
     // Requests are not answered, and those that were begun are carried out when it goes on.
     server.stop(true)?;
