@@ -399,7 +399,8 @@ pub const DEFAULT_LEASE_SECONDS: u32 = 8;
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "!(has(self.image) && has(self.type) && self.type == 'BuiltIn')", "message": "image is the image of a Stock master: remove it, because a BuiltIn master runs from the operator's gate image", "fieldPath": ".image" },
         { "rule": "!(has(self.replicas) && self.replicas > 1 && !(has(self.type) && self.type == 'BuiltIn'))", "message": "a Stock master has one replica: set replicas 1, or type BuiltIn", "fieldPath": ".replicas" },
-        { "rule": "!has(self.leaseSeconds) || (has(self.replicas) && self.replicas > 1)", "message": "one master has no Lease: remove leaseSeconds, or set replicas 2", "fieldPath": ".leaseSeconds" }
+        { "rule": "!has(self.leaseSeconds) || (has(self.replicas) && self.replicas > 1)", "message": "one master has no Lease: remove leaseSeconds, or set replicas 2", "fieldPath": ".leaseSeconds" },
+        { "rule": "!has(self.tenants) || size(self.tenants) == 0 || (has(self.type) && self.type == 'BuiltIn')", "message": "a Stock master has no tenants here: remove tenants, or set type BuiltIn", "fieldPath": ".tenants" }
     ]))]
 pub struct Master {
     /// Program of the master. `Stock`: `mooncake_master`. `BuiltIn`: `mooncake-master` of this project. A change needs the
@@ -424,6 +425,15 @@ pub struct Master {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = LEAST_LEASE_SECONDS, max = LONGEST_LEASE_SECONDS))]
     pub lease_seconds: Option<u32>,
+
+    /// Tenants of a `BuiltIn` master: each has its own keys, and a quota of the pools' memory. Clients name their tenant
+    /// (`MOONCAKE_TENANT_ID`); those that name none are the tenant `default`. Puts for a tenant that is not listed are
+    /// refused. The first tenant and the removal of the last one restart the master; other changes take effect within
+    /// seconds. Default: none, and the tenant in requests is ignored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub tenants: Vec<Tenant>,
 
     /// Image of a `Stock` master. It must contain `mooncake_master` of that release in its PATH. Default: the operator's
     /// setting for the release.
@@ -457,6 +467,25 @@ impl Master {
         let seconds = self.lease_seconds.unwrap_or(DEFAULT_LEASE_SECONDS);
         (self.replicas() > 1).then_some(seconds)
     }
+}
+
+/// A tenant of a built-in master.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tenant {
+    /// Name that clients send.
+    #[schemars(
+        length(min = 1, max = 128),
+        regex(pattern = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$")
+    )]
+    pub name: String,
+
+    /// Bytes of all replicas of the tenant's objects, e.g. `64Gi`, from 1Mi to 1Pi. Where the quotas exceed the mounted
+    /// memory together, each is reduced in proportion.
+    #[schemars(extend("nullable" = false, "x-kubernetes-validations" = [
+        { "rule": "quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Pi')) <= 0", "message": "quota must be from 1Mi to 1Pi" }
+    ]))]
+    pub quota: ByteSize,
 }
 
 catalog! {

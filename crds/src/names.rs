@@ -121,6 +121,11 @@ pub fn election_role(cluster: &str) -> String {
     format!("{cluster}-master-election")
 }
 
+/// Returns the name of the Role and RoleBinding by which a built-in master reads the quotas of its tenants.
+pub fn tenants_role(cluster: &str) -> String {
+    format!("{cluster}-master-tenants")
+}
+
 /// Returns the name of the ServiceAccount of a built-in master, and of the RoleBinding that gives it its rights.
 pub fn master_account(cluster: &str) -> String {
     master(cluster)

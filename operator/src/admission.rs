@@ -5,6 +5,7 @@ mod advice;
 mod advisor;
 mod claim;
 mod configuration;
+mod default_tenant;
 mod environment;
 mod host_ports;
 mod inject;

@@ -12,7 +12,8 @@ use crate::elector::{Elector, Settings};
 use crate::seat::Local;
 use crate::witness::Requests;
 
-/// Writes the addresses that may connect to the master of a MooncakeCluster, whenever they change. Elects one of several masters.
+/// Writes the addresses that may connect to the master of a MooncakeCluster, and the quotas of its tenants, whenever they change.
+/// Elects one of several masters.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Args {
@@ -28,6 +29,9 @@ pub struct Args {
     /// The file. It is not changed before all addresses are known, and not while the API server is unavailable.
     #[arg(long)]
     pub(crate) file: PathBuf,
+    /// File with the quotas of tenants, from the MooncakeCluster. Default: none is written.
+    #[arg(long)]
+    pub(crate) quota_file: Option<PathBuf>,
     /// Socket of the master beside this program. With it, the program elects one of several masters by a Lease.
     #[arg(long, requires_all = ["cluster_uid", "pod", "addresses"])]
     elector_socket: Option<PathBuf>,

@@ -6,6 +6,7 @@ pub mod args;
 pub mod election;
 pub mod elector;
 pub mod file;
+mod quotas;
 mod run;
 pub mod seat;
 mod watch;

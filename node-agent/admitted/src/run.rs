@@ -1,4 +1,4 @@
-//! The program: writes the file whenever the addresses change.
+//! The program: writes the files whenever addresses or quotas change.
 
 use anyhow::Context;
 use kube::runtime::watcher::DefaultBackoff;
@@ -6,13 +6,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::args::Args;
-use crate::file;
 use crate::watch::{Admitted, members, operators};
+use crate::{file, quotas};
 
-/// Keeps the file up to date until SIGTERM, and takes part in elections. Blocks.
+/// Keeps the files up to date until SIGTERM, and takes part in elections. Blocks.
 ///
 /// # Errors
-/// No access to the API server, the file cannot be written, or the elector failed.
+/// No access to the API server, a file cannot be written, or the elector failed.
 pub fn run(args: Args) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -41,6 +41,15 @@ async fn follow(args: Args) -> anyhow::Result<()> {
     let selector = members(&args.cluster, true);
     let mut members = watch(&args.namespace, &selector);
     let mut operators = watch(&args.operator_namespace, &operators());
+    let quotas = async {
+        match args.quota_file.clone() {
+            Some(path) => {
+                quotas::follow(client.clone(), &args.namespace, &args.cluster, path).await
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let mut quotas = std::pin::pin!(quotas);
     let mut written = None;
     loop {
         if let (Some(members), Some(operators)) = (members.with_pods(), operators.with_pods()) {
@@ -59,6 +68,7 @@ async fn follow(args: Args) -> anyhow::Result<()> {
         tokio::select! {
             () = members.changed() => {}
             () = operators.changed() => {}
+            ended = &mut quotas => return ended,
             _ = term.recv() => break,
         }
     }

@@ -23,8 +23,8 @@ use kube::core::admission::{
 use serde::Deserialize;
 
 use super::advice::{Room, advise};
-use super::master_defaults;
 use super::resize::{Stored, evicted};
+use super::{default_tenant, master_defaults};
 use crate::cache::{Caches, ClusterName};
 
 /// Where nodes are known.
@@ -149,6 +149,7 @@ fn respond<R: Rooms>(
         };
         let rooms = rooms.rooms(Some(&cluster));
         let mut warnings = advise(&spec, &rooms);
+        warnings.extend(default_tenant::unlisted(&spec));
         let old = old.and_then(|old| serde_json::from_value::<Stored>(old.clone()).ok());
         warnings.extend(old.and_then(|old| evicted(&old, &spec, &rooms)));
         response.warnings = (!warnings.is_empty()).then_some(warnings);

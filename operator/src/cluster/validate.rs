@@ -134,6 +134,8 @@ pub struct Master {
     /// Seconds of the Lease by which one of several is elected; `None`: nothing is elected.
     pub elected_for: Option<u32>,
     pub version: &'static str,
+    /// It has tenants, whose quotas it reads from the object.
+    pub has_tenants: bool,
     /// Image of a stock master; `None`: the operator's image for that version.
     pub image: Option<String>,
     pub resources: Option<ResourceRequirements>,
@@ -201,6 +203,10 @@ pub enum Error {
     )]
     ImageOfBuiltIn,
     #[error(
+        "spec.master.tenants is set, and a Stock master has no tenants here: remove the field, or set spec.master.type BuiltIn"
+    )]
+    TenantsOfStock,
+    #[error(
         "spec.master.replicas is {replicas}, and a Stock master has one replica: set 1, or spec.master.type BuiltIn"
     )]
     ReplicasOfStock { replicas: u32 },
@@ -258,6 +264,9 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             return Err(Error::LeaseSeconds { seconds });
         }
     }
+    if master.kind() == MasterType::Stock && !master.tenants.is_empty() {
+        return Err(Error::TenantsOfStock);
+    }
     let update = spec.update.clone().unwrap_or_default();
     if master.kind() == MasterType::Stock && update.on_cordon == OnCordon::Drain {
         return Err(Error::DrainWithStock);
@@ -285,6 +294,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             kind: master.kind(),
             replicas: master.replicas(),
             elected_for: master.elected_for(),
+            has_tenants: !master.tenants.is_empty(),
             version: master.version.as_str(),
             image: master.image.clone(),
             resources: master.resources.clone(),
@@ -607,6 +617,15 @@ mod tests {
         assert_eq!(
             kind("{master: {type: BuiltIn, image: mine}}"),
             Err(Error::ImageOfBuiltIn)
+        );
+        let tenants = "tenants: [{name: a, quota: 1Gi}]";
+        assert_eq!(
+            kind(&format!("{{master: {{{tenants}}}}}")),
+            Err(Error::TenantsOfStock)
+        );
+        assert_eq!(
+            kind(&format!("{{master: {{type: BuiltIn, {tenants}}}}}")),
+            Ok(MasterType::BuiltIn)
         );
         assert_eq!(
             kind("{master: {type: Stock, image: mine}}"),

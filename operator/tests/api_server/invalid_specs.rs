@@ -110,6 +110,26 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
     ),
     ("{master: {replicas: 2}}", "a Stock master has one replica"),
     (
+        "{master: {tenants: [{name: a, quota: 1Gi}]}}",
+        "a Stock master has no tenants",
+    ),
+    (
+        "{master: {type: BuiltIn, tenants: [{name: a, quota: 1Ki}]}}",
+        "quota must be from 1Mi to 1Pi",
+    ),
+    (
+        "{master: {type: BuiltIn, tenants: [{name: a, quota: '1.5'}]}}",
+        "quota must be from 1Mi to 1Pi",
+    ),
+    (
+        "{master: {type: BuiltIn, tenants: [{name: _a, quota: 1Gi}]}}",
+        "should match",
+    ),
+    (
+        "{master: {type: BuiltIn, tenants: [{name: a, quota: 1Gi}, {name: a, quota: 2Gi}]}}",
+        "duplicate entries",
+    ),
+    (
         "{master: {type: BuiltIn, replicas: 3}}",
         "less than or equal to 2",
     ),

@@ -34,6 +34,8 @@ const TOOLS: &str = "/tools";
 const BUILT_IN: &str = "/mooncake-master";
 /// Directory of the file with the addresses that a built-in master admits.
 const ADMITTED: &str = "/run/mooncake-admitted";
+/// File with the quotas of the tenants of a built-in master.
+const QUOTAS: &str = "/run/mooncake-admitted/quotas.yaml";
 /// Socket by which the container `admitted` elects the master beside it.
 const ELECTOR: &str = "/run/mooncake-admitted/elector";
 /// Where clients of Kubernetes look for the token of their pod.
@@ -168,6 +170,9 @@ fn spec_fingerprint(cluster: &Valid) -> String {
     {
         spec["leaseSeconds"] = json!(seconds);
     }
+    if cluster.master.has_tenants {
+        spec["tenants"] = json!(true);
+    }
     if cluster.master.template != MasterPodTemplate::default() {
         spec["podTemplate"] = json!(cluster.master.template);
     }
@@ -294,6 +299,12 @@ fn built_in(cluster: &Valid, settings: &Settings) -> Container {
     if cluster.elects() {
         args.push(format!("--elector_socket={ELECTOR}"));
     }
+    if cluster.master.has_tenants {
+        args.extend([
+            "--enable_multi_tenants=true".to_owned(),
+            format!("--tenant_quota_connector_uri={QUOTAS}"),
+        ]);
+    }
     args.extend(metadata_args(cluster));
     let mut ports = ports(cluster);
     ports.push(port("metrics", names::MASTER_OPEN_PORT));
@@ -319,6 +330,9 @@ fn admitted(cluster: &Valid, settings: &Settings) -> Container {
         format!("--operator-namespace={}", settings.operator_namespace),
         format!("--file={ADMITTED}/addresses"),
     ];
+    if cluster.master.has_tenants {
+        args.push(format!("--quota-file={QUOTAS}"));
+    }
     let mut environment = Vec::new();
     let mut ports = Vec::new();
     if let Some(seconds) = cluster.master.elected_for {

@@ -158,6 +158,18 @@ fn one_of_two_masters_is_elected_by_a_lease_and_written_into_the_slice_of_the_se
 }
 
 #[test]
+fn a_master_with_tenants_reads_their_quotas_from_its_cluster_and_restarts_only_for_the_first_one() {
+    let spec = |tenants: &str| format!("{{master: {{type: BuiltIn, tenants: [{tenants}]}}}}");
+    let master = |spec: &str| master::deployment(&fixture::valid(spec), &fixture::settings());
+    let a = "{name: a, quota: 1Gi}";
+    is_golden("tenants", &spec(a), &[]);
+    let one = master(&spec(a));
+    let two = master(&spec(&format!("{a}, {{name: b, quota: 2Gi}}")));
+    assert_eq!(one, two);
+    assert!(!master::same_spec(&one, &master(&spec(""))));
+}
+
+#[test]
 fn drained_nodes_are_excluded_by_name_and_outdate_no_pod() {
     let spec = "{master: {type: BuiltIn}, update: {onCordon: Drain}, pools: [{name: a, podTemplate: {affinity: {nodeAffinity: \
         {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [\
