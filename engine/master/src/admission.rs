@@ -2,19 +2,15 @@
 //! program replaces when they change (docs/decisions/master-admission.md).
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Time between two looks at the file.
-const LOOK: Duration = Duration::from_millis(200);
+use crate::watched::{LOOK, Watched};
 
 /// What an admitted peer may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,35 +198,19 @@ impl Admission {
     }
 }
 
-/// Identity of one version of the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
-    inode: u64,
-    modified: (i64, i64),
-    bytes: u64,
-}
-
 /// Reads the file whenever it has been replaced. While it cannot be read or parsed, the last list stays in force.
 #[derive(Debug)]
 pub struct File {
-    path: PathBuf,
+    watched: Watched,
     addresses: watch::Sender<Option<Arc<Addresses>>>,
-    /// The version that was read last.
-    seen: Option<Version>,
-    /// The failure that was logged last.
-    failure: Option<String>,
 }
 
 impl File {
     #[must_use]
     pub fn new(path: PathBuf) -> (Self, Admission) {
         let (addresses, receiver) = watch::channel(None);
-        let file = Self {
-            path,
-            addresses,
-            seen: None,
-            failure: None,
-        };
+        let watched = Watched::new(path);
+        let file = Self { watched, addresses };
         (file, Admission::Listed(receiver))
     }
 
@@ -242,54 +222,29 @@ impl File {
         }
     }
 
-    /// Reads the file if it has changed. The file is small and local, so the call does not block for long.
+    /// Reads the file if it has changed.
     fn look(&mut self) {
-        match self.read() {
+        let read = self.watched.read::<Addresses>();
+        let file = self.watched.path().display();
+        match read {
             Ok(None) => {}
             Ok(Some(addresses)) => {
-                self.failure = None;
-                tracing::info!(file = %self.path.display(), addresses = addresses.known.len(), "admitted addresses changed");
+                tracing::info!(%file, addresses = addresses.known.len(), "admitted addresses changed");
                 self.addresses.send_replace(Some(Arc::new(addresses)));
             }
             Err(failure) => {
-                if self.failure.as_ref() != Some(&failure) {
-                    tracing::warn!(file = %self.path.display(), %failure,
-                        "cannot read the admitted addresses; the last ones stay in force");
-                    self.failure = Some(failure);
-                }
+                tracing::warn!(%file, %failure,
+                    "cannot read the admitted addresses; the last ones stay in force");
             }
         }
-    }
-
-    /// Returns the addresses if the file has changed since the last call.
-    fn read(&mut self) -> Result<Option<Addresses>, String> {
-        use std::os::unix::fs::MetadataExt;
-        let words = |error: io::Error| error.to_string();
-        let metadata = fs::metadata(&self.path).map_err(|error| {
-            self.seen = None;
-            words(error)
-        })?;
-        let version = Version {
-            inode: metadata.ino(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            bytes: metadata.len(),
-        };
-        if self.seen == Some(version) {
-            return match &self.failure {
-                None => Ok(None),
-                Some(failure) => Err(failure.clone()),
-            };
-        }
-        let text = fs::read_to_string(&self.path).map_err(words)?;
-        self.seen = Some(version);
-        text.parse()
-            .map(Some)
-            .map_err(|error: ParseError| error.to_string())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::time::Duration;
+
     use super::*;
 
     fn address(text: &str) -> IpAddr {

@@ -86,6 +86,17 @@ pub struct Args {
     #[arg(long = "allocation_strategy", value_enum, default_value_t = Strategy::Random)]
     allocation_strategy: Strategy,
 
+    /// Gives each tenant its own keys and a quota of memory.
+    #[arg(long = "enable_multi_tenants", default_value_t = false, action = ArgAction::Set,
+          num_args = 0..=1, default_missing_value = "true")]
+    enable_multi_tenants: bool,
+    /// Where the quotas of tenants come from.
+    #[arg(long = "tenant_quota_connector_type", value_enum, default_value_t = Connector::File)]
+    tenant_quota_connector_type: Connector,
+    /// YAML file with the quotas of tenants. It is read again when another file replaces it.
+    #[arg(long = "tenant_quota_connector_uri")]
+    tenant_quota_connector_uri: Option<PathBuf>,
+
     /// Serves transfer engine metadata by HTTP.
     #[arg(long = "enable_http_metadata_server", default_value_t = false, action = ArgAction::Set,
           num_args = 0..=1, default_missing_value = "true")]
@@ -106,6 +117,12 @@ pub struct Args {
 enum Strategy {
     Random,
     LocalFirst,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Connector {
+    File,
 }
 
 /// Reads a duration: `10000` (milliseconds), `500ms`, `5s`, `30m`, `24h`.
@@ -148,6 +165,18 @@ impl Args {
                 "--put_start_release_timeout_sec must exceed --put_start_discard_timeout_sec"
                     .into(),
             );
+        }
+        match (self.enable_multi_tenants, &self.tenant_quota_connector_uri) {
+            (true, None) => {
+                return Err("--enable_multi_tenants needs --tenant_quota_connector_uri".into());
+            }
+            (false, Some(_)) => {
+                return Err(
+                    "--tenant_quota_connector_uri has no effect without --enable_multi_tenants"
+                        .into(),
+                );
+            }
+            _ => {}
         }
         Ok(Settings {
             lease_ttl: self.default_kv_lease_ttl,
@@ -202,6 +231,14 @@ impl Args {
     #[must_use]
     pub fn admitted_file(&self) -> Option<PathBuf> {
         self.admitted_file.clone()
+    }
+
+    /// Returns the file with the quotas of tenants; `None`: there are no tenants.
+    #[must_use]
+    pub fn quota_file(&self) -> Option<PathBuf> {
+        let Connector::File = self.tenant_quota_connector_type;
+        let file = self.tenant_quota_connector_uri.clone();
+        file.filter(|_| self.enable_multi_tenants)
     }
 
     /// Returns the socket of the elector; `None`: there is no other master.

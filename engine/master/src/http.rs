@@ -5,6 +5,7 @@ mod listener;
 mod metadata;
 mod metrics;
 mod segments;
+mod tenants;
 
 use std::io;
 use std::sync::Arc;
@@ -130,7 +131,9 @@ fn router(master: Arc<Master>) -> Router {
         .route("/api/v1/segments/status", get(segments::status))
         .route(
             "/api/v1/tenant_quotas",
-            get(|| async { failure(StatusCode::CONFLICT, ErrorCode::UnavailableInCurrentMode) }),
+            get(tenants::quotas)
+                .put(tenants::refuse)
+                .delete(tenants::refuse),
         )
         .with_state(master)
 }

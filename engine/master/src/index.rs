@@ -1,6 +1,7 @@
 //! The store's index: segments, clients, objects. It has no socket, clock or thread; time is an argument.
 //! Results, error codes and leases are those of the stock master 0.3.13; docs/master.md lists the differences.
 
+mod accounts;
 mod allocator;
 mod clients;
 mod counters;
@@ -13,8 +14,10 @@ mod mount;
 mod object;
 mod objects;
 mod put;
+mod quota;
 mod remove;
 mod retired;
+mod scope;
 mod search;
 mod segments;
 mod settings;
@@ -25,12 +28,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use proto::store::ledger::Version;
 use proto::store::release_0_3_13 as wire;
 
+pub use accounts::{TenantDetail, Tenants};
 pub use counters::{Counters, Totals};
 pub use evacuation::EvacuationTotals;
 pub use ledger::{LedgerDetail, LedgerState, LedgerTotals, Signals, Wait};
 pub use lookup::{Found, View};
 pub use moment::Moment;
 pub use mount::SegmentDetail;
+pub use scope::{DEFAULT_TENANT, Scope, is_tenant_name};
 pub use search::{Match, Search, SearchedSegment};
 pub use settings::{Placement, Settings};
 
@@ -148,12 +153,11 @@ impl Index {
     fn prune(&mut self, id: ObjectId) -> bool {
         let segments = &self.segments;
         let is_gone = |replica: &object::Replica| !segments.is_mounted(replica.segment);
-        let object = &mut self.objects[id];
-        if !object.replicas.iter().any(is_gone) {
+        if !self.objects[id].replicas.iter().any(is_gone) {
             return true;
         }
-        object.take_replicas(is_gone);
-        let exists = !object.replicas.is_empty();
+        self.objects.take_replicas(id, is_gone);
+        let exists = !self.objects[id].replicas.is_empty();
         if !exists {
             self.drop_object(id, Moment::default());
         }

@@ -9,5 +9,7 @@ pub mod index;
 pub mod leadership;
 mod run;
 pub mod server;
+pub mod tenants;
+mod watched;
 
 pub use run::run;

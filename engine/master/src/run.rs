@@ -15,11 +15,12 @@ use crate::http::{self, Listeners, Open};
 use crate::index::Index;
 use crate::leadership::{Candidate, Leadership};
 use crate::server::{Master, listen, serve};
+use crate::tenants::{self, Policies};
 
 /// Serves until SIGTERM or SIGINT, always or whenever this master is elected. Blocks.
 ///
 /// # Errors
-/// Contradicting settings, a port that cannot be opened, or a listener that has ended.
+/// Contradicting settings, a wrong file with quotas, a port that cannot be opened, or a listener that has ended.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     args.settings().map_err(|text| anyhow!(text))?;
     let (file, admission) = match args.admitted_file() {
@@ -27,6 +28,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Some(path) => {
             let (file, admission) = File::new(path);
             (Some(file), admission)
+        }
+    };
+    let (quotas, policies) = match args.quota_file() {
+        None => (None, None),
+        Some(path) => {
+            let shown = path.display().to_string();
+            let opened = tenants::File::open(path);
+            let (file, policies) = opened.map_err(|error| {
+                anyhow!("quotas of tenants (--tenant_quota_connector_uri) in {shown}: {error}")
+            })?;
+            (Some(file), Some(policies))
         }
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -50,6 +62,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 None => std::future::pending().await,
             }
         };
+        let follow_quotas = async {
+            match quotas {
+                Some(quotas) => quotas.follow().await,
+                None => std::future::pending().await,
+            }
+        };
+        let serve_with = Common {
+            args,
+            admission: &admission,
+            policies: policies.as_ref(),
+        };
         let (serving, master) = watch::channel(None);
         let open = Open {
             master,
@@ -68,34 +91,36 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         };
         tokio::select! {
             () = follow => Ok(()),
+            () = follow_quotas => Ok(()),
             ended = open => ended,
-            ended = serve_terms(args, &admission, &serving) => ended,
+            ended = serve_terms(serve_with, &serving) => ended,
             () = stop => Ok(()),
         }
     })
 }
 
+/// What is the same in all terms.
+#[derive(Debug, Clone, Copy)]
+struct Common<'a> {
+    args: &'a Args,
+    admission: &'a Admission,
+    policies: Option<&'a Policies>,
+}
+
 /// Serves always or, with an elector, whenever this master leads.
-async fn serve_terms(args: &Args, admission: &Admission, serving: &Serving) -> anyhow::Result<()> {
-    let Some(socket) = args.elector_socket() else {
+async fn serve_terms(common: Common<'_>, serving: &Serving) -> anyhow::Result<()> {
+    let Some(socket) = common.args.elector_socket() else {
         // A run must have a higher epoch than the one before. Owners report that one, so a clock that went back does no harm.
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let epoch = epoch.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0));
-        return serve_term(args, admission, serving, epoch, Leadership::alone()).await;
+        return serve_term(common, serving, epoch, Leadership::alone()).await;
     };
     let (candidate, mut terms) = Candidate::new(socket);
     let elections = candidate.follow();
     let terms = async {
         while let Some(term) = terms.recv().await {
             tracing::info!(epoch = term.epoch, "this master leads");
-            serve_term(
-                args,
-                admission,
-                serving,
-                term.epoch,
-                term.leadership.clone(),
-            )
-            .await?;
+            serve_term(common, serving, term.epoch, term.leadership.clone()).await?;
             tracing::warn!(epoch = term.epoch, "this master no longer leads");
         }
         Ok(())
@@ -111,15 +136,23 @@ type Serving = watch::Sender<Option<Arc<Master>>>;
 
 /// Serves an index that is empty in the beginning until the end of the leadership. Then the ports are closed.
 async fn serve_term(
-    args: &Args,
-    admission: &Admission,
+    common: Common<'_>,
     serving: &Serving,
     epoch: u64,
     leadership: Leadership,
 ) -> anyhow::Result<()> {
+    let Common {
+        args,
+        admission,
+        policies,
+    } = common;
     let settings = args.settings().map_err(|text| anyhow!(text))?;
     let seed = getrandom::u64().context("no random bytes from the operating system")?;
-    let index = Index::new(settings, seed).in_epoch(epoch);
+    let mut index = Index::new(settings, seed).in_epoch(epoch);
+    let mut policies = policies.cloned();
+    if let Some(policies) = &mut policies {
+        index.set_quotas(policies.borrow_and_update().quotas());
+    }
     let ended = leadership.clone().ended();
     let master = Master::new(index, args.limits(), admission.clone(), leadership);
     let master = Arc::new(master);
@@ -132,12 +165,26 @@ async fn serve_term(
     tracing::info!(rpc = %args.rpc(), http = %args.admin(), open = ?args.open(), metadata = ?args.metadata(), "the master serves");
     let http = http::serve(Arc::clone(&master), Listeners { admin, metadata });
     serving.send_replace(Some(Arc::clone(&master)));
+    let change_quotas = change_quotas(Arc::clone(&master), policies);
     let ended = tokio::select! {
         () = serve(master, rpc, ended) => Ok(()),
+        () = change_quotas => Ok(()),
         ended = http => ended.context("HTTP"),
     };
     serving.send_replace(None);
     ended
+}
+
+/// Applies each change of the quotas, until the future is dropped.
+async fn change_quotas(master: Arc<Master>, policies: Option<Policies>) {
+    if let Some(mut policies) = policies {
+        while policies.changed().await.is_ok() {
+            let policy = Arc::clone(&policies.borrow_and_update());
+            master.with_index(|index, _| index.set_quotas(policy.quotas()));
+        }
+    }
+    // The file is not read any more, or there is none.
+    std::future::pending().await
 }
 
 fn bind(what: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {

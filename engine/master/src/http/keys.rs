@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::{body, constant, failure};
-use crate::index::View;
+use crate::index::{Scope, View};
 use crate::server::Master;
 
 type Named = Query<HashMap<String, String>>;
@@ -27,7 +27,8 @@ const LONGEST_SEARCH: u64 = 60;
 /// Returns the memory replicas of a key. Like a lookup by RPC it grants a lease.
 fn replicas(master: &Master, key: &str) -> Result<Vec<Value>, ErrorCode> {
     master.with_index(|index, now| {
-        let found = index.get_replica_list(key, now)?;
+        // As by the stock master: the default tenant, whatever the query says.
+        let found = index.get_replica_list(Scope::default().key(key)?, now)?;
         Ok(found
             .replicas()
             .map(|replica| {
@@ -80,7 +81,7 @@ pub(super) async fn batch_query_keys(
     body(StatusCode::OK, &json!({"success": true, "data": data}))
 }
 
-/// One key a line.
+/// One key a line, of the default tenant as by the stock master.
 pub(super) async fn all_keys(State(master): State<Arc<Master>>) -> String {
     let mut text = String::new();
     for key in master.with_index(|index, _| index.keys()) {
@@ -96,6 +97,9 @@ pub(super) struct Wanted {
     #[serde(default)]
     prefix: String,
     regex: Option<String>,
+    /// The default one if it is empty.
+    #[serde(default)]
+    tenant_id: String,
     #[serde(default)]
     limit: usize,
     /// Duration in seconds after which the search ends incomplete.
@@ -117,7 +121,10 @@ pub(super) async fn find_keys(
     let seconds = wanted.seconds.min(LONGEST_SEARCH);
     let end = Instant::now() + Duration::from_secs(seconds);
     let regex = wanted.regex.as_deref();
-    let begun = master.with_index(|index, _| index.begin_search(&wanted.prefix, regex, limit));
+    let begun = master.with_index(|index, _| {
+        let scope = index.scope(&wanted.tenant_id)?;
+        index.begin_search(&scope, &wanted.prefix, regex, limit)
+    });
     let mut search = match begun {
         Ok(search) => search,
         Err(code) => return failure(StatusCode::BAD_REQUEST, code),
@@ -162,7 +169,7 @@ pub(super) async fn find_keys(
 
 pub(super) async fn remove_all(State(master): State<Arc<Master>>, Query(query): Named) -> Response {
     let force = query.get("force").is_some_and(|value| value == "true");
-    let removed = master.change_index(|index, now| index.remove_all(force, now));
+    let removed = master.change_index(|index, now| index.remove_all(&Scope::default(), force, now));
     match removed.await {
         Ok(removed) => body(
             StatusCode::OK,

@@ -13,6 +13,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::index::{TenantDetail, Tenants};
 use crate::server::{FunctionTraffic, Master};
 
 #[derive(Debug)]
@@ -23,6 +24,7 @@ impl Collector for Reading {
         let master = &self.0;
         let (totals, counters, segments) = master
             .with_index(|index, _| (index.totals(), index.counters(), index.segment_details()));
+        let tenants = master.with_index(|index, _| index.tenants());
         let traffic = master.traffic();
         let metadata = &traffic.metadata;
         let (ledgers, drains) =
@@ -280,8 +282,116 @@ impl Collector for Reading {
                 gauge_of(value(detail)).encode(family.encode_family(&labels)?)?;
             }
         }
-        Ok(())
+        tenants.map_or(Ok(()), |tenants| quotas(&mut out, &tenants))
     }
+}
+
+/// The label of all tenants without a quota together: no tenant has this name.
+const UNREGISTERED: &str = "";
+
+/// The metrics of tenants. Only those with a quota have a label of their own, so that clients and ledgers do not decide how
+/// many there are.
+fn quotas(out: &mut DescriptorEncoder<'_>, tenants: &Tenants) -> Result<(), std::fmt::Error> {
+    type Of = fn(&TenantDetail) -> u64;
+    let registered = || tenants.list.iter().filter(|tenant| tenant.registered);
+    let gauges: [(&str, &str, Of); 7] = [
+        (
+            "mooncake_tenant_quota_requested_bytes",
+            "Quota of a tenant",
+            |tenant| tenant.requested,
+        ),
+        (
+            "mooncake_tenant_quota_effective_bytes",
+            "Quota of a tenant, scaled to the mounted segments",
+            |tenant| tenant.effective,
+        ),
+        (
+            "mooncake_tenant_quota_charged_bytes",
+            "Bytes of all replicas of a tenant, those of unfinished puts included",
+            |tenant| tenant.charged,
+        ),
+        (
+            "mooncake_tenant_quota_admission_closed",
+            "Whether a tenant cannot put objects",
+            |tenant| u64::from(!tenant.registered),
+        ),
+        (
+            "mooncake_tenant_quota_over_quota",
+            "Whether a tenant has more than its scaled quota",
+            |tenant| u64::from(tenant.charged > tenant.effective),
+        ),
+        (
+            "mooncake_tenant_quota_explicit_policy",
+            "Whether a tenant has a quota",
+            |tenant| u64::from(tenant.registered),
+        ),
+        (
+            "mooncake_tenant_keys",
+            "Objects of a tenant, those of unfinished puts included",
+            |tenant| tenant.objects,
+        ),
+    ];
+    let metric = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+    let metric_type = metric(0).metric_type();
+    for (name, help, of) in gauges {
+        let mut family = out.encode_descriptor(name, help, None, metric_type)?;
+        for tenant in registered() {
+            let labels = [("tenant_id", tenant.name.as_str())];
+            metric(of(tenant)).encode(family.encode_family(&labels)?)?;
+        }
+        if tenants.unregistered.objects > 0 {
+            let labels = [("tenant_id", UNREGISTERED)];
+            metric(of(&tenants.unregistered)).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    let sum = |of: Of| registered().map(of).fold(0, u64::saturating_add);
+    gauge(
+        out,
+        "mooncake_tenant_quota_allocatable_capacity_bytes",
+        "Bytes of the segments among which quotas are divided",
+        tenants.capacity,
+    )?;
+    gauge(
+        out,
+        "mooncake_tenant_quota_requested_bytes_sum",
+        "Quotas of all tenants",
+        sum(|tenant| tenant.requested),
+    )?;
+    gauge(
+        out,
+        "mooncake_tenant_quota_effective_bytes_sum",
+        "Scaled quotas of all tenants",
+        sum(|tenant| tenant.effective),
+    )?;
+    let metric_type = ConstCounter::new(0_u64).metric_type();
+    let mut family = out.encode_descriptor(
+        "mooncake_tenant_quota_reject",
+        "Puts that were refused because of the quota",
+        None,
+        metric_type,
+    )?;
+    let refused = registered().map(|tenant| {
+        let labels = [
+            ("tenant_id", tenant.name.as_str()),
+            ("reason", "quota_exceeded"),
+        ];
+        (labels, tenant.refused_puts)
+    });
+    let labels = [("tenant_id", UNREGISTERED), ("reason", "not_registered")];
+    for (labels, puts) in refused.chain([(labels, tenants.unregistered_puts)]) {
+        ConstCounter::new(puts).encode(family.encode_family(&labels)?)?;
+    }
+    let mut family = out.encode_descriptor(
+        "mooncake_tenant_evict_bytes",
+        "Bytes of replicas of a tenant that were evicted for its own puts",
+        None,
+        metric_type,
+    )?;
+    for tenant in registered() {
+        let labels = [("tenant_id", tenant.name.as_str())];
+        ConstCounter::new(tenant.evicted_bytes).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
 }
 
 fn gauge(

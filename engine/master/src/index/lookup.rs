@@ -8,7 +8,7 @@ use regex::Regex;
 
 use super::object::{Object, Replica};
 use super::segments::Segments;
-use super::{Index, Moment};
+use super::{Index, Moment, Scope};
 
 /// Limit of the objects that one lookup by pattern returns.
 const MOST_MATCHES: usize = 65_536;
@@ -99,13 +99,14 @@ impl Index {
         })
     }
 
-    /// Finds the readable replicas of all objects whose key matches.
+    /// Finds the readable replicas of all objects of a tenant whose key matches.
     ///
     /// # Errors
     /// `InvalidParams` for a malformed pattern; `BufferOverflow` if it matches too many keys for one reply.
     pub fn get_replica_list_by_regex(
         &mut self,
         pattern: &str,
+        scope: &Scope,
         now: Moment,
     ) -> Result<BTreeMap<String, Vec<wire::ReplicaDescriptor>>, ErrorCode> {
         let pattern = compile(pattern)?;
@@ -113,7 +114,10 @@ impl Index {
         let matching: Vec<_> = self
             .objects
             .iter()
-            .filter(|(_, object)| pattern.is_match(&object.key))
+            .filter(|(_, object)| {
+                let key = scope.plain(&object.key);
+                key.is_some_and(|key| pattern.is_match(key))
+            })
             .filter(|(_, object)| object.is_readable(&self.segments))
             .map(|(id, _)| id)
             .take(MOST_MATCHES + 1)
@@ -132,7 +136,8 @@ impl Index {
             let replicas = readable
                 .map(|replica| self.descriptor(object, replica))
                 .collect();
-            found.insert(object.key.to_string(), replicas);
+            let key = scope.plain(&object.key).unwrap_or(&object.key);
+            found.insert(key.into(), replicas);
         }
         Ok(found)
     }
@@ -142,12 +147,13 @@ impl Index {
         self.find(key).is_some()
     }
 
-    /// Returns all keys, those of unfinished puts included.
+    /// Returns all keys of the default tenant, those of unfinished puts included.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
-        self.objects
-            .iter()
-            .map(|(_, object)| object.key.to_string())
+        let scope = Scope::default();
+        let objects = self.objects.iter();
+        objects
+            .filter_map(|(_, object)| scope.plain(&object.key).map(Into::into))
             .collect()
     }
 }

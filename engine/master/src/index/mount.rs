@@ -69,7 +69,10 @@ impl Index {
             .find(segment.id)
             .and_then(|id| self.segments.get(id))
         {
-            None => self.segments.mount(segment, client),
+            None => {
+                self.segments.mount(segment, client);
+                self.scale_quotas();
+            }
             Some(mounted) if mounted.unmount_at.is_some() => {
                 return Err(ErrorCode::UnavailableInCurrentStatus);
             }
@@ -134,6 +137,7 @@ impl Index {
     pub(super) fn unmount(&mut self, id: SegmentId) {
         self.part(id, true);
         if let Some(mounted) = self.segments.unmount(id) {
+            self.scale_quotas();
             self.end_evacuation(mounted.client, id);
             self.unmounted.push_back(Unmounted::new(mounted.space));
             if mounted.stream.is_some() {

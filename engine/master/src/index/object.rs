@@ -1,14 +1,14 @@
 //! One object and its replicas.
 
+use super::Moment;
+use super::accounts::AccountId;
+use super::allocator::Block;
+use super::objects::Replicas;
+use super::segments::{SegmentId, Segments};
 use proto::store::Uuid;
 use proto::store::ledger::Version;
 use proto::store::release_0_3_13::ReplicaStatus;
 use slotmap::new_key_type;
-use smallvec::SmallVec;
-
-use super::Moment;
-use super::allocator::Block;
-use super::segments::{SegmentId, Segments};
 
 new_key_type! {
     /// An object in the index. An ID is never used for another object.
@@ -53,7 +53,9 @@ pub(crate) struct Object {
     /// The object is soft-pinned before this time.
     pub(crate) soft_pin: Moment,
     pub(crate) checksum: Option<u64>,
-    pub(crate) replicas: SmallVec<[Replica; 1]>,
+    pub(crate) replicas: Replicas,
+    /// Of its tenant. The table of objects sets it.
+    pub(crate) account: AccountId,
     pub(crate) hard_pin: bool,
     /// A put has begun and has not ended.
     pub(crate) in_put: bool,
@@ -76,26 +78,6 @@ impl Object {
         self.replicas
             .iter()
             .all(|replica| replica.complete || !segments.is_mounted(replica.segment))
-    }
-
-    /// Removes the replicas for which `leaves` is true, and returns them. The order of the others is that of the stock
-    /// master: the last one that stays takes the place of the first one that leaves.
-    pub(crate) fn take_replicas(
-        &mut self,
-        leaves: impl Fn(&Replica) -> bool,
-    ) -> SmallVec<[Replica; 1]> {
-        let replicas = &mut self.replicas;
-        let (mut first, mut end) = (0, replicas.len());
-        while first < end {
-            if !leaves(&replicas[first]) {
-                first += 1;
-            } else if leaves(&replicas[end - 1]) {
-                end -= 1;
-            } else {
-                replicas.swap(first, end - 1);
-            }
-        }
-        replicas.drain(first..).collect()
     }
 
     pub(crate) fn has_complete_replica(&self) -> bool {

@@ -1,14 +1,69 @@
-//! All objects, found by key, and their groups.
+//! All objects, found by key, and their groups. Whatever changes the number of replicas is here, so that each tenant is charged
+//! for all that it has.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::ops::{Index, IndexMut};
+use std::ops::{Deref, DerefMut, Index, IndexMut};
 
 use hashbrown::HashTable;
 use slotmap::SlotMap;
+use smallvec::SmallVec;
 
 use super::Moment;
-use super::object::{Object, ObjectId};
+use super::accounts::Accounts;
+use super::object::{Object, ObjectId, Replica};
+use super::scope;
+
+/// The replicas of an object. Nothing outside this module changes their number.
+#[derive(Debug)]
+pub(crate) struct Replicas(SmallVec<[Replica; 1]>);
+
+impl Replicas {
+    /// The replicas of a new object.
+    pub(crate) fn new(replicas: SmallVec<[Replica; 1]>) -> Self {
+        Self(replicas)
+    }
+
+    /// Removes the replicas for which `leaves` is true, and returns them. The order of the others is that of the stock
+    /// master: the last one that stays takes the place of the first one that leaves.
+    fn take(&mut self, leaves: impl Fn(&Replica) -> bool) -> SmallVec<[Replica; 1]> {
+        let replicas = &mut self.0;
+        let (mut first, mut end) = (0, replicas.len());
+        while first < end {
+            if !leaves(&replicas[first]) {
+                first += 1;
+            } else if leaves(&replicas[end - 1]) {
+                end -= 1;
+            } else {
+                replicas.swap(first, end - 1);
+            }
+        }
+        replicas.drain(first..).collect()
+    }
+}
+
+impl Deref for Replicas {
+    type Target = [Replica];
+
+    fn deref(&self) -> &[Replica] {
+        &self.0
+    }
+}
+
+impl DerefMut for Replicas {
+    fn deref_mut(&mut self) -> &mut [Replica] {
+        &mut self.0
+    }
+}
+
+impl<'a> IntoIterator for &'a Replicas {
+    type Item = &'a Replica;
+    type IntoIter = std::slice::Iter<'a, Replica>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
 
 /// An entry of the table: 32 bits of the key's hash, so that a lookup reads the object of another key almost
 /// never, and growth of the table reads no object at all.
@@ -30,6 +85,8 @@ pub(crate) struct Objects {
     hasher: foldhash::fast::RandomState,
     groups: HashMap<Box<str>, Vec<ObjectId>>,
     group_of: HashMap<ObjectId, Box<str>>,
+    /// Set and read by others, charged only here.
+    pub(crate) accounts: Accounts,
 }
 
 impl Index<ObjectId> for Objects {
@@ -70,8 +127,13 @@ impl Objects {
     }
 
     /// Inserts an object whose key is not in the index.
-    pub(crate) fn insert(&mut self, object: Object, group: Option<&str>) -> ObjectId {
+    pub(crate) fn insert(&mut self, mut object: Object, group: Option<&str>) -> ObjectId {
         let hash = self.hash(&object.key);
+        let (tenant, _) = scope::split(&object.key);
+        object.account = self.accounts.open(tenant);
+        self.accounts.add_object(object.account);
+        self.accounts
+            .charge(object.account, object.size, object.replicas.len());
         let id = self.slots.insert(object);
         self.table
             .insert_unique(spread(hash), Entry { hash, id }, |entry| spread(entry.hash));
@@ -86,6 +148,9 @@ impl Objects {
     /// Removes an object, which must be in the index.
     pub(crate) fn remove(&mut self, id: ObjectId) -> Option<Object> {
         let object = self.slots.remove(id)?;
+        self.accounts
+            .release(object.account, object.size, object.replicas.len());
+        self.accounts.remove_object(object.account);
         let hash = self.hash(&object.key);
         if let Ok(entry) = self
             .table
@@ -103,6 +168,25 @@ impl Objects {
             }
         }
         Some(object)
+    }
+
+    /// Removes the replicas of an object for which `leaves` is true, and returns them.
+    pub(crate) fn take_replicas(
+        &mut self,
+        id: ObjectId,
+        leaves: impl Fn(&Replica) -> bool,
+    ) -> SmallVec<[Replica; 1]> {
+        let object = &mut self.slots[id];
+        let taken = object.replicas.take(leaves);
+        self.accounts
+            .release(object.account, object.size, taken.len());
+        taken
+    }
+
+    pub(crate) fn add_replica(&mut self, id: ObjectId, replica: Replica) {
+        let object = &mut self.slots[id];
+        object.replicas.0.push(replica);
+        self.accounts.charge(object.account, object.size, 1);
     }
 
     /// Extends the lease of an object and of all others of its group.

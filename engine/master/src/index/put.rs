@@ -1,5 +1,6 @@
 //! Puts and upserts: start, end and revocation.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use proto::store::release_0_3_13::{
@@ -8,7 +9,11 @@ use proto::store::release_0_3_13::{
 use proto::store::{ErrorCode, Uuid};
 use smallvec::SmallVec;
 
+use super::accounts::AccountId;
 use super::object::{Object, ObjectId, Replica};
+use super::objects::Replicas;
+use super::quota::Demand;
+use super::scope::split;
 use super::segments::Place;
 use super::settings::Placement;
 use super::{Index, Moment, Range, range};
@@ -26,15 +31,29 @@ struct Request<'a> {
     key: &'a str,
     size: u64,
     config: &'a ReplicateConfig,
-    group: Option<&'a str>,
+    group: Option<Cow<'a, str>>,
+    account: AccountId,
     pending: Option<Pending>,
+}
+
+impl Request<'_> {
+    /// What a put takes that gets all replicas it asks for.
+    fn demand(&self, config: &ReplicateConfig) -> Demand {
+        Demand {
+            account: self.account,
+            bytes: u128::from(self.size) * u128::from(config.replica_num),
+            replaced: 0,
+            keep: None,
+        }
+    }
 }
 
 impl Index {
     /// Allocates the replicas of a new object, which nobody sees before the put ends.
     ///
     /// # Errors
-    /// `ObjectAlreadyExists`; `NoAvailableHandle` if no segment has the space; `InvalidParams`.
+    /// `ObjectAlreadyExists`; `NoAvailableHandle` if no segment has the space; `InvalidParams`; `TenantNotRegistered` and
+    /// `TenantQuotaExceeded`.
     pub fn put_start(
         &mut self,
         client: Uuid,
@@ -52,6 +71,7 @@ impl Index {
             }
             self.discard(id);
         }
+        self.admit(request.demand(config), now)?;
         let places = self.allocate(&request, config)?;
         let id = self.insert(&request, &places, now);
         Ok(self.descriptors(id))
@@ -68,7 +88,8 @@ impl Index {
     /// may still read; without space for both, the old value stays.
     ///
     /// # Errors
-    /// `NoAvailableHandle` if no segment has the space; `InvalidParams`, also for another group.
+    /// `NoAvailableHandle` if no segment has the space; `InvalidParams`, also for another group; `TenantNotRegistered` and
+    /// `TenantQuotaExceeded`.
     pub fn upsert_start(
         &mut self,
         client: Uuid,
@@ -79,12 +100,13 @@ impl Index {
     ) -> Result<Vec<ReplicaDescriptor>, ErrorCode> {
         let mut request = self.check(client, key, size, config)?;
         let Some(old) = self.find(key) else {
+            self.admit(request.demand(config), now)?;
             let places = self.allocate(&request, config)?;
             let id = self.insert(&request, &places, now);
             return Ok(self.descriptors(id));
         };
         let group: Option<Box<str>> = self.objects.group(old).map(Into::into);
-        if config.group_ids.is_some() && request.group != group.as_deref() {
+        if config.group_ids.is_some() && request.group.as_deref() != group.as_deref() {
             return Err(ErrorCode::InvalidParams);
         }
         let object = &self.objects[old];
@@ -111,9 +133,16 @@ impl Index {
         } else {
             Moment::default()
         };
-        if !had_value {
+        let mut demand = request.demand(&in_place);
+        if had_value {
+            // What replaces it takes its place also in the quota.
+            let replicas = self.objects[old].replicas.len() as u128;
+            demand.replaced = u128::from(self.objects[old].size) * replicas;
+            demand.keep = Some(old);
+        } else {
             self.erase(old, rest);
         }
+        self.admit(demand, now)?;
         let places = self.allocate(&request, &in_place)?;
         let replaced = if had_value {
             self.supersede(old, rest)
@@ -121,7 +150,7 @@ impl Index {
             Vec::new()
         };
         if had_value {
-            request.group = group.as_deref();
+            request.group = group.as_deref().map(Cow::Borrowed);
         }
         let id = self.insert(&request, &places, now);
         if !replaced.is_empty() {
@@ -141,15 +170,15 @@ impl Index {
     /// Removes an object that a put replaces. Returns those of its ranges that are in a ledger, and stay there until the
     /// put ends: a restart before finds the old value.
     fn supersede(&mut self, old: ObjectId, rest: Moment) -> Vec<Range> {
-        let object = &mut self.objects[old];
-        let (segments, replicas) = (&self.segments, &object.replicas);
+        let segments = &self.segments;
         let has_ledger = |replica: &Replica| {
             let mounted = segments.get(replica.segment);
             replica.complete && mounted.is_some_and(|mounted| mounted.stream.is_some())
         };
         let mut ranges = Vec::new();
-        if replicas.iter().any(has_ledger) {
-            let recorded = object.take_replicas(has_ledger);
+        if self.objects[old].replicas.iter().any(has_ledger) {
+            let recorded = self.objects.take_replicas(old, has_ledger);
+            let object = &self.objects[old];
             let recorded = recorded.iter();
             ranges.extend(recorded.map(|replica| range(replica, object, rest)));
         }
@@ -168,7 +197,7 @@ impl Index {
         if config.replica_num == 0
             || config.nof_replica_num > 0
             || config.dfs_replica_num > 0
-            || key.is_empty()
+            || split(key).1.is_empty()
             || size == 0
         {
             return Err(ErrorCode::InvalidParams);
@@ -177,15 +206,23 @@ impl Index {
         self.clients.set_host(client, &config.host_id);
         let group = match config.group_ids.as_deref() {
             None => None,
-            Some([group]) => Some(group.as_str()).filter(|group| !group.is_empty()),
+            // It could be a group of another tenant.
+            Some([group]) if group.starts_with('\0') => return Err(ErrorCode::InvalidParams),
+            Some([group]) if group.is_empty() => None,
+            Some([group]) => Some(match key.strip_suffix(split(key).1) {
+                None | Some("") => Cow::Borrowed(group.as_str()),
+                Some(tenant) => Cow::Owned(format!("{tenant}{group}")),
+            }),
             Some(_) => return Err(ErrorCode::InvalidParams),
         };
+        let account = self.writer(key)?;
         Ok(Request {
             client,
             key,
             size,
             config,
             group,
+            account,
             pending,
         })
     }
@@ -265,13 +302,14 @@ impl Index {
             lease: Moment::default(),
             soft_pin: Moment::default(),
             checksum: None,
-            replicas,
+            replicas: Replicas::new(replicas),
+            account: AccountId::default(),
             hard_pin: request.config.with_hard_pin,
             in_put: true,
             has_group: false,
             queued: false,
         };
-        let id = self.objects.insert(object, request.group);
+        let id = self.objects.insert(object, request.group.as_deref());
         for place in places {
             self.segments.give(*place, id);
         }
@@ -308,7 +346,7 @@ impl Index {
         }
         let mut completed: SmallVec<[Replica; 1]> = SmallVec::new();
         if in_memory {
-            for replica in &mut object.replicas {
+            for replica in object.replicas.iter_mut() {
                 if !replica.complete && self.segments.is_mounted(replica.segment) {
                     replica.complete = true;
                     completed.push(*replica);

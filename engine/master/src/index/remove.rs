@@ -4,7 +4,7 @@ use proto::store::{ErrorCode, Uuid};
 
 use super::lookup::compile;
 use super::object::{ObjectId, Replica};
-use super::{Index, Moment, range};
+use super::{Index, Moment, Scope, range};
 
 impl Index {
     /// Removes an object.
@@ -30,7 +30,7 @@ impl Index {
         Ok(())
     }
 
-    /// Removes the objects whose key matches, except leased ones (unless `force`) and unfinished ones. Returns their
+    /// Removes the objects of a tenant whose key matches, except leased ones (unless `force`) and unfinished ones. Returns their
     /// number.
     ///
     /// # Errors
@@ -38,16 +38,23 @@ impl Index {
     pub fn remove_by_regex(
         &mut self,
         pattern: &str,
+        scope: &Scope,
         force: bool,
         now: Moment,
     ) -> Result<i64, ErrorCode> {
         let pattern = compile(pattern)?;
-        Ok(self.remove_where(|key| pattern.is_match(key), force, now))
+        let matches = |key: &str| scope.plain(key).is_some_and(|key| pattern.is_match(key));
+        Ok(self.remove_where(matches, force, now))
     }
 
-    /// Removes all objects, except leased ones (unless `force`) and unfinished ones. Returns their number.
-    pub fn remove_all(&mut self, force: bool, now: Moment) -> i64 {
-        self.remove_where(|_| true, force, now)
+    /// Removes all objects of a tenant, except leased ones (unless `force`) and unfinished ones. Returns their number. While
+    /// there are no tenants, also the objects of former ones.
+    pub fn remove_all(&mut self, scope: &Scope, force: bool, now: Moment) -> i64 {
+        if self.objects.accounts.is_enabled() {
+            self.remove_where(|key| scope.plain(key).is_some(), force, now)
+        } else {
+            self.remove_where(|_| true, force, now)
+        }
     }
 
     fn remove_where(&mut self, matches: impl Fn(&str) -> bool, force: bool, now: Moment) -> i64 {
@@ -119,11 +126,11 @@ impl Index {
         let segments = &self.segments;
         let is_there =
             |replica: &Replica| replica.complete && segments.name(replica.segment) == Some(segment);
-        let object = &mut self.objects[id];
-        let cleared = object.take_replicas(is_there);
+        let cleared = self.objects.take_replicas(id, is_there);
         if cleared.is_empty() {
             return false;
         }
+        let object = &self.objects[id];
         let (empty, version) = (object.replicas.is_empty(), object.version);
         let ranges: Vec<_> = cleared
             .iter()

@@ -6,10 +6,10 @@ use std::collections::BinaryHeap;
 use proto::store::ErrorCode;
 use regex::Regex;
 
-use super::Index;
 use super::lookup::compile;
 use super::object::Object;
 use super::segments::SegmentId;
+use super::{Index, Scope};
 
 /// Ranges that one step looks at.
 const STEP: usize = 256;
@@ -54,6 +54,7 @@ pub struct SearchedSegment {
 /// twice.
 #[derive(Debug)]
 pub struct Search {
+    scope: Scope,
     prefix: String,
     pattern: Option<Regex>,
     limit: usize,
@@ -84,7 +85,10 @@ impl Search {
         self.first.into_sorted_vec()
     }
 
-    fn matches(&self, key: &str) -> bool {
+    fn matches(&self, stored: &str) -> bool {
+        let Some(key) = self.scope.plain(stored) else {
+            return false;
+        };
         key.starts_with(&self.prefix)
             && self
                 .pattern
@@ -100,7 +104,8 @@ impl Search {
     fn list(&mut self, object: &Object, places: impl Iterator<Item = SegmentId>) {
         let is_full = self.first.len() >= self.limit;
         let last = self.first.peek();
-        if is_full && last.is_none_or(|last| *object.key >= *last.key) {
+        let key = self.scope.plain(&object.key).unwrap_or(&object.key);
+        if is_full && last.is_none_or(|last| *key >= *last.key) {
             return;
         }
         let segments = places.filter_map(|place| {
@@ -108,7 +113,7 @@ impl Search {
             segments.position(|segment| segment.id == place)
         });
         let found = Match {
-            key: object.key.clone(),
+            key: key.into(),
             size: object.size,
             hard_pin: object.hard_pin,
             segments: segments.collect(),
@@ -121,12 +126,13 @@ impl Search {
 }
 
 impl Index {
-    /// Begins a search for the objects whose key begins with `prefix` and matches `pattern`. It lists at most `limit`.
+    /// Begins a search for the objects of a tenant whose key begins with `prefix` and matches `pattern`. It lists at most `limit`.
     ///
     /// # Errors
     /// `InvalidParams` for a malformed pattern.
     pub fn begin_search(
         &self,
+        scope: &Scope,
         prefix: &str,
         pattern: Option<&str>,
         limit: usize,
@@ -140,6 +146,7 @@ impl Index {
             id,
         });
         Ok(Search {
+            scope: scope.clone(),
             prefix: prefix.into(),
             pattern: pattern.map(compile).transpose()?,
             limit,

@@ -15,7 +15,7 @@ use proto::store::release_0_3_13::{
 };
 use proto::store::{ErrorCode, Uuid};
 
-use super::{Index, Moment, Settings};
+use super::{Index, Moment, Scope, Settings};
 
 const CLIENT: Uuid = Uuid {
     first: 1,
@@ -276,7 +276,7 @@ fn an_object_survives_as_long_as_one_of_its_segments() {
     assert_eq!(endpoints, ["node1:12001"]);
     index.unmount_segment(segment(1, 0).id);
     assert_eq!(get(&mut index, "k", at(1)), Err(ErrorCode::ObjectNotFound));
-    assert_eq!(index.remove_all(true, at(1)), 0);
+    assert_eq!(index.remove_all(&Scope::default(), true, at(1)), 0);
 }
 
 fn evicting() -> Settings {

@@ -11,7 +11,7 @@ use proto::struct_pack::{DecodeError, Packed, Reader, Schema};
 use super::traffic::Tally;
 use super::{Master, ledger, lookups, refused};
 use crate::admission::Peer;
-use crate::index::{Index, Moment, Wait};
+use crate::index::{Index, Moment, Scope, Wait};
 
 /// Reads arguments, calls the index, and appends the answer.
 type Run = Box<
@@ -271,31 +271,38 @@ fn life() -> Vec<Function> {
 /// Puts and upserts.
 fn writes() -> Vec<Function> {
     vec![
-        Function::rpc::<wire::PutStart>(|index, (client, key, size, config, _), now| {
-            index.put_start(client, &key, size, &config, now)
+        Function::rpc::<wire::PutStart>(|index, (client, key, size, config, tenant), now| {
+            let mut scope = index.scope_of_puts(&tenant, 1)?;
+            index.put_start(client, scope.key(&key)?, size, &config, now)
         }),
-        Function::rpc::<wire::PutEnd>(|index, (client, meta, kind, _), now| {
-            index.put_end(client, &meta, kind, now)
+        Function::rpc::<wire::PutEnd>(|index, (client, meta, kind, tenant), now| {
+            let scope = index.scope(&tenant);
+            put_end(index, scope.as_ref(), client, meta, kind, now)
         }),
-        Function::rpc::<wire::PutRevoke>(|index, (client, key, kind, _), _| {
-            index.put_revoke(client, &key, kind)
+        Function::rpc::<wire::PutRevoke>(|index, (client, key, kind, tenant), _| {
+            let mut scope = index.scope(&tenant)?;
+            index.put_revoke(client, scope.key(&key)?, kind)
         }),
-        Function::rpc::<wire::UpsertStart>(|index, (client, key, size, config, _), now| {
-            index.upsert_start(client, &key, size, &config, now)
+        Function::rpc::<wire::UpsertStart>(|index, (client, key, size, config, tenant), now| {
+            let mut scope = index.scope_of_puts(&tenant, 1)?;
+            index.upsert_start(client, scope.key(&key)?, size, &config, now)
         }),
-        Function::rpc::<wire::UpsertEnd>(|index, (client, meta, kind, _), now| {
-            index.put_end(client, &meta, kind, now)
+        Function::rpc::<wire::UpsertEnd>(|index, (client, meta, kind, tenant), now| {
+            let scope = index.scope(&tenant);
+            put_end(index, scope.as_ref(), client, meta, kind, now)
         }),
-        Function::rpc::<wire::UpsertRevoke>(|index, (client, key, kind, _), _| {
-            index.put_revoke(client, &key, kind)
+        Function::rpc::<wire::UpsertRevoke>(|index, (client, key, kind, tenant), _| {
+            let mut scope = index.scope(&tenant)?;
+            index.put_revoke(client, scope.key(&key)?, kind)
         }),
         Function::batch::<wire::BatchPutStart, _>(
-            |index, (client, keys, sizes, config, _), now| {
+            |index, (client, keys, sizes, config, tenant), now| {
                 // All objects of the batch go where the first one has gone. As in the stock master this needs segments whose
                 // name is their endpoint.
                 let mut first: Option<String> = None;
                 let together = config.prefer_alloc_in_same_node;
-                each(&keys, &sizes, config, |key, size, config| {
+                let scope = index.scope_of_puts(&tenant, keys.len());
+                each_start(&keys, &sizes, config, scope, |key, size, config| {
                     let result = match &first {
                         None => index.put_start(client, key, size, config, now),
                         Some(endpoint) => {
@@ -312,35 +319,66 @@ fn writes() -> Vec<Function> {
             },
         ),
         Function::batch::<wire::BatchUpsertStart, _>(
-            |index, (client, keys, sizes, config, _), now| {
-                each(&keys, &sizes, config, |key, size, config| {
+            |index, (client, keys, sizes, config, tenant), now| {
+                let scope = index.scope_of_puts(&tenant, keys.len());
+                each_start(&keys, &sizes, config, scope, |key, size, config| {
                     index.upsert_start(client, key, size, config, now)
                 })
             },
         ),
-        Function::batch::<wire::BatchPutEnd, _>(|index, (client, metas, kind, _), now| {
-            let metas = metas.iter();
+        Function::batch::<wire::BatchPutEnd, _>(|index, (client, metas, kind, tenant), now| {
+            let scope = index.scope(&tenant);
+            let metas = metas.into_iter();
             metas
-                .map(|meta| index.put_end(client, meta, kind, now))
+                .map(|meta| put_end(index, scope.as_ref(), client, meta, kind, now))
                 .collect()
         }),
-        Function::batch::<wire::BatchUpsertEnd, _>(|index, (client, metas, _), now| {
-            let metas = metas.iter();
+        Function::batch::<wire::BatchUpsertEnd, _>(|index, (client, metas, tenant), now| {
+            let scope = index.scope(&tenant);
+            let metas = metas.into_iter();
+            let kind = wire::ReplicaType::All;
             metas
-                .map(|meta| index.put_end(client, meta, wire::ReplicaType::All, now))
+                .map(|meta| put_end(index, scope.as_ref(), client, meta, kind, now))
                 .collect()
         }),
-        Function::batch::<wire::BatchPutRevoke, _>(|index, (client, keys, kind, _), _| {
-            let keys = keys.iter();
-            keys.map(|key| index.put_revoke(client, key, kind))
-                .collect()
+        Function::batch::<wire::BatchPutRevoke, _>(|index, (client, keys, kind, tenant), _| {
+            each_key(&keys, index.scope(&tenant), |key| {
+                index.put_revoke(client, key, kind)
+            })
         }),
-        Function::batch::<wire::BatchUpsertRevoke, _>(|index, (client, keys, _), _| {
-            let keys = keys.iter();
-            keys.map(|key| index.put_revoke(client, key, wire::ReplicaType::All))
-                .collect()
+        Function::batch::<wire::BatchUpsertRevoke, _>(|index, (client, keys, tenant), _| {
+            each_key(&keys, index.scope(&tenant), |key| {
+                index.put_revoke(client, key, wire::ReplicaType::All)
+            })
         }),
     ]
+}
+
+fn put_end(
+    index: &mut Index,
+    scope: Result<&Scope, &ErrorCode>,
+    client: Uuid,
+    mut meta: wire::ObjectMeta,
+    kind: wire::ReplicaType,
+    now: Moment,
+) -> Result<(), ErrorCode> {
+    scope.map_err(|code| *code)?.translate(&mut meta.key)?;
+    index.put_end(client, &meta, kind, now)
+}
+
+/// Does something with each key of a tenant.
+pub(super) fn each_key<T>(
+    keys: &[String],
+    scope: Result<Scope, ErrorCode>,
+    mut work: impl FnMut(&str) -> Result<T, ErrorCode>,
+) -> Vec<Result<T, ErrorCode>> {
+    match scope {
+        Ok(mut scope) => {
+            let keys = keys.iter();
+            keys.map(|key| work(scope.key(key)?)).collect()
+        }
+        Err(code) => keys.iter().map(|_| Err(code)).collect(),
+    }
 }
 
 fn endpoint(replicas: &[wire::ReplicaDescriptor]) -> Option<String> {
@@ -350,17 +388,22 @@ fn endpoint(replicas: &[wire::ReplicaDescriptor]) -> Option<String> {
     }
 }
 
-/// Starts a put of each key, with its own group.
-fn each<T>(
+/// Starts a put of each key of a tenant, with its own group.
+fn each_start<T>(
     keys: &[String],
     sizes: &[u64],
     mut config: wire::ReplicateConfig,
+    scope: Result<Scope, ErrorCode>,
     mut start: impl FnMut(&str, u64, &wire::ReplicateConfig) -> Result<T, ErrorCode>,
 ) -> Vec<Result<T, ErrorCode>> {
     let groups = config.group_ids.take();
     if keys.len() != sizes.len() || groups.as_ref().is_some_and(|all| all.len() != keys.len()) {
         return keys.iter().map(|_| Err(ErrorCode::InvalidParams)).collect();
     }
+    let mut scope = match scope {
+        Ok(scope) => scope,
+        Err(code) => return keys.iter().map(|_| Err(code)).collect(),
+    };
     let mut groups = groups.map(Vec::into_iter);
     keys.iter()
         .zip(sizes)
@@ -368,26 +411,40 @@ fn each<T>(
             config.group_ids = groups
                 .as_mut()
                 .map(|groups| groups.next().into_iter().collect());
-            start(key, *size, &config)
+            start(scope.key(key)?, *size, &config)
         })
         .collect()
 }
 
 fn removals() -> Vec<Function> {
     vec![
-        Function::rpc::<wire::Remove>(|index, (key, force, _), now| index.remove(&key, force, now)),
-        Function::rpc::<wire::RemoveByRegex>(|index, (pattern, force, _), now| {
-            index.remove_by_regex(&pattern, force, now)
+        Function::rpc::<wire::Remove>(|index, (key, force, tenant), now| {
+            let mut scope = index.scope(&tenant)?;
+            index.remove(scope.key(&key)?, force, now)
+        }),
+        Function::rpc::<wire::RemoveByRegex>(|index, (pattern, force, tenant), now| {
+            let scope = index.scope(&tenant)?;
+            index.remove_by_regex(&pattern, &scope, force, now)
         }),
         Function::bare::<wire::RemoveAll>(
-            |index, (force, _), now| index.remove_all(force, now),
+            // Its answer has no room for an error.
+            |index, (force, tenant), now| {
+                let scope = index.scope(&tenant);
+                scope.map_or(0, |scope| index.remove_all(&scope, force, now))
+            },
             |_| Tally::one(true),
         ),
-        Function::batch::<wire::BatchRemove, _>(|index, (keys, force, _), now| {
-            let keys = keys.iter();
-            keys.map(|key| index.remove(key, force, now)).collect()
+        Function::batch::<wire::BatchRemove, _>(|index, (keys, force, tenant), now| {
+            each_key(&keys, index.scope(&tenant), |key| {
+                index.remove(key, force, now)
+            })
         }),
+        // It names no tenant: its keys are those of the default one.
         Function::rpc::<wire::BatchReplicaClear>(|index, (keys, client, segment), now| {
+            let mut scope = Scope::default();
+            for key in &keys {
+                scope.key(key)?;
+            }
             Ok(index.clear_replicas(keys, client, &segment, now))
         }),
     ]

@@ -7,7 +7,7 @@ use proto::struct_pack::{DecodeError, Packed, Reader, Schema, Writer};
 
 use super::functions::Function;
 use super::traffic::Tally;
-use crate::index::{Found, View};
+use crate::index::{Found, Scope, View};
 
 /// Limit of a reply to one request. A thousand replicas fit into a tenth of it.
 const MOST_REPLY_BYTES: usize = 64 << 20;
@@ -25,10 +25,13 @@ pub(super) fn functions() -> Vec<Function> {
             wire::ExistKey::function_id(),
             Box::new(|caller, reader, schema, out| {
                 let key = text(reader)?;
-                let _tenant = text(reader)?;
-                let exists = caller.with_index(|index, now| index.exist_key(key, now));
+                let tenant = text(reader)?;
+                let exists = caller.with_index(|index, now| {
+                    let mut scope = index.scope(tenant)?;
+                    Ok(index.exist_key(scope.key(key)?, now))
+                });
                 write(schema, 0, out, |writer| exists_into(exists, writer));
-                Ok(Tally::one(true))
+                Ok(Tally::one(exists.is_ok()))
             }),
         ),
         Function::new::<
@@ -39,18 +42,23 @@ pub(super) fn functions() -> Vec<Function> {
             wire::BatchExistKey::function_id(),
             Box::new(|caller, reader, schema, out| {
                 let keys = texts(reader)?;
-                let _tenant = text(reader)?;
+                let tenant = text(reader)?;
+                let mut failed = 0;
                 write(schema, keys.len(), out, |writer| {
                     writer.length(keys.len());
                     caller.with_index(|index, now| {
+                        let mut scope = index.scope(tenant);
                         for key in &keys {
-                            exists_into(index.exist_key(key, now), writer);
+                            let exists = scoped(&mut scope, key);
+                            let exists = exists.map(|key| index.exist_key(key, now));
+                            failed += usize::from(exists.is_err());
+                            exists_into(exists, writer);
                         }
                     });
                 });
                 Ok(Tally {
                     items: keys.len(),
-                    failed: 0,
+                    failed,
                 })
             }),
         ),
@@ -62,10 +70,12 @@ pub(super) fn functions() -> Vec<Function> {
             wire::GetReplicaList::function_id(),
             Box::new(|caller, reader, schema, out| {
                 let key = text(reader)?;
-                let _tenant = text(reader)?;
+                let tenant = text(reader)?;
                 let found = caller.with_index(|index, now| {
                     let ttl = lease_ms(index.settings().lease_ttl);
-                    let found = index.get_replica_list(key, now);
+                    let mut scope = index.scope(tenant);
+                    let key = scoped(&mut scope, key);
+                    let found = key.and_then(|key| index.get_replica_list(key, now));
                     let longest = longest(found.as_ref().ok());
                     write(schema, longest, out, |writer| {
                         found_into(found.as_ref(), ttl, writer);
@@ -83,7 +93,7 @@ pub(super) fn functions() -> Vec<Function> {
             wire::BatchGetReplicaList::function_id(),
             Box::new(|caller, reader, schema, out| {
                 let keys = texts(reader)?;
-                let _tenant = text(reader)?;
+                let tenant = text(reader)?;
                 let failed = caller.with_index(|index, now| {
                     let ttl = lease_ms(index.settings().lease_ttl);
                     // One width serves all lengths of the reply. The longest is the number of keys, or else an
@@ -92,6 +102,7 @@ pub(super) fn functions() -> Vec<Function> {
                     let mut failed = 0;
                     let begun = out.len();
                     let mut fits = true;
+                    let mut scope = index.scope(tenant);
                     write(schema, longest, out, |writer| {
                         writer.length(keys.len());
                         for key in &keys {
@@ -99,7 +110,8 @@ pub(super) fn functions() -> Vec<Function> {
                             if !fits {
                                 break;
                             }
-                            let found = index.get_replica_list(key, now);
+                            let key = scoped(&mut scope, key);
+                            let found = key.and_then(|key| index.get_replica_list(key, now));
                             failed += usize::from(found.is_err());
                             found_into(found.as_ref(), ttl, writer);
                         }
@@ -117,8 +129,9 @@ pub(super) fn functions() -> Vec<Function> {
                 })
             }),
         ),
-        Function::rpc::<wire::GetReplicaListByRegex>(|index, (pattern, _), now| {
-            index.get_replica_list_by_regex(&pattern, now)
+        Function::rpc::<wire::GetReplicaListByRegex>(|index, (pattern, tenant), now| {
+            let scope = index.scope(&tenant)?;
+            index.get_replica_list_by_regex(&pattern, &scope, now)
         }),
     ]
 }
@@ -142,8 +155,19 @@ fn write(schema: &Schema, longest: usize, out: &mut Vec<u8>, payload: impl FnOnc
     *out = writer.finish();
 }
 
-fn exists_into(exists: bool, writer: &mut Writer) {
-    writer.bytes(&[1, u8::from(exists)]);
+/// Returns the stored form of a key.
+fn scoped<'a>(scope: &'a mut Result<Scope, ErrorCode>, key: &'a str) -> Result<&'a str, ErrorCode> {
+    scope.as_mut().map_err(|code| *code)?.key(key)
+}
+
+fn exists_into(exists: Result<bool, ErrorCode>, writer: &mut Writer) {
+    match exists {
+        Ok(exists) => writer.bytes(&[1, u8::from(exists)]),
+        Err(code) => {
+            writer.bytes(&[0]);
+            code.pack(writer);
+        }
+    }
 }
 
 fn longest(found: Option<&Found<'_>>) -> usize {

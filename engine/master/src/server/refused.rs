@@ -4,7 +4,7 @@
 use proto::store::release_0_3_13 as wire;
 use proto::store::{ErrorCode, Rpc};
 
-use super::functions::Function;
+use super::functions::{Function, each_key};
 use crate::index::Index;
 
 pub(super) fn functions() -> Vec<Function> {
@@ -44,26 +44,30 @@ pub(super) fn functions() -> Vec<Function> {
             }
         }),
         always::<wire::PromotionObjectHeartbeat>(ErrorCode::SegmentNotFound),
-        Function::rpc::<wire::PromotionAllocStart>(|index, (_, key, ..), _| {
-            Err(no_promotion(index, &key))
+        Function::rpc::<wire::PromotionAllocStart>(|index, (_, key, tenant, ..), _| {
+            let mut scope = index.scope(&tenant)?;
+            Err(no_promotion(index, scope.key(&key)?))
         }),
-        Function::rpc::<wire::NotifyPromotionSuccess>(|index, (_, key, _), _| {
-            Err(no_promotion(index, &key))
+        Function::rpc::<wire::NotifyPromotionSuccess>(|index, (_, key, tenant), _| {
+            let mut scope = index.scope(&tenant)?;
+            Err(no_promotion(index, scope.key(&key)?))
         }),
-        Function::rpc::<wire::NotifyPromotionFailure>(|index, (_, key, _), _| {
-            if index.contains(&key) {
+        Function::rpc::<wire::NotifyPromotionFailure>(|index, (_, key, tenant), _| {
+            let mut scope = index.scope(&tenant)?;
+            if index.contains(scope.key(&key)?) {
                 Ok(())
             } else {
                 Err(ErrorCode::ObjectNotFound)
             }
         }),
-        Function::rpc::<wire::EvictDiskReplica>(|index, (_, key, _, kind), _| {
-            evict_disk_replica(index, &key, kind)
+        Function::rpc::<wire::EvictDiskReplica>(|index, (_, key, tenant, kind), _| {
+            let mut scope = index.scope(&tenant)?;
+            evict_disk_replica(index, scope.key(&key)?, kind)
         }),
-        Function::batch::<wire::BatchEvictDiskReplica, _>(|index, (_, keys, _, kind), _| {
-            let keys = keys.iter();
-            keys.map(|key| evict_disk_replica(index, key, kind))
-                .collect()
+        Function::batch::<wire::BatchEvictDiskReplica, _>(|index, (_, keys, tenant, kind), _| {
+            each_key(&keys, index.scope(&tenant), |key| {
+                evict_disk_replica(index, key, kind)
+            })
         }),
         always::<wire::PollRemoveAll>(ErrorCode::SegmentNotFound),
     ]

@@ -9,8 +9,10 @@ use smallvec::smallvec;
 
 use super::Then;
 use super::leaving::Range;
+use crate::index::accounts::AccountId;
 use crate::index::allocator::{Allocator, Block};
 use crate::index::object::{Object, ObjectId, Replica};
+use crate::index::objects::Replicas;
 use crate::index::segments::{Place, SegmentId};
 use crate::index::{Index, Moment};
 
@@ -149,7 +151,7 @@ impl Index {
                 if object.size != stored.length || !elsewhere {
                     return self.leave(range(stored, place.block));
                 }
-                self.objects[id].replicas.push(replica);
+                self.objects.add_replica(id, replica);
                 self.segments.give(place, id);
                 return;
             }
@@ -192,7 +194,8 @@ impl Index {
                 now.after(pin)
             },
             checksum: stored.checksum,
-            replicas: smallvec![replica],
+            replicas: Replicas::new(smallvec![replica]),
+            account: AccountId::default(),
             hard_pin: stored.hard_pin,
             in_put: false,
             has_group: false,

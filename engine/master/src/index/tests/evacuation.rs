@@ -339,7 +339,10 @@ fn the_owner_stays_until_the_readers_of_former_ranges_have_finished() {
     assert!(answer.left == 0 && !answer.finished, "{answer:?}");
     assert_eq!(pools.endpoint("k", at(22)).unwrap(), "node1:12001");
     // The former range, which rests, is no object there.
-    let mut search = pools.index.begin_search("", None, 1).unwrap();
+    let mut search = pools
+        .index
+        .begin_search(&Scope::default(), "", None, 1)
+        .unwrap();
     while pools.index.search(&mut search) {}
     let found = search
         .segments()

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proto::store::release_0_3_13::{ReplicaType, ReplicateConfig};
 
 use super::{CLIENT, at, long_lived, meta, segment, with_segments, work};
-use crate::index::{Index, Moment, Settings};
+use crate::index::{Index, Moment, Scope, Settings};
 
 const SIZE: u64 = 4096;
 
@@ -138,7 +138,7 @@ proptest! {
                     Ok(Vec::new())
                 }
                 Call::RemoveAll(force) => {
-                    index.remove_all(*force, now);
+                    index.remove_all(&Scope::default(), *force, now);
                     Ok(Vec::new())
                 }
                 Call::Unmount(number) => {
@@ -169,7 +169,7 @@ proptest! {
         for number in 0..8 {
             let _ = index.put_revoke(CLIENT, &key(number), ReplicaType::All);
         }
-        index.remove_all(true, at(seconds));
+        index.remove_all(&Scope::default(), true, at(seconds));
         work(&mut index, at(seconds + 10_000));
         let totals = index.totals();
         prop_assert_eq!((totals.keys, totals.used, totals.resting), (0, 0, 0));

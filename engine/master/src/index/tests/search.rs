@@ -6,7 +6,9 @@ use crate::index::Search;
 const MIB: u64 = 1 << 20;
 
 fn run(index: &Index, prefix: &str, pattern: Option<&str>, limit: usize) -> (Search, usize) {
-    let mut search = index.begin_search(prefix, pattern, limit).unwrap();
+    let mut search = index
+        .begin_search(&Scope::default(), prefix, pattern, limit)
+        .unwrap();
     let steps = std::iter::repeat_with(|| index.search(&mut search));
     let steps = steps.take_while(|more| *more).count();
     (search, steps)
@@ -40,7 +42,9 @@ fn all_matching_objects_are_counted_and_the_first_ones_listed() {
     assert_eq!(keys(search), ["a0007", "b0007"]);
     let (search, _) = run(&index, "b", Some("7$"), 0);
     assert_eq!((search.found(), keys(search).len()), ((100, 1000), 0));
-    let malformed = index.begin_search("", Some("("), 1).map(|_| ());
+    let malformed = index
+        .begin_search(&Scope::default(), "", Some("("), 1)
+        .map(|_| ());
     assert_eq!(malformed, Err(ErrorCode::InvalidParams));
 }
 
@@ -91,7 +95,7 @@ fn a_segment_that_is_unmounted_meanwhile_ends_no_search() {
     for number in 0..100 {
         put(&mut index, &format!("k{number}"), 100, at(0)).unwrap();
     }
-    let mut search = index.begin_search("", None, 1).unwrap();
+    let mut search = index.begin_search(&Scope::default(), "", None, 1).unwrap();
     let (kept, gone) = (segment(1, MIB), segment(0, MIB));
     index.unmount_segment(gone.id);
     while index.search(&mut search) {}
