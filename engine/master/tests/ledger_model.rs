@@ -11,7 +11,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mooncake_master::index::{Index, Moment, Scope, Settings, Wait};
+use mooncake_master::index::{Index, Moment, Settings, Wait};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use proto::store::ledger::{Changes, Ended, Position, Relocation, Version};
@@ -504,7 +504,7 @@ impl Model {
     fn remove_all(&mut self) {
         let now = self.now();
         let before: Vec<_> = (0..KEYS).filter(|key| self.is_readable(*key)).collect();
-        self.index.remove_all(&Scope::default(), true, now);
+        self.index.remove_all("", true, now);
         let waits = self.collect();
         for key in before {
             if !self.index.contains(&name(key)) {

@@ -3,13 +3,15 @@
 
 #[path = "fixture/client.rs"]
 mod client;
+#[path = "fixture/http.rs"]
+mod http;
 #[path = "fixture/namespace.rs"]
 mod namespace;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
+use http::http;
 use namespace::{Host, OUR_HTTP, OURS, STOCK, STOCK_HTTP, TIMEOUT};
 use proto::store::Uuid;
 use proto::store::release_0_3_13 as wire;
@@ -18,40 +20,6 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use wire::{ObjectMeta, ReplicaType, ReplicateConfig, Segment};
-
-/// Status and body.
-async fn http(host: &Host, address: SocketAddr, method: &str, path: &str) -> (u16, String) {
-    let mut stream = host.connect(address).await.unwrap();
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = Vec::new();
-    // The stock master keeps the connection, so the length marks the end of the body.
-    let read = async {
-        loop {
-            let text = String::from_utf8_lossy(&answer).to_lowercase();
-            if let Some((head, body)) = text.split_once("\r\n\r\n") {
-                let length = head
-                    .lines()
-                    .find_map(|line| line.strip_prefix("content-length:"));
-                let length: usize = length.unwrap().trim().parse().unwrap();
-                if body.len() >= length {
-                    return;
-                }
-            }
-            assert!(
-                stream.read_buf(&mut answer).await.unwrap() > 0,
-                "{path}: {text}"
-            );
-        }
-    };
-    timeout(TIMEOUT, read).await.expect("an answer in time");
-    let text = String::from_utf8(answer).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, body.to_owned())
-}
 
 /// Makes answers comparable: fields that are not equal by their nature become a word.
 fn comparable(body: &str) -> Value {

@@ -169,7 +169,8 @@ pub(super) async fn find_keys(
 
 pub(super) async fn remove_all(State(master): State<Arc<Master>>, Query(query): Named) -> Response {
     let force = query.get("force").is_some_and(|value| value == "true");
-    let removed = master.change_index(|index, now| index.remove_all(&Scope::default(), force, now));
+    let tenant = query.get("tenant_id").map_or("", String::as_str);
+    let removed = master.change_index(|index, now| index.remove_all(tenant, force, now));
     match removed.await {
         Ok(removed) => body(
             StatusCode::OK,

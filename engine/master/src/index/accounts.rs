@@ -263,6 +263,11 @@ impl Accounts {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn details(&self) -> impl Iterator<Item = TenantDetail> {
+        self.accounts.iter().map(Account::detail)
+    }
+
     pub(crate) fn list(&self) -> Option<Tenants> {
         if !self.enabled {
             return None;

@@ -47,14 +47,16 @@ impl Index {
         Ok(self.remove_where(matches, force, now))
     }
 
-    /// Removes all objects of a tenant, except leased ones (unless `force`) and unfinished ones. Returns their number. While
-    /// there are no tenants, also the objects of former ones.
-    pub fn remove_all(&mut self, scope: &Scope, force: bool, now: Moment) -> i64 {
-        if self.objects.accounts.is_enabled() {
-            self.remove_where(|key| scope.plain(key).is_some(), force, now)
-        } else {
-            self.remove_where(|_| true, force, now)
+    /// Removes all objects of a tenant, except leased ones (unless `force`) and unfinished ones. Returns their number, none for
+    /// a name that no tenant can have. As by the stock master an empty name means all tenants. While there are no tenants,
+    /// each name does, so that also the objects of former ones are removed.
+    pub fn remove_all(&mut self, tenant: &str, force: bool, now: Moment) -> i64 {
+        if tenant.is_empty() || !self.objects.accounts.is_enabled() {
+            return self.remove_where(|_| true, force, now);
         }
+        self.scope(tenant).map_or(0, |scope| {
+            self.remove_where(|key| scope.plain(key).is_some(), force, now)
+        })
     }
 
     fn remove_where(&mut self, matches: impl Fn(&str) -> bool, force: bool, now: Moment) -> i64 {

@@ -3,6 +3,7 @@
 mod evacuation;
 mod ledger;
 mod property;
+mod quota;
 mod search;
 mod tombstones;
 
@@ -276,7 +277,7 @@ fn an_object_survives_as_long_as_one_of_its_segments() {
     assert_eq!(endpoints, ["node1:12001"]);
     index.unmount_segment(segment(1, 0).id);
     assert_eq!(get(&mut index, "k", at(1)), Err(ErrorCode::ObjectNotFound));
-    assert_eq!(index.remove_all(&Scope::default(), true, at(1)), 0);
+    assert_eq!(index.remove_all("", true, at(1)), 0);
 }
 
 fn evicting() -> Settings {

@@ -427,11 +427,7 @@ fn removals() -> Vec<Function> {
             index.remove_by_regex(&pattern, &scope, force, now)
         }),
         Function::bare::<wire::RemoveAll>(
-            // Its answer has no room for an error.
-            |index, (force, tenant), now| {
-                let scope = index.scope(&tenant);
-                scope.map_or(0, |scope| index.remove_all(&scope, force, now))
-            },
+            |index, (force, tenant), now| index.remove_all(&tenant, force, now),
             |_| Tally::one(true),
         ),
         Function::batch::<wire::BatchRemove, _>(|index, (keys, force, tenant), now| {

@@ -45,7 +45,7 @@ pub(super) fn functions() -> Vec<Function> {
         }),
         always::<wire::PromotionObjectHeartbeat>(ErrorCode::SegmentNotFound),
         Function::rpc::<wire::PromotionAllocStart>(|index, (_, key, tenant, ..), _| {
-            let mut scope = index.scope(&tenant)?;
+            let mut scope = index.scope_of_puts(&tenant, 0)?;
             Err(no_promotion(index, scope.key(&key)?))
         }),
         Function::rpc::<wire::NotifyPromotionSuccess>(|index, (_, key, tenant), _| {

@@ -15,6 +15,16 @@ use crate::compared::{Compared, found, list};
 const KEYS: u64 = 30;
 const SEGMENT_BYTES: u64 = 64 << 20;
 const SEGMENTS: u64 = 4;
+/// Quotas of the tenants. The first one has no objects: it takes most of the capacity, so that the others have tens of KiB for
+/// each mounted segment.
+pub(crate) const QUOTAS: &str = "version: 1
+tenants:
+  - {name: idle, quota: 1000GB}
+  - {name: default, quota: 1GB}
+  - {name: a, quota: 300MB}
+  - {name: b, quota: 104857601}
+";
+const REGISTERED: [&str; 3] = ["default", "a", "b"];
 /// Time for the stock master to remove the objects of an unmounted segment; see [`crate::compared::ALLOWED`].
 const SWEEP: Duration = Duration::from_millis(20);
 
@@ -22,6 +32,8 @@ pub(crate) struct Generator {
     random: u64,
     /// Which segments are mounted, so that the placement can be named: where it cannot, both masters choose at random.
     mounted: Vec<bool>,
+    /// The masters have tenants.
+    tenants: bool,
 }
 
 /// A function that has no result of its own.
@@ -76,6 +88,16 @@ impl Generator {
         Self {
             random: seed,
             mounted: (0..SEGMENTS).map(|_| false).collect(),
+            tenants: false,
+        }
+    }
+
+    /// For masters with [`QUOTAS`]. No object can be evicted, and each value of a key has the same size: see
+    /// [`crate::compared::ALLOWED`].
+    pub(crate) fn with_tenants(seed: u64) -> Self {
+        Self {
+            tenants: true,
+            ..Self::new(seed)
         }
     }
 
@@ -106,6 +128,15 @@ impl Generator {
     }
 
     fn tenant(&mut self) -> String {
+        if self.tenants {
+            // Unregistered, none, and no names of tenants.
+            let rare = ["other", "", "_a", "a\u{1}"];
+            return match usize::try_from(self.below(40)).unwrap() {
+                number @ 0..4 => rare[number],
+                number => REGISTERED[number % 3],
+            }
+            .into();
+        }
         ["default", "default", "default", "", "other"][usize::try_from(self.below(5)).unwrap()]
             .into()
     }
@@ -125,6 +156,21 @@ impl Generator {
         }
     }
 
+    /// Returns the size of a put of this key.
+    fn size_of(&mut self, key: &str) -> u64 {
+        let size = self.size();
+        self.fixed(key, size)
+    }
+
+    /// Where there are tenants, all values of a key have the same size.
+    fn fixed(&self, key: &str, size: u64) -> u64 {
+        let usual = [1, 100, 4096];
+        if self.tenants && usual.contains(&size) {
+            return usual[key.bytes().map(usize::from).sum::<usize>() % 3];
+        }
+        size
+    }
+
     /// Returns key and size of an upsert. One that finds no space has a key of its own: the stock master then removes
     /// the old value, ours keeps it.
     fn upsert(&mut self) -> (String, u64) {
@@ -132,7 +178,9 @@ impl Generator {
         if size > SEGMENT_BYTES {
             return (format!("fresh{}", self.below(u64::MAX)), size);
         }
-        (self.key(), size)
+        let key = self.key();
+        let size = self.fixed(&key, size);
+        (key, size)
     }
 
     fn kind(&mut self) -> ReplicaType {
@@ -168,7 +216,7 @@ impl Generator {
             names.rotate_left(turn);
         }
         // More than there are segments: each gets one.
-        let all = self.once_in(30);
+        let all = self.once_in(30) && !self.tenants;
         let replica_num = if all {
             SEGMENTS + 1
         } else if self.once_in(4) && names.len() > 1 {
@@ -209,6 +257,7 @@ impl Generator {
             }
             _ => {}
         }
+        config.with_hard_pin |= self.tenants;
         config
     }
 
@@ -323,13 +372,9 @@ impl Generator {
         let tenant = self.tenant();
         match self.below(100) {
             0..12 => {
-                let arguments = (
-                    self.client(),
-                    self.key(),
-                    self.size(),
-                    self.config(1),
-                    tenant,
-                );
+                let key = self.key();
+                let size = self.size_of(&key);
+                let arguments = (self.client(), key, size, self.config(1), tenant);
                 self.list::<wire::PutStart>(arguments, at).await
             }
             12..22 => {
@@ -356,7 +401,9 @@ impl Generator {
             33..37 => {
                 let keys = self.keys();
                 let count = keys.len() + usize::from(self.once_in(20));
-                let sizes = (0..count).map(|_| self.size()).collect();
+                let keys_and_one = keys.iter().cloned().chain([String::new()]);
+                let sizes = keys_and_one.take(count).map(|key| self.size_of(&key));
+                let sizes = sizes.collect();
                 let arguments = (
                     self.client(),
                     keys.clone(),
@@ -464,7 +511,7 @@ impl Generator {
                 }
             }
             79..82 => {
-                let name = if self.once_in(3) {
+                let name = if self.once_in(3) || self.tenants {
                     String::new()
                 } else {
                     segment(self.below(SEGMENTS + 1)).name
@@ -513,10 +560,12 @@ impl Generator {
                     return self.plain::<wire::QuerySegmentStatus>(mine.name, at).await;
                 }
                 let [stock, ours] = at;
-                for client in 0..4 {
+                for (client, tenant) in
+                    (0..4).flat_map(|client| REGISTERED.map(|tenant| (client, tenant)))
+                {
                     // See ALLOWED: no put is in progress.
                     let keys = (0..KEYS).map(|number| format!("key{number}")).collect();
-                    let arguments = (id(client), keys, ReplicaType::All, String::new());
+                    let arguments = (id(client), keys, ReplicaType::All, tenant.into());
                     stock.bare::<wire::BatchPutRevoke>(&arguments).await;
                     ours.bare::<wire::BatchPutRevoke>(&arguments).await;
                 }
@@ -574,7 +623,8 @@ impl Generator {
     async fn small(&mut self, at: [&mut Client; 2]) -> Compared {
         let client = self.client();
         let key = self.key();
-        let other = || String::from("other");
+        let tenant = self.tenant();
+        let other = || tenant.clone();
         match self.below(24) {
             0 => self.plain::<wire::ServiceReady>((), at).await,
             1 => self.plain::<wire::GetStorageConfig>((), at).await,

@@ -4,8 +4,9 @@
 use proptest::prelude::*;
 use proto::store::release_0_3_13::{ReplicaType, ReplicateConfig};
 
+use super::quota::recount;
 use super::{CLIENT, at, long_lived, meta, segment, with_segments, work};
-use crate::index::{Index, Moment, Scope, Settings};
+use crate::index::{Index, Moment, Settings};
 
 const SIZE: u64 = 4096;
 
@@ -65,6 +66,7 @@ fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
 }
 
 fn check(index: &Index, held: &mut Held, now: Moment) {
+    recount(index);
     let ranges = ranges(index);
     for pair in ranges.windows(2) {
         assert!(
@@ -138,7 +140,7 @@ proptest! {
                     Ok(Vec::new())
                 }
                 Call::RemoveAll(force) => {
-                    index.remove_all(&Scope::default(), *force, now);
+                    index.remove_all("", *force, now);
                     Ok(Vec::new())
                 }
                 Call::Unmount(number) => {
@@ -169,7 +171,7 @@ proptest! {
         for number in 0..8 {
             let _ = index.put_revoke(CLIENT, &key(number), ReplicaType::All);
         }
-        index.remove_all(&Scope::default(), true, at(seconds));
+        index.remove_all("", true, at(seconds));
         work(&mut index, at(seconds + 10_000));
         let totals = index.totals();
         prop_assert_eq!((totals.keys, totals.used, totals.resting), (0, 0, 0));
