@@ -8,6 +8,7 @@ mod http;
 #[path = "fixture/namespace.rs"]
 mod namespace;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -17,7 +18,6 @@ use proto::store::Uuid;
 use proto::store::release_0_3_13 as wire;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use wire::{ObjectMeta, ReplicaType, ReplicateConfig, Segment};
 
