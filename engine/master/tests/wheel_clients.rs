@@ -29,17 +29,31 @@ struct Store {
 impl Store {
     /// Starts a client; with `segment` it stores objects itself.
     async fn start(host: &Host, master: std::net::SocketAddr, segment: u64) -> Self {
-        let mut store = Self::spawn(host, master, segment, &[]);
+        let mut store = Self::spawn(host, master, segment, &[], &[]);
         assert_eq!(store.reply().await, json!({"setup": 0}));
         store
     }
 
     /// Starts a client with this name that finds others by a metadata service; it stores objects.
     fn named(host: &Host, name: &str, metadata: &str) -> Self {
-        Self::spawn(host, OURS, 64 << 20, &[name, metadata])
+        Self::spawn(host, OURS, 64 << 20, &[name, metadata], &[])
     }
 
-    fn spawn(host: &Host, master: std::net::SocketAddr, segment: u64, added: &[&str]) -> Self {
+    /// Starts a client of a tenant.
+    async fn of_tenant(host: &Host, master: std::net::SocketAddr, tenant: &str) -> Self {
+        let variables = [("MOONCAKE_TENANT_ID", tenant)];
+        let mut store = Self::spawn(host, master, 0, &[], &variables);
+        assert_eq!(store.reply().await, json!({"setup": 0}));
+        store
+    }
+
+    fn spawn(
+        host: &Host,
+        master: std::net::SocketAddr,
+        segment: u64,
+        added: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/store.py");
         let mut child = host
             .python()
@@ -48,6 +62,7 @@ impl Store {
             .args(added)
             // Of the descriptor: the namespace has no interface but loopback.
             .env("MC_TCP_BIND_ADDRESS", "127.0.0.1")
+            .envs(variables.iter().copied())
             .kill_on_drop(true)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -300,4 +315,105 @@ async fn clients_find_each_other_by_our_metadata_server_and_take_no_name_of_anot
     a.child.kill().await.unwrap();
     let mut again = Store::named(&host, "vllm-0:17001", &first);
     assert_eq!(again.reply().await, json!({"setup": 0}));
+}
+
+/// What clients of two tenants, of one without a quota and of the default one see of one master.
+async fn operations_of_tenants(host: &Host, master: std::net::SocketAddr) -> Vec<Value> {
+    let mut default = Store::start(host, master, 64 << 20).await;
+    let mut a = Store::of_tenant(host, master, "a").await;
+    let mut b = Store::of_tenant(host, master, "b").await;
+    let mut none = Store::of_tenant(host, master, "other").await;
+    let put = |key: &str, seed: u64, bytes: u64| json!({"call": "put", "key": key, "seed": seed, "bytes": bytes});
+    let get = |key: &str| json!({"call": "get", "key": key});
+    let mut seen = Vec::new();
+    for (who, request) in [
+        (0, put("same", 1, 1000)),
+        (1, put("same", 2, 2000)),
+        (2, put("same", 3, 3000)),
+        (3, put("same", 4, 4000)),
+        (0, get("same")),
+        (1, get("same")),
+        (2, get("same")),
+        (3, get("same")),
+        // The quota of "a" is 100,000 bytes; what it has is in use, so nothing is evicted.
+        (1, put("large", 5, 98_001)),
+        (1, put("large", 6, 98_000)),
+        (1, get("large")),
+        (1, put("more", 7, 1)),
+        (
+            1,
+            json!({"call": "upsert", "key": "large", "seed": 8, "bytes": 98_000}),
+        ),
+        (1, get("large")),
+        (2, put("large", 9, 150_000)),
+        (2, json!({"call": "put_batch", "count": 5, "bytes": 10_000})),
+        (2, json!({"call": "get_batch", "count": 5})),
+        (
+            0,
+            json!({"call": "batch_exist", "keys": ["large", "batch-0", "same"]}),
+        ),
+        (
+            2,
+            json!({"call": "remove_by_regex", "pattern": "^batch-", "force": true}),
+        ),
+        (2, json!({"call": "remove", "key": "same", "force": true})),
+        (1, json!({"call": "exist", "key": "same"})),
+        (1, json!({"call": "remove_all", "force": true})),
+        (0, get("same")),
+        (2, get("large")),
+        (1, put("more", 10, 100_000)),
+        (1, get("more")),
+    ] {
+        let client = [&mut default, &mut a, &mut b, &mut none];
+        let client = client.into_iter().nth(who).unwrap();
+        let answer = client.call(request.clone()).await;
+        seen.push(json!([who, request, answer]));
+    }
+    seen
+}
+
+#[tokio::test]
+async fn clients_of_tenants_read_their_own_values_within_their_own_quota() {
+    let host = Host::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("quotas");
+    let quotas = "version: 1\ntenants: [{name: default, quota: 1MB}, {name: a, quota: 100000}, {name: b, quota: 1MB}]";
+    std::fs::write(&file, quotas).unwrap();
+    let uri = format!("--tenant_quota_connector_uri={}", file.display());
+    let flags = ["--enable_multi_tenants", "--default_kv_lease_ttl=1h", &uri];
+    let _ours = host.ours(&flags).await;
+    let ours = operations_of_tenants(&host, OURS).await;
+    let _stock = host.stock(&flags).await;
+    let stock = operations_of_tenants(&host, STOCK).await;
+    for (ours, stock) in ours.iter().zip(&stock) {
+        assert_eq!(ours, stock);
+    }
+    // The comparison would not notice that nothing works at all.
+    let results: Vec<_> = ours.iter().map(|line| line[2].clone()).collect();
+    let whole = |seed: u64, bytes: u64| json!({"bytes": bytes, "seed": seed, "right": true});
+    let code = |code: i32| json!({"code": code});
+    assert_eq!(results[..4], [code(0), code(0), code(0), code(-1701)]);
+    let values = [
+        whole(1, 1000),
+        whole(2, 2000),
+        whole(3, 3000),
+        json!({"bytes": 0}),
+    ];
+    assert_eq!(results[4..8], values);
+    assert_eq!(
+        results[8..12],
+        [code(-1700), code(0), whole(6, 98_000), code(-1700)]
+    );
+    assert_eq!(results[12..14], [code(0), whole(8, 98_000)]);
+    assert_eq!(
+        results[20..],
+        [
+            code(1),
+            json!({"count": 2}),
+            whole(1, 1000),
+            whole(9, 150_000),
+            code(0),
+            whole(10, 100_000)
+        ]
+    );
 }
