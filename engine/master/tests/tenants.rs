@@ -155,7 +155,7 @@ async fn tenants_are_shown_by_http_as_by_the_stock_master() {
             let own = format!("of-{}", &tenant[..1]);
             assert_eq!(put(client, tenant, &own, 2000).await, Ok(()));
         }
-        // The object of "a" is in use, so nothing can be evicted for one that does not fit beside it.
+        // The objects of "a" are in use, so nothing is evicted for one that exceeds its quota.
         for key in ["same", "of-a"] {
             assert_eq!(exists(client, "a", key).await, Ok(true));
         }

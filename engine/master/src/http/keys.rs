@@ -27,7 +27,7 @@ const LONGEST_SEARCH: u64 = 60;
 /// Returns the memory replicas of a key. Like a lookup by RPC it grants a lease.
 fn replicas(master: &Master, key: &str) -> Result<Vec<Value>, ErrorCode> {
     master.with_index(|index, now| {
-        // As by the stock master: the default tenant, whatever the query says.
+        // As by the stock master: of the default tenant, also if the query names another one.
         let found = index.get_replica_list(Scope::default().key(key)?, now)?;
         Ok(found
             .replicas()

@@ -37,7 +37,7 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// What a put takes that gets all replicas it asks for.
+    /// What a put takes that gets all its replicas.
     fn demand(&self, config: &ReplicateConfig) -> Demand {
         Demand {
             account: self.account,

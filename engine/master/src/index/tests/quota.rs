@@ -71,7 +71,7 @@ fn each_tenant_sees_and_removes_only_its_own_keys() {
         let keys: Vec<_> = found.unwrap().into_keys().collect();
         assert_eq!(keys, [format!("of-{tenant}"), "same".into()]);
     }
-    // What nobody sees is that a key of another tenant matches: the patterns know the plain key.
+    // Patterns match the key without its tenant.
     for pattern in ["\0", "^.a", "^a"] {
         let found = index.get_replica_list_by_regex(pattern, &Scope::of("a"), at(0));
         assert_eq!(
@@ -282,6 +282,45 @@ fn a_tenant_that_loses_its_quota_keeps_its_objects_and_puts_no_more() {
 }
 
 #[test]
+fn a_restart_finds_the_keys_of_each_tenant_in_the_ledgers_and_charges_for_them() {
+    const MIB: u64 = 1 << 20;
+    let mut pools = Pools::new(&[MIB, MIB]);
+    let all = quotas(&[("default", 1000), ("a", 1000), ("b", 1000)]);
+    pools.index.set_quotas(&all);
+    for (tenant, size) in [("default", 100), ("a", 200), ("b", 300)] {
+        pools.put(&key(tenant, "same"), size, size / 100 % 2, at(0));
+    }
+    // "b" has lost its quota meanwhile.
+    let restart = |pools: &mut Pools, of: &[(&str, u64)]| {
+        pools.index = Index::new(long_lived(), 8).in_epoch(2);
+        pools.index.set_quotas(&quotas(of));
+        for number in 0..2_u8 {
+            pools.applied[usize::from(number)] = 0;
+            pools.mount(number.into(), MIB, at(10));
+        }
+        for look in 0..400 {
+            let now = Moment(at(10).0 + look * 100_000);
+            work(&mut pools.index, now);
+            pools.follow_all(now);
+        }
+    };
+    restart(&mut pools, &[("default", 1000), ("a", 150)]);
+    for (tenant, size) in [("default", 100), ("a", 200), ("b", 300)] {
+        assert_eq!(pools.size(&key(tenant, "same"), at(100)), Ok(size));
+    }
+    recount(&pools.index);
+    let tenants = pools.index.tenants().unwrap();
+    let charged = tenants
+        .list
+        .iter()
+        .map(|one| (&*one.name, one.charged, one.registered));
+    let expected = [("a", 200, true), ("b", 300, false), ("default", 100, true)];
+    assert_eq!(charged.collect::<Vec<_>>(), expected);
+    let refused = put(&mut pools.index, &key("a", "new"), 1, at(100));
+    assert_eq!(refused, Err(ErrorCode::TenantQuotaExceeded));
+}
+
+#[test]
 fn groups_of_two_tenants_are_different_groups() {
     let mut index = with_tenants(10_000, &[("default", 1000), ("a", 1000), ("b", 1000)]);
     let of = |group: &str| ReplicateConfig {
@@ -300,7 +339,7 @@ fn groups_of_two_tenants_are_different_groups() {
             "{tenant}"
         );
     }
-    // Nobody joins the group of another tenant.
+    // The group of another tenant cannot be named.
     let refused = put_with(&mut index, "k", 10, &of("\0a\0g"), at(2));
     assert_eq!(refused, Err(ErrorCode::InvalidParams));
     // The group of an object stays, by its own name.
