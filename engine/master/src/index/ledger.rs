@@ -86,7 +86,7 @@ impl Stream {
     }
 
     /// Returns whether the whole ledger has arrived.
-    pub(super) fn is_loaded(&self) -> bool {
+    pub(crate) fn is_loaded(&self) -> bool {
         self.loading.is_none()
     }
 

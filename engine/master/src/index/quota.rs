@@ -108,9 +108,14 @@ impl Index {
             return Err(ErrorCode::InvalidParams);
         }
         let more = bytes.saturating_sub(replaced);
-        // An eviction is in vain if the whole quota is less.
+        // An eviction is in vain if the whole quota is less. After a restart the quota grows with each ledger that is loaded: an
+        // eviction would remove what the ledgers have just brought back.
         let fits = bytes <= u128::from(self.objects.accounts.effective(account));
-        let attempts = if fits { ATTEMPTS } else { 0 };
+        let attempts = if fits && !self.segments.is_loading() {
+            ATTEMPTS
+        } else {
+            0
+        };
         let mut deficit = self.objects.accounts.deficit(account, more);
         for _ in 0..attempts {
             if more == 0 || deficit == 0 {

@@ -193,6 +193,12 @@ impl Segments {
         self.slots.values().any(Mounted::is_open)
     }
 
+    /// Returns whether ledgers of mounted segments are being loaded.
+    pub(crate) fn is_loading(&self) -> bool {
+        let mut streams = self.slots.values().filter_map(|one| one.stream.as_ref());
+        streams.any(|stream| !stream.is_loaded())
+    }
+
     /// Removes a segment and returns it with its ranges.
     pub(crate) fn unmount(&mut self, id: SegmentId) -> Option<Mounted> {
         let mounted = self.slots.remove(id)?;

@@ -321,6 +321,27 @@ fn a_restart_finds_the_keys_of_each_tenant_in_the_ledgers_and_charges_for_them()
 }
 
 #[test]
+fn nothing_is_evicted_for_a_quota_while_a_ledger_is_loaded() {
+    const MIB: u64 = 1 << 20;
+    let mut pools = Pools::new(&[MIB]);
+    pools.index.set_quotas(&quotas(&[("a", 1000)]));
+    pools.put(&key("a", "old"), 900, 0, at(0));
+    let (client, second) = (owner(1), segment(1, MIB));
+    let id = second.id;
+    let mounted = pools.index.mount_ledger(client, second, 1, at(1));
+    assert_eq!(mounted, Ok(false));
+    let refused = put(&mut pools.index, &key("a", "new"), 200, at(2));
+    assert_eq!(refused, Err(ErrorCode::TenantQuotaExceeded));
+    assert!(exists(&pools.index, &key("a", "old")));
+    pools
+        .index
+        .load_ledger(client, id, 0, Vec::new(), true, at(2))
+        .unwrap();
+    put(&mut pools.index, &key("a", "new"), 200, at(2)).unwrap();
+    assert!(!exists(&pools.index, &key("a", "old")));
+}
+
+#[test]
 fn groups_of_two_tenants_are_different_groups() {
     let mut index = with_tenants(10_000, &[("default", 1000), ("a", 1000), ("b", 1000)]);
     let of = |group: &str| ReplicateConfig {
