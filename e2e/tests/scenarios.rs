@@ -43,6 +43,7 @@ mod scenarios {
     mod stale_clients;
     mod stock_engines;
     mod stock_operations;
+    mod tenants;
     mod two_masters;
     mod unhealthy_device;
     mod version_skew;

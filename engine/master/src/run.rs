@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow};
 use tokio::net::TcpListener;
@@ -17,6 +17,9 @@ use crate::leadership::{Candidate, Leadership};
 use crate::server::{Master, listen, serve};
 use crate::tenants::{self, Policies};
 
+/// Longest wait for the first file with quotas: the program that writes it may start later than this one.
+const QUOTAS: Duration = Duration::from_secs(30);
+
 /// Serves until SIGTERM or SIGINT, always or whenever this master is elected. Blocks.
 ///
 /// # Errors
@@ -28,17 +31,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Some(path) => {
             let (file, admission) = File::new(path);
             (Some(file), admission)
-        }
-    };
-    let (quotas, policies) = match args.quota_file() {
-        None => (None, None),
-        Some(path) => {
-            let shown = path.display().to_string();
-            let opened = tenants::File::open(path);
-            let (file, policies) = opened.map_err(|error| {
-                anyhow!("quotas of tenants (--tenant_quota_connector_uri) in {shown}: {error}")
-            })?;
-            (Some(file), Some(policies))
         }
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -55,6 +47,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 _ = int.recv() => "SIGINT",
             };
             tracing::info!(signal = name, "the master ends");
+        };
+        let mut stop = std::pin::pin!(stop);
+        let (quotas, policies) = tokio::select! {
+            read = quotas(args) => read?,
+            () = &mut stop => return Ok(()),
         };
         let follow = async {
             match file {
@@ -94,9 +91,22 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             () = follow_quotas => Ok(()),
             ended = open => ended,
             ended = serve_terms(serve_with, &serving) => ended,
-            () = stop => Ok(()),
+            () = &mut stop => Ok(()),
         }
     })
+}
+
+/// The file with the quotas of tenants and what it contains; `None`: there are no tenants.
+async fn quotas(args: &Args) -> anyhow::Result<(Option<tenants::File>, Option<Policies>)> {
+    let Some(path) = args.quota_file() else {
+        return Ok((None, None));
+    };
+    let shown = path.display().to_string();
+    let read = tenants::File::when_written(path, QUOTAS).await;
+    let (file, policies) = read.map_err(|error| {
+        anyhow!("quotas of tenants (--tenant_quota_connector_uri) in {shown}: {error}")
+    })?;
+    Ok((Some(file), Some(policies)))
 }
 
 /// What is the same in all terms.

@@ -14,10 +14,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::index::is_tenant_name;
 use crate::watched::{LOOK, Watched};
@@ -153,6 +154,21 @@ impl File {
         Ok((Self { watched, policy }, receiver))
     }
 
+    /// The same, after waiting at most `limit` for the file if it does not exist: another program writes it.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub async fn when_written(path: PathBuf, limit: Duration) -> Result<(Self, Policies), String> {
+        let exists = async {
+            while !path.exists() {
+                sleep(LOOK).await;
+            }
+        };
+        // Without the file, the error of the read has the cause.
+        let _waited = timeout(limit, exists).await;
+        Self::open(path)
+    }
+
     /// Reads the file after each change, until the future is dropped.
     pub async fn follow(mut self) {
         loop {
@@ -247,6 +263,23 @@ mod tests {
             let error = text.parse::<Policy>().unwrap_err();
             assert!(error.contains(reason), "{text}: {error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_another_program_writes_is_waited_for_within_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("quotas");
+        let short = Duration::from_millis(1);
+        let missing = File::when_written(path.clone(), short).await.unwrap_err();
+        assert!(missing.contains("No such file"), "{missing}");
+        let (_, late) = tokio::join!(
+            async {
+                sleep(LOOK / 2).await;
+                fs::write(&path, "version: 1\ntenants: [{name: a, quota: 5}]").unwrap();
+            },
+            File::when_written(path.clone(), Duration::from_secs(60)),
+        );
+        assert_eq!(late.unwrap().1.borrow().quotas.len(), 1);
     }
 
     #[test]
