@@ -84,6 +84,10 @@ catalog! {
     TombstonesMissing nearest "MasterLostIndex" = (Engine, "Let the pool pods that are away come back before the master restarts, or delete them: new ones have no former values.");
     /// Puts found no space in the pools of a cluster.
     PoolFull nearest "MemoryUnavailable" = (Cluster, "Add pool pods or a larger size, or store smaller objects.");
+    /// Puts of a tenant were refused because of its quota: none of its own objects could be evicted for them.
+    TenantOverQuota nearest "MemoryUnavailable" = (Cluster, "Raise the quota of the tenant in spec.master.tenants. If its objects are pinned or read all the time, store fewer.");
+    /// Puts were refused because they name a tenant without a quota.
+    TenantUnknown nearest "InvalidSpec" = (Cluster, "List the tenant in spec.master.tenants, or correct tenant_id (MOONCAKE_TENANT_ID) of the client. Clients that name none are the tenant default.");
 
     /// The node is not Ready.
     NodeNotReady = (Node, "Repair the node.");

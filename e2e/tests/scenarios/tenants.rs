@@ -4,6 +4,7 @@
 use super::agent_restart::none_restarted;
 use super::built_in_master::ledgers;
 use anyhow::ensure;
+use crds::Reason;
 use crds::names::MASTER_OPEN_PORT;
 use mooncake_e2e::scenario::pool::READY;
 use mooncake_e2e::scenario::{CommandPod, Namespace, Pool, Product, Seen, eventually, master};
@@ -24,7 +25,7 @@ async fn tenants_have_their_own_keys_and_quotas_that_change_without_a_restart() 
 {
     let product = Product::shared().await?;
     product
-        .run("tenants", async move |_, namespace| {
+        .run("tenants", async move |product, namespace| {
             let pool = with_quota(&namespace, FIT).await?;
             pool.ready(READY).await?;
             ledgers(&pool, 2).await?;
@@ -46,9 +47,13 @@ async fn tenants_have_their_own_keys_and_quotas_that_change_without_a_restart() 
             let exceed = json!({"command": "exceed", "tenant": "a", "keys": FIT});
             let code = client.run(exceed.clone(), WAIT).await?;
             ensure!(code == OVER_QUOTA, "above the quota: {code}");
-            let codes = client.run(put("nobody", 0, 1), WAIT).await?;
+            let codes = client.run(put("other", 0, 1), WAIT).await?;
             ensure!(codes == json!([NOT_REGISTERED]), "without a quota: {codes}");
             counted(&pool).await?;
+            let doctor = product.doctor().await;
+            for finding in [Reason::TenantOverQuota, Reason::TenantUnknown] {
+                ensure!(doctor.contains(finding.as_str()), "no {finding}: {doctor}");
+            }
 
             let before = pool.masters().await?;
             with_quota(&namespace, 2 * FIT).await?;

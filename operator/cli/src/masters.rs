@@ -1,7 +1,7 @@
 //! Reads what built-in masters report: figures and ledgers, through their admin ports. Each one has a deadline, so that a
 //! master that does not answer delays the others by no more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub struct Report {
 }
 
 /// Metrics, since the master began to serve.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     pub lookups: u64,
     pub hits: u64,
@@ -65,7 +65,16 @@ pub struct Figures {
     pub late: u64,
     pub absent: u64,
     pub unrecorded: u64,
+    /// Puts that were refused because of the quota, by tenant.
+    pub over_quota: BTreeMap<String, u64>,
+    /// Puts that were refused because their tenant has no quota.
+    pub unknown_tenants: u64,
 }
+
+/// Metric of refused puts, with the labels tenant and cause.
+const REFUSED: &str = "mooncake_tenant_quota_reject_total{tenant_id=\"";
+const OVER_QUOTA: &str = "\",reason=\"quota_exceeded\"}";
+const UNKNOWN_TENANT: &str = "\",reason=\"not_registered\"}";
 
 impl Figures {
     /// Reads the text of the metrics. What a master of an earlier build does not have is 0.
@@ -74,9 +83,22 @@ impl Figures {
     /// `Metric`.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut figures = Self::default();
-        let lines = text.lines().filter_map(|line| line.split_once(' '));
+        // A label may contain a space.
+        let lines = text.lines().filter_map(|line| line.rsplit_once(' '));
         for (name, value) in lines {
-            let figure = match name {
+            let refused = name.strip_prefix(REFUSED);
+            if let Some(tenant) = refused.and_then(|labels| labels.strip_suffix(OVER_QUOTA)) {
+                let puts = figure(name, value)?;
+                if puts > 0 {
+                    figures.over_quota.insert(tenant.to_owned(), puts);
+                }
+                continue;
+            }
+            if refused.is_some_and(|labels| labels.ends_with(UNKNOWN_TENANT)) {
+                figures.unknown_tenants = figure(name, value)?;
+                continue;
+            }
+            let of_master = match name {
                 "total_get_nums_" => &mut figures.lookups,
                 "valid_get_nums_" => &mut figures.hits,
                 "master_key_count" => &mut figures.keys,
@@ -90,13 +112,17 @@ impl Figures {
                 "mooncake_ledger_unrecorded_objects" => &mut figures.unrecorded,
                 _ => continue,
             };
-            *figure = value.parse().map_err(|source| Error::Metric {
-                line: format!("{name} {value}"),
-                source,
-            })?;
+            *of_master = figure(name, value)?;
         }
         Ok(figures)
     }
+}
+
+fn figure(name: &str, value: &str) -> Result<u64, Error> {
+    value.parse().map_err(|source| Error::Metric {
+        line: format!("{name} {value}"),
+        source,
+    })
 }
 
 /// The ledgers of all segments.

@@ -390,7 +390,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_capacity_is_granted_and_nobody_gets_more_than_requested(
+        fn all_capacity_is_granted_and_no_tenant_gets_more_than_requested(
             requested in prop::collection::vec(1..=i64::MAX as u64, 1..20), capacity in any::<u64>(),
         ) {
             let shares = divide(&requested, capacity);

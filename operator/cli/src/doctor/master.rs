@@ -1,5 +1,5 @@
-//! Findings of what built-in masters report: masters that do not answer, lookups without a hit, ledgers, tombstones, and pools
-//! that are full.
+//! Findings of what built-in masters report: masters that do not answer, lookups without a hit, ledgers, tombstones, pools
+//! that are full, and puts that quotas refuse.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -119,6 +119,7 @@ impl Master<'_> {
             failed_allocations,
             evicted,
             missing_tombstones,
+            unknown_tenants,
             ..
         } = *figures;
         let mut findings = Vec::new();
@@ -142,6 +143,18 @@ impl Master<'_> {
                 "{missing_tombstones} keys were removed or replaced without a note for a pool pod that was away: their former values can return"
             );
             findings.push(self.warning(Reason::TombstonesMissing, message));
+        }
+        for (tenant, puts) in &figures.over_quota {
+            let message = format!(
+                "{puts} puts of tenant {tenant} were refused because of its quota (-1700) since the master began to serve"
+            );
+            findings.push(self.warning(Reason::TenantOverQuota, message));
+        }
+        if unknown_tenants > 0 {
+            let message = format!(
+                "{unknown_tenants} puts were refused because their tenant has no quota (-1701) since the master began to serve"
+            );
+            findings.push(self.warning(Reason::TenantUnknown, message));
         }
         findings
     }

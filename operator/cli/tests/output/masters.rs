@@ -31,7 +31,7 @@ fn metrics(figures: &[(&str, u64)]) -> String {
     text + "# EOF\n"
 }
 
-const FIGURES: [(&str, u64); 11] = [
+const FIGURES: [(&str, u64); 14] = [
     ("total_get_nums_", 4000),
     ("valid_get_nums_", 0),
     ("master_key_count", 12),
@@ -43,6 +43,18 @@ const FIGURES: [(&str, u64); 11] = [
     ("mooncake_ledger_late_segments", 1),
     ("mooncake_ledger_absent_owners", 2),
     ("mooncake_ledger_unrecorded_objects", 30),
+    (
+        "mooncake_tenant_quota_reject_total{tenant_id=\"team a\",reason=\"quota_exceeded\"}",
+        5,
+    ),
+    (
+        "mooncake_tenant_quota_reject_total{tenant_id=\"b\",reason=\"quota_exceeded\"}",
+        0,
+    ),
+    (
+        "mooncake_tenant_quota_reject_total{tenant_id=\"\",reason=\"not_registered\"}",
+        6,
+    ),
 ];
 
 fn ledgers() -> Value {
