@@ -5,11 +5,11 @@ mod cordons;
 mod deletion;
 mod domains;
 mod drained;
-mod election_rights;
 mod guards;
 mod harness;
 mod headroom;
 mod invalid_specs;
+mod master_rights;
 mod policies;
 mod preferred_rdma;
 mod refusals;
@@ -45,10 +45,10 @@ async fn invalid_specs_are_rejected_with_a_remedy() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn the_operator_gives_two_masters_the_rights_of_their_election_and_no_others()
+async fn the_operator_gives_masters_the_rights_of_election_and_tenants_and_no_others()
 -> anyhow::Result<()> {
     let server = Server::start().await?;
-    election_rights::are_given_and_narrow(&server).await
+    master_rights::are_given_and_narrow(&server).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,5 @@
-//! The operator's role of the chart suffices to give two masters the rights of their election, and those reach no other object.
+//! The operator's role of the chart suffices to give masters the rights of their election and of their tenants, and those reach no
+//! other object.
 
 use anyhow::ensure;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
@@ -46,7 +47,9 @@ pub(crate) async fn are_given_and_narrow(server: &Server) -> anyhow::Result<()> 
     let cluster = serde_json::from_value(json!({
         "apiVersion": "mooncake.io/v1alpha1", "kind": "MooncakeCluster",
         "metadata": {"name": "kv", "namespace": TEAM, "uid": "c1"},
-        "spec": {"master": {"type": "BuiltIn", "replicas": 2}},
+        "spec": {"master": {
+            "type": "BuiltIn", "replicas": 2, "tenants": [{"name": "a", "quota": "1Gi"}],
+        }},
     }))?;
     let cluster = validate(&cluster)?;
     let operator = server.tenant()?;
@@ -66,9 +69,10 @@ pub(crate) async fn are_given_and_narrow(server: &Server) -> anyhow::Result<()> 
     for binding in access::bindings(&cluster, &settings()) {
         bindings.create(&create, &binding).await?;
     }
-    let (leases, slices) = (
+    let (leases, slices, clusters) = (
         "coordination.k8s.io leases",
         "discovery.k8s.io endpointslices",
+        "mooncake.io mooncakeclusters",
     );
     let tried = [
         (leases, "create", "", true),
@@ -83,6 +87,12 @@ pub(crate) async fn are_given_and_narrow(server: &Server) -> anyhow::Result<()> 
         (slices, "update", "kv-master-leader", true),
         (slices, "update", "kv-clients-x", false),
         (slices, "create", "", false),
+        (clusters, "get", "kv", true),
+        (clusters, "list", "kv", true),
+        (clusters, "watch", "kv", true),
+        (clusters, "patch", "kv", false),
+        (clusters, "get", "another", false),
+        (clusters, "list", "", false),
     ];
     eventually("the masters' rights", || async {
         for (kind, verb, name, may) in tried {
