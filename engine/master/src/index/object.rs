@@ -1,14 +1,15 @@
 //! One object and its replicas.
 
+use proto::store::Uuid;
+use proto::store::ledger::Version;
+use proto::store::release_0_3_13::ReplicaStatus;
+use slotmap::new_key_type;
+
 use super::Moment;
 use super::accounts::AccountId;
 use super::allocator::Block;
 use super::objects::Replicas;
 use super::segments::{SegmentId, Segments};
-use proto::store::Uuid;
-use proto::store::ledger::Version;
-use proto::store::release_0_3_13::ReplicaStatus;
-use slotmap::new_key_type;
 
 new_key_type! {
     /// An object in the index. An ID is never used for another object.

@@ -7,10 +7,11 @@ use crds::{CheckId, Reason, Verdict};
 use crate::debounce::Delays;
 use crate::{Check, CheckInput, Observation};
 
-// The replacement of a name server takes as long.
+// The name of a new MooncakeCluster may be looked up before the name service has it. CoreDNS answers then for up to 30 s that it
+// does not exist, which is no fault. The replacement of a name server takes less.
 pub(crate) const CHECK: Check = Check::new(CheckId::Dns, &[Reason::NameNotResolved], run)
     .with_delays(Delays {
-        raise: Duration::from_secs(10),
+        raise: Duration::from_secs(35),
         clear: Duration::from_secs(15),
     });
 
