@@ -7,7 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use mooncake_e2e::scenario::pool::READY;
-use mooncake_e2e::scenario::{CommandPod, Pool, Product, Seen, eventually, is_ready, processes};
+use mooncake_e2e::scenario::{
+    CommandPod, Namespace, Pool, Product, Seen, eventually, is_ready, processes,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -99,10 +101,7 @@ async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_
             let pool = Pool::apply(&namespace, "kv", &spec("n1")).await?;
             pool.ready(READY).await?;
             two_ready(&pool).await?;
-            let pods: Api<Pod> = namespace.api();
-            let leader = elected(&pool).await?;
-            let node = pods.get(&leader).await?.spec.and_then(|spec| spec.node_name);
-            let lost = node.context("the elected master has no node")?;
+            let (leader, lost) = away_from_dns(&namespace, &pool).await?;
             let other = if lost == "n1" { "n2" } else { "n1" };
             let pool = Pool::apply(&namespace, "kv", &spec(other)).await?;
             pool.ready(READY).await?;
@@ -141,6 +140,34 @@ async fn the_other_master_serves_a_running_client_after_the_node_of_the_elected_
             .await?;
     }
     outcome
+}
+
+/// Lets a master be elected on another node than that of the cluster's only DNS pod, whose loss would end each lookup of clients.
+/// Returns its name and node.
+async fn away_from_dns(namespace: &Namespace, pool: &Pool) -> anyhow::Result<(String, String)> {
+    let node = async |pods: &Api<Pod>, name: &str| {
+        let pod = pods.get(name).await?;
+        let node = pod.spec.and_then(|spec| spec.node_name);
+        node.with_context(|| format!("{name} has no node"))
+    };
+    let found = [
+        "get",
+        "pods",
+        "--namespace=kube-system",
+        "--selector=k8s-app=kube-dns",
+        "--output=jsonpath={.items[*].spec.nodeName}",
+    ];
+    let dns = namespace.kubectl(&found).await?;
+    let pods: Api<Pod> = namespace.api();
+    let mut leader = elected(pool).await?;
+    if node(&pods, &leader).await? == dns {
+        pods.delete(&leader, &DeleteParams::default()).await?;
+        leader = changed(pool, &leader).await?;
+        two_ready(pool).await?;
+    }
+    let place = node(&pods, &leader).await?;
+    ensure!(place != dns, "both masters are on {dns}, as the DNS pod");
+    Ok((leader, place))
 }
 
 /// Waits until two master pods are Ready, and returns their names and nodes.
