@@ -497,7 +497,7 @@ fn is_label_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crds::cluster::TransportPolicy;
+    use crds::cluster::{DEFAULT_LEASE_SECONDS, TransportPolicy};
 
     use super::*;
     use crate::fixture;
@@ -644,7 +644,7 @@ mod tests {
         let seconds =
             |spec: &str| validate(&fixture::cluster(spec)).map(|valid| valid.master.elected_for);
         let two = |lease: &str| format!("{{master: {{type: BuiltIn, replicas: 2{lease}}}}}");
-        assert_eq!(seconds(&two("")), Ok(Some(15)));
+        assert_eq!(seconds(&two("")), Ok(Some(DEFAULT_LEASE_SECONDS)));
         assert_eq!(seconds(&two(", leaseSeconds: 5")), Ok(Some(5)));
         assert_eq!(seconds("{master: {type: BuiltIn}}"), Ok(None));
         for one in [
