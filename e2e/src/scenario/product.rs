@@ -3,14 +3,15 @@
 use super::cluster_access::ClusterAccess;
 use super::eventually::{Seen, eventually};
 use super::in_namespace::with_namespace;
-use super::namespace::Namespace;
+use super::namespace::{Namespace, is_ready};
 use super::test_cluster::{TestCluster, output};
 use crate::product::{self, Image};
 use crate::settings::TestSettings;
+use crds::names::COMPONENT_OPERATOR;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
-use kube::api::{Api, ListParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use local_cluster::command::Run;
 use local_cluster::{Cluster, NodeKind, Scale, Settings};
 use std::sync::Arc;
@@ -240,6 +241,34 @@ impl Product {
         K::DynamicType: Default,
     {
         Api::namespaced(self.cluster.client.clone(), product::NAMESPACE)
+    }
+
+    /// Brings the operators to different nodes again, after a drain has moved both to one: its loss would stop all reconciliation.
+    ///
+    /// # Errors
+    /// At the deadline, the nodes.
+    pub async fn spread_operators(&self, deadline: Duration) -> anyhow::Result<()> {
+        eventually("operators on different nodes", deadline, || async {
+            let pods = self.pods(COMPONENT_OPERATOR).await?;
+            let nodes: Vec<_> = pods
+                .iter()
+                .filter(|pod| is_ready(pod))
+                .filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref())
+                .collect();
+            let seen = format!("{nodes:?}");
+            if let [one, other] = nodes[..]
+                && one == other
+            {
+                // The next one prefers another node.
+                let name = pods[0].name_any();
+                self.in_namespace::<Pod>()
+                    .delete(&name, &DeleteParams::default())
+                    .await?;
+                return Ok(Seen::when(None, seen));
+            }
+            Ok(Seen::when((nodes.len() == 2).then_some(()), seen))
+        })
+        .await
     }
 
     /// Pods of `operator` or `agent` that are not being deleted.

@@ -95,7 +95,8 @@ async fn kubectl_drain_waits_until_the_keys_of_the_node_have_moved() -> anyhow::
             }
             outcome?;
             undone?;
-            product.wait_ready(READY).await
+            product.wait_ready(READY).await?;
+            product.spread_operators(READY).await
         })
         .await
 }
