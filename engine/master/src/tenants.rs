@@ -159,6 +159,10 @@ impl File {
     /// # Errors
     /// Those of [`Self::open`].
     pub async fn when_written(path: PathBuf, limit: Duration) -> Result<(Self, Policies), String> {
+        if !path.exists() {
+            let file = path.display();
+            tracing::info!(%file, ?limit, "waiting for the file with the quotas of tenants");
+        }
         let exists = async {
             while !path.exists() {
                 sleep(LOOK).await;

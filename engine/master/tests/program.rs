@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
-use http::http;
+use http::{http, same_answers};
 use namespace::{Host, OUR_HTTP, OURS, STOCK, STOCK_HTTP, TIMEOUT};
 use proto::store::Uuid;
 use proto::store::release_0_3_13 as wire;
@@ -20,35 +20,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use wire::{ObjectMeta, ReplicaType, ReplicateConfig, Segment};
-
-/// Makes answers comparable: fields that are not equal by their nature become a word.
-fn comparable(body: &str) -> Value {
-    let Ok(mut value) = serde_json::from_str(body) else {
-        let mut lines: Vec<_> = body.lines().collect();
-        lines.sort_unstable();
-        return Value::from(lines.join("\n"));
-    };
-    fn visit(value: &mut Value) {
-        match value {
-            Value::Object(fields) => {
-                // Ours does not format for people.
-                fields.remove("size_human");
-                fields.remove("allocator_usage_percent");
-                for (name, field) in fields {
-                    if name == "buffer_address_" {
-                        *field = Value::from("an address");
-                    } else {
-                        visit(field);
-                    }
-                }
-            }
-            Value::Array(values) => values.iter_mut().for_each(visit),
-            _ => {}
-        }
-    }
-    visit(&mut value);
-    value
-}
 
 async fn fill(client: &mut client::Client) {
     let id = |second| Uuid { first: 1, second };
@@ -113,10 +84,7 @@ async fn the_http_paths_answer_as_those_of_the_stock_master() {
         ("POST", "/api/v1/remove_all"),
         ("GET", "/get_all_keys"),
     ] {
-        let stock = http(&host, STOCK_HTTP, method, path).await;
-        let ours = http(&host, OUR_HTTP, method, path).await;
-        let compared = |(status, body): &(u16, String)| (*status, comparable(body));
-        assert_eq!(compared(&ours), compared(&stock), "{method} {path}");
+        same_answers(&host, method, path).await;
     }
     let names = |text: &str| -> std::collections::BTreeMap<String, String> {
         let lines = text.lines().filter(|line| !line.starts_with('#'));

@@ -141,10 +141,10 @@ struct Pod {
 
 /// Time of a message between electors.
 fn transit(dice: &mut Dice, disturbed: bool) -> u64 {
-    let longest = if disturbed && dice.once_in(4) {
-        3000
-    } else {
-        100
+    let longest = match disturbed {
+        true if dice.once_in(4) => 3000,
+        true => 200,
+        false => 100,
     };
     dice.below(longest)
 }
