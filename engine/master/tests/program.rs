@@ -7,16 +7,19 @@ mod client;
 mod http;
 #[path = "fixture/namespace.rs"]
 mod namespace;
+#[path = "fixture/same_answers.rs"]
+mod same_answers;
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
-use http::{http, same_answers};
+use http::http;
 use namespace::{Host, OUR_HTTP, OURS, STOCK, STOCK_HTTP, TIMEOUT};
 use proto::store::Uuid;
 use proto::store::release_0_3_13 as wire;
 use rustix::process::{Pid, Signal, kill_process};
+use same_answers::same_answers;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use wire::{ObjectMeta, ReplicaType, ReplicateConfig, Segment};

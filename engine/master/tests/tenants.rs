@@ -8,6 +8,8 @@ mod client;
 mod http;
 #[path = "fixture/namespace.rs"]
 mod namespace;
+#[path = "fixture/same_answers.rs"]
+mod same_answers;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,10 +18,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use client::Client;
-use http::{http, same_answers};
+use http::http;
 use namespace::{Host, OUR_HTTP, OURS, STOCK, STOCK_HTTP, TIMEOUT};
 use proto::store::release_0_3_13 as wire;
 use proto::store::{ErrorCode, Uuid};
+use same_answers::same_answers;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::timeout;
