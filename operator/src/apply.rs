@@ -37,6 +37,10 @@ const ANNOTATION_APPLIED: &str = "mooncake.io/applied";
 /// How long the cache may lag behind a write. After that the object is written again.
 const CACHE_LAG: Duration = Duration::from_secs(10);
 
+/// A resource version that no object has, as the first write of an etcd has version 2. An apply with it creates the object,
+/// and is a conflict if the object exists: one request, where a read before the write would be two.
+const VERSION_OF_NONE: &str = "1";
+
 /// Why a write did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -84,6 +88,12 @@ impl Error {
             Self::NamespaceTerminating { .. } => Reason::Deleting,
             Self::Deposed { .. } | Self::Api { .. } | Self::Silent { .. } => Reason::ApiFailed,
         }
+    }
+
+    /// True if the object has another resource version than the write requires.
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Api { source, .. }
+            if matches!(&**source, kube::Error::Api(status) if status.code == 409))
     }
 
     /// True if no retry helps until a person changes something.
@@ -241,12 +251,12 @@ impl Writer {
             }
             Step::Write => {}
         }
-        if observed.is_none() {
-            self.refuse_foreign(api, desired.meta(), &object).await?;
-        }
         let undecodable = |error| api_error("apply", &object, kube::Error::SerdeError(error));
         let body = serde_json::to_value(&desired).map_err(undecodable)?;
-        let written = self.patch(api, &object, &desired.name_any(), &body).await?;
+        let written = match observed {
+            Some(_) => self.patch(api, &object, &desired.name_any(), &body).await?,
+            None => self.patch_new(api, desired.meta(), &object, &body).await?,
+        };
         let written: K = decode(written).map_err(undecodable)?;
         self.writes.lock().insert(
             object.clone(),
@@ -274,6 +284,25 @@ impl Writer {
         let parameters = ours();
         let written = api.patch(name, &parameters, &patch);
         self.bounded("apply", object, written).await
+    }
+
+    /// Applies an object that the cache does not contain, unless there is one of that name with another owner.
+    async fn patch_new(
+        &self,
+        api: &Api<DynamicObject>,
+        desired: &ObjectMeta,
+        object: &str,
+        body: &Value,
+    ) -> Result<DynamicObject, Error> {
+        let name = desired.name.as_deref().unwrap_or_default();
+        let mut new = body.clone();
+        new["metadata"]["resourceVersion"] = VERSION_OF_NONE.into();
+        match self.patch(api, object, name, &new).await {
+            Err(error) if error.is_conflict() => {}
+            written => return written,
+        }
+        self.refuse_foreign(api, desired, object).await?;
+        self.patch(api, object, name, body).await
     }
 
     /// Creates the object and never changes it. One of that name with the same owner is no error.

