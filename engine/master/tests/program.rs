@@ -74,7 +74,7 @@ async fn the_http_paths_answer_as_those_of_the_stock_master() {
         ("GET", "/query_key?key=k1"),
         ("GET", "/query_key?key=none"),
         ("GET", "/query_key"),
-        ("GET", "/batch_query_keys?keys=k1,none"),
+        ("GET", "/batch_query_keys?keys=k2,none"),
         ("GET", "/batch_query_keys"),
         ("GET", "/get_all_segments"),
         ("GET", "/get_segments_detail"),
@@ -83,7 +83,7 @@ async fn the_http_paths_answer_as_those_of_the_stock_master() {
         ("GET", "/api/v1/segments/status?segment=a.segment"),
         ("GET", "/api/v1/segments/status?segment=none"),
         ("GET", "/api/v1/tenant_quotas"),
-        // "k1" has a lease.
+        // A query grants a lease; a query of several keys may not.
         ("POST", "/api/v1/remove_all"),
         ("GET", "/get_all_keys"),
     ] {

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::{body, constant, failure};
-use crate::index::{Scope, View};
+use crate::index::{Found, Scope, View};
 use crate::server::Master;
 
 type Named = Query<HashMap<String, String>>;
@@ -24,33 +24,36 @@ const MOST_KEYS: usize = 65_536;
 const MOST_LISTED: usize = 10_000;
 const LONGEST_SEARCH: u64 = 60;
 
-/// Returns the memory replicas of a key. Like a lookup by RPC it grants a lease.
-fn replicas(master: &Master, key: &str) -> Result<Vec<Value>, ErrorCode> {
-    master.with_index(|index, now| {
-        // As by the stock master: of the default tenant, also if the query names another one.
-        let found = index.get_replica_list(Scope::default().key(key)?, now)?;
-        Ok(found
-            .replicas()
-            .map(|replica| {
-                json!({
-                    "size_": replica.size,
-                    "buffer_address_": replica.address,
-                    "protocol_": View::PROTOCOL,
-                    "transport_endpoint_": replica.endpoint,
-                })
+/// The memory replicas of an object, as the stock master writes them.
+fn replicas(found: &Found<'_>) -> Vec<Value> {
+    found
+        .replicas()
+        .map(|replica| {
+            json!({
+                "size_": replica.size,
+                "buffer_address_": replica.address,
+                "protocol_": View::PROTOCOL,
+                "transport_endpoint_": replica.endpoint,
             })
-            .collect())
-    })
+        })
+        .collect()
 }
 
+/// Grants a lease, like a lookup by RPC.
 pub(super) async fn query_key(State(master): State<Arc<Master>>, Query(query): Named) -> Response {
     let key = query.get("key").map_or("", String::as_str);
-    match replicas(&master, key) {
+    let found: Result<_, ErrorCode> = master.with_index(|index, now| {
+        // As by the stock master: of the default tenant, also if the query names another one.
+        let found = index.get_replica_list(Scope::default().key(key)?, now)?;
+        Ok(replicas(&found))
+    });
+    match found {
         Ok(values) => body(StatusCode::OK, &json!({"success": true, "data": values})),
         Err(code) => failure(StatusCode::NOT_FOUND, code),
     }
 }
 
+/// Grants no lease, like the stock master.
 pub(super) async fn batch_query_keys(
     State(master): State<Arc<Master>>,
     Query(query): Named,
@@ -67,7 +70,10 @@ pub(super) async fn batch_query_keys(
     }
     let mut data = Map::new();
     for key in keys {
-        let found = replicas(&master, key);
+        let found: Result<_, ErrorCode> = master.with_index(|index, _| {
+            let found = index.peek(Scope::default().key(key)?)?;
+            Ok(replicas(&found))
+        });
         let value = json!({
             "ok": found.is_ok(),
             "error": found.as_ref().err().map(constant),

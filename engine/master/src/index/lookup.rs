@@ -1,4 +1,4 @@
-//! Lookups. Each one that finds readable replicas grants a read lease.
+//! Lookups. Each one by a client that finds readable replicas grants a read lease.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proto::store::ErrorCode;
 use proto::store::release_0_3_13 as wire;
 use regex::Regex;
 
-use super::object::{Object, Replica};
+use super::object::{Object, ObjectId, Replica};
 use super::segments::Segments;
 use super::{Index, Moment, Scope};
 
@@ -85,18 +85,37 @@ impl Index {
     pub fn get_replica_list(&mut self, key: &str, now: Moment) -> Result<Found<'_>, ErrorCode> {
         self.counters.gets += 1;
         let until = now.after(self.settings.lease_ttl);
-        let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
-        if !self.objects[id].is_readable(&self.segments) {
-            return Err(ErrorCode::ReplicaIsNotReady);
-        }
+        let id = self.readable(key)?;
         self.objects.grant(id, until);
         self.counters.hits += 1;
         let bytes = &mut self.counters.hit_bytes;
         *bytes = bytes.saturating_add(self.objects[id].size);
-        Ok(Found {
+        Ok(self.found(id))
+    }
+
+    /// Finds the readable replicas of an object for a person: grants no lease and counts nothing.
+    ///
+    /// # Errors
+    /// As of [`Self::get_replica_list`].
+    pub fn peek(&mut self, key: &str) -> Result<Found<'_>, ErrorCode> {
+        let id = self.readable(key)?;
+        Ok(self.found(id))
+    }
+
+    fn readable(&mut self, key: &str) -> Result<ObjectId, ErrorCode> {
+        let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
+        if self.objects[id].is_readable(&self.segments) {
+            Ok(id)
+        } else {
+            Err(ErrorCode::ReplicaIsNotReady)
+        }
+    }
+
+    fn found(&self, id: ObjectId) -> Found<'_> {
+        Found {
             object: &self.objects[id],
             segments: &self.segments,
-        })
+        }
     }
 
     /// Finds the readable replicas of all objects of a tenant whose key matches.
