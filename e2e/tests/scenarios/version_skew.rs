@@ -101,7 +101,10 @@ struct Releases {
 
 impl Releases {
     async fn run(&self, namespace: &Namespace) -> anyhow::Result<()> {
-        let pool = Pool::small(namespace).await?;
+        // Release 0.1.0 has no type of master.
+        let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 2}], master: {}}";
+        let pool = Pool::apply(namespace, "kv", spec).await?;
+        pool.ready(BACK).await?;
         let segments = pool.mounted(2, BACK).await?;
         let mut before = pool.pods().await?;
         before.push(pool.master().await?);
