@@ -103,6 +103,8 @@ pub const AGENT_PROBE_PORT: &str = "probe";
 pub const PROBE_BASE: u64 = 1 << 59;
 /// Size of a slot in bytes.
 pub const PROBE_SLOT: u64 = 16 << 10;
+/// The tenant of clients of a built-in master that name none.
+pub const DEFAULT_TENANT: &str = "default";
 /// Seconds after a node's last ping when the master removes its segments.
 pub const MASTER_CLIENT_TTL_SECONDS: u32 = 120;
 

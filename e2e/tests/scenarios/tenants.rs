@@ -50,6 +50,9 @@ async fn tenants_have_their_own_keys_and_quotas_that_change_without_a_restart() 
             let codes = client.run(put("other", 0, 1), WAIT).await?;
             ensure!(codes == json!([NOT_REGISTERED]), "without a quota: {codes}");
             counted(&pool).await?;
+            let words = ["keys", "kv", "-n", &namespace.name, "--tenant=a"];
+            let found = product.cli(&words).await?;
+            ensure!(found.contains(&format!(", tenant a: {FIT} keys, ")), "{found}");
             let doctor = product.doctor().await;
             for finding in [Reason::TenantOverQuota, Reason::TenantUnknown] {
                 ensure!(doctor.contains(finding.as_str()), "no {finding}: {doctor}");

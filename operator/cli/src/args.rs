@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crds::names::DEFAULT_TENANT;
 use crds::sizing;
 use regex::Regex;
 
@@ -105,6 +106,9 @@ pub struct KeysArgs {
     /// Pattern that the keys match anywhere, without look-around and back-references.
     #[arg(long)]
     pub regex: Option<Regex>,
+    /// Tenant of a built-in master whose keys are read, as in spec.master.tenants.
+    #[arg(long, default_value = DEFAULT_TENANT)]
+    pub tenant: String,
     /// Number of keys that are listed, in their order. All matching keys are counted.
     #[arg(long, default_value = "20", value_parser = limit)]
     pub limit: usize,

@@ -7,6 +7,7 @@ pub mod master;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
+use crds::names::DEFAULT_TENANT;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -22,6 +23,10 @@ const PLACES: usize = 20;
 pub struct Inputs {
     pub namespace: String,
     pub cluster: String,
+    /// Names in `spec.master.tenants`.
+    pub tenants: Vec<String>,
+    /// The tenant whose keys were read.
+    pub tenant: String,
     /// Name of the master pod that answered.
     pub master: String,
     pub answer: Answer,
@@ -35,6 +40,7 @@ pub struct Inputs {
 pub struct Keys {
     pub namespace: String,
     pub cluster: String,
+    pub tenant: String,
     pub master: String,
     /// False if the time was over before all keys were looked at: the numbers are too low.
     pub complete: bool,
@@ -46,8 +52,8 @@ pub struct Keys {
     pub keys: Vec<Key>,
     /// Segments with matching keys, those with the most bytes first. Empty if the master does not count them.
     pub segments: Vec<Place>,
-    /// What this master does not report.
-    pub note: Option<&'static str>,
+    /// What is not in this report.
+    pub note: Option<String>,
 }
 
 /// A key.
@@ -90,22 +96,26 @@ pub fn keys(inputs: Inputs) -> Keys {
     let Inputs {
         namespace,
         cluster,
+        tenants,
+        tenant,
         master,
         answer,
         pools,
     } = inputs;
     let pods = by_address(&pools);
     let at = |endpoint: &str| replica(&pods, endpoint);
+    let note = tenant_note(&tenants, &tenant);
     let report = Keys {
         namespace,
         cluster,
+        tenant,
         master,
         complete: true,
         count: 0,
         bytes: None,
         keys: Vec::new(),
         segments: Vec::new(),
-        note: None,
+        note,
     };
     match answer {
         Answer::Search(found) => {
@@ -147,15 +157,32 @@ pub fn keys(inputs: Inputs) -> Keys {
                     replicas: replicas.iter().map(|one| at(&one.endpoint)).collect(),
                 })
                 .collect(),
-            note: Some(LIST_ONLY),
+            note: Some(LIST_ONLY.to_owned()),
             ..report
         },
     }
 }
 
 /// What is missing without a search by the master.
-const LIST_ONLY: &str = "This master has no search: bytes are known for the listed keys only, and each of these got a \
-    read lease. Unfinished puts are counted.";
+const LIST_ONLY: &str = "This master has no search: bytes are known for the listed keys only. Unfinished puts are counted.";
+
+/// What a reader of one tenant's keys should know of the listed tenants.
+fn tenant_note(listed: &[String], tenant: &str) -> Option<String> {
+    let others = listed.iter().map(String::as_str);
+    let others: Vec<&str> = others.filter(|other| *other != tenant).collect();
+    let (are_all, others) = (others.len() == listed.len(), others.join(", "));
+    if others.is_empty() {
+        None
+    } else if are_all && tenant != DEFAULT_TENANT {
+        Some(format!(
+            "Tenant {tenant} is not in spec.master.tenants ({others}): its puts are refused."
+        ))
+    } else {
+        Some(format!(
+            "Keys of other tenants are read with --tenant: {others}."
+        ))
+    }
+}
 
 fn places<'a>(found: &'a Found, numbers: &'a [usize]) -> impl Iterator<Item = &'a str> {
     let segments = numbers
@@ -210,7 +237,14 @@ impl Keys {
     }
 
     pub(crate) fn show(&self, out: &mut Renderer) {
-        let name = format!("MooncakeCluster {}/{}:", self.namespace, self.cluster);
+        let tenant = match self.tenant.as_str() {
+            DEFAULT_TENANT => String::new(),
+            tenant => format!(", tenant {tenant}"),
+        };
+        let name = format!(
+            "MooncakeCluster {}/{}{tenant}:",
+            self.namespace, self.cluster
+        );
         let keys = if self.count == 1 { "key" } else { "keys" };
         let bytes = self.bytes.map(|bytes| format!(", {}", size_text(bytes)));
         let counted = format!("{} {keys}{}", self.count, bytes.unwrap_or_default());
@@ -255,7 +289,7 @@ impl Keys {
         if more > 0 {
             out.line(cells![format!("{more} more. Use -o json for all.")]);
         }
-        if let Some(note) = self.note {
+        if let Some(note) = &self.note {
             out.blank_line();
             out.line(cells![note]);
         }

@@ -1,17 +1,15 @@
 //! The admission warning for a MooncakeCluster with tenants of which none is the one of clients that name none. Pure.
 
 use crds::cluster::MooncakeClusterSpec;
-
-/// Tenant of clients that name none.
-const DEFAULT: &str = "default";
+use crds::names::DEFAULT_TENANT;
 
 /// Returns the warning if the puts of such clients are refused.
 pub(super) fn unlisted(spec: &MooncakeClusterSpec) -> Option<String> {
     let tenants = &spec.master.tenants;
-    let listed = tenants.iter().any(|tenant| tenant.name == DEFAULT);
+    let listed = tenants.iter().any(|tenant| tenant.name == DEFAULT_TENANT);
     (!tenants.is_empty() && !listed).then(|| {
         format!(
-            "spec.master.tenants has no tenant {DEFAULT}: puts of pods without MOONCAKE_TENANT_ID are refused \
+            "spec.master.tenants has no tenant {DEFAULT_TENANT}: puts of pods without MOONCAKE_TENANT_ID are refused \
              (TENANT_NOT_REGISTERED, -1701)"
         )
     })

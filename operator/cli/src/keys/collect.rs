@@ -23,6 +23,10 @@ pub enum Error {
     )]
     NoMaster { namespace: String, cluster: String },
     #[error(
+        "MooncakeCluster {cluster} has no tenant {tenant}: its spec.master.tenants is empty. Omit --tenant"
+    )]
+    NoTenants { cluster: String, tenant: String },
+    #[error(
         "Cannot read the keys of MooncakeCluster {cluster}: {}. {remedy}", failures.join("; ")
     )]
     Masters {
@@ -65,7 +69,21 @@ pub async fn collect(
             ListParams::default().labels(&selector)
         ),
     );
-    exists.map_err(fatal)?;
+    let DeserializeGuard(decoded) = exists.map_err(fatal)?;
+    let tenants: Vec<String> = match decoded {
+        Ok(cluster) => {
+            let tenants = cluster.spec.master.tenants;
+            tenants.into_iter().map(|tenant| tenant.name).collect()
+        }
+        // One of a later release: its master knows its tenants.
+        Err(_) => vec![wanted.tenant.clone()],
+    };
+    if tenants.is_empty() && wanted.tenant != names::DEFAULT_TENANT {
+        return Err(Error::NoTenants {
+            cluster: format!("{namespace}/{cluster}"),
+            tenant: wanted.tenant.clone(),
+        });
+    }
     let (masters, pools): (Vec<Pod>, Vec<Pod>) = found
         .map_err(fatal)?
         .into_iter()
@@ -91,6 +109,8 @@ pub async fn collect(
                 return Ok(Inputs {
                     namespace: namespace.to_owned(),
                     cluster: cluster.clone(),
+                    tenants,
+                    tenant: wanted.tenant.clone(),
                     master: name,
                     answer,
                     pools,

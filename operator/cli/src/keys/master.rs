@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use crds::names::DEFAULT_TENANT;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -105,7 +106,9 @@ async fn find(port: &mut AdminPort, wanted: &KeysArgs, seconds: u64) -> Result<A
     match port.get(&path).await {
         Ok(body) => decode(&path, &body).map(Answer::Search),
         // A stock master, or a built-in one of an earlier build.
-        Err(error) if error.is_not_found() => list(port, wanted).await,
+        Err(error) if error.is_not_found() && wanted.tenant == DEFAULT_TENANT => {
+            list(port, wanted).await
+        }
         Err(error) => Err(error),
     }
 }
@@ -156,6 +159,9 @@ fn search_path(wanted: &KeysArgs, seconds: u64) -> String {
     );
     if let Some(regex) = &wanted.regex {
         path += &format!("&regex={}", encode(regex.as_str()));
+    }
+    if wanted.tenant != DEFAULT_TENANT {
+        path += &format!("&tenant_id={}", encode(&wanted.tenant));
     }
     path
 }

@@ -85,9 +85,19 @@ fn pool(node: &str, address: &str) -> Pod {
 }
 
 fn report(answer: Answer) -> Report {
+    report_of(answer, &[], "default")
+}
+
+fn of_tenant(answer: Answer, tenant: &str) -> Report {
+    report_of(answer, &["default", "team-a"], tenant)
+}
+
+fn report_of(answer: Answer, tenants: &[&str], tenant: &str) -> Report {
     Report::Keys(keys(Inputs {
         namespace: "team".to_owned(),
         cluster: "kv".to_owned(),
+        tenants: tenants.iter().map(|&name| name.to_owned()).collect(),
+        tenant: tenant.to_owned(),
         master: "kv-master-a".to_owned(),
         answer,
         pools: vec![pool("n1", "10.0.1.5"), pool("n2", "10.0.2.9")],
@@ -123,6 +133,27 @@ async fn keys_of_the_built_in_master_have_bytes_pool_pods_and_nodes() {
     let report = report(answer);
     check("found.keys.txt", &plain(&report));
     check("found.keys.json", &report.json().unwrap());
+}
+
+#[tokio::test]
+async fn keys_of_a_tenant_are_found_by_its_name_and_others_are_named() {
+    let master = Master::with(&[("/find_keys", found(true).to_string())]);
+    let answer = master.read(&["--tenant=team-a"]).await.unwrap();
+    let paths = master.paths.lock().clone();
+    assert_eq!(
+        paths,
+        ["/find_keys?prefix=&limit=20&seconds=5&tenant_id=team%2Da"]
+    );
+    check("tenant.keys.txt", &plain(&of_tenant(answer, "team-a")));
+    let answer = master.read(&["--tenant=unlisted"]).await.unwrap();
+    let text = plain(&of_tenant(answer, "unlisted"));
+    let note =
+        "Tenant unlisted is not in spec.master.tenants (default, team-a): its puts are refused.";
+    assert!(text.contains(note), "{text}");
+    // A stock master knows no tenants.
+    let stock = Master::with(&[("/get_all_keys", "a\n".to_owned())]);
+    let error = stock.read(&["--tenant=team-a"]).await.unwrap_err();
+    assert!(error.is_not_found(), "{error}");
 }
 
 #[tokio::test]
