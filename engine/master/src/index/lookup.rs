@@ -93,7 +93,7 @@ impl Index {
         Ok(self.found(id))
     }
 
-    /// Finds the readable replicas of an object for a person: grants no lease and counts nothing.
+    /// Finds the readable replicas of an object for display: grants no lease and counts nothing.
     ///
     /// # Errors
     /// As of [`Self::get_replica_list`].
