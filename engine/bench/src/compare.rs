@@ -204,7 +204,7 @@ impl Pair {
 
 /// Writes to the memory of a stock target that is read afterwards. The stock program allocates its memory and does not
 /// touch it: a read of it would copy the same page of zeros each time, which stays in the cache.
-async fn fill(flags: &Flags, stock: &StockBench, target: &str) -> anyhow::Result<()> {
+pub(crate) async fn fill(flags: &Flags, stock: &StockBench, target: &str) -> anyhow::Result<()> {
     let flags = Flags {
         operation: Operation::Write,
         duration: 1,

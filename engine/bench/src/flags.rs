@@ -1,7 +1,7 @@
 //! The flags of the stock `transfer_engine_bench` that apply to TCP, with its names and defaults.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
@@ -45,6 +45,9 @@ pub(crate) struct Flags {
     /// Seconds.
     #[arg(long, default_value_t = 10)]
     pub(crate) duration: u64,
+    /// When the initiator begins to measure, in milliseconds since 1970. Default: at once.
+    #[arg(long)]
+    pub(crate) start_at: Option<u64>,
     /// Unit of the throughput, a second.
     #[arg(long, default_value = "GB", value_enum)]
     pub(crate) report_unit: Unit,
@@ -120,6 +123,12 @@ impl Unit {
 impl Flags {
     pub(crate) fn duration(&self) -> Duration {
         Duration::from_secs(self.duration)
+    }
+
+    /// Time until the initiator begins to measure.
+    pub(crate) fn until_start(&self) -> Duration {
+        let start = UNIX_EPOCH + Duration::from_millis(self.start_at.unwrap_or_default());
+        start.duration_since(SystemTime::now()).unwrap_or_default()
     }
 
     /// Checks what the initiator is about to do.

@@ -1,14 +1,17 @@
 //! `mooncake-bench`: transfers between two engines, with the flags and the result line of the stock
-//! `transfer_engine_bench`; the same frames over bare sockets; all combinations in turn; a stock client with both
-//! kinds of segments.
+//! `transfer_engine_bench`; the same frames over bare sockets; all combinations in turn; small peers beside a large
+//! one; idle peers; a stock client with both kinds of segments.
 
 mod compare;
+mod fairness;
 mod flags;
+mod idle;
 mod initiator;
 mod peer;
 mod processes;
 mod raw;
 mod report;
+mod serving;
 mod statistics;
 mod stock_bench;
 mod store;
@@ -44,6 +47,12 @@ enum Command {
     /// The same frames over bare sockets: the limit of the machine
     #[command(args_override_self = true)]
     Raw(Flags),
+    /// Peers with small requests beside one with large ones, and beside one that stops
+    #[command(args_override_self = true)]
+    Fair(fairness::Fairness),
+    /// What idle peers cost a target
+    #[command(args_override_self = true)]
+    Idle(idle::Idle),
     /// A stock client that puts and gets in our segment and in a stock one
     Store(store::Comparison),
 }
@@ -55,6 +64,8 @@ fn main() -> anyhow::Result<()> {
             Mode::Target => raw::serve(&flags),
             Mode::Initiator => raw::measure(&flags).map(|measured| measured.print(&flags)),
         },
+        Some(Command::Fair(fairness)) => fairness::run(fairness),
+        Some(Command::Idle(idle)) => idle::run(idle),
         Some(Command::Store(comparison)) => store::run(comparison),
         None if arguments.compare => compare::run(&arguments.flags, &arguments.comparison),
         None => match arguments.flags.mode {

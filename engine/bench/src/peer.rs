@@ -25,7 +25,11 @@ pub(crate) async fn first_buffer(target: &str) -> anyhow::Result<Buffer> {
     buffer.with_context(|| format!("{target} offers no memory"))
 }
 
-async fn descriptor(target: &str) -> anyhow::Result<Descriptor> {
+/// The descriptor of a target.
+///
+/// # Errors
+/// The target does not answer.
+pub(crate) async fn descriptor(target: &str) -> anyhow::Result<Descriptor> {
     let at = ServerName::parse(target);
     let mut stream = TcpStream::connect((at.host.as_str(), at.port)).await?;
     // A request carries the descriptor of its sender, which has no memory to offer.

@@ -58,6 +58,39 @@ fn every_combination_with_the_stock_program_moves_bytes() {
     }
 }
 
+/// The rows of a comparison of targets.
+fn rows(arguments: &[&str]) -> Vec<serde_json::Value> {
+    let output = Command::new(env!("CARGO_BIN_EXE_mooncake-bench"))
+        .args(arguments)
+        .args(SIZES)
+        .args(["--duration=1", "--json"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let names: Vec<_> = rows.iter().map(|row| &row["target"]).collect();
+    assert_eq!(names, ["ours", "stock"]);
+    rows
+}
+
+#[test]
+fn idle_peers_of_both_targets_have_a_descriptor_each() {
+    for row in rows(&["idle", "--peers=50"]) {
+        let descriptors = row["descriptors_per_peer"].as_f64().unwrap();
+        assert!((1.0..2.0).contains(&descriptors), "{row}");
+    }
+}
+
+#[test]
+fn small_peers_are_measured_beside_a_large_one_and_one_that_stops() {
+    for row in rows(&["fair", "--rounds=1"]) {
+        for ratio in ["nine_p99_ratio", "large_rate_ratio", "stopped_rate_ratio"] {
+            assert!(row[ratio]["median"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+}
+
 #[test]
 fn a_target_that_does_not_exist_is_an_error_that_names_it() {
     let begun = Instant::now();
