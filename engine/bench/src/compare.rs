@@ -1,20 +1,20 @@
 //! Bare sockets, the stock program and this engine in turn, each end a process of its own below this one.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-use crate::flags::{Flags, Operation, Unit};
+use crate::flags::{Flags, Unit};
 use crate::processes::Logged;
+use crate::program::Program;
 use crate::report::{float, gib};
 use crate::statistics::Spread;
 use crate::stock_bench::{self, StockBench};
 use crate::usage::{SystemCalls, Traffic, count, processor_seconds};
 
-/// To start, which includes allocating the buffers.
+/// For an initiator to allocate its buffer.
 const START: Duration = Duration::from_secs(60);
 /// To start, and to end after the duration of the run.
 const END: Duration = Duration::from_secs(90);
@@ -28,14 +28,6 @@ pub(crate) struct Comparison {
     rounds: usize,
 }
 
-/// A program that can be either end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Program {
-    Raw,
-    Ours,
-    Stock,
-}
-
 /// Initiator, target.
 const COMBINATIONS: [(Program, Program); 5] = [
     (Program::Raw, Program::Raw),
@@ -46,29 +38,6 @@ const COMBINATIONS: [(Program, Program); 5] = [
 ];
 const RAW: usize = 0;
 const BASELINE: usize = 4;
-
-impl Program {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Ours => "ours",
-            Self::Stock => "stock",
-        }
-    }
-
-    fn command(self, stock: &StockBench) -> anyhow::Result<Command> {
-        let this = std::env::current_exe()?;
-        Ok(match self {
-            Self::Ours => Command::new(this),
-            Self::Raw => {
-                let mut command = Command::new(this);
-                command.arg("raw");
-                command
-            }
-            Self::Stock => stock.command(),
-        })
-    }
-}
 
 /// One run of one combination.
 #[derive(Debug, Clone, Copy)]
@@ -169,25 +138,8 @@ impl Pair {
         stock: &StockBench,
         (initiator, target_program): (Program, Program),
     ) -> anyhow::Result<Self> {
-        let what = || format!("{} to {}", initiator.name(), target_program.name());
-        let mut command = target_program.command(stock)?;
-        command
-            .args(stock_bench::arguments(flags))
-            .arg("--mode=target");
-        let mut target = Logged::start(command)?;
-        let name = target
-            .until(START, stock_bench::listening)
-            .await
-            .with_context(|| format!("{}: the target", what()))?;
-        if target_program == Program::Stock && flags.operation == Operation::Read {
-            fill(flags, stock, &name)
-                .await
-                .with_context(|| format!("{}: filling the target", what()))?;
-        }
-        let mut command = initiator.command(stock)?;
-        command
-            .args(stock_bench::arguments(flags))
-            .args(["--mode=initiator", &format!("--segment_id={name}")]);
+        let (target, name) = target_program.serve(flags, stock).await?;
+        let command = initiator.initiator(flags, stock, &name)?;
         let initiator = Logged::start(command)?;
         Ok(Self { target, initiator })
     }
@@ -200,23 +152,6 @@ impl Pair {
         let [initiator, target] = self.pids().map(processor_seconds);
         Some([initiator?, target?])
     }
-}
-
-/// Writes to the memory of a stock target that is read afterwards. The stock program allocates its memory and does not
-/// touch it: a read of it would copy the same page of zeros each time, which stays in the cache.
-pub(crate) async fn fill(flags: &Flags, stock: &StockBench, target: &str) -> anyhow::Result<()> {
-    let flags = Flags {
-        operation: Operation::Write,
-        duration: 1,
-        ..flags.clone()
-    };
-    let mut command = Program::Stock.command(stock)?;
-    command
-        .args(stock_bench::arguments(&flags))
-        .args(["--mode=initiator", &format!("--segment_id={target}")]);
-    let written = |printed: &str| stock_bench::throughput(printed, flags.report_unit);
-    Logged::start(command)?.until(END, written).await?;
-    Ok(())
 }
 
 async fn once(
@@ -308,28 +243,15 @@ fn print(rows: &[Row], flags: &Flags, rounds: usize) {
         "calls/request"
     );
     for row in rows {
-        let spread = |spread: Spread, scale: f64| {
-            let Spread {
-                median,
-                least,
-                most,
-            } = spread;
-            format!(
-                "{:.2} ({:.2}–{:.2})",
-                median / scale,
-                least / scale,
-                most / scale
-            )
-        };
         let calls = row
             .system_calls_per_request
             .map(|calls| calls.map_or_else(|| "-".to_owned(), |calls| format!("{calls:.2}")));
         println!(
             "{:<16} {:>20} {:>20} {:>20} {:>24}  {:>16}",
             format!("{}→{}", row.initiator, row.target),
-            spread(row.bytes_per_second, 1e9),
-            spread(row.ratio_to_stock, 1.0),
-            spread(row.ratio_to_raw, 1.0),
+            row.bytes_per_second.text(1e9),
+            row.ratio_to_stock.text(1.0),
+            row.ratio_to_raw.text(1.0),
             format!(
                 "{:.3}, {:.3}",
                 row.initiator_processor_seconds_per_gib.median,

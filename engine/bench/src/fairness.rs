@@ -1,21 +1,18 @@
 //! Fairness of a target: nine peers with small requests alone, beside a peer with large ones, and beside one that stops; the large
 //! one alone. All peers are processes with this engine, the target is ours or the stock one.
 
-use std::process::Command;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::flags::Flags;
+use crate::flags::{Flags, READY};
 use crate::processes::Logged;
-use crate::report::gib;
-use crate::serving::{Target, serve};
+use crate::program::Program;
 use crate::statistics::Spread;
-use crate::stock_bench::{self, StockBench};
+use crate::stock_bench::StockBench;
 
 /// Peers with small requests.
 const PEERS: usize = 9;
@@ -23,13 +20,9 @@ const PEERS: usize = 9;
 const SMALL: u64 = 4096;
 /// Bytes of memory of a peer with small requests.
 const SMALL_BUFFER: u64 = 1 << 20;
-/// To start, before all peers of a part begin at the same time.
-const START: Duration = Duration::from_secs(1);
-/// To allocate a GiB of memory before that, in seconds.
-const ALLOCATE: f64 = 3.0;
-/// From the begin of a part to the stop of the peer that stops.
+/// From the first request of the peer that stops to its stop.
 const STOP: Duration = Duration::from_millis(300);
-/// For a peer to end after the duration of a part.
+/// For a peer to allocate its memory, and to end after the duration of a part.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 #[derive(Debug, Args)]
@@ -94,7 +87,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(target: Target, rounds: &[Round]) -> Self {
+    fn of(target: Program, rounds: &[Round]) -> Self {
         let spread =
             |figure: fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect::<Vec<_>>());
         Self {
@@ -125,11 +118,11 @@ impl Row {
 pub(crate) async fn run(fairness: Fairness) -> anyhow::Result<()> {
     let stock = StockBench::installed()?;
     let Fairness { flags, rounds } = fairness;
-    let mut targets = [(Target::Ours, Vec::new()), (Target::Stock, Vec::new())];
+    let mut targets = [(Program::Ours, Vec::new()), (Program::Stock, Vec::new())];
     for _ in 0..rounds {
         for (target, measured) in &mut targets {
-            let (_process, name) = serve(*target, &flags, &stock).await?;
-            let round = round(&flags, &name).await;
+            let (_process, name) = target.serve(&flags, &stock).await?;
+            let round = round(&flags, &stock, &name).await;
             measured.push(round.with_context(|| format!("target {}", target.name()))?);
         }
         // Another one is the first in each round.
@@ -148,10 +141,11 @@ pub(crate) async fn run(fairness: Fairness) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn round(flags: &Flags, target: &str) -> anyhow::Result<Round> {
-    let nine = async |large| part(flags, target, PEERS, large).await;
+async fn round(flags: &Flags, stock: &StockBench, target: &str) -> anyhow::Result<Round> {
+    let part = async |peers, large| part(flags, stock, target, peers, large).await;
+    let nine = async |large| part(PEERS, large).await;
     let (nine_alone, _) = nine(Large::Absent).await?;
-    let (_, large_alone) = part(flags, target, 0, Large::Works).await?;
+    let (_, large_alone) = part(0, Large::Works).await?;
     let (nine_beside, large_beside) = nine(Large::Works).await?;
     let (nine_beside_stopped, _) = nine(Large::Stops).await?;
     Ok(Round {
@@ -163,25 +157,14 @@ async fn round(flags: &Flags, target: &str) -> anyhow::Result<Round> {
     })
 }
 
-/// Runs peers that begin at the same time.
+/// Runs peers that start together when all of them are ready.
 async fn part(
     flags: &Flags,
+    stock: &StockBench,
     target: &str,
     peers: usize,
     large: Large,
 ) -> anyhow::Result<(Peer, Option<Peer>)> {
-    let allocated = Duration::from_secs_f64(ALLOCATE * gib(flags.buffer_size));
-    let begin = SystemTime::now() + START + allocated;
-    let start = |flags: &Flags| {
-        let begin = begin.duration_since(UNIX_EPOCH)?.as_millis();
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(stock_bench::arguments(flags))
-            .args(["--mode=initiator", "--json"])
-            .arg(format!("--segment_id={target}"))
-            .arg(format!("--start_at={begin}"));
-        Logged::start(command)
-    };
     let small = Flags {
         block_size: SMALL,
         batch_size: 1,
@@ -189,32 +172,42 @@ async fn part(
         buffer_size: SMALL_BUFFER,
         ..flags.clone()
     };
-    let mut beside = match large {
-        Large::Absent => None,
-        Large::Works | Large::Stops => Some(start(flags)?),
-    };
-    let mut nine = Vec::new();
-    for _ in 0..peers {
-        nine.push(start(&small)?);
+    let of_nine = std::iter::repeat_n(&small, peers);
+    let beside = (large != Large::Absent).then_some(flags);
+    let mut processes = Vec::new();
+    for flags in of_nine.chain(beside) {
+        let mut command = Program::Ours.initiator(flags, stock, target)?;
+        command.args(["--json", "--wait_for_line"]);
+        processes.push(Logged::start_waiting(command)?);
     }
-    if let (Large::Stops, Some(beside)) = (large, &beside) {
-        let until = begin + STOP;
-        tokio::time::sleep(until.duration_since(SystemTime::now()).unwrap_or_default()).await;
-        let pid = i32::try_from(beside.process.pid())?;
-        let pid = Pid::from_raw(pid).context("a process has a number")?;
-        kill_process(pid, Signal::STOP)?;
+    for process in &mut processes {
+        process.until(PATIENCE, ready).await?;
+    }
+    let (nine, beside) = processes.split_at_mut(peers);
+    for beside in &mut *beside {
+        beside.process.write_line()?;
+        if large == Large::Stops {
+            // Before the nine start: they are not measured beside its work.
+            tokio::time::sleep(STOP).await;
+            beside.process.stop()?;
+        }
+    }
+    for peer in &mut *nine {
+        peer.process.write_line()?;
     }
     let mut measured = Vec::new();
-    for peer in &mut nine {
+    for peer in nine {
         measured.push(peer.until(flags.duration() + PATIENCE, result).await?);
     }
-    let large = match (large, &mut beside) {
-        (Large::Works, Some(beside)) => {
-            Some(beside.until(flags.duration() + PATIENCE, result).await?)
-        }
+    let large = match (large, beside) {
+        (Large::Works, [beside]) => Some(beside.until(flags.duration() + PATIENCE, result).await?),
         (Large::Absent | Large::Works | Large::Stops, _) => None,
     };
     Ok((together(&measured), large))
+}
+
+fn ready(printed: &str) -> Option<()> {
+    printed.lines().any(|line| line == READY).then_some(())
 }
 
 /// The JSON object that an initiator prints.
@@ -247,37 +240,24 @@ fn print(rows: &[Row], flags: &Flags, rounds: usize) {
         "rate ratio of nine",
         "of the large one"
     );
-    let shown = |spread: Spread, unit: f64| {
-        let Spread {
-            median,
-            least,
-            most,
-        } = spread;
-        format!(
-            "{:.2} ({:.2}–{:.2})",
-            median / unit,
-            least / unit,
-            most / unit
-        )
-    };
     for row in rows {
         println!(
             "{:<8} {:>22} {:>22} {:>22} {:>22} {:>22} {:>22}",
             row.target,
-            shown(row.nine_alone_p99_microseconds, 1.0),
-            shown(row.nine_alone_bytes_per_second, 1e9),
-            shown(row.large_alone_bytes_per_second, 1e9),
-            shown(row.nine_p99_ratio, 1.0),
-            shown(row.nine_rate_ratio, 1.0),
-            shown(row.large_rate_ratio, 1.0),
+            row.nine_alone_p99_microseconds.text(1.0),
+            row.nine_alone_bytes_per_second.text(1e9),
+            row.large_alone_bytes_per_second.text(1e9),
+            row.nine_p99_ratio.text(1.0),
+            row.nine_rate_ratio.text(1.0),
+            row.large_rate_ratio.text(1.0),
         );
     }
     for row in rows {
         println!(
             "{:<8} beside a peer that stops: p99 ratio {}, rate ratio {}",
             row.target,
-            shown(row.stopped_p99_ratio, 1.0),
-            shown(row.stopped_rate_ratio, 1.0),
+            row.stopped_p99_ratio.text(1.0),
+            row.stopped_rate_ratio.text(1.0),
         );
     }
 }
@@ -309,7 +289,7 @@ mod tests {
             large_beside: peer(800.0 * speed, 1.0),
             nine_beside_stopped: peer(9.0 * speed, 110.0 / speed),
         };
-        let row = Row::of(Target::Ours, &[round(1.0), round(2.0)]);
+        let row = Row::of(Program::Ours, &[round(1.0), round(2.0)]);
         let equal = |spread: Spread, wanted: f64| {
             let Spread { least, most, .. } = spread;
             assert!((least - wanted).abs() < 1e-9 && (most - wanted).abs() < 1e-9);

@@ -1,13 +1,15 @@
 //! The flags of the stock `transfer_engine_bench` that apply to TCP, with its names and defaults.
 
 use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
 /// Peers announce themselves to each other; no metadata service.
 const P2P: &str = "P2PHANDSHAKE";
+/// What an initiator prints that waits for a line.
+pub(crate) const READY: &str = "ready";
 
 #[derive(Debug, Clone, Args)]
 #[command(rename_all = "snake_case")]
@@ -45,9 +47,9 @@ pub(crate) struct Flags {
     /// Seconds.
     #[arg(long, default_value_t = 10)]
     pub(crate) duration: u64,
-    /// When the initiator begins to measure, in milliseconds since 1970. Default: at once.
+    /// Print `ready` after the set-up, and begin to measure after a line of standard input.
     #[arg(long)]
-    pub(crate) start_at: Option<u64>,
+    pub(crate) wait_for_line: bool,
     /// Unit of the throughput, a second.
     #[arg(long, default_value = "GB", value_enum)]
     pub(crate) report_unit: Unit,
@@ -64,6 +66,17 @@ pub(crate) struct Flags {
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Default for Flags {
+    fn default() -> Self {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            flags: Flags,
+        }
+        <Line as clap::Parser>::parse_from([""]).flags
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -125,10 +138,17 @@ impl Flags {
         Duration::from_secs(self.duration)
     }
 
-    /// Time until the initiator begins to measure.
-    pub(crate) fn until_start(&self) -> Duration {
-        let start = UNIX_EPOCH + Duration::from_millis(self.start_at.unwrap_or_default());
-        start.duration_since(SystemTime::now()).unwrap_or_default()
+    /// Blocks the initiator until it may begin to measure.
+    ///
+    /// # Errors
+    /// The standard input ends before a line.
+    pub(crate) fn wait_for_start(&self) -> anyhow::Result<()> {
+        if self.wait_for_line {
+            println!("{READY}");
+            let count = std::io::stdin().read_line(&mut String::new())?;
+            ensure!(count > 0, "standard input ended before a line");
+        }
+        Ok(())
     }
 
     /// Checks what the initiator is about to do.

@@ -5,8 +5,9 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::Args;
+use proto::address::ServerName;
 use proto::frame::{Header, Op, STATUS_LENGTH, Version};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
@@ -16,8 +17,8 @@ use tokio::time::timeout;
 
 use crate::flags::Flags;
 use crate::peer;
+use crate::program::Program;
 use crate::report::float;
-use crate::serving::{Target, serve};
 use crate::stock_bench::StockBench;
 use crate::usage::processor_seconds;
 
@@ -25,6 +26,10 @@ use crate::usage::processor_seconds;
 const OF_ADDRESS: usize = 100;
 /// Peers before the first look at memory, so that what a target allocates once is not counted.
 const FIRST: usize = 20;
+/// Bytes of the read of a peer.
+const READ: u64 = 4096;
+/// Bytes of memory of a target.
+const BUFFER: u64 = 64 << 20;
 /// For the read of a peer.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// After the reads, before the peers count as idle.
@@ -32,12 +37,15 @@ const SETTLE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 pub(crate) struct Idle {
-    /// `--block_size` is that of the read, `--duration` the time for which the peers are idle.
-    #[command(flatten)]
-    flags: Flags,
     /// Idle peers.
     #[arg(long, default_value_t = 1000)]
     peers: usize,
+    /// Seconds for which they are idle.
+    #[arg(long, default_value_t = 10)]
+    duration: u64,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
 }
 
 /// What one target costs.
@@ -61,18 +69,23 @@ pub(crate) async fn run(idle: Idle) -> anyhow::Result<()> {
     let stock = StockBench::installed()?;
     allow_descriptors()?;
     let mut rows = Vec::new();
-    for target in [Target::Ours, Target::Stock] {
-        let (process, name) = serve(target, &idle.flags, &stock).await?;
+    for target in [Program::Ours, Program::Stock] {
+        let flags = Flags {
+            buffer_size: BUFFER,
+            block_size: READ,
+            ..Flags::default()
+        };
+        let (process, name) = target.serve(&flags, &stock).await?;
         let cost = cost(&idle, target, process.process.pid(), &name).await;
         rows.push(cost.with_context(|| format!("target {}", target.name()))?);
     }
-    if idle.flags.json {
+    if idle.json {
         println!("{}", serde_json::json!(rows));
         return Ok(());
     }
     println!(
         "{} idle peers for {} s, in addition to {FIRST}",
-        idle.peers, idle.flags.duration
+        idle.peers, idle.duration
     );
     println!(
         "{:<8} {:>14} {:>20} {:>24} {:>14}",
@@ -91,17 +104,13 @@ pub(crate) async fn run(idle: Idle) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn cost(idle: &Idle, target: Target, pid: u32, name: &str) -> anyhow::Result<Row> {
-    let flags = &idle.flags;
+async fn cost(idle: &Idle, target: Program, pid: u32, name: &str) -> anyhow::Result<Row> {
     let descriptor = peer::descriptor(name).await?;
-    let buffer = descriptor.buffers.first().context("no memory is offered")?;
-    ensure!(
-        flags.block_size <= buffer.length,
-        "--block_size is too large"
-    );
+    let buffer = descriptor.buffers.first();
+    let buffer = buffer.with_context(|| format!("{name} offers no memory"))?;
     let host = match descriptor.tcp_data_host.as_str() {
-        "" => flags.local_server_name.as_str(),
-        host => host,
+        "" => ServerName::parse(name).host,
+        host => host.to_owned(),
     };
     let at: IpAddr = host
         .parse()
@@ -110,8 +119,11 @@ async fn cost(idle: &Idle, target: Target, pid: u32, name: &str) -> anyhow::Resu
     let mut peers = Vec::new();
     let more = async |peers: &mut Vec<TcpStream>, until: usize| {
         while peers.len() < until {
-            let reads = open(at, peers.len(), buffer.addr, flags.block_size);
-            peers.push(timeout(DEADLINE, reads).await.context("no answer")??);
+            let number = peers.len();
+            let peer = timeout(DEADLINE, open(at, number, buffer.addr)).await;
+            let peer = peer.with_context(|| format!("{at} did not answer within {DEADLINE:?}"));
+            let peer = peer.flatten().with_context(|| format!("peer {number}"))?;
+            peers.push(peer);
         }
         tokio::time::sleep(SETTLE).await;
         anyhow::Ok(())
@@ -121,7 +133,7 @@ async fn cost(idle: &Idle, target: Target, pid: u32, name: &str) -> anyhow::Resu
     more(&mut peers, FIRST + idle.peers).await?;
     let after = Used::by(pid)?;
     let (began, worked) = (Instant::now(), processor_seconds(pid));
-    tokio::time::sleep(flags.duration()).await;
+    tokio::time::sleep(Duration::from_secs(idle.duration)).await;
     let seconds = processor_seconds(pid).zip(worked);
     let seconds = seconds.map(|(now, before)| now - before);
     let processors = seconds.context("the target has ended")? / began.elapsed().as_secs_f64();
@@ -137,24 +149,20 @@ async fn cost(idle: &Idle, target: Target, pid: u32, name: &str) -> anyhow::Resu
 }
 
 /// Opens a connection to the target's data port and reads once.
-async fn open(at: SocketAddr, number: usize, address: u64, size: u64) -> anyhow::Result<TcpStream> {
-    let socket = match at.ip() {
-        IpAddr::V4(_) => TcpSocket::new_v4()?,
-        IpAddr::V6(_) => TcpSocket::new_v6()?,
-    };
-    if at.ip().is_loopback() && at.is_ipv4() {
-        let last = u8::try_from(1 + number / OF_ADDRESS).context("too many peers")?;
-        socket.bind((Ipv4Addr::new(127, 0, 1, last), 0).into())?;
-    }
+async fn open(at: SocketAddr, number: usize, address: u64) -> anyhow::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    let last = u8::try_from(1 + number / OF_ADDRESS);
+    let last = last.with_context(|| format!("more than {} peers", 255 * OF_ADDRESS))?;
+    socket.bind((Ipv4Addr::new(127, 0, 1, last), 0).into())?;
     let mut stream = socket.connect(at).await?;
     let header = Header {
-        size,
+        size: READ,
         address,
         op: Op::Read,
         version: Version::V2,
     };
     stream.write_all(&header.encode()).await?;
-    let mut answer = vec![0; STATUS_LENGTH + usize::try_from(size)?];
+    let mut answer = vec![0; STATUS_LENGTH + usize::try_from(READ)?];
     stream.read_exact(&mut answer).await?;
     Ok(stream)
 }

@@ -25,7 +25,7 @@ pub(crate) async fn measure(flags: &Flags) -> anyhow::Result<Measured> {
     let remote = peer::first_buffer(&flags.segment_id).await?;
     flags.check_initiator(remote.length)?;
     let end = Arc::new(End::open(flags)?);
-    tokio::time::sleep(flags.until_start()).await;
+    flags.wait_for_start()?;
 
     let sides = [Some(std::process::id()), flags.target_pid];
     let before = sides.map(|pid| pid.and_then(processor_seconds));

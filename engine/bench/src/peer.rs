@@ -16,12 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// # Errors
 /// The target does not answer, or offers no memory.
 pub(crate) async fn first_buffer(target: &str) -> anyhow::Result<Buffer> {
-    let answer = tokio::time::timeout(DEADLINE, descriptor(target));
-    let descriptor = answer
-        .await
-        .with_context(|| format!("{target} did not answer within {DEADLINE:?}"))?
-        .with_context(|| format!("requesting the descriptor of {target}"))?;
-    let buffer = descriptor.buffers.into_iter().next();
+    let buffer = descriptor(target).await?.buffers.into_iter().next();
     buffer.with_context(|| format!("{target} offers no memory"))
 }
 
@@ -30,6 +25,13 @@ pub(crate) async fn first_buffer(target: &str) -> anyhow::Result<Buffer> {
 /// # Errors
 /// The target does not answer.
 pub(crate) async fn descriptor(target: &str) -> anyhow::Result<Descriptor> {
+    tokio::time::timeout(DEADLINE, request(target))
+        .await
+        .with_context(|| format!("{target} did not answer within {DEADLINE:?}"))?
+        .with_context(|| format!("requesting the descriptor of {target}"))
+}
+
+async fn request(target: &str) -> anyhow::Result<Descriptor> {
     let at = ServerName::parse(target);
     let mut stream = TcpStream::connect((at.host.as_str(), at.port)).await?;
     // A request carries the descriptor of its sender, which has no memory to offer.

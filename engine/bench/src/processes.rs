@@ -1,10 +1,11 @@
 //! Child processes that never outlive this one, with their output in a file.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::NamedTempFile;
 
 const POLL: Duration = Duration::from_millis(20);
@@ -25,6 +26,19 @@ impl Reaped {
     /// The status of a process that has ended.
     pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.0.try_wait()
+    }
+
+    /// Writes an empty line to the standard input of a process that waits for one.
+    pub(crate) fn write_line(&mut self) -> io::Result<()> {
+        match &mut self.0.stdin {
+            Some(input) => input.write_all(b"\n"),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// Stops the process until its end.
+    pub(crate) fn stop(&self) -> io::Result<()> {
+        Ok(kill_process(Pid::from_child(&self.0), Signal::STOP)?)
     }
 
     /// Kills the process and waits for its end.
@@ -55,10 +69,19 @@ pub(crate) struct Logged {
 }
 
 impl Logged {
-    pub(crate) fn start(mut command: Command) -> anyhow::Result<Self> {
+    pub(crate) fn start(command: Command) -> anyhow::Result<Self> {
+        Self::start_with(command, Stdio::null())
+    }
+
+    /// Starts a process that waits for a line.
+    pub(crate) fn start_waiting(command: Command) -> anyhow::Result<Self> {
+        Self::start_with(command, Stdio::piped())
+    }
+
+    fn start_with(mut command: Command, input: Stdio) -> anyhow::Result<Self> {
         let output = NamedTempFile::new()?;
         command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(output.reopen()?)
             .stderr(output.as_file().try_clone()?);
         let child = command

@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 
 use crate::flags::{Flags, Operation};
 use crate::report::Measured;
-use crate::usage::{Traffic, count, processor_seconds, wait};
+use crate::usage::{Traffic, count, processor_seconds};
 
 const HEADER: usize = 24;
 /// Code 0, then the magic number.
@@ -96,7 +96,7 @@ pub(crate) fn measure(flags: &Flags) -> anyhow::Result<Measured> {
         prepare(&stream)?;
         streams.push(stream);
     }
-    wait(flags.until_start())?;
+    flags.wait_for_start()?;
     let sides = [Some(std::process::id()), flags.target_pid];
     let before = sides.map(|pid| pid.and_then(processor_seconds));
     let started = Instant::now();

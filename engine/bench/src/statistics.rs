@@ -14,6 +14,12 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
+    /// The median, with the least and the greatest value in brackets, in this unit.
+    pub(crate) fn text(self, unit: f64) -> String {
+        let [median, least, most] = [self.median, self.least, self.most].map(|value| value / unit);
+        format!("{median:.2} ({least:.2}–{most:.2})")
+    }
+
     /// All are NaN for no values.
     pub(crate) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);

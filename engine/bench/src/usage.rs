@@ -86,16 +86,6 @@ fn bytes(lines: &str, pid: u32, name: &str) -> u64 {
         .sum()
 }
 
-/// Blocks this thread.
-pub(crate) fn wait(time: Duration) -> anyhow::Result<()> {
-    let end = Instant::now() + time;
-    while let left @ 1.. = end.saturating_duration_since(Instant::now()).as_nanos() {
-        let left = Duration::from_nanos(u64::try_from(left)?);
-        rustix::event::poll(&mut [], Some(&left.try_into()?))?;
-    }
-    Ok(())
-}
-
 /// Counts the calls of the initiator and of the target, and the requests of the same time.
 pub(crate) fn count(pids: [Option<u32>; 2], seconds: f64, traffic: Traffic) -> SystemCalls {
     let counted = try_count(pids, seconds, traffic);
@@ -120,7 +110,11 @@ fn try_count(
     // Both numbers are read as long after perf's answer, so the two times are equally long.
     all("enable")?;
     let before = traffic.requests()?;
-    wait(Duration::from_secs_f64(seconds))?;
+    let window = Instant::now() + Duration::from_secs_f64(seconds);
+    while let left @ 1.. = window.saturating_duration_since(Instant::now()).as_nanos() {
+        let left = Duration::from_nanos(u64::try_from(left)?);
+        rustix::event::poll(&mut [], Some(&left.try_into()?))?;
+    }
     all("disable")?;
     let requests = traffic.requests()? - before;
     ensure!(

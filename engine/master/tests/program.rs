@@ -83,7 +83,7 @@ async fn the_http_paths_answer_as_those_of_the_stock_master() {
         ("GET", "/api/v1/segments/status?segment=a.segment"),
         ("GET", "/api/v1/segments/status?segment=none"),
         ("GET", "/api/v1/tenant_quotas"),
-        // A query grants a lease; a query of several keys may not.
+        // Only the query of one key has granted a lease: of k1.
         ("POST", "/api/v1/remove_all"),
         ("GET", "/get_all_keys"),
     ] {
