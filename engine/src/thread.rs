@@ -102,9 +102,8 @@ impl DataThread {
                 self.execute(command, now);
             }
             self.enter(ThreadStage::Descriptors);
-            for ready in ready.drain(..) {
-                self.transport.ready(ready, now);
-            }
+            self.transport.ready(&ready, now);
+            ready.clear();
             self.enter(ThreadStage::Progress);
             self.transport.progress(now, &mut events);
             self.enter(ThreadStage::Transfers);

@@ -209,9 +209,9 @@ pub trait Transport: Debug + Send {
     fn flush(&mut self);
     /// Closes a link and cancels its requests. Answered by [`Event::Released`], its last event.
     fn close(&mut self, link: LinkId);
-    /// Does the work of a descriptor. Not called between two waits for one that the transport has removed, except
-    /// with the token that it had.
-    fn ready(&mut self, ready: Ready, now: Instant);
+    /// Does the work of the descriptors that one wait has reported: a bounded part of it, so that none waits long for
+    /// another. Some may belong to what was removed since the wait.
+    fn ready(&mut self, ready: &[Ready], now: Instant);
     /// Returns whether the thread must call [`Self::progress`] without a signal.
     fn attention(&self) -> Attention;
     /// Does the work that no descriptor signals, and reports all events since the last call.

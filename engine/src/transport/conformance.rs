@@ -105,9 +105,8 @@ impl Side {
         };
         self.reactor.wait(Some(wait), &mut self.ready).unwrap();
         let now = Instant::now();
-        for ready in self.ready.drain(..) {
-            self.transport.ready(ready, now);
-        }
+        self.transport.ready(&self.ready, now);
+        self.ready.clear();
         self.transport.progress(now, &mut self.events);
     }
 

@@ -151,7 +151,7 @@ impl<T: Transport> Transport for Faulty<T> {
         self.inner.close(link);
     }
 
-    fn ready(&mut self, ready: Ready, now: Instant) {
+    fn ready(&mut self, ready: &[Ready], now: Instant) {
         self.inner.ready(ready, now);
     }
 

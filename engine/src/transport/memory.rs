@@ -303,7 +303,7 @@ impl Transport for Memory {
         }
     }
 
-    fn ready(&mut self, _: Ready, _: Instant) {}
+    fn ready(&mut self, _: &[Ready], _: Instant) {}
 
     fn attention(&self) -> Attention {
         let quiet = |link: &Link| link.state == State::Up && link.running.is_empty();

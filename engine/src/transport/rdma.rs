@@ -487,14 +487,16 @@ impl Transport for Rdma {
         }
     }
 
-    fn ready(&mut self, ready: Ready, _: Instant) {
-        match ready.token {
-            COMPLETIONS => {
-                self.channel.clear();
-                self.armed = false;
+    fn ready(&mut self, ready: &[Ready], _: Instant) {
+        for one in ready {
+            match one.token {
+                COMPLETIONS => {
+                    self.channel.clear();
+                    self.armed = false;
+                }
+                MESSAGES => self.received.clear(),
+                _ => {}
             }
-            MESSAGES => self.received.clear(),
-            _ => {}
         }
     }
 

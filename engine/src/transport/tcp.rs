@@ -32,8 +32,11 @@ use outgoing::Outgoing;
 use served::{Served, Visit};
 use timer::Timers;
 
-/// Most bytes that one connection moves before the others are served.
+/// Most bytes that one connection moves before the others are served, if no other has work at the same time.
 const TURN_BYTES: u64 = 256 << 10;
+/// Most bytes if others have: a request behind many large ones waits half as long. Less costs the large ones more than it
+/// gives the others (`mooncake-bench fair`).
+const SHARE_BYTES: u64 = TURN_BYTES / 2;
 /// Most bytes per send call: a peer on the same machine then reads them while they are in the cache.
 const SEND_BYTES: u64 = 64 << 10;
 /// The epoll events of a connection that waits for bytes.
@@ -87,6 +90,10 @@ pub struct Tcp {
     /// A peer was served more than the request that epoll had reported. Until the next wait, what epoll reported of the
     /// other connections may be older than a request that was carried out.
     ahead_of_epoll: bool,
+    /// Most bytes that each connection moves in this turn.
+    share: u64,
+    /// Work of one turn that waits for that of other connections.
+    later: Vec<Ready>,
 }
 
 /// The state that an endpoint's served connections share.
@@ -102,6 +109,8 @@ struct Connection {
     socket: OwnedFd,
     /// The events that epoll watches.
     interest: EventFlags,
+    /// It has used its share in its latest turn.
+    is_busy: bool,
     role: Role,
 }
 
@@ -224,6 +233,8 @@ impl Tcp {
             events: Vec::new(),
             accepted: Vec::new(),
             ahead_of_epoll: false,
+            share: TURN_BYTES,
+            later: Vec::new(),
         }
     }
 
@@ -233,6 +244,7 @@ impl Tcp {
         let key = self.connections.insert(Connection {
             socket,
             interest,
+            is_busy: false,
             role,
         });
         let Some(connection) = self.connections.get(key) else {
@@ -261,8 +273,10 @@ impl Tcp {
                 } else {
                     cause.peer()
                 };
-                let mut visit = Visit::new((socket, peer), endpoint, &self.regions, now);
+                let mut visit =
+                    Visit::new((socket, peer), endpoint, &self.regions, self.share, now);
                 let turn = served.turn(&mut visit);
+                connection.is_busy = visit.is_over();
                 self.ahead_of_epoll |= visit.requests() > 1;
                 match turn {
                     Ok(turn) => {
@@ -277,19 +291,21 @@ impl Tcp {
                     }
                 }
             }
-            Role::Outgoing(link) => match link.turn(socket, cause, now, &mut self.events) {
-                Ok(turn) => {
-                    if let Some(due) = link.arm_timer(self.bounds.stall) {
-                        self.timers.push(due, key.data().as_ffi());
+            Role::Outgoing(link) => {
+                match link.turn(socket, cause, (self.share, now), &mut self.events) {
+                    Ok(turn) => {
+                        if let Some(due) = link.arm_timer(self.bounds.stall) {
+                            self.timers.push(due, key.data().as_ffi());
+                        }
+                        turn
                     }
-                    turn
+                    Err(failure) => {
+                        let id = link.link;
+                        self.fail(id, failure);
+                        return;
+                    }
                 }
-                Err(failure) => {
-                    let id = link.link;
-                    self.fail(id, failure);
-                    return;
-                }
-            },
+            }
         };
         self.watch(key, &next);
     }
@@ -604,9 +620,27 @@ impl Transport for Tcp {
         self.events.push(Event::Released(link));
     }
 
-    fn ready(&mut self, ready: Ready, now: Instant) {
-        let key = connection_key(ready.token.0);
-        self.turn(key, Cause::Ready(ready.flags), now);
+    fn ready(&mut self, ready: &[Ready], now: Instant) {
+        self.share = if ready.len() > 1 {
+            SHARE_BYTES
+        } else {
+            TURN_BYTES
+        };
+        // A connection with more work than its share is served after those that had less.
+        let mut later = std::mem::take(&mut self.later);
+        for one in ready {
+            let connection = self.connections.get(connection_key(one.token.0));
+            if connection.is_some_and(|connection| connection.is_busy) {
+                later.push(*one);
+            } else {
+                self.turn(connection_key(one.token.0), Cause::Ready(one.flags), now);
+            }
+        }
+        for one in later.drain(..) {
+            self.turn(connection_key(one.token.0), Cause::Ready(one.flags), now);
+        }
+        // Keeps the capacity.
+        self.later = later;
     }
 
     fn attention(&self) -> Attention {

@@ -142,19 +142,19 @@ impl Outgoing {
         });
     }
 
-    /// Moves what the socket allows, up to about [`TURN_BYTES`] in each direction, and reports the completed requests.
-    /// Only a direction that `cause` lets expect something is tried.
+    /// Sends what the socket allows, up to about `share` bytes, receives up to about [`TURN_BYTES`], and reports the
+    /// completed requests. Only a direction that `cause` lets expect something is tried.
     pub(super) fn turn(
         &mut self,
         socket: BorrowedFd<'_>,
         cause: Cause,
-        now: Instant,
+        (share, now): (u64, Instant),
         events: &mut Vec<Event>,
     ) -> Result<Turn, Failure<LinkError>> {
         if self.requests.is_empty() {
             return self.idle(socket).map(|()| Turn::Readable);
         }
-        let moved = self.exchange(socket, cause, events);
+        let moved = self.exchange(socket, cause, share, events);
         match moved {
             Ok(progress) => {
                 if progress {
@@ -238,10 +238,11 @@ impl Outgoing {
         &mut self,
         socket: BorrowedFd<'_>,
         cause: Cause,
+        share: u64,
         events: &mut Vec<Event>,
     ) -> Result<bool, LinkError> {
         let sent = if cause.may_send() {
-            self.send(socket)
+            self.send(socket, share)
         } else {
             Ok(false)
         };
@@ -261,9 +262,9 @@ impl Outgoing {
     }
 
     /// Sends headers and payload, of several requests in one call.
-    fn send(&mut self, socket: BorrowedFd<'_>) -> Result<bool, LinkError> {
+    fn send(&mut self, socket: BorrowedFd<'_>, mut budget: u64) -> Result<bool, LinkError> {
         const WHAT: &str = "sending a request";
-        let (mut budget, mut progress) = (TURN_BYTES, false);
+        let mut progress = false;
         while self.sent < self.requests.len() && budget > 0 {
             let mut parts = Outward::default();
             let mut space = budget.min(SEND_BYTES);
@@ -534,7 +535,7 @@ mod tests {
         // The buffer of the socket ends within the payloads.
         for _ in 0..10 {
             let turn = link
-                .turn(ours.as_fd(), Cause::Due, now, &mut events)
+                .turn(ours.as_fd(), Cause::Due, (TURN_BYTES, now), &mut events)
                 .unwrap();
             assert!(matches!(turn, Turn::Both));
         }
@@ -542,7 +543,7 @@ mod tests {
         assert!((1..4).contains(&begun), "{begun}");
         drop(theirs);
         let failure = link
-            .turn(ours.as_fd(), Cause::Due, now, &mut events)
+            .turn(ours.as_fd(), Cause::Due, (TURN_BYTES, now), &mut events)
             .unwrap_err();
         assert_eq!(failure.effect, Effect::Unknown);
         assert_eq!(returned(&events), posted[begun..]);
@@ -556,7 +557,8 @@ mod tests {
         let mut events = Vec::new();
         theirs.write_all(&Status::Ok.encode()).unwrap();
         let mut turn = |cause, events: &mut Vec<_>| {
-            link.turn(ours.as_fd(), cause, now, events).unwrap();
+            link.turn(ours.as_fd(), cause, (TURN_BYTES, now), events)
+                .unwrap();
         };
         turn(Cause::Posted, &mut events);
         turn(Cause::Ready(EventFlags::OUT), &mut events);
@@ -580,7 +582,7 @@ mod tests {
             let patience = patience.try_into().unwrap();
             rustix::event::poll(&mut polled, Some(&patience)).unwrap() == 1
         };
-        link.turn(ours.as_fd(), Cause::Posted, now, &mut events)
+        link.turn(ours.as_fd(), Cause::Posted, (TURN_BYTES, now), &mut events)
             .unwrap();
         let answer = [Status::Ok.encode().as_slice(), &vec![7; length]].concat();
         theirs.write_all(&answer[..portion - 1]).unwrap();
@@ -598,7 +600,8 @@ mod tests {
         while events.is_empty() {
             assert!(is_readable(PATIENCE), "{link:?}");
             let cause = Cause::Ready(EventFlags::IN);
-            link.turn(ours.as_fd(), cause, now, &mut events).unwrap();
+            link.turn(ours.as_fd(), cause, (TURN_BYTES, now), &mut events)
+                .unwrap();
         }
         assert!(matches!(events[..], [Event::Done(_, piece)] if piece == posted[0]));
         assert_eq!(link.low_water, 1, "a later request may be short");

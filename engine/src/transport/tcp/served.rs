@@ -101,6 +101,8 @@ pub(super) struct Visit<'a> {
     pub(super) endpoint: &'a ServedEndpoint,
     pub(super) regions: &'a HashMap<RegionId, Arc<Region>>,
     pub(super) now: Instant,
+    /// Most payload bytes that are moved before the others are served.
+    share: u64,
     /// Payload bytes.
     moved: u64,
     /// Requests that were begun or continued.
@@ -126,6 +128,7 @@ impl<'a> Visit<'a> {
         (socket, peer): (BorrowedFd<'a>, PeerEnd),
         endpoint: &'a ServedEndpoint,
         regions: &'a HashMap<RegionId, Arc<Region>>,
+        share: u64,
         now: Instant,
     ) -> Self {
         Self {
@@ -134,6 +137,7 @@ impl<'a> Visit<'a> {
             endpoint,
             regions,
             now,
+            share,
             moved: 0,
             requests: 0,
             buffer: Buffer::Untried,
@@ -147,8 +151,8 @@ impl<'a> Visit<'a> {
     }
 
     /// Returns whether the others are to be served now.
-    fn is_over(&self) -> bool {
-        self.moved >= TURN_BYTES || self.requests >= TURN_REQUESTS
+    pub(super) fn is_over(&self) -> bool {
+        self.moved >= self.share || self.requests >= TURN_REQUESTS
     }
 
     /// Receives into `parts`. Returns the number of bytes; `None` if there are none.
@@ -200,7 +204,7 @@ impl Served {
         }
     }
 
-    /// Moves what the socket allows, up to about [`TURN_BYTES`] and [`TURN_REQUESTS`].
+    /// Moves what the socket allows, up to about the share of the visit and [`TURN_REQUESTS`].
     ///
     /// After a reset nothing that is still queued is used: its sender has given up the request and may have
     /// written the range again over another connection. The same holds for an incomplete payload of a version 2
@@ -400,7 +404,9 @@ impl Served {
     /// Receives payload of a write, and the header behind it.
     fn receive(&mut self, writing: Writing, visit: &mut Visit<'_>) -> Result<Step, Ended> {
         let Writing {
-            payload, version, ..
+            payload,
+            version,
+            at_once,
         } = self.writing.insert(writing);
         if visit.buffer == Buffer::Holds(0) {
             return Ok(Step::Blocked);
@@ -409,7 +415,9 @@ impl Served {
         if given_up && !payload.is_queued(visit.socket) {
             return Err(Ended::Broken);
         }
-        let wanted = payload.left.min(TURN_BYTES);
+        // What arrives in portions is received so: the low-water mark is not that of a part.
+        let most = if *at_once { TURN_BYTES } else { visit.share };
+        let wanted = payload.left.min(most);
         let mut parts = Inward::default();
         parts
             .range(&payload.region, payload.offset, wanted)
@@ -446,7 +454,7 @@ impl Served {
     /// Sends answers, as far as the socket has space and the turn has bytes left. Returns whether none is left.
     fn send_answers(&mut self, visit: &mut Visit<'_>) -> Result<bool, Ended> {
         while !self.answers.is_empty() && !visit.full {
-            let most = TURN_BYTES.saturating_sub(visit.moved);
+            let most = visit.share.saturating_sub(visit.moved);
             let sent = self.answers.send(visit.socket, most);
             let sent = sent.map_err(|_| Ended::Broken)?;
             visit.full = sent.full || most == 0;

@@ -87,9 +87,7 @@ impl Target {
     /// Does the work of these descriptors.
     fn serve(&mut self, ready: Vec<Ready>) {
         let now = Instant::now();
-        for one in ready {
-            self.tcp.ready(one, now);
-        }
+        self.tcp.ready(&ready, now);
         self.tcp.progress(now, &mut Vec::new());
     }
 
@@ -284,6 +282,47 @@ fn a_turn_is_bounded_by_requests_and_by_bytes() {
         moved = now;
     }
     sender.join().unwrap();
+}
+
+#[test]
+fn a_small_request_is_served_before_connections_that_had_more_than_their_share() {
+    const SIZE: u64 = 64 << 10;
+    const READS: u64 = 64;
+    let mut target = Target::new();
+    let mut large = target.connect();
+    let reader = std::thread::spawn(move || {
+        let mut sending = large.try_clone().unwrap();
+        sending
+            .write_all(&read(0, SIZE).repeat(usize::try_from(READS).unwrap()))
+            .unwrap();
+        let answer = STATUS_LENGTH + usize::try_from(SIZE).unwrap();
+        let firsts = (0..READS).map(|_| exactly(&mut large, answer)[STATUS_LENGTH]);
+        firsts.collect::<Vec<_>>()
+    });
+    let busy = |target: &Target| target.tcp.connections.values().any(|one| one.is_busy);
+    while !busy(&target) {
+        target.turn();
+    }
+    let mut small = target.connect();
+    small.write_all(&write(0, &[7])).unwrap();
+    let mut ready = Vec::new();
+    while ready.len() < 2 {
+        ready = target.wait();
+    }
+    // The large one first.
+    ready.sort_by_key(|one| !target.tcp.connections[connection_key(one.token.0)].is_busy);
+    let before = target.stats().bytes_read;
+    target.serve(ready);
+    assert!(target.stats().bytes_read - before <= SHARE_BYTES);
+    target.turns_until(|stats| stats.requests == READS + 1);
+    let firsts = reader.join().unwrap();
+    let begun = usize::try_from(before.div_ceil(SIZE)).unwrap();
+    assert!(begun > 0 && begun < firsts.len());
+    assert!(firsts[..begun].iter().all(|first| *first == 0));
+    assert!(
+        firsts[begun..].iter().all(|first| *first == 7),
+        "{begun} of {firsts:?}"
+    );
 }
 
 #[test]
