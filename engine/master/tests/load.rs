@@ -6,6 +6,8 @@
 mod client;
 #[path = "fixture/namespace.rs"]
 mod namespace;
+#[path = "load/pauses.rs"]
+mod pauses;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -171,45 +173,18 @@ impl Subject<'_> {
         median
     }
 
+    fn mount(&self, client: Uuid, segment: Segment) {
+        let mount = rpc::<wire::MountSegment>(&(segment, client));
+        exchange(&mut self.connect(), &mount, &mut Vec::new());
+    }
+
     fn fill(&self) -> f64 {
         let mut stream = self.connect();
-        let mut body = Vec::new();
-        let segment = Segment {
-            id: client_id(),
-            name: "10.0.0.1:1".into(),
-            base: 1 << 58,
-            size: 1 << 40,
-            te_endpoint: "10.0.0.1:1".into(),
-            protocol: "tcp".into(),
-            host_id: String::new(),
-        };
-        let mount = rpc::<wire::MountSegment>(&(segment, client_id()));
-        exchange(&mut stream, &mount, &mut body);
+        self.mount(client_id(), segment(1, 1 << 40));
         let before = processor(self.pid);
         for batch in 0..KEYS / BATCH {
-            let keys: Vec<_> = (batch * BATCH..(batch + 1) * BATCH).map(key).collect();
-            let sizes = vec![1 << 20; BATCH];
-            let start = bare::<wire::BatchPutStart>(&(
-                client_id(),
-                keys.clone(),
-                sizes,
-                ReplicateConfig::default(),
-                "default".into(),
-            ));
-            exchange(&mut stream, &start, &mut body);
-            let metas = keys.into_iter().map(|key| ObjectMeta {
-                key,
-                object_checksum: None,
-            });
-            let end = bare::<wire::BatchPutEnd>(&(
-                client_id(),
-                metas.collect(),
-                ReplicaType::All,
-                "default".into(),
-            ));
-            exchange(&mut stream, &end, &mut body);
-            let ended: Vec<Result<(), proto::store::ErrorCode>> = decode(&body);
-            assert!(ended.iter().all(Result::is_ok));
+            let keys = (batch * BATCH..(batch + 1) * BATCH).map(key).collect();
+            put(&mut stream, keys, 1 << 20, &ReplicateConfig::default());
         }
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = KEYS as f64 / (processor(self.pid) - before);
@@ -219,6 +194,49 @@ impl Subject<'_> {
         );
         rate
     }
+}
+
+/// The segment of the client with this number.
+fn segment(number: u64, size: u64) -> Segment {
+    let name = format!("10.0.0.{number}:1");
+    Segment {
+        id: Uuid {
+            first: number,
+            second: 1,
+        },
+        te_endpoint: name.clone(),
+        name,
+        base: number << 58,
+        size,
+        protocol: "tcp".into(),
+        host_id: String::new(),
+    }
+}
+
+/// Puts one batch, without bytes.
+fn put(stream: &mut TcpStream, keys: Vec<String>, size: u64, config: &ReplicateConfig) {
+    let mut body = Vec::new();
+    let start = bare::<wire::BatchPutStart>(&(
+        client_id(),
+        keys.clone(),
+        vec![size; keys.len()],
+        config.clone(),
+        "default".into(),
+    ));
+    exchange(stream, &start, &mut body);
+    let metas = keys.into_iter().map(|key| ObjectMeta {
+        key,
+        object_checksum: None,
+    });
+    let end = bare::<wire::BatchPutEnd>(&(
+        client_id(),
+        metas.collect(),
+        ReplicaType::All,
+        "default".into(),
+    ));
+    exchange(stream, &end, &mut body);
+    let ended: Vec<Result<(), proto::store::ErrorCode>> = decode(&body);
+    assert!(ended.iter().all(Result::is_ok));
 }
 
 fn median(mut once: impl FnMut()) -> Duration {
