@@ -34,8 +34,8 @@ use timer::Timers;
 
 /// Most bytes that one connection moves before the others are served, if no other has work at the same time.
 const TURN_BYTES: u64 = 256 << 10;
-/// Most bytes if others have: a request behind many large ones waits half as long. Less costs the large ones more than it
-/// gives the others (`mooncake-bench fair`).
+/// Most bytes if others have, apart from what a connection receives in portions of [`TURN_BYTES`]. Less costs large
+/// requests more than it gives small ones (`mooncake-bench fair`).
 const SHARE_BYTES: u64 = TURN_BYTES / 2;
 /// Most bytes per send call: a peer on the same machine then reads them while they are in the cache.
 const SEND_BYTES: u64 = 64 << 10;
@@ -109,7 +109,7 @@ struct Connection {
     socket: OwnedFd,
     /// The events that epoll watches.
     interest: EventFlags,
-    /// It has used its share in its latest turn.
+    /// It serves a peer, and has used its share in its latest turn.
     is_busy: bool,
     role: Role,
 }
