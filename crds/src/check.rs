@@ -25,6 +25,8 @@ catalog! {
     DeviceResponsive formerly "DeviceAnswers";
     /// The DNS names of the masters resolve on the node.
     Dns;
+    /// The engine process of each pool pod gets the processor time that it needs.
+    EngineProcessorTime nearest "PeerReachable";
     /// The range of ephemeral ports is large enough for outgoing connections.
     EphemeralPorts;
     /// Every fix that the policy contains could be applied and stays applied.

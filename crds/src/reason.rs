@@ -127,6 +127,8 @@ catalog! {
     EngineNotRunning nearest "PoolPodNotReady" = (Engine, "Wait: the agent starts it again. If it happens again, read the message and the agent's log, and report it.");
     /// The engine process of the pool pod, or one of its data threads, is hung: it had processor time or waits for something else. The agent kills and replaces it.
     EngineHung nearest "PoolPodNotReady" = (Engine, "Wait: the agent replaces it. If it happens again, report it with the message, which has thread, stage and kernel stack, and with the agent's log. A process in state D ends when the kernel lets it go: check devices and the kernel log of the node.");
+    /// The engine process of a pool pod does not get the processor time that it needs: transfers with this pool pod are slow. It is not replaced.
+    EngineThrottled nearest "TransportDegraded" = (Node, "Raise spec.pools[].cpu, so that the pool pod gets a larger share of the node's processors, or move other pods off the node. Where the message names a CPU limit: the operator sets none, so change the LimitRange or the policy of the namespace that sets it.");
     /// The process at the pool's socket does not belong to the pool pod.
     ForeignProcess = (App, "Find the process that imitates a pool pod, and its owner.");
     /// The pool passed a memory descriptor that can shrink or grow.

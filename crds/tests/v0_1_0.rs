@@ -60,7 +60,7 @@ fn recorded_objects_are_read_and_written_as_release_0_1_0_wrote_them() {
     );
     let object = recorded("mooncakenodepolicy.yaml");
     let policy: MooncakeNodePolicy = serde_json::from_value(object).unwrap();
-    assert_eq!(policy.spec.checks.len(), CheckId::ALL.len());
+    assert_eq!(policy.spec.checks.len(), same_checks().len());
     assert!(policy.spec.unhealthy_devices.is_some());
 }
 
@@ -86,10 +86,17 @@ fn every_recorded_word_is_known() {
         .iter()
         .filter_map(|f| f.check.known())
         .collect();
-    assert_eq!(checks.len(), CheckId::ALL.len());
+    assert_eq!(checks, same_checks());
     let fixes: BTreeSet<_> = status.fixes.iter().filter_map(|f| f.id.known()).collect();
     assert_eq!(fixes.len(), FixId::ALL.len());
-    assert_eq!(node.spec.policy.unwrap().checks.len(), CheckId::ALL.len());
+    assert_eq!(node.spec.policy.unwrap().checks.len(), same_checks().len());
+}
+
+/// The checks of release 0.1.0. Later ones are written as the nearest word that it knows.
+fn same_checks() -> BTreeSet<CheckId> {
+    let all = CheckId::ALL.iter().copied();
+    all.filter(|check| CheckId::read(check.written()) == Some(*check))
+        .collect()
 }
 
 /// Calls `visit` for each string whose schema is that of a word, with its place.

@@ -13,6 +13,7 @@ mod scenarios {
     mod deletion;
     mod engine_config_loaders;
     mod engine_process;
+    mod engine_processor_time;
     mod etcd_tls;
     mod examples;
     mod helm_release;

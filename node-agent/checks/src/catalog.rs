@@ -8,6 +8,7 @@ pub(crate) mod device_file;
 pub(crate) mod device_readable;
 pub(crate) mod device_responsive;
 pub(crate) mod dns;
+pub(crate) mod engine_processor_time;
 pub mod ephemeral_ports;
 pub(crate) mod fixes;
 pub(crate) mod gpu_direct;
@@ -52,6 +53,7 @@ pub const CATALOG: &[Check] = &[
     device_readable::CHECK,
     device_responsive::CHECK,
     dns::CHECK,
+    engine_processor_time::CHECK,
     ephemeral_ports::CHECK,
     fixes::CHECK,
     gpu_direct::CHECK,

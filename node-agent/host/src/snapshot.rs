@@ -63,6 +63,8 @@ pub struct Snapshot {
     pub fixes: Vec<FixReport>,
     /// Pods that hold claims of unhealthy devices.
     pub affected_pods: Vec<AffectedPod>,
+    /// Engine processes that run, by the UID of their pool pod.
+    pub engines: BTreeMap<String, Engine>,
 }
 
 /// Hardware and kernel of a node. An absent fact is not on the node or could not be read; `faults` lists what could not
@@ -104,6 +106,24 @@ impl AffectedPod {
     pub fn subject(&self) -> String {
         format!("pod {}/{}", self.namespace, self.pod)
     }
+}
+
+/// The engine process of a pool pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    pub namespace: String,
+    pub pod: String,
+    /// Why it gets too little processor time; `None` where it gets enough.
+    pub shortage: Option<Shortage>,
+}
+
+/// What keeps a process from its processor time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Shortage {
+    /// The CPU limit of its pod.
+    CpuLimit,
+    /// Other processes of the node.
+    OtherProcesses,
 }
 
 /// A name by which pods of the node find their master.

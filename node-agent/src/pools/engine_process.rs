@@ -25,9 +25,11 @@ use crate::args::Settings;
 mod cgroup;
 mod folder;
 pub(super) mod liveness;
+pub(super) mod processor_time;
 mod program;
 
 use folder::{Folder, Folders};
+use processor_time::ProcessorTime;
 use program::Program;
 
 /// Limit for the start: until the process listens in its sandbox.
@@ -136,6 +138,11 @@ impl EngineProcesses {
 
     pub(crate) fn node_name(&self) -> &str {
         &self.node_name
+    }
+
+    /// Begins to watch the processor time of a process.
+    pub(crate) fn processor_time(&self, engine: &EngineProcess) -> ProcessorTime {
+        ProcessorTime::begin(engine.pid, &self.host_root)
     }
 
     /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs is not this agent's

@@ -15,6 +15,7 @@ use devices::backoff::WatchBackoff;
 use engine_process::control::message::{
     ADDRESSES_LIMIT, Listed, PodAssignment, SilentThread, ToEngine,
 };
+use host::snapshot::{self, Shortage};
 use pool::handover::record::Key;
 use sys::net::Namespace;
 use tokio::sync::watch;
@@ -26,6 +27,7 @@ use super::memory_budget::{MemoryBudget, PoolId, to_touch};
 use super::mounts::Mounts;
 use super::processes::{PoolProcess, Process};
 use super::transport::{Transport, Verdict};
+use crate::facts::inbox::Inbox;
 use crate::publish::report::Reporter;
 
 mod calls;
@@ -56,6 +58,8 @@ pub(crate) struct Context {
     pub(crate) budget: MemoryBudget,
     pub(crate) mounts: Arc<Mounts>,
     pub(crate) reporter: Reporter,
+    /// Where the processor time of engine processes is delivered. Absent without Kubernetes.
+    pub(crate) inbox: Option<Inbox>,
     /// Absent without Kubernetes.
     pub(crate) kubernetes: Option<kube::Client>,
 }
@@ -134,11 +138,30 @@ pub(crate) async fn run(
     };
     pod.keep_served(&mut assigned).await;
     context.engines.wait_for_end(&uid).await;
+    context.deliver(&uid, None);
     context.mounts.set_served(&uid, false);
     context.budget.ended(&uid);
     context.engines.folders().remove(&uid);
     context.reporter.retain_pools(|known| *known != uid);
     tracing::info!("the pool pod has ended");
+}
+
+impl Context {
+    /// Delivers what is known of the engine process of a pod; `None` after its end.
+    fn deliver(&self, pod_uid: &str, engine: Option<snapshot::Engine>) {
+        let Some(inbox) = &self.inbox else { return };
+        inbox.send_if_modified(|observed| {
+            let engines = &mut observed.engines;
+            if engines.get(pod_uid) == engine.as_ref() {
+                return false;
+            }
+            match engine {
+                Some(engine) => engines.insert(pod_uid.to_owned(), engine),
+                None => engines.remove(pod_uid),
+            };
+            true
+        });
+    }
 }
 
 impl Pod {
@@ -252,6 +275,7 @@ impl Pod {
         let mut next_look = last_message + SILENCE;
         let mut pool_ended = None;
         let mut withheld = None;
+        let mut processor_time = self.context.engines.processor_time(engine);
         loop {
             tokio::select! {
                 received = engine.receive() => {
@@ -288,6 +312,7 @@ impl Pod {
                     }
                 }
             }
+            self.deliver(processor_time.look(std::time::Instant::now()));
             let verdict = self.transport().judge(&engine.rdma);
             match &verdict {
                 Verdict::Replace => return Ok(End::OtherTransport),
@@ -309,6 +334,17 @@ impl Pod {
                 }
             }
         }
+    }
+
+    /// Delivers what its engine process lacks processor time for.
+    fn deliver(&self, shortage: Option<Shortage>) {
+        let of = &self.assignment.pool;
+        let engine = snapshot::Engine {
+            namespace: of.namespace.clone(),
+            pod: of.pod_name.clone(),
+            shortage,
+        };
+        self.context.deliver(&self.uid, Some(engine));
     }
 
     /// Lets a process publish its devices without these.

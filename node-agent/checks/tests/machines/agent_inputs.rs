@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crds::{CheckId, FixId, FixReport, Reason, Verdict};
 use host::recording::Entry;
-use host::snapshot::{AffectedPod, MasterName, PeerPath};
+use host::snapshot::{AffectedPod, Engine, MasterName, PeerPath, Shortage};
 use mooncake_checks::Observation;
 
 use super::findings::{Inputs, observations};
@@ -85,6 +85,44 @@ fn a_pod_with_unhealthy_devices_is_named_once_with_each_of_them() {
             ("pod team/b", "its claim c1 holds mlx5_0 (MkeyExhausted)"),
         ]
     );
+}
+
+#[test]
+fn an_engine_process_without_processor_time_is_a_warning_with_the_cause() {
+    let engine = |pod: &str, shortage| {
+        let engine = Engine {
+            namespace: "team".to_owned(),
+            pod: pod.to_owned(),
+            shortage,
+        };
+        (format!("uid-{pod}"), engine)
+    };
+    let engines = [
+        engine("a", None),
+        engine("b", Some(Shortage::CpuLimit)),
+        engine("c", Some(Shortage::OtherProcesses)),
+    ];
+    let inputs = Inputs {
+        engines: engines.into(),
+        ..Inputs::default()
+    };
+    let recording = machine("vm-without-devices").recording;
+    let observations = observations(&recording, &inputs, CheckId::EngineProcessorTime);
+    let [enough, limit, others] = &observations[..] else {
+        panic!("{observations:?}");
+    };
+    assert_eq!(
+        (enough.subject.as_str(), &enough.finding),
+        ("pool pod team/a", &None)
+    );
+    for (of, cause) in [(limit, "a CPU limit"), (others, "other processes")] {
+        let finding = of.finding.as_ref().unwrap();
+        assert_eq!(
+            (finding.verdict, finding.reason),
+            (Warn, Reason::EngineThrottled)
+        );
+        assert!(finding.message.contains(cause), "{finding:?}");
+    }
 }
 
 #[test]

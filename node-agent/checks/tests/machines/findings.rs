@@ -1,7 +1,7 @@
 //! Findings of each recorded machine, compared with a golden file, and of machines with one file changed.
 //! `UPDATE=1` rewrites the golden files and docs/checks.md.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crds::node::{DomainMembership, InjectedPod, PoolAssignment};
 use crds::{ByteSize, CheckId, FixReport, MooncakeNodeSpec, Reason, Verdict};
 use host::container::Network;
 use host::recording::{Entry, Recording};
-use host::snapshot::{AffectedPod, MasterName, PeerPath};
+use host::snapshot::{AffectedPod, Engine, MasterName, PeerPath};
 use host::{Host, Snapshot};
 use mooncake_checks::table::lines;
 use mooncake_checks::{CATALOG, CheckInput, CheckRun, Observation, page, run_checks};
@@ -27,6 +27,7 @@ pub(crate) struct Inputs {
     pub(crate) fixes: Vec<FixReport>,
     pub(crate) master_names: Vec<MasterName>,
     pub(crate) clock_ahead: Option<i64>,
+    pub(crate) engines: BTreeMap<String, Engine>,
     /// Where devices are offered.
     pub(crate) cdi_folder: Option<&'static str>,
     /// Network namespace of every container: a recording has only the node's.
@@ -47,6 +48,7 @@ pub(crate) fn check_runs(recording: &Recording, inputs: &Inputs) -> Vec<CheckRun
         fixes: inputs.fixes.clone(),
         master_names: inputs.master_names.clone(),
         clock_ahead: inputs.clock_ahead,
+        engines: inputs.engines.clone(),
         ..snapshot(recording)
     };
     let input = CheckInput {
@@ -704,6 +706,8 @@ fn each_cause_of_each_check_has_a_recording_that_provokes_it() {
     found.insert((CheckId::PodHostPorts, Reason::HostPortMismatch));
     // Lent, not read: the test of owners has it.
     found.insert((CheckId::PodDevices, Reason::DeviceUnhealthy));
+    // Counted, not read: the test of engine processes has it.
+    found.insert((CheckId::EngineProcessorTime, Reason::EngineThrottled));
     // Done, not read: the test of fixes has them.
     for reason in [
         Reason::FixRefused,

@@ -32,6 +32,28 @@ pub(super) fn create(node: &Path, pool: &str, limits: Limits) -> io::Result<Vec<
     create_in(&node.join(MOUNT), pool, limits)
 }
 
+/// Returns the file with the counters of the processor time of a pod, from the text of the cgroup file of a process in it.
+/// `None`: no hierarchy with the pod counts it.
+pub(super) fn cpu_stat(node: &Path, process: &str) -> Option<PathBuf> {
+    let root = node.join(MOUNT);
+    let mut files = of_pod(process).into_iter().map(|of| {
+        let (hierarchy, _) = hierarchy(&root, of.controllers);
+        let pod = hierarchy.join(of.pod.trim_start_matches('/'));
+        pod.join("cpu.stat")
+    });
+    files.find(|file| file.is_file())
+}
+
+/// Returns the folder of a hierarchy, and whether it is that of version 2 beside version 1, which then has the controllers.
+fn hierarchy(root: &Path, controllers: &str) -> (PathBuf, bool) {
+    let hybrid = controllers.is_empty() && !root.join("cgroup.controllers").exists();
+    let name = match controllers {
+        "" if hybrid => "unified",
+        controllers => controllers.strip_prefix("name=").unwrap_or(controllers),
+    };
+    (root.join(name), hybrid)
+}
+
 fn create_in(root: &Path, pool: &str, limits: Limits) -> io::Result<Vec<PathBuf>> {
     let mut made = Vec::new();
     for PodCgroup {
@@ -40,18 +62,12 @@ fn create_in(root: &Path, pool: &str, limits: Limits) -> io::Result<Vec<PathBuf>
         container,
     } in of_pod(pool)
     {
-        let unified = controllers.is_empty();
-        // Where version 1 has the controllers, version 2 is mounted beside them.
-        let hybrid = unified && !root.join("cgroup.controllers").exists();
-        let hierarchy = match controllers {
-            "" if hybrid => root.join("unified"),
-            controllers => root.join(controllers.strip_prefix("name=").unwrap_or(controllers)),
-        };
+        let (hierarchy, hybrid) = hierarchy(root, controllers);
         let pod = hierarchy.join(pod.trim_start_matches('/'));
         if !pod.is_dir() {
             continue;
         }
-        let memory = match unified {
+        let memory = match controllers.is_empty() {
             true if hybrid => None,
             true => Some("memory.max"),
             false => {

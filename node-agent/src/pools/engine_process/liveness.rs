@@ -10,6 +10,8 @@ use std::time::Duration;
 use engine_process::control::message::SilentThread;
 use tokio::time::{Instant, timeout};
 
+use super::processor_time::ThreadTime;
+
 /// Processor time that a hung data thread spends in its turn while it is watched. A turn takes milliseconds of it.
 const BUSY: Duration = Duration::from_secs(1);
 
@@ -21,7 +23,7 @@ const CONTROL_BUSY: Duration = Duration::from_secs(30);
 /// looks.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// A thread that is silent for so long counts as hung, whatever its cause: peers wait for it.
+/// A thread of which the kernel reports nothing counts as hung after this time: peers wait for it.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Limit for reading the kernel stack.
@@ -35,10 +37,7 @@ const FRAMES: usize = 6;
 struct Sample {
     /// As in `proc_pid_stat(5)`.
     state: char,
-    /// Time on a processor.
-    ran: Duration,
-    /// Time of waiting for a processor, of waits that have ended.
-    queued: Duration,
+    time: ThreadTime,
 }
 
 /// What a silent thread does.
@@ -50,8 +49,8 @@ enum Finding {
     Blocked,
     /// It did not get enough processor time to be judged.
     Starved,
-    /// It is silent for [`LONGEST`].
-    TooLong,
+    /// The kernel reported nothing of it for [`LONGEST`].
+    Unknown,
 }
 
 /// A silent thread that is watched.
@@ -166,7 +165,7 @@ impl SilentProcess {
 }
 
 /// Judges a thread that was in one turn from the first sample to the last one, `watched` later. One that runs for `busy`
-/// is in an endless loop.
+/// is in an endless loop. One that gets no processor time is never hung: another process would get none either.
 fn judge(
     samples: [Option<Sample>; 2],
     busy: Duration,
@@ -174,9 +173,9 @@ fn judge(
     silent: Duration,
 ) -> Finding {
     if let [Some(first), Some(last)] = samples {
-        let ran = last.ran.saturating_sub(first.ran);
+        let ran = last.time.ran.saturating_sub(first.time.ran);
         // Includes waits that began before the first sample: then the thread is watched for longer.
-        let queued = last.queued.saturating_sub(first.queued);
+        let queued = last.time.queued.saturating_sub(first.time.queued);
         if ran >= busy {
             return Finding::Loops;
         }
@@ -184,9 +183,10 @@ fn judge(
         if last.state != 'R' && watched.saturating_sub(ran + queued) >= IDLE {
             return Finding::Blocked;
         }
+        return Finding::Starved;
     }
     if silent >= LONGEST {
-        Finding::TooLong
+        Finding::Unknown
     } else {
         Finding::Starved
     }
@@ -205,12 +205,9 @@ impl Sample {
     fn parse(stat: &str, schedstat: &str) -> Option<Self> {
         // The name before the state may contain parentheses.
         let (_, fields) = stat.rsplit_once(") ")?;
-        let mut times = schedstat.split_whitespace().map(str::parse);
-        let mut time = || Some(Duration::from_nanos(times.next()?.ok()?));
         Some(Self {
             state: fields.chars().next()?,
-            ran: time()?,
-            queued: time()?,
+            time: ThreadTime::parse(schedstat)?,
         })
     }
 }
@@ -236,7 +233,7 @@ impl fmt::Display for Hung {
         let what = match self.finding {
             Finding::Loops => "runs in an endless loop",
             Finding::Blocked => "is blocked",
-            Finding::Starved | Finding::TooLong => "got too little processor time",
+            Finding::Starved | Finding::Unknown => "is silent",
         };
         write!(f, "; it {what} (state {})", last.state)
     }
