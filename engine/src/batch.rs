@@ -1,13 +1,11 @@
 //! Batches of transfers: what the data threads have to start, counters of what is not complete, and wakers of the tasks
 //! that wait for it.
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::task::Poll;
+mod countdown;
 
-use futures::task::AtomicWaker;
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
 use parking_lot::Mutex;
 use proto::scheduler::Request;
 
@@ -15,40 +13,7 @@ use crate::command::{Command, CommandSender};
 use crate::error::TransferError;
 use crate::outstanding::Share;
 use crate::transport::{EndpointId, RegionId};
-
-/// A count that a task waits for to reach zero.
-#[derive(Debug)]
-struct Countdown {
-    left: AtomicUsize,
-    waker: AtomicWaker,
-}
-
-impl Countdown {
-    fn new(count: usize) -> Self {
-        Self {
-            left: AtomicUsize::new(count),
-            waker: AtomicWaker::new(),
-        }
-    }
-
-    fn decrement(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.waker.wake();
-        }
-    }
-
-    async fn zero(&self) {
-        poll_fn(|context| {
-            self.waker.register(context.waker());
-            if self.left.load(Ordering::Acquire) == 0 {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
-        })
-        .await;
-    }
-}
+use countdown::Countdown;
 
 /// One transfer of a batch that its data thread has not taken yet.
 #[derive(Debug)]
@@ -93,8 +58,8 @@ impl Completion {
             let _first = self.first_failure.set(error);
         }
         let count = submissions.len();
-        self.open.left.store(count, Ordering::Release);
-        self.held.left.store(count, Ordering::Release);
+        self.open.set(count);
+        self.held.set(count);
     }
 
     /// Returns whether transfers wait for this thread.
@@ -125,7 +90,7 @@ impl Completion {
     }
 
     fn is_open(&self) -> bool {
-        self.open.left.load(Ordering::Acquire) > 0
+        !self.open.is_zero()
     }
 
     /// Records the outcome of one transfer.
@@ -216,8 +181,8 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         // No task waits any more; a completion that is used again must not keep a task in memory.
-        self.completion.open.waker.take();
-        self.completion.held.waker.take();
+        self.completion.open.forget_task();
+        self.completion.held.forget_task();
         if !self.completion.is_open() {
             return;
         }

@@ -1,13 +1,13 @@
 //! Commands to a data thread, and the channel that carries them. Its length is bounded by what it carries: limits
 //! of connections and of transfers, and callers that wait.
 
+mod queue;
+
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use proto::scheduler::PeerKey;
 use rustix::event::EventfdFlags;
 use sys::mem::Region;
@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::resolve::Resolver;
 use crate::stats::Counters;
 use crate::transport::{EndpointId, LinkError, NewSocket, PeerAddress, RegionId};
+use queue::Queue;
 
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -90,17 +91,8 @@ pub(crate) struct CommandReceiver {
 
 #[derive(Debug)]
 struct Channel {
-    queue: Mutex<Queue>,
-    /// The thread sleeps, or is about to after another look at the queue.
-    sleeps: AtomicBool,
+    queue: Queue<Command>,
     wakeup: OwnedFd,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    commands: VecDeque<Command>,
-    /// The thread has ended.
-    ended: bool,
 }
 
 /// Creates a channel.
@@ -109,8 +101,7 @@ pub(crate) fn channel() -> Result<(CommandSender, CommandReceiver), Error> {
     let wakeup = rustix::event::eventfd(0, flags)
         .map_err(|errno| Error::io("cannot create an eventfd")(errno.into()))?;
     let channel = Arc::new(Channel {
-        queue: Mutex::default(),
-        sleeps: AtomicBool::new(false),
+        queue: Queue::new(),
         wakeup,
     });
     let receiver = CommandReceiver {
@@ -126,24 +117,23 @@ impl CommandSender {
     /// # Errors
     /// [`Error::Stopped`] if the thread has ended.
     pub(crate) fn send(&self, command: Command) -> Result<(), Error> {
-        {
-            let mut queue = self.0.queue.lock();
-            if queue.ended {
-                return Err(Error::Stopped);
-            }
-            queue.commands.push_back(command);
+        let must_wake = self.0.queue.push(command).ok_or(Error::Stopped)?;
+        if must_wake {
+            self.signal();
         }
-        // After the command is queued: a thread that goes to sleep now finds it.
-        self.wake();
         Ok(())
     }
 
     /// Ends the sleep of the thread, if it sleeps.
     pub(crate) fn wake(&self) {
-        if self.0.sleeps.swap(false, Ordering::AcqRel) {
-            // Fails only if the counter is full; the thread is being woken then.
-            let _already_set = rustix::io::write(&self.0.wakeup, &1u64.to_ne_bytes());
+        if self.0.queue.must_wake() {
+            self.signal();
         }
+    }
+
+    fn signal(&self) {
+        // Fails only if the counter is full; the thread is being woken then.
+        let _already_set = rustix::io::write(&self.0.wakeup, &1u64.to_ne_bytes());
     }
 }
 
@@ -151,8 +141,7 @@ impl CommandReceiver {
     /// Takes the next command, if there is one.
     pub(crate) fn next(&mut self) -> Option<Command> {
         if self.taken.is_empty() {
-            // Both keep their capacity.
-            std::mem::swap(&mut self.taken, &mut self.channel.queue.lock().commands);
+            self.channel.queue.swap(&mut self.taken);
         }
         self.taken.pop_front()
     }
@@ -160,13 +149,12 @@ impl CommandReceiver {
     /// Makes the next send signal the wakeup. Returns false if there are commands already: then the thread must not
     /// sleep.
     pub(crate) fn may_sleep(&self) -> bool {
-        self.channel.sleeps.store(true, Ordering::Release);
-        self.channel.queue.lock().commands.is_empty()
+        self.channel.queue.may_sleep()
     }
 
     /// Ends what [`Self::may_sleep`] began.
     pub(crate) fn is_awake(&self) {
-        self.channel.sleeps.store(false, Ordering::Release);
+        self.channel.queue.is_awake();
     }
 
     pub(crate) fn wakeup(&self) -> impl AsFd {
@@ -176,11 +164,7 @@ impl CommandReceiver {
 
 impl Drop for CommandReceiver {
     fn drop(&mut self) {
-        let mut rest = {
-            let mut queue = self.channel.queue.lock();
-            queue.ended = true;
-            std::mem::take(&mut queue.commands)
-        };
+        let mut rest = self.channel.queue.end();
         for command in self.taken.drain(..).chain(rest.drain(..)) {
             if let Command::Submit { batch, thread, .. } = command {
                 batch.refuse(thread);

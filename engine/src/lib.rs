@@ -39,6 +39,7 @@ mod peers;
 mod resolve;
 mod settings;
 mod stats;
+mod sync;
 mod thread;
 pub mod transport;
 

@@ -300,7 +300,7 @@ impl Pod {
                 () = changed(self.admission.as_mut()) => self.send_admission(engine).await?,
                 () = tokio::time::sleep_until(next_look) => {
                     next_look += LOOKS;
-                    let hung = match &process {
+                    let hung = match &mut process {
                         Some(watched) => watched.look(engine.pid, last_message.elapsed()),
                         None => {
                             process = Some(SilentProcess::begin(engine.pid));

@@ -134,6 +134,8 @@ impl SilentThreads {
 pub(crate) struct SilentProcess {
     first: Option<Sample>,
     begun: Instant,
+    /// That it waits for a processor is in the log.
+    logged: bool,
 }
 
 impl SilentProcess {
@@ -142,16 +144,19 @@ impl SilentProcess {
         Self {
             first: Sample::read(pid, pid),
             begun: Instant::now(),
+            logged: false,
         }
     }
 
     /// Looks again. `None`: it may still get a processor.
-    pub(crate) fn look(&self, pid: u32, silent: Duration) -> Option<Hung> {
+    pub(crate) fn look(&mut self, pid: u32, silent: Duration) -> Option<Hung> {
         let last = Sample::read(pid, pid);
         let samples = [self.first, last];
         let finding = judge(samples, CONTROL_BUSY, self.begun.elapsed(), silent);
         if finding == Finding::Starved {
-            tracing::warn!(pid, "the engine process waits for a processor");
+            if !std::mem::replace(&mut self.logged, true) {
+                tracing::warn!(pid, "the engine process waits for a processor");
+            }
             return None;
         }
         Some(Hung {
