@@ -21,6 +21,7 @@ mod scenarios {
     mod idle_cluster;
     mod injected_node_faults;
     mod inventory;
+    mod master_findings;
     mod master_release_mismatch;
     mod master_restart;
     mod master_type;

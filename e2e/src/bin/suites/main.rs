@@ -27,8 +27,10 @@ const DISTURBED: &str = "tool";
 const NODES: u8 = 2;
 /// Memory of a cluster with scenarios, in bytes.
 const CLUSTER_MEMORY: u64 = 4 << 30;
-/// Seconds of each fuzz target: reduced, and in full.
-const FUZZ_SECONDS: [u32; 2] = [10, 300];
+/// Seconds of each fuzz target with reduced counts.
+const FUZZ_SECONDS: u32 = 10;
+/// Inputs of each fuzz target in full.
+const FUZZ_INPUTS: u32 = 10_000_000;
 /// A suite is ended after this many times its budget.
 const BUDGETS: u32 = 3;
 /// With reduced counts, at most this many failed tests of a command get a second attempt. More are not an accident.
@@ -194,13 +196,16 @@ fn lines(suite: &Suite, full: bool) -> Vec<String> {
     match suite.kind {
         Kind::Cargo(lines) => lines.iter().map(|line| (*line).to_owned()).collect(),
         Kind::Fuzz(targets) => {
-            let [reduced, all] = FUZZ_SECONDS;
-            let seconds = if full { all } else { reduced };
-            println!("{seconds} of {all} seconds of each fuzz target");
+            let limit = if full {
+                format!("-runs={FUZZ_INPUTS}")
+            } else {
+                println!("{FUZZ_SECONDS} s instead of {FUZZ_INPUTS} inputs of each fuzz target");
+                format!("-max_total_time={FUZZ_SECONDS}")
+            };
             let words = |target: &&str| {
                 // Fails on an input that allocates too much memory.
                 format!(
-                    "run --quiet --release --locked --bin {target} -- -max_total_time={seconds} \
+                    "run --quiet --release --locked --bin {target} -- {limit} \
                      -malloc_limit_mb=16 -rss_limit_mb=512 -verbosity=0 -print_final_stats=1 \
                      -artifact_prefix=../../../target/fuzz/"
                 )
@@ -239,6 +244,7 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
             .env("MOONCAKE_SCENARIOS", "full")
             .env("PROPTEST_CASES", "100000")
             .env("MASTER_CALLS", "1000000")
+            .env("LOOM_MAX_PREEMPTIONS", "5")
             .env("FAULTY_TRANSFERS", "1000000");
     }
     let mut collector = failures::Collector::default();
