@@ -31,13 +31,13 @@ async fn lookups_without_a_hit_and_puts_without_space_are_found_by_doctor() -> a
             let verify =
                 |prefix: &str, keys| json!({"command": "verify", "prefix": prefix, "keys": keys});
 
-            let none = doctor(product, &namespace).await;
+            let none = doctor(&product, &namespace).await;
             for reason in [Reason::NoCacheHits, Reason::PoolFull] {
                 ensure!(!none.contains(reason.as_str()), "at the start: {none}");
             }
             let found = client.run(verify("never-put", LOOKUPS), WAIT).await?;
             ensure!(found["missing"] == LOOKUPS, "{found}");
-            let text = doctor(product, &namespace).await;
+            let text = doctor(&product, &namespace).await;
             ensure!(text.contains(Reason::NoCacheHits.as_str()), "{text}");
 
             let mut refused = 0;
@@ -49,7 +49,7 @@ async fn lookups_without_a_hit_and_puts_without_space_are_found_by_doctor() -> a
                 client.run(verify(&prefix, KEYS), WAIT).await?;
             }
             ensure!(refused > 0, "every put found space");
-            let text = doctor(product, &namespace).await;
+            let text = doctor(&product, &namespace).await;
             ensure!(
                 text.contains(Reason::PoolFull.as_str())
                     && !text.contains(Reason::NoCacheHits.as_str()),
