@@ -7,6 +7,7 @@ mod countdown;
 mod queue;
 /// As `src/sync.rs`.
 mod sync {
+    use std::sync::PoisonError;
     use std::task::Waker;
 
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -41,7 +42,7 @@ mod sync {
         }
 
         pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
-            self.0.lock().unwrap()
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 }
