@@ -33,6 +33,16 @@ def put(prefix, keys):
     return sum(store().put(f"{prefix}-{number}", value(f"{prefix}-{number}")) == 0 for number in range(keys))
 
 
+def fill(prefix, keys):
+    """Puts keys and gets each at once, so that it is not evicted for 10 s. Returns how many puts found no space."""
+    refused = 0
+    for number in range(keys):
+        key = f"{prefix}-{number}"
+        refused += store().put(key, value(key)) != 0
+        store().get(key)
+    return refused
+
+
 def back(prefix, suffix, seconds):
     """Puts and gets until both work, and returns the seconds until each did."""
     begun, found = time.monotonic(), {}
@@ -57,4 +67,4 @@ def verify(prefix, keys):
     return found
 
 
-COMMANDS = {command.__name__: command for command in (put, back, verify)}
+COMMANDS = {command.__name__: command for command in (put, fill, back, verify)}
