@@ -1,5 +1,5 @@
-//! What several threads do to each other at the boundary of a data thread, in every interleaving that memory orders
-//! allow: the sources of the engine, compiled with the types of the model checker loom.
+//! What several threads do to each other at the boundary of a data thread, in every interleaving that the memory model
+//! allows: the sources of the engine, compiled with the types of the model checker loom.
 
 #[path = "../src/batch/countdown.rs"]
 mod countdown;
@@ -63,7 +63,7 @@ fn check(test: impl Fn() + Sync + Send + 'static) {
     model.check(test);
 }
 
-/// The thread sleeps by a `Notify` as by its eventfd: a signal before the sleep ends it at once. A sleep that nobody ends
+/// The thread sleeps by a `Notify` as by its eventfd: a signal before the sleep ends it at once. A sleep without an end
 /// is a deadlock, which loom reports.
 struct Channel {
     queue: Queue<u32>,

@@ -19,7 +19,7 @@ impl Countdown {
         }
     }
 
-    /// Begins again with another count. Nobody may wait or count meanwhile.
+    /// Begins again with another count. No task may wait and no thread count meanwhile.
     pub(crate) fn set(&self, count: usize) {
         self.left.store(count, Ordering::Release);
     }

@@ -66,7 +66,7 @@ impl<T> Queue<T> {
         self.sleeps.store(false, Ordering::Release);
     }
 
-    /// Refuses further items, and returns those that nobody has taken.
+    /// Refuses further items, and returns those that were not taken.
     pub(crate) fn end(&self) -> VecDeque<T> {
         let mut state = self.state.lock();
         state.ended = true;

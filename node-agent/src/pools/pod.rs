@@ -138,7 +138,6 @@ pub(crate) async fn run(
     };
     pod.keep_served(&mut assigned).await;
     context.engines.wait_for_end(&uid).await;
-    context.deliver(&uid, None);
     context.mounts.set_served(&uid, false);
     context.budget.ended(&uid);
     context.engines.folders().remove(&uid);
@@ -147,7 +146,7 @@ pub(crate) async fn run(
 }
 
 impl Context {
-    /// Delivers what is known of the engine process of a pod; `None` after its end.
+    /// Delivers what is known of the engine process of a pod; `None` while it has none.
     fn deliver(&self, pod_uid: &str, engine: Option<snapshot::Engine>) {
         let Some(inbox) = &self.inbox else { return };
         inbox.send_if_modified(|observed| {
@@ -200,7 +199,9 @@ impl Pod {
             );
             self.hung = None;
             let begun = Instant::now();
-            match self.serve(&engine, assigned).await {
+            let end = self.serve(&engine, assigned).await;
+            self.context.deliver(&self.uid, None);
+            match end {
                 End::Ended if !self.process.runs() => return,
                 End::Ended => {
                     let panic = engine.panic_message().unwrap_or_default();
@@ -312,7 +313,7 @@ impl Pod {
                     }
                 }
             }
-            self.deliver(processor_time.look(std::time::Instant::now()));
+            self.deliver_shortage(processor_time.look(std::time::Instant::now()));
             let verdict = self.transport().judge(&engine.rdma);
             match &verdict {
                 Verdict::Replace => return Ok(End::OtherTransport),
@@ -336,8 +337,8 @@ impl Pod {
         }
     }
 
-    /// Delivers what its engine process lacks processor time for.
-    fn deliver(&self, shortage: Option<Shortage>) {
+    /// Delivers why its engine process gets too little processor time.
+    fn deliver_shortage(&self, shortage: Option<Shortage>) {
         let of = &self.assignment.pool;
         let engine = snapshot::Engine {
             namespace: of.namespace.clone(),
