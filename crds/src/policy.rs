@@ -428,6 +428,22 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_keeps_its_check_and_has_the_former_name_of_a_renamed_one() {
+        let rule = |id| CheckRule {
+            id,
+            action: CheckAction::Ignore,
+        };
+        let written = |id| serde_json::to_value(rule(id)).unwrap()["id"].clone();
+        assert_eq!(written(CheckId::MapCount), "MapCount");
+        assert_eq!(written(CheckId::RdmaLoopback), "RailLoop");
+        // The nearest check is another one.
+        let later = CheckId::EngineProcessorTime;
+        assert_eq!(written(later), later.as_str());
+        let read: CheckRule = serde_json::from_value(serde_json::json!(rule(later))).unwrap();
+        assert_eq!(read, rule(later));
+    }
+
+    #[test]
     fn unreadable_entries_are_skipped_and_the_others_are_read() {
         let text = r#"{"name": "p", "checks": [
             {"id": "OfTheNextRelease", "action": "Warn"},

@@ -329,7 +329,7 @@ catalog! {
     /// More than half of a policy's nodes have unhealthy RDMA devices, so no further node is cordoned: the cause is probably common to them.
     MostNodesUnhealthy formerly "MostNodesSick" = (Fabric, "Check what the nodes share: fabric, driver, firmware, or the agent's release. Cordon nodes manually where necessary.");
     /// A transport works, but less well than expected: the path to a peer is much slower than a network is, or RDMA that a cluster prefers is not proved on every storing node.
-    TransportDegraded = (Fabric, "For a path: check it for packet loss (ip -s link, ethtool -S), for a different MTU, and for a saturated link. For a pool pod: as the message describes. For a cluster: repair RDMA on the nodes that the message names, exclude them by the nodeSelector of the pools, or set spec.transports.rdma to Forbid.");
+    TransportDegraded = (Fabric, "For a path: check it for packet loss (ip -s link, ethtool -S), for a different MTU, and for a saturated link. For a cluster: repair RDMA on the nodes that the message names, exclude them by the nodeSelector of the pools, or set spec.transports.rdma to Forbid.");
     /// The DNS name of a master does not resolve on the node.
     NameNotResolved = (Cluster, "Check the cluster's DNS pods and the path from this node to their Service. The message names resolver, name and error.");
     /// The node's clock differs from the API server's.

@@ -28,6 +28,14 @@ pub trait Vocabulary: Copy + 'static {
 
     /// Returns the entry with this name in this release or in release 0.1.0.
     fn read(word: &str) -> Option<Self>;
+
+    /// Returns whether release 0.1.0 has this entry, under this name or its former one.
+    fn is_in_0_1_0(self) -> bool
+    where
+        Self: PartialEq,
+    {
+        Self::read(self.written()) == Some(self)
+    }
 }
 
 /// A word as it was read: an entry of the list, or a word of another release, which is kept.
@@ -151,12 +159,17 @@ impl<T> schemars::JsonSchema for Word<T> {
     }
 }
 
-/// Serializes an entry as the word that release 0.1.0 reads; for copies of fields that users write.
-pub(crate) fn as_written<T: Vocabulary, S: Serializer>(
+/// Serializes an entry under the name that release 0.1.0 has for it; for copies of fields that users write. A later entry keeps
+/// its name: the nearest one is something else, for which the user has set nothing.
+pub(crate) fn as_written<T: Vocabulary + PartialEq, S: Serializer>(
     entry: &T,
     to: S,
 ) -> Result<S::Ok, S::Error> {
-    to.serialize_str(entry.written())
+    to.serialize_str(if entry.is_in_0_1_0() {
+        entry.written()
+    } else {
+        entry.name()
+    })
 }
 
 /// Opens the schema of copies of fields that users write: in an object that a component writes, each list of allowed words

@@ -143,7 +143,7 @@ Reasons, checks, fixes and states that a component writes are open strings: the 
 that it does not know. A list entry that a reader cannot read does not hide the others. Fields that users write stay closed lists.
 
 Release 0.1.0 had closed lists. It cannot read an object with a word that it does not know, and a rollback may start it at any time with the objects that this \
-release wrote. Therefore this release writes only words of release 0.1.0 into these fields, and for a new word the nearest word of release 0.1.0. People read the new \
+release wrote. Therefore this release writes only words of release 0.1.0 into these fields, and for a new word the nearest word of release 0.1.0. Findings of a check that release 0.1.0 lacks are not in the list. People read the new \
 words in conditions, Events, logs, metrics and kubectl-mooncake. Both names are read. The next release writes the new words.
 
 If the installed CRD is older than the agent, the API server rejects fields that it does not declare. The agent then writes its status without them, and \

@@ -1,5 +1,5 @@
-//! What several threads do to each other at the boundary of a data thread, in every interleaving that the memory model
-//! allows: the sources of the engine, compiled with the types of the model checker loom.
+//! What several threads do to each other at the boundary of a data thread, in every interleaving with few preemptions that
+//! the memory model allows: the sources of the engine, compiled with the types of the model checker loom.
 
 #[path = "../src/batch/countdown.rs"]
 mod countdown;
@@ -56,7 +56,7 @@ use std::collections::VecDeque;
 /// Most preemptions unless `LOOM_MAX_PREEMPTIONS` is set: with all of them a test takes minutes.
 const PREEMPTIONS: usize = 3;
 
-/// Runs a test in every interleaving.
+/// Runs a test in every interleaving with so many preemptions.
 fn check(test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound.get_or_insert(PREEMPTIONS);
@@ -159,7 +159,7 @@ fn a_task_that_waits_for_a_batch_is_woken_after_its_last_transfer() {
 }
 
 #[test]
-fn a_state_that_is_used_again_does_not_wake_the_task_of_the_former_batch() {
+fn a_state_that_is_used_again_wakes_the_task_of_the_next_batch() {
     check(|| {
         let open = Arc::new(Countdown::new(1));
         let end = {

@@ -111,13 +111,13 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
     let metrics = tokio::spawn(metrics);
 
     // An agent without Kubernetes serves pools, but does not observe its node.
-    let mut observing = None;
+    let mut for_pools = None;
     if let Some(client) = &kubernetes {
         let boot_id = kernel::boot_id(&settings.host_proc)?;
         let inputs = || (snapshots.clone(), assigned.clone());
         let (spec, publish) = (assigned.clone(), publish_snapshots);
         let inbox = gather::start(&settings, client.clone(), spec, paths, publish);
-        observing = Some(inbox.clone());
+        for_pools = Some(inbox.clone());
         let (publish_unhealthy, unhealthy) = watch::channel(UnhealthyDevices::new());
         let offered = settings.devices(&boot_id);
         let cdi_folder = offered.as_ref().map(|devices| devices.cdi.clone());
@@ -162,7 +162,7 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
         budget: MemoryBudget::default(),
         mounts,
         reporter,
-        inbox: observing,
+        inbox: for_pools,
         kubernetes,
     };
     let context = Arc::new(context);

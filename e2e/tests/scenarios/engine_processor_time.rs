@@ -2,7 +2,7 @@
 
 use super::engine_process::engine_processes;
 use anyhow::{Context, ensure};
-use crds::{CheckId, Reason};
+use crds::{ConditionType, Reason};
 use kube::ResourceExt;
 use mooncake_e2e::scenario::{Effort, Load, Node, Pool, Product};
 use std::fs;
@@ -37,15 +37,23 @@ async fn an_engine_process_that_a_cpu_limit_stops_is_reported_and_not_replaced()
             let limit = CpuLimit::of_pod(pid)?;
             limit.set("1000")?;
             let node = Node::new(&product.cluster, "n1");
-            let subject = format!(
-                "pool pod {}/{}",
-                pod.namespace().unwrap_or_default(),
-                pod.name_any()
+            let healthy = ConditionType::NodeHealthy;
+            let throttled = Reason::EngineThrottled.as_str();
+            let shown = node
+                .condition(healthy, "EngineThrottled", REPORTED, |found| {
+                    found.reason == throttled
+                })
+                .await?;
+            // The finding of no other check: pods may wait for those.
+            let listed = node.report().await?.status.unwrap_or_default().findings;
+            ensure!(
+                shown.message.contains("CPU limit")
+                    && shown.message.contains(&pod.name_any())
+                    && listed
+                        .iter()
+                        .all(|found| !found.subject.contains("pool pod")),
+                "{shown:?}; {listed:?}"
             );
-            // A MooncakeNode has the nearest words that release 0.1.0 knows.
-            let check = (CheckId::PeerReachable, subject.as_str());
-            let found = node.finding(check, REPORTED, |_| true).await?;
-            ensure!(found.message.contains("CPU limit"), "{found:?}");
             node.event(Reason::EngineThrottled, SOON).await?;
             ensure!(
                 engine_processes(std::slice::from_ref(&pod))? == before,
@@ -53,7 +61,10 @@ async fn an_engine_process_that_a_cpu_limit_stops_is_reported_and_not_replaced()
             );
 
             limit.set(limit.none)?;
-            node.no_finding(check, CLEARED, |_| true).await?;
+            node.condition(healthy, "no EngineThrottled", CLEARED, |found| {
+                found.reason != throttled
+            })
+            .await?;
             pool.ready(SOON).await
         })
         .await

@@ -1,4 +1,4 @@
-//! A count that a task waits for to reach zero. Every interleaving of its calls is checked in `tests/interleavings.rs`.
+//! A count that a task waits for to reach zero. Interleavings of its calls are checked in `tests/interleavings.rs`.
 
 use std::future::poll_fn;
 use std::task::Poll;

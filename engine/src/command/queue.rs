@@ -1,4 +1,4 @@
-//! The queue of one data thread, and whether the thread sleeps. Every interleaving of its calls is checked in
+//! The queue of one data thread, and whether the thread sleeps. Interleavings of its calls are checked in
 //! `tests/interleavings.rs`.
 
 use std::collections::VecDeque;

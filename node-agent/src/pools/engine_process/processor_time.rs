@@ -59,8 +59,8 @@ impl ThreadTime {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Counters {
     threads: ThreadTime,
-    /// For how long the CPU limit of the pod has stopped it.
-    stopped: Duration,
+    /// For how long the CPU limit of the pod has stopped it. `None`: no file counts it.
+    stopped: Option<Duration>,
 }
 
 /// The looks at one engine process.
@@ -99,13 +99,6 @@ impl ProcessorTime {
             let read = self.read();
             let counters = self.last.zip(read);
             let shortage = counters.and_then(|(before, after)| judge(before, after, elapsed));
-            if shortage != self.shortage {
-                tracing::info!(
-                    pid = self.pid,
-                    ?shortage,
-                    "the processor time of the engine process changed"
-                );
-            }
             self.shortage = shortage;
             self.last = read;
             self.taken = now;
@@ -120,7 +113,7 @@ impl ProcessorTime {
         });
         Some(Counters {
             threads: ThreadTime::of_process(self.pid)?,
-            stopped: stopped.unwrap_or_default(),
+            stopped,
         })
     }
 }
@@ -130,8 +123,8 @@ fn judge(before: Counters, after: Counters, elapsed: Duration) -> Option<Shortag
     // Times of threads that have ended are missing after it.
     let ran = after.threads.ran.saturating_sub(before.threads.ran);
     let queued = after.threads.queued.saturating_sub(before.threads.queued);
-    let stopped = after.stopped.saturating_sub(before.stopped);
-    if stopped >= elapsed / STOPPED {
+    let stopped = before.stopped.zip(after.stopped);
+    if stopped.is_some_and(|(before, after)| after.saturating_sub(before) >= elapsed / STOPPED) {
         return Some(Shortage::CpuLimit);
     }
     (queued >= elapsed / QUEUED && queued >= ran * RATIO).then_some(Shortage::OtherProcesses)
@@ -162,7 +155,7 @@ mod tests {
                 ran: Duration::from_millis(ran),
                 queued: Duration::from_millis(queued),
             },
-            stopped: Duration::from_millis(stopped),
+            stopped: Some(Duration::from_millis(stopped)),
         }
     }
 
@@ -183,6 +176,13 @@ mod tests {
         assert_eq!(after(1_000, 9_000, 9_000), Some(Shortage::CpuLimit));
         // A thread has ended.
         assert_eq!(judge(counters(9_000, 9_000, 0), first, 10 * SECOND), None);
+        // The file appears with what was counted before.
+        let none = Counters {
+            stopped: None,
+            ..first
+        };
+        let later = counters(7_000, 3_000, 90_000);
+        assert_eq!(judge(none, later, 10 * SECOND), None);
     }
 
     #[test]
@@ -197,12 +197,14 @@ mod tests {
     #[test]
     fn the_times_of_the_threads_of_a_process_are_summed_up() {
         let pid = std::process::id();
-        let before = ThreadTime::of_process(pid).unwrap();
-        let begun = Instant::now();
         let busy = std::thread::spawn(move || {
+            let begun = Instant::now();
             while begun.elapsed() < Duration::from_millis(50) {}
-            let time = ThreadTime::of_process(pid).unwrap();
-            assert!(time.ran > before.ran);
+            let own = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+            let own = ThreadTime::parse(&own).unwrap();
+            // Other threads of the process may end meanwhile; this one does not.
+            let all = ThreadTime::of_process(pid).unwrap();
+            assert!(own.ran > Duration::ZERO && all.ran >= own.ran, "{all:?}");
         });
         busy.join().unwrap();
         assert_eq!(ThreadTime::of_process(u32::MAX), None);

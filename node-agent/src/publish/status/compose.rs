@@ -89,7 +89,7 @@ pub(super) fn compose(
     }
     conditions.sort_by(|one, other| one.type_.cmp(&other.type_));
     let found = previous.map_or(&[][..], |previous| &previous.findings);
-    let (checks, findings) = match &report.health {
+    let (checks, findings) = match &report.health.as_ref().map(findings::of_0_1_0) {
         Some(health) => (
             Some(health.counts),
             findings::findings(health, found, &spec.injected, &report.affected_pods),

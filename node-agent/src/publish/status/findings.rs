@@ -1,10 +1,12 @@
 //! Findings and the condition NodeHealthy, as the status has them. Pure.
 
-use crds::Verdict;
+use std::collections::BTreeMap;
+
 use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT};
 use crds::condition::{ConditionType, NewCondition};
 use crds::node::InjectedPod;
 use crds::reason::Reason;
+use crds::{Verdict, Vocabulary};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use checks::debounce::{Health, ReportedFinding};
@@ -49,6 +51,30 @@ pub(super) fn findings(
         finding
     });
     findings.collect()
+}
+
+/// The health without checks that release 0.1.0 lacks. Under the nearest name their findings would be those of another check,
+/// for which pods may wait, and operators compare the number of checks with findings with the names in the list.
+pub(super) fn of_0_1_0(health: &Health) -> Health {
+    let findings = health.findings.iter().cloned();
+    let (findings, later): (Vec<_>, Vec<_>) =
+        findings.partition(|reported| reported.check.is_in_0_1_0());
+    let mut worst = BTreeMap::new();
+    for reported in later {
+        let verdict = reported.finding.verdict;
+        let worst = worst.entry(reported.check).or_insert(verdict);
+        *worst = verdict.min(*worst);
+    }
+    let mut counts = health.counts;
+    for verdict in worst.into_values() {
+        let count = match verdict {
+            Verdict::Fail => &mut counts.failed,
+            Verdict::Unknown => &mut counts.unknown,
+            Verdict::Warn => &mut counts.warned,
+        };
+        *count = count.saturating_sub(1);
+    }
+    Health { counts, findings }
 }
 
 fn message(reported: &ReportedFinding) -> String {

@@ -125,6 +125,37 @@ fn ports_down(ports: usize, since: i64) -> Report {
     }
 }
 
+#[test]
+fn a_finding_of_a_check_that_release_0_1_0_lacks_is_in_the_condition_only() {
+    let mut report = ports_down(1, 1);
+    let health = report.health.as_mut().unwrap();
+    let before = health.counts;
+    for pod in ["a", "b"] {
+        health.findings.push(ReportedFinding {
+            check: CheckId::EngineProcessorTime,
+            subject: format!("pool pod team/{pod}"),
+            finding: Finding {
+                verdict: Verdict::Warn,
+                reason: Reason::EngineThrottled,
+                message: "w".to_owned(),
+            },
+            since: at(1),
+            flapping: false,
+        });
+    }
+    // Each check counts once.
+    health.counts.warned += 1;
+    let listed = findings::of_0_1_0(health);
+    assert_eq!(listed.counts, before);
+    assert_eq!(listed.findings.len(), 1);
+    assert_eq!(listed.findings[0].check, CheckId::PortActive);
+
+    health.findings.remove(0);
+    let condition = findings::condition(health);
+    assert_eq!(condition.reason, Reason::EngineThrottled);
+    assert!(findings::of_0_1_0(health).findings.is_empty());
+}
+
 /// This many devices, all unhealthy.
 fn devices(count: u32) -> DeviceHealth {
     let named = (0..count)
