@@ -219,6 +219,7 @@ mod tests {
         let mut time = ProcessorTime::begin(std::process::id(), node.path());
         assert_eq!(time.cpu_stat, None);
         time.cpu_stat = Some(cpu_stat.clone());
+        time.last = time.read();
         count(8).unwrap();
         let begun = time.taken;
         assert_eq!(time.look(begun), None, "too early");
