@@ -34,7 +34,7 @@ bench: ## Figures: ours beside stock and bare sockets, on loopback and on a clus
 	@$(TOOL) figures
 
 cli: ## kubectl-mooncake, one static binary; prints its path. docs/cli.md says what it shows
-	@RUSTFLAGS="-C target-feature=+crt-static" cargo build --quiet --release --locked --package mooncake-cli \
+	@RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/e2e/src/product/rustc.sh cargo build --quiet --release --locked --package mooncake-cli \
 		--bin kubectl-mooncake --target $(TRIPLE)
 	@echo $${CARGO_TARGET_DIR:-target}/$(TRIPLE)/release/kubectl-mooncake
 

@@ -2,11 +2,11 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::catalog::catalog;
 use crate::reason::Reason;
-use crate::word::Word;
+use crate::word::{Word, readable_entries};
 
 catalog! {
     /// A check of a node. Each description states what holds when the check passes. The list is closed and
@@ -133,6 +133,9 @@ pub struct CheckCounts {
 /// Maximum number of findings in a status.
 pub const FINDINGS_LIMIT: usize = 24;
 
+/// Maximum number of findings of checks that release 0.1.0 lacks.
+pub const LATER_FINDINGS_LIMIT: usize = 4;
+
 /// A finding of a check that did not pass.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -155,6 +158,45 @@ pub struct CheckFinding {
     pub pod_uid: Option<String>,
     /// Time since which the finding exists.
     pub since: Time,
+}
+
+/// A list that release 0.1.0 does not have: its words keep their names. In [`CheckFinding`] itself they are those of 0.1.0.
+pub(crate) mod later {
+    use super::*;
+
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Named<'a> {
+        check: &'a str,
+        verdict: &'a str,
+        reason: &'a str,
+        subject: &'a str,
+        message: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pod_uid: Option<&'a str>,
+        since: &'a Time,
+    }
+
+    pub(crate) fn serialize<S: Serializer>(
+        findings: &Option<Vec<CheckFinding>>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(findings.iter().flatten().map(|finding| Named {
+            check: finding.check.as_str(),
+            verdict: finding.verdict.as_str(),
+            reason: finding.reason.as_str(),
+            subject: &finding.subject,
+            message: &finding.message,
+            pod_uid: finding.pod_uid.as_deref(),
+            since: &finding.since,
+        }))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Vec<CheckFinding>>, D::Error> {
+        readable_entries(from).map(Some)
+    }
 }
 
 #[cfg(test)]

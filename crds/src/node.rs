@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
 use crate::catalog::catalog;
-use crate::check::{CheckCounts, CheckFinding};
+use crate::check::{self, CheckCounts, CheckFinding};
 use crate::cluster::{MetadataType, NumaPolicy, PageSize, Transport, TransportPolicy};
 use crate::fix::FixReport;
 use crate::inventory::{Hugepages, NoGid, PortState};
@@ -427,6 +427,16 @@ pub struct MooncakeNodeStatus {
     )]
     #[schemars(length(max = 24))]
     pub findings: Vec<CheckFinding>,
+    /// The same of checks that release 0.1.0 does not have, at most 4 and at least the worst of each check. They are not part
+    /// of `checks`. Absent before the first round of checks, and if the agent has no such check.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "check::later::serialize",
+        deserialize_with = "check::later::deserialize"
+    )]
+    #[schemars(length(max = 4))]
+    pub later_findings: Option<Vec<CheckFinding>>,
     /// Fixes of the policy that are applied, proposed or rejected. A fix that the node does not need has no entry.
     #[serde(
         default,
@@ -445,6 +455,15 @@ pub struct MooncakeNodeStatus {
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+impl MooncakeNodeStatus {
+    /// Returns the findings of all checks.
+    pub fn all_findings(&self) -> impl Iterator<Item = &CheckFinding> {
+        self.findings
+            .iter()
+            .chain(self.later_findings.iter().flatten())
+    }
 }
 
 /// Summary of one port of an RDMA device.

@@ -107,6 +107,21 @@ pub const UNKNOWN_WORDS: &[UnknownWord] = &[
         "Shown unchanged. A pod that waits for checks reports `PreflightPending` with the unknown word.",
     ),
     row(
+        "MooncakeNode.status.laterFindings[].check",
+        "operator",
+        "As for findings[].check.",
+    ),
+    row(
+        "MooncakeNode.status.laterFindings[].verdict",
+        "operator, kubectl-mooncake",
+        "As `Fail`.",
+    ),
+    row(
+        "MooncakeNode.status.laterFindings[].reason",
+        "operator, kubectl-mooncake",
+        "As for findings[].reason.",
+    ),
+    row(
         "MooncakeNode.status.fixes[].id",
         "operator",
         "An Event with the unknown word.",

@@ -197,11 +197,14 @@ fn written_into(place: &str) -> Option<Vec<&'static str>> {
 }
 
 /// Open fields that release 0.1.0 does not have, so that it reads no word of them.
-const LATER_FIELDS: [&str; 5] = [
+const LATER_FIELDS: [&str; 8] = [
     "MooncakeNode.spec.pools[].metadata.type",
     "MooncakeNode.spec.pools[].transport",
     "MooncakeNode.status.pools[].transport",
     "MooncakeNode.status.hcas[].notProved",
+    "MooncakeNode.status.laterFindings[].check",
+    "MooncakeNode.status.laterFindings[].verdict",
+    "MooncakeNode.status.laterFindings[].reason",
     "MooncakeCluster.status.masterType",
 ];
 

@@ -37,13 +37,8 @@ const PARTS: [(&str, &str, &str); 4] = [
     ("gate", "node-agent", "Containerfile.gate"),
 ];
 
-/// Packages and binaries that load libibverbs or the GPU driver's libraries, which static ones cannot. Release 0.1.0 has the
-/// first two.
-const LOADING: [(&str, &str); 3] = [
-    ("mooncake-verbs", "verbs"),
-    ("mooncake-gpu", "gpu"),
-    ("mooncake-engine-process", "engine"),
-];
+/// Binaries that load libibverbs or the GPU driver's libraries, which static ones cannot. Release 0.1.0 has the first two.
+const LOADING: [&str; 3] = ["verbs", "gpu", "engine"];
 
 /// The root of the source tree that this program was built from.
 pub fn source() -> &'static Path {
@@ -61,23 +56,21 @@ pub fn chart() -> PathBuf {
 #[derive(Debug, Clone)]
 pub struct SourceTree {
     root: PathBuf,
-    /// Packages of the static binaries.
+    /// Packages of the binaries.
     packages: &'static [&'static str],
-    /// Packages and binaries that are linked dynamically, for the agent's image.
-    loading: &'static [(&'static str, &'static str)],
+    /// Binaries that are linked dynamically, for the agent's image.
+    loading: &'static [&'static str],
     /// Static binaries in the agent's image beside its own.
     beside_agent: &'static [&'static str],
     /// The same in the gate's image.
     beside_gate: &'static [&'static str],
     /// Cargo's folder, if not the usual one.
     target: Option<PathBuf>,
-    /// Cargo's folder for the programs that are linked dynamically.
-    target_verbs: PathBuf,
 }
 
 impl SourceTree {
     /// The tree that this program was built from.
-    fn this(settings: &Settings) -> Self {
+    fn this() -> Self {
         Self {
             root: source().to_owned(),
             packages: &[
@@ -89,12 +82,14 @@ impl SourceTree {
                 "mooncake-gate",
                 "mooncake-admitted",
                 "mooncake-master",
+                "mooncake-verbs",
+                "mooncake-gpu",
+                "mooncake-engine-process",
             ],
             loading: &LOADING,
             beside_agent: &["memlock"],
             beside_gate: &["admitted", "mooncake-master"],
             target: None,
-            target_verbs: settings.cache.join("target-verbs"),
         }
     }
 
@@ -125,12 +120,16 @@ impl SourceTree {
         })?;
         Ok(Self {
             root,
-            packages: &["mooncake-operator", "mooncake-node-agent"],
+            packages: &[
+                "mooncake-operator",
+                "mooncake-node-agent",
+                "mooncake-verbs",
+                "mooncake-gpu",
+            ],
             loading: &LOADING[..2],
             beside_agent: &["memlock"],
             beside_gate: &[],
             target: Some(settings.cache.join("target-v0.1.0")),
-            target_verbs: settings.cache.join("target-v0.1.0-verbs"),
         })
     }
 
@@ -145,7 +144,7 @@ impl SourceTree {
 /// # Errors
 /// Those of cargo and buildah, with their words.
 pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
-    build_tree(settings, &SourceTree::this(settings))
+    build_tree(settings, &SourceTree::this())
 }
 
 /// The images of a source tree.
@@ -157,7 +156,7 @@ pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, 
         "building operator, agent, pool and gate: 10 to 20 minutes from scratch on 2 cores"
     );
     let binaries = binaries(tree)?;
-    let (loading, libraries) = (loading(tree)?, images::verbs_base(settings)?);
+    let libraries = images::verbs_base(settings)?;
     let cache = Cache::new(&settings.cache);
     PARTS
         .iter()
@@ -168,10 +167,9 @@ pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, 
             };
             let beside = match *value {
                 "agent" => {
-                    let mut programs = beside(tree.beside_agent)?;
-                    programs.extend(loading.iter().map(PathBuf::as_path));
+                    let programs = [tree.beside_agent, tree.loading].concat();
                     Some(Beside {
-                        programs,
+                        programs: beside(&programs)?,
                         libraries: Some(&libraries),
                     })
                 }
@@ -206,7 +204,7 @@ struct Beside<'a> {
 /// # Errors
 /// Those of cargo.
 pub fn cli() -> Result<PathBuf, Error> {
-    let tree = SourceTree::this(&Settings::read());
+    let tree = SourceTree::this();
     find(&binaries(&tree)?, "kubectl-mooncake").map(Path::to_owned)
 }
 
@@ -285,7 +283,7 @@ fn image(
     })
 }
 
-/// Static binaries: they run in images that hold nothing else.
+/// All binaries. They are static, and run in images that hold nothing else, but for those that load libraries.
 fn binaries(tree: &SourceTree) -> Result<Vec<PathBuf>, Error> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let packages = tree.packages.iter().flat_map(|name| ["--package", name]);
@@ -303,32 +301,16 @@ fn binaries(tree: &SourceTree) -> Result<Vec<PathBuf>, Error> {
             "--target",
             &target,
         ])
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .env("RUSTFLAGS", "")
+        .env(
+            "RUSTC_WORKSPACE_WRAPPER",
+            source().join("e2e/src/product/rustc.sh"),
+        )
+        .env("DYNAMIC_PROGRAMS", tree.loading.join(" "))
         .directory(&tree.root)
         .deadline(COLD_BUILD)
         .output()?;
     Ok(executables(&messages).collect())
-}
-
-/// The programs that are linked dynamically. They have a folder of their own to be built in: what they share with the
-/// others is compiled otherwise for them.
-fn loading(tree: &SourceTree) -> Result<Vec<PathBuf>, Error> {
-    let words = tree.loading.iter();
-    let words = words.flat_map(|(package, binary)| ["--package", package, "--bin", binary]);
-    let messages = Run::cargo()
-        .args(["build", "--release", "--locked"])
-        .args(words)
-        .args(["--message-format", "json-render-diagnostics"])
-        .arg("--target-dir")
-        .arg(&tree.target_verbs)
-        .env("RUSTFLAGS", "")
-        .directory(&tree.root)
-        .deadline(COLD_BUILD)
-        .output()?;
-    let built: Vec<_> = executables(&messages).collect();
-    let names = tree.loading.iter();
-    let paths = names.map(|(_, binary)| find(&built, binary).map(Path::to_owned));
-    paths.collect()
 }
 
 /// The paths in cargo's messages, one JSON object a line.

@@ -2,7 +2,7 @@
 
 use super::engine_process::engine_processes;
 use anyhow::{Context, ensure};
-use crds::{ConditionType, Reason};
+use crds::{CheckId, ConditionType, Reason};
 use kube::ResourceExt;
 use mooncake_e2e::scenario::{Effort, Load, Node, Pool, Product};
 use std::fs;
@@ -45,15 +45,22 @@ async fn an_engine_process_that_a_cpu_limit_stops_is_reported_and_not_replaced()
                 })
                 .await?;
             // The finding of no other check: pods may wait for those.
-            let listed = node.report().await?.status.unwrap_or_default().findings;
+            let status = node.report().await?.status.unwrap_or_default();
+            let later = status.later_findings.as_deref();
             ensure!(
                 shown.message.contains("CPU limit")
                     && shown.message.contains(&pod.name_any())
-                    && listed
+                    && later.is_some_and(|later| later.len() == 1
+                        && later[0].check == CheckId::EngineProcessorTime
+                        && later[0].subject.contains(&pod.name_any()))
+                    && status
+                        .findings
                         .iter()
                         .all(|found| !found.subject.contains("pool pod")),
-                "{shown:?}; {listed:?}"
+                "{shown:?}; {status:?}"
             );
+            let doctor = product.doctor().await;
+            ensure!(doctor.contains(throttled), "{doctor}");
             node.event(Reason::EngineThrottled, SOON).await?;
             ensure!(
                 engine_processes(std::slice::from_ref(&pod))? == before,

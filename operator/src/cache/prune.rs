@@ -48,6 +48,7 @@ pub(crate) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
         }
         status.findings.retain(|finding| finding.pod_uid.is_some());
         status.findings.shrink_to_fit();
+        status.later_findings = None;
     }
 }
 

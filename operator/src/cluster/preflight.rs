@@ -80,7 +80,8 @@ fn evaluate(checks: &[CheckId], report: Option<&MooncakeNode>) -> (Reason, Strin
         Some(check) => checks.contains(&check),
         None => finding.verdict.severity() != Verdict::Warn,
     };
-    let found: Vec<&CheckFinding> = status.findings.iter().filter(required).collect();
+    let mut found: Vec<&CheckFinding> = status.all_findings().filter(required).collect();
+    found.sort_by_key(|finding| finding.verdict.severity());
     if let [worst, others @ ..] = found.as_slice() {
         let mut message = format!(
             "node {node}: check {} failed on {}: {}",
@@ -92,6 +93,14 @@ fn evaluate(checks: &[CheckId], report: Option<&MooncakeNode>) -> (Reason, Strin
             message.push_str(&format!("; and {} more", others.len()));
         }
         return worst.reason.or(Reason::PreflightPending, &message);
+    }
+    let mut later = checks.iter().filter(|check| !check.is_in_0_1_0());
+    if let (Some(check), None) = (later.next(), &status.later_findings) {
+        return pending(&format!(
+            "its agent does not report check {}: the agent or the CRD MooncakeNode is of an earlier release. Upgrade \
+             it, or remove the check from spec.preflight.checks",
+            check.as_str()
+        ));
     }
     let listed: BTreeSet<Word<CheckId>> = status.findings.iter().map(|found| found.check).collect();
     let all = counts.failed + counts.warned + counts.unknown;
@@ -185,6 +194,31 @@ mod tests {
         let ignored = "policy: {name: p, checks: [{id: Clock, action: Ignore}]}";
         let ignored = report(ignored, &format!("{COUNTS}, {WARNS}"));
         assert_eq!(reason(Some(&ignored)), "CheckIgnored");
+    }
+
+    #[test]
+    fn a_check_that_release_0_1_0_lacks_passes_only_where_an_agent_reports_it() {
+        let cluster = fixture::valid("{preflight: {checks: [EngineProcessorTime]}}");
+        let passed = "checks: {passed: 9, warned: 0, failed: 0, unknown: 0, notApplicable: 0}";
+        let result =
+            |later: &str| annotation(&cluster, Some(&report("", &format!("{passed}, {later}"))));
+        let by_an_earlier_agent = result("");
+        assert!(
+            by_an_earlier_agent.starts_with(
+                "PreflightUntold: node n1: its agent does not report check EngineProcessorTime"
+            ),
+            "{by_an_earlier_agent}"
+        );
+        assert_eq!(
+            result("laterFindings: []"),
+            "AsExpected: node n1: no findings of EngineProcessorTime"
+        );
+        let throttled = "{check: EngineProcessorTime, verdict: Warn, reason: EngineThrottled, \
+            subject: pool pod team/a, message: it waits, since: '2026-01-01T00:00:00Z'}";
+        assert_eq!(
+            result(&format!("laterFindings: [{throttled}]")),
+            "TransportDegraded: node n1: check EngineProcessorTime failed on pool pod team/a: it waits"
+        );
     }
 
     #[test]

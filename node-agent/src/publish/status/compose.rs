@@ -1,5 +1,7 @@
 //! Computes the status of the MooncakeNode from the report, within a size limit. Pure.
 
+use std::collections::BTreeSet;
+
 use crds::condition::{self, ConditionType, NewCondition};
 use crds::node::{MooncakeNodeStatus, PoolReport, PoolState};
 use crds::reason::Reason;
@@ -89,14 +91,23 @@ pub(super) fn compose(
     }
     conditions.sort_by(|one, other| one.type_.cmp(&other.type_));
     let found = previous.map_or(&[][..], |previous| &previous.findings);
-    let (checks, findings) = match &report.health.as_ref().map(findings::of_0_1_0) {
-        Some(health) => (
-            Some(health.counts),
-            findings::findings(health, found, &spec.injected, &report.affected_pods),
-        ),
+    let found_later = previous.and_then(|previous| previous.later_findings.as_deref());
+    let (checks, findings, later_findings) = match report.health.as_ref().map(findings::by_release)
+    {
+        Some((health, later)) => {
+            let listed = |reported: &[_], before| {
+                findings::findings(reported, before, &spec.injected, &report.affected_pods)
+            };
+            (
+                Some(health.counts),
+                listed(&health.findings, found),
+                Some(listed(&later, found_later.unwrap_or_default())),
+            )
+        }
         None => (
             previous.and_then(|previous| previous.checks),
             found.to_vec(),
+            found_later.map(<[_]>::to_vec),
         ),
     };
     let fixes = report
@@ -114,6 +125,7 @@ pub(super) fn compose(
         devices: devices.filter(|devices| devices.known > 0),
         checks,
         findings,
+        later_findings,
         fixes,
         pools: reports,
         conditions,
@@ -133,7 +145,7 @@ fn agent_health(conditions: &[Condition]) -> Option<&Condition> {
 
 /// Shortens the status to its limit, the least important content first.
 fn shorten(status: &mut MooncakeNodeStatus) {
-    let steps: [fn(&mut MooncakeNodeStatus); 8] = [
+    let steps: [fn(&mut MooncakeNodeStatus); 10] = [
         |status| each_pool(status, |report| report.segments.truncate(4)),
         |status| each_pool(status, |report| report.segments.clear()),
         |status| shorten_findings(status, 160),
@@ -148,6 +160,14 @@ fn shorten(status: &mut MooncakeNodeStatus) {
             });
         },
         |status| status.findings.truncate(8),
+        |status| {
+            // A pod may wait for any check.
+            let mut checks = BTreeSet::new();
+            if let Some(later) = &mut status.later_findings {
+                later.retain(|finding| checks.insert(finding.check));
+            }
+        },
+        |status| status.findings.truncate(6),
     ];
     for step in steps {
         if is_within_limit(status) {
@@ -166,7 +186,8 @@ fn each_pool(status: &mut MooncakeNodeStatus, shorten: fn(&mut PoolReport)) {
 }
 
 fn shorten_findings(status: &mut MooncakeNodeStatus, most: usize) {
-    for finding in &mut status.findings {
+    let later = status.later_findings.iter_mut().flatten();
+    for finding in status.findings.iter_mut().chain(later) {
         cut(&mut finding.message, most);
     }
 }

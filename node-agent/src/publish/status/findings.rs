@@ -1,8 +1,8 @@
 //! Findings and the condition NodeHealthy, as the status has them. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT};
+use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT, LATER_FINDINGS_LIMIT};
 use crds::condition::{ConditionType, NewCondition};
 use crds::node::InjectedPod;
 use crds::reason::Reason;
@@ -19,13 +19,12 @@ const SUBJECT_LIMIT: usize = 128;
 
 /// The findings for the status. A finding that the status contains already keeps its time.
 pub(super) fn findings(
-    health: &Health,
+    reported: &[ReportedFinding],
     before: &[CheckFinding],
     injected: &[InjectedPod],
     affected_pods: &[AffectedPod],
 ) -> Vec<CheckFinding> {
-    let reported = health.findings.iter().take(FINDINGS_LIMIT);
-    let findings = reported.map(|reported| {
+    let findings = reported.iter().map(|reported| {
         let mut finding = CheckFinding {
             check: reported.check.into(),
             verdict: reported.finding.verdict.into(),
@@ -53,14 +52,15 @@ pub(super) fn findings(
     findings.collect()
 }
 
-/// The health without checks that release 0.1.0 lacks. Under the nearest name their findings would be those of another check,
-/// for which pods may wait, and operators compare the number of checks with findings with the names in the list.
-pub(super) fn of_0_1_0(health: &Health) -> Health {
+/// The health of checks that release 0.1.0 has, and the findings of the others. Under the nearest name those would be
+/// findings of another check, for which pods may wait, and operators compare the number of checks with findings with
+/// the names in the list.
+pub(super) fn by_release(health: &Health) -> (Health, Vec<ReportedFinding>) {
     let findings = health.findings.iter().cloned();
-    let (findings, later): (Vec<_>, Vec<_>) =
+    let (mut findings, mut later): (Vec<_>, Vec<_>) =
         findings.partition(|reported| reported.check.is_in_0_1_0());
     let mut worst = BTreeMap::new();
-    for reported in later {
+    for reported in &later {
         let verdict = reported.finding.verdict;
         let worst = worst.entry(reported.check).or_insert(verdict);
         *worst = verdict.min(*worst);
@@ -74,7 +74,12 @@ pub(super) fn of_0_1_0(health: &Health) -> Health {
         };
         *count = count.saturating_sub(1);
     }
-    Health { counts, findings }
+    findings.truncate(FINDINGS_LIMIT);
+    // The worst of each check first, so that none is missing: a pod may wait for any.
+    let mut checks = BTreeSet::new();
+    later.sort_by_cached_key(|reported| !checks.insert(reported.check));
+    later.truncate(LATER_FINDINGS_LIMIT);
+    (Health { counts, findings }, later)
 }
 
 fn message(reported: &ReportedFinding) -> String {

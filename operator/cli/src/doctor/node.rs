@@ -58,7 +58,7 @@ pub(crate) fn findings(node: &MooncakeNode) -> Vec<Finding> {
         let message = "the agent has not reported since the node was recreated";
         return vec![finding(Severity::Warning, Reason::StaleStatus, message)];
     }
-    let checks = status.findings.iter().map(|found| {
+    let checks = status.all_findings().map(|found| {
         let severity = match found.verdict.severity() {
             Verdict::Fail => Severity::Error,
             Verdict::Unknown | Verdict::Warn => Severity::Warning,

@@ -125,35 +125,50 @@ fn ports_down(ports: usize, since: i64) -> Report {
     }
 }
 
+fn throttled(pod: &str) -> ReportedFinding {
+    ReportedFinding {
+        check: CheckId::EngineProcessorTime,
+        subject: format!("pool pod team/{pod}"),
+        finding: Finding {
+            verdict: Verdict::Warn,
+            reason: Reason::EngineThrottled,
+            message: "w".repeat(400),
+        },
+        since: at(1),
+        flapping: false,
+    }
+}
+
 #[test]
-fn a_finding_of_a_check_that_release_0_1_0_lacks_is_in_the_condition_only() {
+fn a_finding_of_a_check_that_release_0_1_0_lacks_is_in_a_list_of_its_own() {
     let mut report = ports_down(1, 1);
     let health = report.health.as_mut().unwrap();
     let before = health.counts;
     for pod in ["a", "b"] {
-        health.findings.push(ReportedFinding {
-            check: CheckId::EngineProcessorTime,
-            subject: format!("pool pod team/{pod}"),
-            finding: Finding {
-                verdict: Verdict::Warn,
-                reason: Reason::EngineThrottled,
-                message: "w".to_owned(),
-            },
-            since: at(1),
-            flapping: false,
-        });
+        health.findings.push(throttled(pod));
     }
     // Each check counts once.
     health.counts.warned += 1;
-    let listed = findings::of_0_1_0(health);
-    assert_eq!(listed.counts, before);
-    assert_eq!(listed.findings.len(), 1);
-    assert_eq!(listed.findings[0].check, CheckId::PortActive);
+    let status = compose(&spec(0), "boot", &report, &published(&[]), &[], at(1));
+    assert_eq!(status.checks, Some(before));
+    assert_eq!(status.findings.len(), 1);
+    assert_eq!(status.findings[0].check, CheckId::PortActive);
+    let later = status.later_findings.clone().unwrap();
+    let subjects: Vec<_> = later.iter().map(|found| found.subject.as_str()).collect();
+    assert_eq!(subjects, ["pool pod team/a", "pool pod team/b"]);
+    assert_eq!(later[0].check, CheckId::EngineProcessorTime);
 
+    let silent = compose(&spec(0), "boot", &Report::default(), &status, &[], at(2));
+    assert_eq!(silent.later_findings.as_ref(), Some(&later));
+    let mut well = report.clone();
+    well.health.as_mut().unwrap().findings.truncate(1);
+    let well = compose(&spec(0), "boot", &well, &status, &[], at(3));
+    assert_eq!(well.later_findings, Some(Vec::new()));
+
+    let health = report.health.as_mut().unwrap();
     health.findings.remove(0);
     let condition = findings::condition(health);
     assert_eq!(condition.reason, Reason::EngineThrottled);
-    assert!(findings::of_0_1_0(health).findings.is_empty());
 }
 
 /// This many devices, all unhealthy.
@@ -200,11 +215,16 @@ fn a_status_with_the_maximum_of_pods_stays_within_its_limit() {
         proved: false,
         not_proved: Some(Reason::VerbsProbeFailed.into()),
     };
+    let mut ports_down = ports_down(40, 1);
+    let health = ports_down.health.as_mut().unwrap();
+    for pod in 0..20 {
+        health.findings.push(throttled(&"w".repeat(120 + pod)));
+    }
     let full = Report {
         hcas: Some((vec![line; 16], Some(112))),
         devices: Some(devices(128)),
         pools: pools(&reports),
-        ..ports_down(40, 1)
+        ..ports_down
     };
     let status = compose(&spec, "boot", &full, &published(&[]), &[], at(1));
     assert!(serde_json::to_vec(&status).unwrap().len() <= STATUS_LIMIT);
@@ -213,7 +233,8 @@ fn a_status_with_the_maximum_of_pods_stays_within_its_limit() {
         status.devices.unwrap().unhealthy_devices.len(),
         UNHEALTHY_DEVICES_LIMIT
     );
-    assert_eq!(status.findings.len(), 8, "the worst remain");
+    assert_eq!(status.findings.len(), 6, "the worst remain");
+    assert_eq!(status.later_findings.unwrap().len(), 1, "one of each check");
     assert_eq!(status.capacity, Some(ByteSize(20 << 30)));
     // Every port has a line or is counted.
     let omitted = status.hcas_omitted.unwrap();
