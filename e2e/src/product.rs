@@ -153,7 +153,7 @@ pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
 /// Those of cargo and buildah, with their words.
 pub fn build_tree(settings: &Settings, tree: &SourceTree) -> Result<Vec<Image>, Error> {
     tracing::info!(
-        "building operator, agent, pool and gate: 10 to 20 minutes from scratch on 2 cores"
+        "building operator, agent, pool and gate: about 12 minutes from scratch on 2 cores"
     );
     let binaries = binaries(tree)?;
     let libraries = images::verbs_base(settings)?;

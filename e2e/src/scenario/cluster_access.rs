@@ -2,6 +2,7 @@
 //! disturb the whole cluster use one exclusively.
 
 use futures::future::{FutureExt, select_all};
+use parking_lot::Mutex;
 use tokio::sync::{
     OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit,
 };
@@ -25,18 +26,31 @@ impl Slot {
 static SLOTS: [Slot; 3] = [const { Slot::new() }; 3];
 
 /// Scenarios that share the first cluster at a time: more would only compete for the processors.
-static SHARED_LIMIT: Semaphore = Semaphore::const_new(3);
+static BUSY_LIMIT: Semaphore = Semaphore::const_new(3);
+/// The same for scenarios that mostly wait.
+static WAITING_LIMIT: Semaphore = Semaphore::const_new(2);
+
+/// What a scenario mostly does.
+#[derive(Clone, Copy)]
+pub(super) enum Mostly {
+    /// Uses the processors.
+    Works,
+    /// Waits for a timer of a minute or more.
+    Waits,
+}
 
 /// Access to a cluster, until dropped.
 pub(super) struct ClusterAccess {
     slot: usize,
+    /// Absent with exclusive access, and once the scenario has ended.
+    place: Mutex<Option<SemaphorePermit<'static>>>,
     _guard: Guard,
 }
 
 #[expect(dead_code, reason = "held, not read")]
 enum Guard {
     Exclusive(RwLockWriteGuard<'static, ()>),
-    Shared(SemaphorePermit<'static>, RwLockReadGuard<'static, ()>),
+    Shared(RwLockReadGuard<'static, ()>),
 }
 
 impl ClusterAccess {
@@ -52,18 +66,29 @@ impl ClusterAccess {
         let ((slot, guard), ..) = select_all(waits).await;
         Self {
             slot,
+            place: Mutex::default(),
             _guard: Guard::Exclusive(guard),
         }
     }
 
     /// Waits until the shared cluster is not in exclusive use and few enough scenarios share it.
-    pub(super) async fn shared() -> Self {
-        let permit = SHARED_LIMIT.acquire().await.expect("it is never closed");
+    pub(super) async fn shared(mostly: Mostly) -> Self {
+        let limit = match mostly {
+            Mostly::Works => &BUSY_LIMIT,
+            Mostly::Waits => &WAITING_LIMIT,
+        };
+        let permit = limit.acquire().await.expect("it is never closed");
         let guard = SLOTS[0].access.read().await;
         Self {
             slot: 0,
-            _guard: Guard::Shared(permit, guard),
+            place: Mutex::new(Some(permit)),
+            _guard: Guard::Shared(guard),
         }
+    }
+
+    /// Lets the next scenario that shares the cluster begin while the namespace of this one is deleted.
+    pub(super) fn give_place(&self) {
+        drop(self.place.lock().take());
     }
 
     /// The cluster's name, where `base` is the name of the shared one.
@@ -93,7 +118,10 @@ mod tests {
 
     #[tokio::test]
     async fn exclusive_access_uses_other_clusters_than_shared_access_where_there_are_some() {
-        let shared = [ClusterAccess::shared().await, ClusterAccess::shared().await];
+        let shared = [
+            ClusterAccess::shared(Mostly::Works).await,
+            ClusterAccess::shared(Mostly::Waits).await,
+        ];
         let exclusive = [
             ClusterAccess::exclusive(3).await,
             ClusterAccess::exclusive(3).await,
@@ -113,5 +141,13 @@ mod tests {
         assert!(only.now_or_never().is_none());
         drop(shared);
         assert_eq!(ClusterAccess::exclusive(1).await.slot, 0);
+
+        // The next scenario begins when one of those before it has ended, which still has access.
+        let waiting = || ClusterAccess::shared(Mostly::Waits);
+        let (one, _two) = (waiting().await, waiting().await);
+        assert!(waiting().now_or_never().is_none());
+        one.give_place();
+        assert!(waiting().now_or_never().is_some());
+        assert!(ClusterAccess::exclusive(1).now_or_never().is_none());
     }
 }

@@ -6,9 +6,9 @@ use super::namespace::{DELETED, Namespace};
 use super::test_cluster::{TestCluster, already_gone};
 use anyhow::{Context, anyhow};
 use crds::MooncakeCluster;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Namespace as CoreNamespace, Pod, ServiceAccount};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use local_cluster::Scale;
 use std::time::Instant;
 
@@ -26,27 +26,26 @@ where
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
     let name = format!("{title}-{:x}", std::process::id());
-    cluster.kubectl(["create", "namespace", &name]).await?;
+    let mut own = CoreNamespace::default();
+    own.metadata.name = Some(name.clone());
     // Its pools may hold objects at the end, which nobody misses.
-    let confirmed = format!("{}=true", crds::names::ANNOTATION_CONFIRM_DELETION);
-    cluster
-        .kubectl(["annotate", "namespace", &name, &confirmed])
+    own.annotations_mut().insert(
+        crds::names::ANNOTATION_CONFIRM_DELETION.to_owned(),
+        "true".to_owned(),
+    );
+    Api::all(cluster.client.clone())
+        .create(&PostParams::default(), &own)
         .await?;
     let namespace = Namespace {
         cluster: cluster.clone(),
         name,
     };
     // The API server rejects pods until the namespace has its default service account.
-    eventually(
-        "the namespace's default service account",
-        DELETED,
-        || async {
-            namespace
-                .kubectl(&["get", "serviceaccount", "default"])
-                .await
-                .map(Seen::Done)
-        },
-    )
+    let accounts: Api<ServiceAccount> = namespace.api();
+    let what = "the namespace's default service account";
+    eventually(what, DELETED, || async {
+        Ok(Seen::Done(accounts.get("default").await?))
+    })
     .await?;
     // In a task of its own a panic becomes an error, and the namespace is still deleted.
     let limit = Scale::read().scenario_limit();

@@ -2,13 +2,13 @@
 
 use super::events;
 use super::eventually::{Seen, eventually};
-use super::test_cluster::{TestCluster, output};
+use super::test_cluster::{TestCluster, already_gone, output};
 use anyhow::{Context, anyhow};
 use crds::Reason;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace as CoreNamespace, Pod};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::Api;
+use kube::api::{Api, DeleteParams, LogParams};
 use local_cluster::command::{Run, tail};
 use std::time::Duration;
 
@@ -90,12 +90,18 @@ impl Namespace {
         output(self.command(&arguments).deadline(deadline)).await
     }
 
-    /// The log of a pod's container.
+    /// The log of a pod's container. Not by kubectl: scenarios read logs until something is in them, and each process of kubectl
+    /// uses a processor for a tenth of a second.
     ///
     /// # Errors
-    /// kubectl's message.
+    /// The API server's, for example before the container has started.
     pub async fn logs(&self, pod: &str, container: &str) -> anyhow::Result<String> {
-        self.kubectl(&["logs", pod, "--container", container]).await
+        let pods: Api<Pod> = self.api();
+        let of = LogParams {
+            container: Some(container.to_owned()),
+            ..LogParams::default()
+        };
+        Ok(pods.logs(pod, &of).await?)
     }
 
     /// Waits until a pod is Ready.
@@ -157,15 +163,9 @@ impl Namespace {
     /// # Errors
     /// What was left Terminating.
     pub async fn delete(&self) -> anyhow::Result<()> {
-        self.cluster
-            .kubectl([
-                "delete",
-                "namespace",
-                &self.name,
-                "--wait=false",
-                "--ignore-not-found",
-            ])
-            .await?;
+        let namespaces: Api<CoreNamespace> = Api::all(self.cluster.client.clone());
+        let delete = DeleteParams::default();
+        already_gone(namespaces.delete(&self.name, &delete).await)?;
         self.gone(&self.name, DELETED)
             .await
             .context("something stayed Terminating")

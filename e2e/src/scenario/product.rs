@@ -1,6 +1,6 @@
 //! The installed product: built, loaded and installed once per test process, ready at the start of each scenario.
 
-use super::cluster_access::ClusterAccess;
+use super::cluster_access::{ClusterAccess, Mostly};
 use super::eventually::{Seen, eventually};
 use super::in_namespace::with_namespace;
 use super::namespace::{Namespace, is_ready};
@@ -31,7 +31,7 @@ pub struct Product {
     pub settings: Settings,
     pub scale: Scale,
     pub images: Arc<Vec<Image>>,
-    _access: Option<Arc<ClusterAccess>>,
+    access: Option<Arc<ClusterAccess>>,
 }
 
 impl Product {
@@ -52,7 +52,17 @@ impl Product {
     /// # Errors
     /// Why the product cannot be built or installed, or does not become ready.
     pub async fn shared() -> anyhow::Result<Self> {
-        Self::on(ClusterAccess::shared().await, TestSettings::read()).await
+        let access = ClusterAccess::shared(Mostly::Works).await;
+        Self::on(access, TestSettings::read()).await
+    }
+
+    /// As [`Product::shared`], for a scenario that waits for a timer most of its time. It runs beside those that work.
+    ///
+    /// # Errors
+    /// As [`Product::shared`].
+    pub async fn shared_by_waiting() -> anyhow::Result<Self> {
+        let access = ClusterAccess::shared(Mostly::Waits).await;
+        Self::on(access, TestSettings::read()).await
     }
 
     async fn on(access: ClusterAccess, settings: TestSettings) -> anyhow::Result<Self> {
@@ -60,7 +70,7 @@ impl Product {
         let mut product = Self::loaded_on(name, settings).await?;
         let installing = || product.first_install();
         access.installed().get_or_try_init(installing).await?;
-        product._access = Some(Arc::new(access));
+        product.access = Some(Arc::new(access));
         product.wait_ready(READY).await?;
         Ok(product)
     }
@@ -91,7 +101,7 @@ impl Product {
             settings,
             scale,
             images: Arc::clone(images),
-            _access: None,
+            access: None,
         })
     }
 
@@ -314,9 +324,16 @@ impl Product {
     where
         F: Future<Output = anyhow::Result<()>> + Send + 'static,
     {
-        let product = self.clone();
+        let (product, access) = (self.clone(), self.access.clone());
         with_namespace(&self.cluster, title, |namespace| {
-            scenario(product, namespace)
+            let scenario = scenario(product, namespace);
+            async move {
+                let outcome = scenario.await;
+                if let Some(access) = access {
+                    access.give_place();
+                }
+                outcome
+            }
         })
         .await
     }

@@ -20,7 +20,7 @@ const AGENT_BYTES: u64 = 96 << 20;
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn pods_without_access_read_and_write_no_pool_bytes() -> anyhow::Result<()> {
-    let product = Product::shared().await?;
+    let product = Product::shared_by_waiting().await?;
     product
         .run("access", async move |product, namespace| {
             let pool = Pool::small(&namespace).await?;

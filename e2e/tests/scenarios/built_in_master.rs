@@ -135,7 +135,7 @@ pub(super) async fn ledgers(pool: &Pool, segments: usize) -> anyhow::Result<()> 
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn pods_without_access_read_and_remove_nothing_through_the_built_in_master()
 -> anyhow::Result<()> {
-    let product = Product::shared().await?;
+    let product = Product::shared_by_waiting().await?;
     product
         .run("strangers", async move |product, namespace| {
             let pool = pool(&namespace, MASTERS).await?;

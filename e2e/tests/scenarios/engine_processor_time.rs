@@ -2,9 +2,9 @@
 
 use super::engine_process::engine_processes;
 use anyhow::{Context, ensure};
-use crds::{CheckId, ConditionType, Reason};
+use crds::{CheckId, Reason};
 use kube::ResourceExt;
-use mooncake_e2e::scenario::{Effort, Load, Node, Pool, Product};
+use mooncake_e2e::scenario::{Effort, Load, Node, Pool, Product, Seen, eventually};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +24,7 @@ const EFFORT: Effort = Effort {
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn an_engine_process_that_a_cpu_limit_stops_is_reported_and_not_replaced()
 -> anyhow::Result<()> {
-    let product = Product::shared().await?;
+    let product = Product::shared_by_waiting().await?;
     product
         .run("throttled", async move |product, namespace| {
             let pool = Pool::small(&namespace).await?;
@@ -37,30 +37,40 @@ async fn an_engine_process_that_a_cpu_limit_stops_is_reported_and_not_replaced()
             let limit = CpuLimit::of_pod(pid)?;
             limit.set("1000")?;
             let node = Node::new(&product.cluster, "n1");
-            let healthy = ConditionType::NodeHealthy;
-            let throttled = Reason::EngineThrottled.as_str();
-            let shown = node
-                .condition(healthy, "EngineThrottled", REPORTED, |found| {
-                    found.reason == throttled
+            let stopped = async |wanted: bool, deadline| {
+                let what = format!(
+                    "a finding about the CPU limit of {}: {wanted}",
+                    pod.name_any()
+                );
+                eventually(what, deadline, || async {
+                    let status = node.report().await?.status.unwrap_or_default();
+                    // Pool pods of other scenarios may wait for processors.
+                    let found = status.all_findings().any(|finding| {
+                        finding.check == CheckId::EngineProcessorTime
+                            && finding.subject.contains(&pod.name_any())
+                            && finding.message.contains("has a CPU limit")
+                    });
+                    Ok(Seen::when(
+                        (found == wanted).then_some(status.clone()),
+                        format!("{status:?}"),
+                    ))
                 })
-                .await?;
+                .await
+            };
+            let status = stopped(true, REPORTED).await?;
             // The finding of no other check: pods may wait for those.
-            let status = node.report().await?.status.unwrap_or_default();
-            let later = status.later_findings.as_deref();
             ensure!(
-                shown.message.contains("CPU limit")
-                    && shown.message.contains(&pod.name_any())
-                    && later.is_some_and(|later| later.len() == 1
-                        && later[0].check == CheckId::EngineProcessorTime
-                        && later[0].subject.contains(&pod.name_any()))
-                    && status
-                        .findings
-                        .iter()
-                        .all(|found| !found.subject.contains("pool pod")),
-                "{shown:?}; {status:?}"
+                status
+                    .findings
+                    .iter()
+                    .all(|found| !found.subject.contains("pool pod")),
+                "{status:?}"
             );
             let doctor = product.doctor().await;
-            ensure!(doctor.contains(throttled), "{doctor}");
+            ensure!(
+                doctor.contains(Reason::EngineThrottled.as_str()),
+                "{doctor}"
+            );
             node.event(Reason::EngineThrottled, SOON).await?;
             ensure!(
                 engine_processes(std::slice::from_ref(&pod))? == before,
@@ -68,10 +78,7 @@ async fn an_engine_process_that_a_cpu_limit_stops_is_reported_and_not_replaced()
             );
 
             limit.set(limit.none)?;
-            node.condition(healthy, "no EngineThrottled", CLEARED, |found| {
-                found.reason != throttled
-            })
-            .await?;
+            stopped(false, CLEARED).await?;
             pool.ready(SOON).await
         })
         .await

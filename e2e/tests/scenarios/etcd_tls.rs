@@ -56,7 +56,7 @@ async fn rotate(
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
 async fn an_etcd_with_tls_serves_pools_by_their_secret_and_stock_pods_are_not_injected()
 -> anyhow::Result<()> {
-    let product = Product::shared().await?;
+    let product = Product::shared_by_waiting().await?;
     product
         .run("etcd-tls", async move |product, namespace| {
             let settings = product.settings.clone();

@@ -34,11 +34,15 @@ def put(prefix, keys):
 
 
 def fill(prefix, keys):
-    """Puts keys and gets each at once, so that it is not evicted for 10 s. Returns how many puts found no space."""
+    """Puts keys that are never evicted, and gets each. Returns how many puts found no space."""
+    from mooncake.store import ReplicateConfig
+
+    pinned = ReplicateConfig()
+    pinned.with_hard_pin = True
     refused = 0
     for number in range(keys):
         key = f"{prefix}-{number}"
-        refused += store().put(key, value(key)) != 0
+        refused += store().put(key, value(key), pinned) != 0
         store().get(key)
     return refused
 
