@@ -17,8 +17,8 @@ use mooncake_crds::node::PoolState;
 use mooncake_crds::skew::UNKNOWN_WORDS;
 use mooncake_crds::word::WORD_PATTERN;
 use mooncake_crds::{
-    CheckId, FixId, MooncakeCluster, MooncakeInventory, MooncakeNode, MooncakeNodePolicy, Reason,
-    Vocabulary,
+    CheckId, FixId, MooncakeCluster, MooncakeInventory, MooncakeNode, MooncakeNodePolicy,
+    MooncakeNodeStatus, Reason, Vocabulary,
 };
 use serde_json::{Value, json};
 
@@ -347,4 +347,21 @@ fn no_word_field_or_entry_of_another_release_makes_an_object_unreadable() {
     with_fields_of_the_next_release(&mut object["spec"], schema);
     let read: MooncakeCluster = serde_json::from_value(object).unwrap();
     assert_eq!(read.spec, before.spec);
+}
+
+#[test]
+fn findings_of_later_checks_keep_their_names_in_a_list_of_their_own() {
+    let written = json!({
+        "check": "EngineProcessorTime", "verdict": "Warn", "reason": "EngineThrottled", "subject": "pool pod team/a",
+        "message": "it waits", "podUid": "u", "since": "2026-01-01T00:00:00Z",
+    });
+    let status = json!({ "laterFindings": [written] });
+    let status: MooncakeNodeStatus = serde_json::from_value(status).unwrap();
+    let found: Vec<_> = status.all_findings().collect();
+    assert!(found.len() == 1 && found[0].check == CheckId::EngineProcessorTime);
+    let again = serde_json::to_value(&status).unwrap();
+    assert_eq!(again["laterFindings"], json!([written]));
+    let silent: MooncakeNodeStatus = serde_json::from_value(json!({})).unwrap();
+    assert_eq!(silent.later_findings, None);
+    assert!(serde_json::to_value(&silent).unwrap()["laterFindings"].is_null());
 }

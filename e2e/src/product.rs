@@ -15,7 +15,8 @@ pub const NAMESPACE: &str = "mooncake-system";
 /// The commit of release 0.1.0, the oldest release that this one works with.
 const RELEASE_0_1_0: &str = "55eba4e";
 
-const COLD_BUILD: Duration = Duration::from_secs(30 * 60);
+/// Beside tests, with what they leave of the processors.
+const COLD_BUILD: Duration = Duration::from_secs(60 * 60);
 const COPY: Duration = Duration::from_secs(60);
 
 /// One image of ours.

@@ -17,7 +17,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
-use suite::{Kind, Product, SUITES, Suite};
+use suite::{Kind, SUITES, Suite};
 
 /// The local cluster that the scenarios share.
 const CLUSTER: &str = "suites";
@@ -33,6 +33,8 @@ const FUZZ_SECONDS: u32 = 10;
 const FUZZ_INPUTS: u32 = 10_000_000;
 /// A suite is ended after this many times its budget.
 const BUDGETS: u32 = 3;
+/// Of a process on Linux.
+const LOWEST_PRIORITY: i32 = 19;
 /// With reduced counts, at most this many failed tests of a command get a second attempt. More are not an accident.
 const SECOND_ATTEMPTS: usize = 2;
 
@@ -107,17 +109,13 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
         packages::install(packages::STOCK)?;
         packages::install(packages::FUZZ)?;
     }
-    let needed = chosen.iter().any(|suite| suite.product == Product::Needed);
+    let needed = chosen.iter().any(|suite| suite.product);
     let mut outcomes = Vec::new();
     thread::scope(|scope| {
-        let mut build = None;
+        let mut build = needed.then(|| scope.spawn(|| build_beside(&settings)));
         for suite in chosen {
-            match suite.product {
-                Product::BuiltBeside if needed && build.is_none() => {
-                    build = Some(scope.spawn(|| product::build(&settings).map(drop)));
-                }
-                Product::Needed => show_end(build.take()),
-                Product::BuiltBeside | Product::Apart => {}
+            if suite.product {
+                show_end(build.take());
             }
             outcomes.push(run_suite(suite, full));
             // An unused cluster would slow down the next suite.
@@ -138,6 +136,16 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
         save(&outcomes)?;
     }
     Ok(outcomes.iter().all(|outcome| outcome.failed.is_none()))
+}
+
+/// Builds the images with what the suites leave of the processors: many tests wait. The programs that it starts inherit the
+/// priority of this thread. Without it the build is as fast, and disturbs tests.
+#[expect(clippy::print_stdout, reason = "shows progress")]
+fn build_beside(settings: &Settings) -> Result<(), local_cluster::Error> {
+    if let Err(errno) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
+        println!("== images: built with the priority of the tests: {errno}");
+    }
+    product::build(settings).map(drop)
 }
 
 /// Waits for the build of the images. Its failure fails no suite here: the next one builds them again, and fails with the reason.

@@ -9,18 +9,9 @@ pub(crate) struct Suite {
     pub(crate) budget: u32,
     /// Whether it needs root, disk space and Debian packages.
     pub(crate) machine: bool,
-    pub(crate) product: Product,
+    /// Whether it needs the product's images. They are built beside the suites before it.
+    pub(crate) product: bool,
     pub(crate) kind: Kind,
-}
-
-/// What a suite has to do with the product's images.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Product {
-    /// Uses both cores itself.
-    Apart,
-    /// Mostly waits, so the images are built meanwhile.
-    BuiltBeside,
-    Needed,
 }
 
 pub(crate) enum Kind {
@@ -40,7 +31,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "format, lock files that match their manifests, clippy without warnings",
         budget: 6,
         machine: false,
-        product: Product::Apart,
+        product: false,
         kind: Kind::Cargo(&[
             "fmt --all --check",
             // The fuzz targets are a workspace of their own: its lock file must follow the crates of this one.
@@ -53,7 +44,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "tests of every crate: units, properties, golden files, house rules, the chart",
         budget: 14,
         machine: true,
-        product: Product::Apart,
+        product: false,
         kind: Kind::Cargo(&["test --quiet --workspace --locked --no-fail-fast"]),
     },
     Suite {
@@ -61,7 +52,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "fuzzing of every parser of wire data",
         budget: 4,
         machine: true,
-        product: Product::Apart,
+        product: false,
         kind: Kind::Fuzz(&[
             "frame",
             "handshake",
@@ -75,7 +66,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "operator and webhook against a real API server, engines against a real etcd",
         budget: 6,
         machine: true,
-        product: Product::BuiltBeside,
+        product: false,
         kind: Kind::Cargo(&[
             // Also programs of packages without a test here.
             "test --quiet --workspace --locked --no-run",
@@ -87,7 +78,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "stock pods exchange data with each other",
         budget: 2,
         machine: true,
-        product: Product::BuiltBeside,
+        product: false,
         kind: Kind::Scenarios("stock_pods", 1),
     },
     Suite {
@@ -95,7 +86,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "the local Kubernetes: crashes, partitions, several clusters, complete removal",
         budget: 7,
         machine: true,
-        product: Product::BuiltBeside,
+        product: false,
         kind: Kind::Scenarios("local_cluster", 4),
     },
     Suite {
@@ -103,7 +94,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "RDMA on Soft-RoCE in a virtual machine",
         budget: 4,
         machine: true,
-        product: Product::BuiltBeside,
+        product: false,
         kind: Kind::Scenarios("soft_roce", 1),
     },
     Suite {
@@ -111,7 +102,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "README's installation into a bare IPv4 and a bare dual-stack cluster that pull from a registry",
         budget: 6,
         machine: true,
-        product: Product::Needed,
+        product: true,
         kind: Kind::Scenarios("install", 1),
     },
     Suite {
@@ -119,7 +110,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "the product on a real cluster, with stock pods as clients",
         budget: 37,
         machine: true,
-        product: Product::Needed,
+        product: true,
         // All scenarios at once: each waits for its cluster.
         kind: Kind::Scenarios("scenarios", 64),
     },
