@@ -90,8 +90,8 @@ impl Namespace {
         output(self.command(&arguments).deadline(deadline)).await
     }
 
-    /// The log of a pod's container. Not by kubectl: scenarios read logs until something is in them, and each process of kubectl
-    /// uses a processor for a tenth of a second.
+    /// The log of a pod's container. Not by kubectl: scenarios read logs until something is in them, and a process for each read
+    /// was about a tenth of the processor time of a run.
     ///
     /// # Errors
     /// The API server's, for example before the container has started.

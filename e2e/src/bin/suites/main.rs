@@ -139,7 +139,7 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
 }
 
 /// Builds the images with what the suites leave of the processors: many tests wait. The programs that it starts inherit the
-/// priority of this thread. Without it the build is as fast, and disturbs tests.
+/// priority of this thread.
 #[expect(clippy::print_stdout, reason = "shows progress")]
 fn build_beside(settings: &Settings) -> Result<(), local_cluster::Error> {
     if let Err(errno) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
