@@ -97,6 +97,8 @@ pub const MASTER_ELECTOR_PORT: u16 = 9005;
 pub const POOL_HANDSHAKE_PORT: u16 = 12001;
 /// TCP port of a pool pod for data transfers.
 pub const POOL_DATA_PORT: u16 = 12002;
+/// TCP port of a pool pod that is open while the pool is ready, for the kubelet.
+pub const POOL_READY_PORT: u16 = 12003;
 /// Name of the agent's port from which probing agents request its descriptor.
 pub const AGENT_PROBE_PORT: &str = "probe";
 /// Wire address of the memory that peer probes write and read back: consecutive slots.

@@ -59,6 +59,9 @@ pub struct ServeArgs {
     /// Port on which peers transfer bytes.
     #[arg(long, default_value_t = 12002)]
     pub data_port: u16,
+    /// Port that is open while the memory is mounted and served.
+    #[arg(long, default_value_t = 12003)]
+    pub ready_port: u16,
     /// Folder of the Secret with which the cluster's etcd is used.
     #[arg(long)]
     pub metadata_secret: Option<PathBuf>,

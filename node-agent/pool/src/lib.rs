@@ -5,6 +5,7 @@ pub mod args;
 mod guard;
 pub mod handover;
 mod probe;
+mod ready_port;
 mod run;
 mod secret;
 pub mod serve;

@@ -1,4 +1,4 @@
-//! The exec probes of a pool pod: they read the status of the pool process.
+//! Reads the status of the pool process, for the liveness probe of the pool pod and for `kubectl exec`.
 
 use anyhow::{Context, bail};
 use sys::net::seqpacket;

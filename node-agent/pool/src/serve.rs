@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 
 use super::args::ServeArgs;
+use super::ready_port::ReadyPort;
 use super::secret;
 use super::state::{Caller, ConnectionId, Effect, State};
 use super::touch::{self, Progress};
@@ -56,6 +57,7 @@ struct Pool {
     listeners: [OwnedFd; 2],
     extents: Vec<OwnedFd>,
     ledger: Option<OwnedFd>,
+    ready: ReadyPort,
     open: HashMap<ConnectionId, Open>,
     inputs: mpsc::Sender<Input>,
     progress: mpsc::UnboundedSender<Progress>,
@@ -84,6 +86,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let (inputs, received) = mpsc::channel(64);
     let (progress, touched) = mpsc::unbounded_channel();
     let pool = Pool {
+        ready: ReadyPort::closed(args.ready_port),
         state: State::new(args),
         listeners: [handshake, data],
         extents: Vec::new(),
@@ -120,6 +123,12 @@ impl Pool {
                     next += 1;
                     false
                 }
+                probed = self.ready.accept() => {
+                    if let Err(error) = probed {
+                        tracing::warn!(%error, "Cannot accept a connection of the readiness probe");
+                    }
+                    false
+                }
                 Some(input) = received.recv() => {
                     if self.input(input).await {
                         tracing::info!("Drained; exiting");
@@ -149,6 +158,7 @@ impl Pool {
                 tracing::info!("Terminating; requesting the agent to drain");
                 self.send_to_agent(&FromPool::DrainRequest).await;
             }
+            self.ready.follow(&self.state.status(Instant::now()));
         }
     }
 
@@ -380,18 +390,11 @@ fn extents(lengths: &[u64], page: PageSize) -> Result<Vec<OwnedFd>, sys::mem::Er
         .collect()
 }
 
-/// Listens on all addresses of this network namespace, dual-stack if possible. Retries while the agent still holds
-/// the listeners of a predecessor.
+/// A listener of peers. Retries while the agent still holds those of a predecessor.
 async fn peer_listener(port: u16) -> std::io::Result<OwnedFd> {
-    let any6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-    let any4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let deadline = Instant::now() + BIND_DEADLINE;
     let listener = loop {
-        let bound = TcpListener::bind(any6).or_else(|error| match error.kind() {
-            ErrorKind::AddrInUse => Err(error),
-            _ => TcpListener::bind(any4),
-        });
-        match bound {
+        match bind(port) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
                 tokio::time::sleep(BIND_PERIOD).await;
             }
@@ -401,4 +404,14 @@ async fn peer_listener(port: u16) -> std::io::Result<OwnedFd> {
     listener.set_nonblocking(true)?;
     rustix::net::listen(&listener, PEER_BACKLOG)?;
     Ok(listener.into())
+}
+
+/// Listens on all addresses of this network namespace, dual-stack if possible.
+pub(super) fn bind(port: u16) -> std::io::Result<TcpListener> {
+    let any6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let any4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    TcpListener::bind(any6).or_else(|error| match error.kind() {
+        ErrorKind::AddrInUse => Err(error),
+        _ => TcpListener::bind(any4),
+    })
 }

@@ -262,7 +262,7 @@ impl State {
         })
     }
 
-    fn status(&self, now: Instant) -> Status {
+    pub(super) fn status(&self, now: Instant) -> Status {
         let silent = self
             .last_request
             .is_none_or(|last_request| now.saturating_duration_since(last_request) > AGENT_SILENCE);

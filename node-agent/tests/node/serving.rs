@@ -41,9 +41,11 @@ async fn a_pool_pod_is_granted_served_and_drained() {
         node.probe("ready").await.is_err(),
         "nothing was granted yet"
     );
+    assert!(!node.ready_port(), "nothing was granted yet");
 
     node.assign(&[(POD, Some("m1"))]);
     node.ready().await;
+    node.probe("ready").await.unwrap();
     assert_eq!(client.segments().await, [SEGMENT]);
     assert_eq!(client.put("k", 16, MIB).await, (16, 0));
     assert_eq!(client.verify("k", 16, MIB).await, (16, 0));
@@ -57,6 +59,35 @@ async fn a_pool_pod_is_granted_served_and_drained() {
     terminate(&pool);
     ended(pool).await;
     assert!(client.segments().await.is_empty());
+}
+
+#[tokio::test]
+async fn the_ready_port_closes_while_no_engine_process_serves_the_pool() {
+    let node = Node::new().await;
+    let _master = Master::start(&node.peers).await;
+    let _pool = node.pool(POD);
+    let agent = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    // The kubelet connects and closes, each time.
+    let connect =
+        "import socket; [socket.create_connection(('10.77.0.2', 12003)).close() for _ in range(3)]";
+    let mut python = node.peers.command("python3");
+    let connected = timeout(PATIENCE, python.args(["-c", connect]).status()).await;
+    assert!(connected.unwrap().unwrap().success());
+    assert!(node.ready_port());
+
+    kill(agent).await;
+    let engine = i32::try_from(node.engine_process().unwrap()).unwrap();
+    kill_process(Pid::from_raw(engine).unwrap(), Signal::KILL).unwrap();
+    eventually("the port closes", || async {
+        (!node.ready_port()).then_some(())
+    })
+    .await;
+    let status = node.probe("ready").await.unwrap_err();
+    assert!(status.contains("is silent"), "{status}");
+    let _agent = node.agent();
+    node.ready().await;
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use crds::names;
 use local_cluster::command::Run;
 use mooncake_stock::Space;
 use serde_json::{Value, json};
@@ -262,7 +263,11 @@ impl Node {
     }
 
     fn agent_in(&self, space: &Space) -> Child {
-        let mut command = space.command(env!("CARGO_BIN_EXE_agent"));
+        self.agent_of(space, Path::new(env!("CARGO_BIN_EXE_agent")))
+    }
+
+    fn agent_of(&self, space: &Space, program: &Path) -> Child {
+        let mut command = space.command(program);
         command
             .args([OsStr::new("worker"), "--assignments-file".as_ref()])
             .arg(self.path("assignments"))
@@ -278,6 +283,20 @@ impl Node {
     /// Starts a worker without its supervisor.
     pub(crate) fn agent(&self) -> Child {
         self.agent_in(&self.agents)
+    }
+
+    /// Starts a worker of another release: its engine program has one byte more for each number.
+    pub(crate) fn agent_of_release(&self, number: u8) -> Child {
+        let folder = self.path(&format!("release-{number}"));
+        std::fs::create_dir(&folder).unwrap();
+        let from = Path::new(env!("CARGO_BIN_EXE_agent"));
+        let [agent, engine] = ["agent", "engine"].map(|name| folder.join(name));
+        std::fs::copy(from, &agent).unwrap();
+        let mut bytes = std::fs::read(from.with_file_name("engine")).unwrap();
+        bytes.resize(bytes.len() + usize::from(number), 0);
+        std::fs::copy(from.with_file_name("engine"), &engine).unwrap();
+        std::fs::write(&engine, bytes).unwrap();
+        self.agent_of(&self.agents, &agent)
     }
 
     /// Starts a second worker, in another network namespace.
@@ -324,25 +343,18 @@ impl Node {
 
     /// Returns the number of data connections of peers to the pool, from the kernel: the metrics are up to 2 seconds old.
     pub(crate) fn connections(&self) -> u64 {
-        let table = |name| format!("/proc/{}/net/{name}", self.pod.pid());
-        let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(table(name)).unwrap());
-        let port = format!(":{:04X}", crds::names::POOL_DATA_PORT);
-        let established = |line: &&str| {
-            let fields: Vec<_> = line.split_whitespace().collect();
-            // Local address and state, as in proc_pid_net(5).
-            fields[1].ends_with(&port) && fields[3] == "01"
-        };
-        let sockets = tables.iter().flat_map(|table| table.lines().skip(1));
-        sockets.filter(established).count() as u64
+        sockets(&self.pod, names::POOL_DATA_PORT, ESTABLISHED)
+    }
+
+    /// True if the port that the kubelet's readiness probe connects to is open.
+    pub(crate) fn ready_port(&self) -> bool {
+        sockets(&self.pod, names::POOL_READY_PORT, LISTENING) == 1
     }
 
     /// Runs `pool probe` in the pod.
     pub(crate) async fn probe(&self, what: &str) -> Result<String, String> {
-        self.probe_in(&self.pod, what).await
-    }
-
-    async fn probe_in(&self, pod: &Space, what: &str) -> Result<String, String> {
-        let output = pod.command(pool_program()).args(["probe", what]).output();
+        let mut program = self.pod.command(pool_program());
+        let output = program.args(["probe", what]).output();
         let output = timeout(PATIENCE, output).await.unwrap().unwrap();
         let words = |bytes| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() {
@@ -359,10 +371,27 @@ impl Node {
     /// Waits until the pool of another pod is ready.
     pub(crate) async fn ready_in(&self, pod: &Space) {
         eventually("the pool is ready", || async {
-            self.probe_in(pod, "ready").await.ok()
+            (sockets(pod, names::POOL_READY_PORT, LISTENING) == 1).then_some(())
         })
         .await;
     }
+}
+
+/// State of a socket in `/proc/PID/net/tcp`, as in proc_pid_net(5).
+const ESTABLISHED: &str = "01";
+const LISTENING: &str = "0A";
+
+/// Returns the number of TCP sockets of a pod with a local port and a state.
+fn sockets(pod: &Space, port: u16, state: &str) -> u64 {
+    let table = |name| format!("/proc/{}/net/{name}", pod.pid());
+    let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(table(name)).unwrap());
+    let port = format!(":{port:04X}");
+    let counted = |line: &&str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        fields[1].ends_with(&port) && fields[3] == state
+    };
+    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
+    lines.filter(counted).count() as u64
 }
 
 async fn http(space: &Space, path: &str) -> Option<String> {

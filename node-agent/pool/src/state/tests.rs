@@ -13,6 +13,7 @@ fn state() -> State {
         page_size: PageSize::Base,
         handshake_port: 12001,
         data_port: 12002,
+        ready_port: 12003,
         metadata_secret: None,
         pod_uid: "uid".to_owned(),
         pod_name: "pod".to_owned(),
