@@ -11,14 +11,14 @@ use std::time::Instant;
 use proto::scheduler::PeerKey;
 use rustix::event::EventfdFlags;
 use sys::mem::Region;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::Admission;
 use crate::batch::Completion;
 use crate::error::Error;
 use crate::resolve::Resolver;
 use crate::stats::Counters;
-use crate::transport::{EndpointId, LinkError, NewSocket, PeerAddress, RegionId};
+use crate::transport::{EndpointId, IdleConnection, LinkError, NewSocket, PeerAddress, RegionId};
 use queue::Queue;
 
 #[derive(Debug)]
@@ -56,6 +56,11 @@ pub(crate) enum Command {
         done: oneshot::Sender<()>,
     },
     AddSocket(NewSocket),
+    /// Pass on the served connections, each when no request is in progress on it.
+    PassOn {
+        endpoint: EndpointId,
+        to: mpsc::UnboundedSender<IdleConnection>,
+    },
     /// Start those transfers of a batch that are for this thread.
     Submit {
         endpoint: EndpointId,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use proto::address::ServerName;
@@ -13,7 +13,7 @@ use proto::metadata::RpcMeta;
 use proto::scheduler::Request;
 use sys::mem::Region;
 use sys::net::Namespace;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::admission::{Admission, ConnectionLimit, PeerFilter, Targets};
@@ -29,7 +29,7 @@ use crate::outstanding::Outstanding;
 use crate::peers::PeerFailures;
 use crate::resolve::Resolver;
 use crate::stats::{Counters, EndpointStats};
-use crate::transport::{EndpointId, RegionId};
+use crate::transport::{EndpointId, IdleConnection, NewSocket, RegionId};
 
 /// The parameters of an endpoint.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Transfer {
             offset: self.local_offset,
             length: self.length,
             // The data thread sets both.
-            deadline: std::time::Duration::ZERO,
+            deadline: Duration::ZERO,
             token: 0,
         }
     }
@@ -108,6 +108,8 @@ pub struct Endpoint {
     outstanding: Outstanding,
     completions: Completions,
     tasks: [JoinHandle<()>; 2],
+    /// Ends the tasks of the listeners, which hold its receivers.
+    stop: watch::Sender<bool>,
 }
 
 impl Endpoint {
@@ -167,6 +169,7 @@ impl Endpoint {
         );
         let handshake = Arc::new(HandshakeState::new(identity));
         let threads = engine.commands.len();
+        let (stop, stopped) = watch::channel(false);
         let tasks = [
             engine.runtime.spawn(accept::data(
                 data,
@@ -175,12 +178,14 @@ impl Endpoint {
                 Arc::clone(&limit),
                 Arc::clone(&engine.commands),
                 settings.user_timeout,
+                stopped.clone(),
             )),
             engine.runtime.spawn(handshake::serve(
                 listener,
                 Arc::clone(&handshake),
                 Arc::clone(&filter),
                 settings.header_deadline,
+                stopped,
             )),
         ];
         Ok(Self {
@@ -193,6 +198,7 @@ impl Endpoint {
             outstanding: Outstanding::new(settings.transfers_per_peer, settings.transfers, threads),
             completions: Completions::default(),
             tasks,
+            stop,
         })
     }
 
@@ -419,6 +425,53 @@ impl Endpoint {
                 request: transfer.request(),
             }));
         })
+    }
+
+    /// Closes the listeners and returns the served connections: each when the requests that have begun on it are
+    /// complete. Those that are not within the deadline stay. Handshakes that were accepted are answered first, within the
+    /// same deadline. Over RDMA there are none.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if a data thread has ended.
+    pub async fn pass_on(&self, within: Duration) -> Result<Vec<IdleConnection>, Error> {
+        let deadline = tokio::time::Instant::now() + within;
+        self.stop.send_replace(true);
+        // A connection that was accepted is with a data thread then. Handshakes get half of the time: a peer may keep one open.
+        let _in_time = tokio::time::timeout(within / 2, self.stop.closed()).await;
+        let (to, mut passed) = mpsc::unbounded_channel();
+        self.engine.send(|| Command::PassOn {
+            endpoint: self.id,
+            to: to.clone(),
+        })?;
+        drop(to);
+        let mut connections = Vec::new();
+        while let Ok(Some(one)) = tokio::time::timeout_at(deadline, passed.recv()).await {
+            connections.push(one);
+        }
+        Ok(connections)
+    }
+
+    /// Serves connections on that another engine has passed on, those of admitted peers within the limits. Returns their
+    /// number. Before the regions are added, requests on them would be rejected.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if a data thread has ended.
+    pub fn take_over(&self, connections: Vec<IdleConnection>) -> Result<usize, Error> {
+        let mut taken = 0;
+        for one in connections {
+            let Some(permit) = self.filter.check(one.peer, &self.limit) else {
+                continue;
+            };
+            let threads = &self.engine.commands;
+            threads[taken % threads.len()].send(Command::AddSocket(NewSocket::Accepted {
+                endpoint: self.id,
+                socket: one.socket,
+                permit,
+                before: Some(one.before),
+            }))?;
+            taken += 1;
+        }
+        Ok(taken)
     }
 
     /// Takes the messages that peers have sent.

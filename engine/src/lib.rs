@@ -60,6 +60,6 @@ pub use stats::EndpointStats;
 pub use sys::mem::{PageSize, Region};
 pub use sys::net::Namespace;
 pub use thread::{ThreadSnapshot, ThreadStage};
-pub use transport::RegionId;
 #[cfg(feature = "rdma")]
 pub use transport::rdma::{Card, CardError, OpenedDevice, Port};
+pub use transport::{Before, IdleConnection, RegionId};

@@ -204,6 +204,7 @@ impl DataThread {
                     .add_region(endpoint, region, &memory, wire_base);
             }
             Command::AddSocket(socket) => self.transport.add_socket(socket, now),
+            Command::PassOn { endpoint, to } => self.transport.pass_on(endpoint, to),
             Command::Submit {
                 endpoint,
                 batch,

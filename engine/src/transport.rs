@@ -19,6 +19,7 @@ use std::time::Instant;
 use proto::frame::Version;
 use proto::scheduler::{Failure, LinkKey, PieceKey, Slice};
 use sys::mem::Region;
+use tokio::sync::mpsc;
 
 use crate::admission::{Admission, ConnectionPermit};
 use crate::connect::Dialer;
@@ -122,6 +123,26 @@ impl LinkError {
     }
 }
 
+/// A served connection between two requests. Another engine can serve it on, also in another process.
+#[derive(Debug)]
+pub struct IdleConnection {
+    /// Non-blocking.
+    pub socket: OwnedFd,
+    /// Address of the peer.
+    pub peer: IpAddr,
+    /// What is known of it.
+    pub before: Before,
+}
+
+/// What an engine knows of a connection between two requests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Bytes that were received and belong to requests that have not begun.
+    pub unread: Vec<u8>,
+    /// A request has begun on it: it is not closed for being idle.
+    pub proven: bool,
+}
+
 /// A socket that the control side has created.
 #[derive(Debug)]
 pub enum NewSocket {
@@ -133,6 +154,8 @@ pub enum NewSocket {
         socket: OwnedFd,
         /// Returned to the limiter when the connection closes.
         permit: ConnectionPermit,
+        /// What another engine knows of it, if that served it before.
+        before: Option<Before>,
     },
     /// The result of a connect that [`Transport::open`] started.
     Connected {
@@ -205,6 +228,9 @@ pub trait Transport: Debug + Send {
     /// without requests accepts at least one. Each accepted request is answered by [`Event::Done`], by
     /// [`Event::Returned`] or by the [`Event::Down`] of its link, within a bound of the transport's own. They may wait for [`Self::flush`].
     fn post(&mut self, link: LinkId, requests: &[Post]) -> usize;
+    /// Begins no more requests of peers and passes each served connection on when none is in progress on it. Drops the
+    /// sender when no connection is left that can be passed on.
+    fn pass_on(&mut self, _endpoint: EndpointId, _to: mpsc::UnboundedSender<IdleConnection>) {}
     /// Starts all accepted requests. Called once after the posts of a turn.
     fn flush(&mut self);
     /// Closes a link and cancels its requests. Answered by [`Event::Released`], its last event.

@@ -8,3 +8,5 @@ pub mod link;
 pub mod message;
 #[cfg(feature = "program")]
 pub(crate) mod silence;
+#[cfg(feature = "program")]
+pub(crate) mod succession;

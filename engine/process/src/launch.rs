@@ -24,6 +24,7 @@ use crate::args::{Identity, Serve};
 use crate::control::agent::{Agent, Connected};
 use crate::control::link::Link;
 use crate::control::silence::Silence;
+use crate::control::succession::Inherited;
 use crate::log::Lines;
 use crate::pidfd::Pidfd;
 use crate::pod;
@@ -234,6 +235,7 @@ async fn run(
     let (admitted, admission) = watch::channel(None);
     let connected = Connected::default();
     let counted = Arc::new(Mutex::new(None));
+    let inherited = Inherited::default();
     let link = Link {
         listener: opened.listener,
         calls: called,
@@ -245,6 +247,7 @@ async fn run(
         silence: Silence::default(),
         lines,
         engine: engine.clone(),
+        inherited: Arc::clone(&inherited),
         rdma: settings.rdma,
     };
     let context = pod::Context {
@@ -256,6 +259,7 @@ async fn run(
         protocol,
         agent: Agent::new(calls, report, connected),
         counted,
+        inherited,
     };
     tokio::select! {
         linked = link.run() => linked.context("the control socket failed"),

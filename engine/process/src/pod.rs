@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use crate::control::agent::Agent;
 use crate::control::link::Counted;
 use crate::control::message::{Listed, PodAssignment};
+use crate::control::succession::Inherited;
 use crate::pidfd::Pidfd;
 use pool::handover::client::Event;
 use pool::handover::message::{Attached, ExtentState, Request};
@@ -64,6 +65,7 @@ pub(crate) struct Context {
     pub(crate) protocol: &'static str,
     pub(crate) agent: Agent,
     pub(crate) counted: Counted,
+    pub(crate) inherited: Inherited,
 }
 
 /// Endpoint and regions that peers can use.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::admission::{ConnectionLimit, PeerFilter};
 use crate::command::{Command, CommandSender};
@@ -32,7 +33,7 @@ pub(crate) async fn next(listener: &TcpListener) -> (TcpStream, IpAddr) {
     }
 }
 
-/// Serves a data listener until the task is aborted.
+/// Serves a data listener until `stop` changes or the task is aborted.
 pub(crate) async fn data(
     listener: TcpListener,
     endpoint: EndpointId,
@@ -40,9 +41,13 @@ pub(crate) async fn data(
     limit: Arc<ConnectionLimit>,
     threads: Arc<[CommandSender]>,
     user_timeout: Duration,
+    mut stop: watch::Receiver<bool>,
 ) {
     for turn in 0_usize.. {
-        let (stream, from) = next(&listener).await;
+        let (stream, from) = tokio::select! {
+            next = next(&listener) => next,
+            _ = stop.changed() => return,
+        };
         let Some(permit) = filter.check(from, &limit) else {
             continue;
         };
@@ -56,6 +61,7 @@ pub(crate) async fn data(
             endpoint,
             socket,
             permit,
+            before: None,
         });
         // Fails only after the engine has stopped.
         let _stopped = threads[turn % threads.len()].send(accepted);

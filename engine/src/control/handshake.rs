@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use proto::handshake::{self, FrameError, Kind, Notify, PREFIX_LENGTH, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::accept;
 use crate::admission::{ConnectionLimit, PeerFilter};
@@ -89,18 +89,22 @@ enum Unanswered {
     Io(#[from] io::Error),
 }
 
-/// Serves a handshake listener until the task is aborted.
+/// Serves a handshake listener until the task is aborted, or `stop` changes and each request that was accepted is answered.
 pub(crate) async fn serve(
     listener: TcpListener,
     state: Arc<HandshakeState>,
     filter: Arc<PeerFilter>,
     deadline: Duration,
+    mut stop: watch::Receiver<bool>,
 ) {
     let limit = ConnectionLimit::new(CONNECTIONS_PER_ADDRESS, CONNECTIONS, Arc::default());
     let mut running = tokio::task::JoinSet::new();
     loop {
         while running.try_join_next().is_some() {}
-        let (stream, from) = accept::next(&listener).await;
+        let (stream, from) = tokio::select! {
+            next = accept::next(&listener) => next,
+            _ = stop.changed() => break,
+        };
         let Some(permit) = filter.check(from, &limit) else {
             continue;
         };
@@ -122,6 +126,8 @@ pub(crate) async fn serve(
             filter.counters.ended(permit.peer(), ended);
         });
     }
+    drop(listener);
+    running.join_all().await;
 }
 
 /// Reads the request, answers it, and waits for the peer to close, as stock engines do.

@@ -18,11 +18,12 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use slotmap::{Key as _, KeyData, SlotMap, new_key_type};
 use sys::mem::Region;
 use sys::net::socket::report_queued;
+use tokio::sync::mpsc;
 
 use super::reactor::{Attention, EventFlags, Ready, Token, Watcher};
 use super::{
-    EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId, TcpPeer,
-    Transport,
+    EndpointId, Event, IdleConnection, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId,
+    TcpPeer, Transport,
 };
 use crate::admission::Admission;
 use crate::ended::Ended;
@@ -102,6 +103,8 @@ struct ServedEndpoint {
     extents: ExtentMap<RegionId>,
     admission: Admission,
     counters: Arc<Counters>,
+    /// Its served connections are passed on: no more requests are begun.
+    passed: Option<mpsc::UnboundedSender<IdleConnection>>,
 }
 
 #[derive(Debug)]
@@ -279,6 +282,10 @@ impl Tcp {
                 connection.is_busy = visit.is_over();
                 self.ahead_of_epoll |= visit.requests() > 1;
                 match turn {
+                    Ok(_) if endpoint.passed.is_some() && served.is_idle() => {
+                        self.pass(key);
+                        return;
+                    }
                     Ok(turn) => {
                         if let Some(due) = served.arm_timer(self.bounds.stall) {
                             self.timers.push(due, key.data().as_ffi());
@@ -363,6 +370,40 @@ impl Tcp {
         self.watcher.remove(&connection.socket);
     }
 
+    /// Passes on an idle connection.
+    fn pass(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.remove(key) else {
+            return;
+        };
+        self.watcher.remove(&connection.socket);
+        let Role::Served(served) = connection.role else {
+            return;
+        };
+        let endpoint = self.endpoints.get(&served.endpoint);
+        if let Some(to) = endpoint.and_then(|endpoint| endpoint.passed.as_ref()) {
+            let passed = IdleConnection {
+                socket: connection.socket,
+                peer: served.permit.peer().address(),
+                before: served.before(),
+            };
+            // Fails if the caller no longer waits: the connection is closed.
+            let _not_waiting = to.send(passed);
+        }
+    }
+
+    /// Ends the passing of connections where none is left.
+    fn finish_passing(&mut self) {
+        for (id, endpoint) in &mut self.endpoints {
+            let is_left = |connection: &Connection| match &connection.role {
+                Role::Served(served) => served.endpoint == *id,
+                Role::Outgoing(_) => false,
+            };
+            if endpoint.passed.is_some() && !self.connections.values().any(is_left) {
+                endpoint.passed = None;
+            }
+        }
+    }
+
     /// Closes a failed link and reports it as down and released.
     fn fail(&mut self, link: LinkId, failure: Failure<LinkError>) {
         if let Some(key) = self.links.get(&link).copied() {
@@ -437,6 +478,7 @@ impl Transport for Tcp {
             extents: ExtentMap::default(),
             admission,
             counters,
+            passed: None,
         };
         self.endpoints.insert(endpoint, side);
     }
@@ -512,6 +554,7 @@ impl Transport for Tcp {
                 endpoint,
                 socket,
                 permit,
+                before,
             } => {
                 let Some(side) = self.endpoints.get(&endpoint) else {
                     return;
@@ -523,11 +566,17 @@ impl Transport for Tcp {
                 }
                 // Without it, one request is served in a turn.
                 let _not_reported = report_queued(socket.as_fd());
-                let served = Served::new(endpoint, permit, now);
+                let served = Served::new(endpoint, permit, before, now);
+                let begun = served.has_bytes();
                 match self.add(socket, Role::Served(served)) {
-                    Ok(key) => self
-                        .timers
-                        .push(now + self.bounds.header, key.data().as_ffi()),
+                    Ok(key) => {
+                        self.timers
+                            .push(now + self.bounds.header, key.data().as_ffi());
+                        if begun {
+                            // Epoll does not know these bytes.
+                            self.watch(key, &Turn::Share);
+                        }
+                    }
                     Err(error) => tracing::warn!(?endpoint, %error, "connection not watched"),
                 }
             }
@@ -559,6 +608,20 @@ impl Transport for Tcp {
                     Err(cause) => self.fail(link, Failure::unsent(cause)),
                 }
             }
+        }
+    }
+
+    fn pass_on(&mut self, endpoint: EndpointId, to: mpsc::UnboundedSender<IdleConnection>) {
+        let Some(side) = self.endpoints.get_mut(&endpoint) else {
+            return;
+        };
+        side.passed = Some(to);
+        let idle = self.select(|role| match role {
+            Role::Served(served) => served.endpoint == endpoint && served.is_idle(),
+            Role::Outgoing(_) => false,
+        });
+        for key in idle {
+            self.pass(key);
         }
     }
 
@@ -649,6 +712,7 @@ impl Transport for Tcp {
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) {
         self.expire(now);
+        self.finish_passing();
         self.ahead_of_epoll = false;
         events.append(&mut self.events);
     }

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -46,6 +46,9 @@ const END_PERIOD: Duration = Duration::from_millis(10);
 
 /// How long a message may wait for the process to make room.
 const SEND_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Limit for the end of a process that passes its connections on. Requests that have begun get a second of it.
+const PASS_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Limit for unmounting the segments of an ended pool pod, by its engine process or by a child.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
@@ -146,7 +149,7 @@ impl EngineProcesses {
     }
 
     /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs is not this agent's
-    /// program or serves peers over another transport.
+    /// program or serves peers over another transport. One of another program passes its TCP connections to its successor.
     ///
     /// # Errors
     /// Why none serves the pod. Trying again may help.
@@ -159,18 +162,23 @@ impl EngineProcesses {
             }
             _ => StartError::Prepare(error),
         })?;
+        let mut passed = None;
         if let Some(mut running) = running {
-            let answers = self.program.is_of(running.pid) && running.greet().await.is_ok();
-            let verdict = pod.transport.judge(&running.rdma);
-            if answers && verdict != Verdict::Replace {
+            let answers = running.greet().await;
+            let is_own = self.program.is_of(running.pid);
+            let keeps_transport = pod.transport.judge(&running.rdma) != Verdict::Replace;
+            if is_own && keeps_transport && answers.is_ok() {
                 return Ok(running);
             }
-            let cause = if answers {
-                "its transport or port changes"
-            } else {
-                "it is not of this release, or does not answer"
+            let cause = match &answers {
+                Err(error) => error.to_string(),
+                Ok(()) if keeps_transport => "it is of another release".to_owned(),
+                Ok(()) => "its transport or port changes".to_owned(),
             };
             tracing::info!(pid = running.pid, cause, "replacing the engine process");
+            if answers.is_ok() && keeps_transport && running.rdma.is_empty() {
+                passed = running.pass_on().await;
+            }
             running.kill();
             if timeout(END_DEADLINE, running.ended()).await.is_err() {
                 return Err(StartError::NotEnded);
@@ -181,6 +189,12 @@ impl EngineProcesses {
         let ended = || StartError::NoAnswer("it has ended".to_owned());
         let mut started = started.ok_or_else(ended)?;
         started.greet().await?;
+        if passed.is_some() && started.send(&ToEngine::TakeOver, passed).await.is_err() {
+            tracing::warn!(
+                pid = started.pid,
+                "the connections of the former process are lost"
+            );
+        }
         Ok(started)
     }
 
@@ -338,13 +352,23 @@ impl EngineProcess {
     pub(crate) async fn send(
         &self,
         message: &ToEngine,
-        socket: Option<std::os::fd::OwnedFd>,
+        socket: Option<OwnedFd>,
     ) -> Result<(), pool::handover::Error> {
         let socket = socket.as_ref().map(AsFd::as_fd);
         let descriptors = socket.as_slice();
         self.connection
             .send(message, descriptors, SEND_DEADLINE)
             .await
+    }
+
+    /// Lets it pass its connections on and waits for its end. Returns the socket that has them for the successor.
+    async fn pass_on(&self) -> Option<OwnedFd> {
+        let (theirs, successors) = seqpacket::pair().ok()?;
+        self.send(&ToEngine::PassOn, Some(theirs)).await.ok()?;
+        if timeout(PASS_DEADLINE, self.ended()).await.is_err() {
+            tracing::warn!(pid = self.pid, "it has not ended within {PASS_DEADLINE:?}");
+        }
+        Some(successors)
     }
 
     /// Waits for a message. Cancel-safe.

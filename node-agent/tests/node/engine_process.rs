@@ -71,6 +71,44 @@ async fn agents_that_are_killed_cost_no_operation_and_their_successors_adopt_the
 }
 
 #[tokio::test]
+async fn an_upgrade_of_the_engine_program_under_load_costs_no_operation_and_no_connection() {
+    const UPGRADES: u8 = 4;
+    let node = Node::new().await;
+    let (_master, mut client, [_pool, mut agent]) = serving(&node).await;
+    let connections = node.connections();
+    assert!(connections > 0);
+    let first = node.engine_process().unwrap();
+    let done = AtomicBool::new(false);
+    let upgrades = async {
+        let mut engine = first;
+        for number in 1..=UPGRADES {
+            kill(agent).await;
+            agent = node.agent_of_release(number);
+            engine = successor(&node, engine).await;
+            serves(&node).await;
+        }
+        done.store(true, Ordering::Relaxed);
+    };
+    let load = async {
+        let (mut operations, mut longest) = (0, Duration::ZERO);
+        while !done.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            assert_eq!(client.put("u", 4, MIB).await, (4, 0));
+            assert_eq!(client.verify("u", 4, MIB).await, (4, 0));
+            assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+            assert_eq!(client.remove("u", 4).await, (4, 0));
+            operations += 20;
+            longest = longest.max(begun.elapsed());
+        }
+        (operations, longest)
+    };
+    let ((), (operations, longest)) = tokio::join!(upgrades, load);
+    println!("{operations} operations, 20 took {longest:?} at most");
+    assert_eq!(node.connections(), connections, "none was closed");
+    assert_eq!(client.segments().await, [SEGMENT]);
+}
+
+#[tokio::test]
 async fn a_pool_for_rdma_waits_for_a_proved_port_and_one_that_is_served_over_tcp_goes_on() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;

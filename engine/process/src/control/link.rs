@@ -20,6 +20,7 @@ use tokio::time::{interval, sleep};
 use super::agent::{Connected, Pending};
 use super::message::{FromEngine, PROTOCOL, PodAssignment, RdmaPort, Report, ToEngine, Traffic};
 use super::silence::Silence;
+use super::succession::{self, Inherited};
 use crate::log::Lines;
 
 /// Period of the counters, which are the heartbeat too.
@@ -52,6 +53,7 @@ pub(crate) struct Link {
     pub(crate) silence: Silence,
     pub(crate) lines: Lines,
     pub(crate) engine: Engine,
+    pub(crate) inherited: Inherited,
     /// None if peers are served over TCP.
     pub(crate) rdma: Vec<RdmaPort>,
 }
@@ -71,7 +73,7 @@ struct Attached {
 }
 
 impl Link {
-    /// Runs until the listener fails.
+    /// Runs until the listener fails, or a successor has the connections of peers.
     ///
     /// # Errors
     /// Those of the listener.
@@ -96,6 +98,14 @@ impl Link {
                     Ok(())
                 }
                 received = receive(agent.as_ref()) => match received {
+                    Ok((ToEngine::PassOn, descriptors)) => {
+                        self.pass_on(descriptors).await;
+                        return Ok(());
+                    }
+                    Ok((ToEngine::TakeOver, descriptors)) => {
+                        self.take_over(descriptors).await;
+                        Ok(())
+                    }
                     Ok((message, descriptors)) => {
                         self.receive(agent.as_mut(), &mut calls, message, descriptors)
                     }
@@ -141,6 +151,49 @@ impl Link {
         Some(agent)
     }
 
+    /// Passes the connections of peers to the successor.
+    async fn pass_on(&self, descriptors: Vec<OwnedFd>) {
+        let endpoint = self.counted.lock().clone();
+        let (Some(socket), Some(endpoint)) = (descriptors.into_iter().next(), endpoint) else {
+            return;
+        };
+        let passed = match endpoint.pass_on(succession::PASS_DEADLINE).await {
+            Ok(connections) => succession::send(socket, &connections).await,
+            // It ends for another cause.
+            Err(_) => return,
+        };
+        match passed {
+            Ok(passed) => tracing::info!(passed, "the successor gets the connections of peers"),
+            Err(error) => {
+                tracing::warn!(%error, "the successor does not get all connections of peers")
+            }
+        }
+    }
+
+    /// Receives the connections of the former process. They are closed if the pool is not served in time.
+    async fn take_over(&self, descriptors: Vec<OwnedFd>) {
+        let Some(socket) = descriptors.into_iter().next() else {
+            return;
+        };
+        match succession::receive(socket).await {
+            Ok(connections) => *self.inherited.lock() = connections,
+            Err(error) => {
+                return tracing::warn!(%error, "the connections of the former process are closed");
+            }
+        }
+        let inherited = Arc::clone(&self.inherited);
+        tokio::spawn(async move {
+            sleep(succession::SERVE_DEADLINE).await;
+            let closed = std::mem::take(&mut *inherited.lock()).len();
+            if closed > 0 {
+                tracing::warn!(
+                    closed,
+                    "the pool is not served yet: the connections of the former process are closed"
+                );
+            }
+        });
+    }
+
     fn receive(
         &self,
         agent: Option<&mut Attached>,
@@ -168,6 +221,8 @@ impl Link {
                     self.admitted.send_replace(Some(addresses));
                 }
             }
+            // Handled by the caller.
+            ToEngine::PassOn | ToEngine::TakeOver => {}
             ToEngine::Withhold { devices } => self.engine.withhold(devices),
             ToEngine::Answer { id, answer } => {
                 if let Some(pending) = calls.waiting.remove(&id) {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use store::Uuid;
 
 /// Version of this protocol.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// Most addresses in one message; 1,500 of IPv6 fit a packet of the hand-over.
 pub const ADDRESSES_LIMIT: usize = 1_000;
@@ -38,6 +38,10 @@ pub enum ToEngine {
         /// Their names; of the ones that it serves over.
         devices: BTreeSet<String>,
     },
+    /// Pass the connections of peers to a successor and end. It comes with a socket for them.
+    PassOn,
+    /// Serve the connections that the former process has passed on. It comes with their socket, before the assignment.
+    TakeOver,
     /// The answer to a call. That to `Connect` comes with the socket.
     Answer {
         /// Number of the call.

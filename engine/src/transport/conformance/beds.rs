@@ -117,6 +117,7 @@ pub(super) fn tcp(pipeline_depth: u32) -> Bed {
         while let Ok((stream, from)) = listener.accept() {
             stream.set_nonblocking(true).unwrap();
             let accepted = NewSocket::Accepted {
+                before: None,
                 endpoint: target.endpoint,
                 socket: OwnedFd::from(stream),
                 permit: filter.check(from.ip(), &limit).unwrap(),

@@ -17,6 +17,7 @@ use sys::mem::Region;
 use sys::mem::parts::{Inward, Received};
 use sys::net::socket::set_receive_low_water;
 
+use super::super::Before;
 use super::{Bounds, EndpointId, PeerEnd, RegionId, SEND_BYTES, ServedEndpoint, TURN_BYTES, Turn};
 use crate::admission::ConnectionPermit;
 use crate::ended::Ended;
@@ -188,16 +189,22 @@ enum Step {
 }
 
 impl Served {
-    pub(super) fn new(endpoint: EndpointId, permit: ConnectionPermit, now: Instant) -> Self {
+    pub(super) fn new(
+        endpoint: EndpointId,
+        permit: ConnectionPermit,
+        before: Option<Before>,
+        now: Instant,
+    ) -> Self {
+        let Before { unread, proven } = before.unwrap_or_default();
         Self {
             endpoint,
             permit,
-            headers: Headers::default(),
+            headers: Headers::of(&unread),
             writing: None,
             answers: Answers::default(),
             reading: false,
             rejected: false,
-            proven: false,
+            proven,
             since: now,
             timed: true,
             low_water: 1,
@@ -224,6 +231,9 @@ impl Served {
         if self.answers.is_empty() {
             visit.requests = u32::from(self.writing.is_some());
             loop {
+                if visit.endpoint.passed.is_some() && self.writing.is_none() {
+                    break;
+                }
                 last = self.step(visit);
                 if last != Ok(Step::Progress) || visit.is_over() {
                     break;
@@ -279,6 +289,24 @@ impl Served {
         }
         self.timed = false;
         Ok(None)
+    }
+
+    /// Returns whether no request is in progress. Bytes of requests that have not begun may be there.
+    pub(super) fn is_idle(&self) -> bool {
+        self.writing.is_none() && self.answers.is_empty() && !self.rejected
+    }
+
+    /// Returns whether bytes of requests are there that have not begun.
+    pub(super) fn has_bytes(&self) -> bool {
+        !self.headers.is_empty()
+    }
+
+    /// Returns what the next engine must know of an idle connection.
+    pub(super) fn before(&self) -> Before {
+        Before {
+            unread: self.headers.unread().to_vec(),
+            proven: self.proven,
+        }
     }
 
     fn is_within_request(&self) -> bool {

@@ -68,6 +68,7 @@ impl Target {
         let (stream, from) = self.listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
         let accepted = NewSocket::Accepted {
+            before: None,
             endpoint: ENDPOINT,
             socket: OwnedFd::from(stream),
             permit: self.filter.check(from.ip(), &self.limit).unwrap(),
@@ -471,4 +472,98 @@ fn a_large_payload_wakes_the_thread_in_portions_and_its_last_bytes_as_they_arriv
     peer.write_all(end).unwrap();
     target.turns_until(|stats| stats.requests == 1);
     assert_eq!(exactly(&mut peer, STATUS_LENGTH), OK);
+}
+
+impl Target {
+    /// Serves a connection on that another target has passed on.
+    fn take_over(&mut self, one: IdleConnection) {
+        let accepted = NewSocket::Accepted {
+            endpoint: ENDPOINT,
+            socket: one.socket,
+            permit: self.filter.check(one.peer, &self.limit).unwrap(),
+            before: Some(one.before),
+        };
+        self.tcp.add_socket(accepted, Instant::now());
+    }
+}
+
+#[test]
+fn connections_are_passed_on_between_requests_and_served_on_without_a_lost_byte() {
+    let mut former = Target::new();
+    let mut silent = former.connect();
+    let mut begun = former.connect();
+    let begun_read = read(3, 2);
+    begun.write_all(&begun_read[..5]).unwrap();
+    former.turn();
+    let mut writing = former.connect();
+    let payload = vec![b'w'; 100];
+    let request = [write(50, &payload), read(50, 1), read(51, 1)].concat();
+    writing.write_all(&request[..60]).unwrap();
+    former.turn();
+
+    let (to, mut passed) = mpsc::unbounded_channel();
+    former.tcp.pass_on(ENDPOINT, to);
+    former.tcp.progress(Instant::now(), &mut Vec::new());
+    let mut connections: Vec<_> = [passed.try_recv(), passed.try_recv()]
+        .map(Result::unwrap)
+        .into();
+    assert_eq!(
+        passed.try_recv().unwrap_err(),
+        mpsc::error::TryRecvError::Empty,
+        "a request is in progress"
+    );
+    writing.write_all(&request[60..]).unwrap();
+    former.turn();
+    connections.push(passed.try_recv().unwrap());
+    assert_eq!(
+        passed.try_recv().unwrap_err(),
+        mpsc::error::TryRecvError::Disconnected,
+        "none is left"
+    );
+    assert_eq!(exactly(&mut writing, OK.len()), OK);
+    assert_eq!(former.bytes(50, 100), payload);
+    assert_eq!(former.stats().requests, 1, "the reads have not begun");
+    assert_eq!(former.limit.count(), 0);
+
+    let proven: Vec<_> = connections.iter().map(|one| one.before.proven).collect();
+    assert_eq!(proven, [false, false, true]);
+    let mut successor = Target::new();
+    successor.memory.copy_in(3, b"ab").unwrap();
+    successor.memory.copy_in(50, b"cd").unwrap();
+    for one in connections {
+        successor.take_over(one);
+    }
+    drop(former);
+    successor.turns_until(|stats| stats.requests == 2);
+    let answers = [&OK[..], b"c", &OK[..], b"d"].concat();
+    assert_eq!(exactly(&mut writing, answers.len()), answers);
+    begun.write_all(&begun_read[5..]).unwrap();
+    silent.write_all(&read(4, 1)).unwrap();
+    successor.turns_until(|stats| stats.requests == 4);
+    let answer = [&OK[..], b"ab"].concat();
+    assert_eq!(exactly(&mut begun, answer.len()), answer);
+    let answer = [&OK[..], b"b"].concat();
+    assert_eq!(exactly(&mut silent, answer.len()), answer);
+}
+
+#[test]
+fn requests_that_have_not_begun_are_left_to_the_successor() {
+    let mut former = Target::new();
+    let mut peer = former.connect();
+    let payload = vec![b'x'; 64 << 10];
+    let requests: Vec<_> = (0..4).map(|_| write(0, &payload)).collect();
+    peer.write_all(&requests.concat()).unwrap();
+    let ready = former.wait();
+    let (to, mut passed) = mpsc::unbounded_channel();
+    former.tcp.pass_on(ENDPOINT, to);
+    // Epoll had reported it before.
+    former.serve(ready);
+    let one = passed.try_recv().unwrap();
+    assert_eq!(former.stats().requests, 0);
+    let mut successor = Target::new();
+    successor.take_over(one);
+    successor.turns_until(|stats| stats.requests == 4);
+    assert_eq!(exactly(&mut peer, 4 * OK.len()), OK.repeat(4));
+    assert_eq!(former.bytes(0, 1), [0]);
+    assert_eq!(successor.bytes(0, 1), [b'x']);
 }

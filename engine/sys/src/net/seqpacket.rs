@@ -78,6 +78,20 @@ pub fn connect_path(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Creates two sockets that are connected to each other, both non-blocking.
+///
+/// # Errors
+/// From `socketpair(2)`.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
 /// Accepts one connection, non-blocking.
 ///
 /// # Errors

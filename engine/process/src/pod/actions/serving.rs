@@ -58,8 +58,11 @@ impl Pod {
             let added = endpoint.add_region_in_tokio(Arc::clone(region), place.base);
             regions.push(added.await.map_err(failed)?);
         }
+        let inherited = std::mem::take(&mut *self.context.inherited.lock());
+        let connections = endpoint.take_over(inherited).map_err(failed)?;
         tracing::info!(
             name,
+            connections,
             protocol = self.context.protocol,
             epoch = record.epoch.number,
             admitted = admitted.len(),

@@ -28,6 +28,19 @@ impl Default for Headers {
 }
 
 impl Headers {
+    /// Headers that were received before, at most as many as fit.
+    pub(super) fn of(unread: &[u8]) -> Self {
+        let mut headers = Self::default();
+        headers.end = unread.len().min(MOST);
+        headers.bytes[..headers.end].copy_from_slice(&unread[..headers.end]);
+        headers
+    }
+
+    /// Returns the bytes.
+    pub(super) fn unread(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
     /// Returns the first header, if it is complete.
     pub(super) fn first(&self) -> Option<Header> {
         let (header, _) = self.bytes[self.start..self.end].split_first_chunk()?;
