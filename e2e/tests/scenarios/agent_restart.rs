@@ -9,7 +9,7 @@ use local_cluster::Part;
 use mooncake_e2e::scenario::processes;
 use mooncake_e2e::scenario::product::AGENT;
 use mooncake_e2e::scenario::{
-    Effort, Load, Namespace, Pool, Product, Seen, eventually, master, watches_resume,
+    Effort, Load, Namespace, Node, Pool, Product, Seen, eventually, master, watches_resume,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -98,23 +98,48 @@ async fn rolling_out_agents_under_load_loses_no_key_and_no_segment() -> anyhow::
             let engines = engine_processes(&pods)?;
             let started = Instant::now();
             let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
-            let rolled = json!({"spec": {"template": {"metadata": {"annotations": {
-                "mooncake.io/scenario": namespace.name}}}}});
-            product
-                .in_namespace::<DaemonSet>()
-                .patch(AGENT, &PatchParams::default(), &Patch::Merge(rolled))
-                .await?;
-            product.wait_ready(Duration::from_secs(90)).await?;
+            roll_out(&product, &namespace, "same program").await?;
             pool.ready(BACK).await?;
             ensure!(pool.segments().await? == before, "the segments changed");
-            finish(load, &namespace, started).await?;
             ensure!(
                 engine_processes(&pool.pods().await?)? == engines,
                 "an engine process was replaced"
             );
+            // The next agents install their program again: the engine processes run another file then.
+            for node in NODES {
+                let remove = "rm -r /var/lib/mooncake/engines/program-*";
+                let node = Node::new(&product.cluster, node);
+                node.shell(remove, BACK).await?;
+            }
+            roll_out(&product, &namespace, "another program").await?;
+            let successors = eventually("each engine process is replaced", BACK, || async {
+                let now = engine_processes(&pool.pods().await?)?;
+                let new = now.iter().all(|process| !engines.contains(process));
+                Ok(Seen::when(new.then_some(now.clone()), format!("{now:?}")))
+            });
+            let successors = successors.await?;
+            pool.ready(BACK).await?;
+            ensure!(pool.segments().await? == before, "the segments changed");
+            finish(load, &namespace, started).await?;
+            ensure!(
+                engine_processes(&pool.pods().await?)? == successors,
+                "an engine process was replaced once more"
+            );
             none_restarted(&pods, &pool.pods().await?)
         })
         .await
+}
+
+/// Replaces all agents.
+async fn roll_out(product: &Product, namespace: &Namespace, why: &str) -> anyhow::Result<()> {
+    let mark = format!("{}: {why}", namespace.name);
+    let rolled = json!({"spec": {"template": {"metadata": {"annotations": {
+        "mooncake.io/scenario": mark}}}}});
+    product
+        .in_namespace::<DaemonSet>()
+        .patch(AGENT, &PatchParams::default(), &Patch::Merge(rolled))
+        .await?;
+    product.wait_ready(Duration::from_secs(90)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
