@@ -32,6 +32,9 @@ pub enum Command {
         /// RDMA devices to skip.
         #[arg(long)]
         silent: Vec<String>,
+        /// Leave the kernel log out.
+        #[arg(long)]
+        without_log: bool,
     },
     /// Prints the facts of the containers of pods as one line of JSON. Run by the worker.
     Containers {

@@ -15,7 +15,7 @@ use checks::fixes::apply;
 use checks::fixes::step::Change;
 use checks::{CATALOG, CheckInput, CheckRun, run_checks, table};
 use host::inventory::inventory as describe;
-use host::live::{self, Node};
+use host::live::{self, KernelLog, Node};
 use host::recording::Entry;
 use host::scrub::Scrub;
 use host::snapshot::{gpu_report_file, hca_report_file};
@@ -25,8 +25,8 @@ use host::{Host, Snapshot};
 ///
 /// # Errors
 /// The root cannot be opened, or standard output is closed.
-pub(crate) fn facts(node: &Node, silent: Vec<String>) -> anyhow::Result<()> {
-    let snapshot = live::read(node, &silent.into_iter().collect(), DEVICE_DEADLINE)
+pub(crate) fn facts(node: &Node, silent: Vec<String>, log: KernelLog) -> anyhow::Result<()> {
+    let snapshot = live::read(node, &silent.into_iter().collect(), log, DEVICE_DEADLINE)
         .with_context(|| format!("cannot read the node at {}", node.root.display()))?;
     write_line(&snapshot)
 }
@@ -151,7 +151,7 @@ fn probe(node: &Node, snapshot: &mut Snapshot) -> anyhow::Result<()> {
 
 fn snapshot(node: &Node, recording: Option<&Path>) -> anyhow::Result<Snapshot> {
     let Some(file) = recording else {
-        let mut snapshot = live::read(node, &<_>::default(), DEVICE_DEADLINE)
+        let mut snapshot = live::read(node, &<_>::default(), KernelLog::Read, DEVICE_DEADLINE)
             .with_context(|| format!("cannot read the node at {}", node.root.display()))?;
         probe(node, &mut snapshot)?;
         return Ok(snapshot);

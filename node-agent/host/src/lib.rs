@@ -37,6 +37,7 @@ pub mod tree;
 use container::Container;
 use fault::{Fault, Problem};
 use hca::Hca;
+use live::KernelLog;
 use recording::{Recording, Unreadable};
 pub use snapshot::{Facts, Snapshot};
 use tree::Tree;
@@ -87,12 +88,17 @@ impl Host {
     pub fn snapshot(&self) -> Snapshot {
         let hcas = self.hcas();
         let hcas = hcas.iter().map(|name| hca::read(&self.0, name)).collect();
-        self.snapshot_with(hcas, Vec::new())
+        self.snapshot_with(hcas, Vec::new(), KernelLog::Read)
     }
 
     /// A snapshot of the machine, with RDMA devices that were read already. Only recordings contain reports of probes
     /// and of the container runtime.
-    pub fn snapshot_with(&self, hcas: Vec<Hca>, mut faults: Vec<Fault>) -> Snapshot {
+    pub fn snapshot_with(
+        &self,
+        hcas: Vec<Hca>,
+        mut faults: Vec<Fault>,
+        log: KernelLog,
+    ) -> Snapshot {
         let tree = &self.0;
         let gpus = gpu::read(tree);
         let addresses = || gpus.iter().map(|gpu| &gpu.pci.address);
@@ -111,7 +117,10 @@ impl Host {
                 numa_nodes: memory::numa_nodes(tree),
                 hugepages: memory::all_hugepages(tree),
                 sockets: interface::sockets(tree),
-                log: log::read(tree),
+                log: match log {
+                    KernelLog::Read => log::read(tree),
+                    KernelLog::Skip => None,
+                },
                 ..Facts::default()
             },
             ..Snapshot::default()

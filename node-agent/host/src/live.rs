@@ -31,16 +31,30 @@ struct Access {
     network_error: Option<Problem>,
 }
 
+/// Whether a reading contains the kernel log. It has to be read from its beginning, a record in each system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelLog {
+    /// Read it.
+    Read,
+    /// The snapshot has none.
+    Skip,
+}
+
 /// Reads a snapshot of a node. Devices in `skipped` are not read; devices that do not answer before the deadline are
 /// abandoned with their threads. Both have the fault [`Problem::Hung`].
 ///
 /// # Errors
 /// The root folder cannot be opened, the recording cannot be parsed, or a thread cannot be started.
-pub fn read(node: &Node, skipped: &BTreeSet<String>, timeout: Duration) -> io::Result<Snapshot> {
+pub fn read(
+    node: &Node,
+    skipped: &BTreeSet<String>,
+    log: KernelLog,
+    timeout: Duration,
+) -> io::Result<Snapshot> {
     in_network(node, |access| {
         let names = access.open()?.hcas();
         let (hcas, faults) = read_hcas(access, &names, skipped, timeout)?;
-        Ok(access.open()?.snapshot_with(hcas, faults))
+        Ok(access.open()?.snapshot_with(hcas, faults, log))
     })
 }
 

@@ -11,11 +11,14 @@ use tokio::time::Instant;
 use super::inbox::Inbox;
 use crate::process::child::{self, Blocked, ChildError};
 use host::fault::Problem;
-use host::live::Node;
+use host::live::{KernelLog, Node};
 use host::{Facts, Snapshot};
 
 /// Time between two reads.
 const PERIOD: Duration = Duration::from_secs(5);
+
+/// The kernel log is read by each so many reads: at most once in 30 s. It may have many thousand records.
+const READS_OF_LOG: usize = 6;
 
 /// Least rest after a read, as a multiple of the time that it took.
 const SHARE: u32 = 4;
@@ -31,6 +34,7 @@ pub(super) async fn run(node: Node, inbox: Inbox) {
     let mut blocked = Blocked::default();
     let mut failing = false;
     let mut rest = Duration::ZERO;
+    let mut reads_of_log = (0..READS_OF_LOG).cycle();
     while !inbox.is_closed() {
         tokio::time::sleep(rest).await;
         rest = PERIOD;
@@ -41,7 +45,13 @@ pub(super) async fn run(node: Node, inbox: Inbox) {
         }
         let silent = blocked.names();
         let began = Instant::now();
-        let read = read(&node, &silent).await;
+        // That of a recording is a file as any other.
+        let log = if node.root.is_file() || reads_of_log.next() == Some(0) {
+            KernelLog::Read
+        } else {
+            KernelLog::Skip
+        };
+        let read = read(&node, &silent, log).await;
         // A machine that is slow to read must not be busy with being read.
         rest = PERIOD.max(began.elapsed() * SHARE);
         match read {
@@ -49,7 +59,7 @@ pub(super) async fn run(node: Node, inbox: Inbox) {
                 let hung = hung(&snapshot.facts).filter(|name| !silent.contains(name));
                 blocked.keep(child, hung.collect());
                 failing = false;
-                inbox.send_modify(|observed| deliver(observed, snapshot));
+                inbox.send_modify(|observed| deliver(observed, snapshot, log));
             }
             Err((error, child)) => {
                 if !failing {
@@ -62,9 +72,12 @@ pub(super) async fn run(node: Node, inbox: Inbox) {
     }
 }
 
-/// Delivers a reading. Only recordings contain reports and the runtime.
-fn deliver(observed: &mut Snapshot, read: Snapshot) {
+/// Delivers a reading. Only recordings contain reports and the runtime. The kernel log stays where it was not read.
+fn deliver(observed: &mut Snapshot, mut read: Snapshot, log: KernelLog) {
     observed.reading += 1;
+    if log == KernelLog::Skip {
+        read.facts.log = observed.facts.log.take();
+    }
     observed.facts = read.facts;
     observed.hca_reports = read.hca_reports;
     observed.gpu_reports = read.gpu_reports;
@@ -86,9 +99,40 @@ fn hung(facts: &Facts) -> impl Iterator<Item = String> {
 async fn read(
     node: &Node,
     silent: &BTreeSet<String>,
+    log: KernelLog,
 ) -> Result<(Snapshot, Child), (ChildError, Option<Child>)> {
     let mut arguments: Vec<OsString> = vec!["facts".into()];
     arguments.extend(child::node_arguments(node));
+    if log == KernelLog::Skip {
+        arguments.push("--without-log".into());
+    }
     arguments.extend(silent.iter().map(|name| format!("--silent={name}").into()));
     child::run_self(arguments, DEADLINE).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::log::Log;
+
+    #[test]
+    fn the_kernel_log_stays_where_a_reading_leaves_it_out_and_no_longer() {
+        let logged = |uptime| {
+            let mut read = Snapshot::default();
+            read.facts.log = Some(Log {
+                uptime: Some(uptime),
+                sightings: Vec::new(),
+            });
+            read
+        };
+        let uptime = |observed: &Snapshot| observed.facts.log.as_ref().and_then(|log| log.uptime);
+        let mut observed = Snapshot::default();
+        deliver(&mut observed, logged(5), KernelLog::Read);
+        deliver(&mut observed, Snapshot::default(), KernelLog::Skip);
+        assert_eq!((uptime(&observed), observed.reading), (Some(5), 2));
+        deliver(&mut observed, logged(35), KernelLog::Read);
+        assert_eq!(uptime(&observed), Some(35));
+        deliver(&mut observed, Snapshot::default(), KernelLog::Read);
+        assert_eq!(observed.facts.log, None, "it can no longer be read");
+    }
 }

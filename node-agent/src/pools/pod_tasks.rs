@@ -19,8 +19,12 @@ use crate::pools::{Context, pod};
 /// Period of the scan while an assigned pod has no process.
 const SHORT_PERIOD: Duration = Duration::from_millis(500);
 
-/// Period of the scan otherwise.
-const LONG_PERIOD: Duration = Duration::from_secs(5);
+/// Period of the scan before the spec is read: a pod may start again whose assignment an earlier agent stored.
+const UNASSIGNED_PERIOD: Duration = Duration::from_secs(5);
+
+/// Period of the scan otherwise. It opens a file of each process of the node; what it may find are pods that are no longer
+/// assigned.
+const LONG_PERIOD: Duration = Duration::from_secs(30);
 
 struct PodTask {
     known: PoolAssignment,
@@ -60,7 +64,11 @@ pub(crate) async fn run(context: Arc<Context>, mut assignments: watch::Receiver<
             }
         }
         let missing = report_missing(&context, &now, &tasks);
-        let wait = if missing { SHORT_PERIOD } else { LONG_PERIOD };
+        let wait = match now.spec() {
+            Some(_) if missing => SHORT_PERIOD,
+            Some(_) => LONG_PERIOD,
+            None => UNASSIGNED_PERIOD,
+        };
         tokio::select! {
             changed = assignments.changed() => {
                 if changed.is_err() {

@@ -11,7 +11,7 @@ use host::container;
 use host::container::matrix::Flaw;
 use host::fault::Problem;
 use host::inventory::{inventory, lines};
-use host::live::{self, Node};
+use host::live::{self, KernelLog, Node};
 use host::recording::Entry;
 use host::{Host, Snapshot};
 use kube::CustomResourceExt;
@@ -344,7 +344,7 @@ fn a_skipped_device_is_named_and_the_others_are_read_in_full() {
         network: None,
     };
     let skipped = BTreeSet::from(["mlx5_bond_1".to_owned()]);
-    let facts = live::read(&node, &skipped, Duration::from_secs(60));
+    let facts = live::read(&node, &skipped, KernelLog::Read, Duration::from_secs(60));
     let facts = facts.unwrap().facts;
     let names: Vec<_> = facts.hcas.iter().map(|hca| hca.name.as_str()).collect();
     assert_eq!(
@@ -367,7 +367,12 @@ fn settings_of_a_network_namespace_that_cannot_be_entered_are_unknown() {
         root: "/".into(),
         network: Some("/proc/0/ns/net".into()),
     };
-    let facts = live::read(&node, &BTreeSet::new(), Duration::from_secs(60));
+    let facts = live::read(
+        &node,
+        &BTreeSet::new(),
+        KernelLog::Read,
+        Duration::from_secs(60),
+    );
     let facts = facts.unwrap().facts;
     assert_eq!(facts.kernel.local_ports, None);
     assert_eq!(facts.sockets, None);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Duration;
 
-use host::live::{self, Node};
+use host::live::{self, KernelLog, Node};
 use host::recording::Recording;
 use host::scrub::Scrub;
 
@@ -19,7 +19,13 @@ fn here() -> Node {
 
 #[test]
 fn the_kernel_release_of_this_machine_is_that_of_uname() {
-    let read = live::read(&here(), &BTreeSet::new(), Duration::from_secs(60)).unwrap();
+    let read = live::read(
+        &here(),
+        &BTreeSet::new(),
+        KernelLog::Read,
+        Duration::from_secs(60),
+    )
+    .unwrap();
     let uname = Command::new("uname").arg("-r").output().unwrap().stdout;
     let release = String::from_utf8(uname).unwrap();
     assert_eq!(read.facts.kernel.release.as_deref(), Some(release.trim()));
@@ -43,10 +49,14 @@ fn a_recording_can_be_read_in_place_of_a_root_folder() {
             network: None,
         };
         let timeout = Duration::from_secs(60);
-        let read = live::read(&node, &BTreeSet::new(), timeout).unwrap();
+        let read = live::read(&node, &BTreeSet::new(), KernelLog::Read, timeout).unwrap();
         assert_eq!(read, snapshot(&machine.recording));
+        let mut without_log = read;
+        without_log.facts.log = None;
+        let read = live::read(&node, &BTreeSet::new(), KernelLog::Skip, timeout).unwrap();
+        assert_eq!(read, without_log);
         std::fs::write(&file, "no recording").unwrap();
-        assert!(live::read(&node, &BTreeSet::new(), timeout).is_err());
+        assert!(live::read(&node, &BTreeSet::new(), KernelLog::Read, timeout).is_err());
     }
 }
 
