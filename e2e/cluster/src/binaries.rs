@@ -16,6 +16,7 @@ const KUBERNETES_SUM: &str = include_str!("../go/kubernetes/go.sum");
 const KUBERNETES_MAIN: &str = include_str!("../go/kubernetes/main.go");
 const ADDONS_MOD: &str = include_str!("../go/addons/go.mod");
 const ADDONS_SUM: &str = include_str!("../go/addons/go.sum");
+const COREDNS_MAIN: &str = include_str!("../go/addons/coredns/main.go");
 const COMPONENTS: [&str; 7] = [
     "etcd",
     "kube-apiserver",
@@ -43,7 +44,10 @@ impl Binaries {
                 .and(KUBERNETES_MOD)
                 .and(KUBERNETES_SUM)
                 .and(KUBERNETES_MAIN),
-            Inputs::default().and(ADDONS_MOD).and(ADDONS_SUM),
+            Inputs::default()
+                .and(ADDONS_MOD)
+                .and(ADDONS_SUM)
+                .and(COREDNS_MAIN),
         )
     }
 
@@ -136,7 +140,14 @@ fn build_addons(cache: &Cache, folder: &Path) -> Result<(), Error> {
     tracing::info!(
         "building containerd, CNI plugins, CoreDNS and Helm from Go modules: about 4 minutes cold on 2 cores"
     );
-    let source = sources(folder, &[("go.mod", ADDONS_MOD), ("go.sum", ADDONS_SUM)])?;
+    let source = sources(
+        folder,
+        &[
+            ("go.mod", ADDONS_MOD),
+            ("go.sum", ADDONS_SUM),
+            ("coredns/main.go", COREDNS_MAIN),
+        ],
+    )?;
     let (plugins, programs): (Vec<&str>, Vec<&str>) =
         tools(ADDONS_MOD).partition(|tool| tool.contains("/plugins/"));
     let cni = folder.join("cni");
@@ -154,7 +165,9 @@ fn build(
     packages: &[&str],
 ) -> Result<(), Error> {
     Run::new(go::program(cache)?)
-        .args(["build", "-trimpath", "-ldflags", flags, "-o"])
+        .args(["build", "-trimpath", "-ldflags", flags])
+        // The linker drops debugging information (`-w`), so the compiler need not generate it.
+        .args(["-gcflags", "all=-dwarf=false", "-o"])
         // A trailing slash marks a folder.
         .arg(if output.is_dir() {
             output.join("")
@@ -171,9 +184,10 @@ fn build(
 
 fn sources(folder: &Path, files: &[(&str, &str)]) -> Result<PathBuf, Error> {
     let source = folder.join("source");
-    fs::create_dir(&source).map_err(Error::file("creating", &source))?;
     for (name, text) in files {
         let file = source.join(name);
+        let parent = file.parent().unwrap_or(&source);
+        fs::create_dir_all(parent).map_err(Error::file("creating", parent))?;
         fs::write(&file, text).map_err(Error::file("writing", &file))?;
     }
     Ok(source)
@@ -197,11 +211,34 @@ fn tools(module: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
+    const COREDNS: &str = include_str!("../manifests/coredns.yaml");
+
     #[test]
     fn the_tools_of_the_addons_are_read_from_their_module_file() {
         let tools: Vec<_> = tools(ADDONS_MOD).collect();
-        assert!(tools.contains(&"github.com/coredns/coredns"), "{tools:?}");
+        assert!(tools.contains(&"local/addons/coredns"), "{tools:?}");
         assert_eq!(tools.len(), 9);
+    }
+
+    #[test]
+    fn coredns_is_built_with_the_plugins_that_its_corefile_names() {
+        let mut named: Vec<_> = COREDNS
+            .lines()
+            .skip_while(|line| !line.ends_with(".:53 {"))
+            .skip(1)
+            .take_while(|line| *line != "    }")
+            .filter_map(|line| line.strip_prefix("      "))
+            .filter(|line| !line.starts_with([' ', '}']))
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        named.sort_unstable();
+        let built: Vec<_> = COREDNS_MAIN
+            .lines()
+            .filter_map(|line| line.split_once("github.com/coredns/coredns/plugin/"))
+            .map(|(_, plugin)| plugin.trim_end_matches('"'))
+            .collect();
+        assert!(named.contains(&"kubernetes"), "{named:?}");
+        assert_eq!(built, named);
     }
 
     #[test]
