@@ -18,6 +18,8 @@ const RELEASE_0_1_0: &str = "55eba4e";
 /// Beside tests, with what they leave of the processors.
 const COLD_BUILD: Duration = Duration::from_secs(60 * 60);
 const COPY: Duration = Duration::from_secs(60);
+/// Of a process on Linux.
+const LOWEST_PRIORITY: i32 = 19;
 
 /// One image of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,6 +148,18 @@ impl SourceTree {
 /// Those of cargo and buildah, with their words.
 pub fn build(settings: &Settings) -> Result<Vec<Image>, Error> {
     build_tree(settings, &SourceTree::this())
+}
+
+/// As [`build`], with what everything else leaves of the processors. The programs that it starts inherit the priority of
+/// this thread, which keeps it.
+///
+/// # Errors
+/// Those of cargo and buildah, with their words.
+pub fn build_beside(settings: &Settings) -> Result<Vec<Image>, Error> {
+    if let Err(errno) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
+        tracing::warn!(%errno, "building with the priority of everything else");
+    }
+    build(settings)
 }
 
 /// The images of a source tree.

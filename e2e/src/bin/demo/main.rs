@@ -22,7 +22,7 @@ use progress::Progress;
 use std::path::Path;
 use std::process::ExitCode;
 use table::{Row, Traffic};
-use target::Target;
+use target::{ImageBuild, Target};
 
 /// The MooncakeCluster of the README.
 const CLUSTER: &str = include_str!("../../../demo/cluster.yaml");
@@ -77,11 +77,18 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
         command: _,
     } = args;
     let mut progress = Progress::start();
-    let target = match context {
-        None => Target::local(settings, name, *index, *rdma, &mut progress)?,
-        Some(context) => Target::user(settings, context)?,
+    let (target, images) = match context {
+        None => {
+            target::equip(settings, *rdma, &mut progress)?;
+            let build = ImageBuild::begin(settings, &mut progress);
+            let target = Target::local(settings, name, *index, *rdma, &mut progress)?;
+            (target, build.end(settings, &mut progress)?)
+        }
+        Some(context) => (
+            Target::user(settings, context)?,
+            target::images(settings, &mut progress)?,
+        ),
     };
-    let images = target::images(settings, &mut progress)?;
     if context.is_some() && !yes {
         objects::confirm(&target, &images, registry.as_deref())?;
     }

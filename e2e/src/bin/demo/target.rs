@@ -10,6 +10,7 @@ use local_cluster::needs::{self, Needs, packages};
 use local_cluster::{Cluster, NodeKind, Settings, Spec};
 use mooncake_e2e::product::{self, Image};
 use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
@@ -25,6 +26,8 @@ const SLOWER: u32 = 4;
 pub(crate) const RDMA_NODE: &str = "mooncake-demo=rdma";
 /// Disk space of cargo's release build, in bytes.
 const BUILD: u64 = 4 << 30;
+/// What `product` builds.
+const OURS: &str = "static binaries and images of operator, agent, pool and gate";
 
 /// The cluster, and the programs to change it with.
 pub(crate) struct Target {
@@ -46,7 +49,7 @@ enum Place {
 }
 
 impl Target {
-    /// Creates the local cluster, or uses an existing one.
+    /// Creates the local cluster, or uses an existing one. [`equip`] goes first.
     pub(crate) fn local(
         settings: &Settings,
         name: &str,
@@ -54,32 +57,7 @@ impl Target {
         rdma: bool,
         progress: &mut Progress,
     ) -> Result<Self, Error> {
-        let machines = if rdma { MACHINES } else { 0 };
-        let cached = Binaries::cached(settings) && Images::cached(settings);
-        let (build, cluster) = (Needs::build(cached), Needs::cluster(NODES));
-        needs::check(
-            Needs {
-                memory: build
-                    .memory
-                    .max(cluster.memory + LOAD + MACHINE * machines as u64),
-                cache_disk: build.cache_disk + BUILD,
-                state_disk: cluster.state_disk,
-            },
-            &settings.cache,
-            &settings.state,
-        )?;
-        let missing = missing_packages();
-        if !missing.is_empty() {
-            progress.report(&format!(
-                "will install Debian packages: {}",
-                missing.join(" ")
-            ));
-        }
-        if !cached {
-            progress.report(
-                "will build Kubernetes and images once, into the cache: about 10 minutes on 2 cores",
-            );
-        }
+        let machines = machines(rdma);
         progress.report("local Kubernetes, two nodes");
         let spec = Spec {
             name: name.to_owned(),
@@ -175,10 +153,76 @@ impl Target {
     }
 }
 
+/// Checks that this machine has what the local cluster, its load and all builds need, and installs missing packages.
+pub(crate) fn equip(settings: &Settings, rdma: bool, progress: &mut Progress) -> Result<(), Error> {
+    let cached = Binaries::cached(settings) && Images::cached(settings);
+    let (build, cluster) = (Needs::build(cached), Needs::cluster(NODES));
+    needs::check(
+        Needs {
+            memory: build
+                .memory
+                .max(cluster.memory + LOAD + MACHINE * machines(rdma) as u64),
+            cache_disk: build.cache_disk + BUILD,
+            state_disk: cluster.state_disk,
+        },
+        &settings.cache,
+        &settings.state,
+    )?;
+    let missing = missing_packages();
+    if !missing.is_empty() {
+        progress.report(&format!(
+            "will install Debian packages: {}",
+            missing.join(" ")
+        ));
+    }
+    if !cached {
+        progress.report(
+            "will build Kubernetes and images once, into the cache: about 10 minutes on 2 cores",
+        );
+    }
+    // Before two builds would install them at a time.
+    packages::install(packages::RUN)?;
+    Ok(packages::install(packages::BUILD)?)
+}
+
+/// Virtual machine nodes.
+fn machines(rdma: bool) -> usize {
+    if rdma { MACHINES } else { 0 }
+}
+
+/// A build of our images that has begun. It ends with this process, so that a demo that fails or is interrupted leaves none.
+pub(crate) struct ImageBuild(JoinHandle<Result<Vec<Image>, local_cluster::Error>>);
+
+impl ImageBuild {
+    /// Begins beside the other steps, which leave a processor idle at times. Of its programs' output it prints nothing.
+    pub(crate) fn begin(settings: &Settings, progress: &mut Progress) -> Self {
+        progress.report(&format!("beside the next steps: {OURS}"));
+        let settings = settings.clone();
+        Self(thread::spawn(move || product::build_beside(&settings)))
+    }
+
+    /// As [`images`].
+    pub(crate) fn end(
+        self,
+        settings: &Settings,
+        progress: &mut Progress,
+    ) -> Result<Vec<Image>, Error> {
+        if !self.0.is_finished() {
+            progress.report(&format!("waiting for {OURS}"));
+        }
+        let built = self.0.join();
+        let images = built.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        with_stock(settings, images)
+    }
+}
+
 /// Builds our images, and the stock one of the master and the demo's pods.
 pub(crate) fn images(settings: &Settings, progress: &mut Progress) -> Result<Vec<Image>, Error> {
-    progress.report("static binaries and images of operator, agent, pool and gate");
-    let mut images = product::build(settings)?;
+    progress.report(OURS);
+    with_stock(settings, product::build(settings)?)
+}
+
+fn with_stock(settings: &Settings, mut images: Vec<Image>) -> Result<Vec<Image>, Error> {
     let stock = Images::stock(settings)?;
     images.push(Image {
         value: "master",

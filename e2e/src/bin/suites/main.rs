@@ -33,8 +33,6 @@ const FUZZ_SECONDS: u32 = 10;
 const FUZZ_INPUTS: u32 = 10_000_000;
 /// A suite is ended after this many times its budget.
 const BUDGETS: u32 = 3;
-/// Of a process on Linux.
-const LOWEST_PRIORITY: i32 = 19;
 /// With reduced counts, at most this many failed tests of a command get a second attempt. More are not an accident.
 const SECOND_ATTEMPTS: usize = 2;
 
@@ -138,14 +136,9 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
     Ok(outcomes.iter().all(|outcome| outcome.failed.is_none()))
 }
 
-/// Builds the images with what the suites leave of the processors: many tests wait. The programs that it starts inherit the
-/// priority of this thread.
-#[expect(clippy::print_stdout, reason = "shows progress")]
+/// Builds the images with what the suites leave of the processors: many tests wait.
 fn build_beside(settings: &Settings) -> Result<(), local_cluster::Error> {
-    if let Err(errno) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
-        println!("== images: built with the priority of the tests: {errno}");
-    }
-    product::build(settings).map(drop)
+    product::build_beside(settings).map(drop)
 }
 
 /// Waits for the build of the images. Its failure fails no suite here: the next one builds them again, and fails with the reason.
