@@ -135,7 +135,7 @@ pub struct IdleConnection {
 }
 
 /// What an engine knows of a connection between two requests.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Before {
     /// Bytes that were received and belong to requests that have not begun.
     pub unread: Vec<u8>,

@@ -566,7 +566,14 @@ impl Transport for Tcp {
                 }
                 // Without it, one request is served in a turn.
                 let _not_reported = report_queued(socket.as_fd());
-                let served = Served::new(endpoint, permit, before, now);
+                let mut served = Served::new(endpoint, permit, now);
+                if before.is_some_and(|before| !served.resume(&before)) {
+                    tracing::warn!(
+                        ?endpoint,
+                        "a connection of the former process cannot be served on"
+                    );
+                    return;
+                }
                 let begun = served.has_bytes();
                 match self.add(socket, Role::Served(served)) {
                     Ok(key) => {

@@ -189,26 +189,31 @@ enum Step {
 }
 
 impl Served {
-    pub(super) fn new(
-        endpoint: EndpointId,
-        permit: ConnectionPermit,
-        before: Option<Before>,
-        now: Instant,
-    ) -> Self {
-        let Before { unread, proven } = before.unwrap_or_default();
+    pub(super) fn new(endpoint: EndpointId, permit: ConnectionPermit, now: Instant) -> Self {
         Self {
             endpoint,
             permit,
-            headers: Headers::of(&unread),
+            headers: Headers::default(),
             writing: None,
             answers: Answers::default(),
             reading: false,
             rejected: false,
-            proven,
+            proven: false,
             since: now,
             timed: true,
             low_water: 1,
         }
+    }
+
+    /// Serves a connection on that another engine has passed on. Returns false if that engine received more ahead than this one
+    /// does: then it cannot be served on.
+    pub(super) fn resume(&mut self, before: &Before) -> bool {
+        let Some(headers) = Headers::of(&before.unread) else {
+            return false;
+        };
+        self.headers = headers;
+        self.proven = before.proven;
+        true
     }
 
     /// Moves what the socket allows, up to about the share of the visit and [`TURN_REQUESTS`].

@@ -28,12 +28,15 @@ impl Default for Headers {
 }
 
 impl Headers {
-    /// Headers that were received before, at most as many as fit.
-    pub(super) fn of(unread: &[u8]) -> Self {
-        let mut headers = Self::default();
-        headers.end = unread.len().min(MOST);
-        headers.bytes[..headers.end].copy_from_slice(&unread[..headers.end]);
-        headers
+    /// Headers that another engine has received; `None` if they do not fit.
+    pub(super) fn of(unread: &[u8]) -> Option<Self> {
+        let mut bytes = Box::new([0; MOST]);
+        bytes.get_mut(..unread.len())?.copy_from_slice(unread);
+        Some(Self {
+            bytes,
+            start: 0,
+            end: unread.len(),
+        })
     }
 
     /// Returns the bytes.
@@ -139,6 +142,14 @@ mod tests {
         let mut payload = [0; 7];
         ours.read_exact(&mut payload).unwrap();
         assert_eq!(&payload, b"payload");
+    }
+
+    #[test]
+    fn more_bytes_than_fit_are_not_cut_off() {
+        let mut full = Headers::of(&[7; MOST]).unwrap();
+        full.advance();
+        assert_eq!(full.unread(), [7; MOST - HEADER_LENGTH]);
+        assert!(Headers::of(&[7; MOST + 1]).is_none());
     }
 
     #[test]
