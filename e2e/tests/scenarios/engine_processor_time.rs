@@ -16,7 +16,7 @@ const CLEARED: Duration = Duration::from_secs(240);
 /// More than the engine process can do with 1 % of a processor.
 const EFFORT: Effort = Effort {
     keys: 16,
-    bytes: 1 << 20,
+    bytes: 4 << 20,
     rate: 50,
 };
 

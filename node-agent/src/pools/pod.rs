@@ -32,6 +32,9 @@ use crate::publish::report::Reporter;
 
 mod calls;
 mod messages;
+mod pauses;
+
+use pauses::Pauses;
 
 /// Silence after which an engine process is watched, and the period of the looks. It sends its counters every 2 seconds.
 const SILENCE: Duration = Duration::from_secs(8);
@@ -43,12 +46,8 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long an engine process may take to unmount and end after its pool process.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Wait before the first repeated start, and the longest.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-
-/// An engine process that served this long resets the wait.
-const STABLE: Duration = Duration::from_secs(10);
+/// How long the end of a process may come after that of its connection.
+const END_LAG: Duration = Duration::from_millis(100);
 
 /// Shared by the tasks of all pool pods.
 pub(crate) struct Context {
@@ -173,7 +172,7 @@ impl Pod {
             let backoff = WatchBackoff::default();
             Admitted::watch(client, &of.namespace, &selector, backoff)
         });
-        let mut wait = FIRST_WAIT;
+        let mut pauses = Pauses::default();
         while self.process.runs() {
             let pod = PoolPod {
                 uid: &self.uid,
@@ -188,7 +187,7 @@ impl Pod {
                     tracing::warn!(%error, "no engine process serves the pool pod: retrying");
                     let message = not_served(&error, self.hung.as_deref());
                     self.report(reason(&error), message);
-                    wait = self.pause(wait, assigned).await;
+                    self.pause(pauses.after_failed_start(), assigned).await;
                     continue;
                 }
             };
@@ -227,23 +226,18 @@ impl Pod {
                     tracing::warn!(pid = engine.pid, %error, "the connection to the engine process failed: connecting again");
                 }
             }
-            if begun.elapsed() >= STABLE {
-                wait = FIRST_WAIT;
-            } else {
-                wait = self.pause(wait, assigned).await;
-            }
+            self.pause(pauses.after(begun.elapsed()), assigned).await;
         }
     }
 
-    /// Waits before the next start. Returns the wait after that.
+    /// Waits before the next start.
     async fn pause(
         &mut self,
-        wait: Duration,
+        pause: Duration,
         assigned: &mut watch::Receiver<Option<PodAssignment>>,
-    ) -> Duration {
-        sleep(wait).await;
+    ) {
+        sleep(pause).await;
         self.assign(assigned.borrow_and_update().clone());
-        (wait * 2).min(LONGEST_WAIT)
     }
 
     /// Serves with one engine process until it ends.
@@ -254,7 +248,7 @@ impl Pod {
     ) -> End {
         match self.exchange(engine, assigned).await {
             // A process that has ended has closed its connection too.
-            Err(error) => match timeout(FIRST_WAIT, engine.ended()).await {
+            Err(error) => match timeout(END_LAG, engine.ended()).await {
                 Ok(()) => End::Ended,
                 Err(_) => End::Disconnected(error),
             },
