@@ -177,7 +177,12 @@ impl EngineProcesses {
             };
             tracing::info!(pid = running.pid, cause, "replacing the engine process");
             if answers.is_ok() && keeps_transport && running.rdma.is_empty() {
-                passed = running.pass_on().await;
+                match running.pass_on().await {
+                    Ok(connections) => passed = Some(connections),
+                    Err(error) => {
+                        tracing::warn!(pid = running.pid, %error, "the connections of peers end");
+                    }
+                }
             }
             running.kill();
             if timeout(END_DEADLINE, running.ended()).await.is_err() {
@@ -189,11 +194,10 @@ impl EngineProcesses {
         let ended = || StartError::NoAnswer("it has ended".to_owned());
         let mut started = started.ok_or_else(ended)?;
         started.greet().await?;
-        if passed.is_some() && started.send(&ToEngine::TakeOver, passed).await.is_err() {
-            tracing::warn!(
-                pid = started.pid,
-                "the connections of the former process are lost"
-            );
+        if let Some(passed) = passed
+            && let Err(error) = started.send(&ToEngine::TakeOver, Some(passed)).await
+        {
+            tracing::warn!(pid = started.pid, %error, "the connections of peers end");
         }
         Ok(started)
     }
@@ -361,14 +365,40 @@ impl EngineProcess {
             .await
     }
 
-    /// Lets it pass its connections on and waits for its end. Returns the socket that has them for the successor.
-    async fn pass_on(&self) -> Option<OwnedFd> {
-        let (theirs, successors) = seqpacket::pair().ok()?;
-        self.send(&ToEngine::PassOn, Some(theirs)).await.ok()?;
-        if timeout(PASS_DEADLINE, self.ended()).await.is_err() {
-            tracing::warn!(pid = self.pid, "it has not ended within {PASS_DEADLINE:?}");
+    /// Logs a line of its log.
+    pub(crate) fn log(&self, level: &str, line: &str) {
+        match level {
+            "ERROR" => tracing::error!(engine = self.pid, "{line}"),
+            "WARN" => tracing::warn!(engine = self.pid, "{line}"),
+            "DEBUG" => tracing::debug!(engine = self.pid, "{line}"),
+            "TRACE" => tracing::trace!(engine = self.pid, "{line}"),
+            _ => tracing::info!(engine = self.pid, "{line}"),
         }
-        Some(successors)
+    }
+
+    /// Lets it pass its connections on and waits for its end. Returns the socket that has them for the successor.
+    ///
+    /// # Errors
+    /// It was not notified: its connections end.
+    async fn pass_on(&self) -> Result<OwnedFd, StartError> {
+        let (theirs, successors) = seqpacket::pair().map_err(StartError::Prepare)?;
+        let sent = self.send(&ToEngine::PassOn, Some(theirs)).await;
+        sent.map_err(|error| StartError::NoAnswer(error.to_string()))?;
+        let ended = async {
+            while let Ok(message) = self.receive().await {
+                if let FromEngine::Log { level, line } = message {
+                    self.log(&level, &line);
+                }
+            }
+            self.ended().await;
+        };
+        if timeout(PASS_DEADLINE, ended).await.is_err() {
+            tracing::warn!(
+                pid = self.pid,
+                "the former engine process has not ended within {PASS_DEADLINE:?}: killing it"
+            );
+        }
+        Ok(successors)
     }
 
     /// Waits for a message. Cancel-safe.

@@ -61,14 +61,19 @@ async fn a_pool_pod_is_granted_served_and_drained() {
     assert!(client.segments().await.is_empty());
 }
 
+/// A pool that is served, with its master and agent.
+async fn served(node: &Node) -> (Master, Child, Child) {
+    let master = Master::start(&node.peers).await;
+    let (pool, agent) = (node.pool(POD), node.agent());
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    (master, pool, agent)
+}
+
 #[tokio::test]
 async fn the_ready_port_closes_while_no_engine_process_serves_the_pool() {
     let node = Node::new().await;
-    let _master = Master::start(&node.peers).await;
-    let _pool = node.pool(POD);
-    let agent = node.agent();
-    node.assign(&[(POD, Some("m1"))]);
-    node.ready().await;
+    let (_master, _pool, agent) = served(&node).await;
     // The kubelet connects and closes, each time.
     let connect =
         "import socket; [socket.create_connection(('10.77.0.2', 12003)).close() for _ in range(3)]";
@@ -122,11 +127,7 @@ fn ticks(process: &Child) -> u64 {
 #[tokio::test]
 async fn an_agent_that_serves_an_idle_pool_uses_almost_no_cpu_time() {
     let node = Node::new().await;
-    let _master = Master::start(&node.peers).await;
-    let _pool = node.pool(POD);
-    let agent = node.agent();
-    node.assign(&[(POD, Some("m1"))]);
-    node.ready().await;
+    let (_master, _pool, agent) = served(&node).await;
     let before = ticks(&agent);
     tokio::time::sleep(Duration::from_secs(5)).await;
     let used = ticks(&agent) - before;

@@ -294,6 +294,7 @@ impl Node {
         std::fs::copy(from, &agent).unwrap();
         let mut bytes = std::fs::read(from.with_file_name("engine")).unwrap();
         bytes.resize(bytes.len() + usize::from(number), 0);
+        // With its permissions.
         std::fs::copy(from.with_file_name("engine"), &engine).unwrap();
         std::fs::write(&engine, bytes).unwrap();
         self.agent_of(&self.agents, &agent)

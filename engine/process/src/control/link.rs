@@ -100,6 +100,8 @@ impl Link {
                 received = receive(agent.as_ref()) => match received {
                     Ok((ToEngine::PassOn, descriptors)) => {
                         self.pass_on(descriptors).await;
+                        // The agent may have ended. Nothing else is left to do.
+                        let _not_read = self.send_lines(agent.as_ref()).await;
                         return Ok(());
                     }
                     Ok((ToEngine::TakeOver, descriptors)) => {
@@ -157,16 +159,23 @@ impl Link {
         let (Some(socket), Some(endpoint)) = (descriptors.into_iter().next(), endpoint) else {
             return;
         };
-        let passed = match endpoint.pass_on(succession::PASS_DEADLINE).await {
-            Ok(connections) => succession::send(socket, &connections).await,
-            // It ends for another cause.
-            Err(_) => return,
+        let connections = match endpoint.pass_on(succession::PASS_DEADLINE).await {
+            Ok(connections) => connections,
+            Err(error) => return tracing::warn!(%error, "the connections of peers end"),
         };
-        match passed {
-            Ok(passed) => tracing::info!(passed, "the successor gets the connections of peers"),
-            Err(error) => {
-                tracing::warn!(%error, "the successor does not get all connections of peers")
-            }
+        let unfinished = endpoint.stats().connections;
+        match succession::send(socket, &connections).await {
+            Ok(passed) => tracing::info!(
+                passed,
+                unfinished,
+                "the successor gets the connections of peers without an unfinished request"
+            ),
+            Err(error) => tracing::warn!(
+                %error,
+                connections = connections.len(),
+                unfinished,
+                "the successor gets only a part of the connections of peers"
+            ),
         }
     }
 

@@ -42,13 +42,7 @@ impl Pod {
                 }
                 self.context.reporter.set_traffic(&self.uid, traffic);
             }
-            FromEngine::Log { level, line } => match level.as_str() {
-                "ERROR" => tracing::error!(engine = engine.pid, "{line}"),
-                "WARN" => tracing::warn!(engine = engine.pid, "{line}"),
-                "DEBUG" => tracing::debug!(engine = engine.pid, "{line}"),
-                "TRACE" => tracing::trace!(engine = engine.pid, "{line}"),
-                _ => tracing::info!(engine = engine.pid, "{line}"),
-            },
+            FromEngine::Log { level, line } => engine.log(&level, &line),
         }
         Ok(())
     }
