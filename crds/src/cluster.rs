@@ -9,12 +9,12 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::ByteSize;
 use crate::catalog::catalog;
 use crate::check::CheckId;
 use crate::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crate::update::{RolloutStatus, Update};
 use crate::word::Word;
+use crate::{ByteSize, ProcessorTime};
 
 /// A memory pool for stock Mooncake pods, with its master and access rules. An empty spec creates one pool of 1Gi on
 /// every schedulable node, over TCP.
@@ -69,7 +69,7 @@ pub struct MooncakeClusterSpec {
     #[serde(default)]
     pub metadata: Metadata,
 
-    /// The master that indexes the pool. A change restarts the master, which then loses every key.
+    /// The master that indexes the pool. A change restarts the master; a `Stock` one then loses every key.
     #[serde(default)]
     pub master: Master,
 
@@ -144,13 +144,21 @@ pub struct Pool {
     pub name: String,
 
     /// Memory on each node, in bytes, e.g. `64Gi`. The pool pod requests it from the scheduler and is charged for it.
-    /// A change drains and replaces the pool's pods one by one. Default: 1Gi.
+    /// A change drains and replaces the pool's pods, `update.maxUnavailable` at a time. Default: 1Gi.
     #[serde(default = "default_size")]
     #[schemars(extend("nullable" = false))]
     pub size: ByteSize,
 
-    /// Page size of the memory. `2Mi` and `1Gi` require enough free hugepages of that size on the node. Above 16Gi a
-    /// pool of `4Ki` pages costs 2 MiB of page tables per GiB in the agent. Immutable. Default: 4Ki.
+    /// Processors that each pool pod requests from the scheduler, e.g. `1` or `500m`: its share of the node's processors when
+    /// these are busy. There is no limit. Where it is set, a change replaces the pool's pods. Default: 250m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [
+        { "rule": "quantity(string(self)).compareTo(quantity('1m')) >= 0 && quantity(string(self)).compareTo(quantity('64')) <= 0", "message": "cpu must be from 1m to 64" }
+    ]))]
+    pub cpu: Option<ProcessorTime>,
+
+    /// Page size of the memory. `2Mi` and `1Gi` require enough free hugepages of that size on the node. With `4Ki`
+    /// the pool pod requests 6 MiB per GiB more for page tables. Immutable. Default: 4Ki.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "self == oldSelf", "message": "pageSize is immutable: add another pool with the new page size and remove this one" }
@@ -170,13 +178,13 @@ pub struct Pool {
     #[schemars(extend("maxProperties" = 16))]
     pub node_selector: BTreeMap<String, String>,
 
-    /// Taints that the pool's pods tolerate. A change replaces the pool's pods one by one. Default: none, so
+    /// Taints that the pool's pods tolerate. A change replaces the pool's pods. Default: none, so
     /// control-plane nodes are not used.
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub tolerations: Vec<Toleration>,
 
-    /// PriorityClass of the pool's pods. A change replaces the pool's pods one by one. Default: the chart's
+    /// PriorityClass of the pool's pods. A change replaces the pool's pods. Default: the chart's
     /// lowest class, which never preempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
@@ -184,7 +192,7 @@ pub struct Pool {
 
     /// Maximum time in seconds for which segments stay readable after their pool pod began to terminate. With the built-in
     /// master its keys move to other pool pods meanwhile, and the pod ends when they have moved. It is part of the pod's
-    /// grace period. A change replaces the pool's pods one by one. Default: 600 with the built-in master, 5 with a stock
+    /// grace period. A change replaces the pool's pods. Default: 600 with the built-in master, 5 with a stock
     /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3600))]
@@ -204,6 +212,7 @@ impl Default for Pool {
         Self {
             name: "default".to_owned(),
             size: default_size(),
+            cpu: None,
             page_size: PageSize::default(),
             numa_policy: NumaPolicy::default(),
             node_selector: BTreeMap::new(),
@@ -289,7 +298,7 @@ pub struct Transports {
     /// conditions show the cause where none is. Exclude nodes without RDMA devices by the nodeSelector of the pools. With
     /// `Prefer`, the cluster uses RDMA if every node of its pools has proved it, and TCP otherwise; the condition
     /// TransportsReady shows the cause. It changes only while no injected pod runs. Pods that are injected with RDMA each claim
-    /// an RDMA device through the ResourceClaimTemplate `NAME-hca`, which requires Kubernetes 1.34, and start only on nodes
+    /// an RDMA device through the ResourceClaimTemplate `NAME-hca`, and start only on nodes
     /// with RDMA devices. Default: Prefer.
     #[serde(default)]
     pub rdma: TransportPolicy,
@@ -300,7 +309,7 @@ pub struct Transports {
 pub enum Usage {
     /// Prefill and decode in separate pods, which transfer the KV cache between GPUs. Requires GPUDirect RDMA.
     Pd,
-    /// A second-level cache of the engines. RDMA and TCP are both suitable.
+    /// A second-level cache of the engines. RDMA and TCP are both suitable, so it changes nothing.
     HiCache,
 }
 
@@ -441,12 +450,13 @@ pub struct Master {
     #[schemars(length(min = 1, max = 512))]
     pub image: Option<String>,
 
-    /// Resource requests and limits of the master's container. Default: none.
+    /// Resource requests and limits of the master's container. Default: requests of 100m and 64Mi for `BuiltIn`, 100m and
+    /// 256Mi for `Stock`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
 
-    /// Labels, annotations, placement and priority of the master's pod. A change restarts the master, which then loses
-    /// every key. Default: none.
+    /// Labels, annotations, placement and priority of the master's pod. A change restarts the master; a `Stock` one then
+    /// loses every key. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<MasterPodTemplate>,
 }

@@ -27,13 +27,13 @@ fn free_annotations() -> Value {
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolPodTemplate {
-    /// Labels of the pods, besides those of the operator. A change replaces the pool's pods one by one. Default: none.
+    /// Labels of the pods, besides those of the operator. A change replaces the pool's pods. Default: none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     #[schemars(extend("x-kubernetes-validations" = free_labels()))]
     pub labels: BTreeMap<String, String>,
 
-    /// Annotations of the pods, besides those of the operator. A change replaces the pool's pods one by one. Default: none.
+    /// Annotations of the pods, besides those of the operator. A change replaces the pool's pods. Default: none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     #[schemars(extend("x-kubernetes-validations" = free_annotations()))]
@@ -76,7 +76,7 @@ pub struct MasterPodTemplate {
     #[schemars(length(max = 16))]
     pub tolerations: Vec<Toleration>,
 
-    /// PriorityClass of the pod. The keys of the cluster are lost if the pod is preempted. Default: none.
+    /// PriorityClass of the pod. The keys of a `Stock` master are lost if the pod is preempted. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,

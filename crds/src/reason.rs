@@ -31,7 +31,7 @@ catalog! {
     /// A pool pod that a rollout replaced does not serve within drainSeconds + spec.update.progressDeadlineSeconds. No further pod is replaced.
     RolloutStopped nearest "PoolPodNotReady" = (Cluster, "Repair the named pool pod, or change the spec. The rollout then continues.");
     /// The object is being deleted.
-    Deleting = (Cluster, "Wait. The memory is drained and unmounted first.");
+    Deleting = (Cluster, "Wait. Its pool pods end at once, and its keys are lost.");
 
     /// The spec contradicts itself in a point that the API server cannot check.
     InvalidSpec = (Cluster, "Change the spec as the message describes.");
@@ -41,6 +41,8 @@ catalog! {
     NoNodeMatches = (Cluster, "Add the labels of the pool's nodeSelector to a node, or change the selector.");
     /// A pool pod cannot be scheduled. The message contains the scheduler's message.
     PoolPodPending = (Cluster, "Free memory on the named node, or reduce the size of the pool.");
+    /// The guard of a node does not run, so `kubectl drain` does not wait there until the keys of the pool pods have moved.
+    GuardNotRunning nearest "PoolPodPending" = (Cluster, "Remove the cause in the message (pod limit of the node, taint, image) before you drain the node, or drain it with kubectl mooncake drain NODE first.");
     /// A pool pod runs but does not serve yet.
     PoolPodNotReady = (Node, "Read the message of the node's MooncakeNode.");
     /// The node's kubelet evicted a pool pod. The message contains the kubelet's message.
@@ -66,7 +68,7 @@ catalog! {
     /// Master, engines or segments belong to different Mooncake releases whose protocols are incompatible.
     EngineVersionSkew = (Engine, "Use one minor release of Mooncake for master, pods and spec.master.version.");
     /// The master lost its index entries of this node. The segments are mounted again at new addresses, and earlier keys are lost.
-    MasterLostIndex = (Engine, "Nothing to do now. Find out why the master restarted or why the agent was not running.");
+    MasterLostIndex = (Engine, "Nothing to do now. Find out why the master restarted, or why the pool pod had no engine process for two minutes (log of the node's agent).");
     /// The master rejected the mount of a segment.
     MountRefused = (Engine, "Look up the error code in the message.");
 
@@ -103,7 +105,7 @@ catalog! {
     /// The pool pod waits until the agent grants its memory.
     WaitingForGrant = (Node, "Wait. If this continues, check that the agent of the node runs.");
     /// Memory of an earlier pool pod on the node is still mapped.
-    PreviousPoolNotReleased = (Node, "Wait. If this continues, check the earlier pod that the message names, then restart the agent.");
+    PreviousPoolNotReleased = (Node, "Wait. If this continues, check why the earlier pod that the message names does not end; its processes hold the memory. Delete it.");
     /// The pool pod is touching its memory.
     TouchingMemory = (Node, "Wait. The message shows the progress.");
     /// The segments are being mounted in the master.
@@ -124,8 +126,8 @@ catalog! {
     /// The pool process did not respond before its deadline.
     PoolNotResponding formerly "PoolSilent" = (Node, "Delete the pool pod. If it happens again, read the log of the pod.");
     /// No engine process serves the pool pod: it does not start, or has ended and is being replaced.
-    EngineNotRunning nearest "PoolPodNotReady" = (Engine, "Wait: the agent starts it again. If it happens again, read the message and the agent's log, and report it.");
-    /// The engine process of the pool pod, or one of its data threads, is hung: it had processor time or waits for something else. The agent kills and replaces it.
+    EngineNotRunning nearest "PoolPodNotReady" = (Engine, "Wait: the agent starts it again. If it happens again, read the message and the log of the node's agent, which has that of the engine process, and report it.");
+    /// The engine process of the pool pod, or one of its data threads, is hung: it makes no progress although it is not waiting for a processor. The agent kills and replaces it.
     EngineHung nearest "PoolPodNotReady" = (Engine, "Wait: the agent replaces it. If it happens again, report it with the message, which has thread, stage and kernel stack, and with the agent's log. A process in state D ends when the kernel lets it go: check devices and the kernel log of the node.");
     /// The engine process of a pool pod does not get the processor time that it needs: transfers with this pool pod are slow. It is not replaced.
     EngineThrottled nearest "TransportDegraded" = (Node, "Raise spec.pools[].cpu, so that the pool pod gets a larger share of the node's processors, or move other pods off the node. Where the message names a CPU limit: the operator sets none, so change the LimitRange or the policy of the namespace that sets it.");
@@ -257,7 +259,7 @@ catalog! {
     /// RDMA settings in a container's environment do not match the node's devices.
     RdmaSettingMismatch formerly "ByHandUnfit" = (App, "Unset the variable that the message names. The correct value is selected automatically for each device.");
     /// The limit of memory mappings per process is too low to register much memory.
-    MapCountTooLow = (Node, "Run sysctl -w vm.max_map_count=16777216, and add it to /etc/sysctl.d.");
+    MapCountTooLow = (Node, "Run sysctl -w vm.max_map_count=1048576, and add it to /etc/sysctl.d, or let the fix MaxMapCount raise it.");
     /// The node has fewer hugepages than its pools require.
     HugepagesInsufficient formerly "HugepagesShort" = (Node, "Reserve the number in the message (vm.nr_hugepages) and restart the kubelet, or reduce the size of the pool.");
     /// The environment of an engine configures more hugepages than its container's limit, or than the node has besides its pools.
@@ -283,7 +285,7 @@ catalog! {
     /// The container runtime does not read CDI specifications, so pods start without the RDMA devices that they claim.
     CdiDisabled formerly "CdiUnread" = (Node, "Set enable_cdi = true in the runtime's configuration, add the agent's directory (agent.devices.cdiDir) to its cdi_spec_dirs, and restart the runtime.");
     /// The API server does not serve resource.k8s.io/v1, so RDMA devices cannot be claimed.
-    DeviceApiMissing = (Cluster, "Use Kubernetes 1.34 or later, or set agent.devices.enabled to false.");
+    DeviceApiMissing = (Cluster, "Use Kubernetes 1.35 or later, or set agent.devices.enabled to false.");
     /// The kubelet does not register the agent's DRA plugin.
     KubeletRefused = (Node, "Read the kubelet's message in the agent's log, and check agent.devices.kubeletDir.");
     /// A ResourceClaim requests something that the agent does not provide, or is not the claim that the kubelet named.

@@ -14,6 +14,7 @@ mod lookup;
 mod master_defaults;
 mod metadata_server;
 mod patch;
+mod pod_resources;
 mod prefill_decode;
 mod request;
 mod resize;

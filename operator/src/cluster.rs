@@ -344,7 +344,7 @@ impl Session<'_> {
         decision
     }
 
-    /// Creates and deletes guards. Returns why one could not be written, and whether something is left to do without an
+    /// Creates and deletes guards. Returns why one could not be written or does not run, and whether something is left to do without an
     /// event. A cluster without guards serves, so that is no error.
     async fn guard(
         &self,
@@ -358,7 +358,10 @@ impl Session<'_> {
         let plan = guards::plan(valid, &cordons.guarded, &observed.guards, now);
         let of = (valid, &context.settings);
         match guards::carry_out(&context.client, writer, of, &plan).await {
-            Ok(()) => Ok((None, plan.recheck)),
+            Ok(()) => {
+                let idle = plan.idle_message();
+                Ok((idle.map(|why| (Reason::GuardNotRunning, why)), plan.recheck))
+            }
             Err(error @ (WriteError::Deposed { .. } | WriteError::NamespaceTerminating { .. })) => {
                 Err(error)
             }

@@ -122,7 +122,7 @@ impl Metrics {
 
     /// Writes so far, over all verbs.
     pub fn writes(&self) -> u64 {
-        ["apply", "delete", "event", "patch"]
+        ["apply", "create", "delete", "event", "patch"]
             .map(|verb| self.writes.get_or_create(&Verb { verb }).get())
             .iter()
             .sum()

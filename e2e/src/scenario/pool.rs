@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use serde_json::json;
-use serde_yaml_ng::Mapping;
+use serde_yaml_ng::{Mapping, Value};
 use std::time::Duration;
 
 /// Time limit from `kubectl apply` to Ready, on two cores.
@@ -32,7 +32,8 @@ pub struct Pool {
 
 impl Pool {
     /// Applies a MooncakeCluster with this spec, in YAML's flow style, without waiting. Without `master` it gets a stock
-    /// master, whose segments a scenario can read: a built-in master admits pods only.
+    /// master, whose segments a scenario can read: a built-in master admits pods only. Pools without `cpu` request little of
+    /// it: many scenarios share the two processors of each node.
     ///
     /// # Errors
     /// The API server's message.
@@ -42,6 +43,25 @@ impl Pool {
             let stock = Mapping::from_iter([("type".into(), "Stock".into())]);
             spec.insert("master".into(), stock.into());
         }
+        let pools = spec.get_mut("pools").and_then(Value::as_sequence_mut);
+        let pools = pools.into_iter().flatten();
+        for pool in pools.filter_map(Value::as_mapping_mut) {
+            if !pool.contains_key("cpu") {
+                pool.insert("cpu".into(), "50m".into());
+            }
+        }
+        Self::apply_unchanged(namespace, name, spec).await
+    }
+
+    /// Applies a MooncakeCluster with exactly this spec, which the CRD of another release may accept.
+    ///
+    /// # Errors
+    /// The API server's message.
+    pub async fn apply_unchanged(
+        namespace: &Namespace,
+        name: &str,
+        spec: Mapping,
+    ) -> anyhow::Result<Self> {
         let object = json!({
             "apiVersion": "mooncake.io/v1alpha1", "kind": "MooncakeCluster",
             "metadata": {"name": name}, "spec": spec,

@@ -101,9 +101,10 @@ struct Releases {
 
 impl Releases {
     async fn run(&self, namespace: &Namespace) -> anyhow::Result<()> {
-        // Release 0.1.0 has no type of master.
+        // Release 0.1.0 has no type of master, and no `cpu` of a pool.
         let spec = "{pools: [{name: default, size: 256Mi, drainSeconds: 2}], master: {}}";
-        let pool = Pool::apply(namespace, "kv", spec).await?;
+        let spec = serde_yaml_ng::from_str(spec)?;
+        let pool = Pool::apply_unchanged(namespace, "kv", spec).await?;
         pool.ready(BACK).await?;
         let segments = pool.mounted(2, BACK).await?;
         let mut before = pool.pods().await?;

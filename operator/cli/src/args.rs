@@ -85,7 +85,7 @@ pub enum Command {
         node: String,
     },
     /// Checks the cluster before an installation: versions, CRDs, permissions, Pod Security, other installations,
-    /// nodes and memory. Reads only. Exit status as of doctor. `-n` is the namespace of the release.
+    /// nodes and memory. Changes nothing. Exit status as of doctor. `-n` is the namespace of the release.
     Preflight(PreflightArgs),
     /// Writes one archive for a support request: objects, Events, logs, versions and the output of doctor, without
     /// Secrets. Exit status 0: complete, 2: something was left out.

@@ -15,7 +15,7 @@ use super::request::{InjectionRequest, annotation};
 use super::selection::Selection;
 use super::skipped::Skipped;
 use super::target::Target;
-use super::{environment, sidecar, volume};
+use super::{environment, pod_resources, sidecar, volume};
 use crate::cache::Claimable;
 use crate::pod::GATE_CONTAINER;
 
@@ -144,6 +144,10 @@ fn obstacle(
             ),
         ));
     }
+    if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
+        let why = "the pod is for Windows, where neither the sidecar nor Mooncake runs";
+        return Some(Skipped::new(Reason::NotInjected, why));
+    }
     if let Some(name) = taken(pod, spec) {
         return Some(Skipped::new(
             Reason::NotInjected,
@@ -258,6 +262,7 @@ fn add_gate(
         let container = sidecar::container(target, image, files);
         let list = ["spec", "initContainers"];
         patch.prepend(&list, spec.init_containers.is_some(), &container);
+        pod_resources::add_gate(patch, spec);
         return;
     };
     let arguments = sidecar::arguments(target, files);

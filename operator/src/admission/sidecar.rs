@@ -180,7 +180,8 @@ fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
     }
 }
 
-fn resources() -> ResourceRequirements {
+/// Of the gate.
+pub(super) fn resources() -> ResourceRequirements {
     let amounts: BTreeMap<String, Quantity> = [("cpu", CPU), ("memory", MEMORY)]
         .into_iter()
         .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))

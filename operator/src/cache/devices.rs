@@ -18,7 +18,7 @@ use crate::untyped;
 const API: &str = "resource.k8s.io/v1";
 /// Message for a server without it.
 pub(crate) const ABSENT: &str =
-    "the API server does not serve resource.k8s.io/v1; Kubernetes 1.34 or later is required";
+    "the API server does not serve resource.k8s.io/v1; Kubernetes 1.35 or later is required";
 /// Timeout of the check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Period of checks while it is not served: the server may be upgraded.

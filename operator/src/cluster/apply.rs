@@ -7,6 +7,7 @@ use crds::names;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::{Client, Resource, ResourceExt};
 
 use crate::apply::{Applied, Error, Writer, applied_otherwise};
@@ -68,7 +69,7 @@ pub async fn apply(
         session.one(role, &existing.roles).await?;
     }
     for binding in bindings {
-        session.one(binding, &existing.bindings).await?;
+        session.binding(binding, &existing.bindings).await?;
     }
     // Policies exist before the first pod runs.
     for policy in policies {
@@ -161,6 +162,27 @@ impl Session<'_> {
             .map(AsRef::as_ref);
         let api = untyped::api::<K>(self.client.clone(), &(), Some(self.namespace));
         self.writer.apply(&api, desired, observed).await
+    }
+
+    /// The API server refuses a change of the role. The one of another release of the chart has another name, so the binding
+    /// is deleted first.
+    async fn binding(
+        &self,
+        desired: RoleBinding,
+        existing: &[Arc<RoleBinding>],
+    ) -> Result<(), Error> {
+        let mine = owner(&desired.metadata).map(|owner| owner.uid.clone());
+        let of_another_role = existing.iter().find(|found| {
+            found.name_any() == desired.name_any()
+                && owner(&found.metadata).map(|owner| &owner.uid) == mine.as_ref()
+                && found.role_ref != desired.role_ref
+        });
+        if let Some(former) = of_another_role {
+            let api = untyped::api::<RoleBinding>(self.client.clone(), &(), Some(self.namespace));
+            self.writer.delete(&api, former.as_ref()).await?;
+        }
+        self.one(desired, existing).await?;
+        Ok(())
     }
 
     /// Creates the EndpointSlice of the elected master. After that, masters write it.

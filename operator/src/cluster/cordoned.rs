@@ -183,8 +183,10 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
     // Nothing is lost there, and no pool pod may start.
     excluded.extend(fresh.into_iter().take(room));
     let mut decision = Decision::default();
-    let busy = |excluded: &BTreeSet<String>| {
-        let out = |pod: &&Stored| pod.ends || excluded.contains(&pod.node);
+    // Pool pods that are out of service, without those that stay on `own`.
+    let busy = |excluded: &BTreeSet<String>, own: &String| {
+        let waits = |node: &String| replaced.contains(node) && node != own;
+        let out = |pod: &&Stored| pod.ends || excluded.contains(&pod.node) || waits(&pod.node);
         let pods = pods.iter().filter(out).count();
         let absent = replaced.iter().filter(|node| !has_pods(node)).count();
         pods + absent
@@ -200,7 +202,7 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
         let room: u64 = others.map(|pod| pod.bytes).sum();
         let excess = used.map(|used| used.saturating_sub(room / 100 * WATERMARK_PERCENT));
         let staying = here.iter().filter(|pod| !pod.ends).count();
-        let out = busy(&excluded);
+        let out = busy(&excluded, &node);
         // Pods that end already, by a rollout or a person, are not held.
         if staying > 0 && excess != Some(0) {
             if decision.held.is_empty() {

@@ -56,7 +56,8 @@ pub fn ending(pods: &[Arc<Pod>]) -> impl Iterator<Item = &Arc<Pod>> {
 }
 
 /// The condition; `None` before the first drain, and with a stock master, which moves nothing. `cordons` is what happens to
-/// cordoned nodes, and `unguarded` is why a guard could not be written.
+/// cordoned nodes, and `unguarded` is why a guard could not be written or does not
+/// run.
 pub fn drained(
     kind: MasterType,
     pods: &[Arc<Pod>],
@@ -89,7 +90,10 @@ pub fn drained(
             return is(false, reason, others.join("; "));
         }
         if let Some((reason, message)) = unguarded {
-            let message = format!("guards of nodes are missing: {message}");
+            let message = match reason {
+                Reason::GuardNotRunning => message.clone(),
+                _ => format!("guards of nodes are missing: {message}"),
+            };
             return is(false, *reason, message);
         }
         before?;

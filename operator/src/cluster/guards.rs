@@ -10,14 +10,19 @@ use kube::{Client, ResourceExt};
 
 use crate::apply::{Error, Writer};
 use crate::cluster::desired::guard;
+use crate::cluster::pool_pod::pending;
 use crate::cluster::validate::{Settings, Valid};
-use crate::pod::{is_over, owner};
+use crate::pod::{is_over, not_running, owner};
 use crate::untyped;
 
 /// Most guards that one reconcile creates. The watch event of each causes the next reconcile.
 const AT_ONCE: usize = 200;
 /// Age at which a guard that has ended is replaced, so that one that ends at once causes few writes.
 const REPLACEMENT_AGE: Duration = Duration::from_secs(60);
+/// Age from which a guard that does not run is reported: its image must be pulled first.
+const START_AGE: Duration = Duration::from_secs(60);
+/// Most guards that a message names.
+const NAMED: usize = 4;
 
 /// What to do about the guards of a cluster.
 #[derive(Debug, Default)]
@@ -25,6 +30,9 @@ pub struct Plan {
     /// Nodes that get one.
     pub create: Vec<String>,
     pub delete: Vec<Arc<Pod>>,
+    /// Guards that do not run: node and cause. `kubectl drain` does not wait for a pod that has no node, and the API server
+    /// lets a pod be evicted that has not started, whatever its PodDisruptionBudget.
+    pub idle: Vec<(String, String)>,
     /// Something is left to do without an event.
     pub recheck: bool,
 }
@@ -44,21 +52,61 @@ pub fn plan(
         if !ours {
             continue;
         }
-        let wanted = node.is_some_and(|node| absent.remove(&node));
+        let wanted = node.as_ref().is_some_and(|node| absent.remove(node));
         if pod.metadata.deletion_timestamp.is_some() {
             // Its name is free when it is gone.
             continue;
         }
         let created = pod.creation_timestamp();
-        let old = created.is_none_or(|created| created.0 + REPLACEMENT_AGE < now);
-        if !wanted || is_over(pod) && old {
+        let older = |age| created.as_ref().is_none_or(|created| created.0 + age < now);
+        if !wanted || is_over(pod) && older(REPLACEMENT_AGE) {
             plan.delete.push(pod.clone());
         } else if is_over(pod) {
             plan.recheck = true;
+        } else if let Some(cause) = idle(pod) {
+            plan.recheck = true;
+            if older(START_AGE) {
+                plan.idle.extend(node.map(|node| (node, cause)));
+            }
         }
     }
+    plan.idle.sort();
     plan.create = absent.into_iter().take(AT_ONCE).collect();
     plan
+}
+
+/// Why a guard that has not ended does not run; `None` if it runs.
+fn idle(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref());
+    if phase == Some("Running") {
+        return None;
+    }
+    if pod.spec.as_ref()?.node_name.is_none() {
+        return Some(pending(pod));
+    }
+    let mut containers = status
+        .into_iter()
+        .flat_map(|status| status.container_statuses.iter().flatten());
+    let cause = containers.find_map(not_running);
+    Some(cause.unwrap_or_else(|| "it has not started".to_owned()))
+}
+
+impl Plan {
+    /// Which guards do not run; `None` if all that are old enough do.
+    pub fn idle_message(&self) -> Option<String> {
+        let (_, cause) = self.idle.first()?;
+        let nodes = self.idle.iter().map(|(node, _)| node.as_str());
+        let named: Vec<&str> = nodes.take(NAMED).collect();
+        let more = match self.idle.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Some(format!(
+            "the guards of {}{more} do not run, so kubectl drain does not wait for the pool pods there: {cause}",
+            named.join(", ")
+        ))
+    }
 }
 
 /// Carries out the plan.
@@ -95,6 +143,7 @@ mod tests {
     fn guard_on(node: &str, edit: impl Fn(&mut Pod)) -> Arc<Pod> {
         let cluster = cluster();
         let mut pod = guard::pod(&cluster, &fixture::settings(), node);
+        pod.status = serde_yaml_ng::from_str("{phase: Running}").unwrap();
         edit(&mut pod);
         Arc::new(pod)
     }
@@ -153,6 +202,50 @@ mod tests {
         let old = over("'2026-01-01T00:01:00Z'");
         let name = "kv-guard-n1".to_owned();
         assert_eq!(planned(&["n1"], &[old]), (vec![], vec![name], false));
+    }
+
+    #[test]
+    fn a_guard_that_does_not_start_is_reported_with_its_cause() {
+        let pending = |created: &str, status: &str| {
+            guard_on("n1", |pod| {
+                pod.metadata.creation_timestamp = serde_yaml_ng::from_str(created).unwrap();
+                pod.status = serde_yaml_ng::from_str(status).unwrap();
+            })
+        };
+        let reported = |guard: Arc<Pod>| {
+            let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
+            let plan = plan(
+                &cluster(),
+                &BTreeSet::from(["n1".to_owned()]),
+                &[guard],
+                now,
+            );
+            assert!(plan.recheck && plan.delete.is_empty() && plan.create.is_empty());
+            plan.idle_message()
+        };
+        let unscheduled = "{phase: Pending, conditions: [{type: PodScheduled, status: 'False', \
+            message: '0/1 nodes are available: 1 Too many pods.'}]}";
+        assert_eq!(
+            reported(pending("'2026-01-01T00:09:30Z'", unscheduled)),
+            None
+        );
+        let message = reported(pending("'2026-01-01T00:08:00Z'", unscheduled)).unwrap();
+        assert!(
+            message.contains("guards of n1 do not run") && message.ends_with("1 Too many pods."),
+            "{message}"
+        );
+        let bound = guard_on("n1", |pod| {
+            pod.metadata.creation_timestamp =
+                serde_yaml_ng::from_str("'2026-01-01T00:08:00Z'").unwrap();
+            pod.spec.as_mut().unwrap().node_name = Some("n1".to_owned());
+            pod.status = serde_yaml_ng::from_str(
+                "{phase: Pending, containerStatuses: [{name: guard, image: i, imageID: '', ready: false, \
+                 restartCount: 0, state: {waiting: {reason: ImagePullBackOff}}}]}",
+            )
+            .unwrap();
+        });
+        let message = reported(bound).unwrap();
+        assert!(message.contains("ImagePullBackOff"), "{message}");
     }
 
     #[test]

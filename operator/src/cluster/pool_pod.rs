@@ -103,8 +103,8 @@ fn over(pod: &Pod) -> String {
     format!("the pod ended: {}", message.join(": "))
 }
 
-/// The scheduler's message.
-fn pending(pod: &Pod) -> String {
+/// The scheduler's message on a pod without a node.
+pub(crate) fn pending(pod: &Pod) -> String {
     pod.status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten())

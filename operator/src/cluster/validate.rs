@@ -10,7 +10,7 @@ use crds::cluster::{
 };
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crds::update::{OnCordon, Update};
-use crds::{MooncakeCluster, Reason, names};
+use crds::{MooncakeCluster, ProcessorTime, Reason, names};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
@@ -116,6 +116,8 @@ pub struct Pool {
     pub name: String,
     /// Bytes on each node.
     pub bytes: u64,
+    /// Requested processors; `None`: the default.
+    pub cpu: Option<ProcessorTime>,
     pub page_size: PageSize,
     pub numa_policy: NumaPolicy,
     pub node_selector: BTreeMap<String, String>,
@@ -389,6 +391,7 @@ fn pool(pool: &crds::cluster::Pool, master: MasterType) -> Result<Pool, Error> {
     Ok(Pool {
         name: pool.name.clone(),
         bytes: pool.size.0,
+        cpu: pool.cpu,
         page_size: pool.page_size,
         numa_policy: pool.numa_policy,
         node_selector: pool.node_selector.clone(),

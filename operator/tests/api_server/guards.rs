@@ -5,14 +5,16 @@ use crds::Reason;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::Api;
 use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams};
+use mooncake_operator::cluster::validate::Settings;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::harness::{Harness, TEAM, eventually};
+use super::harness::{Harness, TEAM, eventually, settings};
 use super::server::Server;
 
 /// The address of the master that the test plays; the tests of this file run one after the other.
@@ -302,5 +304,19 @@ async fn the_eviction_of_a_guard_is_refused_until_its_node_is_drained() -> anyho
         );
         Ok(true)
     })
-    .await
+    .await?;
+
+    // Another release of the chart takes the cluster over: its role has another name.
+    let other = Settings {
+        admitted_role: "other-admitted".to_owned(),
+        ..settings()
+    };
+    harness.replace_operator(&other).await?;
+    let binding = harness.api::<RoleBinding>().get("kv-master").await?;
+    ensure!(binding.role_ref.name == "other-admitted", "{binding:?}");
+    let status = harness.cluster().await?.status.unwrap_or_default();
+    let stalled = status.conditions.iter().find(|c| c.type_ == "Stalled");
+    ensure!(stalled.is_none(), "{stalled:?}");
+    harness.quiet().await?;
+    Ok(())
 }

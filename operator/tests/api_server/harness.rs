@@ -313,7 +313,12 @@ impl Harness {
 
     /// Replaces the operator by a new one and waits for its reconciles.
     pub(crate) async fn restart_operator(&self) -> anyhow::Result<()> {
-        let next = start_cached(&self.client, &self.settings, &self.metrics).await?;
+        self.replace_operator(&self.settings).await
+    }
+
+    /// The same, with other settings.
+    pub(crate) async fn replace_operator(&self, settings: &Settings) -> anyhow::Result<()> {
+        let next = start_cached(&self.client, settings, &self.metrics).await?;
         {
             let mut operator = self.operator.lock();
             operator.0.abort();

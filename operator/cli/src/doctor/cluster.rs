@@ -23,6 +23,9 @@ const READY_FIRST: [ConditionType; 8] = [
     ConditionType::Drained,
 ];
 
+/// Conditions that are present only while something is in the way.
+const WHILE_TRUE: [ConditionType; 2] = [ConditionType::Stalled, ConditionType::Paused];
+
 /// How long the operator may take to observe a new cluster.
 const OBSERVE_SECONDS: i64 = 60;
 
@@ -41,15 +44,18 @@ fn of_cluster(cluster: &MooncakeCluster, known: &[Finding], now: Timestamp) -> V
     let status = cluster.status.as_ref();
     let conditions = status.map_or(&[][..], |status| &status.conditions);
     let mut seen = Vec::new();
-    for kind in READY_FIRST {
-        let Some(condition) =
-            find(conditions, kind).filter(|c| c.status != ConditionStatus::True.as_str())
-        else {
+    let good = READY_FIRST.map(|kind| (kind, true));
+    let bad = WHILE_TRUE.map(|kind| (kind, false));
+    for (kind, is_good) in good.into_iter().chain(bad) {
+        let is_true = |c: &&Condition| c.status == ConditionStatus::True.as_str();
+        let Some(condition) = find(conditions, kind).filter(|c| is_true(c) != is_good) else {
             continue;
         };
         let text = (&condition.reason, &condition.message);
         let explained = kind != ConditionType::Ready && is_explained(cluster, condition, known);
-        if explained || seen.contains(&text) {
+        // Those of the second kind are often a shorter form of the first.
+        let repeated = |(reason, _): &(&String, &String)| !is_good && *reason == text.0;
+        if explained || seen.contains(&text) || seen.iter().any(repeated) {
             continue;
         }
         seen.push(text);

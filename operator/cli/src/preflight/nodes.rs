@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use kube::ResourceExt;
 use mooncake_operator::admission::{advise, rooms};
+use mooncake_operator::cache::ClusterName;
 
 use super::api::{OLDEST_KUBERNETES, major_minor};
 use super::{Check, Facts, Finding, Plan, some};
@@ -46,7 +47,11 @@ pub(super) fn findings(facts: &Facts, plan: &Plan) -> Vec<Finding> {
     }
     for cluster in &plan.clusters {
         // The operator warns in the same words when the MooncakeCluster is created.
-        let rooms = rooms(linux.iter().copied(), facts.reports.iter(), None);
+        let own = ClusterName {
+            namespace: cluster.namespace().unwrap_or_default(),
+            name: cluster.name_any(),
+        };
+        let rooms = rooms(linux.iter().copied(), facts.reports.iter(), Some(&own));
         for message in advise(&cluster.spec, &rooms) {
             let nowhere = message.contains("no node of this cluster matches");
             found.push(Finding::new(

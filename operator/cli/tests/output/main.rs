@@ -118,6 +118,27 @@ fn a_metadata_service_that_fails_is_a_finding_of_its_cluster_and_ends_with_its_c
 }
 
 #[test]
+fn a_stopped_rollout_is_an_error_and_a_pause_a_warning() {
+    let with = |kind: ConditionType, reason: Reason| {
+        let mut snapshot = snapshot(HEALTHY);
+        let status = snapshot.clusters[0].status.as_mut().unwrap();
+        let new = NewCondition::new(kind, true, reason, "n1: it does not serve");
+        status.conditions = merge(&status.conditions, &[new], None, now());
+        let found = doctor(&snapshot, RELEASE, now()).findings;
+        let [finding] = found.as_slice() else {
+            panic!("{found:?}");
+        };
+        assert_eq!(finding.reason, reason);
+        assert_eq!(finding.subject.as_deref(), Some(kind.as_str()));
+        finding.severity
+    };
+    let stopped = with(ConditionType::Stalled, Reason::RolloutStopped);
+    assert_eq!(stopped, Severity::Error);
+    let paused = with(ConditionType::Paused, Reason::Paused);
+    assert_eq!(paused, Severity::Warning);
+}
+
+#[test]
 fn objects_that_a_tenant_cannot_read_are_listed_and_are_no_errors() {
     let healthy = doctor_report(&of_tenant(snapshot(HEALTHY)));
     assert_eq!(healthy.exit_code(), 2);

@@ -236,6 +236,11 @@ fn memory_of_pools_of_an_earlier_installation_is_not_free() {
             .contains("gpu-1 has 24Gi beside other pools"),
         "{found:?}"
     );
+    // Its own pools do not take room from it.
+    for pool in &mut facts.reports[0].spec.pools {
+        (pool.namespace, pool.cluster) = ("team".to_owned(), "kv".to_owned());
+    }
+    assert_eq!(preflight(&facts, &plan(&[], CLUSTER)).findings, []);
 }
 
 /// Release 0.1.0 has closed lists where this release has patterns, and fewer fields.

@@ -154,6 +154,25 @@ fn a_rollout_and_a_drain_share_max_unavailable() {
     assert_eq!(decision.waiting, ["n1"]);
     // The guard stays for the successor.
     assert!(decision.guarded.contains("n4"));
+    // The successor exists, but does not serve.
+    let successor = Stored {
+        serves: false,
+        ..serving("n4")
+    };
+    let pods = ["n1", "n2", "n3"].map(serving);
+    let pods = [&pods[..], &[successor]].concat();
+    let decision = decide(&Facts {
+        pods: &pods,
+        ..facts
+    });
+    assert_eq!(decision.waiting, ["n1"]);
+    // It does not wait for itself.
+    let decision = decide(&Facts {
+        pods: &pods,
+        cordoned: &replaced,
+        ..facts
+    });
+    assert_eq!(decision.excluded, names(&["n4"]));
     // A pod that a rollout replaces on a cordoned node gets no successor there.
     let pods = [ending("n1"), serving("n2")];
     let decision = decide(&Facts {

@@ -23,8 +23,11 @@ const ANNOTATION_NODE: &str = "mooncake.io/node";
 /// Longest name of a Pod.
 const LONGEST_NAME: usize = 253;
 /// Taints that a node gets while it is cordoned or unhealthy. Pods of DaemonSets tolerate them as well.
-const TOLERATED: [(&str, &str); 3] = [
+const TOLERATED: [(&str, &str); 6] = [
     ("node.kubernetes.io/unschedulable", "NoSchedule"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
     ("node.kubernetes.io/not-ready", "NoExecute"),
     ("node.kubernetes.io/unreachable", "NoExecute"),
 ];

@@ -223,11 +223,12 @@ pub fn slices(cluster: &Valid, peers: &[ForeignPeer]) -> Vec<EndpointSlice> {
         group.sort_unstable();
         for (index, chunk) in group.chunks(SLICE_LIMIT).enumerate() {
             let mut name = format!("{}-{other}", names::clients_service(&cluster.name));
+            // A namespace has no dot in its name: `team` and `team-1` share none.
             if family == "IPv6" {
-                name.push_str("-v6");
+                name.push_str(".v6");
             }
             if index > 0 {
-                name.push_str(&format!("-{index}"));
+                name.push_str(&format!(".{index}"));
             }
             slices.push(slice(cluster, name, family, chunk));
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::pod_template::PoolPodTemplate;
-use crds::{ByteSize, names, pool_memory};
+use crds::{ByteSize, ProcessorTime, names, pool_memory};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
     Affinity, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, KeyToPath,
@@ -28,6 +28,9 @@ use crate::pod::POOL_CONTAINER;
 pub const ANNOTATION_SPEC: &str = "mooncake.io/pool-wish";
 /// On the pod template: how the extents lie over NUMA nodes.
 const ANNOTATION_NUMA: &str = "mooncake.io/numa-policy";
+
+/// Processors that a pool pod requests without `spec.pools[].cpu`. The engine process is in its cgroup.
+const DEFAULT_CPU: ProcessorTime = ProcessorTime(250);
 
 /// Name of the port of the readiness probe.
 const READY: &str = "ready";
@@ -83,7 +86,10 @@ pub fn spec_fingerprint(pool: &Pool) -> String {
         "priorityClassName": pool.priority_class_name,
         "drainSeconds": pool.drain_seconds,
     });
-    // Only if set: a new field must not outdate the pods of a release that did not have it.
+    // Only if set: a new field, or another default, must not outdate the pods of a release that did not have it.
+    if let Some(cpu) = pool.cpu {
+        spec["cpu"] = json!(cpu);
+    }
     let PoolPodTemplate {
         labels,
         annotations,
@@ -349,7 +355,8 @@ fn resources(pool: &Pool) -> ResourceRequirements {
         set(pool.page_size.resource(), pool.bytes);
     }
     let mut requests = amounts.clone();
-    requests.insert("cpu".to_owned(), Quantity("50m".to_owned()));
+    let cpu = pool.cpu.unwrap_or(DEFAULT_CPU);
+    requests.insert("cpu".to_owned(), Quantity(cpu.to_string()));
     ResourceRequirements {
         requests: Some(requests),
         limits: Some(amounts),

@@ -374,6 +374,28 @@ fn more_peers_than_a_slice_holds_stand_in_several() {
 }
 
 #[test]
+fn slices_of_namespaces_with_similar_names_have_names_of_their_own() {
+    let cluster = fixture::valid("{access: {allowedNamespaces: [blue, blue-1, blue-v6]}}");
+    let peer = |namespace: &str, address: std::net::IpAddr| ForeignPeer {
+        namespace: namespace.to_owned(),
+        name: format!("p{address}"),
+        uid: format!("u{address}"),
+        address,
+        node: "n1".to_owned(),
+    };
+    let address = |n: u32| std::net::Ipv4Addr::from(0x0a00_0000 + n).into();
+    let mut peers: Vec<ForeignPeer> = (0..1001).map(|n| peer("blue", address(n))).collect();
+    peers.push(peer("blue", std::net::Ipv6Addr::LOCALHOST.into()));
+    peers.extend(["blue-1", "blue-v6"].map(|other| peer(other, address(2000))));
+    let slices = network::slices(&cluster, &peers);
+    let mut names: Vec<_> = slices.iter().map(|slice| &slice.metadata.name).collect();
+    assert_eq!(names.len(), 5);
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 5);
+}
+
+#[test]
 fn the_settings_of_a_pool_pod_are_read_from_its_spec() {
     let cluster = fixture::valid(
         "{pools: [{name: a, size: 4Gi, pageSize: 2Mi, numaPolicy: Any, drainSeconds: 7}]}",
