@@ -268,7 +268,8 @@ impl Endpoint {
     /// the region.
     ///
     /// # Errors
-    /// [`Error::UnknownRegion`]; [`Error::Stopped`] if a data thread has ended.
+    /// [`Error::UnknownRegion`]; [`Error::Stopped`] if a data thread has ended; `Error::Card` if an RDMA device does not
+    /// confirm the end: it may access the memory until this process ends.
     pub async fn remove_region(&self, region: RegionId) -> Result<(), Error> {
         let added = self.added(region)?;
         let _in_order = added.change.lock().await;
@@ -290,7 +291,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::UnknownRegion`]; [`Error::Unmappable`], after which nothing has changed;
-    /// [`Error::Stopped`] if a data thread has ended.
+    /// [`Error::Stopped`] if a data thread has ended; `Error::Card` if an RDMA device does not register it, after which
+    /// nothing has changed either, or does not confirm the end under the old base, whose addresses it may access then.
     pub async fn rebase_region(&self, region: RegionId, wire_base: u64) -> Result<(), Error> {
         let added = self.added(region)?;
         let _in_order = added.change.lock().await;
@@ -492,11 +494,11 @@ impl Endpoint {
         self.filter.counters.peers.worst(most)
     }
 
-    /// Closes listeners and connections. Resolves when nothing can access any region's memory; over RDMA never, if the
-    /// device does not confirm that.
+    /// Closes listeners and connections. Resolves when nothing can access any region's memory.
     ///
     /// # Errors
-    /// [`Error::Stopped`] if a data thread has ended.
+    /// [`Error::Stopped`] if a data thread has ended; `Error::Card` as [`Self::remove_region`]. It does not resolve if an
+    /// RDMA device has refused to end an access, which the log has.
     pub async fn close(mut self) -> Result<(), Error> {
         for task in &mut self.tasks {
             task.abort();

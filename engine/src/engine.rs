@@ -90,6 +90,9 @@ impl Engine {
             Ok(Box::new(rdma) as Box<dyn Transport>)
         };
         let mut shared = Self::spawn(nodes, settings, make)?;
+        for card in cards.iter() {
+            shared.runtime.spawn(card.watch());
+        }
         shared.cards = cards;
         Ok(Self(Arc::new(shared)))
     }

@@ -84,7 +84,11 @@ impl Shared {
         sent.fold(Ok(()), Result::and)
     }
 
-    /// Sends a command to every data thread and waits until all of them have carried it out.
+    /// Sends a command to every data thread and waits until all of them have carried it out. None does while an RDMA
+    /// device does not finish the end of an access.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if one of them has ended; `Error::Card` if an RDMA device hangs.
     pub(crate) async fn request(
         &self,
         command: impl Fn(oneshot::Sender<()>) -> Command,
@@ -95,10 +99,20 @@ impl Shared {
             thread.send(command(done))?;
             answers.push(answer);
         }
-        for answer in answers {
-            answer.await.map_err(|_| Error::Stopped)?;
-        }
-        Ok(())
+        let answered = async {
+            for answer in answers {
+                answer.await.map_err(|_| Error::Stopped)?;
+            }
+            Ok(())
+        };
+        #[cfg(feature = "rdma")]
+        return tokio::select! {
+            biased;
+            answered = answered => answered,
+            hung = self.cards.hung() => Err(hung.into()),
+        };
+        #[cfg(not(feature = "rdma"))]
+        answered.await
     }
 }
 

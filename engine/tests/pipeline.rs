@@ -165,6 +165,38 @@ async fn requests_behind_a_rejected_one_are_sent_again_and_succeed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_complete_when_its_status_arrives_with_the_rejection_of_the_next_one() {
+    let ours = ours();
+    let theirs = peer(16, |number, mut stream| {
+        let first = if number == 0 { 0 } else { 2 };
+        for at in first..REQUESTS {
+            assert_eq!(read_write(&mut stream), at);
+        }
+        if number == 0 {
+            let statuses = [Status::Ok, Status::AddressRejected].map(Status::encode);
+            stream.write_all(&statuses.concat()).unwrap();
+            return;
+        }
+        for _ in first..REQUESTS {
+            answer(&mut stream, Status::Ok);
+        }
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    });
+    for (at, mut batch) in submit(&ours, &theirs).into_iter().enumerate() {
+        let outcome = bounded(batch.outcome()).await;
+        let rejected = matches!(
+            outcome,
+            Err(TransferError::Failed {
+                cause: Cause::Transport(LinkError::Rejected),
+                ..
+            })
+        );
+        assert!(rejected == (at == 1), "{at}: {outcome:?}");
+        assert!(rejected || outcome.is_ok(), "{at}: {outcome:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn writes_without_an_answer_are_indeterminate_when_the_connection_ends() {
     let ours = ours();
     let theirs = peer(16, |_, mut stream| {

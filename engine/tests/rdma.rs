@@ -1,8 +1,10 @@
 //! Both roles against the stock wheel over an RDMA device. `cargo test -p mooncake-e2e --test soft_roce` runs these tests in
-//! a virtual machine with Soft-RoCE devices.
+//! a virtual machine with Soft-RoCE devices. The cases of our engines alone also run on an invented libibverbs.
 #![cfg(feature = "rdma")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+#[path = "fixture/verbs.rs"]
+mod device;
 #[path = "fixture/rig.rs"]
 mod rig;
 #[path = "fixture/stock.rs"]
@@ -24,8 +26,12 @@ const LENGTHS: [u64; 4] = [1, 4096, 65_537, LENGTH];
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn card() -> Arc<Card> {
+    card_of("rxe0")
+}
+
+fn card_of(device: &str) -> Arc<Card> {
     Card::open(Port {
-        device: "rxe0".to_owned(),
+        device: device.to_owned(),
         number: 1,
         gid_index: 1,
     })
@@ -33,7 +39,12 @@ fn card() -> Arc<Card> {
 }
 
 fn rig(card: &Arc<Card>, base: u64) -> Rig {
+    rig_of(card, base, 1)
+}
+
+fn rig_of(card: &Arc<Card>, base: u64, data_threads: usize) -> Rig {
     let settings = Settings {
+        data_threads,
         connect_timeout: PATIENCE,
         header_deadline: PATIENCE,
         ..quick()
@@ -161,4 +172,73 @@ async fn two_of_our_engines_exchange_bytes_also_under_another_wire_base() {
     }
     close(ours).await;
     close(theirs).await;
+}
+
+/// Runs a case with two of our engines, the first one with so many data threads.
+fn between_two<F: Future<Output = ()>>(
+    test: &str,
+    data_threads: usize,
+    case: impl FnOnce(Rig, Rig) -> F,
+) {
+    device::with_device(test, || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let card = card_of(device::names()[0]);
+            let ours = rig_of(&card, BASE, data_threads);
+            case(ours, rig_of(&card, 3 * BASE, 1)).await;
+        });
+    });
+}
+
+#[test]
+fn data_threads_with_one_device_keep_their_links() {
+    const PART: u64 = 1 << 20;
+    let name = "rdma::data_threads_with_one_device_keep_their_links";
+    between_two(name, 2, |ours, theirs| async move {
+        for round in 1..4 {
+            ours.region.copy_in(0, &pattern(round, 8 * PART)).unwrap();
+            let parts: Vec<_> = (0..8)
+                .map(|at| Transfer {
+                    op: Op::Write,
+                    peer: theirs.name.clone(),
+                    remote: 3 * BASE + at * PART,
+                    local: ours.id,
+                    local_offset: at * PART,
+                    length: PART,
+                })
+                .collect();
+            let mut batch = ours.endpoint.submit(&parts, Instant::now() + PATIENCE);
+            batch.outcome().await.unwrap();
+            batch.released().await;
+            assert!(bytes(&theirs, 0, 8 * PART) == pattern(round, 8 * PART));
+        }
+        close(ours).await;
+        close(theirs).await;
+    });
+}
+
+#[test]
+fn a_transfer_to_an_unknown_range_fails_alone() {
+    let name = "rdma::a_transfer_to_an_unknown_range_fails_alone";
+    between_two(name, 1, |ours, theirs| async move {
+        ours.region.copy_in(0, &pattern(1, LENGTH)).unwrap();
+        // Both wait for the same link.
+        let [mut wrong, mut right] = [9 * BASE, 3 * BASE].map(|remote| {
+            let write = Transfer {
+                op: Op::Write,
+                peer: theirs.name.clone(),
+                remote,
+                local: ours.id,
+                local_offset: 0,
+                length: 4096,
+            };
+            ours.endpoint.submit(&[write], Instant::now() + PATIENCE)
+        });
+        let error = wrong.outcome().await.unwrap_err();
+        assert!(matches!(error, TransferError::Failed { .. }), "{error}");
+        right.outcome().await.unwrap();
+        assert!(bytes(&theirs, 0, 4096) == pattern(1, 4096));
+        close(ours).await;
+        close(theirs).await;
+    });
 }

@@ -42,6 +42,8 @@ network namespaces and writes the column *error*. Errors of stock engines are in
   count on its old content ([decision](decisions/outcome-and-release.md)).
 * The error names the step: *requesting its descriptor*, *connecting*, *waiting for a free connection* or *moving bytes*. Each step also ends at the
   deadline of the transfer, with *the deadline has passed*.
+* Over RDMA a write that the peer's device rejects is `Failed` if it fits in one packet (the path MTU), and `Indeterminate` otherwise: its first packets may
+  have arrived before the peer ended the key.
 
 ";
 

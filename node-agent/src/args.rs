@@ -25,16 +25,11 @@ pub struct Args {
 pub enum Command {
     /// Runs the worker; its supervisor restarts it.
     Worker,
-    /// Prints the facts of the node as one line of JSON. Run by the worker.
+    /// Prints the facts of the node as one line of JSON for each request, a line of JSON on standard input. Run by the
+    /// worker.
     Facts {
         #[command(flatten)]
         node: NodeArgs,
-        /// RDMA devices to skip.
-        #[arg(long)]
-        silent: Vec<String>,
-        /// Leave the kernel log out.
-        #[arg(long)]
-        without_log: bool,
     },
     /// Prints the facts of the containers of pods as one line of JSON. Run by the worker.
     Containers {

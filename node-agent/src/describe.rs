@@ -9,7 +9,7 @@ use crds::{MooncakeNodeSpec, Verdict};
 use serde::Serialize;
 
 use crate::facts::containers::POD_DEADLINE;
-use crate::facts::hardware::DEVICE_DEADLINE;
+use crate::facts::hardware::{DEVICE_DEADLINE, Request};
 use crate::facts::{gpu_probe, rdma_probe, runtime};
 use checks::fixes::apply;
 use checks::fixes::step::Change;
@@ -21,14 +21,19 @@ use host::scrub::Scrub;
 use host::snapshot::{gpu_report_file, hca_report_file};
 use host::{Host, Snapshot};
 
-/// Prints a snapshot of the node's hardware as one line of JSON. Does not wait for devices that block a thread.
+/// Prints a snapshot of the node's hardware as one line of JSON for each request, until standard input ends. Does not
+/// wait for devices that block a thread.
 ///
 /// # Errors
-/// The root cannot be opened, or standard output is closed.
-pub(crate) fn facts(node: &Node, silent: Vec<String>, log: KernelLog) -> anyhow::Result<()> {
-    let snapshot = live::read(node, &silent.into_iter().collect(), log, DEVICE_DEADLINE)
-        .with_context(|| format!("cannot read the node at {}", node.root.display()))?;
-    write_line(&snapshot)
+/// The root cannot be opened, a request is not valid, or standard output is closed.
+pub(crate) fn facts(node: &Node) -> anyhow::Result<()> {
+    for line in std::io::stdin().lines() {
+        let Request { silent, log } = serde_json::from_str(&line?).context("invalid request")?;
+        let snapshot = live::read(node, &silent, log, DEVICE_DEADLINE)
+            .with_context(|| format!("cannot read the node at {}", node.root.display()))?;
+        write_line(&snapshot)?;
+    }
+    Ok(())
 }
 
 fn write_line(value: &impl Serialize) -> anyhow::Result<()> {

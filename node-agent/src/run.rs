@@ -5,7 +5,6 @@ use anyhow::Context;
 use crate::args::{Args, Command};
 use crate::process::supervisor;
 use crate::{describe, worker};
-use host::live::KernelLog;
 
 /// Runs one command of the program. Blocks.
 ///
@@ -38,18 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 .build()?
                 .block_on(worker::work(settings))
         }
-        Some(Command::Facts {
-            node,
-            silent,
-            without_log,
-        }) => {
-            let log = if without_log {
-                KernelLog::Skip
-            } else {
-                KernelLog::Read
-            };
-            describe::facts(&node.into(), silent, log)
-        }
+        Some(Command::Facts { node }) => describe::facts(&node.into()),
         Some(Command::Containers { root, pod }) => describe::containers(&root, pod),
         Some(Command::Fix { changes, node }) => describe::fix(&node.into(), &changes),
         Some(Command::Record { file, node }) => describe::record(&node.into(), &file),

@@ -106,7 +106,7 @@ struct Pod {
     reported_serving: Option<bool>,
     draining: bool,
     evacuation: Evacuation,
-    /// Its segments were unmounted for good.
+    /// The segments of the recorded epoch were unmounted.
     unmounted: bool,
     drained_reported: bool,
     /// An agent of another release may serve the pod.
@@ -371,7 +371,7 @@ impl Pod {
     fn serving_reason(&self) -> String {
         match (&self.failure, &self.session) {
             (Some((_, failure)), _) => failure.message.clone(),
-            (None, Some(session)) => session.state().borrow().to_string(),
+            (None, Some(session)) => failure::bounded(session.state().borrow().to_string()),
             (None, None) => "waiting for a ready master".to_owned(),
         }
     }

@@ -137,10 +137,25 @@ pub const MESSAGE_TOO_LARGE: u16 = 14;
 /// A header code which means that the body contains the code.
 const CODE_IN_BODY: u8 = 255;
 
+/// Longest text of a peer that is kept, in bytes. It goes into logs and states.
+pub const TEXT_LIMIT: usize = 1024;
+
+/// Cuts a longer text after [`TEXT_LIMIT`] bytes, at the boundary of a character.
+#[must_use]
+pub fn clip(mut text: String) -> String {
+    if text.len() > TEXT_LIMIT {
+        text.truncate(text.floor_char_boundary(TEXT_LIMIT));
+        text.shrink_to_fit();
+        text.push('…');
+    }
+    text
+}
+
 /// An error of the RPC layer, as opposed to one of the function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub code: u16,
+    /// See [`clip`].
     pub message: String,
 }
 
@@ -152,11 +167,12 @@ impl Failure {
     pub fn decode(header_code: u8, body: &[u8]) -> Result<Self, DecodeError> {
         if header_code == CODE_IN_BODY {
             let (code, message) = struct_pack::decode(body)?;
+            let message = clip(message);
             return Ok(Self { code, message });
         }
         Ok(Self {
             code: u16::from(header_code),
-            message: struct_pack::decode(body)?,
+            message: clip(struct_pack::decode(body)?),
         })
     }
 }
@@ -224,5 +240,17 @@ mod tests {
         );
         let long = Failure::decode(255, &struct_pack::encode(&(1000_u16, message))).unwrap();
         assert_eq!(long.code, 1000);
+    }
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character() {
+        let text = "aé".repeat(50_000);
+        let failure = Failure::decode(9, &struct_pack::encode(&text)).unwrap();
+        // 341 times 3 bytes, and the first byte of the next 3.
+        assert_eq!(failure.message, "aé".repeat(341) + "a…");
+        let long = Failure::decode(255, &struct_pack::encode(&(9_u16, text))).unwrap();
+        assert_eq!(long.message, failure.message);
+        let whole = "a".repeat(TEXT_LIMIT);
+        assert_eq!(clip(whole.clone()), whole);
     }
 }

@@ -1,9 +1,15 @@
 //! Segment descriptors: the JSON that an engine publishes about itself, with the fields and field order of
 //! stock engines.
 
+use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::fmt;
+
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
+
+use crate::coro_rpc::clip;
 
 /// A buffer that peers may access.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
@@ -67,14 +73,15 @@ pub enum DescriptorError {
 /// A descriptor as received. Any field may be missing or null, which stock engines read as zero.
 #[derive(Deserialize)]
 struct Raw {
-    buffers: Option<Vec<RawBuffer>>,
+    #[serde(default)]
+    buffers: RawBuffers,
     name: Option<String>,
     protocol: Option<String>,
-    /// Any type; anything but a string counts as missing.
-    tcp_data_host: Option<serde_json::Value>,
+    #[serde(default)]
+    tcp_data_host: Lenient,
     tcp_data_port: Option<u16>,
-    /// Any type; anything but a number counts as missing.
-    tcp_pipeline_depth: Option<serde_json::Value>,
+    #[serde(default)]
+    tcp_pipeline_depth: Lenient,
     tcp_proto_version: Option<u32>,
     rdma_server_name: Option<String>,
     timestamp: Option<String>,
@@ -87,6 +94,109 @@ struct RawBuffer {
     name: Option<String>,
 }
 
+/// The buffers up to the first invalid one. The elements of what follows it are not kept: an empty one takes more memory
+/// than it has bytes.
+#[derive(Default)]
+struct RawBuffers {
+    valid: Vec<Buffer>,
+    invalid: bool,
+}
+
+impl<'de> Deserialize<'de> for RawBuffers {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = RawBuffers;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a list of buffers")
+            }
+
+            fn visit_none<E>(self) -> Result<RawBuffers, E> {
+                Ok(RawBuffers::default())
+            }
+
+            fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<RawBuffers, D::Error> {
+                from.deserialize_seq(self)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawBuffers, A::Error> {
+                let mut found = RawBuffers::default();
+                while let Some(buffer) = list.next_element::<RawBuffer>()? {
+                    match (buffer.addr, buffer.length, buffer.name) {
+                        _ if found.invalid => {}
+                        (Some(addr @ 1..), Some(length @ 1..), Some(name)) if !name.is_empty() => {
+                            found.valid.push(Buffer { addr, length, name });
+                        }
+                        _ => found.invalid = true,
+                    }
+                }
+                Ok(found)
+            }
+        }
+        from.deserialize_option(List)
+    }
+}
+
+/// A field of any type. Values of other types than these count as missing, and are not kept.
+#[derive(Default)]
+enum Lenient {
+    #[default]
+    Missing,
+    Text(String),
+    Number(u64),
+}
+
+impl<'de> Deserialize<'de> for Lenient {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(AnyValue)
+    }
+}
+
+struct AnyValue;
+
+impl<'de> Visitor<'de> for AnyValue {
+    type Value = Lenient;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("any value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Lenient, E> {
+        Ok(Lenient::Missing)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Lenient, E> {
+        Ok(Lenient::Missing)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Lenient, E> {
+        Ok(Lenient::Missing)
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Lenient, E> {
+        Ok(Lenient::Number(number))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Lenient, E> {
+        Ok(Lenient::Missing)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Lenient, E> {
+        Ok(Lenient::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Lenient, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Lenient::Missing)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Lenient, A::Error> {
+        while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Lenient::Missing)
+    }
+}
+
 impl Descriptor {
     /// Parses the descriptor of a TCP engine. Unknown fields are ignored.
     ///
@@ -97,22 +207,21 @@ impl Descriptor {
         let raw: Raw = serde_json::from_slice(bytes)?;
         let protocol = raw.protocol.unwrap_or_default();
         if protocol != "tcp" {
-            return Err(DescriptorError::Protocol(protocol));
+            return Err(DescriptorError::Protocol(clip(protocol)));
         }
-        let mut buffers = Vec::new();
-        for (index, buffer) in raw.buffers.unwrap_or_default().into_iter().enumerate() {
-            match (buffer.addr, buffer.length, buffer.name) {
-                (Some(addr @ 1..), Some(length @ 1..), Some(name)) if !name.is_empty() => {
-                    buffers.push(Buffer { addr, length, name });
-                }
-                _ => return Err(DescriptorError::Buffer { index }),
-            }
+        let buffers = raw.buffers.valid;
+        if raw.buffers.invalid {
+            let index = buffers.len();
+            return Err(DescriptorError::Buffer { index });
         }
         let host = match raw.tcp_data_host {
-            Some(serde_json::Value::String(host)) => host,
-            Some(_) | None => String::new(),
+            Lenient::Text(host) => host,
+            Lenient::Number(_) | Lenient::Missing => String::new(),
         };
-        let depth = raw.tcp_pipeline_depth.and_then(|depth| depth.as_u64());
+        let depth = match raw.tcp_pipeline_depth {
+            Lenient::Number(depth) => depth,
+            Lenient::Text(_) | Lenient::Missing => 0,
+        };
         Ok(Self {
             buffers,
             name: raw.name.unwrap_or_default(),
@@ -120,7 +229,7 @@ impl Descriptor {
             rdma_server_name: raw.rdma_server_name.unwrap_or_default(),
             tcp_data_host: host,
             tcp_data_port: raw.tcp_data_port.unwrap_or(0),
-            tcp_pipeline_depth: depth.map_or(0, |depth| u32::try_from(depth).unwrap_or(u32::MAX)),
+            tcp_pipeline_depth: u32::try_from(depth).unwrap_or(u32::MAX),
             tcp_proto_version: raw.tcp_proto_version.unwrap_or(1),
             timestamp: raw.timestamp.unwrap_or_default(),
         })
@@ -186,6 +295,45 @@ mod tests {
         assert_eq!(depth("99999999999"), u32::MAX);
         for text in ["0", "-1", "1.5", "null", "\"16\"", "[16]", "{}"] {
             assert_eq!(depth(text), 0, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_nested_value_of_a_lenient_field_is_ignored() {
+        let many = "{\"\":0},".repeat(150_000);
+        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+        for value in [
+            format!("[{many}0]"),
+            format!(r#"{{"a":[{many}0],"b":{deep}}}"#),
+            deep,
+            "[[null,1.5,-1,true]]".into(),
+            "-1".into(),
+            "1.5".into(),
+            "true".into(),
+        ] {
+            let text = format!(
+                r#"{{"protocol":"tcp","tcp_data_host":{value},"tcp_pipeline_depth":{value},"tcp_data_port":7}}"#
+            );
+            let parsed = Descriptor::parse(text.as_bytes()).unwrap();
+            assert_eq!(parsed.tcp_data_host, "");
+            assert_eq!((parsed.tcp_pipeline_depth, parsed.tcp_data_port), (0, 7));
+        }
+        let broken = r#"{"protocol":"tcp","tcp_data_host":[{"a":]}"#;
+        assert!(Descriptor::parse(broken.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn the_first_invalid_buffer_is_named_and_missing_ones_are_none() {
+        let good = r#"{"addr":1,"length":1,"name":"a"}"#;
+        let text = format!(r#"{{"protocol":"tcp","buffers":[{good},{good},{{}},{good},{{}}]}}"#);
+        let error = Descriptor::parse(text.as_bytes()).unwrap_err();
+        assert!(matches!(error, DescriptorError::Buffer { index: 2 }));
+        for text in [
+            r#"{"protocol":"tcp"}"#,
+            r#"{"protocol":"tcp","buffers":null}"#,
+        ] {
+            let parsed = Descriptor::parse(text.as_bytes()).unwrap();
+            assert_eq!(parsed.buffers, []);
         }
     }
 

@@ -14,6 +14,7 @@ use core::net::Ipv6Addr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::coro_rpc::clip;
 use crate::handshake::{self, FrameError, Kind};
 
 /// The transport's name in descriptors.
@@ -43,7 +44,7 @@ pub struct Buffer {
     pub lkey: Vec<u32>,
     /// Location of the memory, a key of the priority matrix.
     pub name: String,
-    /// One key for each device, in the order of the devices.
+    /// One key for each device, in the order of the devices. Empty: memory that only its owner uses.
     #[serde(default)]
     pub rkey: Vec<u32>,
 }
@@ -99,7 +100,8 @@ pub enum DescriptorError {
 }
 
 impl Descriptor {
-    /// Parses the descriptor of an RDMA engine. Unknown fields are ignored.
+    /// Parses the descriptor of an RDMA engine. Unknown fields are ignored, and so are buffers without keys for peers, which
+    /// stock engines publish too.
     ///
     /// # Errors
     /// [`DescriptorError::Json`] for invalid JSON or wrong types; [`DescriptorError::Protocol`] for another transport;
@@ -112,15 +114,16 @@ impl Descriptor {
         let named: Named = serde_json::from_slice(bytes)?;
         let protocol = named.protocol.unwrap_or_default();
         if protocol != PROTOCOL {
-            return Err(DescriptorError::Protocol(protocol));
+            return Err(DescriptorError::Protocol(clip(protocol)));
         }
-        let found: Self = serde_json::from_slice(bytes)?;
+        let mut found: Self = serde_json::from_slice(bytes)?;
         for (index, buffer) in found.buffers.iter().enumerate() {
-            let keyed = buffer.rkey.len() == found.devices.len();
+            let keyed = buffer.rkey.is_empty() || buffer.rkey.len() == found.devices.len();
             if buffer.addr == 0 || buffer.length == 0 || !keyed {
                 return Err(DescriptorError::Buffer { index });
             }
         }
+        found.buffers.retain(|buffer| !buffer.rkey.is_empty());
         Ok(found)
     }
 
@@ -236,6 +239,17 @@ mod tests {
         let parsed = Descriptor::parse(STOCK.as_bytes()).unwrap();
         assert_eq!(parsed.server(), "127.0.0.1:16990");
         assert_eq!(parsed.encode(), [STOCK.as_bytes(), b"\n"].concat());
+    }
+
+    #[test]
+    fn memory_that_only_its_owner_uses_does_not_hide_the_rest() {
+        let local = r#"{"addr":4096,"length":4096,"lkey":[1,2],"name":"cpu:0","rkey":[]}"#;
+        let text = STOCK.replace("[{\"addr\"", &format!("[{local},{{\"addr\""));
+        let parsed = Descriptor::parse(text.as_bytes()).unwrap();
+        assert_eq!(
+            parsed.buffers,
+            Descriptor::parse(STOCK.as_bytes()).unwrap().buffers
+        );
     }
 
     #[test]

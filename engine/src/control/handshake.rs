@@ -12,6 +12,7 @@ use proto::handshake::{self, FrameError, Kind, Notify, PREFIX_LENGTH, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 
 use super::accept;
 use crate::admission::{ConnectionLimit, PeerFilter};
@@ -89,6 +90,11 @@ enum Unanswered {
     Io(#[from] io::Error),
 }
 
+/// How long an RDMA device may take for a rendezvous: the rest of a connection's deadline is for the refusal.
+fn patience(deadline: Duration) -> Duration {
+    deadline * 4 / 5
+}
+
 /// Serves a handshake listener until the task is aborted, or `stop` changes and each request that was accepted is answered.
 pub(crate) async fn serve(
     listener: TcpListener,
@@ -111,18 +117,17 @@ pub(crate) async fn serve(
         let (state, filter) = (Arc::clone(&state), Arc::clone(&filter));
         // The set aborts its tasks when it is dropped with this task.
         running.spawn(async move {
-            let ended =
-                match tokio::time::timeout(deadline, converse(stream, (from, &filter), &state))
-                    .await
-                {
-                    Ok(Ok(())) => return filter.counters.answered(),
-                    Ok(Err(Unanswered::Frame(error))) => {
-                        tracing::debug!(%from, %error, "handshake rejected");
-                        Ended::BadHeader
-                    }
-                    Ok(Err(Unanswered::Io(_))) => Ended::Broken,
-                    Err(_) => Ended::HeaderDeadline,
-                };
+            let until = Instant::now() + patience(deadline);
+            let conversation = converse(stream, (from, &filter), &state, until);
+            let ended = match tokio::time::timeout(deadline, conversation).await {
+                Ok(Ok(())) => return filter.counters.answered(),
+                Ok(Err(Unanswered::Frame(error))) => {
+                    tracing::debug!(%from, %error, "handshake rejected");
+                    Ended::BadHeader
+                }
+                Ok(Err(Unanswered::Io(_))) => Ended::Broken,
+                Err(_) => Ended::HeaderDeadline,
+            };
             filter.counters.ended(permit.peer(), ended);
         });
     }
@@ -135,6 +140,7 @@ async fn converse(
     mut stream: TcpStream,
     from: (IpAddr, &PeerFilter),
     state: &HandshakeState,
+    until: Instant,
 ) -> Result<(), Unanswered> {
     let mut prefix = [0; PREFIX_LENGTH];
     stream.read_exact(&mut prefix).await?;
@@ -153,7 +159,7 @@ async fn converse(
     if payload.len() < length {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
-    let reply = answer(Request::parse(&payload)?, from, state).await?;
+    let reply = answer(Request::parse(&payload)?, from, state, until).await?;
     drop((payload, permit));
     stream.write_all(&reply).await?;
     stream.shutdown().await?;
@@ -162,23 +168,31 @@ async fn converse(
     Ok(())
 }
 
+/// A rendezvous is answered by `until`: the peer is not to blame for a device that is busy or hangs.
 async fn answer(
     request: Request,
     from: (IpAddr, &PeerFilter),
     state: &HandshakeState,
+    until: Instant,
 ) -> Result<Vec<u8>, FrameError> {
     let (from, filter) = from;
     #[cfg(feature = "rdma")]
     if let (Some(served), Request::Connection { typed, body, .. }) = (&state.served, &request) {
         let theirs = proto::rdma::Rendezvous::parse(body)?;
-        let reply = served.answer(from, theirs).await;
+        let (ours, peer) = (theirs.peer_nic_path.clone(), theirs.local_nic_path.clone());
+        let answering = served.answer(from, theirs);
+        let Ok(reply) = tokio::time::timeout_at(until, answering).await else {
+            let why = late(&ours, &peer);
+            tracing::warn!(%from, why, "RDMA connection refused");
+            return Ok(handshake::connection_refusal(*typed, &ours, &peer, &why));
+        };
         // The admission may have changed since the accept.
         if !filter.allows(from) {
             served.admit(filter).await;
         }
         return Ok(reply.frame(*typed));
     }
-    let _without_rdma = (from, filter);
+    let _without_rdma = (from, filter, until);
     Ok(match request {
         Request::Metadata => handshake::encode(Some(Kind::Metadata), &state.identity.encoded()),
         Request::Probe => handshake::probe_reply(),
@@ -193,4 +207,13 @@ async fn answer(
             handshake::connection_refusal(typed, &peer_nic_path, &local_nic_path, why)
         }
     })
+}
+
+/// Why a rendezvous is refused that has waited too long. The NIC path has named the device.
+#[cfg(feature = "rdma")]
+fn late(ours: &str, peer: &str) -> String {
+    let device = proto::rdma::split_nic_path(ours).map_or("", |(_, device)| device);
+    format!(
+        "RDMA device {device} of {ours} has not connected queue pairs with {peer} in time: it is busy or hangs"
+    )
 }

@@ -4,12 +4,18 @@
 mod card;
 mod cards;
 mod connect;
+#[cfg(test)]
+#[path = "../../tests/fixture/verbs.rs"]
+pub(super) mod device;
 mod inbox;
+mod lanes;
 mod link;
 mod served;
+#[cfg(test)]
+mod tests;
 mod worker;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,6 +38,7 @@ pub(crate) use connect::{Connector, RdmaConnector};
 pub(crate) use served::Served;
 pub use worker::CardError;
 
+use connect::Joining;
 use inbox::{Inbox, Message, Received};
 use link::{DEPTH, Link, PAIRS};
 
@@ -108,8 +115,6 @@ pub struct Rdma {
     /// By the number in the IDs of their work requests.
     pairs: HashMap<u32, (LinkId, usize)>,
     next_pair: u32,
-    /// Numbers of the links to one peer that are in use.
-    lanes: HashMap<(EndpointId, String), BTreeSet<u32>>,
     regions: HashMap<RegionId, Registered>,
     /// Number of withdrawals that the device has not confirmed.
     withdrawing: HashMap<EndpointId, usize>,
@@ -166,7 +171,6 @@ impl Rdma {
             links: HashMap::new(),
             pairs: HashMap::new(),
             next_pair: 0,
-            lanes: HashMap::new(),
             regions: HashMap::new(),
             withdrawing: HashMap::new(),
             completions: Vec::with_capacity(256),
@@ -207,7 +211,7 @@ impl Rdma {
         }
     }
 
-    fn connected(&mut self, id: LinkId, result: Result<Vec<QueuePair>, LinkError>) {
+    fn connected(&mut self, id: LinkId, result: Result<Joining, LinkError>) {
         let Some(link) = self.links.get_mut(&id) else {
             return;
         };
@@ -218,7 +222,7 @@ impl Rdma {
                     self.pairs.insert(self.next_pair, (id, at));
                     self.next_pair = self.next_pair.wrapping_add(1);
                 }
-                let closed = link.up(pairs, first);
+                let closed = link.up(pairs.take(), first);
                 if closed {
                     self.fail(id, None);
                 } else {
@@ -274,18 +278,10 @@ impl Rdma {
 
     /// Forgets a link that cannot access memory any more.
     fn remove(&mut self, id: LinkId) {
-        let Some(link) = self.links.remove(&id) else {
+        if self.links.remove(&id).is_none() {
             return;
-        };
-        self.pairs.retain(|_, (of, _)| *of != id);
-        let (peer, number) = link.lane;
-        let key = (id.endpoint, peer);
-        if let Some(used) = self.lanes.get_mut(&key) {
-            used.remove(&number);
-            if used.is_empty() {
-                self.lanes.remove(&key);
-            }
         }
+        self.pairs.retain(|_, (of, _)| *of != id);
         self.events.push(Event::Released(id));
     }
 
@@ -427,15 +423,11 @@ impl Transport for Rdma {
         let device = to.device_for(self.card.device());
         let name = to.devices.get(device).map_or("", String::as_str);
         let peer = nic_path(&to.server, name);
-        let used = self.lanes.entry((id.endpoint, peer.clone())).or_default();
-        let number = (0..).find(|number| !used.contains(number)).unwrap_or(0);
-        used.insert(number);
-        // A path of its own for each link, and none that we publish: the peer's own transfers use connections that
-        // it opens, which are not closed when a link is.
-        let path = format!("{}#{number}", nic_path(&to.own, self.card.device()));
+        let own = nic_path(&to.own, self.card.device());
+        let lane = self.cards.lanes().take(own, peer.clone());
+        let ends = (lane.path(), peer);
         self.links
-            .insert(id, Link::new(to.extents_at(device), (peer.clone(), number)));
-        let ends = (path, peer);
+            .insert(id, Link::new(to.extents_at(device), lane));
         self.connector
             .connect(id, ends, to, self.queue.clone(), self.inbox.clone());
     }
@@ -452,9 +444,14 @@ impl Transport for Rdma {
             return requests.len();
         }
         let regions = &self.regions;
-        match link.accept(requests, |region| regions.contains_key(&region)) {
+        let is_local = |region| regions.contains_key(&region);
+        match link.accept(requests, is_local) {
             Ok(accepted) => accepted,
             Err(failure) => {
+                // Other transfers may have posted the rest: the next link carries what it can.
+                let known = requests.iter().filter(|post| link.knows(post, is_local));
+                let returned = known.map(|post| Event::Returned(id, post.piece));
+                self.events.extend(returned);
                 self.fail(id, Some(failure));
                 requests.len()
             }

@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::master::{Error, Master};
+use crate::master::{Error, MOST_LEDGER_BYTES, Master};
 use crate::session::{Settings, State};
 pub use cells::{Cells, CellsError, Memory};
 
@@ -293,7 +293,9 @@ impl Follower {
                 unrecorded: if number == 0 { unrecorded } else { 0 },
             };
             let positions = segments.into_iter().enumerate().map(position).collect();
-            let fetched = master.call::<LedgerPoll>(&(self.client, positions)).await?;
+            let poll = (self.client, positions);
+            let fetched = master.call_within::<LedgerPoll>(&poll, MOST_LEDGER_BYTES);
+            let fetched = fetched.await?;
             for changes in &fetched {
                 if !self.ledger.write(changes)? {
                     continue;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proto::coro_rpc::{Failure, INVALID_ARGUMENTS, NOT_REGISTERED};
 use proto::store::{ErrorCode, Rpc};
-use proto::struct_pack::{self, DecodeError};
+use proto::struct_pack::{self, DecodeError, Packed, Schema};
 use tokio::net::TcpStream;
 
 use connection::{Connection, Reply};
@@ -17,6 +17,13 @@ pub use error::{Cause, Error, Lost, SchemaMismatch, Stage};
 
 /// Default timeout of a call.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Limit of an answer. Those that a storing node needs have some kilobytes, and many calls wait at once.
+const MOST_ANSWER_BYTES: u32 = 256 << 10;
+/// Limit of an answer with changes of the ledger.
+pub(crate) const MOST_LEDGER_BYTES: u32 = 16 << 20;
+/// Most elements of an answer: an element may take more memory than it has bytes.
+const MOST_ELEMENTS: usize = 16 << 10;
 
 /// A handle to one connection, which closes when the last clone is dropped.
 #[derive(Clone)]
@@ -57,8 +64,19 @@ impl Master {
     /// [`Cause::Refused`] is an error of the function. After [`Cause::Lost`] this connection cannot be
     /// used. After [`Cause::Deadline`] the master may have carried out the call. Others: see [`Cause`].
     pub async fn call<R: Rpc>(&self, arguments: &R::Arguments) -> Result<R::Value, Error> {
+        self.call_within::<R>(arguments, MOST_ANSWER_BYTES).await
+    }
+
+    /// Like [`Self::call`], with another limit of the answer's size.
+    pub(crate) async fn call_within<R: Rpc>(
+        &self,
+        arguments: &R::Arguments,
+        most_bytes: u32,
+    ) -> Result<R::Value, Error> {
         let body = struct_pack::encode(arguments);
-        let exchange = self.connection.exchange(R::function_id(), &body);
+        let exchange = self
+            .connection
+            .exchange(R::function_id(), &body, most_bytes);
         let reply = match tokio::time::timeout(self.call_timeout, exchange).await {
             Ok(Ok(reply)) => reply,
             Ok(Err(lost)) => return Err(self.error::<R>(Stage::Reply, Cause::Lost(lost))),
@@ -87,7 +105,10 @@ impl Master {
                 },
             });
         }
-        let answer: Result<R::Value, ErrorCode> = match struct_pack::decode(&reply.body) {
+        let answer = Schema::of::<Result<R::Value, ErrorCode>>()
+            .open(&reply.body)
+            .and_then(|body| Packed::unpack(&mut body.with_most_elements(MOST_ELEMENTS)));
+        let answer: Result<R::Value, ErrorCode> = match answer {
             Ok(answer) => answer,
             Err(DecodeError::Schema {
                 expected,

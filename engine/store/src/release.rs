@@ -5,10 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, try_join_all};
+use proto::coro_rpc::clip;
 use proto::store::release_0_3_13 as wire;
 use proto::store::{PROTOCOL_VERSION, Rpc, Uuid};
 
 use crate::master::{Cause, Error, Master, SchemaMismatch};
+
+/// Limit of an answer to the probe. Those of masters of all releases have less than a kilobyte, and all functions are
+/// called at once.
+const MOST_ANSWER_BYTES: u32 = 64 << 10;
 
 /// A supported release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +96,8 @@ impl Master {
     /// # Errors
     /// [`ProbeError::Skew`] for another release; [`ProbeError::Call`] if a call failed.
     pub async fn probe_release(&self) -> Result<Release, ProbeError> {
-        let protocol = self.service_ready().await?;
+        let protocol = self.call_within::<wire::ServiceReady>(&(), MOST_ANSWER_BYTES);
+        let protocol = clip(protocol.await?);
         let mismatches = self.try_messages().await?;
         if protocol == PROTOCOL_VERSION && mismatches.is_empty() {
             return Ok(Release::V0_3_13);
@@ -169,7 +175,7 @@ impl Master {
         arguments: R::Arguments,
     ) -> BoxFuture<'_, Result<Option<SchemaMismatch>, Error>> {
         Box::pin(async move {
-            match self.call::<R>(&arguments).await {
+            match self.call_within::<R>(&arguments, MOST_ANSWER_BYTES).await {
                 Ok(_) => Ok(None),
                 Err(error) => match error.cause {
                     Cause::Refused(_) => Ok(None),

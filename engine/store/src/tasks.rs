@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use proto::coro_rpc::clip;
 use proto::store::release_0_3_13 as wire;
 use proto::store::{Rpc, Uuid};
 use tokio::time::Instant;
@@ -95,7 +96,7 @@ pub(crate) async fn run<M: Mover>(context: Context<M>, task: wire::TaskAssignmen
     };
     let (status, message) = match &outcome {
         Ok(()) => (TaskStatus::Success, String::new()),
-        Err(error) => (TaskStatus::Failed, error.to_string()),
+        Err(error) => (TaskStatus::Failed, clip(error.to_string())),
     };
     let (client, kind) = (context.client, task.kind);
     tracing::info!(%client, task = %task.id, %kind, %status, message, "task ended");

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use sys::net::Namespace;
 
 use super::fault::{Fault, Problem};
@@ -32,7 +33,7 @@ struct Access {
 }
 
 /// Whether a reading contains the kernel log. It has to be read from its beginning, a record in each system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KernelLog {
     /// Read it.
     Read,

@@ -1,15 +1,16 @@
 //! Reads the node's hardware periodically, in a child of the same program: what the kernel blocks is the child,
-//! never the agent.
+//! never the agent. A child that nothing blocks reads again and again: its start costs more than a reading.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::process::Child;
 use tokio::time::Instant;
 
 use super::inbox::Inbox;
-use crate::process::child::{self, Blocked, ChildError};
+use crate::process::child::{self, Blocked, ChildError, Reader};
 use host::fault::Problem;
 use host::live::{KernelLog, Node};
 use host::{Facts, Snapshot};
@@ -29,8 +30,17 @@ pub(crate) const DEVICE_DEADLINE: Duration = Duration::from_secs(8);
 /// Deadline of one read of the whole node.
 const DEADLINE: Duration = Duration::from_secs(12);
 
+/// What the child reads next.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// RDMA devices to skip: they block another child.
+    pub(crate) silent: BTreeSet<String>,
+    pub(crate) log: KernelLog,
+}
+
 /// Reads the node for as long as the gatherer runs.
 pub(super) async fn run(node: Node, inbox: Inbox) {
+    let mut reader = None;
     let mut blocked = Blocked::default();
     let mut failing = false;
     let mut rest = Duration::ZERO;
@@ -51,13 +61,19 @@ pub(super) async fn run(node: Node, inbox: Inbox) {
         } else {
             KernelLog::Skip
         };
-        let read = read(&node, &silent, log).await;
+        let request = Request { silent, log };
+        let read = read(&mut reader, &node, &request).await;
         // A machine that is slow to read must not be busy with being read.
         rest = PERIOD.max(began.elapsed() * SHARE);
         match read {
-            Ok((snapshot, child)) => {
-                let hung = hung(&snapshot.facts).filter(|name| !silent.contains(name));
-                blocked.keep(child, hung.collect());
+            Ok(snapshot) => {
+                let hung = hung(&snapshot.facts).filter(|name| !request.silent.contains(name));
+                let hung: BTreeSet<String> = hung.collect();
+                if !hung.is_empty()
+                    && let Some(reader) = reader.take()
+                {
+                    blocked.keep(reader.end(), hung);
+                }
                 failing = false;
                 inbox.send_modify(|observed| deliver(observed, snapshot, log));
             }
@@ -96,18 +112,31 @@ fn hung(facts: &Facts) -> impl Iterator<Item = String> {
     hung.filter_map(|fault| fault.path.rsplit('/').next().map(str::to_owned))
 }
 
+/// Reads the node by the running child, or by a new one. A child that reports nothing is killed.
 async fn read(
+    reader: &mut Option<Reader>,
     node: &Node,
-    silent: &BTreeSet<String>,
-    log: KernelLog,
-) -> Result<(Snapshot, Child), (ChildError, Option<Child>)> {
-    let mut arguments: Vec<OsString> = vec!["facts".into()];
-    arguments.extend(child::node_arguments(node));
-    if log == KernelLog::Skip {
-        arguments.push("--without-log".into());
+    request: &Request,
+) -> Result<Snapshot, (ChildError, Option<Child>)> {
+    let mut running = match reader.take() {
+        Some(running) => running,
+        None => {
+            let mut arguments: Vec<OsString> = vec!["facts".into()];
+            arguments.extend(child::node_arguments(node));
+            Reader::start(arguments).map_err(|error| (error, None))?
+        }
+    };
+    match running.report(request, DEADLINE).await {
+        Ok(snapshot) => {
+            *reader = Some(running);
+            Ok(snapshot)
+        }
+        Err(error) => {
+            let mut child = running.end();
+            let _ = child.start_kill();
+            Err((error, Some(child)))
+        }
     }
-    arguments.extend(silent.iter().map(|name| format!("--silent={name}").into()));
-    child::run_self(arguments, DEADLINE).await
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The engine processes of this node: finds the one that an earlier agent started for a pool pod, or starts one, and
 //! holds it by its pidfd and its control socket.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -11,32 +12,38 @@ use std::time::Duration;
 use crds::cluster::PageSize;
 use crds::node::HcaLine;
 use crds::pool_memory;
-use engine_process::control::message::{self, FromEngine, PROTOCOL, RdmaPort, ToEngine};
+use engine_process::control::message::{self, FromEngine, RdmaPort, ToEngine};
 use engine_process::pidfd::Pidfd;
+use parking_lot::Mutex;
 use pool::handover::Connection;
 use sys::net::seqpacket;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::processes::Process;
 use super::transport::{self, Transport, Verdict};
 use crate::args::Settings;
 
 mod cgroup;
+mod end;
+mod first_message;
 mod folder;
 pub(super) mod liveness;
+pub(super) mod oom_kills;
 pub(super) mod processor_time;
 mod program;
+mod remains;
 
+use first_message::HELLO;
 use folder::{Folder, Folders};
+use liveness::SilentProcess;
+use oom_kills::OomKills;
 use processor_time::ProcessorTime;
 use program::Program;
+use remains::StartGroup;
 
 /// Limit for the start: until the process listens in its sandbox.
 const START_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Limit for the first message.
-const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Limit for the end of a killed process. It may be longer where the kernel does not let the process go.
 const END_DEADLINE: Duration = Duration::from_secs(5);
@@ -53,7 +60,7 @@ const PASS_DEADLINE: Duration = Duration::from_secs(3);
 /// Limit for unmounting the segments of an ended pool pod, by its engine process or by a child.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Longest message of a failed start, in bytes.
+/// Longest message of a failed start or of a panic, in bytes.
 const MESSAGE_LIMIT: u64 = 4 << 10;
 
 /// How much more likely than its pool process an engine process is killed where memory is short. It can be replaced.
@@ -85,14 +92,20 @@ pub(crate) enum StartError {
     NotEnded,
     #[error("the engine process does not answer: {0}")]
     NoAnswer(String),
+    #[error(
+        "the engine process waits for a processor and has sent nothing yet: it is not replaced"
+    )]
+    Starved,
     #[error("the pool is to be served over RDMA: {0}")]
     NoRdmaPort(String),
 }
 
-/// Settings of engine processes.
+/// The settings of engine processes, and those that have sent nothing yet.
 #[derive(Debug)]
 pub(crate) struct EngineProcesses {
     folders: Folders,
+    /// By pod UID, held for the next attempt: the backlog of a control socket is short.
+    starved: Mutex<BTreeMap<String, Starved>>,
     program: Program,
     /// Root folder of the node.
     host_root: PathBuf,
@@ -103,11 +116,23 @@ pub(crate) struct EngineProcesses {
     log: String,
 }
 
+/// An engine process that gets no processor time to send its first message.
+#[derive(Debug)]
+struct Starved {
+    process: EngineProcess,
+    /// The connections that its predecessor has passed on.
+    passed: Option<OwnedFd>,
+}
+
 /// A running engine process with a connection to it.
+#[derive(Debug)]
 pub(crate) struct EngineProcess {
     pub(crate) pid: u32,
     process: Pidfd,
     connection: Connection,
+    connected: Instant,
+    /// Watched while its first message is late.
+    silent: Option<SilentProcess>,
     folder: Folder,
     /// The ports over which it serves peers. None: it serves them over TCP.
     pub(crate) rdma: Vec<RdmaPort>,
@@ -126,6 +151,7 @@ impl EngineProcesses {
         Ok(Self {
             program: Program::install(folders.path(), &beside_agent()?, root)?,
             folders,
+            starved: Mutex::default(),
             host_root: settings.host_root.clone(),
             host_network: settings.host_network.clone(),
             node_name: settings.node_name.clone(),
@@ -148,6 +174,11 @@ impl EngineProcesses {
         ProcessorTime::begin(engine.pid, &self.host_root)
     }
 
+    /// Begins to count how often the kernel kills a process because memory is short.
+    pub(crate) fn oom_kills(&self, engine: &EngineProcess) -> OomKills {
+        OomKills::begin(engine.pid, &self.host_root)
+    }
+
     /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs is not this agent's
     /// program or serves peers over another transport. One of another program passes its TCP connections to its successor.
     ///
@@ -155,19 +186,20 @@ impl EngineProcesses {
     /// Why none serves the pod. Trying again may help.
     pub(crate) async fn obtain(&self, pod: &PoolPod<'_>) -> Result<EngineProcess, StartError> {
         let folder = self.folders.of(pod.uid);
-        let running = connect(&folder, true).map_err(|error| match error.kind() {
-            // A killed process keeps its listener until the kernel lets it go.
-            io::ErrorKind::WouldBlock => {
-                StartError::NoAnswer("its control socket accepts no connection".to_owned())
-            }
-            _ => StartError::Prepare(error),
-        })?;
-        let mut passed = None;
+        let starved = self.starved.lock().remove(pod.uid);
+        let (running, mut passed) = match starved {
+            Some(Starved { process, passed }) => (Some(process), passed),
+            None => (find(&folder)?, None),
+        };
         if let Some(mut running) = running {
-            let answers = running.greet().await;
+            let answers = running.greet(HELLO).await;
+            if matches!(answers, Err(StartError::Starved)) {
+                return Err(self.hold(pod.uid, running, passed));
+            }
             let is_own = self.program.is_of(running.pid);
             let keeps_transport = pod.transport.judge(&running.rdma) != Verdict::Replace;
             if is_own && keeps_transport && answers.is_ok() {
+                running.take_over(passed).await;
                 return Ok(running);
             }
             let cause = match &answers {
@@ -193,31 +225,28 @@ impl EngineProcesses {
         let started = connect(&folder, false).map_err(StartError::Prepare)?;
         let ended = || StartError::NoAnswer("it has ended".to_owned());
         let mut started = started.ok_or_else(ended)?;
-        started.greet().await?;
-        if let Some(passed) = passed
-            && let Err(error) = started.send(&ToEngine::TakeOver, Some(passed)).await
-        {
-            tracing::warn!(pid = started.pid, %error, "the connections of peers end");
+        match started.greet(HELLO).await {
+            Ok(()) => {}
+            Err(StartError::Starved) => return Err(self.hold(pod.uid, started, passed)),
+            Err(error) => return Err(error),
         }
+        started.take_over(passed).await;
         Ok(started)
+    }
+
+    /// Keeps a process for the next attempt.
+    fn hold(&self, pod_uid: &str, process: EngineProcess, passed: Option<OwnedFd>) -> StartError {
+        let starved = Starved { process, passed };
+        self.starved.lock().insert(pod_uid.to_owned(), starved);
+        StartError::Starved
     }
 
     /// Waits until no engine process of a pod whose pool process has ended runs any more: until then it may hold the pod's
     /// memory. It ends by itself when it has unmounted; one that does not is killed.
     pub(crate) async fn wait_for_end(&self, pod_uid: &str) {
-        let folder = self.folders.of(pod_uid);
-        let Ok(Some(running)) = connect(&folder, true) else {
-            return;
-        };
-        if timeout(UNMOUNT_DEADLINE, running.ended()).await.is_err() {
-            tracing::warn!(
-                pid = running.pid,
-                "killing the engine process of an ended pool pod"
-            );
-            running.kill();
-            // The kernel may not let it go; until it does, its memory is not free.
-            running.ended().await;
-        }
+        let starved = self.starved.lock().remove(pod_uid);
+        let held = starved.map(|starved| starved.process);
+        end::wait(&self.folders.of(pod_uid), held).await;
     }
 
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
@@ -239,6 +268,10 @@ impl EngineProcesses {
             tracing::warn!(%error, "the engine process runs in the agent's cgroup: its memory and time are the agent's");
             Vec::new()
         });
+        // None serves the pod now. One that is in their cgroup would never be found again.
+        if !remains::end(&cgroups, END_DEADLINE).await {
+            return Err(StartError::NotEnded);
+        }
         let score = pod.process.oom_score_adj().unwrap_or_default();
         let mut command = self.program.command();
         command
@@ -266,7 +299,7 @@ impl EngineProcesses {
         let mut child = command
             .env_clear()
             .current_dir("/")
-            // Signals to the agent's group are not for it.
+            // Signals to the agent's group are not for it, and one to its own group ends all of a failed start.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -274,6 +307,7 @@ impl EngineProcesses {
             .kill_on_drop(true)
             .spawn()
             .map_err(StartError::Prepare)?;
+        let group = StartGroup::of(child.id());
         // The process closes its standard error when it is in its sandbox.
         let mut message = String::new();
         let started = async {
@@ -288,7 +322,10 @@ impl EngineProcesses {
         let started = timeout(START_DEADLINE, started).await;
         let message = message.trim();
         match started {
-            Ok(Ok(status)) if status.success() && message.is_empty() => Ok(()),
+            Ok(Ok(status)) if status.success() && message.is_empty() => {
+                group.keep();
+                Ok(())
+            }
             Ok(Ok(status)) => Err(StartError::Start(format!("{message} ({status})"))),
             Ok(Err(error)) => Err(StartError::Start(error.to_string())),
             Err(_) => Err(StartError::Start(format!(
@@ -376,6 +413,15 @@ impl EngineProcess {
         }
     }
 
+    /// Lets it serve the connections that its predecessor has passed on.
+    async fn take_over(&self, passed: Option<OwnedFd>) {
+        if let Some(passed) = passed
+            && let Err(error) = self.send(&ToEngine::TakeOver, Some(passed)).await
+        {
+            tracing::warn!(pid = self.pid, %error, "the connections of peers end");
+        }
+    }
+
     /// Lets it pass its connections on and waits for its end. Returns the socket that has them for the successor.
     ///
     /// # Errors
@@ -425,44 +471,30 @@ impl EngineProcess {
 
     /// Returns what it wrote when it panicked.
     pub(crate) fn panic_message(&self) -> Option<String> {
-        let text = std::fs::read_to_string(self.folder.panic()).ok()?;
+        let mut text = Vec::new();
+        let file = std::fs::File::open(self.folder.panic()).ok()?;
+        file.take(MESSAGE_LIMIT).read_to_end(&mut text).ok()?;
+        let text = String::from_utf8_lossy(&text);
         let text: String = text.trim().chars().take(1_000).collect();
         (!text.is_empty()).then_some(text)
     }
+}
 
-    async fn greet(&mut self) -> Result<(), StartError> {
-        match timeout(HELLO_DEADLINE, self.receive()).await {
-            Ok(Ok(FromEngine::Hello {
-                protocol: PROTOCOL,
-                rdma,
-            })) => {
-                self.rdma = rdma;
-                Ok(())
-            }
-            Ok(Ok(other)) => Err(StartError::NoAnswer(format!(
-                "it sent {other:?} instead of version {PROTOCOL} of the protocol"
-            ))),
-            Ok(Err(error)) => Err(StartError::NoAnswer(error.to_string())),
-            Err(_) => Err(StartError::NoAnswer(format!(
-                "nothing within {HELLO_DEADLINE:?}"
-            ))),
+/// Finds the engine process that listens in a folder.
+fn find(folder: &Folder) -> Result<Option<EngineProcess>, StartError> {
+    connect(folder, true).map_err(|error| match error.kind() {
+        // A killed process keeps its listener until the kernel lets it go.
+        io::ErrorKind::WouldBlock => {
+            StartError::NoAnswer("its control socket accepts no connection".to_owned())
         }
-    }
+        _ => StartError::Prepare(error),
+    })
 }
 
 /// Connects to the engine process that listens in a folder; `None` if none does.
 fn connect(folder: &Folder, adopted: bool) -> io::Result<Option<EngineProcess>> {
-    let socket = match seqpacket::connect_path(&folder.control()) {
-        Ok(socket) => socket,
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-            ) =>
-        {
-            return Ok(None);
-        }
-        Err(error) => return Err(error),
+    let Some(socket) = folder.connect()? else {
+        return Ok(None);
     };
     // The folder admits root only, so the listener is a process that an agent started.
     let peer = seqpacket::peer(&socket)?;
@@ -481,6 +513,8 @@ fn connect(folder: &Folder, adopted: bool) -> io::Result<Option<EngineProcess>> 
         pid,
         process,
         connection: Connection::new(socket).map_err(io::Error::other)?,
+        connected: Instant::now(),
+        silent: None,
         folder: folder.clone(),
         adopted,
         rdma: Vec::new(),

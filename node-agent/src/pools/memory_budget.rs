@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use crds::ByteSize;
 use crds::cluster::PageSize;
 use crds::node::PoolAssignment;
 use engine_process::control::message::MemoryReport;
@@ -27,6 +28,8 @@ struct Entry {
     holds: bool,
     /// Bytes of base pages that are not touched yet.
     untouched: u64,
+    /// What the assignment has of them. An engine process may be under the control of an intruder, who must not book more.
+    assigned: u64,
     /// Its engine process maps the memory.
     mapped: bool,
 }
@@ -39,6 +42,11 @@ pub(crate) enum GrantError {
          has ended and nothing of it is mapped"
     )]
     Held(String),
+    #[error(
+        "the engine process requests {}, the assignment of the pod has {}: nothing is granted",
+        ByteSize(*.touch), ByteSize(*.assigned)
+    )]
+    BeyondAssignment { touch: u64, assigned: u64 },
     #[error(transparent)]
     InsufficientMemory(#[from] InsufficientMemory),
     #[error("cannot read the available memory of the node: {0}")]
@@ -58,14 +66,15 @@ pub(crate) fn to_touch(assignment: &PoolAssignment, bytes: u64) -> u64 {
 pub(crate) struct MemoryBudget(Arc<Mutex<BTreeMap<String, Entry>>>);
 
 impl MemoryBudget {
-    /// Adds the pod of a new process. Until it reports its extents, it counts as holding memory with
-    /// `untouched` bytes to touch.
-    pub(crate) fn add(&self, pod_uid: &str, pool: PoolId, pod_name: &str, untouched: u64) {
+    /// Adds the pod of a new process. Until it reports its extents, it counts as holding memory with all `assigned` bytes
+    /// to touch.
+    pub(crate) fn add(&self, pod_uid: &str, pool: PoolId, pod_name: &str, assigned: u64) {
         let entry = Entry {
             pool,
             pod_name: pod_name.to_owned(),
             holds: true,
-            untouched,
+            untouched: assigned,
+            assigned,
             mapped: false,
         };
         self.0.lock().insert(pod_uid.to_owned(), entry);
@@ -80,7 +89,7 @@ impl MemoryBudget {
                 mapped,
             } = report;
             entry.holds = holds;
-            entry.untouched = untouched;
+            entry.untouched = untouched.min(entry.assigned);
             entry.mapped = mapped;
         }
     }
@@ -89,8 +98,8 @@ impl MemoryBudget {
     /// so that no other grant interferes.
     ///
     /// # Errors
-    /// `Held`: another pod of the same pool holds memory. `InsufficientMemory`, `Unreadable`: the node has too
-    /// little, or `available` failed.
+    /// `Held`: another pod of the same pool holds memory. `BeyondAssignment`: `touch` is more than that of the pod.
+    /// `InsufficientMemory`, `Unreadable`: the node has too little, or `available` failed.
     pub(crate) fn grant(
         &self,
         pod_uid: &str,
@@ -98,9 +107,15 @@ impl MemoryBudget {
         available: impl FnOnce() -> io::Result<u64>,
     ) -> Result<(), GrantError> {
         let mut entries = self.0.lock();
-        let Some(pool) = entries.get(pod_uid).map(|entry| entry.pool.clone()) else {
+        let Some((pool, assigned)) = entries
+            .get(pod_uid)
+            .map(|entry| (entry.pool.clone(), entry.assigned))
+        else {
             return Ok(());
         };
+        if touch > assigned {
+            return Err(GrantError::BeyondAssignment { touch, assigned });
+        }
         let holder = entries.iter().find(|(uid, entry)| {
             uid.as_str() != pod_uid && entry.pool == pool && (entry.holds || entry.mapped)
         });
@@ -109,7 +124,9 @@ impl MemoryBudget {
         }
         if touch > 0 {
             let others = entries.iter().filter(|(uid, _)| uid.as_str() != pod_uid);
-            let promised = others.map(|(_, entry)| entry.untouched).sum();
+            let promised = others.fold(0, |sum: u64, (_, entry)| {
+                sum.saturating_add(entry.untouched)
+            });
             available_memory::check(available()?, promised, touch)?;
         }
         if let Some(entry) = entries.get_mut(pod_uid) {
@@ -144,6 +161,7 @@ mod tests {
         match budget.grant(uid, touch, || Ok(800 * MIB)) {
             Ok(()) => None,
             Err(GrantError::Held(pod)) => Some(pod),
+            Err(GrantError::BeyondAssignment { .. }) => Some("beyond".to_owned()),
             Err(GrantError::InsufficientMemory(_) | GrantError::Unreadable(_)) => {
                 Some("short".to_owned())
             }
@@ -225,10 +243,35 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_books_no_more_than_its_assignment_whatever_its_engine_process_reports() {
+        let budget = MemoryBudget::default();
+        for uid in ["a", "b", "c"] {
+            budget.add(uid, pool(uid), uid, 100 * MIB);
+        }
+        let huge = |untouched| MemoryReport {
+            holds: true,
+            untouched,
+            mapped: true,
+        };
+        budget.set("a", huge(u64::MAX));
+        budget.set("b", huge(1 << 62));
+        budget.set("c", EMPTY);
+        assert_eq!(refusal(&budget, "c", 100 * MIB), None);
+        let beyond = Some("beyond".to_owned());
+        assert_eq!(refusal(&budget, "c", 100 * MIB + 1), beyond);
+        assert_eq!(refusal(&budget, "c", u64::MAX), beyond);
+        // Assignments of any size do not overflow either.
+        budget.add("d", pool("d"), "d", u64::MAX);
+        budget.add("e", pool("e"), "e", u64::MAX);
+        let short = Some("short".to_owned());
+        assert_eq!(refusal(&budget, "c", 100 * MIB), short);
+    }
+
+    #[test]
     fn available_memory_must_be_readable_where_pages_are_touched() {
         let budget = MemoryBudget::default();
         let unreadable = || Err(io::Error::other("no procfs"));
-        budget.add("a", pool("c"), "a", 0);
+        budget.add("a", pool("c"), "a", MIB);
         budget.set("a", EMPTY);
         let refused = budget.grant("a", MIB, unreadable);
         assert!(matches!(refused, Err(GrantError::Unreadable(_))));

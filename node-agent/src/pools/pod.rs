@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::engine_process::liveness::{SilentProcess, SilentThreads};
+use super::engine_process::oom_kills;
 use super::engine_process::{EngineProcess, EngineProcesses, PoolPod, StartError};
 use super::memory_budget::{MemoryBudget, PoolId, to_touch};
 use super::mounts::Mounts;
@@ -114,7 +115,8 @@ pub(crate) async fn run(
     };
     let untouched = to_touch(&known, known.size.0);
     context.budget.add(&uid, pool, &known.pod_name, untouched);
-    context.mounts.set_served(&uid, true);
+    let pid = found.pid;
+    context.mounts.set_served(&uid, pid, true);
     context.engines.folders().save(&known);
     tracing::info!(
         namespace = known.namespace,
@@ -137,7 +139,7 @@ pub(crate) async fn run(
     };
     pod.keep_served(&mut assigned).await;
     context.engines.wait_for_end(&uid).await;
-    context.mounts.set_served(&uid, false);
+    context.mounts.set_served(&uid, pid, false);
     context.budget.ended(&uid);
     context.engines.folders().remove(&uid);
     context.reporter.retain_pools(|known| *known != uid);
@@ -187,7 +189,12 @@ impl Pod {
                     tracing::warn!(%error, "no engine process serves the pool pod: retrying");
                     let message = not_served(&error, self.hung.as_deref());
                     self.report(reason(&error), message);
-                    self.pause(pauses.after_failed_start(), assigned).await;
+                    let pause = match error {
+                        // `obtain` has waited, and goes on to.
+                        StartError::Starved => Duration::ZERO,
+                        _ => pauses.after_failed_start(),
+                    };
+                    self.pause(pause, assigned).await;
                     continue;
                 }
             };
@@ -198,18 +205,22 @@ impl Pod {
             );
             self.hung = None;
             let begun = Instant::now();
+            let kills = self.context.engines.oom_kills(&engine);
             let end = self.serve(&engine, assigned).await;
             self.context.deliver(&self.uid, None);
             match end {
                 End::Ended if !self.process.runs() => return,
                 End::Ended => {
-                    let panic = engine.panic_message().unwrap_or_default();
+                    let cause = match kills.rose() {
+                        true => oom_kills::KILLED.to_owned(),
+                        false => engine.panic_message().unwrap_or_default(),
+                    };
                     tracing::warn!(
                         pid = engine.pid,
-                        panic,
+                        cause,
                         "the engine process ended: replacing it"
                     );
-                    let message = format!("the engine process ended and is replaced. {panic}");
+                    let message = format!("the engine process ended and is replaced. {cause}");
                     self.report(Reason::EngineNotRunning, message.trim().to_owned());
                 }
                 End::Hung(cause) => {
@@ -279,7 +290,10 @@ impl Pod {
                     process = None;
                     self.receive(engine, received?).await?;
                     let silent = self.silent.take();
-                    let hung = silent.and_then(|silent| threads.look(engine.pid, &silent));
+                    let hung = match silent {
+                        Some(silent) => threads.look(engine.pid, silent).await,
+                        None => None,
+                    };
                     if let Some(hung) = hung {
                         return Ok(End::Hung(hung.describe(engine.pid).await));
                     }
@@ -468,6 +482,7 @@ fn not_served(error: &StartError, hung: Option<&str>) -> String {
 fn reason(error: &StartError) -> Reason {
     match error {
         StartError::NoAnswer(_) | StartError::NotEnded => Reason::EngineHung,
+        StartError::Starved => Reason::EngineThrottled,
         StartError::Prepare(_) | StartError::Start(_) => Reason::EngineNotRunning,
         StartError::NoRdmaPort(_) => Reason::NoUsableTransport,
     }

@@ -1,5 +1,5 @@
-//! Children that read what may not answer, such as a device or a tenant's files. Each reports one line of JSON;
-//! one that the kernel does not let go is kept, and not followed by another, until it ends.
+//! Children that read what may not answer, such as a device or a tenant's files. Each reports lines of JSON; one that
+//! the kernel does not let go is kept, and not followed by another, until it ends.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use host::live::Node;
 
@@ -31,6 +32,8 @@ pub(crate) enum ChildError {
     Read(io::Error),
     #[error("the output of the child process is not the expected JSON: {0}")]
     Decode(serde_json::Error),
+    #[error("cannot write the request to the child process: {0}")]
+    Write(io::Error),
 }
 
 /// Path of a probe program; `None` if nothing is to be probed: a recorded node, or a program that is not installed.
@@ -67,9 +70,83 @@ pub(crate) async fn run_self<T: DeserializeOwned>(
     arguments: impl IntoIterator<Item = OsString>,
     deadline: Duration,
 ) -> Result<(T, Child), (ChildError, Option<Child>)> {
-    let program = std::env::current_exe().map_err(|error| (ChildError::Start(error), None))?;
+    let mut command = of_self(arguments).map_err(|error| (ChildError::Start(error), None))?;
+    run(&mut command, deadline).await
+}
+
+fn of_self(arguments: impl IntoIterator<Item = OsString>) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
     // The environment of a pod may contain secrets.
-    run(Command::new(program).args(arguments).env_clear(), deadline).await
+    command.args(arguments).env_clear();
+    Ok(command)
+}
+
+/// A child that reports one line of JSON for each line of JSON that it reads. It ends when this is dropped, or when
+/// the kernel lets it go.
+pub(crate) struct Reader {
+    child: Child,
+    requests: ChildStdin,
+    reports: BufReader<ChildStdout>,
+}
+
+impl Reader {
+    /// Starts this program with other arguments.
+    ///
+    /// # Errors
+    /// The child did not start.
+    pub(crate) fn start(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, ChildError> {
+        let started = || {
+            let mut child = of_self(arguments)?
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()?;
+            let (requests, reports) = (child.stdin.take(), child.stdout.take());
+            let missing = || io::Error::from(io::ErrorKind::BrokenPipe);
+            Ok(Self {
+                requests: requests.ok_or_else(missing)?,
+                reports: BufReader::new(reports.ok_or_else(missing)?),
+                child,
+            })
+        };
+        started().map_err(ChildError::Start)
+    }
+
+    /// Returns the report on a request.
+    ///
+    /// # Errors
+    /// Why the child reported nothing. It is of no further use.
+    pub(crate) async fn report<T: DeserializeOwned>(
+        &mut self,
+        request: &impl Serialize,
+        deadline: Duration,
+    ) -> Result<T, ChildError> {
+        let mut line = serde_json::to_vec(request).map_err(ChildError::Decode)?;
+        line.push(b'\n');
+        let reported = async {
+            let written = self.requests.write_all(&line).await;
+            written.map_err(ChildError::Write)?;
+            read_report(&mut self.reports).await
+        };
+        tokio::time::timeout(deadline, reported)
+            .await
+            .unwrap_or(Err(ChildError::Timeout(deadline)))
+    }
+
+    /// Returns the child, which ends as soon as nothing blocks it.
+    pub(crate) fn end(self) -> Child {
+        self.child
+    }
+}
+
+/// Reads one line, not up to the end: a thread that hangs keeps the pipe open.
+async fn read_report<T: DeserializeOwned>(
+    reports: &mut BufReader<ChildStdout>,
+) -> Result<T, ChildError> {
+    let mut line = Vec::new();
+    let read = reports.take(LINE_LIMIT).read_until(b'\n', &mut line).await;
+    read.map_err(ChildError::Read)?;
+    serde_json::from_slice(&line).map_err(ChildError::Decode)
 }
 
 /// Runs this program with other arguments, as [`run_self`], where nothing blocks the child.
@@ -104,19 +181,14 @@ async fn run<T: DeserializeOwned>(
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| (ChildError::Start(error), None))?;
-    // One line, not up to the end: a thread that hangs keeps the pipe open.
-    let mut line = Vec::new();
-    let read = match child.stdout.take() {
+    let report = match child.stdout.take() {
         Some(out) => {
-            let mut out = BufReader::new(out.take(LINE_LIMIT));
-            tokio::time::timeout(deadline, out.read_until(b'\n', &mut line)).await
+            let mut out = BufReader::new(out);
+            tokio::time::timeout(deadline, read_report(&mut out))
+                .await
+                .unwrap_or(Err(ChildError::Timeout(deadline)))
         }
-        None => Ok(Ok(0)),
-    };
-    let report = match read {
-        Ok(Ok(_)) => serde_json::from_slice(&line).map_err(ChildError::Decode),
-        Ok(Err(error)) => Err(ChildError::Read(error)),
-        Err(_) => Err(ChildError::Timeout(deadline)),
+        None => Err(ChildError::Read(io::ErrorKind::BrokenPipe.into())),
     };
     match report {
         Ok(report) => Ok((report, child)),

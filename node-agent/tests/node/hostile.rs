@@ -16,12 +16,14 @@ use tokio::time::timeout;
 
 use crate::stage::{Node, PATIENCE, POOL_BYTES, POOL_IP, eventually};
 
-const POD: &str = "cccc0000-0000-4000-8000-000000000003";
+pub(crate) const POD: &str = "cccc0000-0000-4000-8000-000000000003";
 
 /// How the impostor deviates from a pool process.
 #[derive(Clone, Copy)]
-enum Deviation {
+pub(crate) enum Deviation {
     Unsealed,
+    Socket,
+    Pipe,
     Truncated,
     Silent,
     ForgedRecord,
@@ -85,6 +87,8 @@ fn attached(deviation: Deviation) -> Attached {
 fn extent(deviation: Deviation) -> OwnedFd {
     match deviation {
         Deviation::Truncated => memfd::create("short", 4096, PageSize::Base).unwrap(),
+        Deviation::Socket => seqpacket::pair().unwrap().0,
+        Deviation::Pipe => rustix::pipe::pipe().unwrap().0,
         _ => {
             let fd = rustix::fs::memfd_create("loose", MemfdFlags::ALLOW_SEALING).unwrap();
             rustix::fs::ftruncate(&fd, POOL_BYTES).unwrap();
@@ -94,7 +98,7 @@ fn extent(deviation: Deviation) -> OwnedFd {
     }
 }
 
-fn impostor(node: &Node, deviation: Deviation, pod_uid: &str) -> JoinHandle<()> {
+pub(crate) fn impostor(node: &Node, deviation: Deviation, pod_uid: &str) -> JoinHandle<()> {
     counted_impostor(node, deviation, pod_uid).0
 }
 
@@ -104,18 +108,22 @@ fn counted_impostor(
     deviation: Deviation,
     pod_uid: &str,
 ) -> (JoinHandle<()>, watch::Receiver<u32>) {
-    let path = format!("/proc/{}/ns/net", node.pod.pid());
-    let inside = Namespace::open(Path::new(&path)).unwrap();
+    let listener = listener(node, pod_uid);
+    let (count, attached) = watch::channel(0);
+    (tokio::spawn(imitate(listener, deviation, count)), attached)
+}
+
+/// Listens in the network of the pod like its pool process, as a process of a pod.
+pub(crate) fn listener(node: &Node, pod_uid: &str) -> UnixListener {
+    let inside = Namespace::of_process(node.pod.pid()).unwrap();
     let listener = inside.run(|| seqpacket::listen(ADDRESS, 4)).unwrap();
-    let listener = UnixListener::from_std(listener.into()).unwrap();
     // The agent enters the namespace of the process that it found, and reads who listens there.
     node.show(node.pod.pid(), POD);
     let own = std::process::id();
     if own != node.pod.pid() {
         node.show_only_cgroup(own, pod_uid, node.pod.pid());
     }
-    let (count, attached) = watch::channel(0);
-    (tokio::spawn(imitate(listener, deviation, count)), attached)
+    UnixListener::from_std(listener.into()).unwrap()
 }
 
 async fn is_rejected(deviation: Deviation, reason: &str) {
@@ -187,5 +195,43 @@ async fn a_process_of_another_pod_is_rejected_as_foreign() {
     node.assign(&[(POD, None)]);
     let _agent = node.agent();
     eventually("ForeignProcess", || node.shows("Refused", "ForeignProcess")).await;
+    impostor.abort();
+}
+
+#[tokio::test]
+async fn extents_beyond_the_assignment_are_rejected_and_reserve_nothing() {
+    let node = Node::new().await;
+    let path = format!("/proc/{}/ns/net", node.pod.pid());
+    let inside = Namespace::open(Path::new(&path)).unwrap();
+    let listener = inside.run(|| seqpacket::listen(ADDRESS, 4)).unwrap();
+    let listener = UnixListener::from_std(listener.into()).unwrap();
+    node.show(node.pod.pid(), POD);
+    node.show_only_cgroup(std::process::id(), POD, node.pod.pid());
+    // Answers the first request, and closes the connection before the next one.
+    let impostor = tokio::spawn(async move {
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            let connection = Connection::from(socket);
+            let Ok((call, _)) = connection.receive::<Call>().await else {
+                continue;
+            };
+            let mut attached = attached(Deviation::Silent);
+            attached.extents = vec![pool::handover::message::ExtentState {
+                length: 1 << 62,
+                touched: 0,
+            }];
+            let answer = FromPool::Answer {
+                id: call.id,
+                reply: Reply::Attached(attached),
+            };
+            let _ = connection.send(&answer, &[], PATIENCE).await;
+        }
+    });
+    node.assign(&[(POD, None)]);
+    let _agent = node.agent();
+    eventually("DescriptorWrongSize", || {
+        node.shows("Refused", "DescriptorWrongSize")
+    })
+    .await;
     impostor.abort();
 }

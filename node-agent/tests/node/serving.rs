@@ -250,6 +250,45 @@ async fn a_restarted_master_gets_new_addresses_of_the_same_pool() {
 }
 
 #[tokio::test]
+async fn a_pool_pod_that_is_listed_again_is_mounted_again() {
+    let node = Node::new().await;
+    let (_master, pool, agent) = served(&node).await;
+    let mut client = Client::start(&node.peers).await;
+    assert_eq!(client.put("k", 4, MIB).await, (4, 0));
+    for round in 0..2 {
+        node.assign(&[]);
+        eventually("the pool is released", || {
+            node.shows("Released", "PoolPodGone")
+        })
+        .await;
+        assert!(client.segments().await.is_empty());
+        if round == 1 {
+            // Its successor has only the record.
+            let engine = i32::try_from(node.engine_process().unwrap()).unwrap();
+            kill_process(Pid::from_raw(engine).unwrap(), Signal::KILL).unwrap();
+        }
+        node.assign(&[(POD, Some("m1"))]);
+        // Far sooner than the master forgets the client.
+        let deadline = Instant::now() + PATIENCE;
+        while client.segments().await != [SEGMENT] {
+            assert!(Instant::now() < deadline, "not mounted again");
+        }
+        node_serves(&node).await;
+        // Another client: this one has cached the former addresses.
+        let mut next = Client::start(&node.peers).await;
+        assert_eq!(next.verify("k", 4, MIB).await, (0, 4));
+        let key = format!("new-{round}-");
+        assert_eq!(next.put(&key, 4, MIB).await, (4, 0));
+        assert_eq!(next.verify(&key, 4, MIB).await, (4, 0));
+    }
+    // It is known as mounted: its end unmounts it.
+    terminate(&pool);
+    ended(pool).await;
+    assert!(client.segments().await.is_empty());
+    drop(agent);
+}
+
+#[tokio::test]
 async fn a_second_agent_waits_reports_it_and_takes_over() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;

@@ -297,9 +297,14 @@ impl Calls {
 }
 
 async fn send(agent: Option<&Attached>, message: &FromEngine) -> Result<(), handover::Error> {
-    match agent {
-        Some(agent) => agent.connection.send(message, &[], SEND_DEADLINE).await,
-        None => Ok(()),
+    let Some(agent) = agent else { return Ok(()) };
+    match agent.connection.send(message, &[], SEND_DEADLINE).await {
+        // A message that fits no packet is a fault of this process: the agent has not ended.
+        Err(handover::Error::InvalidMessage { cause }) => {
+            tracing::error!(cause, "a message to the agent is not sent");
+            Ok(())
+        }
+        sent => sent,
     }
 }
 
@@ -314,4 +319,29 @@ async fn receive(agent: Option<&Attached>) -> Result<(ToEngine, Vec<OwnedFd>), h
 async fn accept(listener: &UnixStream) -> std::io::Result<OwnedFd> {
     let accept = || seqpacket::accept(listener);
     listener.async_io(Interest::READABLE, accept).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_message_that_fits_no_packet_does_not_end_the_connection() {
+        let (one, other) = seqpacket::pair().unwrap();
+        let agent = Attached {
+            connection: Connection::new(one).unwrap(),
+            addresses: BTreeSet::new(),
+        };
+        let other = Connection::new(other).unwrap();
+        let line = |bytes| FromEngine::Log {
+            level: "INFO".to_owned(),
+            line: "x".repeat(bytes),
+        };
+        send(Some(&agent), &line(100 << 10)).await.unwrap();
+        send(Some(&agent), &line(1)).await.unwrap();
+        let (message, _): (FromEngine, _) = other.receive().await.unwrap();
+        assert_eq!(message, line(1));
+        drop(other);
+        assert!(send(Some(&agent), &line(1)).await.is_err());
+    }
 }

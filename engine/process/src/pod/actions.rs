@@ -16,7 +16,7 @@ use crate::pod::record::{Record, RecordError};
 use crate::pod::step::{Action, Step};
 use crate::pod::{Pod, keep_memory};
 use pool::handover::message::{ExtentState, Request};
-use pool::handover::{self, Client, Connection};
+use pool::handover::{self, Client, Connection, EXTENT_LIMIT};
 
 impl Pod {
     /// Carries out one action.
@@ -95,6 +95,7 @@ impl Pod {
             );
             return Err(Failure::new(Reason::ForeignProcess, message));
         }
+        check_extents(&attached.extents, self.assignment.size.0)?;
         tracing::info!(
             address = attached.pod_ip,
             extents = attached.extents.len(),
@@ -209,5 +210,43 @@ impl Pod {
         self.record
             .clone()
             .ok_or_else(|| Failure::new(Reason::PoolPodNotReady, "the pod has no record yet"))
+    }
+}
+
+/// Checks that a pool process has no more memory than its assignment. The agent reserves what it has not touched.
+fn check_extents(extents: &[ExtentState], assigned: u64) -> Result<(), Failure> {
+    let lengths = extents.iter().map(|extent| extent.length);
+    let sum = lengths.fold(0, u64::saturating_add);
+    if sum <= assigned && extents.len() <= EXTENT_LIMIT {
+        return Ok(());
+    }
+    let message = format!(
+        "the pool process reports {} extents with {sum} bytes in total; the assignment of the pod has {assigned} bytes",
+        extents.len()
+    );
+    Err(Failure::new(Reason::DescriptorWrongSize, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_beyond_the_assignment_are_rejected_without_overflow() {
+        let check = |lengths: &[u64]| {
+            let extent = |length: &u64| ExtentState {
+                length: *length,
+                touched: 0,
+            };
+            let extents: Vec<_> = lengths.iter().map(extent).collect();
+            check_extents(&extents, 4096).map_err(|failure| failure.reason)
+        };
+        let rejected = Err(Reason::DescriptorWrongSize);
+        assert_eq!(check(&[]), Ok(()));
+        assert_eq!(check(&[2048, 2048]), Ok(()));
+        assert_eq!(check(&[2048, 2049]), rejected);
+        assert_eq!(check(&[1 << 62]), rejected);
+        assert_eq!(check(&[u64::MAX, 4097]), rejected);
+        assert_eq!(check(&[0; EXTENT_LIMIT + 1]), rejected);
     }
 }

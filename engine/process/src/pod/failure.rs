@@ -13,6 +13,20 @@ use pool::handover::message::RefusalKind;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// Longest text in bytes. Masters and pool processes choose the texts of their errors; two of this length fit a packet,
+/// escaped as JSON, beside the rest of a report.
+const TEXT_LIMIT: usize = 2 << 10;
+
+/// Cuts a text that would not fit a packet.
+pub(crate) fn bounded(mut text: String) -> String {
+    if text.len() > TEXT_LIMIT {
+        text.truncate(text.floor_char_boundary(TEXT_LIMIT));
+        text.shrink_to_fit();
+        text.push('…');
+    }
+    text
+}
+
 /// Why an action failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -24,7 +38,7 @@ impl Failure {
     pub(crate) fn new(reason: Reason, message: impl ToString) -> Self {
         Self {
             reason,
-            message: message.to_string(),
+            message: bounded(message.to_string()),
         }
     }
 

@@ -6,12 +6,29 @@ use store::Session;
 
 use super::Pod;
 use crate::control::message::Report;
+use crate::pod::failure::bounded;
 use crate::pod::step::{MetadataFact, Step};
+
+/// Most bytes of segment names in a report. A pool process can declare more extents than have their names in a packet.
+const NAMES_LIMIT: usize = 24 << 10;
+
+/// Bounds what others choose, so that the report fits a packet.
+fn fitting(mut report: PoolReport) -> PoolReport {
+    report.message = bounded(report.message);
+    report.metadata_failure = report.metadata_failure.map(bounded);
+    let mut bytes = 0;
+    let names = report.segments.into_iter().take_while(|name| {
+        bytes += name.len();
+        bytes <= NAMES_LIMIT
+    });
+    report.segments = names.collect();
+    report
+}
 
 impl Pod {
     pub(super) fn publish(&self, step: &Step) {
         self.context.agent.report(Report {
-            pool: self.report(step),
+            pool: fitting(self.report(step)),
             memory: self.memory_report(),
         });
     }
@@ -103,5 +120,49 @@ impl Pod {
                 "no memory of the pod is mounted".to_owned()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use pool::handover::Connection;
+    use sys::net::seqpacket;
+
+    use super::*;
+    use crate::control::message::{FromEngine, MemoryReport};
+    use crate::pod::failure::Failure;
+
+    #[tokio::test]
+    async fn a_report_with_the_longest_texts_and_names_fits_a_packet() {
+        // Six bytes each in JSON.
+        let text = "\u{1}".repeat(100 << 10);
+        let failure = Failure::new(Reason::MasterUnreachable, &text);
+        assert!(failure.message.len() < 4096);
+        let pool: PoolReport = serde_json::from_value(serde_json::json!({
+            "podUid": "u", "state": "Mounting", "reason": "MasterUnreachable", "message": text,
+            "metadataFailure": text, "segments": vec!["s".repeat(400); 1024],
+        }))
+        .unwrap();
+        let pool = fitting(pool);
+        assert!(pool.message.ends_with('…') && pool.segments.len() > 50);
+        let memory = MemoryReport {
+            holds: true,
+            untouched: 0,
+            mapped: true,
+        };
+        let report = FromEngine::Report(Box::new(Report { pool, memory }));
+        let (one, other) = seqpacket::pair().unwrap();
+        let (one, other) = (
+            Connection::new(one).unwrap(),
+            Connection::new(other).unwrap(),
+        );
+        let (sent, received) = tokio::join!(
+            one.send(&report, &[], Duration::from_secs(5)),
+            other.receive()
+        );
+        sent.unwrap();
+        assert_eq!(report, received.unwrap().0);
     }
 }

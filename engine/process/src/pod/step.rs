@@ -80,7 +80,7 @@ pub(super) enum MasterFact {
     None,
     /// The spec names a master; this epoch was never mounted.
     Fresh,
-    /// The master in which this epoch was mounted, at the same address.
+    /// The master in which this epoch was mounted, at the same address. It may be unmounted since.
     Same,
     /// Another pod serves at the same address, did not know the client, and has a new epoch mounted.
     Adoptable,
@@ -133,7 +133,7 @@ pub(super) enum Action {
     StartSession,
     /// Mount new ids and wire bases in the same session.
     RenewEpoch,
-    /// End the session and begin a new epoch for another master.
+    /// End the session and begin a new epoch for another master, or for the same one after an unmount.
     ChangeMaster,
     /// Record that another pod serves as the master.
     AdoptMaster,
@@ -226,6 +226,11 @@ fn serve(facts: &Facts) -> Step {
         changed.then_some(Action::ReportServing(serving))
     };
     match facts.master {
+        // Unmounted while the spec did not list the pod. The master confirms the client until its TTL ends, also
+        // without segments, so a session that takes over would mount nothing.
+        MasterFact::Same | MasterFact::Adoptable if !facts.maybe_mounted => {
+            return mounting(Some(Action::ChangeMaster), Reason::Mounting);
+        }
         MasterFact::Other => return mounting(Some(Action::ChangeMaster), Reason::Mounting),
         MasterFact::None => return mounting(None, Reason::MasterNotReady),
         MasterFact::Adoptable => return mounting(Some(Action::AdoptMaster), Reason::Mounting),

@@ -22,6 +22,7 @@ pub enum DecodeError {
     Schema {
         expected: TypeHash,
         got: TypeHash,
+        /// The first 1024 bytes of the type literal of the sender, if it has sent one.
         literal: Option<Box<[u8]>>,
     },
     #[error("metainfo byte {0:#04x} announces members that no store message has")]

@@ -7,6 +7,9 @@ use super::{
     Reader, TypeHash, Writer,
 };
 
+/// Longest part of a foreign literal that is kept. Literals of the store have up to a few hundred bytes.
+const LITERAL_LIMIT: usize = 1024;
+
 /// Opens and begins bodies of one type. A server keeps one for each of its messages: the hash is an MD5.
 #[derive(Debug, Clone)]
 pub struct Schema {
@@ -58,7 +61,7 @@ impl Schema {
             return Err(DecodeError::Schema {
                 expected: self.hash,
                 got,
-                literal: literal.map(Into::into),
+                literal: literal.map(|sent| sent[..sent.len().min(LITERAL_LIMIT)].into()),
             });
         }
         Ok(Reader::new(prefix.rest(), width))

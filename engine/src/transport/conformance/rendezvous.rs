@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::time::Instant;
 
 use proto::frame::Op;
 use proto::rdma::Rendezvous;
 use proto::scheduler::Effect;
 
-use super::beds::rdma::{Control, SERVED, bed_of, with_device};
-use super::{BASE, LENGTH, LinkError, PeerAddress};
+use super::beds::rdma::{Control, SERVED, bed_of, is_real, with_device};
+use super::{BASE, Event, LENGTH, LinkError, PATIENCE, PeerAddress};
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -29,7 +30,12 @@ test!(
         let stale = control.peer();
         bed.peer = Box::new(move || PeerAddress::Rdma(Arc::new(stale.clone())));
         bed.initiator.fill(1);
-        for op in [Op::Read, Op::Write] {
+        for (op, length, effect) in [
+            (Op::Read, LENGTH, Effect::None),
+            (Op::Write, 100, Effect::None),
+            // Another time its first packets may have arrived.
+            (Op::Write, LENGTH, Effect::Unknown),
+        ] {
             let (link, _) = bed.open();
             if control.far[0].key(SERVED, BASE).is_some() {
                 bed.withdraw_at_target();
@@ -37,15 +43,90 @@ test!(
                 bed.target.serve(2 * BASE);
             }
             let before = bed.target.fill(2);
-            let request = bed.request(op, BASE, 0, LENGTH);
+            let request = bed.request(op, BASE, 0, length);
             assert_eq!(bed.initiator.transport.post(link, &[request]), 1);
             let failure = bed.ended(link);
             assert!(matches!(failure.cause, LinkError::Rejected), "{failure:?}");
-            assert_eq!(failure.effect, Effect::None);
+            assert_eq!(failure.effect, effect);
             assert!(bed.target.bytes() == before);
         }
     }
 );
+
+test!(
+    a_write_of_which_the_first_packets_have_arrived_has_an_unknown_effect,
+    {
+        if is_real() {
+            // It carries the write out before the key ends.
+            return;
+        }
+        for (length, effect) in [(LENGTH, Effect::Unknown), (1024, Effect::None)] {
+            let mut bed = bed_of(&Control::new());
+            bed.initiator.fill(1);
+            let before = bed.target.fill(2);
+            let (link, _) = bed.open();
+            let write = bed.request(Op::Write, BASE, 0, length);
+            assert_eq!(bed.initiator.transport.post(link, &[write]), 1);
+            bed.initiator.transport.flush();
+            let target = &mut bed.target;
+            let (endpoint, region) = (target.endpoint, target.region);
+            target.transport.withdraw(endpoint, region, false);
+            let end = Instant::now() + PATIENCE;
+            while target.events.is_empty() {
+                assert!(Instant::now() < end, "no answer to a withdrawal");
+                target.turn();
+            }
+            let failure = bed.ended(link);
+            assert!(matches!(failure.cause, LinkError::Rejected), "{failure:?}");
+            assert_eq!(failure.effect, effect);
+            let changed = bed.target.bytes() != before;
+            assert_eq!(changed, effect == Effect::Unknown);
+        }
+    }
+);
+
+test!(
+    requests_beside_one_to_an_unknown_range_are_returned_before_their_link_ends,
+    {
+        let mut bed = bed_of(&Control::new());
+        let source = bed.initiator.fill(1);
+        let (link, _) = bed.open();
+        let requests = [1, BASE, BASE + LENGTH].map(|at| bed.request(Op::Write, at, 0, LENGTH));
+        assert_eq!(bed.initiator.transport.post(link, &requests), 3);
+        let returned = bed.until(|event| match event {
+            Event::Returned(id, piece) if *id == link => Some(*piece),
+            Event::Down(..) => panic!("{event:?}"),
+            _ => None,
+        });
+        assert_eq!(returned, requests[1].piece);
+        let others = |event: &Event| matches!(event, Event::Returned(..));
+        assert!(!bed.initiator.events.iter().any(others));
+        let failure = bed.ended(link);
+        assert!(matches!(failure.cause, LinkError::Rejected), "{failure:?}");
+        assert_eq!(failure.effect, Effect::None);
+        let next = bed.open();
+        bed.carry_out(next, &requests[1..2]);
+        assert!(bed.target.bytes() == source);
+    }
+);
+
+test!(links_of_two_data_threads_do_not_replace_each_other, {
+    let control = Control::new();
+    let mut bed = bed_of(&control);
+    let mut other = control.other_thread();
+    let sources = [bed.initiator.fill(1), other.fill(2)];
+    let mut opened = Vec::new();
+    for _ in 0..2 {
+        opened.push(bed.open());
+        std::mem::swap(&mut bed.initiator, &mut other);
+    }
+    for (link, source) in opened.into_iter().zip(sources) {
+        let write = bed.request(Op::Write, BASE, 0, LENGTH);
+        bed.carry_out(link, &[write]);
+        assert!(bed.target.bytes() == source);
+        std::mem::swap(&mut bed.initiator, &mut other);
+    }
+});
 
 test!(
     peers_reach_a_region_over_each_device_until_it_is_withdrawn,
@@ -163,6 +244,30 @@ test!(
         }
         let again = answered(&control, request("peer@r0", &[100, 101]));
         assert_eq!(again.qp_num, first.qp_num);
+    }
+);
+
+test!(
+    a_peer_gets_a_connection_for_the_path_with_its_address_whoever_has_it,
+    {
+        let control = Control::new();
+        let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        let path = "127.0.0.1:15000@r0#0";
+        let taken = answered_to(stranger, &control, request(path, &[100, 101]));
+        assert_eq!(taken.reply_msg, "");
+        let acknowledgement = Rendezvous {
+            ready_ack: Some(true),
+            ..request(path, &[100, 101])
+        };
+        let reply = answered(&control, acknowledgement.clone());
+        assert!(reply.reply_msg.contains("no connection"), "{reply:?}");
+        // Also with the same numbers it gets queue pairs of its own.
+        let owned = answered(&control, request(path, &[100, 101]));
+        assert_eq!(owned.reply_msg, "");
+        assert_ne!(owned.qp_num, taken.qp_num);
+        assert_eq!(answered(&control, acknowledgement).reply_msg, "");
+        let again = answered_to(stranger, &control, request(path, &[200, 201]));
+        assert!(again.reply_msg.contains("from 127.0.0.2"), "{again:?}");
     }
 );
 

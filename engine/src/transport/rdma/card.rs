@@ -19,6 +19,12 @@ use crate::transport::RegionId;
 
 /// A registration pins its pages: seconds per 100 GiB of huge pages, more with small ones.
 const REGISTRATION: Duration = Duration::from_secs(300);
+/// Its end releases them, which takes a part of that time.
+const DEREGISTRATION: Duration = Duration::from_secs(60);
+
+/// Roles of the control threads.
+const CONTROL: &str = "card";
+const REGISTRAR: &str = "keys";
 
 /// Which port of which device, and which of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +49,10 @@ pub struct Card {
     /// Of queue pairs that only serve, which complete nothing.
     silent: CompletionQueue,
     worker: Worker,
+    /// Registers only: that takes so long that the handshakes of peers would wait in vain behind it. Ends of
+    /// registrations stay behind those of queue pairs.
+    registrar: Worker,
+    deregistration: Duration,
     /// By region and wire base: a region that gets another base has two for a time.
     keys: Mutex<HashMap<(RegionId, u64), Registered>>,
 }
@@ -64,7 +74,7 @@ impl fmt::Debug for Card {
     }
 }
 
-/// An opened device without its control thread. A process that opens devices before its sandbox has no thread by then.
+/// An opened device without its control threads. A process that opens devices before its sandbox has no thread by then.
 pub struct OpenedDevice {
     port: Port,
     opened: Opened,
@@ -90,13 +100,13 @@ impl OpenedDevice {
         Ok(Self { port, opened })
     }
 
-    /// Starts the control thread.
+    /// Starts the control threads.
     ///
     /// # Errors
     /// [`CardError::Thread`].
     pub fn start(self) -> Result<Arc<Card>, CardError> {
-        let worker = Worker::start(&self.port.device)?;
-        Ok(Card::of(self, worker))
+        let worker = Worker::start(CONTROL, &self.port.device)?;
+        Card::of(self, worker)
     }
 }
 
@@ -116,13 +126,17 @@ impl Card {
     /// [`CardError::Missing`]; [`CardError::Down`]; [`CardError::Verbs`] with the call that failed;
     /// [`CardError::Hung`].
     pub fn open(port: Port) -> Result<Arc<Self>, CardError> {
-        let worker = Worker::start(&port.device)?;
+        let worker = Worker::start(CONTROL, &port.device)?;
         let opening = move || OpenedDevice::open(port);
         let opened = worker.call_blocking("opening the device", None, opening)??;
-        Ok(Self::of(opened, worker))
+        Self::of(opened, worker)
     }
 
-    fn of(OpenedDevice { port, opened }: OpenedDevice, worker: Worker) -> Arc<Self> {
+    fn of(
+        OpenedDevice { port, opened }: OpenedDevice,
+        worker: Worker,
+    ) -> Result<Arc<Self>, CardError> {
+        let registrar = Worker::start(REGISTRAR, &port.device)?;
         let Opened {
             context,
             limits,
@@ -131,7 +145,7 @@ impl Card {
             domain,
             silent,
         } = opened;
-        Arc::new(Self {
+        Ok(Arc::new(Self {
             path: Path {
                 port: port.number,
                 gid: port.gid_index,
@@ -149,8 +163,32 @@ impl Card {
             domain,
             silent,
             worker,
+            registrar,
+            deregistration: DEREGISTRATION,
             keys: Mutex::default(),
-        })
+        }))
+    }
+
+    /// Sets the deadline of deregistrations.
+    #[cfg(test)]
+    pub(super) fn deregister_within(mut self: Arc<Self>, within: Duration) -> Arc<Self> {
+        if let Some(card) = Arc::get_mut(&mut self) {
+            card.deregistration = within;
+        }
+        self
+    }
+
+    /// Resolves when a call that ends an access is past its deadline.
+    pub(super) async fn hung(&self) -> CardError {
+        self.worker.hung().await
+    }
+
+    /// Logs calls that are past their deadlines, as long as the control threads run.
+    pub(crate) fn watch(&self) -> impl Future<Output = ()> + Send + 'static {
+        let both = futures::future::join(self.worker.watch(), self.registrar.watch());
+        async move {
+            both.await;
+        }
     }
 
     /// Name of the device.
@@ -223,7 +261,7 @@ impl Card {
         base: u64,
     ) -> Result<(), CardError> {
         let job = self.registration(region, memory, base)?;
-        let made = (self.worker).call_blocking("registering memory", Some(REGISTRATION), job)?;
+        let made = (self.registrar).call_blocking("registering memory", Some(REGISTRATION), job)?;
         self.keep(region, base, made)
     }
 
@@ -239,13 +277,13 @@ impl Card {
     ) -> Result<(), CardError> {
         let job = self.registration(region, memory, base)?;
         let made = self
-            .worker
+            .registrar
             .call("registering memory", Some(REGISTRATION), job);
         let made = made.await?;
         self.keep(region, base, made)
     }
 
-    /// Returns the call that registers a region.
+    /// Returns the call that registers a region. A device that does not end earlier accesses gets no more memory.
     fn registration(
         &self,
         region: RegionId,
@@ -253,6 +291,7 @@ impl Card {
         base: u64,
     ) -> Result<impl FnOnce() -> Result<MemoryRegion, verbs::Error> + Send + 'static, CardError>
     {
+        self.worker.check()?;
         if self.keys.lock().contains_key(&(region, base)) {
             return Err(CardError::Registered {
                 device: self.port.device.clone(),
@@ -322,7 +361,7 @@ impl Card {
         };
         drop(keys);
         let device = self.port.device.clone();
-        self.worker.start_call("deregistering memory", move || {
+        self.deregister(move || {
             // Nothing else has it: it was counted under the lock.
             let Some(memory) = Arc::into_inner(registered.memory) else {
                 return;
@@ -340,8 +379,13 @@ impl Card {
     /// Ends the registration of a region that no data thread has got.
     pub(crate) fn forget(&self, region: RegionId, base: u64) {
         let removed = self.keys.lock().remove(&(region, base));
+        self.deregister(move || drop(removed));
+    }
+
+    fn deregister(&self, job: impl FnOnce() + Send + 'static) {
+        let what = "deregistering memory";
         self.worker
-            .start_call("deregistering memory", move || drop(removed));
+            .start_call_within(what, self.deregistration, job);
     }
 }
 

@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use sys::mem::Region;
 use sys::verbs::MemoryRegion;
 
 use super::card::{Card, Withdrawn};
+use super::lanes::Lanes;
 use super::worker::CardError;
 use crate::transport::RegionId;
 
@@ -21,6 +24,7 @@ struct Inner {
     cards: Box<[Arc<Card>]>,
     /// Names of the devices that are not published: peers may not reach them.
     withheld: Mutex<BTreeSet<String>>,
+    lanes: Lanes,
 }
 
 impl From<&[Arc<Card>]> for Cards {
@@ -28,6 +32,7 @@ impl From<&[Arc<Card>]> for Cards {
         Self(Arc::new(Inner {
             cards: cards.into(),
             withheld: Mutex::default(),
+            lanes: Lanes::default(),
         }))
     }
 }
@@ -39,6 +44,20 @@ impl Cards {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Card>> {
         self.0.cards.iter()
+    }
+
+    /// Returns the numbers of the links over these devices.
+    pub(super) fn lanes(&self) -> &Lanes {
+        &self.0.lanes
+    }
+
+    /// Resolves when a device does not finish a call that ends an access; never without devices.
+    pub(crate) async fn hung(&self) -> CardError {
+        let calls = self.iter().map(|card| Box::pin(card.hung()));
+        match calls.collect::<FuturesUnordered<_>>().next().await {
+            Some(error) => error,
+            None => std::future::pending().await,
+        }
     }
 
     /// Sets which devices are not published.

@@ -3,6 +3,7 @@
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,14 @@ const WHAT: &str = "exchanging queue pairs at the handshake port";
 /// Most queue pairs of a connection; a stock engine makes as many as its `MC_NUM_QP_PER_EP`.
 pub(super) const MOST_PAIRS: usize = 16;
 
+/// Queue pairs of a rendezvous in progress. If it fails or is given up, the control thread destroys them: the device may
+/// block that call, and the caller is in tokio.
+#[derive(Debug)]
+pub(crate) struct Joining {
+    card: Arc<Card>,
+    pairs: Vec<QueuePair>,
+}
+
 /// Connects links on the control side. The result arrives as [`Message::Connected`].
 pub(crate) trait Connector: Debug + Send {
     /// Starts to connect. `ends` are our NIC path for this link and that of the peer.
@@ -36,6 +45,40 @@ pub(crate) trait Connector: Debug + Send {
         queue: CompletionQueue,
         inbox: Inbox,
     );
+}
+
+impl Joining {
+    /// Returns the queue pairs, for which the caller is responsible from now on.
+    pub(super) fn take(mut self) -> Vec<QueuePair> {
+        std::mem::take(&mut self.pairs)
+    }
+}
+
+impl Deref for Joining {
+    type Target = [QueuePair];
+
+    fn deref(&self) -> &[QueuePair] {
+        &self.pairs
+    }
+}
+
+impl Drop for Joining {
+    fn drop(&mut self) {
+        let pairs = std::mem::take(&mut self.pairs);
+        if pairs.is_empty() {
+            return;
+        }
+        let device = self.card.device().to_owned();
+        let destroy = move || {
+            for pair in pairs {
+                if let Err(error) = pair.destroy() {
+                    tracing::error!(device, %error, "queue pair of a failed rendezvous not destroyed");
+                }
+            }
+        };
+        let worker = self.card.worker();
+        worker.start_call("destroying queue pairs of a failed rendezvous", destroy);
+    }
 }
 
 /// Passes one rendezvous body to a peer and returns its reply.
@@ -170,7 +213,7 @@ async fn rendezvous(
     exchange: &Exchange,
     path: &str,
     peer: &str,
-) -> Result<Vec<QueuePair>, LinkError> {
+) -> Result<Joining, LinkError> {
     let mut count = PAIRS;
     let (pairs, request, reply) = loop {
         let pairs = create(card, queue, count, DEPTH).await?;
@@ -234,12 +277,13 @@ pub(super) async fn create(
     queue: &CompletionQueue,
     count: usize,
     depth: usize,
-) -> Result<Vec<QueuePair>, LinkError> {
-    let (domain, queue) = (card.domain().clone(), queue.clone());
+) -> Result<Joining, LinkError> {
+    let (of, domain, queue) = (Arc::clone(card), card.domain().clone(), queue.clone());
     let depth = u16::try_from(depth).unwrap_or(u16::MAX);
     let make = move || {
         let pairs = (0..count).map(|_| QueuePair::with_depth(&domain, &queue, depth));
-        pairs.collect::<Result<Vec<_>, _>>()
+        let pairs = pairs.collect::<Result<_, _>>()?;
+        Ok::<_, sys::verbs::Error>(Joining { card: of, pairs })
     };
     let made = card.worker().call("creating queue pairs", None, make).await;
     made.map_err(|error| LinkError::Device(error.to_string()))?
@@ -249,11 +293,11 @@ pub(super) async fn create(
 /// Moves queue pairs to RTS, each with its counterpart of the peer's part `theirs`.
 pub(super) async fn connect(
     card: &Arc<Card>,
-    pairs: Vec<QueuePair>,
+    pairs: Joining,
     path: &str,
     peer: &str,
     theirs: &Rendezvous,
-) -> Result<Vec<QueuePair>, LinkError> {
+) -> Result<Joining, LinkError> {
     let remote = Side {
         nic_path: peer,
         gid: parse_gid(&theirs.local_gid),

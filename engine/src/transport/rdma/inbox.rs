@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use rustix::event::EventfdFlags;
 use sys::verbs::{self, QueuePair};
 
+use super::connect::Joining;
 use crate::transport::{EndpointId, LinkError, LinkId, RegionId};
 
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub(crate) enum Message {
     /// The result of a rendezvous.
     Connected {
         link: LinkId,
-        result: Result<Vec<QueuePair>, LinkError>,
+        result: Result<Joining, LinkError>,
     },
     /// The queue pairs are in the error state.
     Failed { link: LinkId, pairs: Vec<QueuePair> },

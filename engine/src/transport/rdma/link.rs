@@ -8,6 +8,7 @@ use proto::scheduler::{Effect, Failure, PieceKey};
 use sys::verbs::{Completion, Direction, MemoryRange, QueuePair, Remote, RemoteKey, WorkRequest};
 
 use super::Registered;
+use super::lanes::Lane;
 use crate::transport::{LinkError, Post, RegionId};
 
 /// Queue pairs of a link, as in stock engines.
@@ -24,8 +25,8 @@ pub(super) struct Link {
     state: State,
     /// The peer's memory: wire address, bytes, key.
     extents: Vec<(u64, u64, u32)>,
-    /// NIC path of the peer, and the number of this link to it.
-    pub(super) lane: (String, u32),
+    /// Held because its number is in use as long as the queue pairs.
+    _lane: Lane,
     /// Accepted, and not started by a flush. With the keys of their remote ranges.
     accepted: Vec<(Post, RemoteKey)>,
     pairs: Vec<Pair>,
@@ -56,7 +57,17 @@ struct Pair {
     /// Of the next request.
     sequence: u32,
     /// At the device, in the order in which they were posted and complete.
-    at_device: VecDeque<(u32, PieceKey)>,
+    at_device: VecDeque<Request>,
+}
+
+/// A request at the device.
+#[derive(Debug)]
+struct Request {
+    sequence: u32,
+    piece: PieceKey,
+    /// A rejection is one of all its bytes: they are read, or one packet has them. Of a longer write the first packets may
+    /// have arrived before the peer ended the key.
+    indivisible: bool,
 }
 
 /// Splits the ID of a work request into the number of its queue pair and its sequence number.
@@ -69,11 +80,11 @@ pub(super) fn parts(id: u64) -> (u32, u32) {
 }
 
 impl Link {
-    pub(super) fn new(extents: Vec<(u64, u64, u32)>, lane: (String, u32)) -> Self {
+    pub(super) fn new(extents: Vec<(u64, u64, u32)>, lane: Lane) -> Self {
         Self {
             state: State::Opening { closed: false },
             extents,
-            lane,
+            _lane: lane,
             accepted: Vec::new(),
             pairs: Vec::new(),
         }
@@ -142,24 +153,30 @@ impl Link {
         let carried = self.carried();
         let space = self.window().saturating_sub(carried);
         for (taken, post) in requests.iter().take(space).enumerate() {
-            let key = self.remote_key(post.slice.remote, post.slice.length);
-            match key {
-                Some(key) if is_local(post.slice.memory) => self.accepted.push((*post, key)),
-                _ if taken + carried == 0 => return Err(Failure::unsent(LinkError::Rejected)),
-                _ => return Ok(taken),
+            match self.key(post, &is_local) {
+                Some(key) => self.accepted.push((*post, key)),
+                None if taken + carried == 0 => return Err(Failure::unsent(LinkError::Rejected)),
+                None => return Ok(taken),
             }
         }
         Ok(requests.len().min(space))
     }
 
-    fn remote_key(&self, address: u64, length: u64) -> Option<RemoteKey> {
+    /// Returns whether the memory of a request is known at both ends.
+    pub(super) fn knows(&self, post: &Post, is_local: impl Fn(RegionId) -> bool) -> bool {
+        self.key(post, &is_local).is_some()
+    }
+
+    /// Returns the key of the remote range of a request whose memory is known at both ends.
+    fn key(&self, post: &Post, is_local: &impl Fn(RegionId) -> bool) -> Option<RemoteKey> {
+        let slice = &post.slice;
         let holds = |(start, bytes, _): &&(u64, u64, u32)| {
-            let offset = address.checked_sub(*start);
-            let end = offset.and_then(|offset| offset.checked_add(length));
+            let offset = slice.remote.checked_sub(*start);
+            let end = offset.and_then(|offset| offset.checked_add(slice.length));
             end.is_some_and(|end| end <= *bytes)
         };
         let extent = self.extents.iter().find(holds)?;
-        Some(RemoteKey(extent.2))
+        is_local(slice.memory).then_some(RemoteKey(extent.2))
     }
 
     /// Posts the accepted requests, up to [`CHAIN`] at a time to the queue pair with the fewest.
@@ -197,7 +214,11 @@ impl Link {
                 };
                 let sequence = pair.sequence;
                 pair.sequence = sequence.wrapping_add(1);
-                pair.at_device.push_back((sequence, post.piece));
+                pair.at_device.push_back(Request {
+                    sequence,
+                    piece: post.piece,
+                    indivisible: post.slice.op == Op::Read || length <= queue_pair.packet_bytes(),
+                });
                 requests.push(WorkRequest {
                     id: (u64::from(pair.number) << 32) | u64::from(sequence),
                     direction: match post.slice.op {
@@ -247,19 +268,16 @@ impl Link {
     ) -> Option<Failure<LinkError>> {
         let (up, alone) = (self.is_up(), self.carried() == 1);
         let pair = self.pairs.get_mut(at)?;
-        if !pair.at_device.iter().any(|(other, _)| *other == sequence) {
-            return None;
-        }
+        let at = (pair.at_device.iter()).position(|one| one.sequence == sequence)?;
         let result = completion.result();
-        while let Some((ended, piece)) = pair.at_device.pop_front() {
-            let is_it = ended == sequence;
+        let mut indivisible = false;
+        for (place, request) in pair.at_device.drain(..=at).enumerate() {
+            let is_it = place == at;
             // An error of a later request proves that this one has succeeded.
             if up && (!is_it || result.is_ok()) {
-                done(piece);
+                done(request.piece);
             }
-            if is_it {
-                break;
-            }
+            indivisible = request.indivisible;
         }
         let error = result.err().filter(|_| up)?;
         let rejected = completion.is_rejected();
@@ -269,7 +287,7 @@ impl Link {
             } else {
                 LinkError::Device(error.to_string())
             },
-            effect: if rejected && alone {
+            effect: if rejected && alone && indivisible {
                 Effect::None
             } else {
                 Effect::Unknown

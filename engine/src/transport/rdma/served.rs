@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use proto::address::ServerName;
 use proto::rdma::{Rendezvous, nic_path, split_nic_path};
 use sys::verbs::QueuePair;
 use tokio::sync::Mutex;
@@ -100,18 +101,21 @@ impl ServedDevice {
     async fn serve(&self, from: IpAddr, request: &Rendezvous) -> Result<Rendezvous, String> {
         let peer = &request.local_nic_path;
         let theirs = &request.qp_num;
-        if split_nic_path(peer).is_none() {
+        let Some((server, _)) = split_nic_path(peer) else {
             return Err(format!("{} cannot parse the NIC path `{peer}`", self.path));
-        }
+        };
         let mut connections = self.connections.lock().await;
-        // A NIC path is the peer's own word: another address must not end its connection.
-        if let Some(other) = connections.get(peer).filter(|one| one.peer != from) {
+        // A NIC path is the peer's own word: another address must not end its connection, nor keep the owner of the path
+        // from getting one.
+        let others = connections.get(peer).filter(|one| one.peer != from);
+        if let Some(other) = others.filter(|_| !owns(from, server)) {
             return Err(format!(
                 "{} has a connection of {peer} from {}, which is still admitted, and this request is from {from}",
                 self.path, other.peer
             ));
         }
-        let known = connections.get(peer).filter(|one| one.theirs == *theirs);
+        let own = connections.get(peer).filter(|one| one.peer == from);
+        let known = own.filter(|one| one.theirs == *theirs);
         if request.ready_ack == Some(true) {
             // Nothing waits for it: this side posts no requests.
             return match known {
@@ -138,14 +142,15 @@ impl ServedDevice {
                 self.path
             ));
         }
+        let has_own = connections.get(peer).is_some_and(|one| one.peer == from);
         let of_address = connections.values().filter(|one| one.peer == from).count();
-        if of_address >= PER_ADDRESS && !connections.contains_key(peer) {
+        if of_address >= PER_ADDRESS && !has_own {
             return Err(format!(
                 "{} has {PER_ADDRESS} connections of {from}, the maximum of one address",
                 self.path
             ));
         }
-        // The peer has restarted, or has given up the earlier ones.
+        // The peer has restarted, or has given up the earlier ones, or another address had taken its path.
         if let Some(replaced) = connections.remove(peer) {
             self.end(replaced);
         }
@@ -160,7 +165,7 @@ impl ServedDevice {
         let connection = Connection {
             peer: from,
             theirs: theirs.clone(),
-            pairs,
+            pairs: pairs.take(),
         };
         connections.insert(peer.clone(), connection);
         Ok(reply)
@@ -188,6 +193,12 @@ impl ServedDevice {
                 }
             });
     }
+}
+
+/// Returns whether the server part of a NIC path is this address. A host name is of no known address.
+fn owns(address: IpAddr, server: &str) -> bool {
+    let host = ServerName::parse(server).host.parse::<IpAddr>();
+    host.is_ok_and(|host| host.to_canonical() == address.to_canonical())
 }
 
 impl Drop for ServedDevice {

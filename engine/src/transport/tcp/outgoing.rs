@@ -411,10 +411,12 @@ impl Outgoing {
         }
     }
 
-    /// Returns the failure of the link with its possible effect at the peer. Reports the requests behind the first one
-    /// that have no effect: those of which the peer has nothing to carry out, and all behind a rejected one, because
+    /// Returns the failure of the link with its possible effect at the peer. Reports the complete requests first: one
+    /// call may have received their statuses with the failure. Reports the requests behind the first one that is left
+    /// and that have no effect: those of which the peer has nothing to carry out, and all behind a rejected one, because
     /// the peer reads nothing after it. The first one is never among them, so that each failure ends a request.
-    fn failure(&self, cause: LinkError, events: &mut Vec<Event>) -> Failure<LinkError> {
+    fn failure(&mut self, cause: LinkError, events: &mut Vec<Event>) -> Failure<LinkError> {
+        self.report(events);
         let rejected = matches!(cause, LinkError::Rejected);
         let mut effect = Effect::None;
         for (at, request) in self.requests.iter().enumerate() {
@@ -547,6 +549,41 @@ mod tests {
             .unwrap_err();
         assert_eq!(failure.effect, Effect::Unknown);
         assert_eq!(returned(&events), posted[begun..]);
+    }
+
+    #[test]
+    fn requests_with_a_status_are_complete_when_a_failure_arrives_behind_it() {
+        let now = Instant::now();
+        let answers: [(&[u8], _); 2] = [
+            (&Status::AddressRejected.encode(), Effect::None),
+            (b"HTTP/1.1", Effect::Unknown),
+        ];
+        for (answer, effect) in answers {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            let (mut link, posted) = link(64, now);
+            let mut events = Vec::new();
+            let all = (u64::MAX, now);
+            link.turn(ours.as_fd(), Cause::Posted, all, &mut events)
+                .unwrap();
+            assert!(link.sent > 3, "{}", link.sent);
+            let ok = &Status::Ok.encode()[..];
+            theirs.write_all(&[ok, ok, answer].concat()).unwrap();
+            let cause = Cause::Ready(EventFlags::IN);
+            let failure = link
+                .turn(ours.as_fd(), cause, all, &mut events)
+                .unwrap_err();
+            assert_eq!((failure.effect, failure.reply_seen), (effect, true));
+            let done = events.iter().map_while(|event| match event {
+                Event::Done(_, piece) => Some(*piece),
+                _ => None,
+            });
+            let done: Vec<_> = done.collect();
+            assert_eq!(done, posted[..2]);
+            // Behind a rejected request all, and else those of which nothing was sent.
+            let begun = link.requests.iter().filter(|one| !one.is_unsent()).count();
+            let first = if effect == Effect::None { 3 } else { 2 + begun };
+            assert_eq!(returned(&events[2..]), posted[first..]);
+        }
     }
 
     #[test]

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use super::error::Lost;
 
-/// Limit of a reply's size, far above the replies that a storing node needs.
-const MOST_REPLY_BYTES: u32 = 16 << 20;
+/// Limit of a reply after the deadline of its call, which is not kept.
+const MOST_LATE_BYTES: u32 = 16 << 20;
 /// Most queued requests; further callers wait, within their deadlines.
 const QUEUED_REQUESTS: usize = 64;
 
@@ -35,8 +35,15 @@ pub(super) struct Connection {
 struct Calls {
     /// Sequence number of the next call.
     next: u32,
-    waiting: HashMap<u32, oneshot::Sender<Reply>>,
+    waiting: HashMap<u32, Waiting>,
     lost: Option<Lost>,
+}
+
+/// A call that waits for its reply.
+struct Waiting {
+    reply: oneshot::Sender<Reply>,
+    /// Limit of the reply's size.
+    most_bytes: u32,
 }
 
 impl Connection {
@@ -67,9 +74,14 @@ impl Connection {
         }
     }
 
-    /// Sends a request and waits for its reply. The caller sets the deadline. If the future is dropped, the
-    /// reply is discarded.
-    pub(super) async fn exchange(&self, function_id: u32, body: &[u8]) -> Result<Reply, Lost> {
+    /// Sends a request and waits for its reply, of at most `most_bytes`. The caller sets the deadline. If the future is
+    /// dropped, the reply is discarded.
+    pub(super) async fn exchange(
+        &self,
+        function_id: u32,
+        body: &[u8],
+        most_bytes: u32,
+    ) -> Result<Reply, Lost> {
         let (sender, reply) = oneshot::channel();
         let sequence = {
             let mut calls = self.calls.lock();
@@ -78,7 +90,11 @@ impl Connection {
             }
             let sequence = calls.next;
             calls.next = calls.next.wrapping_add(1);
-            calls.waiting.insert(sequence, sender);
+            let waiting = Waiting {
+                reply: sender,
+                most_bytes,
+            };
+            calls.waiting.insert(sequence, waiting);
             sequence
         };
         let _remove = RemoveOnDrop {
@@ -140,18 +156,45 @@ async fn read_replies(
         let mut header = [0; ResponseHeader::BYTES];
         socket.read_exact(&mut header).await.map_err(broken)?;
         let header = ResponseHeader::decode(header)?;
-        if header.length > MOST_REPLY_BYTES {
+        let expected = expected(calls, header.sequence)?;
+        if header.length > expected.unwrap_or(MOST_LATE_BYTES) {
             return Err(Lost::TooLarge(header.length));
         }
+        if expected.is_none() {
+            skip(&mut socket, header.length).await?;
+            continue;
+        }
         let body = read_body(&mut socket, header.length).await?;
-        deliver(
-            calls,
-            header.sequence,
-            Reply {
+        // Its call may have ended meanwhile.
+        if let Some(waiting) = calls.lock().waiting.remove(&header.sequence) {
+            let _ended = waiting.reply.send(Reply {
                 code: header.code,
                 body,
-            },
-        )?;
+            });
+        }
+    }
+}
+
+/// Returns the limit of a reply; `None` after the deadline of its call.
+fn expected(calls: &Mutex<Calls>, sequence: u32) -> Result<Option<u32>, Lost> {
+    let calls = calls.lock();
+    match calls.waiting.get(&sequence) {
+        Some(waiting) => Ok(Some(waiting.most_bytes)),
+        None if sequence < calls.next => {
+            tracing::debug!(sequence, "reply after its deadline");
+            Ok(None)
+        }
+        None => Err(Lost::UnexpectedReply(sequence)),
+    }
+}
+
+async fn skip(socket: &mut (impl AsyncRead + Unpin), length: u32) -> Result<(), Lost> {
+    let mut body = socket.take(u64::from(length));
+    let skipped = tokio::io::copy(&mut body, &mut tokio::io::sink()).await;
+    if skipped.map_err(broken)? == u64::from(length) {
+        Ok(())
+    } else {
+        Err(Lost::Closed)
     }
 }
 
@@ -168,17 +211,6 @@ async fn read_body(socket: &mut (impl AsyncRead + Unpin), length: u32) -> Result
     } else {
         Err(Lost::Closed)
     }
-}
-
-fn deliver(calls: &Mutex<Calls>, sequence: u32, reply: Reply) -> Result<(), Lost> {
-    let mut calls = calls.lock();
-    match calls.waiting.remove(&sequence) {
-        // Fails if the caller has stopped waiting.
-        Some(waiting) => drop(waiting.send(reply)),
-        None if sequence < calls.next => tracing::debug!(sequence, "reply after its deadline"),
-        None => return Err(Lost::UnexpectedReply(sequence)),
-    }
-    Ok(())
 }
 
 fn broken(error: std::io::Error) -> Lost {

@@ -111,7 +111,7 @@ pub enum SchemaMismatch {
         rpc: &'static str,
         ours: TypeHash,
         theirs: TypeHash,
-        /// The type literal of the answer, if it has one.
+        /// The first 1024 bytes of the type literal of the answer, if it has one.
         literal: Option<Arc<[u8]>>,
     },
 }

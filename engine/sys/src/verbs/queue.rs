@@ -1,5 +1,6 @@
 //! Completion queues, reliable queue pairs, and RDMA writes between registered memory.
 
+use std::cell::Cell;
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::ptr::{NonNull, null_mut};
@@ -176,6 +177,8 @@ pub struct QueuePair {
     destroyed: bool,
     /// Reads of this end, and of its peer, at a time.
     reads: u8,
+    /// The path MTU in bytes; 0 before RTR.
+    packet_bytes: Cell<u32>,
 }
 
 // SAFETY: libibverbs may be called from any thread, and this is the only owner of the queue pair.
@@ -335,6 +338,7 @@ impl QueuePair {
             _queue: queue.clone(),
             destroyed: false,
             reads,
+            packet_bytes: Cell::new(0),
         })
     }
 
@@ -343,6 +347,12 @@ impl QueuePair {
     pub fn number(&self) -> u32 {
         // SAFETY: the queue pair is valid, and its number does not change.
         unsafe { (*self.raw.as_ptr()).qp_num }
+    }
+
+    /// Returns the path MTU in bytes, the most of one packet; 0 before [`Self::ready_to_receive`].
+    #[must_use]
+    pub fn packet_bytes(&self) -> u32 {
+        self.packet_bytes.get()
     }
 
     /// Moves the queue pair to INIT: the first of three steps to a connection.
@@ -393,7 +403,9 @@ impl QueuePair {
                     }
                 }
             },
-        )
+        )?;
+        self.packet_bytes.set(128 << path.mtu.clamp(1, 5));
+        Ok(())
     }
 
     /// Moves it to RTS, with its timeouts: the third step.

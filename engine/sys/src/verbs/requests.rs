@@ -113,7 +113,9 @@ impl Completion {
         self.status == ffi::WC_WR_FLUSH_ERR
     }
 
-    /// Returns whether the peer's device has rejected key or range, so that the request has accessed no memory there.
+    /// Returns whether the peer's device has rejected key or range. It checks each packet: a read, or a write of one packet
+    /// ([`QueuePair::packet_bytes`]), has changed no memory there. The first packets of a longer write may have arrived
+    /// before the peer ended the key.
     #[must_use]
     pub fn is_rejected(&self) -> bool {
         self.status == ffi::WC_REM_ACCESS_ERR

@@ -1,7 +1,8 @@
 /* An invented libibverbs with one-sided requests between queue pairs of one process. It checks what a device checks:
  * keys, ranges, states, the depth of a queue pair, and the order of releases (a wrong one is printed to stderr).
  * Requests are carried out when completions are polled or a queue pair fails, not when they are posted, unless an
- * event is awaited. One lock makes all calls one after the other.
+ * event is awaited. A registration ends in the middle of the write that is next. One lock makes all calls one after the
+ * other.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -44,7 +45,7 @@ struct qp_attr {
 _Static_assert(sizeof(struct wr) == 128 && sizeof(struct wc) == 48, "as in verbs.h");
 _Static_assert(__builtin_offsetof(struct qp_attr, pkey) == 120, "as in verbs.h");
 
-enum { KEYS = 256, PAIRS = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
+enum { KEYS = 256, PAIRS = 1024, MTU = 3, PACKET = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
 static struct mr *keys[KEYS];
 static struct qp *pairs[PAIRS];
 static struct device devices[] = {{.name = "invented_0"}, {.name = "invented_1"}};
@@ -54,6 +55,23 @@ static pthread_mutex_t calls = PTHREAD_MUTEX_INITIALIZER;
 static void leave(int *unused) { (void)unused, pthread_mutex_unlock(&calls); }
 /* Until the end of the function. */
 #define LOCKED __attribute__((cleanup(leave))) int locked = pthread_mutex_lock(&calls)
+
+/* With a folder in MOONCAKE_TEST_CALLS a call adds the name of its thread to the file of its name, and hangs while
+ * there is a file "hang-NAME". Without the lock: other calls go on. */
+static void called(const char *name) {
+    char path[512], thread[17] = {0};
+    const char *folder = getenv("MOONCAKE_TEST_CALLS");
+    if (!folder)
+        return;
+    pthread_getname_np(pthread_self(), thread, 16);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    dprintf(fd, "%s\n", thread);
+    close(fd);
+    snprintf(path, sizeof path, "%s/hang-%s", folder, name);
+    while (!access(path, F_OK))
+        usleep(1000);
+}
 
 static void wrong_order(const char *what, int held) {
     if (held)
@@ -95,6 +113,18 @@ static uint32_t carry_out(struct qp *qp, struct wr *wr, struct sge *sge) {
     else
         memcpy(near, far, sge->length);
     return 0;
+}
+
+/* Of the next write of each queue pair the first packets arrive, if it has several. */
+static void begin_writes(struct mr *mr) {
+    for (int at = 0; at < PAIRS; at++) {
+        struct qp *qp = pairs[at];
+        if (!qp || !qp->queued || qp->state != RTS || qp->queue[0].opcode || qp->queue[0].rkey != mr->rkey)
+            continue;
+        struct sge first = qp->source[0];
+        first.length = first.length / 2 / PACKET * PACKET;
+        carry_out(qp, &qp->queue[0], &first);
+    }
 }
 
 static void run(struct qp *qp) {
@@ -174,7 +204,7 @@ int ibv_query_device(struct context *context, char *attr) {
 int ibv_query_port(struct context *context, uint8_t port, int *attr) {
     (void)context, (void)port;
     memset(attr, 0, 52);
-    attr[0] = 4, attr[2] = 3;
+    attr[0] = 4, attr[2] = MTU;
     ((uint8_t *)attr)[46] = 2;
     return 0;
 }
@@ -197,6 +227,7 @@ int ibv_dealloc_pd(struct pd *pd) {
 }
 
 struct mr *ibv_reg_mr_iova(struct pd *pd, void *addr, size_t length, uint64_t base, int access) {
+    called("ibv_reg_mr_iova");
     LOCKED;
     static uint32_t next = 1;
     (void)access;
@@ -214,7 +245,9 @@ struct mr *ibv_reg_mr(struct pd *pd, void *addr, size_t length, int access) {
     return ibv_reg_mr_iova(pd, addr, length, (uintptr_t)addr, access);
 }
 int ibv_dereg_mr(struct mr *mr) {
+    called("ibv_dereg_mr");
     LOCKED;
+    begin_writes(mr);
     return keys[mr->lkey % KEYS] = NULL, mr->pd->held--, 0;
 }
 
@@ -272,6 +305,7 @@ int ibv_destroy_cq(struct cq *cq) {
 }
 
 struct qp *ibv_create_qp(struct pd *pd, struct init_attr *attr) {
+    called("ibv_create_qp");
     LOCKED;
     static uint32_t next = 17;
     struct qp *made = calloc(1, sizeof *made);
@@ -304,6 +338,7 @@ int ibv_modify_qp(struct qp *qp, struct qp_attr *attr, int mask) {
     return 0;
 }
 int ibv_destroy_qp(struct qp *qp) {
+    called("ibv_destroy_qp");
     LOCKED;
     pairs[qp->number % PAIRS] = NULL;
     qp->pd->held--;

@@ -44,6 +44,23 @@ pub(super) fn cpu_stat(node: &Path, process: &str) -> Option<PathBuf> {
     files.find(|file| file.is_file())
 }
 
+/// Returns the file in which the kernel counts the processes of this cgroup that it killed because memory was short, from
+/// the text of the cgroup file of an engine process. `None`: the process is in no cgroup of its own.
+pub(super) fn oom_kills(node: &Path, process: &str) -> Option<PathBuf> {
+    oom_kills_in(&node.join(MOUNT), process)
+}
+
+fn oom_kills_in(root: &Path, process: &str) -> Option<PathBuf> {
+    let of_engine = of_pod(process).into_iter();
+    let mut files = of_engine.filter(|of| of.container == NAME).flat_map(|of| {
+        let (hierarchy, _) = hierarchy(root, of.controllers);
+        let folder = hierarchy.join(of.pod.trim_start_matches('/')).join(NAME);
+        // Of version 2, and of version 1.
+        ["memory.events", "memory.oom_control"].map(|name| folder.join(name))
+    });
+    files.find(|file| file.is_file())
+}
+
 /// Returns the folder of a hierarchy, and whether it is that of version 2 beside version 1, which then has the controllers.
 fn hierarchy(root: &Path, controllers: &str) -> (PathBuf, bool) {
     let hybrid = controllers.is_empty() && !root.join("cgroup.controllers").exists();
@@ -187,5 +204,29 @@ mod tests {
         let error = create_in(root.path(), &text, LIMITS).unwrap_err();
         assert!(error.to_string().contains("replace the pod"), "{error}");
         assert!(create_in(root.path(), "0::/user.slice\n", LIMITS).is_err());
+    }
+
+    #[test]
+    fn the_file_with_the_oom_kills_is_that_of_the_engine_process_in_either_version() {
+        let first = tempfile::tempdir().unwrap();
+        let second = tempfile::tempdir().unwrap();
+        fs::write(second.path().join("cgroup.controllers"), "memory\n").unwrap();
+        for (root, name, file, line) in [
+            (&first, "memory", "memory.oom_control", "4:memory"),
+            (&second, "", "memory.events", "0:"),
+        ] {
+            let pod = hierarchy(root.path(), name, "tasks", "");
+            let text = |of: &str| {
+                format!("9:pids:/kubepods/pod{UID}/{of}\n{line}:/kubepods/pod{UID}/{of}\n")
+            };
+            assert_eq!(oom_kills_in(root.path(), &text("engine")), None);
+            for folder in ["ab", "engine"] {
+                fs::create_dir_all(pod.join(folder)).unwrap();
+                fs::write(pod.join(folder).join(file), "").unwrap();
+            }
+            let found = oom_kills_in(root.path(), &text("engine"));
+            assert_eq!(found, Some(pod.join("engine").join(file)));
+            assert_eq!(oom_kills_in(root.path(), &text("ab")), None);
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -80,7 +81,7 @@ impl Folders {
             if is_folder
                 && !pod_uid.starts_with(program::PREFIX)
                 && !runs(pod_uid)
-                && seqpacket::connect_path(&self.of(pod_uid).control()).is_err()
+                && matches!(self.of(pod_uid).connect(), Ok(None))
             {
                 self.remove(pod_uid);
             }
@@ -92,6 +93,20 @@ impl Folder {
     /// The control socket.
     pub(super) fn control(&self) -> PathBuf {
         self.0.join("control")
+    }
+
+    /// Connects to the control socket; `None` if no process listens there.
+    ///
+    /// # Errors
+    /// `WouldBlock`: a process listens that accepts no connection. After any other error, one may run too.
+    pub(super) fn connect(&self) -> io::Result<Option<OwnedFd>> {
+        match seqpacket::connect_path(&self.control()) {
+            Ok(socket) => Ok(Some(socket)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
+                _ => Err(error),
+            },
+        }
     }
 
     /// The message of a panic.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use engine_process::control::message::SilentThread;
 use tokio::time::{Instant, timeout};
 
-use super::processor_time::ThreadTime;
+use super::processor_time::{THREADS_LIMIT, ThreadTime};
 
 /// Processor time that a hung data thread spends in its turn while it is watched. A turn takes milliseconds of it.
 const BUSY: Duration = Duration::from_secs(1);
@@ -25,6 +25,12 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// A thread of which the kernel reports nothing counts as hung after this time: peers wait for it.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// Most silent data threads of a process that are watched.
+const SILENT_LIMIT: usize = 16;
+
+/// Limit for reading what the kernel reports of silent data threads.
+const READ_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Limit for reading the kernel stack.
 const STACK_DEADLINE: Duration = Duration::from_secs(1);
@@ -80,17 +86,33 @@ pub(crate) struct Hung {
 }
 
 impl SilentThreads {
-    /// Looks at the data threads that a process reported as silent. Each thread needs two looks: what it does between them
-    /// decides. Returns the first one that is hung.
-    pub(crate) fn look(&mut self, pid: u32, silent: &[SilentThread]) -> Option<Hung> {
+    /// Looks at the first [`SILENT_LIMIT`] data threads that a process reported as silent. Each thread needs two looks: what
+    /// it does between them decides. Returns the first one that is hung.
+    pub(crate) async fn look(&mut self, pid: u32, mut silent: Vec<SilentThread>) -> Option<Hung> {
+        silent.truncate(SILENT_LIMIT);
         self.0
             .retain(|number, _| silent.iter().any(|thread| thread.number == *number));
-        silent.iter().find_map(|thread| self.look_at(pid, thread))
+        if silent.is_empty() {
+            return None;
+        }
+        // In a thread of its own: the process may have many threads.
+        let of = silent.clone();
+        let read = tokio::task::spawn_blocking(move || read_threads(pid, &of));
+        let read = match timeout(READ_DEADLINE, read).await {
+            Ok(Ok(read)) => read,
+            _ => vec![None; silent.len()],
+        };
+        let mut threads = silent.iter().zip(read);
+        threads.find_map(|(thread, read)| self.look_at(pid, thread, read))
     }
 
-    fn look_at(&mut self, pid: u32, thread: &SilentThread) -> Option<Hung> {
-        let tid = node_tid(pid, thread.tid);
-        let now = tid.and_then(|tid| Sample::read(pid, tid));
+    fn look_at(
+        &mut self,
+        pid: u32,
+        thread: &SilentThread,
+        read: Option<(u32, Sample)>,
+    ) -> Option<Hung> {
+        let (tid, now) = read.unzip();
         let watched = match self.0.get_mut(&thread.number) {
             Some(watched) if watched.turn == thread.turn => watched,
             _ => {
@@ -263,14 +285,27 @@ fn task(pid: u32, tid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/task/{tid}"))
 }
 
-/// Finds a thread of an engine process by its ID in the PID namespace of that process. Returns its ID in the agent's.
-fn node_tid(pid: u32, inner: i32) -> Option<u32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    tasks.flatten().find_map(|task| {
+/// Finds threads of an engine process by their IDs in the PID namespace of that process, among its first [`THREADS_LIMIT`].
+/// Returns the ID of each in the agent's namespace, and what the kernel reports of it.
+fn read_threads(pid: u32, threads: &[SilentThread]) -> Vec<Option<(u32, Sample)>> {
+    let tids = node_tids(pid);
+    let read = |thread: &SilentThread| {
+        let tid = *tids.get(&thread.tid)?;
+        Some((tid, Sample::read(pid, tid)?))
+    };
+    threads.iter().map(read).collect()
+}
+
+/// The IDs of threads in the agent's PID namespace, by those in the namespace of their process.
+fn node_tids(pid: u32) -> BTreeMap<i32, u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.into_iter().flatten().flatten().take(THREADS_LIMIT);
+    let ids = tasks.filter_map(|task| {
         let status = fs::read_to_string(task.path().join("status")).ok()?;
         let tid = task.file_name().to_str()?.parse().ok()?;
-        (innermost_tid(&status) == Some(inner)).then_some(tid)
-    })
+        Some((innermost_tid(&status)?, tid))
+    });
+    ids.collect()
 }
 
 /// Returns the last ID in the line `NSpid` of a thread's status.

@@ -21,6 +21,9 @@ const QUEUED: u32 = 5;
 /// How many times as long as they run threads may wait for a processor.
 const RATIO: u32 = 3;
 
+/// Most threads of an engine process that are read. One that is under the control of an intruder may have any number.
+pub(super) const THREADS_LIMIT: usize = 1_024;
+
 /// Processor time of a thread, or of all threads of a process, since their start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ThreadTime {
@@ -41,10 +44,10 @@ impl ThreadTime {
         })
     }
 
-    /// Sums up the threads of a process that can be read. The kernel does not wait for a thread.
+    /// Sums up the first [`THREADS_LIMIT`] threads of a process that can be read. The kernel does not wait for a thread.
     fn of_process(pid: u32) -> Option<Self> {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-        let threads = tasks.flatten().filter_map(|task| {
+        let threads = tasks.flatten().take(THREADS_LIMIT).filter_map(|task| {
             let schedstat = fs::read_to_string(task.path().join("schedstat")).ok()?;
             Self::parse(&schedstat)
         });

@@ -56,8 +56,8 @@ enum Source {
 }
 
 impl Program {
-    /// Copies the program and the libraries below `root`, if any, unless that copy exists, and removes copies of other
-    /// releases. Processes that run from those go on.
+    /// Copies the program and the libraries below `root`, if any, unless a whole copy exists, and removes other copies.
+    /// Processes that run from those go on.
     ///
     /// # Errors
     /// A file is missing, or cannot be copied.
@@ -70,18 +70,21 @@ impl Program {
                 list(&root.join(part), &to, &mut files)?;
             }
         }
-        let folder = within.join(format!("{PREFIX}{}", hash(&files)?));
-        if !folder.exists() {
+        let hash = hash(&files)?;
+        let folder = within.join(format!("{PREFIX}{hash}"));
+        if !is_whole(&folder, &hash) {
             for entry in fs::read_dir(within)? {
                 let entry = entry?;
                 if entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) {
                     remove(&entry.path())?;
                 }
             }
-            // Renamed when it is complete.
+            // Renamed when it is complete on the disk: after a power loss the copy is absent or whole.
             let fresh = within.join(format!("{PREFIX}new"));
             copy(&files, &fresh)?;
+            sync(&fresh).map_err(|error| of(&fresh, &error))?;
             fs::rename(&fresh, &folder)?;
+            File::open(within)?.sync_all()?;
         }
         let libraries = root.map(|_| Libraries::of(&folder)).transpose()?;
         Ok(Self { folder, libraries })
@@ -230,6 +233,33 @@ fn copy(files: &BTreeMap<PathBuf, Source>, folder: &Path) -> io::Result<()> {
         .try_for_each(|name| make(&folder.join(LIBRARIES).join(name)))
 }
 
+/// Whether a copy has the files of its hash. Earlier releases did not sync theirs, so a power loss could
+/// empty files.
+fn is_whole(copy: &Path, of: &str) -> bool {
+    let mut files = BTreeMap::new();
+    // Without the program nothing is read, as in a copy that is absent.
+    copy.join(PROGRAM).is_file()
+        && list(copy, Path::new(""), &mut files).is_ok()
+        && hash(&files).is_ok_and(|found| found == of)
+        && MOUNT_POINTS
+            .iter()
+            .all(|name| copy.join(LIBRARIES).join(name).is_dir())
+}
+
+/// Writes a folder and all below it to the disk.
+fn sync(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            sync(&entry.path())?;
+        } else if kind.is_file() {
+            File::open(entry.path())?.sync_all()?;
+        }
+    }
+    File::open(folder)?.sync_all()
+}
+
 /// Removes a copy. It was a file before it had libraries.
 fn remove(path: &Path) -> io::Result<()> {
     if path.symlink_metadata()?.is_dir() {
@@ -334,6 +364,38 @@ mod tests {
             .join("etc/libibverbs.d/rxe.driver");
         assert_eq!(fs::read_to_string(copied).unwrap(), "driver rxe\n");
         assert_eq!(copies(within.path()).len(), 1);
+    }
+
+    #[test]
+    fn a_copy_that_a_power_loss_has_damaged_is_made_again() {
+        let (within, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        libraries(root.path());
+        let cat = Path::new("/bin/cat");
+        let program = fs::read(cat).unwrap();
+        let install = || Program::install(within.path(), cat, Some(root.path())).unwrap();
+        let folder = install().folder;
+        let engine = folder.join(PROGRAM);
+        let damages: [&dyn Fn(); 5] = [
+            &|| fs::write(&engine, "").unwrap(),
+            &|| fs::write(&engine, vec![0; program.len()]).unwrap(),
+            &|| fs::remove_file(&engine).unwrap(),
+            &|| {
+                let loader = Libraries::of(&folder).unwrap().loader;
+                fs::write(loader.with_file_name("libc.so.6"), "").unwrap();
+            },
+            &|| fs::remove_dir(folder.join(LIBRARIES).join("dev")).unwrap(),
+        ];
+        for damage in damages {
+            damage();
+            let repaired = install();
+            assert_eq!(repaired.folder, folder);
+            assert!(fs::read(&engine).unwrap() == program);
+            let loader = repaired.libraries.unwrap().loader;
+            let library = loader.with_file_name("libc.so.6");
+            assert!(fs::metadata(library).unwrap().len() > 0);
+            assert!(folder.join(LIBRARIES).join("dev").is_dir());
+            assert_eq!(copies(within.path()).len(), 1);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crds::cluster::Transport;
 use crds::node::{PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
+use crds::word::{Vocabulary, Word};
 use engine_process::control::message::{FromEngine, Report, ToEngine};
 use pool::handover::{self, EXTENT_LIMIT};
 
@@ -62,6 +63,7 @@ impl Pod {
                     "it is served over {}, which peers may not reach: {why}",
                     ports.join(", ")
                 );
+                shorten(&mut report.message);
             }
         }
         self.context
@@ -85,24 +87,89 @@ fn bounded(mut report: PoolReport, of: &PoolAssignment) -> PoolReport {
         .into_iter()
         .chain(&mut report.segments)
         .chain(&mut report.metadata_failure)
-        .for_each(|text| {
-            text.truncate(text.floor_char_boundary(TEXT_LIMIT));
-        });
+        .for_each(shorten);
     report.segments.truncate(EXTENT_LIMIT);
+    if !is_word(report.state) || !is_word(report.reason) {
+        report.state = PoolState::Waiting.into();
+        report.reason = Reason::PoolPodNotReady.into();
+    }
+    report.transport = report.transport.filter(|word| is_word(*word));
     report
+}
+
+fn shorten(text: &mut String) {
+    text.truncate(text.floor_char_boundary(TEXT_LIMIT));
+}
+
+/// Whether a word matches [`crds::word::WORD_PATTERN`]. The API server rejects a whole status with one that does not.
+fn is_word<T: Vocabulary>(word: Word<T>) -> bool {
+    let bytes = word.as_str().as_bytes();
+    let ends = [bytes.first(), bytes.last()];
+    ends.iter()
+        .all(|end| end.is_some_and(u8::is_ascii_alphanumeric))
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(byte))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_report_of_another_pod_or_of_any_length_becomes_one_of_this_pod() {
-        let of: PoolAssignment = serde_json::from_value(serde_json::json!({
+    fn assignment() -> PoolAssignment {
+        serde_json::from_value(serde_json::json!({
             "podUid": "u", "podName": "p", "namespace": "n", "cluster": "c", "clusterUid": "cu", "pool": "default",
             "size": "1Gi", "pageSize": "4Ki", "numaPolicy": "Spread", "drainSeconds": 5,
         }))
-        .unwrap();
+        .unwrap()
+    }
+
+    #[test]
+    fn words_that_the_api_server_rejects_are_replaced() {
+        let bounded = |state: &str, reason: &str, transport: &str| {
+            let report = serde_json::from_value(serde_json::json!({
+                "podUid": "u", "state": state, "reason": reason, "message": "", "transport": transport,
+            }));
+            let report = bounded(report.unwrap(), &assignment());
+            let transport = report.transport.map(|word| word.to_string());
+            (
+                report.state.to_string(),
+                report.reason.to_string(),
+                transport,
+            )
+        };
+        let kept = |state: &str, reason: &str, transport: &str| {
+            let words = [state, reason, transport].map(str::to_owned);
+            let [state, reason, transport] = words;
+            (state, reason, Some(transport))
+        };
+        let known = ["Serving", "AsExpected", "Rdma"];
+        assert_eq!(
+            bounded(known[0], known[1], known[2]),
+            kept(known[0], known[1], known[2])
+        );
+        assert_eq!(
+            bounded("a", "Of-the_next.1", "Shm"),
+            kept("a", "Of-the_next.1", "Shm")
+        );
+        for invalid in ["", "-", "a b", "a-", ".a", "\u{e9}", "a\nb"] {
+            let replaced = ("Waiting".to_owned(), "PoolPodNotReady".to_owned(), None);
+            assert_eq!(
+                bounded(invalid, "AsExpected", invalid),
+                replaced,
+                "{invalid:?}"
+            );
+            assert_eq!(
+                bounded("Serving", invalid, invalid),
+                replaced,
+                "{invalid:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_report_of_another_pod_or_of_any_length_becomes_one_of_this_pod() {
+        let of = assignment();
         let report: PoolReport = serde_json::from_value(serde_json::json!({
             "podUid": "other", "podName": "other", "namespace": "kube-system", "state": "Serving",
             "reason": "AsExpected", "message": "é".repeat(TEXT_LIMIT), "segments": vec!["s"; 5_000],

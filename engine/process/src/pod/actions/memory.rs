@@ -146,7 +146,7 @@ impl Pod {
     }
 
     pub(super) fn lengths(&self) -> Vec<u64> {
-        self.memory.iter().map(|region| region.length()).collect()
+        self.extents.iter().map(|extent| extent.length).collect()
     }
 
     /// Stops serving and unmaps the memory when no transfer can touch it.
@@ -164,6 +164,12 @@ impl Pod {
         self.memory.clear();
         self.ledger = None;
         self.admitted = None;
+        if self.unmounted && !self.draining && self.context.pool.runs() {
+            // The pod may be listed again. A successor would take the unmounted segments over.
+            if let Err(failure) = self.change_master().await {
+                tracing::warn!("no new epoch after the unmount: {}", failure.message);
+            }
+        }
         match self.still_mapped() {
             0 => {
                 tracing::info!("memory released");

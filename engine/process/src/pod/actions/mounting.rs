@@ -156,7 +156,12 @@ impl Pod {
             record.mounted_in = None;
             record.renewed = false;
         };
-        self.next_epoch(change).await.map(|_| ())
+        let begun = self.next_epoch(change).await;
+        if self.mounted_in().is_none() {
+            // Recorded, even if the engine failed: what is mounted next is to be unmounted again.
+            self.unmounted = false;
+        }
+        begun.map(|_| ())
     }
 
     pub(super) async fn adopt_master(&mut self) -> Result<(), Failure> {

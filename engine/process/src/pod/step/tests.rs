@@ -135,6 +135,7 @@ fn a_successor_serves_from_the_record_without_the_api() {
         record: RecordFact::Ours,
         granted: true,
         master: MasterFact::Same,
+        maybe_mounted: true,
         ..found()
     };
     let (done, last) = run(taken_over);
@@ -294,6 +295,31 @@ fn a_pod_removed_from_the_spec_is_unmounted_and_its_task_runs_until_its_process_
     let (done, last) = run(delisted);
     assert_eq!(done, [Action::Unmount { graceful: false }, Action::Release]);
     assert_eq!(last.state, PoolState::Released);
+}
+
+#[test]
+fn a_pod_that_is_listed_again_gets_a_new_epoch_in_the_same_master() {
+    for master in [MasterFact::Same, MasterFact::Adoptable, MasterFact::Other] {
+        let mut facts = Facts {
+            listed: Listed::No,
+            master,
+            ..serving()
+        };
+        while let Some(action) = step(&facts).action {
+            succeed(&mut facts, action);
+        }
+        assert!(!facts.maybe_mounted);
+        facts.listed = Listed::Yes;
+        let (done, last) = run(facts);
+        let expected = [
+            Action::Map,
+            Action::ServePeers,
+            Action::ChangeMaster,
+            Action::StartSession,
+        ];
+        assert_eq!(done, expected, "{master:?}");
+        assert_eq!(last.state, PoolState::Serving);
+    }
 }
 
 #[test]

@@ -1,8 +1,5 @@
 //! Two RDMA transports, port 1, GID index 1: an initiator on one device, and a target on two.
 
-#[path = "../../../../tests/fixture/verbs.rs"]
-mod device;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +8,11 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{BASE, Bed, OWN, Side};
 use crate::transport::conformance::{LENGTH, Register};
-use crate::transport::rdma::{Card, Cards, Port, Rdma, RdmaConnector, RdmaPeer, Served};
+use crate::transport::rdma::{Card, Cards, Port, Rdma, RdmaConnector, RdmaPeer, Served, device};
 use crate::transport::reactor::Reactor;
 use crate::transport::{PeerAddress, RegionId, Transport};
 
-pub(in crate::transport) use device::with_device;
+pub(in crate::transport) use device::{is_real, with_device};
 
 /// The target's region, as [`Side::new`] numbers it.
 pub(in crate::transport) const SERVED: RegionId = RegionId(102);
@@ -73,6 +70,16 @@ impl Control {
         let connector = connector.direct(Arc::clone(&self.served));
         let rdma = Rdma::new(cards, card, Box::new(connector), &reactor.watcher()).unwrap();
         (reactor, Box::new(rdma))
+    }
+
+    /// The initiator's side as another data thread has it.
+    pub(in crate::transport) fn other_thread(&self) -> Side {
+        let cards = self.near_cards.clone();
+        let register = Box::new(move |region, memory: &Arc<_>, base| {
+            cards.register(region, memory, base).unwrap();
+        });
+        let transport = self.transport(&self.near_cards, &self.near);
+        Side::new(transport, 3, 7 * BASE, register)
     }
 
     /// The target's address, with what it serves now.

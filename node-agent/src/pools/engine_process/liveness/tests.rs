@@ -122,14 +122,15 @@ fn a_hung_thread_is_described_with_stage_and_state() {
     assert!(hung(Finding::Unknown, None).ends_with("/proc has no data of it"));
 }
 
-#[test]
-fn a_thread_needs_two_looks_in_the_same_turn() {
+#[tokio::test]
+async fn a_thread_needs_two_looks_in_the_same_turn() {
     let pid = std::process::id();
     let own = i32::try_from(pid).unwrap();
     // The ID in this process's own namespace is the last one of the status.
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let tid = innermost_tid(&status).unwrap();
-    assert!(node_tid(pid, tid) == Some(pid) && node_tid(pid, own + 1_000_000).is_none());
+    let tids = node_tids(pid);
+    assert!(tids.get(&tid) == Some(&pid) && !tids.contains_key(&(own + 1_000_000)));
     let mut threads = SilentThreads::default();
     let mut silent = SilentThread {
         number: 0,
@@ -138,13 +139,27 @@ fn a_thread_needs_two_looks_in_the_same_turn() {
         stage: ThreadStage::Sleeping,
         seconds: LONGEST.as_secs(),
     };
-    assert!(threads.look(pid, &[silent]).is_none(), "the first look");
+    let mut look = async |silent| threads.look(pid, silent).await.is_some();
+    assert!(!look(vec![silent]).await, "the first look");
     silent.turn = 4;
-    assert!(threads.look(pid, &[silent]).is_none(), "another turn");
-    assert!(threads.look(pid, &[]).is_none());
-    assert!(
-        threads.look(pid, &[silent]).is_none(),
-        "it was not silent between"
-    );
-    assert!(threads.look(pid, &[silent]).is_some());
+    assert!(!look(vec![silent]).await, "another turn");
+    assert!(!look(Vec::new()).await);
+    assert!(!look(vec![silent]).await, "it was not silent between");
+    assert!(look(vec![silent]).await);
+}
+
+#[tokio::test]
+async fn no_more_threads_are_watched_than_the_limit() {
+    let mut threads = SilentThreads::default();
+    let silent = |number| SilentThread {
+        number,
+        tid: 1,
+        turn: 3,
+        stage: ThreadStage::Sleeping,
+        seconds: 8,
+    };
+    let many = (0..10 * SILENT_LIMIT).map(silent).collect();
+    let hung = threads.look(std::process::id(), many).await;
+    assert!(hung.is_none());
+    assert_eq!(threads.0.len(), SILENT_LIMIT);
 }
