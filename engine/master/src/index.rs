@@ -7,6 +7,7 @@ mod clients;
 mod counters;
 mod evacuation;
 mod eviction;
+mod groups;
 mod ledger;
 mod lookup;
 mod moment;
@@ -25,7 +26,6 @@ mod upkeep;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use proto::store::ledger::Version;
 use proto::store::release_0_3_13 as wire;
 
 pub use accounts::{TenantDetail, Tenants};
@@ -39,10 +39,11 @@ pub use scope::{DEFAULT_TENANT, Scope, is_tenant_name};
 pub use search::{Match, Search, SearchedSegment};
 pub use settings::{Placement, Settings};
 
+use allocator::Block;
 use clients::Clients;
 use evacuation::Evacuations;
 use eviction::Order;
-use ledger::{Leaving, Members, Notes, Range, Removed};
+use ledger::{Bulks, Epochs, Leaving, Members, Notes, Range, Removed};
 use object::{Object, ObjectId};
 use objects::Objects;
 use put::Pending;
@@ -69,12 +70,13 @@ pub struct Index {
     unmounted: VecDeque<Unmounted>,
     next_replica: u64,
     /// Of this run, and the number of its last object.
-    epoch: u64,
+    epochs: Epochs,
     last_number: u64,
     leaving: Leaving,
     /// Ranges of the value that a put in progress replaces. They stay in the ledger until the put ends.
     superseded: HashMap<ObjectId, Vec<Range>>,
     removed: Removed,
+    bulks: Bulks,
     members: Members,
     notes: Notes,
     /// Owners that kept pace at the last look.
@@ -104,11 +106,12 @@ impl Index {
             overdue: VecDeque::new(),
             unmounted: VecDeque::new(),
             next_replica: 1,
-            epoch: 0,
+            epochs: Epochs::default(),
             last_number: 0,
             leaving: Leaving::default(),
             superseded: HashMap::new(),
             removed: Removed::default(),
+            bulks: Bulks::default(),
             members: Members::default(),
             notes: Notes::default(),
             paces: 0,
@@ -171,10 +174,7 @@ impl Index {
             && object.has_complete_replica()
         {
             // Whatever was begun before the removal, also what its owner has not brought yet.
-            let latest = Version {
-                epoch: self.epoch,
-                number: self.last_number,
-            };
+            let latest = self.age(self.latest());
             self.removed.insert(&object.key, latest);
         }
         self.drop_object(id, rest);
@@ -199,9 +199,14 @@ impl Index {
         } else if rest == Moment::default() {
             self.segments.free(replica.segment, replica.block);
         } else {
-            self.retired
-                .push(replica.segment, replica.block, object.size, rest);
+            self.retire(replica.segment, replica.block, object.size, rest);
         }
+    }
+
+    /// Lets a range rest before it is used again.
+    fn retire(&mut self, segment: SegmentId, block: Block, size: u64, until: Moment) {
+        self.segments.rest(segment, size);
+        self.retired.push(segment, block, size, until);
     }
 
     fn descriptor(&self, object: &Object, replica: &object::Replica) -> wire::ReplicaDescriptor {

@@ -120,7 +120,7 @@ struct Common<'a> {
 /// Serves always or, with an elector, whenever this master leads.
 async fn serve_terms(common: Common<'_>, serving: &Serving) -> anyhow::Result<()> {
     let Some(socket) = common.args.elector_socket() else {
-        // A run must have a higher epoch than the one before. Owners report that one, so a clock that went back does no harm.
+        // A run must have a higher epoch than the one before. Owners report that one, which raises this one if the clock went back.
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let epoch = epoch.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0));
         return serve_term(common, serving, epoch, Leadership::alone()).await;

@@ -6,6 +6,7 @@ mod ledger;
 mod lookups;
 mod owners;
 mod refused;
+mod shares;
 mod traffic;
 
 use std::future::Future;
@@ -29,6 +30,7 @@ use connection::Ended;
 use functions::Functions;
 use ledger::Bells;
 use owners::Owners;
+use shares::Shares;
 pub use traffic::{FunctionTraffic, Traffic};
 
 /// Time between two looks at clients, unmounts and the watermark, as in the stock master.
@@ -42,6 +44,9 @@ const BACKLOG: i32 = 1024;
 pub struct Limits {
     /// Connections at one time. Further ones are closed at once.
     pub connections: usize,
+    /// Those of one address of a member, also on the host network where several pods share it. A stock client has one for each of
+    /// its requests at a time.
+    pub member_connections: usize,
     /// Bytes of one request. A larger one ends its connection.
     pub frame_bytes: u32,
     /// Elements in all containers of one request.
@@ -64,6 +69,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 16_384,
+            member_connections: 1024,
             frame_bytes: 16 << 20,
             elements: 65_536,
             frame_deadline: Duration::from_secs(10),
@@ -90,6 +96,7 @@ pub struct Master {
     /// Permits of a KiB each.
     buffers: Arc<Semaphore>,
     connections: Arc<Semaphore>,
+    shares: Arc<Shares>,
     traffic: Traffic,
     bells: Bells,
     /// No request was answered since the last look.
@@ -109,6 +116,7 @@ impl Master {
             bells: Bells::default(),
             buffers: Arc::new(Semaphore::new(limits.buffered_bytes >> 10)),
             connections: Arc::new(Semaphore::new(limits.connections)),
+            shares: Shares::new(limits.member_connections),
             limits,
             admission,
             leadership,
@@ -206,9 +214,16 @@ impl Master {
                     let Some(peer) = self.admit(address) else {
                         continue;
                     };
+                    let Some(share) = self.shares.place(peer) else {
+                        let most = self.limits.member_connections;
+                        self.traffic
+                            .too_many_connections(peer.address, most, "of this address");
+                        continue;
+                    };
                     let Ok(place) = Arc::clone(&self.connections).try_acquire_owned() else {
-                        self.traffic.connection_refused();
-                        tracing::warn!(peer = %address, most = self.limits.connections, "connection closed: too many connections");
+                        let most = self.limits.connections;
+                        self.traffic
+                            .too_many_connections(peer.address, most, "together");
                         continue;
                     };
                     let master = Arc::clone(&self);
@@ -219,7 +234,7 @@ impl Master {
                         };
                         tracing::debug!(peer = %address, %ended, "connection ended");
                         master.traffic.connection_ended(&ended);
-                        drop((stream, place));
+                        drop((stream, place, share));
                     });
                 }
                 Err(error) => {

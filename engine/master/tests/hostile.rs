@@ -6,16 +6,20 @@ mod client;
 #[path = "fixture/served.rs"]
 mod served;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use client::Client;
+use mooncake_master::admission::{Addresses, Admission};
 use mooncake_master::server::Limits;
 use proto::coro_rpc::{Failure, INVALID_ARGUMENTS, MESSAGE_TOO_LARGE, NOT_REGISTERED};
 use proto::store::release_0_3_13 as wire;
 use proto::store::{BareRpc, ErrorCode, Rpc, Uuid};
 use proto::struct_pack;
-use served::{FRAME_DEADLINE, SOON, closed, header, limits, start};
+use served::{FRAME_DEADLINE, SOON, Served, closed, header, limits, start, start_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 #[tokio::test]
@@ -168,6 +172,150 @@ async fn connections_above_the_limit_are_closed_and_others_go_on() {
     };
     timeout(SOON, free).await.expect("a place becomes free");
     assert!(served.master.traffic().refused_connections.load(Relaxed) >= 1);
+}
+
+const A: [u8; 4] = [127, 0, 0, 2];
+const B: [u8; 4] = [127, 0, 0, 3];
+const OPERATOR: [u8; 4] = [127, 0, 0, 4];
+
+/// Serves two members and an operator.
+fn with_members(limits: Limits) -> Served {
+    let list = "member 127.0.0.2\nmember 127.0.0.3\noperator 127.0.0.4\n";
+    let addresses: Addresses = list.parse().unwrap();
+    // The last list stays in force.
+    let (_, receiver) = watch::channel(Some(Arc::new(addresses)));
+    start_with(limits, Admission::Listed(receiver))
+}
+
+async fn client_from(served: &Served, address: [u8; 4]) -> Client {
+    Client::new(served.connect_from(address).await)
+}
+
+#[tokio::test]
+async fn a_member_does_not_take_the_connections_of_others() {
+    let served = with_members(Limits {
+        member_connections: 3,
+        ..Limits::default()
+    });
+    let mut own = Vec::new();
+    for _ in 0..3 {
+        let mut client = client_from(&served, A).await;
+        assert!(client.is_served().await);
+        own.push(client);
+    }
+    for _ in 0..3 {
+        closed(&mut served.connect_from(A).await, SOON).await;
+    }
+    assert_eq!(served.master.traffic().refused_connections.load(Relaxed), 3);
+    let mut others = Vec::new();
+    for address in [B, OPERATOR, OPERATOR, OPERATOR, OPERATOR] {
+        let mut client = client_from(&served, address).await;
+        assert!(client.is_served().await);
+        others.push(client);
+    }
+    drop(own);
+    let free = async {
+        loop {
+            let mut stream = served.connect_from(A).await;
+            let request = header(wire::ServiceReady::function_id(), 0);
+            let mut reply = [0; 16];
+            if stream.write_all(&request).await.is_ok()
+                && stream.read_exact(&mut reply).await.is_ok()
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(SOON, free).await.expect("a place becomes free");
+}
+
+#[tokio::test]
+async fn a_member_has_a_limited_number_of_clients_and_segments() {
+    const MOST: u64 = 1024;
+    let served = with_members(Limits::default());
+    let id = |first, second| Uuid { first, second };
+    let segment = |number: u64| wire::Segment {
+        id: id(1, number),
+        name: format!("segment{number}"),
+        base: (number + 1) << 20,
+        size: 1 << 20,
+        te_endpoint: "10.0.0.1:1".into(),
+        protocol: "tcp".into(),
+        host_id: String::new(),
+    };
+    let mut member = client_from(&served, A).await;
+    for number in 1..MOST {
+        member.call::<wire::Ping>(&id(2, number)).await.unwrap();
+    }
+    let too_many = Err(ErrorCode::UnavailableInCurrentStatus);
+    // The last client mounts segments; most of them together.
+    let owner = id(2, MOST);
+    let mounted = (0..MOST + 1).map(segment).collect();
+    let refused = member.call::<wire::ReMountSegment>(&(mounted, owner)).await;
+    assert_eq!(refused, too_many);
+    let mounted = (0..MOST - 1).map(segment).collect();
+    member
+        .call::<wire::ReMountSegment>(&(mounted, owner))
+        .await
+        .unwrap();
+    let last = (segment(MOST - 1), owner);
+    member.call::<wire::MountSegment>(&last).await.unwrap();
+    let more = (segment(MOST), owner);
+    let refused = member.call::<wire::MountSegment>(&more).await;
+    assert_eq!(refused, too_many);
+    let refused = member.call::<wire::Ping>(&id(3, 0)).await;
+    assert_eq!(refused.map(|_| ()), too_many);
+    // Those that are known go on.
+    member.call::<wire::Ping>(&owner).await.unwrap();
+    member.call::<wire::MountSegment>(&last).await.unwrap();
+    member
+        .call::<wire::UnmountSegment>(&(segment(0).id, owner))
+        .await
+        .unwrap();
+    member.call::<wire::MountSegment>(&more).await.unwrap();
+    for address in [B, OPERATOR] {
+        let mut other = client_from(&served, address).await;
+        let number = u64::from(address[3]);
+        other.call::<wire::Ping>(&id(4, number)).await.unwrap();
+        let own = (segment(2 * MOST + number), id(4, number));
+        other.call::<wire::MountSegment>(&own).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn keys_groups_and_host_ids_are_not_longer_than_64_kib() {
+    let served = start(Limits::default());
+    let mut client = served.client().await;
+    let long = "k".repeat((64 << 10) + 1);
+    let tenant = String::new;
+    let invalid = ErrorCode::InvalidParams;
+    let exist = (long.clone(), tenant());
+    assert_eq!(client.call::<wire::ExistKey>(&exist).await, Err(invalid));
+    let remove = (long.clone(), true, tenant());
+    assert_eq!(client.call::<wire::Remove>(&remove).await, Err(invalid));
+    let batch = (vec![long.clone()], tenant());
+    let exist = client.bare::<wire::BatchExistKey>(&batch).await;
+    assert_eq!(exist, [Err(invalid)]);
+    let owner = Uuid {
+        first: 1,
+        second: 1,
+    };
+    for (key, group, host) in [
+        (long.clone(), None, String::new()),
+        ("k".into(), Some(vec![long.clone()]), String::new()),
+        ("k".into(), None, long.clone()),
+    ] {
+        let config = wire::ReplicateConfig {
+            group_ids: group,
+            host_id: host,
+            ..wire::ReplicateConfig::default()
+        };
+        let start = (owner, key, 1, config, tenant());
+        assert_eq!(client.call::<wire::PutStart>(&start).await, Err(invalid));
+    }
+    let longest = ("k".repeat(64 << 10), tenant());
+    assert_eq!(client.call::<wire::ExistKey>(&longest).await, Ok(false));
 }
 
 #[tokio::test]

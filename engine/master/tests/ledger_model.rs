@@ -6,6 +6,8 @@
 #[path = "ledger_model/moves.rs"]
 mod moves;
 
+use moves::{Moved, Pool};
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -184,7 +186,7 @@ enum Answer {
     Put {
         key: u8,
         value: u64,
-        pools: Vec<(usize, u64)>,
+        pools: Vec<Pool>,
     },
     Removed {
         key: u8,
@@ -207,8 +209,11 @@ struct Model {
     dead: BTreeMap<u8, u64>,
     /// The newest value when a removal of the key was last called.
     called: BTreeMap<u8, u64>,
+    /// The same for the values that a removal of all keys has not found, in the present run.
+    missed: BTreeMap<u8, u64>,
     /// Answered values that were not replaced or removed, with the pools that have them.
-    kept: BTreeMap<u8, (u64, Vec<(usize, u64)>)>,
+    kept: BTreeMap<u8, (u64, Vec<Pool>)>,
+    moved: Vec<Moved>,
 }
 
 fn name(key: u8) -> String {
@@ -267,7 +272,9 @@ impl Model {
             answers: Vec::new(),
             dead: BTreeMap::new(),
             called: BTreeMap::new(),
+            missed: BTreeMap::new(),
             kept: BTreeMap::new(),
+            moved: Vec::new(),
         };
         for owner in 0..OWNERS {
             model.mount(owner);
@@ -479,9 +486,10 @@ impl Model {
     fn revoke(&mut self, number: usize) {
         if number < self.puts.len() {
             let put = self.puts.remove(number);
+            let now = self.now();
             let revoked = self
                 .index
-                .put_revoke(put.client, &name(put.key), ReplicaType::All);
+                .put_revoke(put.client, &name(put.key), ReplicaType::All, now);
             assert!(revoked.is_ok() || !put.upsert || revoked.is_err());
             self.collect();
         }
@@ -506,6 +514,15 @@ impl Model {
         let before: Vec<_> = (0..KEYS).filter(|key| self.is_readable(*key)).collect();
         self.index.remove_all("", true, now);
         let waits = self.collect();
+        for key in 0..KEYS {
+            let found = self.index.get_replica_list(&name(key), now).err();
+            // The put in progress of the key stays.
+            if found == Some(ErrorCode::ObjectNotFound) {
+                self.missed.insert(key, self.newest(key));
+                // It may have been removed from a ledger that is away.
+                self.kept.remove(&key);
+            }
+        }
         for key in before {
             if !self.index.contains(&name(key)) {
                 self.kept.remove(&key);
@@ -588,6 +605,7 @@ impl Model {
         self.epoch += 1;
         self.index = new_index(self.epoch);
         self.answers.clear();
+        self.missed.clear();
         for owner in &mut self.owners {
             owner.mounted = false;
         }
@@ -603,6 +621,7 @@ impl Model {
         if !self.may_lose_a_pool() {
             return;
         }
+        self.note_loss(number);
         let id = self.owners[number].segment.id;
         self.index.unmount_segment(id);
         let owner = &mut self.owners[number];
@@ -651,6 +670,11 @@ impl Model {
             );
         }
         let value = value.expect("an object has a replica");
+        let missed = self.missed.get(&key).copied().unwrap_or(0);
+        assert!(
+            value > missed,
+            "value {value} of {key} was missed by a removal"
+        );
         let dead = self.dead.get(&key).copied().unwrap_or(0);
         assert!(
             value > dead,

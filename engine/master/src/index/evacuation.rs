@@ -8,8 +8,9 @@ use std::time::Duration;
 use proto::store::ledger::{Ended, Evacuation as Answer, Relocation, Version};
 use proto::store::{ErrorCode, Uuid};
 
-use super::ledger::{LeaveId, Stream};
+use super::ledger::{LeaveId, Stream, Successor};
 use super::object::{Object, ObjectId, Replica};
+use super::objects::Objects;
 use super::segments::{Place, SegmentId, Targets};
 use super::{Index, Moment, range};
 
@@ -145,8 +146,10 @@ impl Evacuation {
         replicas.find(leaves).copied()
     }
 
-    fn push(&mut self, id: ObjectId, object: &Object, now: Moment) {
-        let rank = (object.hard_pin, object.is_soft_pinned(now), object.lease);
+    fn push(&mut self, id: ObjectId, objects: &Objects, now: Moment) {
+        let object = &objects[id];
+        let lease = objects.lease(id);
+        let rank = (object.hard_pin, object.is_soft_pinned(now), lease);
         self.waiting_bytes = self.waiting_bytes.saturating_add(object.size);
         self.queue.push((rank, id, object.size));
     }
@@ -305,7 +308,7 @@ impl Index {
                     .get(&id)
                     .is_none_or(|tries| *tries < MOST_TRIES)
                 {
-                    evacuation.push(id, object, now);
+                    evacuation.push(id, &self.objects, now);
                 }
             }
         }
@@ -319,8 +322,8 @@ impl Index {
             }
             evacuation.failed.pop();
             evacuation.waiting_bytes = evacuation.waiting_bytes.saturating_sub(size);
-            if let Some(object) = self.objects.get(id) {
-                evacuation.push(id, object, now);
+            if self.objects.get(id).is_some() {
+                evacuation.push(id, &self.objects, now);
             }
         }
         while evacuation.moves.len() < MOST_MOVES
@@ -393,7 +396,7 @@ impl Index {
     fn begin(&mut self, evacuation: &mut Evacuation, id: ObjectId, from: &Replica, place: Place) {
         self.evacuations.last += 1;
         let number = Version {
-            epoch: self.epoch,
+            epoch: self.epochs.current(),
             number: self.evacuations.last,
         };
         let mounted = self.segments.get(from.segment);
@@ -458,23 +461,106 @@ impl Index {
         };
         self.next_replica += 1;
         self.segments.give(of.place, of.object);
+        let lease = self.objects.lease(of.object);
         let object = &mut self.objects[of.object];
         let former = std::mem::replace(&mut object.replicas[at], replica);
-        let rest = if object.is_leased(now) {
-            object.lease
+        let rest = if now < lease {
+            lease
         } else {
             Moment::default()
         };
         evacuation.readers_until = evacuation.readers_until.max(rest);
         let leaves = range(&former, object, rest);
         let record = self.send_record(of.object, &replica, now);
-        let leaving = self.vacate(leaves, record.as_slice());
+        let successor = Successor {
+            object: of.object,
+            replica: replica.id,
+        };
+        let leaving = self.vacate(leaves, record.as_slice(), Some(successor));
         evacuation.leaving.push(leaving);
         self.counters.moved_replicas += 1;
         self.counters.moved_bytes = self.counters.moved_bytes.saturating_add(of.size);
         let object = &self.objects[of.object];
         if evacuation.replica(object).is_some() {
-            evacuation.push(of.object, object, now);
+            evacuation.push(of.object, &self.objects, now);
+        }
+    }
+
+    /// Gives objects their former ranges back whose new segment is unmounted before its owner has their records.
+    pub(super) fn take_back(&mut self, unmounted: SegmentId) {
+        for (id, of) in self.leaving.take_stranded(unmounted) {
+            let Some(former) = self.leaving.get(id) else {
+                continue;
+            };
+            let object = self.objects.get(of.object);
+            let Some(object) = object.filter(|object| object.version == former.version) else {
+                self.take_back_replaced(id);
+                continue;
+            };
+            let mut replicas = object.replicas.iter();
+            let mut at = replicas.position(|replica| replica.id == of.replica);
+            if at.is_none() {
+                // It has moved on, or was removed there. Now its other replica must be recorded.
+                let is_there = |replica: &&Replica| self.segments.is_mounted(replica.segment);
+                let other = object.replicas.iter().find(is_there).copied();
+                if let Some(other) = other {
+                    self.vacate_after(id, of, &other);
+                    continue;
+                }
+                at = (!object.replicas.is_empty()).then_some(0);
+            }
+            let Some(at) = at else {
+                self.send_leave(id);
+                continue;
+            };
+            let replica = Replica {
+                id: self.next_replica,
+                offset: former.offset,
+                segment: former.segment,
+                block: former.block,
+                complete: true,
+            };
+            self.next_replica += 1;
+            self.objects[of.object].replicas[at] = replica;
+            self.leaving.remove(id);
+            self.move_again(of.object, &replica);
+        }
+    }
+
+    /// A former range leaves after all changes of the segment of another replica.
+    fn vacate_after(&mut self, id: LeaveId, of: Successor, other: &Replica) {
+        let Some((_, stream)) = self.segments.stream_of(other.segment) else {
+            return self.send_leave(id);
+        };
+        let records = [(other.segment, stream.last())].into_iter().collect();
+        let replica = other.id;
+        self.leaving
+            .defer(id, records, Some(Successor { replica, ..of }));
+    }
+
+    /// The same for a range whose object was replaced or removed: it leaves, but while a put replaces it only when that ends.
+    fn take_back_replaced(&mut self, id: LeaveId) {
+        let put = self.leaving.get(id).and_then(|range| {
+            let put = self.objects.find(&range.key)?;
+            let is_dead = self.removed.contains(&range.key, self.age(range.version));
+            (self.objects[put].in_put && !is_dead).then_some(put)
+        });
+        match put {
+            Some(put) => {
+                let range = self.leaving.remove(id);
+                self.superseded.entry(put).or_default().extend(range);
+            }
+            None => self.send_leave(id),
+        }
+    }
+
+    /// The owner of a replica that came back moves it again if it still ends.
+    fn move_again(&mut self, id: ObjectId, replica: &Replica) {
+        let size = self.objects[id].size;
+        let mut ending = self.evacuations.of.values_mut();
+        if let Some(of) = ending.find(|of| of.segments.contains(&replica.segment)) {
+            of.failed.push(Reverse((of.called, id, size)));
+            of.waiting_bytes = of.waiting_bytes.saturating_add(size);
         }
     }
 
@@ -493,8 +579,7 @@ impl Index {
 
     /// The target of a copy with an unknown end rests.
     fn rest(&mut self, of: &Move, until: Moment) {
-        self.retired
-            .push(of.place.segment, of.place.block, of.size, until);
+        self.retire(of.place.segment, of.place.block, of.size, until);
     }
 
     /// Nobody reports the ends of the copies any more.

@@ -1,6 +1,8 @@
 //! The ledger of keys, which the owner of a segment keeps beside the bytes: changes are numbered for each segment, sent in
 //! order, and acknowledged. docs/decisions/ledger.md has the rules.
 
+mod bulk;
+mod epochs;
 mod leaving;
 mod load;
 mod members;
@@ -18,7 +20,9 @@ use smallvec::SmallVec;
 use super::object::{Object, ObjectId, Replica};
 use super::segments::{Mounted, SegmentId};
 use super::{Index, Moment};
-pub(super) use leaving::{LeaveId, Leaving, Range};
+pub(super) use bulk::{Bulks, Keys};
+pub(super) use epochs::{Age, Epochs};
+pub(super) use leaving::{LeaveId, Leaving, Range, Successor};
 pub(super) use members::Members;
 use notes::NoteId;
 pub(super) use notes::Notes;
@@ -103,7 +107,7 @@ impl Stream {
         self.last()
     }
 
-    fn last(&self) -> u64 {
+    pub(super) fn last(&self) -> u64 {
         self.acknowledged + self.waiting.len() as u64
     }
 
@@ -151,6 +155,8 @@ enum Kind {
     Left(SegmentId, LeaveId),
     /// Enough ledgers have the note, or nothing needs it any more.
     Noted(NoteId),
+    /// No ledger can come that this run has not read.
+    AllRead,
 }
 
 /// What the server does after a call.
@@ -206,16 +212,31 @@ impl Index {
     /// Sets the epoch of this run, which must exceed those of earlier runs. Owners that report a higher one raise it.
     #[must_use]
     pub fn in_epoch(mut self, epoch: u64) -> Self {
-        self.epoch = epoch;
+        self.epochs = Epochs::begin(epoch);
         self
     }
 
     pub(super) fn next_version(&mut self) -> Version {
         self.last_number += 1;
+        self.latest()
+    }
+
+    /// Returns the last version of this run.
+    pub(super) fn latest(&self) -> Version {
         Version {
-            epoch: self.epoch,
+            epoch: self.epochs.current(),
             number: self.last_number,
         }
+    }
+
+    pub(super) fn age(&self, version: Version) -> Age {
+        self.epochs.age(version)
+    }
+
+    /// Returns whether an owner can have got this epoch from a master. Others do not raise the epoch of this run.
+    #[must_use]
+    pub fn is_plausible_epoch(&self, epoch: u64) -> bool {
+        self.epochs.is_plausible(epoch)
     }
 
     /// Returns what the calls since the last one have caused.
@@ -232,6 +253,7 @@ impl Index {
                 }
                 Kind::Acknowledged(segment, number) => self.is_unacknowledged(segment, number),
                 Kind::Noted(id) => !self.is_held(id),
+                Kind::AllRead => self.is_ledger_awaited(),
             };
             if pending {
                 return false;
@@ -360,9 +382,7 @@ impl Index {
             self.join(id);
         }
         // An owner that comes back within a run reports the epoch of this run.
-        if highest > self.epoch {
-            self.epoch = highest.saturating_add(1);
-        }
+        self.epochs.exceed(highest);
         Ok(false)
     }
 
@@ -500,19 +520,25 @@ impl Index {
 
     /// Lets a range leave the ledger of its segment. It is free when the owner has confirmed that.
     pub(super) fn leave(&mut self, range: Range) {
-        self.removed.insert(&range.key, range.version);
+        self.removed.insert(&range.key, self.age(range.version));
         let id = self.leaving.insert(range);
         self.send_leave(id);
     }
 
     /// The same, but not before the records of what replaces it are acknowledged. Changes of one segment are in order.
     fn leave_after(&mut self, range: Range, records: &[(SegmentId, u64)]) {
-        self.removed.insert(&range.key, range.version);
-        self.vacate(range, records);
+        self.removed.insert(&range.key, self.age(range.version));
+        self.vacate(range, records, None);
     }
 
-    /// The same for a range whose object lives on elsewhere: another ledger may bring this version of it.
-    pub(super) fn vacate(&mut self, range: Range, records: &[(SegmentId, u64)]) -> LeaveId {
+    /// The same for a range whose object lives on elsewhere: another ledger may bring this version of it. If a segment with a
+    /// record is unmounted before, the range becomes the object's again in place of its `successor`.
+    pub(super) fn vacate(
+        &mut self,
+        range: Range,
+        records: &[(SegmentId, u64)],
+        successor: Option<Successor>,
+    ) -> LeaveId {
         let segment = range.segment;
         let id = self.leaving.insert(range);
         let elsewhere = records.iter().filter(|(other, _)| *other != segment);
@@ -520,12 +546,12 @@ impl Index {
         if elsewhere.is_empty() {
             self.send_leave(id);
         } else {
-            self.leaving.defer(id, elsewhere);
+            self.leaving.defer(id, elsewhere, successor);
         }
         id
     }
 
-    fn send_leave(&mut self, id: LeaveId) {
+    pub(super) fn send_leave(&mut self, id: LeaveId) {
         let Some(range) = self.leaving.get(id) else {
             return;
         };
@@ -567,8 +593,7 @@ impl Index {
             return;
         };
         if now < range.rest {
-            self.retired
-                .push(range.segment, range.block, range.size, range.rest);
+            self.retire(range.segment, range.block, range.size, range.rest);
         } else {
             self.segments.free(range.segment, range.block);
         }
@@ -578,6 +603,7 @@ impl Index {
     pub(super) fn drop_stream(&mut self, segment: SegmentId) {
         self.leaving.remove_segment(segment);
         self.signals.progress = true;
+        self.take_back(segment);
         self.send_deferred();
     }
 

@@ -49,8 +49,8 @@ pub(crate) struct Object {
     /// The last writer.
     pub(crate) client: Uuid,
     pub(crate) put_start: Moment,
-    /// The object is neither evicted nor removed before this time.
-    pub(crate) lease: Moment,
+    /// End of the lease that the object has without its group. [`super::objects::Objects::lease`] knows both.
+    pub(crate) own_lease: Moment,
     /// The object is soft-pinned before this time.
     pub(crate) soft_pin: Moment,
     pub(crate) checksum: Option<u64>,
@@ -66,10 +66,6 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    pub(crate) fn is_leased(&self, now: Moment) -> bool {
-        now < self.lease
-    }
-
     pub(crate) fn is_soft_pinned(&self, now: Moment) -> bool {
         now < self.soft_pin
     }
@@ -93,6 +89,6 @@ impl Object {
 
     /// Extends the lease; it never becomes shorter.
     pub(crate) fn grant(&mut self, until: Moment) {
-        self.lease = self.lease.max(until);
+        self.own_lease = self.own_lease.max(until);
     }
 }

@@ -1,7 +1,6 @@
 //! All objects, found by key, and their groups. Whatever changes the number of replicas is here, so that each tenant is charged
 //! for all that it has.
 
-use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
@@ -11,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::Moment;
 use super::accounts::Accounts;
+use super::groups::Groups;
 use super::object::{Object, ObjectId, Replica};
 use super::scope;
 
@@ -83,8 +83,7 @@ pub(crate) struct Objects {
     slots: SlotMap<ObjectId, Object>,
     table: HashTable<Entry>,
     hasher: foldhash::fast::RandomState,
-    groups: HashMap<Box<str>, Vec<ObjectId>>,
-    group_of: HashMap<ObjectId, Box<str>>,
+    pub(crate) groups: Groups,
     /// Set and read by others, charged only here.
     pub(crate) accounts: Accounts,
 }
@@ -138,8 +137,7 @@ impl Objects {
         self.table
             .insert_unique(spread(hash), Entry { hash, id }, |entry| spread(entry.hash));
         if let Some(group) = group {
-            self.groups.entry(group.into()).or_default().push(id);
-            self.group_of.insert(id, group.into());
+            self.groups.insert(id, group);
             self.slots[id].has_group = true;
         }
         id
@@ -158,14 +156,8 @@ impl Objects {
         {
             entry.remove();
         }
-        if object.has_group
-            && let Some(group) = self.group_of.remove(&id)
-            && let Some(members) = self.groups.get_mut(&group)
-        {
-            members.retain(|&member| member != id);
-            if members.is_empty() {
-                self.groups.remove(&group);
-            }
+        if object.has_group {
+            self.groups.remove(id);
         }
         Some(object)
     }
@@ -191,27 +183,29 @@ impl Objects {
 
     /// Extends the lease of an object and of all others of its group.
     pub(crate) fn grant(&mut self, id: ObjectId, until: Moment) {
-        self.slots[id].grant(until);
-        if !self.slots[id].has_group {
-            return;
+        let object = &mut self.slots[id];
+        if object.has_group {
+            self.groups.grant(id, until);
+        } else {
+            object.grant(until);
         }
-        if let Some(group) = self.group_of.get(&id)
-            && let Some(members) = self.groups.get(group)
-        {
-            for &member in members {
-                self.slots[member].grant(until);
-            }
+    }
+
+    /// Returns the time before which the object is neither evicted nor removed.
+    pub(crate) fn lease(&self, id: ObjectId) -> Moment {
+        let object = &self.slots[id];
+        if object.has_group {
+            object.own_lease.max(self.groups.lease(id))
+        } else {
+            object.own_lease
         }
+    }
+
+    pub(crate) fn is_leased(&self, id: ObjectId, now: Moment) -> bool {
+        now < self.lease(id)
     }
 
     pub(crate) fn group(&self, id: ObjectId) -> Option<&str> {
-        self.group_of.get(&id).map(AsRef::as_ref)
-    }
-
-    /// Returns the objects of the same group, itself included; only itself if it has none.
-    pub(crate) fn members(&self, id: ObjectId) -> Vec<ObjectId> {
-        self.group(id)
-            .and_then(|group| self.groups.get(group))
-            .map_or_else(|| vec![id], Clone::clone)
+        self.groups.name(id)
     }
 }

@@ -13,10 +13,13 @@ use super::accounts::AccountId;
 use super::object::{Object, ObjectId, Replica};
 use super::objects::Replicas;
 use super::quota::Demand;
-use super::scope::split;
+use super::scope::{MOST_KEY_BYTES, split};
 use super::segments::Place;
 use super::settings::Placement;
 use super::{Index, Moment, Range, range};
+
+/// Longest host ID. No segment has a longer one.
+const MOST_HOST_BYTES: usize = 1024;
 
 /// What the end of a put does to the soft pin of its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +127,7 @@ impl Index {
         }
         let is_in_place = object.size == size && had_value;
         let (hard_pin, soft_pin) = (object.hard_pin, object.soft_pin);
-        let (lease, in_put) = (object.lease, object.in_put);
+        let (lease, in_put) = (self.objects.lease(old), object.in_put);
         // A reader holds the lease, a writer that is preempted may still write.
         let rest = if in_put {
             lease.max(now.after(self.settings.put_release))
@@ -162,7 +165,7 @@ impl Index {
             object.soft_pin = soft_pin;
         }
         if is_in_place {
-            object.lease = lease;
+            object.own_lease = lease;
         }
         Ok(self.descriptors(id))
     }
@@ -198,16 +201,20 @@ impl Index {
             || config.nof_replica_num > 0
             || config.dfs_replica_num > 0
             || split(key).1.is_empty()
+            || split(key).1.len() > MOST_KEY_BYTES
             || size == 0
         {
             return Err(ErrorCode::InvalidParams);
         }
         let pending = self.pending(config)?;
-        self.clients.set_host(client, &config.host_id);
+        if config.host_id.len() > MOST_HOST_BYTES {
+            return Err(ErrorCode::InvalidParams);
+        }
         let group = match config.group_ids.as_deref() {
             None => None,
             // It could be a group of another tenant.
             Some([group]) if group.starts_with('\0') => return Err(ErrorCode::InvalidParams),
+            Some([group]) if group.len() > MOST_KEY_BYTES => return Err(ErrorCode::InvalidParams),
             Some([group]) if group.is_empty() => None,
             Some([group]) => Some(match key.strip_suffix(split(key).1) {
                 None | Some("") => Cow::Borrowed(group.as_str()),
@@ -282,6 +289,9 @@ impl Index {
     }
 
     fn insert(&mut self, request: &Request<'_>, places: &[Place], now: Moment) -> ObjectId {
+        // A put that is refused leaves nothing behind.
+        let host_id = &request.config.host_id;
+        self.clients.set_host(request.client, host_id);
         let mut replicas = SmallVec::with_capacity(places.len());
         for place in places {
             replicas.push(Replica {
@@ -299,7 +309,7 @@ impl Index {
             version: self.next_version(),
             client: request.client,
             put_start: now,
-            lease: Moment::default(),
+            own_lease: Moment::default(),
             soft_pin: Moment::default(),
             checksum: None,
             replicas: Replicas::new(replicas),
@@ -368,7 +378,7 @@ impl Index {
         Ok(())
     }
 
-    /// Frees what a put has allocated.
+    /// Takes what a put has allocated away from it. Bytes that its writer has sent may still arrive: the ranges rest.
     ///
     /// # Errors
     /// `ObjectNotFound`; `IllegalClient` if another client has begun the put; `InvalidWrite` if it has ended.
@@ -377,6 +387,7 @@ impl Index {
         client: Uuid,
         key: &str,
         kind: ReplicaType,
+        now: Moment,
     ) -> Result<(), ErrorCode> {
         let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
         let object = &self.objects[id];
@@ -388,7 +399,7 @@ impl Index {
             return Err(ErrorCode::InvalidWrite);
         }
         if in_memory {
-            self.erase(id, Moment::default());
+            self.erase(id, now.after(self.settings.put_release));
             self.wait_for_removal(key);
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use proto::store::{ErrorCode, Uuid};
 
+use super::ledger::Keys;
 use super::lookup::compile;
 use super::object::{ObjectId, Replica};
 use super::{Index, Moment, Scope, range};
@@ -19,7 +20,7 @@ impl Index {
             return Err(ErrorCode::ObjectNotFound);
         };
         let object = &self.objects[id];
-        if !force && object.is_leased(now) {
+        if !force && self.objects.is_leased(id, now) {
             return Err(ErrorCode::ObjectHasLease);
         }
         if !object.is_complete(&self.segments) {
@@ -43,8 +44,7 @@ impl Index {
         now: Moment,
     ) -> Result<i64, ErrorCode> {
         let pattern = compile(pattern)?;
-        let matches = |key: &str| scope.plain(key).is_some_and(|key| pattern.is_match(key));
-        Ok(self.remove_where(matches, force, now))
+        Ok(self.remove_keys(Keys::Matching(scope.clone(), pattern), force, now))
     }
 
     /// Removes all objects of a tenant, except leased ones (unless `force`) and unfinished ones. Returns their number, none for
@@ -52,22 +52,21 @@ impl Index {
     /// each name does, so that also the objects of former ones are removed.
     pub fn remove_all(&mut self, tenant: &str, force: bool, now: Moment) -> i64 {
         if tenant.is_empty() || !self.objects.accounts.is_enabled() {
-            return self.remove_where(|_| true, force, now);
+            return self.remove_keys(Keys::All, force, now);
         }
-        self.scope(tenant).map_or(0, |scope| {
-            self.remove_where(|key| scope.plain(key).is_some(), force, now)
-        })
+        self.scope(tenant)
+            .map_or(0, |scope| self.remove_keys(Keys::Of(scope), force, now))
     }
 
-    fn remove_where(&mut self, matches: impl Fn(&str) -> bool, force: bool, now: Moment) -> i64 {
+    fn remove_keys(&mut self, keys: Keys, force: bool, now: Moment) -> i64 {
         let chosen: Vec<_> = self
             .objects
             .iter()
-            .filter(|(_, object)| {
-                (force || !object.is_leased(now))
+            .filter(|(id, object)| {
+                (force || !self.objects.is_leased(*id, now))
                     && object.is_complete(&self.segments)
                     && object.is_readable(&self.segments)
-                    && matches(&object.key)
+                    && keys.contain(&object.key)
             })
             .map(|(id, _)| id)
             .collect();
@@ -75,11 +74,12 @@ impl Index {
             self.take_out(id, now);
         }
         self.wait_for_all_removals();
+        self.keep_removal(keys);
         i64::try_from(chosen.len()).unwrap_or(i64::MAX)
     }
 
     fn take_out(&mut self, id: ObjectId, now: Moment) {
-        let lease = self.objects[id].lease;
+        let lease = self.objects.lease(id);
         self.entomb_removed(id);
         self.erase(
             id,
@@ -115,7 +115,7 @@ impl Index {
             return false;
         };
         let object = &self.objects[id];
-        if object.client != client || object.is_leased(now) {
+        if object.client != client || self.objects.is_leased(id, now) {
             return false;
         }
         if segment.is_empty() {
@@ -139,14 +139,17 @@ impl Index {
             .map(|replica| range(replica, object, Moment::default()))
             .collect();
         for (replica, range) in cleared.iter().zip(ranges) {
-            if self.is_recorded(replica) {
+            if self.is_recorded(replica) && empty {
                 self.leave(range);
+            } else if self.is_recorded(replica) {
+                // The other replicas of this version stay, also those that their owners bring again.
+                self.vacate(range, &[], None);
             } else {
                 self.segments.free(replica.segment, replica.block);
             }
         }
         if empty {
-            self.removed.insert(key, version);
+            self.removed.insert(key, self.age(version));
             self.entomb_removed(id);
             self.erase(id, Moment::default());
         }

@@ -57,13 +57,13 @@ impl Retired {
         }));
     }
 
-    /// Returns a range whose time has come.
-    pub(crate) fn pop(&mut self, now: Moment) -> Option<(SegmentId, Block)> {
+    /// Returns a range whose time has come, and its size.
+    pub(crate) fn pop(&mut self, now: Moment) -> Option<(SegmentId, Block, u64)> {
         if now < self.rests.peek()?.0.until {
             return None;
         }
         let Reverse(rest) = self.rests.pop()?;
         self.bytes -= u128::from(rest.size);
-        Some((rest.segment, rest.block))
+        Some((rest.segment, rest.block, rest.size))
     }
 }

@@ -9,6 +9,9 @@ pub const DEFAULT_TENANT: &str = "default";
 /// Encloses the name of a tenant. No key of a client begins with it.
 const MARK: char = '\0';
 
+/// Longest key, without its tenant, and longest name of a group.
+pub(super) const MOST_KEY_BYTES: usize = 64 << 10;
+
 /// Returns whether this can be the name of a tenant: not empty, without control characters, and not beginning with `_`, as
 /// in the stock master.
 #[must_use]
@@ -47,7 +50,8 @@ impl Scope {
         }
     }
 
-    fn prefix(&self) -> &str {
+    /// What the stored keys begin with.
+    pub(super) fn prefix(&self) -> &str {
         &self.text[..self.prefix]
     }
 
@@ -55,9 +59,10 @@ impl Scope {
     /// key uses again.
     ///
     /// # Errors
-    /// `InvalidParams` for a key that begins with a NUL: it could be the stored form of a key of another tenant.
+    /// `InvalidParams` for a key that begins with a NUL, because it could be the stored form of a key of another tenant, and for one
+    /// of more than 64 KiB.
     pub fn key<'a>(&'a mut self, key: &'a str) -> Result<&'a str, ErrorCode> {
-        if key.starts_with(MARK) {
+        if key.starts_with(MARK) || key.len() > MOST_KEY_BYTES {
             return Err(ErrorCode::InvalidParams);
         }
         if self.prefix == 0 {
@@ -73,7 +78,7 @@ impl Scope {
     /// # Errors
     /// As for [`Self::key`].
     pub fn translate(&self, key: &mut String) -> Result<(), ErrorCode> {
-        if key.starts_with(MARK) {
+        if key.starts_with(MARK) || key.len() > MOST_KEY_BYTES {
             return Err(ErrorCode::InvalidParams);
         }
         key.insert_str(0, self.prefix());

@@ -31,6 +31,8 @@ pub(crate) struct Mounted {
     /// Its owner ends: its objects move to other segments.
     pub(crate) ends: bool,
     pub(crate) space: Allocator<ObjectId>,
+    /// Bytes that no object has and that rest before they are free.
+    resting: u64,
     /// Set if the owner keeps a ledger of the keys.
     pub(crate) stream: Option<Stream>,
 }
@@ -95,6 +97,7 @@ pub(crate) struct Segments {
     /// Sums may exceed 64 bits: the owner of a segment reports its size.
     capacity: u128,
     used: u128,
+    resting: u128,
     /// Never becomes less.
     longest_endpoint: usize,
 }
@@ -116,6 +119,11 @@ impl Segments {
     /// Allocated bytes in all mounted segments.
     pub(crate) fn used(&self) -> u128 {
         self.used
+    }
+
+    /// Those of the allocated bytes that rest.
+    pub(crate) fn resting(&self) -> u128 {
+        self.resting
     }
 
     /// No mounted segment has a longer endpoint.
@@ -166,6 +174,7 @@ impl Segments {
             unmount_at: None,
             ends: false,
             space: Allocator::new(segment.size),
+            resting: 0,
             stream: None,
             segment,
         };
@@ -204,6 +213,7 @@ impl Segments {
         let mounted = self.slots.remove(id)?;
         self.capacity -= u128::from(mounted.segment.size);
         self.used -= u128::from(mounted.space.used());
+        self.resting -= u128::from(mounted.resting);
         self.by_id.remove(&mounted.segment.id);
         let name = mounted.segment.name.as_str();
         if let Some(&at) = self.by_name.get(name) {
@@ -382,6 +392,23 @@ impl Segments {
             self.used += u128::from(space.used());
             mounted.space = space;
         }
+    }
+
+    /// Notes that a range of this size rests; without effect if its segment was unmounted.
+    pub(crate) fn rest(&mut self, segment: SegmentId, size: u64) {
+        if let Some(mounted) = self.slots.get_mut(segment) {
+            mounted.resting += size;
+            self.resting += u128::from(size);
+        }
+    }
+
+    /// Frees a range that has rested; without effect if its segment was unmounted.
+    pub(crate) fn free_rested(&mut self, segment: SegmentId, block: Block, size: u64) {
+        if let Some(mounted) = self.slots.get_mut(segment) {
+            mounted.resting -= size;
+            self.resting -= u128::from(size);
+        }
+        self.free(segment, block);
     }
 
     /// Frees a range; without effect if its segment was unmounted.

@@ -1,7 +1,10 @@
 //! Tests of the index: what the stock master does not do, what time does, and properties over random calls.
 
 mod evacuation;
+mod groups;
+mod late;
 mod ledger;
+mod pressure;
 mod property;
 mod quota;
 mod search;

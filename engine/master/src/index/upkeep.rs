@@ -33,7 +33,7 @@ impl Index {
             self.expire(now);
             self.look_at_ledgers();
         }
-        self.begin_eviction();
+        self.begin_eviction(now);
     }
 
     /// Unmounts the segments of silent clients, and those whose graceful unmounting ends.
@@ -64,10 +64,10 @@ impl Index {
     /// than 1 ms. Returns whether more work waits.
     pub fn step(&mut self, now: Moment) -> bool {
         for _ in 0..STEPS {
-            let Some((segment, block)) = self.retired.pop(now) else {
+            let Some((segment, block, size)) = self.retired.pop(now) else {
                 break;
             };
-            self.segments.free(segment, block);
+            self.segments.free_rested(segment, block, size);
             self.counters.released_ranges += 1;
         }
         self.sweep();

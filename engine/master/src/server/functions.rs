@@ -10,7 +10,7 @@ use proto::struct_pack::{DecodeError, Packed, Reader, Schema};
 
 use super::traffic::Tally;
 use super::{Master, ledger, lookups, refused};
-use crate::admission::Peer;
+use crate::admission::{Peer, Role};
 use crate::index::{Index, Moment, Scope, Wait};
 
 /// Reads arguments, calls the index, and appends the answer.
@@ -34,13 +34,21 @@ impl Caller<'_> {
         result
     }
 
-    /// Runs `work` on the index if the peer may change these segments. If `mounts`, records it as the one who has mounted
-    /// those that were not mounted before.
+    /// Makes a client known if its address has not too many.
+    fn introduce(&self, index: &mut Index, client: Uuid, now: Moment) -> Result<(), ErrorCode> {
+        match self.peer.role {
+            Role::Member => index.introduce_client(client, self.peer.address.to_canonical(), now),
+            Role::Operator => Ok(()),
+        }
+    }
+
+    /// Runs `work` on the index if the peer may change these segments. If a client mounts them, records the peer as the one who
+    /// has mounted those that were not mounted before.
     fn with_segments<A, T>(
         &self,
         arguments: A,
         segments: impl FnOnce(&Index, &A) -> Vec<Uuid>,
-        mounts: bool,
+        mounts: Option<Uuid>,
         work: impl FnOnce(&mut Index, A, Moment) -> Result<T, ErrorCode>,
     ) -> Result<T, ErrorCode> {
         self.with_index(|index, now| {
@@ -53,9 +61,14 @@ impl Caller<'_> {
                     self.master.traffic.segment_refused(self.peer.address);
                 })?;
             }
+            if let Some(client) = mounts {
+                let is_mounted = |segment| index.segment_status_by_id(segment).is_ok();
+                owners.check_share(absent.len(), self.peer, is_mounted)?;
+                self.introduce(index, client, now)?;
+            }
             let answer = work(index, arguments, now)?;
             let is_mounted = |segment| index.segment_status_by_id(segment).is_ok();
-            for segment in absent.into_iter().filter(|_| mounts) {
+            for segment in absent.into_iter().filter(|_| mounts.is_some()) {
                 if is_mounted(segment) {
                     owners.mounted(segment, self.peer, is_mounted);
                 }
@@ -110,9 +123,9 @@ impl Function {
         Self::new::<R::Arguments, Result<R::Value, ErrorCode>>(R::METHOD, R::function_id(), run)
     }
 
-    /// A function that mounts (`mounts`) or changes segments, for whoever may change them.
+    /// A function that changes segments, for whoever may change them, or that mounts those of a client.
     pub(super) fn of_segments<R: Rpc>(
-        mounts: bool,
+        mounts: impl Fn(&R::Arguments) -> Option<Uuid> + Send + Sync + 'static,
         segments: impl Fn(&Index, &R::Arguments) -> Vec<Uuid> + Send + Sync + 'static,
         run: impl Fn(&mut Index, R::Arguments, Moment) -> Result<R::Value, ErrorCode>
         + Send
@@ -121,6 +134,7 @@ impl Function {
     ) -> Self {
         let run: Run = Box::new(move |caller, reader, schema, out| {
             let arguments = R::Arguments::unpack(reader)?;
+            let mounts = mounts(&arguments);
             let answer = caller.with_segments(arguments, &segments, mounts, &run);
             append(schema, &answer, out);
             Ok(Tally::one(answer.is_ok()))
@@ -228,24 +242,19 @@ fn life() -> Vec<Function> {
             })
         }),
         Function::rpc::<wire::GetFsdir>(|_, (), _| Ok(String::new())),
-        Function::rpc::<wire::Ping>(|index, client, now| {
-            Ok(wire::PingResponse {
-                view_version: 0,
-                client_status: index.ping(client, now),
-            })
-        }),
+        ping(),
         Function::of_segments::<wire::MountSegment>(
-            true,
+            |(_, client)| Some(*client),
             |_, (segment, _)| vec![segment.id],
             |index, (segment, client), now| index.mount_segment(segment, client, now),
         ),
         Function::of_segments::<wire::ReMountSegment>(
-            true,
+            |(_, client)| Some(*client),
             |_, (segments, _)| segments.iter().map(|segment| segment.id).collect(),
             |index, (segments, client), now| index.remount_segment(segments, client, now),
         ),
         Function::of_segments::<wire::UnmountSegment>(
-            false,
+            |_| None,
             |_, (segment, _)| vec![*segment],
             |index, (segment, _client), _| {
                 index.unmount_segment(segment);
@@ -253,7 +262,7 @@ fn life() -> Vec<Function> {
             },
         ),
         Function::of_segments::<wire::GracefulUnmountSegment>(
-            false,
+            |_| None,
             |_, (segment, _, _)| vec![*segment],
             |index, (segment, client, wait_ms), now| {
                 index.graceful_unmount_segment(segment, client, wait_ms, now)
@@ -268,6 +277,28 @@ fn life() -> Vec<Function> {
     ]
 }
 
+/// Each ping of a client makes it known.
+fn ping() -> Function {
+    type Answer = Result<<wire::Ping as Rpc>::Value, ErrorCode>;
+    let run: Run = Box::new(|caller, reader, schema, out| {
+        let client = Uuid::unpack(reader)?;
+        let answer: Answer = caller.with_index(|index, now| {
+            caller.introduce(index, client, now)?;
+            Ok(wire::PingResponse {
+                view_version: 0,
+                client_status: index.ping(client, now),
+            })
+        });
+        append(schema, &answer, out);
+        Ok(Tally::one(answer.is_ok()))
+    });
+    Function::new::<<wire::Ping as Rpc>::Arguments, Answer>(
+        wire::Ping::METHOD,
+        wire::Ping::function_id(),
+        run,
+    )
+}
+
 /// Puts and upserts.
 fn writes() -> Vec<Function> {
     vec![
@@ -279,9 +310,9 @@ fn writes() -> Vec<Function> {
             let scope = index.scope(&tenant);
             put_end(index, scope.as_ref(), client, meta, kind, now)
         }),
-        Function::rpc::<wire::PutRevoke>(|index, (client, key, kind, tenant), _| {
+        Function::rpc::<wire::PutRevoke>(|index, (client, key, kind, tenant), now| {
             let mut scope = index.scope(&tenant)?;
-            index.put_revoke(client, scope.key(&key)?, kind)
+            index.put_revoke(client, scope.key(&key)?, kind, now)
         }),
         Function::rpc::<wire::UpsertStart>(|index, (client, key, size, config, tenant), now| {
             let mut scope = index.scope_of_puts(&tenant, 1)?;
@@ -291,9 +322,9 @@ fn writes() -> Vec<Function> {
             let scope = index.scope(&tenant);
             put_end(index, scope.as_ref(), client, meta, kind, now)
         }),
-        Function::rpc::<wire::UpsertRevoke>(|index, (client, key, kind, tenant), _| {
+        Function::rpc::<wire::UpsertRevoke>(|index, (client, key, kind, tenant), now| {
             let mut scope = index.scope(&tenant)?;
-            index.put_revoke(client, scope.key(&key)?, kind)
+            index.put_revoke(client, scope.key(&key)?, kind, now)
         }),
         Function::batch::<wire::BatchPutStart, _>(
             |index, (client, keys, sizes, config, tenant), now| {
@@ -341,14 +372,14 @@ fn writes() -> Vec<Function> {
                 .map(|meta| put_end(index, scope.as_ref(), client, meta, kind, now))
                 .collect()
         }),
-        Function::batch::<wire::BatchPutRevoke, _>(|index, (client, keys, kind, tenant), _| {
+        Function::batch::<wire::BatchPutRevoke, _>(|index, (client, keys, kind, tenant), now| {
             each_key(&keys, index.scope(&tenant), |key| {
-                index.put_revoke(client, key, kind)
+                index.put_revoke(client, key, kind, now)
             })
         }),
-        Function::batch::<wire::BatchUpsertRevoke, _>(|index, (client, keys, tenant), _| {
+        Function::batch::<wire::BatchUpsertRevoke, _>(|index, (client, keys, tenant), now| {
             each_key(&keys, index.scope(&tenant), |key| {
-                index.put_revoke(client, key, wire::ReplicaType::All)
+                index.put_revoke(client, key, wire::ReplicaType::All, now)
             })
         }),
     ]

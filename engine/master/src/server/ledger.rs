@@ -60,30 +60,33 @@ impl Bells {
 pub(super) fn functions() -> Vec<Function> {
     vec![
         Function::of_segments::<LedgerMount>(
-            true,
+            |(client, ..)| Some(*client),
             |index, (client, segment, _)| {
                 let mut segments = index.earlier_segments(*client, segment);
                 segments.push(segment.id);
                 segments
             },
             |index, (client, segment, highest), now| {
+                if !index.is_plausible_epoch(highest) {
+                    tracing::warn!(%client, segment = segment.name, epoch = highest, "a ledger has versions of no master: its values count as earlier than those of this run");
+                }
                 index.mount_ledger(client, segment, highest, now)
             },
         ),
         Function::of_segments::<LedgerLoad>(
-            false,
+            |_| None,
             |_, (_, segment, ..)| vec![*segment],
             |index, (client, segment, sent, entries, last), now| {
                 index.load_ledger(client, segment, sent, entries, last, now)
             },
         ),
         Function::of_segments::<LedgerPoll>(
-            false,
+            |_| None,
             |_, (_, positions)| positions.iter().map(|position| position.segment).collect(),
             |index, (client, positions), now| index.poll_ledger(client, &positions, now),
         ),
         Function::of_segments::<LedgerEvacuate>(
-            false,
+            |_| None,
             |index, (client, ..)| index.ledgered_segments(*client),
             evacuate,
         ),

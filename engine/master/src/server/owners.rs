@@ -7,6 +7,8 @@ use proto::store::{ErrorCode, Uuid};
 
 use crate::admission::{Peer, Role};
 
+/// Mounted segments of one address. A pool pod has one for each 16 GiB.
+const MOST: usize = 1024;
 /// Fewest entries at which those of former segments are removed.
 const LEAST: usize = 64;
 
@@ -30,6 +32,27 @@ impl Owners {
         } else {
             Err(ErrorCode::IllegalClient)
         }
+    }
+
+    /// Checks that the peer may mount this many more segments.
+    ///
+    /// # Errors
+    /// `UnavailableInCurrentStatus` for a member that has too many.
+    pub(super) fn check_share(
+        &self,
+        more: usize,
+        peer: Peer,
+        is_mounted: impl Fn(Uuid) -> bool,
+    ) -> Result<(), ErrorCode> {
+        if peer.role == Role::Operator || more == 0 {
+            return Ok(());
+        }
+        let entries = self.addresses.iter();
+        let own = entries.filter(|(id, owner)| **owner == peer.address && is_mounted(**id));
+        if own.count() + more > MOST {
+            return Err(ErrorCode::UnavailableInCurrentStatus);
+        }
+        Ok(())
     }
 
     /// Records who has mounted a segment that was not mounted before.

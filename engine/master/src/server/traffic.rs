@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::connection::Ended;
 
-/// Least time between two log lines about peers that are not admitted, and between two about refused metadata.
+/// Least time between two log lines of one kind about refused peers.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
 /// When a line was logged last.
@@ -96,6 +96,8 @@ pub struct Traffic {
     pub metadata: MetadataTraffic,
     /// When a peer that is not admitted was logged last.
     logged: Log,
+    /// When a peer above a limit of connections was logged last.
+    limit_logged: Log,
     /// When a refused request to the metadata server was logged last.
     metadata_logged: Log,
 }
@@ -114,6 +116,7 @@ impl Traffic {
             refused_segments: AtomicU64::new(0),
             metadata: MetadataTraffic::default(),
             logged: Log::default(),
+            limit_logged: Log::default(),
             metadata_logged: Log::default(),
         }
     }
@@ -150,6 +153,15 @@ impl Traffic {
 
     pub(crate) fn connection_refused(&self) {
         self.refused_connections.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a connection above a limit, and logs one every [`LOG_PERIOD`].
+    pub(super) fn too_many_connections(&self, peer: IpAddr, most: usize, whose: &str) {
+        self.connection_refused();
+        if self.limit_logged.is_due() {
+            let all = self.refused_connections.load(Relaxed);
+            tracing::warn!(%peer, most, all, "connection closed: too many connections {whose}");
+        }
     }
 
     /// Counts a connection of a stranger, and logs one every [`LOG_PERIOD`].

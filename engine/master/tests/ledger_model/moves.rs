@@ -4,7 +4,50 @@ use proto::store::ledger::{Ended, Relocation, Version};
 
 use crate::{Answer, Fate, Model, uuid};
 
+/// A pool pod: the number of its owner, and of the pool.
+pub(super) type Pool = (usize, u64);
+
+/// A copy that was reported as written.
+pub(super) struct Moved {
+    value: u64,
+    from: Pool,
+    to: Pool,
+    /// Of the value in the new pool.
+    offset: u64,
+}
+
 impl Model {
+    /// The pool of an owner ends. A value that has moved is in one of two pools: in the new one after it has the record.
+    pub(super) fn note_loss(&mut self, number: usize) {
+        let lost = (number, self.owners[number].pool);
+        for Moved {
+            value,
+            from,
+            to,
+            offset,
+        } in &self.moved
+        {
+            let is_new = self.owners[to.0].pool == to.1;
+            let record = self.owners[to.0].cells.read(0, *offset).unwrap();
+            let key = record.and_then(|entry| entry.stored).map(|of| of.key);
+            let is_recorded = is_new && key == self.key_of.get(value).map(|key| crate::name(*key));
+            let gone = match (lost == *from, lost == *to) {
+                (true, _) if !is_recorded => to,
+                (_, true) if is_recorded => from,
+                _ => continue,
+            };
+            let answers = self.answers.iter_mut();
+            let answered = answers.filter_map(|(_, answer)| match answer {
+                Answer::Put { value, pools, .. } => Some((*value, pools)),
+                Answer::Removed { .. } => None,
+            });
+            let kept = self.kept.values_mut().map(|(value, pools)| (*value, pools));
+            for (_, pools) in answered.chain(kept).filter(|(of, _)| of == value) {
+                pools.retain(|pool| pool != gone);
+            }
+        }
+    }
+
     pub(super) fn evacuate(&mut self, number: usize, fate: Fate) {
         let owner = &self.owners[number];
         if fate == Fate::RequestLost || !owner.mounted {
@@ -30,7 +73,7 @@ impl Model {
         }
     }
 
-    /// The values of these copies are no longer in the pool of the owner.
+    /// The values of these copies are in another pool too.
     fn note_moves(&mut self, number: usize, ended: &Ended) {
         let from = (number, self.owners[number].pool);
         for id in &ended.written {
@@ -47,6 +90,12 @@ impl Model {
             }
             let to = (target, self.owners[target].pool);
             let value = self.owners[target].bytes[offset];
+            self.moved.push(Moved {
+                value,
+                from,
+                to,
+                offset: offset as u64,
+            });
             let answered = self
                 .answers
                 .iter_mut()
@@ -56,7 +105,7 @@ impl Model {
                 });
             let kept = self.kept.values_mut().map(|(value, pools)| (*value, pools));
             for (_, pools) in answered.chain(kept).filter(|(of, _)| *of == value) {
-                pools.retain(|pool| *pool != from);
+                // Until the target has the record, the former pool must have it.
                 pools.push(to);
             }
         }
@@ -96,5 +145,33 @@ impl Model {
         if let Some(of) = self.owners[number].late.pop() {
             self.write_copy(&of);
         }
+    }
+}
+
+/// A target that is unmounted before it has the record of a moved value loses nothing.
+#[test]
+fn a_moved_value_survives_its_new_owner() {
+    for silent in [false, true] {
+        let mut model = Model::new();
+        model.start(0, false, 4, 1);
+        let owner = model.resolve(model.puts[0].replicas[0].0).unwrap().0;
+        model.write(0);
+        model.end(0);
+        model.poll_all();
+        assert!(model.kept.contains_key(&0));
+        model.seconds += 10;
+        model.evacuate(owner, Fate::Done);
+        model.copy(owner);
+        let target = model.owners[owner].copies.values().next().unwrap().target;
+        let target = model.resolve(target).unwrap().0;
+        model.evacuate(owner, Fate::Done);
+        if silent {
+            model.expire(target);
+        } else {
+            model.pool_dies(target);
+        }
+        model.check();
+        assert!(model.kept.contains_key(&0));
+        model.check_kept();
     }
 }

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::index::Moment;
 use crate::index::allocator::Block;
+use crate::index::object::ObjectId;
 use crate::index::segments::SegmentId;
 
 /// Identifies a leaving range. Never used twice.
@@ -30,12 +31,28 @@ pub(crate) struct Range {
 /// Records that must be acknowledged before a range leaves.
 type Records = SmallVec<[(SegmentId, u64); 1]>;
 
+/// A replica that takes the place of a range of the same object, which has moved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Successor {
+    pub(crate) object: ObjectId,
+    pub(crate) replica: u64,
+}
+
+#[derive(Debug)]
+struct Deferred {
+    id: LeaveId,
+    records: Records,
+    successor: Option<Successor>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     last: u64,
     ranges: HashMap<LeaveId, Range>,
+    /// Of all ranges.
+    bytes: u128,
     keys: HashMap<Box<str>, SmallVec<[LeaveId; 2]>>,
-    deferred: Vec<(LeaveId, Records)>,
+    deferred: Vec<Deferred>,
 }
 
 impl Leaving {
@@ -43,8 +60,13 @@ impl Leaving {
         self.last += 1;
         let id = LeaveId(self.last);
         self.keys.entry(range.key.clone()).or_default().push(id);
+        self.bytes += u128::from(range.size);
         self.ranges.insert(id, range);
         id
+    }
+
+    pub(crate) fn bytes(&self) -> u128 {
+        self.bytes
     }
 
     pub(crate) fn contains(&self, id: LeaveId) -> bool {
@@ -57,6 +79,7 @@ impl Leaving {
 
     pub(crate) fn remove(&mut self, id: LeaveId) -> Option<Range> {
         let range = self.ranges.remove(&id)?;
+        self.bytes -= u128::from(range.size);
         if let Some(ids) = self.keys.get_mut(&range.key) {
             ids.retain(|other| *other != id);
             if ids.is_empty() {
@@ -76,16 +99,32 @@ impl Leaving {
     }
 
     /// Lets a range wait for records.
-    pub(crate) fn defer(&mut self, id: LeaveId, records: Records) {
-        self.deferred.push((id, records));
+    pub(crate) fn defer(&mut self, id: LeaveId, records: Records, successor: Option<Successor>) {
+        self.deferred.push(Deferred {
+            id,
+            records,
+            successor,
+        });
+    }
+
+    /// Returns the ranges whose object has moved to a segment that was unmounted before it had the record.
+    pub(crate) fn take_stranded(&mut self, segment: SegmentId) -> Vec<(LeaveId, Successor)> {
+        let is_stranded =
+            |one: &mut Deferred| one.records.iter().any(|(record, _)| *record == segment);
+        let stranded = self
+            .deferred
+            .extract_if(.., |one| one.successor.is_some() && is_stranded(one));
+        stranded
+            .filter_map(|one| Some((one.id, one.successor?)))
+            .collect()
     }
 
     /// Returns the ranges whose records all satisfy `is_past`.
     pub(crate) fn take_due(&mut self, is_past: impl Fn((SegmentId, u64)) -> bool) -> Vec<LeaveId> {
         let due = self
             .deferred
-            .extract_if(.., |(_, records)| records.iter().all(|&one| is_past(one)));
-        due.map(|(id, _)| id).collect()
+            .extract_if(.., |one| one.records.iter().all(|&record| is_past(record)));
+        due.map(|one| one.id).collect()
     }
 
     /// Returns the leaving ranges of a key, and their segments.

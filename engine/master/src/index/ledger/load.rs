@@ -8,6 +8,7 @@ use proto::store::{ErrorCode, Uuid};
 use smallvec::smallvec;
 
 use super::Then;
+use super::bulk::Missed;
 use super::leaving::Range;
 use crate::index::accounts::AccountId;
 use crate::index::allocator::{Allocator, Block};
@@ -63,7 +64,7 @@ impl Index {
         };
         let (size, client) = (mounted.segment.size, mounted.client);
         // Of two records of one range the newer one is right.
-        entries.sort_unstable_by_key(|entry| Reverse(entry.version));
+        entries.sort_unstable_by_key(|entry| Reverse(self.age(entry.version)));
         let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
         let mut placed = Vec::with_capacity(entries.len());
         let mut wrong = Vec::new();
@@ -97,13 +98,14 @@ impl Index {
             .collect();
         let (space, blocks) = Allocator::with_used(size, &ranges);
         self.segments.install(segment, space);
+        let missed = self.missed_removals(segment);
         for ((offset, version, stored), block) in placed.into_iter().zip(blocks) {
             let place = Place {
                 segment,
                 block,
                 offset,
             };
-            self.adopt(place, version, stored, now);
+            self.adopt(place, version, stored, &missed, now);
         }
         for (offset, version) in wrong {
             let entry = Entry {
@@ -119,7 +121,15 @@ impl Index {
     }
 
     /// Makes a record an object or one more replica, or lets it leave the ledger.
-    fn adopt(&mut self, place: Place, version: Version, stored: Stored, now: Moment) {
+    fn adopt(
+        &mut self,
+        place: Place,
+        version: Version,
+        stored: Stored,
+        missed: &Missed,
+        now: Moment,
+    ) {
+        let age = self.age(version);
         let replica = Replica {
             id: self.next_replica,
             offset: place.offset,
@@ -137,7 +147,7 @@ impl Index {
             version,
             rest: Moment::default(),
         };
-        if self.notes.covers(&stored.key, version) {
+        if self.notes.covers(&stored.key, age) {
             return self.leave(range(stored, place.block));
         }
         match self.find(&stored.key) {
@@ -155,9 +165,10 @@ impl Index {
                 self.segments.give(place, id);
                 return;
             }
-            Some(id) if self.objects[id].version > version => {
+            _ if missed.contain(&stored.key, age) => return self.leave(range(stored, place.block)),
+            Some(id) if self.age(self.objects[id].version) > age => {
                 let range = range(stored, place.block);
-                if self.objects[id].in_put && !self.removed.contains(&range.key, version) {
+                if self.objects[id].in_put && !self.removed.contains(&range.key, age) {
                     // It leaves when the put ends.
                     self.superseded.entry(id).or_default().push(range);
                 } else {
@@ -166,7 +177,7 @@ impl Index {
                 return;
             }
             Some(id) => {
-                let lease = self.objects[id].lease;
+                let lease = self.objects.lease(id);
                 let rest = if now < lease {
                     lease
                 } else {
@@ -174,7 +185,7 @@ impl Index {
                 };
                 self.drop_object(id, rest);
             }
-            None if self.removed.contains(&stored.key, version) => {
+            None if self.removed.contains(&stored.key, age) => {
                 return self.leave(range(stored, place.block));
             }
             None => {}
@@ -187,7 +198,7 @@ impl Index {
             version,
             client: stored.client,
             put_start: now,
-            lease: Moment::default(),
+            own_lease: Moment::default(),
             soft_pin: if pin.is_zero() {
                 Moment::default()
             } else {

@@ -6,7 +6,7 @@ use proto::store::Uuid;
 
 use crate::index::segments::SegmentId;
 
-/// Members that are known at a time. Further ones are not waited for, and have no tombstones.
+/// Members that are known at a time: each ledger names all of them. Further ones are not waited for, and have no tombstones.
 const MOST: usize = 256;
 /// Looks after which ledgers are installed without one that does not come. There are ten in a second.
 const QUIET_LOOKS: u32 = 50;
@@ -47,6 +47,8 @@ enum State {
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     of: HashMap<Memory, State>,
+    /// Segments beyond the known members whose ledgers have arrived.
+    others: Vec<SegmentId>,
     /// Members that are not present.
     away: usize,
     /// A ledger has arrived that named all others when it was signed, and looks before.
@@ -62,13 +64,17 @@ impl Members {
         }
     }
 
-    fn set(&mut self, memory: &Memory, state: State) {
+    /// Returns false if there are too many members.
+    fn set(&mut self, memory: &Memory, state: State) -> bool {
         if let Some(known) = self.of.get_mut(memory) {
             *known = state;
         } else if self.of.len() < MOST {
             self.of.insert(memory.clone(), state);
+        } else {
+            return false;
         }
         self.count();
+        true
     }
 
     fn count(&mut self) {
@@ -89,7 +95,9 @@ impl Members {
 
     /// Notes that the whole ledger has arrived.
     pub(crate) fn arrive(&mut self, memory: &Memory, segment: SegmentId) {
-        self.set(memory, State::Arrived(segment));
+        if !self.set(memory, State::Arrived(segment)) {
+            self.others.push(segment);
+        }
     }
 
     /// Notes that a ledger is signed: its owner is named in it, after all others that were known.
@@ -99,10 +107,12 @@ impl Members {
 
     pub(crate) fn install(&mut self, memory: &Memory, segment: SegmentId) {
         self.set(memory, State::Present(segment));
+        self.others.retain(|other| *other != segment);
     }
 
     /// Notes that a segment was unmounted; `ended` if its owner lived until then.
     pub(crate) fn leave(&mut self, memory: &Memory, segment: SegmentId, ended: bool) {
+        self.others.retain(|other| *other != segment);
         if let Some(State::Arrived(of) | State::Present(of)) = self.of.get(memory)
             && *of == segment
         {
@@ -120,7 +130,7 @@ impl Members {
             State::Arrived(segment) => Some(*segment),
             _ => None,
         });
-        arrived.collect()
+        arrived.chain(self.others.iter().copied()).collect()
     }
 
     pub(crate) fn is_known(&self, memory: &Memory) -> bool {

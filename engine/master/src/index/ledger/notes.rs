@@ -8,6 +8,7 @@ use proto::store::Uuid;
 use proto::store::ledger::{Entry, Stored, Version};
 use smallvec::SmallVec;
 
+use super::Age;
 use super::members::Memory;
 use crate::index::segments::SegmentId;
 
@@ -56,7 +57,9 @@ pub(crate) struct Holder {
 #[derive(Debug)]
 pub(crate) struct Note {
     pub(crate) subject: Subject,
+    /// The highest one, for the ledgers, and the latest one, for this run.
     pub(crate) version: Version,
+    age: Age,
     pub(crate) holders: SmallVec<[Holder; 2]>,
 }
 
@@ -136,20 +139,21 @@ impl Notes {
     }
 
     /// Returns whether this version of the key is dead.
-    pub(crate) fn covers(&self, key: &str, version: Version) -> bool {
+    pub(crate) fn covers(&self, key: &str, age: Age) -> bool {
         if self.removed == 0 {
             return false;
         }
         let id = self.find(&Subject::Removed(key.into()));
         let note = id.and_then(|id| self.get(id));
-        note.is_some_and(|note| version <= note.version)
+        note.is_some_and(|note| age <= note.age)
     }
 
     /// Adds a note, or raises the version of the one with the same subject.
-    pub(crate) fn insert(&mut self, subject: Subject, version: Version) -> NoteId {
+    pub(crate) fn insert(&mut self, subject: Subject, version: Version, age: Age) -> NoteId {
         if let Some(&id) = self.ids.get(&subject) {
             if let Some(note) = self.of.get_mut(&id) {
                 note.version = note.version.max(version);
+                note.age = note.age.max(age);
             }
             return id;
         }
@@ -160,6 +164,7 @@ impl Notes {
         let note = Note {
             subject,
             version,
+            age,
             holders: SmallVec::new(),
         };
         self.of.insert(id, note);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-use proto::store::ledger::Version;
+use super::Age;
 
 /// Keys that are remembered. After more, values of unknown keys in ledgers that come later are discarded.
 const MOST: usize = 1 << 17;
@@ -12,12 +12,12 @@ const MOST: usize = 1 << 17;
 pub(crate) struct Removed {
     hasher: RandomState,
     /// The latest removed version, by the hash of the key.
-    versions: HashMap<u64, Version>,
+    versions: HashMap<u64, Age>,
     overflowed: bool,
 }
 
 impl Removed {
-    pub(crate) fn insert(&mut self, key: &str, version: Version) {
+    pub(crate) fn insert(&mut self, key: &str, version: Age) {
         if self.overflowed {
             return;
         }
@@ -30,7 +30,7 @@ impl Removed {
     }
 
     /// Returns whether this version of the key may have been removed.
-    pub(crate) fn contains(&self, key: &str, version: Version) -> bool {
+    pub(crate) fn contains(&self, key: &str, version: Age) -> bool {
         let latest = self.versions.get(&self.hasher.hash_one(key));
         self.overflowed || latest.is_some_and(|latest| version <= *latest)
     }
@@ -38,11 +38,14 @@ impl Removed {
 
 #[cfg(test)]
 mod tests {
+    use proto::store::ledger::Version;
+
+    use super::super::Epochs;
     use super::*;
 
     #[test]
     fn earlier_versions_are_removed_and_with_too_many_keys_all_are() {
-        let version = |number| Version { epoch: 1, number };
+        let version = |number| Epochs::begin(1).age(Version { epoch: 1, number });
         let mut removed = Removed::default();
         removed.insert("a", version(5));
         removed.insert("a", version(4));

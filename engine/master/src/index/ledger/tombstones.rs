@@ -1,6 +1,8 @@
 //! Tombstones: while an owner is away, what a call removes or replaces is noted in two other ledgers before it is answered.
 //! A run reads the notes of all members before it adopts records. docs/decisions/ledger.md has the rules.
 
+use std::collections::HashSet;
+
 use proto::store::ledger::{Entry, Version};
 
 use super::members::Memory;
@@ -24,7 +26,7 @@ const NAMED: Version = Version {
 /// Notes that one step looks at.
 const STEPS: usize = 256;
 
-fn memory(mounted: &Mounted) -> Memory {
+pub(super) fn memory(mounted: &Mounted) -> Memory {
     Memory {
         client: mounted.client,
         name: mounted.segment.name.as_str().into(),
@@ -49,15 +51,13 @@ fn takes_notes(mounted: &Mounted) -> bool {
 }
 
 impl Index {
-    fn latest(&self) -> Version {
-        Version {
-            epoch: self.epoch,
-            number: self.last_number,
-        }
-    }
-
     fn memory_of(&self, segment: SegmentId) -> Option<Memory> {
         self.segments.get(segment).map(memory)
+    }
+
+    fn note(&mut self, subject: Subject, version: Version) -> NoteId {
+        let age = self.age(version);
+        self.notes.insert(subject, version, age)
     }
 
     /// Notes that the memory of a mounted segment may have records.
@@ -68,7 +68,7 @@ impl Index {
         self.members.learn(&memory);
         self.members.advance(&memory);
         if self.members.is_known(&memory) {
-            let id = self.notes.insert(Subject::Member(memory), NAMED);
+            let id = self.note(Subject::Member(memory), NAMED);
             self.spread(id);
         }
     }
@@ -122,14 +122,16 @@ impl Index {
         self.members.install(&memory, segment);
         self.segments.each_stream(|stream| stream.named = false);
         // First: a later record of this ledger is acknowledged after the names of the others.
-        self.introduce();
+        self.name_members();
         self.install(segment, records, now);
         self.notes.scan_again();
         self.mark();
+        self.look_at_awaited();
+        self.signals.progress = true;
     }
 
     /// Lets all ledgers name all members, and signs them after that.
-    fn introduce(&mut self) {
+    fn name_members(&mut self) {
         let members = self.members.iter().cloned().map(Subject::Member);
         let names: Vec<_> = members.filter_map(|of| self.notes.find(&of)).collect();
         for &id in &names {
@@ -182,7 +184,7 @@ impl Index {
             Subject::Removed(key) => self.bury(key, entry.version, now),
         }
         let bytes = subject.bytes();
-        let id = self.notes.insert(subject, entry.version);
+        let id = self.note(subject, entry.version);
         let Some(note) = self.notes.get_mut(id) else {
             return false;
         };
@@ -206,18 +208,20 @@ impl Index {
         let Some(id) = self.find(key) else {
             return;
         };
-        let object = &self.objects[id];
-        if object.version <= version && !object.in_put {
-            let rest = if object.is_leased(now) {
-                object.lease
+        let (object, dead) = (&self.objects[id], self.age(version));
+        if self.age(object.version) <= dead && !object.in_put {
+            let lease = self.objects.lease(id);
+            let rest = if now < lease {
+                lease
             } else {
                 Moment::default()
             };
             self.drop_object(id, rest);
             self.mark();
         } else if let Some(ranges) = self.superseded.get_mut(&id) {
+            let epochs = &self.epochs;
             let dead: Vec<_> = ranges
-                .extract_if(.., |range| range.version <= version)
+                .extract_if(.., |range| epochs.age(range.version) <= dead)
                 .collect();
             for range in dead {
                 self.leave(range);
@@ -236,11 +240,11 @@ impl Index {
         if self.notes.removed() >= most && self.notes.find(&subject).is_none() {
             self.counters.missing_tombstones += 1;
             if most == MOST {
-                self.removed.insert(key, version);
+                self.removed.insert(key, self.age(version));
             }
             return;
         }
-        let id = self.notes.insert(subject, version);
+        let id = self.note(subject, version);
         self.spread(id);
         let is_nowhere = self.notes.get(id).is_some_and(|of| of.holders.is_empty());
         if is_nowhere && self.is_held(id) {
@@ -297,13 +301,14 @@ impl Index {
             Subject::Removed(_) => None,
             Subject::Member(memory) => Some(memory.clone()),
         };
+        let have_it: HashSet<_> = note.holders.iter().map(|of| of.segment).collect();
         let mut have = 0;
         let mut others = Vec::new();
         for (segment, mounted) in segments.iter() {
             if own.as_ref().is_some_and(|own| *own == memory(mounted)) {
                 continue;
             }
-            if note.holders.iter().any(|of| of.segment == segment) {
+            if have_it.contains(&segment) {
                 have += usize::from(keeps_pace(mounted));
             } else if takes_notes(mounted) {
                 others.push((mounted.ends, segment));
@@ -497,13 +502,14 @@ impl Index {
             .count();
         if std::mem::replace(&mut self.paces, paces) != paces {
             self.notes.scan_again();
-            self.introduce();
+            self.name_members();
             self.signals.progress = true;
         }
         let after = self.members.away() > 0 || self.members.is_young();
         self.signals.progress |= before && !after;
+        self.look_at_awaited();
         if was_young && !self.members.is_young() {
-            self.introduce();
+            self.name_members();
         }
     }
 

@@ -611,3 +611,138 @@ fn only_the_owner_of_a_loaded_ledger_can_end() {
         .evacuate(owner(7), ATTEMPT, &Ended::default(), at(20));
     assert_eq!(answer, Err(ErrorCode::UnavailableInCurrentStatus));
 }
+
+/// An object has moved from owner 0, and its new owner has not recorded it.
+fn unrecorded() -> (Pools, u64) {
+    let mut pools = Pools::new(&[MIB, MIB, MIB]);
+    pools.put("k", 1000, 0, at(0));
+    let answer = pools.call(0, &Ended::default(), at(20));
+    let target = u64::from(answer.relocations[0].endpoint == "node2:12001") + 1;
+    pools.call(0, &written(&answer), at(20));
+    let moved = format!("node{target}:12001");
+    assert_eq!(pools.endpoint("k", at(20)), Ok(moved));
+    (pools, target)
+}
+
+#[test]
+fn a_former_range_is_used_again_if_the_new_one_is_lost_before_it_is_recorded() {
+    for silent in [false, true] {
+        let (mut pools, target) = unrecorded();
+        let lost = segment(target, MIB).id;
+        if silent {
+            pools.index.expire_segment(lost);
+        } else {
+            pools.index.unmount_segment(lost);
+        }
+        while pools.index.step(at(20)) {}
+        pools.follow(0, at(20));
+        assert_eq!(pools.recorded(0), ["k"]);
+        assert_eq!(pools.endpoint("k", at(20)).unwrap(), "node0:12001");
+        assert_eq!(pools.index.totals().used, 1000);
+        // It moves again, to the other owner.
+        let answer = pools.call(0, &Ended::default(), at(31));
+        assert_eq!((answer.left, answer.relocations.len()), (1, 1));
+        let other = 3 - target;
+        pools.call(0, &written(&answer), at(31));
+        for number in [other, 0] {
+            pools.follow(usize::try_from(number).unwrap(), at(31));
+        }
+        assert!(pools.recorded(0).is_empty());
+        let endpoint = format!("node{other}:12001");
+        assert_eq!(pools.endpoint("k", at(31)), Ok(endpoint));
+        assert!(pools.call(0, &Ended::default(), at(42)).finished);
+    }
+}
+
+#[test]
+fn a_former_range_waits_for_the_record_of_the_last_of_several_moves() {
+    let (mut pools, target) = unrecorded();
+    let other = 3 - target;
+    let answer = pools.call(target, &Ended::default(), at(20));
+    let endpoint = format!("node{other}:12001");
+    assert_eq!(answer.relocations[0].endpoint, endpoint);
+    pools.call(target, &written(&answer), at(20));
+    pools.index.unmount_segment(segment(target, MIB).id);
+    pools.follow(0, at(20));
+    assert_eq!(pools.recorded(0), ["k"]);
+    pools.follow(usize::try_from(other).unwrap(), at(20));
+    pools.follow(0, at(20));
+    assert!(pools.recorded(0).is_empty());
+    assert_eq!(pools.endpoint("k", at(20)), Ok(endpoint));
+}
+
+#[test]
+fn a_chain_of_moves_without_a_record_ends_at_the_first_owner() {
+    for last_first in [false, true] {
+        let (mut pools, target) = unrecorded();
+        let other = 3 - target;
+        let answer = pools.call(target, &Ended::default(), at(20));
+        pools.call(target, &written(&answer), at(20));
+        let lost = if last_first {
+            [other, target]
+        } else {
+            [target, other]
+        };
+        for number in lost {
+            pools.index.unmount_segment(segment(number, MIB).id);
+            while pools.index.step(at(20)) {}
+        }
+        pools.follow(0, at(20));
+        assert_eq!(pools.recorded(0), ["k"]);
+        assert_eq!(pools.endpoint("k", at(20)).unwrap(), "node0:12001");
+    }
+}
+
+#[test]
+fn a_former_range_leaves_with_an_object_that_was_removed_or_replaced() {
+    let (mut pools, target) = unrecorded();
+    pools.index.take_signals();
+    pools.index.remove("k", true, at(20)).unwrap();
+    let mut removal = pools.index.take_signals().waits;
+    pools.index.unmount_segment(segment(target, MIB).id);
+    while pools.index.step(at(20)) {}
+    assert!(!pools.index.have_happened(&mut removal));
+    for number in [3 - target, 0] {
+        pools.follow(usize::try_from(number).unwrap(), at(20));
+    }
+    assert!(pools.recorded(0).is_empty() && pools.index.have_happened(&mut removal));
+
+    let (mut pools, target) = unrecorded();
+    let config = ReplicateConfig {
+        preferred_segment: format!("s{}", 3 - target),
+        ..ReplicateConfig::default()
+    };
+    let index = &mut pools.index;
+    let begun = index.upsert_start(CLIENT, "k", 2000, &config, at(20));
+    assert!(begun.is_ok());
+    index.unmount_segment(segment(target, MIB).id);
+    pools.follow(0, at(20));
+    assert_eq!(pools.recorded(0), ["k"], "a restart finds the old value");
+    let index = &mut pools.index;
+    let ended = index.put_end(CLIENT, &meta("k"), ReplicaType::All, at(20));
+    assert_eq!(ended, Ok(()));
+    pools.follow(usize::try_from(3 - target).unwrap(), at(20));
+    pools.follow(0, at(20));
+    assert!(pools.recorded(0).is_empty());
+    assert_eq!(pools.size("k", at(20)), Ok(2000));
+}
+
+#[test]
+fn a_replica_stays_that_its_owner_brings_again_after_another_one_was_cleared() {
+    let mut pools = Pools::new(&[MIB, MIB]);
+    let config = ReplicateConfig {
+        replica_num: 2,
+        ..ReplicateConfig::default()
+    };
+    put_with(&mut pools.index, "k", 1000, &config, at(0)).unwrap();
+    pools.follow_all(at(0));
+    let keys = vec!["k".to_owned()];
+    let cleared = pools.index.clear_replicas(keys, CLIENT, "s0", at(20));
+    assert_eq!(cleared, ["k"]);
+    pools.follow_all(at(20));
+    assert!(pools.recorded(0).is_empty());
+    pools.index.expire_segment(segment(1, MIB).id);
+    pools.applied[1] = 0;
+    pools.mount(1, MIB, at(21));
+    assert_eq!(pools.endpoint("k", at(21)).unwrap(), "node1:12001");
+}

@@ -125,7 +125,7 @@ proptest! {
                     Ok(Vec::new())
                 }
                 Call::Revoke(number) => {
-                    let _ = index.put_revoke(CLIENT, &key(*number), ReplicaType::All);
+                    let _ = index.put_revoke(CLIENT, &key(*number), ReplicaType::All, now);
                     Ok(Vec::new())
                 }
                 Call::Get(number) => {
@@ -169,7 +169,7 @@ proptest! {
         }
         // Unfinished puts are revoked, everything is removed, all times end: no byte is lost.
         for number in 0..8 {
-            let _ = index.put_revoke(CLIENT, &key(number), ReplicaType::All);
+            let _ = index.put_revoke(CLIENT, &key(number), ReplicaType::All, at(seconds));
         }
         index.remove_all("", true, at(seconds));
         work(&mut index, at(seconds + 10_000));

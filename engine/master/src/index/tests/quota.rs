@@ -496,7 +496,7 @@ proptest! {
                     let _ = index.put_end(CLIENT, &meta(&named(tenant, number)), ReplicaType::All, now);
                 }
                 Call::Revoke(tenant, number) => {
-                    let _ = index.put_revoke(CLIENT, &named(tenant, number), ReplicaType::All);
+                    let _ = index.put_revoke(CLIENT, &named(tenant, number), ReplicaType::All, now);
                 }
                 Call::Get(tenant, number) => {
                     let _ = index.get_replica_list(&named(tenant, number), now);
@@ -545,7 +545,7 @@ proptest! {
         prop_assert!(TENANTS.iter().all(|name| is_tenant_name(name)));
         for (tenant, number) in (0..4).flat_map(|tenant| (0..4_u8).map(move |number| (tenant, number))) {
             let key = key(TENANTS[tenant], &format!("k{number}"));
-            let _ = index.put_revoke(CLIENT, &key, ReplicaType::All);
+            let _ = index.put_revoke(CLIENT, &key, ReplicaType::All, at(seconds));
         }
         work(index, at(seconds));
         index.remove_all("", true, at(seconds));
