@@ -646,7 +646,7 @@ fn anonymous(pid: u32) -> u64 {
 #[tokio::test]
 async fn handshakes_of_one_mebibyte_in_a_loop_cost_other_peers_nothing() {
     const THREADS: usize = 40;
-    const PATIENT: Duration = Duration::from_secs(1);
+    const MOMENT: Duration = Duration::from_secs(1);
     let to = SocketAddr::new(POOL_IP.parse().unwrap(), 12001);
     let (node, mut neighbour) = neighbour().await;
     let _pool = hostile_pool(&node).await;
@@ -667,9 +667,9 @@ async fn handshakes_of_one_mebibyte_in_a_loop_cost_other_peers_nothing() {
             let peer = Arc::clone(&peer);
             Harm::begin(move || {
                 let request = || {
-                    let mut stream = TcpStream::connect_timeout(&to, PATIENT)?;
-                    stream.set_write_timeout(Some(PATIENT))?;
-                    stream.set_read_timeout(Some(PATIENT))?;
+                    let mut stream = TcpStream::connect_timeout(&to, MOMENT)?;
+                    stream.set_write_timeout(Some(MOMENT))?;
+                    stream.set_read_timeout(Some(MOMENT))?;
                     stream.write_all(&frame)?;
                     stream.read_exact(&mut [0; PREFIX_LENGTH])
                 };

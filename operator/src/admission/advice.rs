@@ -45,7 +45,7 @@ pub fn advise(spec: &MooncakeClusterSpec, rooms: &[Room]) -> Vec<String> {
     if rooms.is_empty() {
         return Vec::new();
     }
-    // Which nodes an affinity selects is for the scheduler to say.
+    // Which nodes an affinity selects is known to the scheduler only.
     let placed = |pool: &&Pool| {
         let template = pool.pod_template.as_ref();
         template.is_none_or(|template| template.affinity.is_none())

@@ -20,7 +20,7 @@ pub(super) fn deployment(object: &mut Deployment) {
     object.status = None;
 }
 
-/// Keeps the numbers that say where pods are wanted and exist; the others change with each pod.
+/// Keeps the numbers of pods that are wanted and that exist; the others change with each pod.
 pub(super) fn daemon_set(object: &mut DaemonSet) {
     managed_fields(object);
     object.status = object.status.take().map(|status| DaemonSetStatus {

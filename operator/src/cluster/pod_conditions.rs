@@ -265,7 +265,7 @@ fn has_run(pod: &Pod) -> bool {
     })
 }
 
-/// True if the pod has run to its end and its condition says that its gate still waits.
+/// True if the pod has run to its end and its condition is that its gate still waits.
 fn waits_in_vain(pod: &Pod) -> bool {
     let waiting = Reason::GateWaiting.as_str();
     let condition = condition(pod, GATE);

@@ -55,7 +55,7 @@ pub struct Facts<'a> {
 pub enum Step {
     /// Every pod matches the spec.
     Done,
-    /// Only pods that cannot be replaced are outdated: nobody knows what they hold.
+    /// Only pods that cannot be replaced are outdated: what they hold is not known.
     Left { outdated: usize, on: String },
     /// Pods are outdated, but others must serve first.
     Wait { outdated: usize, on: String },

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::harness::{TEAM, eventually, install_crds, make_namespace};
 
-/// Creates the policies of the chart that ask for a confirmation, with their bindings.
+/// Creates the policies of the chart that require a confirmation, with their bindings.
 async fn install_policies(client: &Client) -> anyhow::Result<()> {
     let policies = Api::<ValidatingAdmissionPolicy>::all(client.clone());
     let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(client.clone());
@@ -171,7 +171,7 @@ async fn another_master(clusters: &Api<MooncakeCluster>) -> anyhow::Result<()> {
         (Some("Stock"), None, true),
         (Some("BuiltIn"), Some("true"), false),
         (Some("BuiltIn"), Some("BuiltIn"), true),
-        // An earlier confirmation does not confirm the way back.
+        // An earlier confirmation does not confirm the change back.
         (Some("Stock"), Some("BuiltIn"), false),
         (None, Some("BuiltIn"), false),
         (None, Some("Stock"), true),

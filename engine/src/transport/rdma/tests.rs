@@ -34,14 +34,9 @@ macro_rules! test {
     };
 }
 
-/// The library's folder of calls.
-fn calls() -> PathBuf {
-    std::env::var_os("MOONCAKE_TEST_CALLS").unwrap().into()
-}
-
 /// Names of the threads that have made a call.
 fn threads(call: &str) -> Vec<String> {
-    let made = std::fs::read_to_string(calls().join(call)).unwrap_or_default();
+    let made = std::fs::read_to_string(device::calls().join(call)).unwrap_or_default();
     made.lines().map(str::to_owned).collect()
 }
 
@@ -50,7 +45,7 @@ struct Hang(PathBuf);
 
 impl Hang {
     fn of(call: &str) -> Self {
-        let file = calls().join(format!("hang-{call}"));
+        let file = device::calls().join(format!("hang-{call}"));
         std::fs::write(&file, "").unwrap();
         Self(file)
     }

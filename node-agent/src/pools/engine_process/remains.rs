@@ -1,4 +1,4 @@
-//! What a start that failed leaves: processes that no agent holds. They would stay for the life of the pool pod.
+//! What a start that failed leaves: processes that no agent holds. They would stay until the pool pod ends.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -23,7 +23,7 @@ const READY_FIRST: [ConditionType; 8] = [
     ConditionType::Drained,
 ];
 
-/// Conditions that are present only while something is in the way.
+/// Conditions that are present only while something hinders the operator.
 const WHILE_TRUE: [ConditionType; 2] = [ConditionType::Stalled, ConditionType::Paused];
 
 /// How long the operator may take to observe a new cluster.
