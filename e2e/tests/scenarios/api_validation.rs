@@ -73,7 +73,8 @@ async fn kubectl_rejects_an_invalid_spec_with_a_remedy() -> anyhow::Result<()> {
                 rejected(&namespace, spec, words).await?;
             }
             let costly = r#", "size": "20Gi"}"#;
-            accepted_with_warning(&namespace, costly, "2 MiB of page tables per GiB").await?;
+            accepted_with_warning(&namespace, costly, "6 MiB per GiB more, for page tables")
+                .await?;
             // More than the nodes have.
             let huge = r#"}, {"name": "huge", "size": "1Ti", "pageSize": "2Mi"}"#;
             let words = "pool huge: insufficient_for_baseline on 2 of 2 nodes, hugepages-2Mi: n1";

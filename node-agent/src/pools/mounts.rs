@@ -199,7 +199,11 @@ impl Mounts {
         let temporary = path.with_extension("new");
         self.on_disk(move || {
             for other in replaced {
-                std::fs::remove_file(other)?;
+                match std::fs::remove_file(other) {
+                    // It could not be written.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    removed => removed?,
+                }
             }
             std::fs::write(&temporary, text?)?;
             std::fs::rename(&temporary, &path)
