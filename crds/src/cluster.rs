@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 #[cfg(feature = "kube")]
 use kube::CustomResource;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use crate::ByteSize;
 use crate::catalog::catalog;
 use crate::check::CheckId;
 use crate::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crate::update::{RolloutStatus, Update};
 use crate::word::Word;
-use crate::{ByteSize, ProcessorTime};
 
 /// A memory pool for stock Mooncake pods, with its master and access rules. An empty spec creates one pool of 1Gi on
 /// every schedulable node, over TCP.
@@ -152,10 +153,8 @@ pub struct Pool {
     /// Processors that each pool pod requests from the scheduler, e.g. `1` or `500m`: its share of the node's processors when
     /// these are busy. There is no limit. Where it is set, a change replaces the pool's pods. Default: 250m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = [
-        { "rule": "quantity(string(self)).compareTo(quantity('1m')) >= 0 && quantity(string(self)).compareTo(quantity('64')) <= 0", "message": "cpu must be from 1m to 64" }
-    ]))]
-    pub cpu: Option<ProcessorTime>,
+    #[schemars(schema_with = "processors")]
+    pub cpu: Option<Quantity>,
 
     /// Page size of the memory. `2Mi` and `1Gi` require enough free hugepages of that size on the node. With `4Ki`
     /// the pool pod requests 6 MiB per GiB more for page tables. Immutable. Default: 4Ki.
@@ -201,6 +200,19 @@ pub struct Pool {
     /// Labels, annotations and affinity that are added to the pool's pods. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<PoolPodTemplate>,
+}
+
+/// The schema of a number of processors.
+fn processors(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "x-kubernetes-int-or-string": true,
+        "pattern": "^([0-9]{1,6}m|[0-9]{1,3}(\\.[0-9]{1,3})?)$",
+        "maxLength": 8,
+        "x-kubernetes-validations": [{
+            "rule": "quantity(string(self)).compareTo(quantity('1m')) >= 0 && quantity(string(self)).compareTo(quantity('64')) <= 0",
+            "message": "cpu must be from 1m to 64",
+        }],
+    })
 }
 
 fn default_size() -> ByteSize {

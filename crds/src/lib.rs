@@ -29,7 +29,6 @@ pub mod node;
 pub mod pod_template;
 pub mod policy;
 pub mod pool_memory;
-pub mod processor_time;
 pub mod reason;
 pub mod sizing;
 pub mod skew;
@@ -45,7 +44,6 @@ pub use fix::{FixId, FixMode, FixReport};
 pub use inventory::{MooncakeInventorySpec, MooncakeInventoryStatus};
 pub use node::{MooncakeNodeSpec, MooncakeNodeStatus};
 pub use policy::{MooncakeNodePolicySpec, MooncakeNodePolicyStatus};
-pub use processor_time::ProcessorTime;
 pub use reason::{Owner, Reason};
 pub use word::{Vocabulary, Word};
 

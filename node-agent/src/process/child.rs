@@ -145,7 +145,9 @@ async fn read_report<T: DeserializeOwned>(
 ) -> Result<T, ChildError> {
     let mut line = Vec::new();
     let read = reports.take(LINE_LIMIT).read_until(b'\n', &mut line).await;
-    read.map_err(ChildError::Read)?;
+    if read.map_err(ChildError::Read)? == 0 {
+        return Err(ChildError::Read(io::ErrorKind::UnexpectedEof.into()));
+    }
     serde_json::from_slice(&line).map_err(ChildError::Decode)
 }
 

@@ -136,6 +136,17 @@ pub async fn apply(
     })
 }
 
+/// The object as the cache has it, if it has the same owner.
+fn observed<'a, K>(desired: &K, existing: &'a [Arc<K>]) -> Option<&'a K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    let uid = |object: &K| owner(object.meta()).map(|owner| owner.uid.clone());
+    let (name, owner) = (desired.name_any(), uid(desired));
+    let mut existing = existing.iter().map(AsRef::as_ref);
+    existing.find(|found| found.name_any() == name && uid(found) == owner)
+}
+
 struct Session<'a> {
     client: &'a Client,
     writer: &'a Writer,
@@ -151,15 +162,7 @@ impl Session<'_> {
             + serde::Serialize
             + serde::de::DeserializeOwned,
     {
-        let name = desired.name_any();
-        let mine = owner(desired.meta()).map(|owner| owner.uid.clone());
-        let observed = existing
-            .iter()
-            .find(|found| {
-                found.name_any() == name
-                    && owner(found.meta()).map(|owner| &owner.uid) == mine.as_ref()
-            })
-            .map(AsRef::as_ref);
+        let observed = observed(&desired, existing);
         let api = untyped::api::<K>(self.client.clone(), &(), Some(self.namespace));
         self.writer.apply(&api, desired, observed).await
     }
@@ -171,15 +174,11 @@ impl Session<'_> {
         desired: RoleBinding,
         existing: &[Arc<RoleBinding>],
     ) -> Result<(), Error> {
-        let mine = owner(&desired.metadata).map(|owner| owner.uid.clone());
-        let of_another_role = existing.iter().find(|found| {
-            found.name_any() == desired.name_any()
-                && owner(&found.metadata).map(|owner| &owner.uid) == mine.as_ref()
-                && found.role_ref != desired.role_ref
-        });
-        if let Some(former) = of_another_role {
+        if let Some(former) = observed(&desired, existing)
+            && former.role_ref != desired.role_ref
+        {
             let api = untyped::api::<RoleBinding>(self.client.clone(), &(), Some(self.namespace));
-            self.writer.delete(&api, former.as_ref()).await?;
+            self.writer.delete(&api, former).await?;
         }
         self.one(desired, existing).await?;
         Ok(())
@@ -192,12 +191,7 @@ impl Session<'_> {
         family: &str,
         existing: &[Arc<EndpointSlice>],
     ) -> Result<(), Error> {
-        let mine = owner(&desired.metadata).map(|owner| owner.uid.clone());
-        let exists = existing.iter().any(|found| {
-            found.name_any() == desired.name_any()
-                && owner(&found.metadata).map(|owner| &owner.uid) == mine.as_ref()
-        });
-        if !exists {
+        if observed(&desired, existing).is_none() {
             desired.address_type = family.to_owned();
             self.one(desired, &[]).await?;
         }

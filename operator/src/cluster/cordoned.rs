@@ -152,7 +152,8 @@ impl Decision {
 /// The beginning of the message about nodes that are not drained.
 pub const HELD: &str = "pool pods stay on cordoned nodes";
 
-fn listed(nodes: &[String]) -> String {
+/// The first nodes, and how many more there are.
+pub(crate) fn listed(nodes: &[String]) -> String {
     let more = nodes.len().saturating_sub(NAMED);
     let named = nodes.iter().take(NAMED).cloned().collect::<Vec<_>>();
     match more {

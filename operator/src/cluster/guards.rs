@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 
 use crate::apply::{Error, Writer};
+use crate::cluster::cordoned::listed;
 use crate::cluster::desired::guard;
 use crate::cluster::pool_pod::pending;
 use crate::cluster::validate::{Settings, Valid};
@@ -21,8 +22,6 @@ const AT_ONCE: usize = 200;
 const REPLACEMENT_AGE: Duration = Duration::from_secs(60);
 /// Age from which a guard that does not run is reported: its image must be pulled first.
 const START_AGE: Duration = Duration::from_secs(60);
-/// Most guards that a message names.
-const NAMED: usize = 4;
 
 /// What to do about the guards of a cluster.
 #[derive(Debug, Default)]
@@ -96,15 +95,10 @@ impl Plan {
     /// Which guards do not run; `None` if all that are old enough do.
     pub fn idle_message(&self) -> Option<String> {
         let (_, cause) = self.idle.first()?;
-        let nodes = self.idle.iter().map(|(node, _)| node.as_str());
-        let named: Vec<&str> = nodes.take(NAMED).collect();
-        let more = match self.idle.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let nodes = self.idle.iter().map(|(node, _)| node.clone());
+        let nodes = listed(&nodes.collect::<Vec<_>>());
         Some(format!(
-            "the guards of {}{more} do not run, so kubectl drain does not wait for the pool pods there: {cause}",
-            named.join(", ")
+            "the guards of {nodes} do not run, so kubectl drain does not wait for the pool pods there: {cause}"
         ))
     }
 }

@@ -10,8 +10,9 @@ use crds::cluster::{
 };
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crds::update::{OnCordon, Update};
-use crds::{MooncakeCluster, ProcessorTime, Reason, names};
+use crds::{MooncakeCluster, Reason, names};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 use proto::metadata::{HostPort, ServiceUrl, etcd_url, is_local};
@@ -117,7 +118,7 @@ pub struct Pool {
     /// Bytes on each node.
     pub bytes: u64,
     /// Requested processors; `None`: the default.
-    pub cpu: Option<ProcessorTime>,
+    pub cpu: Option<Quantity>,
     pub page_size: PageSize,
     pub numa_policy: NumaPolicy,
     pub node_selector: BTreeMap<String, String>,
@@ -391,7 +392,7 @@ fn pool(pool: &crds::cluster::Pool, master: MasterType) -> Result<Pool, Error> {
     Ok(Pool {
         name: pool.name.clone(),
         bytes: pool.size.0,
-        cpu: pool.cpu,
+        cpu: pool.cpu.clone(),
         page_size: pool.page_size,
         numa_policy: pool.numa_policy,
         node_selector: pool.node_selector.clone(),

@@ -387,8 +387,9 @@ impl Index {
         budget: &mut Budget,
     ) -> Outcome {
         let later = now.after(self.settings.lease_ttl);
-        let group = self.objects.groups.of(id);
-        let Some(group) = group.filter(|_| self.objects[id].has_group) else {
+        let has_group = self.objects[id].has_group;
+        let group = has_group.then(|| self.objects.groups.of(id)).flatten();
+        let Some(group) = group else {
             return match self.stays_until(id, soft_pinned, now) {
                 None if choice.keep != Some(id) => Outcome::Evicted(self.evict_one(id, now)),
                 until => Outcome::Blocked(until.unwrap_or(later)),

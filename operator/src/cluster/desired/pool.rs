@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::pod_template::PoolPodTemplate;
-use crds::{ByteSize, ProcessorTime, names, pool_memory};
+use crds::{ByteSize, names, pool_memory};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
     Affinity, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, KeyToPath,
@@ -30,7 +30,7 @@ pub const ANNOTATION_SPEC: &str = "mooncake.io/pool-wish";
 const ANNOTATION_NUMA: &str = "mooncake.io/numa-policy";
 
 /// Processors that a pool pod requests without `spec.pools[].cpu`. The engine process is in its cgroup.
-const DEFAULT_CPU: ProcessorTime = ProcessorTime(250);
+const DEFAULT_CPU: &str = "250m";
 
 /// Name of the port of the readiness probe.
 const READY: &str = "ready";
@@ -87,7 +87,7 @@ pub fn spec_fingerprint(pool: &Pool) -> String {
         "drainSeconds": pool.drain_seconds,
     });
     // Only if set: a new field, or another default, must not outdate the pods of a release that did not have it.
-    if let Some(cpu) = pool.cpu {
+    if let Some(cpu) = &pool.cpu {
         spec["cpu"] = json!(cpu);
     }
     let PoolPodTemplate {
@@ -355,8 +355,9 @@ fn resources(pool: &Pool) -> ResourceRequirements {
         set(pool.page_size.resource(), pool.bytes);
     }
     let mut requests = amounts.clone();
-    let cpu = pool.cpu.unwrap_or(DEFAULT_CPU);
-    requests.insert("cpu".to_owned(), Quantity(cpu.to_string()));
+    let cpu = pool.cpu.clone();
+    let cpu = cpu.unwrap_or_else(|| Quantity(DEFAULT_CPU.to_owned()));
+    requests.insert("cpu".to_owned(), cpu);
     ResourceRequirements {
         requests: Some(requests),
         limits: Some(amounts),

@@ -453,6 +453,9 @@ fn what_the_user_changes_outdates_pods_but_the_node_selector_does_not() {
     for changed in [
         "{pools: [{name: a, size: 2Gi}]}",
         "{pools: [{name: a, drainSeconds: 6}]}",
+        // Also the default, stated: pods of an earlier release request less.
+        "{pools: [{name: a, cpu: 250m}]}",
+        "{pools: [{name: a, cpu: 2}]}",
         "{pools: [{name: a, priorityClassName: p}]}",
         "{pools: [{name: a, tolerations: [{operator: Exists}]}]}",
         "{pools: [{name: a, podTemplate: {labels: {x: y}}}]}",
