@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
 use crds::Reason;
+use kube::CustomResourceExt;
 use local_cluster::Settings;
 use local_cluster::binaries::Binaries;
 use local_cluster::command::Run;
@@ -130,6 +131,35 @@ fn each_reason_belongs_to_the_alert_of_its_area() {
             "{alert}: {reason}"
         );
     }
+}
+
+/// A policy sets the period of the probes: a path whose probes all fail raises the alert at each of them.
+#[test]
+fn the_alert_of_failing_paths_does_not_depend_on_the_period_of_the_probes() {
+    let rendered = render(&["--set", "monitoring.enabled=true"]).unwrap();
+    let mut documents = rendered.split("\n---");
+    let rule = documents.find(|document| document.contains("\nkind: PrometheusRule\n"));
+    let rule: serde_json::Value = serde_yaml_ng::from_str(rule.unwrap()).unwrap();
+    let rules = rule["spec"]["groups"][0]["rules"].as_array().unwrap();
+    let alert = rules
+        .iter()
+        .find(|rule| rule["alert"] == "MooncakePathFails");
+    let expression = alert.unwrap()["expr"].as_str().unwrap();
+    let policy = serde_json::to_value(crds::MooncakeNodePolicy::crd()).unwrap();
+    let probes = &policy["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        ["properties"]["probes"];
+    let longest = probes["properties"]["peerSeconds"]["maximum"]
+        .as_f64()
+        .unwrap();
+    // Two probes of the slowest are within the window.
+    let minutes = 2.0 * longest / 60.0;
+    let rate = |matcher: &str| {
+        format!(
+            "sum by (agent_node, node) (rate(mooncake_agent_peer_probes_total{matcher}[{minutes}m]))"
+        )
+    };
+    let wanted = format!("{} / {} > 0.5", rate("{outcome=\"failed\"}"), rate(""));
+    assert_eq!(expression, wanted);
 }
 
 /// Each metric of an alert is in the table of metrics.

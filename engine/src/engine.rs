@@ -33,13 +33,14 @@ impl Engine {
     /// [`Error::NoRuntime`] outside a tokio runtime; [`Error::Io`] if a thread or descriptor cannot be
     /// created.
     pub fn start(settings: Settings) -> Result<Self, Error> {
-        Self::start_with(settings, |tcp| Box::new(tcp))
+        Self::start_on(&numa::nodes(Path::new("/sys")), settings)
     }
 
     /// Like [`Self::start`], with a wrapper around the TCP transport of each data thread.
     ///
     /// # Errors
     /// As [`Self::start`].
+    #[cfg(feature = "test-transports")]
     pub fn start_with(
         settings: Settings,
         wrap: impl Fn(Tcp) -> Box<dyn Transport>,

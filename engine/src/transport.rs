@@ -2,7 +2,9 @@
 
 #[cfg(test)]
 mod conformance;
+#[cfg(feature = "test-transports")]
 pub mod fault;
+#[cfg(feature = "test-transports")]
 pub mod memory;
 #[cfg(feature = "rdma")]
 pub mod rdma;
@@ -110,6 +112,7 @@ pub enum LinkError {
     #[error("{0}")]
     Device(String),
     /// Injected by a test.
+    #[cfg(feature = "test-transports")]
     #[error("injected by a test")]
     Injected,
 }
@@ -204,9 +207,7 @@ pub trait Transport: Debug + Send {
     /// Removes an endpoint and closes its connections. They are released on return or by later events.
     fn remove_endpoint(&mut self, endpoint: EndpointId);
     /// Returns whether something of a removed endpoint can still access memory.
-    fn is_removing(&self, _endpoint: EndpointId) -> bool {
-        false
-    }
+    fn is_removing(&self, endpoint: EndpointId) -> bool;
     /// Replaces the admission; closes connections of peers that are no longer admitted.
     fn set_admission(&mut self, endpoint: EndpointId, admission: Admission);
     /// Adds memory that links may use, and serves it to peers at a wire base.
@@ -230,7 +231,7 @@ pub trait Transport: Debug + Send {
     fn post(&mut self, link: LinkId, requests: &[Post]) -> usize;
     /// Begins no more requests of peers and passes each served connection on when none is in progress on it. Drops the
     /// sender when no connection is left that can be passed on.
-    fn pass_on(&mut self, _endpoint: EndpointId, _to: mpsc::UnboundedSender<IdleConnection>) {}
+    fn pass_on(&mut self, endpoint: EndpointId, to: mpsc::UnboundedSender<IdleConnection>);
     /// Starts all accepted requests. Called once after the posts of a turn.
     fn flush(&mut self);
     /// Closes a link and cancels its requests. Answered by [`Event::Released`], its last event.

@@ -6,6 +6,7 @@ pub(crate) mod engine_process;
 mod handover;
 pub(crate) mod memory_budget;
 pub(crate) mod mounts;
+mod pauses;
 pub(crate) mod pod;
 pub(crate) mod pod_tasks;
 pub(crate) mod processes;

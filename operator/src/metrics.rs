@@ -1,18 +1,24 @@
-//! The metrics of the operator. Labels have a bounded number of values: kinds and verbs, never names of objects.
+//! The metrics of the operator. Labels have a bounded number of values: kinds and verbs. Only the conditions of
+//! MooncakeClusters have names of objects.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+mod conditions;
 mod endpoint;
 
+pub use conditions::Clusters;
 pub use endpoint::{Settings, serve};
+
+/// Before the name of each metric.
+const PREFIX: &str = "mooncake_operator";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reconcile {
@@ -58,7 +64,7 @@ impl Default for Metrics {
 
 impl Metrics {
     pub fn new() -> Self {
-        let mut registry = Registry::with_prefix("mooncake_operator");
+        let mut registry = Registry::with_prefix(PREFIX);
         let reconciles = Family::default();
         registry.register(
             "reconciles",
@@ -140,11 +146,16 @@ impl Metrics {
         self.leader.set(i64::from(leads));
     }
 
-    /// The text that Prometheus reads (OpenMetrics 1.0).
-    pub fn render(&self) -> Result<String, std::fmt::Error> {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
-        Ok(text)
+    /// The text that Prometheus reads (OpenMetrics 1.0). The leader alone shows the conditions of the clusters: they are
+    /// the same for every replica.
+    pub fn render(&self, clusters: &Clusters) -> Result<String, std::fmt::Error> {
+        let mut rendered = String::new();
+        text::encode_registry(&mut rendered, &self.registry)?;
+        if self.leader.get() == 1 {
+            text::encode_registry(&mut rendered, &conditions::registry(clusters))?;
+        }
+        text::encode_eof(&mut rendered)?;
+        Ok(rendered)
     }
 }
 
@@ -158,7 +169,7 @@ mod tests {
         metrics.count_reconcile("MooncakeCluster", "ok", Duration::from_millis(5));
         metrics.count_write("apply");
         metrics.set_leader(true);
-        let text = metrics.render().unwrap();
+        let text = metrics.render(&[]).unwrap();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             assert!(line.starts_with("mooncake_operator_"), "{line}");
         }

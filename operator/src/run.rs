@@ -120,7 +120,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     servers.spawn({
         let (client, stop) = (client.clone(), stopped(work_stops.clone()));
-        async move { Ok(metrics::serve(endpoint, client, metrics, stop).await?) }
+        let clusters = known.clusters.clone();
+        async move { Ok(metrics::serve(endpoint, client, metrics, clusters, stop).await?) }
     });
     let agents = certificates::Keeper::new(
         client.clone(),

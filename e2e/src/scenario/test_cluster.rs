@@ -46,15 +46,21 @@ impl TestCluster {
     /// # Errors
     /// When the kubeconfig cannot be read or used.
     pub async fn connect(cluster: Cluster) -> anyhow::Result<Self> {
-        let path = cluster.kubeconfig();
-        let kubeconfig =
-            Kubeconfig::read_from(&path).with_context(|| format!("reading {}", path.display()))?;
-        let config =
-            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let config = config(&cluster).await?;
         Ok(Self {
             local: Arc::new(cluster),
             client: kube::Client::try_from(config)?,
         })
+    }
+
+    /// Returns a client whose requests the API server authorises as this user's.
+    ///
+    /// # Errors
+    /// As [`TestCluster::connect`].
+    pub async fn client_as(&self, user: &str) -> anyhow::Result<kube::Client> {
+        let mut config = config(&self.local).await?;
+        config.auth_info.impersonate = Some(user.to_owned());
+        Ok(kube::Client::try_from(config)?)
     }
 
     /// Runs blocking work with the cluster (cut a node off, kill or start a part, load an image) on a thread of
@@ -98,6 +104,13 @@ impl TestCluster {
         output(self.local.kubectl().command(words).deadline(ROLLED_OUT)).await?;
         Ok(())
     }
+}
+
+async fn config(cluster: &Cluster) -> anyhow::Result<kube::Config> {
+    let path = cluster.kubeconfig();
+    let kubeconfig =
+        Kubeconfig::read_from(&path).with_context(|| format!("reading {}", path.display()))?;
+    Ok(kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)
 }
 
 /// Treats a deletion of an object that no longer exists as done.

@@ -4,7 +4,8 @@ use super::agent_restart::none_restarted;
 use super::engine_process::engine_processes;
 use anyhow::{Context, ensure};
 use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR, master_endpoint};
-use mooncake_e2e::scenario::pool::ip;
+use mooncake_e2e::scenario::master::Segment;
+use mooncake_e2e::scenario::pool::{READY, ip};
 use mooncake_e2e::scenario::{
     Effort, Load, Namespace, Pool, Product, StockPod, StockWork, processes, with_namespace,
 };
@@ -13,6 +14,30 @@ use std::time::Duration;
 
 const REACH: &str = include_str!("../workload/reach.py");
 const HOSTILE: &str = include_str!("../workload/hostile.py");
+const NEWCOMER: &str = include_str!("../workload/newcomer.py");
+/// Reads 4 KiB at a wire address of each pool pod, or writes them first; prints what each pod returned.
+const RANGE: &str = r#"
+import json, socket, struct, sys
+operation, address, hosts = sys.argv[1], int(sys.argv[2], 16), sys.argv[3:]
+
+def exchange(host, request, wanted):
+    received = b""
+    with socket.create_connection((host, 12002), timeout=5) as peer:
+        peer.settimeout(5)
+        peer.sendall(request)
+        while len(received) < wanted and (piece := peer.recv(65536)):
+            received += piece
+    return received
+
+for host in hosts:
+    try:
+        if operation == "write":
+            exchange(host, struct.pack("<QQB7x", 4096, address, 0x81) + b"X" * 4096, 1)
+        got = exchange(host, struct.pack("<QQB7x", 4096, address, 0), 4096)
+        print(json.dumps({"range": "marked" if b"X" * 64 in got else "other" if len(got) >= 4096 else "unknown"}))
+    except OSError as error:
+        print(json.dumps({"range": type(error).__name__}))
+"#;
 const WAIT: Duration = Duration::from_secs(180);
 /// Limit of an agent's own memory, without the pools that it maps.
 const AGENT_BYTES: u64 = 96 << 20;
@@ -26,14 +51,24 @@ async fn pods_without_access_read_and_write_no_pool_bytes() -> anyhow::Result<()
             let pool = Pool::small(&namespace).await?;
             let load = Load::start(&namespace, "n1", "kv", Effort::default()).await?;
             let segments = pool.mounted(2, WAIT).await?;
-            let mut arguments = vec![
-                "load-n1-kept-0".to_owned(),
-                segments[0].base_address.clone(),
-            ];
+            let address = unused(&segments[0])?;
+            let mut hosts = Vec::new();
             for pod in pool.pods().await? {
-                arguments.push(ip(&pod)?);
+                hosts.push(ip(&pod)?);
             }
+            let mut arguments = vec!["load-n1-kept-0".to_owned(), address.clone()];
+            arguments.extend(hosts.clone());
             arguments.extend(metrics(&product).await?);
+            let admitted = StockPod::new("admitted", StockWork::Idle);
+            admitted.inject("kv").start(&namespace).await?;
+            namespace.pod_ready("admitted", WAIT).await?;
+            let range = async |operation: &str| {
+                let mut words = vec!["python3", "-c", RANGE, operation, &address];
+                words.extend(hosts.iter().map(String::as_str));
+                namespace.exec("admitted", "main", &words, WAIT).await
+            };
+            let before = range("read").await?;
+            ensure!(before.contains("other"), "no pool pod has it: {before}");
             let work = StockWork::Program {
                 text: REACH,
                 arguments,
@@ -44,17 +79,36 @@ async fn pods_without_access_read_and_write_no_pool_bytes() -> anyhow::Result<()
                     .node("n2")
                     .master(&endpoint)
             };
-            reads_and_writes_nothing(&namespace, &client("unlabelled")).await?;
-            reads_and_writes_nothing(&namespace, &client("hostnet").host_network()).await?;
+            reads_and_writes_nothing(&namespace, &client("unlabelled"), &endpoint).await?;
+            reads_and_writes_nothing(&namespace, &client("hostnet").host_network(), &endpoint)
+                .await?;
             // Only the webhook sets the label that gives access, and the cluster is in another namespace.
-            let foreign = client("foreign").inject("kv");
+            let (foreign, master) = (client("foreign").inject("kv"), endpoint.clone());
             with_namespace(&product.cluster, "foreign", async move |other| {
-                reads_and_writes_nothing(&other, &foreign).await
+                reads_and_writes_nothing(&other, &foreign, &master).await
             })
             .await?;
+            // Its access is to the pool of another cluster of the same namespace.
+            let other = "{pools: [{name: default, size: 64Mi, drainSeconds: 2}]}";
+            let other = Pool::apply(&namespace, "other", other).await?;
+            other.ready(READY).await?;
+            reads_and_writes_nothing(&namespace, &client("neighbour").inject("other"), &endpoint)
+                .await?;
+            let after = range("read").await?;
+            ensure!(!after.contains("marked"), "written without access: {after}");
+            // The same request by a pod with access has an effect.
+            let written = range("write").await?;
+            ensure!(written.contains("marked"), "not written: {written}");
             load.finish(&namespace).await?.nothing_failed()
         })
         .await
+}
+
+/// Wire address of the last 4 KiB of a segment, which the load does not reach.
+fn unused(segment: &Segment) -> anyhow::Result<String> {
+    let base = segment.base_address.trim_start_matches("0x");
+    let base = u64::from_str_radix(base, 16).with_context(|| format!("{segment:?}"))?;
+    Ok(format!("{:x}", base + segment.size_bytes - 4096))
 }
 
 /// URLs of the metrics of every agent and operator.
@@ -79,10 +133,20 @@ async fn metrics(product: &Product) -> anyhow::Result<Vec<String>> {
 }
 
 /// Runs a pod without access, which must not read or write a byte on any port.
-async fn reads_and_writes_nothing(namespace: &Namespace, client: &StockPod) -> anyhow::Result<()> {
+async fn reads_and_writes_nothing(
+    namespace: &Namespace,
+    client: &StockPod,
+    endpoint: &str,
+) -> anyhow::Result<()> {
     client.start(namespace).await?;
     namespace.pod_succeeded(&client.name, WAIT).await?;
     let attempts = lines(namespace, &client.name, "attempt").await?;
+    let stock = attempts.last().and_then(|attempt| attempt["at"].as_str());
+    ensure!(
+        stock == Some(endpoint),
+        "{} used another master: {stock:?}",
+        client.name
+    );
     // Four attempts per pool pod, two per URL, and one by the stock client.
     ensure!(
         attempts.len() == 2 * 4 + 4 * 2 + 1,
@@ -141,6 +205,13 @@ async fn malformed_bytes_from_an_admitted_pod_disturb_no_agent_and_no_other_clie
             for pod in &before_pods {
                 arguments.push(ip(pod)?);
             }
+            let newcomer = StockWork::Program {
+                text: NEWCOMER,
+                arguments: arguments[1..].to_vec(),
+            };
+            let newcomer = StockPod::new("newcomer", newcomer).node("n1").inject("kv");
+            newcomer.start(&namespace).await?;
+            namespace.pod_ready("newcomer", WAIT).await?;
             let hostile = StockPod::new(
                 "hostile",
                 StockWork::Program {
@@ -152,13 +223,24 @@ async fn malformed_bytes_from_an_admitted_pod_disturb_no_agent_and_no_other_clie
             .inject("kv");
             hostile.start(&namespace).await?;
             namespace.pod_succeeded("hostile", WAIT).await?;
-            for attack in lines(&namespace, "hostile", "attack").await? {
+            let attacks = lines(&namespace, "hostile", "attack").await?;
+            ensure!(
+                attacks.len() == 5 * before_pods.len(),
+                "some attacks are missing: {attacks:?}"
+            );
+            for attack in &attacks {
                 println!("{attack}");
                 ensure!(
                     attack["answered"] != false,
                     "no answer to a well-formed handshake: {attack}"
                 );
+                let number = |field: &str| attack[field].as_u64().unwrap_or_default();
+                ensure!(
+                    10 * number("opened") >= 9 * number("of"),
+                    "too few connections for an attack: {attack}"
+                );
             }
+            all_answered(&lines(&namespace, "newcomer", "newcomer").await?, &attacks)?;
             load.finish(&namespace).await?.nothing_failed()?;
             for (agent, before) in agents.iter().zip(&workers) {
                 ensure!(worker(agent)? == *before, "an agent restarted: {before:?}");
@@ -176,6 +258,29 @@ async fn malformed_bytes_from_an_admitted_pod_disturb_no_agent_and_no_other_clie
             none_restarted(&before_pods, &pool.pods().await?)
         })
         .await
+}
+
+/// Compares what another pod with access saw during the attacks: each new connection was answered.
+fn all_answered(newcomers: &[Value], attacks: &[Value]) -> anyhow::Result<()> {
+    let at = |line: Option<&Value>| line.and_then(|line| line["at"].as_f64());
+    let (Some(start), Some(end)) = (at(attacks.first()), at(attacks.last())) else {
+        anyhow::bail!("no attack has a time: {attacks:?}");
+    };
+    let during: Vec<_> = newcomers
+        .iter()
+        .filter(|line| at(Some(line)).is_some_and(|at| (start..end).contains(&at)))
+        .collect();
+    ensure!(during.len() >= 20, "only {} handshakes", during.len());
+    let longest = during.iter().filter_map(|line| line["seconds"].as_f64());
+    let longest = longest.fold(0.0, f64::max);
+    println!(
+        "{} handshakes of another pod, the longest {longest} s",
+        during.len()
+    );
+    for line in during {
+        ensure!(line["newcomer"] == true, "not answered: {line}");
+    }
+    Ok(())
 }
 
 fn worker(agent: &k8s_openapi::api::core::v1::Pod) -> anyhow::Result<processes::Process> {

@@ -1,7 +1,7 @@
 //! What `spec.access` grants to pods of other namespaces, until it is withdrawn.
 
 use anyhow::ensure;
-use crds::names::{ANNOTATION_SKIPPED, POOL_HANDSHAKE_PORT};
+use crds::names::{ANNOTATION_SKIPPED, POOL_DATA_PORT, POOL_HANDSHAKE_PORT};
 use crds::{ConditionType, Reason};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -9,11 +9,13 @@ use mooncake_e2e::scenario::pool::ip;
 use mooncake_e2e::scenario::{
     Namespace, Pool, Product, Seen, StockPod, StockWork, eventually, with_namespace,
 };
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const WAIT: Duration = Duration::from_secs(120);
 /// An agent learns of a withdrawn admission by its watch of EndpointSlices.
 const WITHDRAWN: Duration = Duration::from_secs(30);
+/// Seconds from the withdrawal to the end of an open connection.
+const ENDED: f64 = 5.0;
 const KEYS: u32 = 8;
 const BYTES: u64 = 1 << 20;
 
@@ -27,6 +29,18 @@ try:
         print(len(peer.recv(4096)))
 except OSError:
     print(0)
+"#;
+
+/// Holds a connection to the data port of a pool pod until it ends; prints the time of its end in seconds since 1970.
+const HOLD: &str = r#"
+import socket, sys, time
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5) as peer:
+    peer.settimeout(60)
+    try:
+        peer.recv(1)
+    except ConnectionError:
+        pass
+print(time.time())
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -59,7 +73,18 @@ async fn pods_of_an_allowed_namespace_use_a_pool_until_it_is_withdrawn() -> anyh
                 guests.pod_ready("guest", WAIT).await?;
                 let pool_pod = ip(&pool.pod_on("n1").await?)?;
                 ensure!(answered(&guests, &pool_pod).await?, "it has no access");
-                apply(&namespace, "{}").await?;
+                let port = POOL_DATA_PORT.to_string();
+                let hold = ["python3", "-c", HOLD, &pool_pod, &port];
+                let held = guests.exec("guest", "main", &hold, WAIT);
+                let withdraw = async {
+                    tokio::time::sleep(Duration::from_secs(3)).await;
+                    apply(&namespace, "{}").await?;
+                    anyhow::Ok(SystemTime::now().duration_since(UNIX_EPOCH)?)
+                };
+                let (held, withdrawn) = tokio::try_join!(held, withdraw)?;
+                let after = held.trim().parse::<f64>()? - withdrawn.as_secs_f64();
+                println!("an open connection ended {after:.1} s after the withdrawal");
+                ensure!((-2.0..ENDED).contains(&after), "{after:.1} s");
                 eventually("the guest to lose its access", WITHDRAWN, || async {
                     let answered = answered(&guests, &pool_pod).await?;
                     Ok(Seen::when((!answered).then_some(()), "an answer"))
@@ -77,7 +102,18 @@ async fn pods_of_an_allowed_namespace_use_a_pool_until_it_is_withdrawn() -> anyh
                 skipped(&guests, &late, Reason::NamespaceNotAllowed).await?;
                 let host = StockPod::new("host", StockWork::Idle).inject("kv");
                 let host = host.host_network();
-                skipped(&namespace, &host, Reason::HostNetworkNotAllowed).await
+                skipped(&namespace, &host, Reason::HostNetworkNotAllowed).await?;
+
+                apply(&namespace, "{allowHostNetwork: true}").await?;
+                pool.ready(WAIT).await?;
+                let host = StockPod::new("allowed", StockWork::verify(KEYS, BYTES));
+                let host = host.node("n1").inject("kv").host_network();
+                let report = host.run(&namespace, WAIT).await?;
+                ensure!(
+                    report.done == u64::from(KEYS) && report.wrong == 0,
+                    "{report:?}"
+                );
+                Ok(())
             })
             .await
         })

@@ -1,11 +1,11 @@
 //! Deletion of clusters and namespaces: everything created for them is deleted too.
 
+use anyhow::ensure;
 use crds::MooncakeCluster;
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Pod, Service};
-use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::DeleteParams;
+use mooncake_e2e::scenario::pool::READY;
 use mooncake_e2e::scenario::{Namespace, Pool, Product, Seen, StockPod, StockWork, eventually};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const DELETED: Duration = Duration::from_secs(60);
@@ -16,9 +16,17 @@ async fn deleting_a_cluster_deletes_everything_created_for_it() -> anyhow::Resul
     let product = Product::shared().await?;
     product
         .run("delete", async move |_, namespace| {
-            Pool::small(&namespace).await?;
+            let before = objects(&namespace).await?;
+            let spec =
+                "{pools: [{name: default, size: 64Mi, drainSeconds: 2}], master: {type: BuiltIn}}";
+            Pool::apply(&namespace, "kv", spec)
+                .await?
+                .ready(READY)
+                .await?;
+            let created = objects(&namespace).await?.difference(&before).count();
+            ensure!(created > 10, "only {created} objects were created");
             delete(&namespace).await?;
-            nothing_left(&namespace).await
+            nothing_left(&namespace, &before).await
         })
         .await
 }
@@ -48,32 +56,31 @@ async fn delete(namespace: &Namespace) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the cluster and everything created for it no longer exist.
-async fn nothing_left(namespace: &Namespace) -> anyhow::Result<()> {
+/// Waits until the namespace has only what it had before the cluster.
+async fn nothing_left(namespace: &Namespace, before: &BTreeSet<String>) -> anyhow::Result<()> {
     eventually("everything of the cluster to be gone", DELETED, || async {
-        let mut left = Vec::new();
-        left.extend(names::<MooncakeCluster>(namespace).await?);
-        left.extend(names::<Deployment>(namespace).await?);
-        left.extend(names::<DaemonSet>(namespace).await?);
-        left.extend(names::<Service>(namespace).await?);
-        left.extend(names::<Pod>(namespace).await?);
+        let now = objects(namespace).await?;
+        let left: Vec<_> = now.difference(before).cloned().collect();
         Ok(Seen::when(left.is_empty().then_some(()), left.join(", ")))
     })
     .await
 }
 
-async fn names<K>(namespace: &Namespace) -> anyhow::Result<Vec<String>>
-where
-    K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned,
-    K::DynamicType: Default,
-{
-    let found = namespace.api::<K>().list(&ListParams::default()).await?;
-    let kind = K::kind(&Default::default()).into_owned();
-    Ok(found
-        .iter()
-        .map(|object| format!("{kind} {}", object.name_any()))
-        .collect())
+/// Every object of the namespace except Events, which outlive their objects.
+async fn objects(namespace: &Namespace) -> anyhow::Result<BTreeSet<String>> {
+    let words = [
+        "api-resources",
+        "--verbs=list,delete",
+        "--namespaced=true",
+        "--output=name",
+    ];
+    let kinds = namespace.kubectl(&words).await?;
+    let kinds: Vec<_> = kinds
+        .lines()
+        .filter(|kind| !kind.starts_with("events"))
+        .collect();
+    let found = namespace
+        .kubectl(&["get", &kinds.join(","), "--output=name"])
+        .await?;
+    Ok(found.lines().map(str::to_owned).collect())
 }

@@ -52,7 +52,7 @@ def answers(host):
 
 
 def many(host, port, count, content):
-    """Opens connections with incomplete requests; returns how many were opened and whether the host answers."""
+    """Opens connections with incomplete requests, holds them for 3 s, and returns how many were opened."""
     held = []
     for _ in range(count):
         try:
@@ -61,15 +61,14 @@ def many(host, port, count, content):
             held.append(peer)
         except OSError:
             pass
-    opened = len(held)
-    answered = answers(host)
+    time.sleep(3)
     for peer in held:
         peer.close()
-    return opened, answered
+    return len(held)
 
 
 def report(attack, **more):
-    print(json.dumps({"attack": attack, **more}), flush=True)
+    print(json.dumps({"attack": attack, "at": time.time(), **more}), flush=True)
 
 
 def main():
@@ -87,10 +86,9 @@ def main():
             send(host, HANDSHAKE, noise, timeout=0.05)
             send(host, DATA, noise, timeout=0.05)
         report("malformed", host=host, answered=answers(host))
-        opened, answered = many(host, DATA, CONNECTIONS, b"\x00" * 7)
-        report("half-open data", host=host, opened=opened)
-        opened, answered = many(host, HANDSHAKE, CONNECTIONS // 10, b"\x08")
-        report("half-open handshake", host=host, opened=opened)
+        report("half-open data", host=host, opened=many(host, DATA, CONNECTIONS, b"\x00" * 7), of=CONNECTIONS)
+        of = CONNECTIONS // 10
+        report("half-open handshake", host=host, opened=many(host, HANDSHAKE, of, b"\x08"), of=of)
         until = time.monotonic() + 30
         while not (answered := answers(host)) and time.monotonic() < until:
             time.sleep(0.2)

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use proto::scheduler::{Effect, Failure};
 use sys::mem::Region;
+use tokio::sync::mpsc;
 
 use super::reactor::{Attention, Ready};
 use super::{
-    EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId, Transport,
+    EndpointId, Event, IdleConnection, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId,
+    Transport,
 };
 use crate::admission::Admission;
 use crate::stats::Counters;
@@ -138,6 +140,10 @@ impl<T: Transport> Transport for Faulty<T> {
             self.bring_down(link, Effect::Unknown);
         }
         accepted
+    }
+
+    fn pass_on(&mut self, endpoint: EndpointId, to: mpsc::UnboundedSender<IdleConnection>) {
+        self.inner.pass_on(endpoint, to);
     }
 
     fn flush(&mut self) {

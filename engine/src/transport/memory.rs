@@ -10,10 +10,12 @@ use parking_lot::Mutex;
 use proto::frame::Op;
 use proto::scheduler::{Effect, Failure};
 use sys::mem::Region;
+use tokio::sync::mpsc;
 
 use super::reactor::{Attention, Ready};
 use super::{
-    EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId, Transport,
+    EndpointId, Event, IdleConnection, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId,
+    Transport,
 };
 use crate::admission::Admission;
 use crate::stats::Counters;
@@ -215,6 +217,10 @@ impl Transport for Memory {
         self.links.retain(|link, _| link.endpoint != endpoint);
     }
 
+    fn is_removing(&self, _: EndpointId) -> bool {
+        false
+    }
+
     fn set_admission(&mut self, _: EndpointId, _: Admission) {}
 
     fn add_region(
@@ -286,6 +292,9 @@ impl Transport for Memory {
         }
         accepted
     }
+
+    // It has no served connections.
+    fn pass_on(&mut self, _: EndpointId, _: mpsc::UnboundedSender<IdleConnection>) {}
 
     fn flush(&mut self) {
         for link in self.links.values_mut() {

@@ -23,10 +23,12 @@ use proto::rdma::nic_path;
 use proto::scheduler::Failure;
 use sys::mem::Region;
 use sys::verbs::{Completion, CompletionChannel, CompletionQueue, MemoryRegion, QueuePair};
+use tokio::sync::mpsc;
 
 use super::reactor::{Attention, EventFlags, Ready, Token, Watcher};
 use super::{
-    EndpointId, Event, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId, Transport,
+    EndpointId, Event, IdleConnection, LinkError, LinkId, NewSocket, PeerAddress, Post, RegionId,
+    Transport,
 };
 use crate::admission::Admission;
 use crate::connect::Dialer;
@@ -457,6 +459,9 @@ impl Transport for Rdma {
             }
         }
     }
+
+    // A queue pair belongs to its process.
+    fn pass_on(&mut self, _: EndpointId, _: mpsc::UnboundedSender<IdleConnection>) {}
 
     fn flush(&mut self) {
         let mut failures = Vec::new();

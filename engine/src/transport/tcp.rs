@@ -498,6 +498,11 @@ impl Transport for Tcp {
         }
     }
 
+    // Its connections are dropped with it.
+    fn is_removing(&self, _: EndpointId) -> bool {
+        false
+    }
+
     fn set_admission(&mut self, endpoint: EndpointId, admission: Admission) {
         self.close_served(endpoint, Ended::NotAdmitted, |served| {
             !admission.allows(served.permit.peer().address())

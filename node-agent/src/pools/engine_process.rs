@@ -33,6 +33,7 @@ pub(super) mod oom_kills;
 pub(super) mod processor_time;
 mod program;
 mod remains;
+mod unreachable;
 
 use first_message::HELLO;
 use folder::{Folder, Folders};
@@ -92,6 +93,8 @@ pub(crate) enum StartError {
     NotEnded,
     #[error("the engine process does not answer: {0}")]
     NoAnswer(String),
+    #[error("the control socket of the engine process accepts no connection")]
+    Unreachable,
     #[error(
         "the engine process waits for a processor and has sent nothing yet: it is not replaced"
     )]
@@ -189,7 +192,13 @@ impl EngineProcesses {
         let starved = self.starved.lock().remove(pod.uid);
         let (running, mut passed) = match starved {
             Some(Starved { process, passed }) => (Some(process), passed),
-            None => (find(&folder)?, None),
+            None => match find(&folder) {
+                Err(StartError::Unreachable) => {
+                    let waited = unreachable::wait(&folder, uid(pod.uid), HELLO).await;
+                    (waited?, None)
+                }
+                found => (found?, None),
+            },
         };
         if let Some(mut running) = running {
             let answers = running.greet(HELLO).await;
@@ -246,7 +255,7 @@ impl EngineProcesses {
     pub(crate) async fn wait_for_end(&self, pod_uid: &str) {
         let starved = self.starved.lock().remove(pod_uid);
         let held = starved.map(|starved| starved.process);
-        end::wait(&self.folders.of(pod_uid), held).await;
+        end::wait(&self.folders.of(pod_uid), uid(pod_uid), held).await;
     }
 
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
@@ -454,13 +463,7 @@ impl EngineProcess {
 
     /// Waits for its end, which its connection shows first. Cancel-safe.
     pub(crate) async fn ended(&self) {
-        while self.runs() {
-            tokio::time::sleep(END_PERIOD).await;
-        }
-    }
-
-    pub(crate) fn runs(&self) -> bool {
-        self.process.runs()
+        until_ended(&self.process).await;
     }
 
     pub(crate) fn kill(&self) {
@@ -480,13 +483,20 @@ impl EngineProcess {
     }
 }
 
+/// Waits for the end of a process. Cancel-safe.
+async fn until_ended(process: &Pidfd) {
+    while process.runs() {
+        tokio::time::sleep(END_PERIOD).await;
+    }
+}
+
 /// Finds the engine process that listens in a folder.
+///
+/// # Errors
+/// `Unreachable`: it hangs, or was killed and keeps its listener until the kernel lets it go.
 fn find(folder: &Folder) -> Result<Option<EngineProcess>, StartError> {
     connect(folder, true).map_err(|error| match error.kind() {
-        // A killed process keeps its listener until the kernel lets it go.
-        io::ErrorKind::WouldBlock => {
-            StartError::NoAnswer("its control socket accepts no connection".to_owned())
-        }
+        io::ErrorKind::WouldBlock => StartError::Unreachable,
         _ => StartError::Prepare(error),
     })
 }

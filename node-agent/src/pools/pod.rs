@@ -26,6 +26,7 @@ use super::engine_process::oom_kills;
 use super::engine_process::{EngineProcess, EngineProcesses, PoolPod, StartError};
 use super::memory_budget::{MemoryBudget, PoolId, to_touch};
 use super::mounts::Mounts;
+use super::pauses::Pauses;
 use super::processes::{PoolProcess, Process};
 use super::transport::{Transport, Verdict};
 use crate::facts::inbox::Inbox;
@@ -33,9 +34,9 @@ use crate::publish::report::Reporter;
 
 mod calls;
 mod messages;
-mod pauses;
+mod pace;
 
-use pauses::Pauses;
+use pace::Pace;
 
 /// Silence after which an engine process is watched, and the period of the looks. It sends its counters every 2 seconds.
 const SILENCE: Duration = Duration::from_secs(8);
@@ -78,6 +79,8 @@ struct Pod {
     silent: Option<Vec<SilentThread>>,
     /// Why the last engine process was killed, until another one serves.
     hung: Option<String>,
+    /// How much more its engine processes may send.
+    pace: Pace,
 }
 
 /// Why an engine process no longer serves.
@@ -135,6 +138,7 @@ pub(crate) async fn run(
         reported: None,
         silent: None,
         hung: None,
+        pace: Pace::default(),
         context: Arc::clone(&context),
     };
     pod.keep_served(&mut assigned).await;
@@ -284,7 +288,7 @@ impl Pod {
         let mut processor_time = self.context.engines.processor_time(engine);
         loop {
             tokio::select! {
-                received = engine.receive() => {
+                received = self.pace.receive(engine.receive()) => {
                     last_message = Instant::now();
                     next_look = last_message + SILENCE;
                     process = None;
@@ -481,7 +485,9 @@ fn not_served(error: &StartError, hung: Option<&str>) -> String {
 
 fn reason(error: &StartError) -> Reason {
     match error {
-        StartError::NoAnswer(_) | StartError::NotEnded => Reason::EngineHung,
+        StartError::NoAnswer(_) | StartError::Unreachable | StartError::NotEnded => {
+            Reason::EngineHung
+        }
         StartError::Starved => Reason::EngineThrottled,
         StartError::Prepare(_) | StartError::Start(_) => Reason::EngineNotRunning,
         StartError::NoRdmaPort(_) => Reason::NoUsableTransport,

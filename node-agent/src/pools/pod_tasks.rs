@@ -10,9 +10,11 @@ use crds::reason::Reason;
 use engine_process::control::message::{Listed, PodAssignment};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
 use crate::assignments::Assignments;
+use crate::pools::pauses::Restarts;
 use crate::pools::processes::{self, PoolProcess};
 use crate::pools::{Context, pod};
 
@@ -27,6 +29,7 @@ const UNASSIGNED_PERIOD: Duration = Duration::from_secs(5);
 const LONG_PERIOD: Duration = Duration::from_secs(30);
 
 struct PodTask {
+    began: Instant,
     known: PoolAssignment,
     assignment: watch::Sender<Option<PodAssignment>>,
     handle: JoinHandle<()>,
@@ -35,7 +38,9 @@ struct PodTask {
 /// Serves the node's pool pods until the assignments end.
 pub(crate) async fn run(context: Arc<Context>, mut assignments: watch::Receiver<Assignments>) {
     let mut tasks: BTreeMap<String, PodTask> = BTreeMap::new();
+    let mut restarts = Restarts::default();
     loop {
+        let begun = Instant::now();
         let now = assignments.borrow_and_update().clone();
         let found = match processes::scan(&context.proc) {
             Ok(found) => found,
@@ -44,14 +49,25 @@ pub(crate) async fn run(context: Arc<Context>, mut assignments: watch::Receiver<
                 Vec::new()
             }
         };
-        tasks.retain(|_, task| !task.handle.is_finished());
+        tasks.retain(|uid, task| {
+            let ended = task.handle.is_finished();
+            if ended {
+                restarts.ended(uid, task.began, begun);
+            }
+            !ended
+        });
         publish(&tasks, &now);
         let folders = context.engines.folders();
         folders.remove_ended(|uid| {
             tasks.contains_key(uid) || found.iter().any(|found| found.pod_uid == uid)
         });
+        let mut paused: Option<Instant> = None;
         for found in found {
             if tasks.contains_key(&found.pod_uid) {
+                continue;
+            }
+            if let Some(until) = restarts.until(&found.pod_uid, begun) {
+                paused = Some(paused.map_or(until, |first| first.min(until)));
                 continue;
             }
             let known = listed(&now, &found.pod_uid).cloned();
@@ -75,7 +91,7 @@ pub(crate) async fn run(context: Arc<Context>, mut assignments: watch::Receiver<
                     return;
                 }
             }
-            () = tokio::time::sleep(wait) => {}
+            () = sleep_until(paused.map_or(begun + wait, |until| until.min(begun + wait))) => {}
             () = any_finished(&mut tasks) => {}
         }
     }
@@ -112,6 +128,7 @@ fn start(
     let span = tracing::error_span!("pool", pod = known.pod_name, uid = found.pod_uid);
     let run = pod::run(Arc::clone(context), found.clone(), known.clone(), receive);
     PodTask {
+        began: Instant::now(),
         known,
         assignment: publish,
         handle: tokio::spawn(run.instrument(span)),

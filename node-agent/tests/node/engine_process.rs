@@ -187,6 +187,27 @@ async fn a_stopped_engine_process_is_named_and_replaced_while_the_agent_answers(
     assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
 }
 
+#[tokio::test]
+async fn an_engine_process_that_hangs_while_agents_end_before_it_accepts_them_is_replaced() {
+    let node = Node::new().await;
+    let (_master, mut client, [_pool, agent]) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    kill(agent).await;
+    signal(engine, Signal::STOP);
+    // The connections of agents that have ended stay in the queue.
+    let control = node.control(POD);
+    let queued = std::iter::from_fn(|| seqpacket::connect_path(&control).ok());
+    assert!((1..100).contains(&queued.take(100).count()), "no limit");
+    let _agent = node.agent();
+    successor(&node, engine).await;
+    serves(&node).await;
+    // The connections of the client were closed.
+    for _ in 0..2 {
+        client.verify("k", 8, MIB).await;
+    }
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+}
+
 /// Stops one thread by `ptrace`, and releases it 2 s after it was killed: until then its process has not ended.
 const STOP: &str = "import ctypes, os, sys, time\n\
     ptrace = ctypes.CDLL(None).ptrace\n\

@@ -335,6 +335,12 @@ impl Node {
         http(&self.peers, path).await
     }
 
+    /// The control socket of the engine process of a pod.
+    pub(crate) fn control(&self, pod_uid: &str) -> PathBuf {
+        let engines = self.path("state").join("engines");
+        engines.join(pod_uid).join("control")
+    }
+
     /// Whether the metrics report a pod with this state and Reason.
     pub(crate) async fn shows(&self, state: &str, reason: &str) -> Option<()> {
         let text = self.http("/metrics").await?;

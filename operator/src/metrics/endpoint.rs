@@ -8,8 +8,11 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use crds::MooncakeCluster;
 use http_server::{Readers, Resolver, TlsError, server_config};
 use kube::Client;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::Store;
 
 use crate::metrics::Metrics;
 
@@ -34,6 +37,7 @@ pub enum Error {
 
 struct Shared {
     metrics: Metrics,
+    clusters: Store<DeserializeGuard<MooncakeCluster>>,
     readers: Readers,
 }
 
@@ -42,6 +46,7 @@ pub async fn serve(
     settings: Settings,
     client: Client,
     metrics: Metrics,
+    clusters: Store<DeserializeGuard<MooncakeCluster>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let Settings { port, certificate } = settings;
@@ -51,6 +56,7 @@ pub async fn serve(
         .map_err(|source| Error::Listen { port, source })?;
     let shared = Arc::new(Shared {
         metrics,
+        clusters,
         readers: Readers::new(Some(client)),
     });
     let routes = Router::new()
@@ -64,7 +70,7 @@ async fn answer(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respon
     if let Err(refusal) = shared.readers.check(&headers).await {
         return refusal;
     }
-    match shared.metrics.render() {
+    match shared.metrics.render(&shared.clusters.state()) {
         Ok(text) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(CONTENT_TYPE, kind)], text).into_response()

@@ -14,19 +14,23 @@ use serde_json::{Value, json};
 
 use super::harness::{TEAM, eventually, install_crds, make_namespace};
 
-/// Creates the policies of the chart that require a confirmation, with their bindings.
-async fn install_policies(client: &Client) -> anyhow::Result<()> {
+/// Creates the policies of the chart whose names begin so, with their bindings; `count` objects.
+pub(crate) async fn install_policies(
+    client: &Client,
+    prefix: &str,
+    count: usize,
+) -> anyhow::Result<()> {
     let policies = Api::<ValidatingAdmissionPolicy>::all(client.clone());
     let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(client.clone());
     let installed = include_str!("../../../charts/install.yaml");
-    let mut count = 0;
+    let mut created = 0;
     for document in serde_yaml_ng::Deserializer::from_str(installed) {
         let object: Value = serde::Deserialize::deserialize(document)?;
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        if !name.starts_with("mooncake-confirm-") {
+        if !name.starts_with(prefix) {
             continue;
         }
-        count += 1;
+        created += 1;
         let new = PostParams::default();
         if object["kind"] == "ValidatingAdmissionPolicy" {
             policies
@@ -38,7 +42,7 @@ async fn install_policies(client: &Client) -> anyhow::Result<()> {
                 .await?;
         }
     }
-    ensure!(count == 8, "{count} policies and bindings");
+    ensure!(created == count, "{created} policies and bindings");
     Ok(())
 }
 
@@ -100,7 +104,7 @@ where
 pub(crate) async fn needs_a_confirmation(client: &Client) -> anyhow::Result<()> {
     install_crds(client).await?;
     make_namespace(client, TEAM).await?;
-    install_policies(client).await?;
+    install_policies(client, "mooncake-confirm-", 8).await?;
     let clusters = Api::<MooncakeCluster>::namespaced(client.clone(), TEAM);
     let cluster = json!({
         "apiVersion": MooncakeCluster::api_version(&()),
@@ -119,11 +123,14 @@ pub(crate) async fn needs_a_confirmation(client: &Client) -> anyhow::Result<()> 
     };
     another_master(&clusters).await?;
     status("64Mi", Some("35%")).await?;
-    refused(&clusters, "kv", "35% of 64Mi").await?;
+    refused(&clusters, "kv", "35% of their memory").await?;
     for (capacity, used, free) in [
         ("64Mi", Some("0%"), true),
         ("64Mi", None, false),
         ("0", None, true),
+        // No node is known to serve: the objects may still be there.
+        ("0", Some("35%"), false),
+        ("0", Some("0%"), true),
         ("64Mi", Some("5%"), false),
     ] {
         status(capacity, used).await?;

@@ -383,11 +383,11 @@ pub(crate) async fn crds_are_installed_later(client: &Client) -> anyhow::Result<
         "MasterReady is not reconciled: {master:?}"
     );
     // No error, no failing watch, no more writes.
-    let before = (harness::quiet(&metrics).await?, metrics.render()?);
+    let before = (harness::quiet(&metrics).await?, metrics.render(&[])?);
     tokio::time::sleep(Duration::from_secs(3)).await;
     ensure!(metrics.writes() == before.0, "writes without a change");
     let (errors, broken) = ("result=\"error\"", "watch_errors_total{");
-    let text = metrics.render()?;
+    let text = metrics.render(&[])?;
     ensure!(!text.contains(errors) && !text.contains(broken), "{text}");
 
     let domains = Api::<DynamicObject>::namespaced_with(client.clone(), TEAM, &compute_domains());

@@ -661,7 +661,7 @@ impl Harness {
 /// Number of reconciles by kind.
 pub(crate) fn reconciles_of(metrics: &Metrics) -> anyhow::Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
-    for line in metrics.render()?.lines() {
+    for line in metrics.render(&[])?.lines() {
         let Some(rest) = line.strip_prefix("mooncake_operator_reconciles_total{kind=\"") else {
             continue;
         };

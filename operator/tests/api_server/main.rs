@@ -1,6 +1,7 @@
 //! The operator against a real API server: validation, the objects and conditions of a cluster, and
 //! no writes without a change. The tests play nodes, controllers and agents.
 
+mod access_labels;
 mod cordons;
 mod deletion;
 mod domains;
@@ -763,6 +764,13 @@ async fn nodes_with_unhealthy_devices_are_cordoned_until_recovery_and_manual_cor
 async fn a_deletion_that_loses_objects_needs_a_confirmation() -> anyhow::Result<()> {
     let server = Server::start().await?;
     deletion::needs_a_confirmation(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn access_labels_are_set_by_the_webhook_only() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    access_labels::are_set_by_the_webhook_only(&server.client).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -113,7 +113,7 @@ async fn a_policy_that_cannot_be_decoded_keeps_the_last_rules_and_cordons_no_nod
     })
     .await?;
     let counted = "mooncake_operator_undecodable_objects_total{kind=\"MooncakeNodePolicy\"}";
-    ensure!(harness.metrics.render()?.contains(counted));
+    ensure!(harness.metrics.render(&[])?.contains(counted));
 
     // Nothing more is written, also by a new operator.
     let before = harness.quiet().await?;

@@ -22,10 +22,10 @@ const QUOTED: usize = 200;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
     /// After this time the process is watched, in looks with this period.
-    silence: Duration,
-    looks: Duration,
+    pub(super) silence: Duration,
+    pub(super) looks: Duration,
     /// After this time the attempt ends. The process runs on if it only lacks processor time.
-    most: Duration,
+    pub(super) most: Duration,
 }
 
 impl EngineProcess {

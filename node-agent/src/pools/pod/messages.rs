@@ -6,6 +6,7 @@ use crds::reason::Reason;
 use crds::word::{Vocabulary, Word};
 use engine_process::control::message::{FromEngine, Report, ToEngine};
 use pool::handover::{self, EXTENT_LIMIT};
+use tokio::time::Instant;
 
 use super::Pod;
 use crate::pools::engine_process::EngineProcess;
@@ -43,7 +44,17 @@ impl Pod {
                 }
                 self.context.reporter.set_traffic(&self.uid, traffic);
             }
-            FromEngine::Log { level, line } => engine.log(&level, &line),
+            FromEngine::Log { level, line } => {
+                if let Some(omitted) = self.pace.line(Instant::now()) {
+                    if omitted > 0 {
+                        tracing::warn!(
+                            engine = engine.pid,
+                            "{omitted} lines of its log are left out: there were too many"
+                        );
+                    }
+                    engine.log(&level, &line);
+                }
+            }
         }
         Ok(())
     }

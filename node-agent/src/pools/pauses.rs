@@ -1,6 +1,10 @@
-//! How long a pool pod stays without an engine process after one has ended or did not start.
+//! How long a pool pod stays without an engine process after one has ended or did not start, and how long one whose pool
+//! processes end at once is not served again.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// The first pause, and the longest.
 const FIRST: Duration = Duration::from_millis(100);
@@ -12,7 +16,7 @@ const STABLE: Duration = Duration::from_secs(1);
 /// Ends in a row after which the pauses grow. Fewer are not a program that ends again and again for the same cause.
 const FEW: u32 = 20;
 
-/// The pauses of one pool pod.
+/// The pauses of one pool pod: between its engine processes, or between its pool processes.
 #[derive(Debug)]
 pub(super) struct Pauses {
     /// Ends in a row of processes that did not run long.
@@ -55,9 +59,63 @@ impl Pauses {
     }
 }
 
+/// How long the ends of a pod's pool processes are remembered.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// When pods may be served again, by UID. A pod whose processes end at once must not keep the agent searching for its next
+/// one.
+#[derive(Debug, Default)]
+pub(super) struct Restarts(BTreeMap<String, Restart>);
+
+#[derive(Debug)]
+struct Restart {
+    pauses: Pauses,
+    at: Instant,
+}
+
+impl Restarts {
+    /// The task of a pod that began at this time has ended.
+    pub(super) fn ended(&mut self, pod_uid: &str, began: Instant, now: Instant) {
+        self.0.retain(|_, restart| now < restart.at + REMEMBERED);
+        let restart = self.0.entry(pod_uid.to_owned()).or_insert_with(|| Restart {
+            pauses: Pauses::default(),
+            at: now,
+        });
+        restart.at = now + restart.pauses.after(now.saturating_duration_since(began));
+    }
+
+    /// Until when a pod is not served.
+    pub(super) fn until(&self, pod_uid: &str, now: Instant) -> Option<Instant> {
+        let restart = self.0.get(pod_uid)?;
+        Some(restart.at).filter(|at| *at > now)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_whose_processes_end_at_once_is_served_again_after_longer_and_longer_pauses() {
+        let mut restarts = Restarts::default();
+        let mut now = Instant::now();
+        let mut served = 0;
+        let end = now + Duration::from_secs(120);
+        while now < end {
+            served += 1;
+            restarts.ended("u", now, now);
+            assert_eq!(restarts.until("other", now), None);
+            now = restarts.until("u", now).unwrap();
+            assert_eq!(restarts.until("u", now), None);
+        }
+        assert!(served < 50, "{served} times in 2 minutes");
+        // One that ran is replaced at once.
+        restarts.ended("u", now, now + STABLE);
+        assert_eq!(restarts.until("u", now + STABLE), None);
+        // Nothing is left of a pod that was deleted.
+        restarts.ended("v", now, now + 2 * REMEMBERED);
+        assert_eq!(restarts.0.keys().collect::<Vec<_>>(), ["v"]);
+    }
 
     const SHORT: Duration = Duration::from_millis(500);
 
