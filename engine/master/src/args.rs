@@ -86,6 +86,11 @@ pub struct Args {
     #[arg(long = "allocation_strategy", value_enum, default_value_t = Strategy::Random)]
     allocation_strategy: Strategy,
 
+    /// Bytes of memory that keys may take in the index; 0 means three quarters of the memory limit of the container, or any number
+    /// without one.
+    #[arg(long = "max_index_bytes", default_value_t = 0)]
+    max_index_bytes: u64,
+
     /// Gives each tenant its own keys and a quota of memory.
     #[arg(long = "enable_multi_tenants", default_value_t = false, action = ArgAction::Set,
           num_args = 0..=1, default_missing_value = "true")]
@@ -152,11 +157,11 @@ fn ratio(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
-    /// Checks what no single flag shows, and returns the settings of the index.
+    /// Checks what no single flag shows, and returns the settings of the index in a container with this limit of memory.
     ///
     /// # Errors
     /// A text that names the flags that do not go together.
-    pub fn settings(&self) -> Result<Settings, String> {
+    pub fn settings(&self, memory: Option<u64>) -> Result<Settings, String> {
         if self.default_kv_soft_pin_ttl > self.max_kv_soft_pin_ttl {
             return Err("--default_kv_soft_pin_ttl exceeds --max_kv_soft_pin_ttl".into());
         }
@@ -191,6 +196,11 @@ impl Args {
             placement: match self.allocation_strategy {
                 Strategy::Random => Placement::Random,
                 Strategy::LocalFirst => Placement::LocalFirst,
+            },
+            index_bytes: if self.max_index_bytes > 0 {
+                self.max_index_bytes
+            } else {
+                memory.map_or(u64::MAX, |limit| limit / 4 * 3)
             },
         })
     }
@@ -298,7 +308,7 @@ mod tests {
             client_ttl: Duration::from_secs(30),
             ..Settings::default()
         };
-        assert_eq!(args.settings(), Ok(expected));
+        assert_eq!(args.settings(None), Ok(expected));
         assert_eq!(args.limits(), Limits::default());
         assert_eq!(args.metadata(), None);
         assert_eq!((args.open(), args.admitted_file()), (None, None));
@@ -306,11 +316,22 @@ mod tests {
     }
 
     #[test]
+    fn keys_take_a_part_of_the_memory_of_the_container_unless_a_flag_states_how_much() {
+        let bytes = |flags: &[&str], memory| {
+            let args = Args::parse_from([&["mooncake-master"], flags].concat());
+            args.settings(memory).unwrap().index_bytes
+        };
+        assert_eq!(bytes(&[], None), u64::MAX);
+        assert_eq!(bytes(&[], Some(1 << 30)), 768 << 20);
+        assert_eq!(bytes(&["--max_index_bytes=1000"], Some(1 << 30)), 1000);
+    }
+
+    #[test]
     fn flags_that_contradict_each_other_or_have_no_effect_are_refused() {
         let refused = |flag: &str| {
             let args = Args::try_parse_from(["mooncake-master", flag]);
             args.map_err(|error| error.to_string())
-                .and_then(|args| args.settings())
+                .and_then(|args| args.settings(None))
                 .is_err()
         };
         assert!(refused("--put_start_release_timeout_sec=30"));

@@ -14,7 +14,9 @@ mod moment;
 mod mount;
 mod object;
 mod objects;
+mod patterns;
 mod put;
+mod queue;
 mod quota;
 mod remove;
 mod retired;
@@ -22,7 +24,9 @@ mod scope;
 mod search;
 mod segments;
 mod settings;
+mod slots;
 mod upkeep;
+mod writers;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -35,6 +39,7 @@ pub use ledger::{LedgerDetail, LedgerState, LedgerTotals, Signals, Wait};
 pub use lookup::{Found, View};
 pub use moment::Moment;
 pub use mount::SegmentDetail;
+pub use patterns::{Listing, Removal};
 pub use scope::{DEFAULT_TENANT, Scope, is_tenant_name};
 pub use search::{Match, Search, SearchedSegment};
 pub use settings::{Placement, Settings};
@@ -46,7 +51,7 @@ use eviction::Order;
 use ledger::{Bulks, Epochs, Leaving, Members, Notes, Range, Removed};
 use object::{Object, ObjectId};
 use objects::Objects;
-use put::Pending;
+use put::Begun;
 use retired::Retired;
 use segments::{SegmentId, Segments};
 use upkeep::Unmounted;
@@ -60,8 +65,8 @@ pub struct Index {
     clients: Clients,
     order: Order,
     retired: Retired,
-    /// What puts in progress will do to soft pins.
-    pending: HashMap<ObjectId, Pending>,
+    /// Puts in progress.
+    begun: HashMap<ObjectId, Begun, foldhash::fast::RandomState>,
     /// Puts in the order of their start, to discard unfinished ones.
     puts: VecDeque<(Moment, ObjectId)>,
     /// Puts that did not end in time.
@@ -77,6 +82,8 @@ pub struct Index {
     superseded: HashMap<ObjectId, Vec<Range>>,
     removed: Removed,
     bulks: Bulks,
+    /// Ledgers that were installed.
+    installs: u64,
     members: Members,
     notes: Notes,
     /// Owners that kept pace at the last look.
@@ -101,7 +108,7 @@ impl Index {
             clients: Clients::default(),
             order: Order::default(),
             retired: Retired::default(),
-            pending: HashMap::new(),
+            begun: HashMap::default(),
             puts: VecDeque::new(),
             overdue: VecDeque::new(),
             unmounted: VecDeque::new(),
@@ -112,6 +119,7 @@ impl Index {
             superseded: HashMap::new(),
             removed: Removed::default(),
             bulks: Bulks::default(),
+            installs: 0,
             members: Members::default(),
             notes: Notes::default(),
             paces: 0,
@@ -138,6 +146,7 @@ impl Index {
         let bytes = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
         Totals {
             keys: self.objects.len() as u64,
+            index_bytes: self.objects.bytes(),
             capacity: bytes(self.segments.capacity()),
             used: bytes(self.segments.used()),
             resting: bytes(self.retired.bytes()),
@@ -183,7 +192,7 @@ impl Index {
     /// Removes an object. Another ledger may still bring it back.
     fn drop_object(&mut self, id: ObjectId, rest: Moment) {
         if let Some(object) = self.objects.remove(id) {
-            self.pending.remove(&id);
+            self.begun.remove(&id);
             for replica in &object.replicas {
                 self.release(replica, &object, rest);
             }

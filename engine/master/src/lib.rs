@@ -7,6 +7,7 @@ pub mod args;
 pub mod http;
 pub mod index;
 pub mod leadership;
+mod memory;
 mod run;
 pub mod server;
 pub mod tenants;

@@ -14,6 +14,7 @@ use crate::args::Args;
 use crate::http::{self, Listeners, Open};
 use crate::index::Index;
 use crate::leadership::{Candidate, Leadership};
+use crate::memory;
 use crate::server::{Master, listen, serve};
 use crate::tenants::{self, Policies};
 
@@ -25,7 +26,8 @@ const QUOTAS: Duration = Duration::from_secs(30);
 /// # Errors
 /// Contradicting settings, a wrong file with quotas, a port that cannot be opened, or a listener that has ended.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    args.settings().map_err(|text| anyhow!(text))?;
+    args.settings(memory::limit())
+        .map_err(|text| anyhow!(text))?;
     let (file, admission) = match args.admitted_file() {
         None => (None, Admission::Anyone),
         Some(path) => {
@@ -156,7 +158,9 @@ async fn serve_term(
         admission,
         policies,
     } = common;
-    let settings = args.settings().map_err(|text| anyhow!(text))?;
+    let settings = args
+        .settings(memory::limit())
+        .map_err(|text| anyhow!(text))?;
     let seed = getrandom::u64().context("no random bytes from the operating system")?;
     let mut index = Index::new(settings, seed).in_epoch(epoch);
     let mut policies = policies.cloned();

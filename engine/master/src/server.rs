@@ -5,6 +5,7 @@ mod functions;
 mod ledger;
 mod lookups;
 mod owners;
+mod patterns;
 mod refused;
 mod shares;
 mod traffic;
@@ -38,6 +39,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// The same while there are no requests.
 const REST: Duration = Duration::from_millis(100);
 const BACKLOG: i32 = 1024;
+/// Threads that compare keys with patterns at a time.
+const MOST_PATTERNS: usize = 2;
 
 /// What one peer, and all peers together, may take.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub struct Limits {
     pub frame_deadline: Duration,
     /// Time for the owners of segments to acknowledge the changes of a call. Then its connection ends without an answer.
     pub ledger_deadline: Duration,
+    /// Time for a call that compares all keys with a pattern.
+    pub pattern_deadline: Duration,
     /// Bytes of incomplete requests of all connections together, above what each connection always has.
     pub buffered_bytes: usize,
     /// Time without a request after which a connection is closed. Stock clients keep theirs open without requests.
@@ -74,6 +79,7 @@ impl Default for Limits {
             elements: 65_536,
             frame_deadline: Duration::from_secs(10),
             ledger_deadline: Duration::from_secs(3),
+            pattern_deadline: Duration::from_secs(60),
             buffered_bytes: 256 << 20,
             idle: None,
             no_delay: true,
@@ -97,6 +103,8 @@ pub struct Master {
     buffers: Arc<Semaphore>,
     connections: Arc<Semaphore>,
     shares: Arc<Shares>,
+    /// For work with patterns, which takes processors as long as the peer wants.
+    patterns: Arc<Semaphore>,
     traffic: Traffic,
     bells: Bells,
     /// No request was answered since the last look.
@@ -117,6 +125,7 @@ impl Master {
             buffers: Arc::new(Semaphore::new(limits.buffered_bytes >> 10)),
             connections: Arc::new(Semaphore::new(limits.connections)),
             shares: Shares::new(limits.member_connections),
+            patterns: Arc::new(Semaphore::new(MOST_PATTERNS)),
             limits,
             admission,
             leadership,
@@ -162,6 +171,26 @@ impl Master {
         acknowledged
             .map(|()| result)
             .map_err(|ended| ended.to_string())
+    }
+
+    /// Runs work that may take long, such as with a pattern, on a thread that serves no connections. Returns `None` if it does
+    /// not end before `end`.
+    pub(crate) async fn beside_index<T: Send + 'static>(
+        &self,
+        end: tokio::time::Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let patterns = Arc::clone(&self.patterns);
+        let work = async {
+            let place = patterns.acquire_owned().await.ok()?;
+            let work = tokio::task::spawn_blocking(move || {
+                let result = work();
+                drop(place);
+                result
+            });
+            work.await.ok()
+        };
+        tokio::time::timeout_at(end, work).await.ok().flatten()
     }
 
     #[must_use]

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::{body, constant, failure};
-use crate::index::{Found, Scope, View};
+use crate::index::{Found, Scope, Search, View};
 use crate::server::Master;
 
 type Named = Query<HashMap<String, String>>;
@@ -23,6 +23,8 @@ const MOST_KEYS: usize = 65_536;
 /// Most keys that a search lists, and longest duration of a search in seconds.
 const MOST_LISTED: usize = 10_000;
 const LONGEST_SEARCH: u64 = 60;
+/// Time for the last step of a search, so that one that is not complete shows what it has found.
+const LAST_STEP: Duration = Duration::from_secs(5);
 
 /// The memory replicas of an object, as the stock master writes them.
 fn replicas(found: &Found<'_>) -> Vec<Value> {
@@ -126,19 +128,29 @@ pub(super) async fn find_keys(
     let limit = wanted.limit.min(MOST_LISTED);
     let seconds = wanted.seconds.min(LONGEST_SEARCH);
     let end = Instant::now() + Duration::from_secs(seconds);
-    let regex = wanted.regex.as_deref();
-    let begun = master.with_index(|index, _| {
-        let scope = index.scope(&wanted.tenant_id)?;
-        index.begin_search(&scope, &wanted.prefix, regex, limit)
-    });
-    let mut search = match begun {
+    let scope = master.with_index(|index, _| index.scope(&wanted.tenant_id));
+    let begun = master
+        .beside_index(end + LAST_STEP, move || {
+            let regex = wanted.regex.as_deref();
+            Search::begin(scope?, &wanted.prefix, regex, limit)
+        })
+        .await;
+    let mut search = match begun.unwrap_or(Err(ErrorCode::RpcTimeout)) {
         Ok(search) => search,
         Err(code) => return failure(StatusCode::BAD_REQUEST, code),
     };
+    master.with_index(|index, _| index.enter_search(&mut search));
     let mut more = true;
     while more && Instant::now() < end {
-        more = master.with_index(|index, _| index.search(&mut search));
-        tokio::task::yield_now().await;
+        more = master.with_index(|index, _| index.continue_search(&mut search));
+        let compared = master.beside_index(end + LAST_STEP, move || {
+            search.compare(|| Instant::now() < end + LAST_STEP);
+            search
+        });
+        match compared.await {
+            Some(compared) => search = compared,
+            None => return failure(StatusCode::BAD_REQUEST, ErrorCode::RpcTimeout),
+        }
     }
     let (objects, bytes) = search.found();
     let segments: Vec<Value> = search

@@ -36,6 +36,11 @@ impl Collector for Reading {
                 totals.keys,
             ),
             (
+                "mooncake_index_bytes",
+                "Bytes of memory that keys take in the index",
+                totals.index_bytes,
+            ),
+            (
                 "master_total_capacity_bytes",
                 "Bytes of mounted segments",
                 totals.capacity,
@@ -185,6 +190,11 @@ impl Collector for Reading {
                 "master_put_start_partial_allocations",
                 "Puts that got fewer replicas than requested",
                 counters.partial_allocations,
+            ),
+            (
+                "mooncake_index_refused_puts",
+                "Puts that were refused because the index would take too much memory",
+                counters.unindexed_puts,
             ),
             (
                 "master_expired_clients",

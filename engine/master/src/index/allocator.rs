@@ -1,8 +1,11 @@
 //! Free and used space of one segment: a two-level segregated fit, which allocates and frees in constant time.
 //! Neighbouring free ranges are joined at once. Sizes are not rounded, so no space is lost inside a range.
 
-/// No node.
-const NONE: u32 = u32::MAX;
+use std::marker::PhantomData;
+
+/// No node. The highest bit of a link belongs to the node that has the link.
+const NONE: u32 = MARK - 1;
+const MARK: u32 = 1 << 31;
 /// Eight bins for each power of two above 8, and one for each smaller size.
 const BINS: usize = 496;
 const WORDS: usize = BINS.div_ceil(64);
@@ -13,38 +16,109 @@ const TRIES: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block(u32);
 
-#[derive(Debug)]
-struct Node<T> {
-    offset: u64,
-    size: u64,
-    /// Neighbours by address.
-    before: u32,
-    after: u32,
-    state: State<T>,
+/// What a range belongs to, as 64 bits.
+pub(crate) trait Owner: Copy {
+    fn bits(self) -> u64;
+    fn of(bits: u64) -> Self;
 }
 
-#[derive(Debug)]
-enum State<T> {
-    Used(T),
-    /// In the list of its bin.
-    Free {
-        previous: u32,
-        next: u32,
-    },
-    /// Not a range.
-    Vacant,
+/// A range, or a place for one. There is one for each object, so it is as small as it can be: the length is the distance to
+/// the next one, and the state is in the highest bits of the links.
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    offset: u64,
+    /// The owner of a used range, or the links of a free one in the list of its bin.
+    content: u64,
+    /// The neighbour before, by address. Marked if the range is free.
+    before: u32,
+    /// The neighbour after. Marked if this is no range.
+    after: u32,
+}
+
+impl Node {
+    fn before(&self) -> u32 {
+        self.before & !MARK
+    }
+
+    fn set_before(&mut self, before: u32) {
+        self.before = before | (self.before & MARK);
+    }
+
+    fn after(&self) -> u32 {
+        self.after & !MARK
+    }
+
+    fn set_after(&mut self, after: u32) {
+        self.after = after | (self.after & MARK);
+    }
+
+    fn is_free(&self) -> bool {
+        self.before & MARK != 0
+    }
+
+    fn is_vacant(&self) -> bool {
+        self.after & MARK != 0
+    }
+
+    fn is_used(&self) -> bool {
+        !self.is_free() && !self.is_vacant()
+    }
+
+    fn set_used(&mut self, owner: u64) {
+        self.before &= !MARK;
+        self.after &= !MARK;
+        self.content = owner;
+    }
+
+    fn set_free(&mut self, links: Links) {
+        self.before |= MARK;
+        self.after &= !MARK;
+        self.content = links.bits();
+    }
+
+    fn set_vacant(&mut self) {
+        self.before &= !MARK;
+        self.after |= MARK;
+    }
+
+    /// The links of a free range.
+    fn links(&self) -> Option<Links> {
+        self.is_free().then(|| Links::of(self.content))
+    }
+}
+
+/// The neighbours of a free range in the list of its bin.
+#[derive(Debug, Clone, Copy)]
+struct Links {
+    previous: u32,
+    next: u32,
+}
+
+impl Links {
+    #[expect(clippy::cast_possible_truncation, reason = "two halves of 64 bits")]
+    fn of(bits: u64) -> Self {
+        Self {
+            previous: (bits >> 32) as u32,
+            next: bits as u32,
+        }
+    }
+
+    fn bits(self) -> u64 {
+        u64::from(self.previous) << 32 | u64::from(self.next)
+    }
 }
 
 /// The space of one segment. Each used range has an owner of type `T`.
 #[derive(Debug)]
 pub(crate) struct Allocator<T> {
-    nodes: Vec<Node<T>>,
+    nodes: Vec<Node>,
     vacant: Vec<u32>,
     heads: Box<[u32; BINS]>,
     /// A bit for each bin that is not empty.
     bits: [u64; WORDS],
     used: u64,
     size: u64,
+    owners: PhantomData<T>,
 }
 
 /// The bin that contains ranges of this size. `size` is not 0.
@@ -65,7 +139,7 @@ fn floor_of(bin: usize) -> u64 {
     (8 + (bin % 8) as u64) << (bin / 8 - 1)
 }
 
-impl<T: Copy> Allocator<T> {
+impl<T: Owner> Allocator<T> {
     pub(crate) fn new(size: u64) -> Self {
         let mut space = Self {
             nodes: Vec::new(),
@@ -74,9 +148,10 @@ impl<T: Copy> Allocator<T> {
             bits: [0; WORDS],
             used: 0,
             size,
+            owners: PhantomData,
         };
         if size > 0 {
-            let whole = space.node(0, size, NONE, NONE);
+            let whole = space.node(0, NONE, NONE);
             space.insert(whole);
         }
         space
@@ -88,29 +163,32 @@ impl<T: Copy> Allocator<T> {
         let mut space = Self::new(0);
         space.size = size;
         let mut blocks = Vec::with_capacity(ranges.len());
-        let (mut end, mut last) = (0, NONE);
-        let mut append = |space: &mut Self, length: u64| {
-            let node = space.node(end, length, last, NONE);
+        let mut gaps = Vec::new();
+        let mut last = NONE;
+        let mut append = |space: &mut Self, offset: u64| {
+            let node = space.node(offset, last, NONE);
             if last != NONE {
-                space.nodes[last as usize].after = node;
+                space.nodes[last as usize].set_after(node);
             }
-            (end, last) = (end + length, node);
+            last = node;
             node
         };
         let mut covered = 0;
         for &(offset, length, owner) in ranges {
             if offset > covered {
-                let gap = append(&mut space, offset - covered);
-                space.insert(gap);
+                gaps.push(append(&mut space, covered));
             }
-            let used = append(&mut space, length);
-            space.nodes[used as usize].state = State::Used(owner);
+            let used = append(&mut space, offset);
+            space.nodes[used as usize].set_used(owner.bits());
             space.used += length;
             blocks.push(Block(used));
             covered = offset + length;
         }
         if size > covered {
-            let gap = append(&mut space, size - covered);
+            gaps.push(append(&mut space, covered));
+        }
+        // The length of a gap is known when the next range is there.
+        for gap in gaps {
             space.insert(gap);
         }
         (space, blocks)
@@ -122,6 +200,16 @@ impl<T: Copy> Allocator<T> {
 
     pub(crate) fn size(&self) -> u64 {
         self.size
+    }
+
+    /// The length of a range.
+    fn length(&self, at: u32) -> u64 {
+        let node = &self.nodes[at as usize];
+        let end = match node.after() {
+            NONE => self.size,
+            after => self.nodes[after as usize].offset,
+        };
+        end - node.offset
     }
 
     /// Allocates `size` bytes and returns the range and its offset; `None` if no free range is large enough.
@@ -136,38 +224,39 @@ impl<T: Copy> Allocator<T> {
             Some(bin) => self.heads[bin],
             None => self.search(own, size)?,
         };
+        let free = self.length(found);
         self.remove(found);
-        let Node {
-            offset,
-            size: free,
-            after,
-            ..
-        } = self.nodes[found as usize];
+        let (offset, after) = {
+            let node = &self.nodes[found as usize];
+            (node.offset, node.after())
+        };
         if free > size {
-            let rest = self.node(offset + size, free - size, found, after);
+            let rest = self.node(offset + size, found, after);
             if after != NONE {
-                self.nodes[after as usize].before = rest;
+                self.nodes[after as usize].set_before(rest);
             }
-            self.nodes[found as usize].after = rest;
-            self.nodes[found as usize].size = size;
+            self.nodes[found as usize].set_after(rest);
             self.insert(rest);
         }
-        self.nodes[found as usize].state = State::Used(owner);
+        self.nodes[found as usize].set_used(owner.bits());
         self.used += size;
         Some((Block(found), offset))
     }
 
     /// Sets the owner of a used range.
     pub(crate) fn give(&mut self, block: Block, owner: T) {
-        self.nodes[block.0 as usize].state = State::Used(owner);
+        self.nodes[block.0 as usize].set_used(owner.bits());
     }
 
     /// Frees a used range.
     pub(crate) fn free(&mut self, block: Block) {
         let mut at = block.0;
-        debug_assert!(matches!(self.nodes[at as usize].state, State::Used(_)));
-        self.used -= self.nodes[at as usize].size;
-        let Node { before, after, .. } = self.nodes[at as usize];
+        debug_assert!(self.nodes[at as usize].is_used());
+        self.used -= self.length(at);
+        let (before, after) = {
+            let node = &self.nodes[at as usize];
+            (node.before(), node.after())
+        };
         if self.is_free(after) {
             self.remove(after);
             self.join(at, after);
@@ -189,36 +278,33 @@ impl<T: Copy> Allocator<T> {
         let end = from.saturating_add(count).min(self.nodes.len());
         let owners = self.nodes[from.min(end)..end]
             .iter()
-            .filter_map(|node| match node.state {
-                State::Used(owner) => Some(owner),
-                _ => None,
-            });
+            .filter(|node| node.is_used())
+            .map(|node| T::of(node.content));
         (owners, (end < self.nodes.len()).then_some(end))
     }
 
     fn is_free(&self, at: u32) -> bool {
-        at != NONE && matches!(self.nodes[at as usize].state, State::Free { .. })
+        at != NONE && self.nodes[at as usize].is_free()
     }
 
     /// Adds the range of `second`, which follows `first`, to `first`.
     fn join(&mut self, first: u32, second: u32) {
-        let Node { size, after, .. } = self.nodes[second as usize];
-        self.nodes[first as usize].size += size;
-        self.nodes[first as usize].after = after;
+        let after = self.nodes[second as usize].after();
+        self.nodes[first as usize].set_after(after);
         if after != NONE {
-            self.nodes[after as usize].before = first;
+            self.nodes[after as usize].set_before(first);
         }
-        self.nodes[second as usize].state = State::Vacant;
+        self.nodes[second as usize].set_vacant();
         self.vacant.push(second);
     }
 
-    fn node(&mut self, offset: u64, size: u64, before: u32, after: u32) -> u32 {
+    /// Adds a node that is no range yet.
+    fn node(&mut self, offset: u64, before: u32, after: u32) -> u32 {
         let node = Node {
             offset,
-            size,
+            content: 0,
             before,
-            after,
-            state: State::Vacant,
+            after: after | MARK,
         };
         if let Some(at) = self.vacant.pop() {
             self.nodes[at as usize] = node;
@@ -228,41 +314,43 @@ impl<T: Copy> Allocator<T> {
         u32::try_from(self.nodes.len() - 1).expect("allocate() limits the number of nodes")
     }
 
+    /// Makes a node a free range.
     fn insert(&mut self, at: u32) {
-        let bin = bin_of(self.nodes[at as usize].size);
+        let bin = bin_of(self.length(at));
         let next = self.heads[bin];
-        self.nodes[at as usize].state = State::Free {
+        self.nodes[at as usize].set_free(Links {
             previous: NONE,
             next,
-        };
-        if next != NONE
-            && let State::Free { previous, .. } = &mut self.nodes[next as usize].state
-        {
-            *previous = at;
-        }
+        });
+        self.link(next, |links| links.previous = at);
         self.heads[bin] = at;
         self.bits[bin / 64] |= 1 << (bin % 64);
     }
 
+    /// Removes a free range from the list of its bin. Its length must not have changed since [`Self::insert`].
     fn remove(&mut self, at: u32) {
-        let State::Free { previous, next } = self.nodes[at as usize].state else {
+        let Some(Links { previous, next }) = self.nodes[at as usize].links() else {
             return;
         };
-        if next != NONE
-            && let State::Free { previous: back, .. } = &mut self.nodes[next as usize].state
-        {
-            *back = previous;
-        }
+        self.link(next, |links| links.previous = previous);
         if previous != NONE {
-            if let State::Free { next: forth, .. } = &mut self.nodes[previous as usize].state {
-                *forth = next;
-            }
+            self.link(previous, |links| links.next = next);
             return;
         }
-        let bin = bin_of(self.nodes[at as usize].size);
+        let bin = bin_of(self.length(at));
         self.heads[bin] = next;
         if next == NONE {
             self.bits[bin / 64] &= !(1 << (bin % 64));
+        }
+    }
+
+    /// Changes the links of a free range, if there is one.
+    fn link(&mut self, at: u32, change: impl FnOnce(&mut Links)) {
+        if let Some(node) = self.nodes.get_mut(at as usize)
+            && let Some(mut links) = node.links()
+        {
+            change(&mut links);
+            node.set_free(links);
         }
     }
 
@@ -281,14 +369,11 @@ impl<T: Copy> Allocator<T> {
     fn search(&self, bin: usize, size: u64) -> Option<u32> {
         let mut at = self.heads[bin];
         for _ in 0..TRIES {
-            let node = self.nodes.get(at as usize)?;
-            if node.size >= size {
+            let links = self.nodes.get(at as usize)?.links()?;
+            if self.length(at) >= size {
                 return Some(at);
             }
-            let State::Free { next, .. } = node.state else {
-                return None;
-            };
-            at = next;
+            at = links.next;
         }
         None
     }
@@ -298,6 +383,22 @@ impl<T: Copy> Allocator<T> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    impl Owner for usize {
+        fn bits(self) -> u64 {
+            self as u64
+        }
+
+        fn of(bits: u64) -> Self {
+            Self::try_from(bits).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_range_takes_24_bytes() {
+        // There is one for each object.
+        assert_eq!(size_of::<Node>(), 24);
+    }
 
     #[test]
     fn bins_are_ordered_and_contain_their_sizes() {
@@ -345,19 +446,19 @@ mod tests {
 
     /// Checks that the nodes cover the space without gaps, and that no two neighbours are free.
     fn check(space: &Allocator<usize>) {
-        let mut at = (0..space.nodes.len()).find(|&at| {
-            space.nodes[at].before == NONE && !matches!(space.nodes[at].state, State::Vacant)
-        });
+        let mut at = (0..space.nodes.len())
+            .find(|&at| space.nodes[at].before() == NONE && !space.nodes[at].is_vacant());
         let (mut end, mut used, mut was_free) = (0, 0, false);
         while let Some(index) = at {
             let node = &space.nodes[index];
             assert_eq!(node.offset, end);
-            end += node.size;
-            let free = matches!(node.state, State::Free { .. });
+            let size = space.length(u32::try_from(index).unwrap());
+            end += size;
+            let free = node.is_free();
             assert!(!(free && was_free));
             was_free = free;
-            used += if free { 0 } else { node.size };
-            at = (node.after != NONE).then_some(node.after as usize);
+            used += if free { 0 } else { size };
+            at = (node.after() != NONE).then_some(node.after() as usize);
         }
         assert_eq!((end, used), (space.size(), space.used()));
     }

@@ -15,6 +15,8 @@ pub struct Counters {
     /// Puts that found no space at all, and puts that got fewer replicas than requested.
     pub failed_allocations: u64,
     pub partial_allocations: u64,
+    /// Puts that were refused because the index would take too much memory.
+    pub unindexed_puts: u64,
     /// Ranges of unfinished puts that were taken away from their writer.
     pub discarded_puts: u64,
     /// Ranges that were used again after their time of rest.
@@ -33,6 +35,8 @@ pub struct Counters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     pub keys: u64,
+    /// Bytes of memory that the keys take in the index.
+    pub index_bytes: u64,
     /// Bytes of mounted segments.
     pub capacity: u64,
     /// Allocated bytes, those that rest included.

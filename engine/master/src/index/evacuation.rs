@@ -9,7 +9,7 @@ use proto::store::ledger::{Ended, Evacuation as Answer, Relocation, Version};
 use proto::store::{ErrorCode, Uuid};
 
 use super::ledger::{LeaveId, Stream, Successor};
-use super::object::{Object, ObjectId, Replica};
+use super::object::{Flag, Object, ObjectId, Replica};
 use super::objects::Objects;
 use super::segments::{Place, SegmentId, Targets};
 use super::{Index, Moment, range};
@@ -149,7 +149,11 @@ impl Evacuation {
     fn push(&mut self, id: ObjectId, objects: &Objects, now: Moment) {
         let object = &objects[id];
         let lease = objects.lease(id);
-        let rank = (object.hard_pin, object.is_soft_pinned(now), lease);
+        let rank = (
+            object.has(Flag::HardPin),
+            objects.is_soft_pinned(id, now),
+            lease,
+        );
         self.waiting_bytes = self.waiting_bytes.saturating_add(object.size);
         self.queue.push((rank, id, object.size));
     }
@@ -301,8 +305,8 @@ impl Index {
                 let Some(object) = self.objects.get(id) else {
                     continue;
                 };
-                if object.in_put {
-                    evacuation.unfinished |= now < object.put_start.after(PUT_PATIENCE);
+                if object.has(Flag::InPut) {
+                    evacuation.unfinished |= now < self.begun(id).after(PUT_PATIENCE);
                 } else if evacuation
                     .tries
                     .get(&id)
@@ -353,7 +357,7 @@ impl Index {
         let Some(object) = self.objects.get(id) else {
             return Next::Skip;
         };
-        if object.in_put {
+        if object.has(Flag::InPut) {
             evacuation.unfinished = true;
             return Next::Skip;
         }
@@ -543,7 +547,7 @@ impl Index {
         let put = self.leaving.get(id).and_then(|range| {
             let put = self.objects.find(&range.key)?;
             let is_dead = self.removed.contains(&range.key, self.age(range.version));
-            (self.objects[put].in_put && !is_dead).then_some(put)
+            (self.objects[put].has(Flag::InPut) && !is_dead).then_some(put)
         });
         match put {
             Some(put) => {

@@ -1,16 +1,13 @@
 //! Eviction: the objects whose lease ended first leave first, of all tenants or of one.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::accounts::AccountId;
 use super::groups::GroupId;
-use super::object::ObjectId;
+use super::object::{Flag, ObjectId};
+use super::queue::Queue;
 use super::{Index, Moment, Settings};
-
-/// Stale entries below this number are never worth a rebuild.
-const FEW: usize = 1024;
 
 /// Members of a group that are checked for the cost of one step.
 const CHECKS: usize = 8;
@@ -18,75 +15,6 @@ const CHECKS: usize = 8;
 /// Evictions for want of space have at least this distance while what was evicted is still in the ledgers of its owners: an
 /// engine process is replaced in less.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-type Heap<T> = BinaryHeap<Reverse<(Moment, T)>>;
-
-/// Objects by a time, of all tenants and of each.
-#[derive(Debug, Default)]
-struct Queue {
-    of: Vec<Heap<ObjectId>>,
-    /// For each heap with entries one that is not later than its first entry.
-    first: Heap<AccountId>,
-    entries: usize,
-}
-
-impl Queue {
-    fn push(&mut self, account: AccountId, when: Moment, id: ObjectId) {
-        if self.of.len() <= account.index() {
-            self.of.resize_with(account.index() + 1, Heap::new);
-        }
-        let heap = &mut self.of[account.index()];
-        if heap.peek().is_none_or(|Reverse((first, _))| when < *first) {
-            self.first.push(Reverse((when, account)));
-        }
-        heap.push(Reverse((when, id)));
-        self.entries += 1;
-    }
-
-    fn first_of(&self, account: AccountId) -> Option<(Moment, ObjectId)> {
-        let heap = self.of.get(account.index())?;
-        heap.peek().map(|Reverse(first)| *first)
-    }
-
-    /// Returns the first entry, of one tenant or of all.
-    fn peek(&mut self, of: Option<AccountId>) -> Option<(Moment, AccountId, ObjectId)> {
-        if let Some(account) = of {
-            let (when, id) = self.first_of(account)?;
-            return Some((when, account, id));
-        }
-        while let Some(&Reverse((noted, account))) = self.first.peek() {
-            match self.first_of(account) {
-                Some((when, id)) if when == noted => return Some((when, account, id)),
-                Some((when, _)) => {
-                    self.first.pop();
-                    self.first.push(Reverse((when, account)));
-                }
-                None => {
-                    self.first.pop();
-                }
-            }
-        }
-        None
-    }
-
-    fn pop(&mut self, account: AccountId) {
-        if self.of[account.index()].pop().is_some() {
-            self.entries -= 1;
-        }
-    }
-
-    fn retain(&mut self, stays: impl Fn(ObjectId) -> bool) {
-        self.first.clear();
-        self.entries = 0;
-        for (number, heap) in (0..).zip(&mut self.of) {
-            heap.retain(|Reverse((_, id))| stays(*id));
-            self.entries += heap.len();
-            if let Some(Reverse((when, _))) = heap.peek() {
-                self.first.push(Reverse((*when, AccountId::of(number))));
-            }
-        }
-    }
-}
 
 /// The order of eviction. An entry is not moved when its object's lease is extended, which happens at each lookup;
 /// it moves when it comes to the top.
@@ -180,31 +108,33 @@ enum Outcome {
 impl Index {
     /// The time from which the object may be evicted like others.
     fn due(&self, id: ObjectId) -> Moment {
-        self.objects.lease(id).max(self.objects[id].soft_pin)
+        self.objects.lease(id).max(self.objects.soft_pin(id))
     }
 
     /// Adds a complete object to the order, unless it is pinned for ever.
     pub(super) fn enqueue(&mut self, id: ObjectId) {
-        let (lease, due) = (self.objects.lease(id), self.due(id));
+        let lease = self.objects.lease(id);
+        let (due, soft_pin) = (self.due(id), self.objects.soft_pin(id));
         let object = &mut self.objects[id];
-        if object.queued || object.hard_pin || object.in_put {
+        if [Flag::Queued, Flag::HardPin, Flag::InPut]
+            .into_iter()
+            .any(|flag| object.has(flag))
+        {
             return;
         }
-        object.queued = true;
+        object.set(Flag::Queued, true);
         let account = object.account;
         self.order.queue.push(account, due, id);
-        if object.soft_pin > lease && self.settings.evict_soft_pinned {
+        if soft_pin > lease && self.settings.evict_soft_pinned {
             self.order.pinned.push(account, lease, id);
         }
-        // Entries of removed objects leave when they come to the top, or all at once when they are the majority.
+        let objects = &self.objects;
         for queue in [&mut self.order.queue, &mut self.order.pinned] {
-            if queue.entries.max(queue.first.len()) > 2 * self.objects.len() + FEW {
-                queue.retain(|id| self.objects.get(id).is_some());
-            }
+            queue.clean(objects.len(), |id| objects.get(id).is_some());
         }
     }
 
-    /// Begins an eviction if the used space exceeds the watermark or an allocation has failed.
+    /// Begins an eviction if the used space or the memory of the index exceeds the watermark, or an allocation has failed.
     pub(super) fn begin_eviction(&mut self, now: Moment) {
         if self.order.is_active() || self.segments.capacity() == 0 {
             return;
@@ -223,9 +153,10 @@ impl Index {
             high_watermark: watermark,
             ..
         } = self.settings;
+        let (indexed, limit) = (self.objects.bytes(), self.settings.index_bytes);
         #[expect(clippy::cast_precision_loss, reason = "ratios to compare with others")]
         let (full, leaves) = (
-            used as f64 / capacity as f64,
+            (used as f64 / capacity as f64).max(indexed as f64 / limit as f64),
             leaving as f64 >= used as f64 * ratio,
         );
         let requested = std::mem::take(&mut self.order.requested);
@@ -321,9 +252,9 @@ impl Index {
         let Some(object) = self.objects.get(id) else {
             return Some(Evicted::default());
         };
-        if object.in_put {
+        if object.has(Flag::InPut) {
             // The end of the put adds it again.
-            self.objects[id].queued = false;
+            self.objects[id].set(Flag::Queued, false);
             return Some(Evicted::default());
         }
         let due = self.due(id);
@@ -357,7 +288,7 @@ impl Index {
         let pinned = self
             .objects
             .get(id)
-            .is_some_and(|object| !object.in_put && object.is_soft_pinned(now));
+            .is_some_and(|object| !object.has(Flag::InPut) && self.objects.is_soft_pinned(id, now));
         if !pinned {
             return Some(Evicted::default());
         }
@@ -387,7 +318,7 @@ impl Index {
         budget: &mut Budget,
     ) -> Outcome {
         let later = now.after(self.settings.lease_ttl);
-        let has_group = self.objects[id].has_group;
+        let has_group = self.objects[id].has(Flag::HasGroup);
         let group = has_group.then(|| self.objects.groups.of(id)).flatten();
         let Some(group) = group else {
             return match self.stays_until(id, soft_pinned, now) {
@@ -469,9 +400,9 @@ impl Index {
         if now < lease {
             return Some(lease);
         }
-        let stays = object.hard_pin
+        let stays = object.has(Flag::HardPin)
             || !object.is_complete(&self.segments)
-            || (!soft_pinned && object.is_soft_pinned(now));
+            || (!soft_pinned && self.objects.is_soft_pinned(id, now));
         stays.then(|| now.after(self.settings.lease_ttl))
     }
 

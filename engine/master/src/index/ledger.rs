@@ -17,7 +17,8 @@ use proto::store::release_0_3_13::Segment;
 use proto::store::{ErrorCode, Uuid};
 use smallvec::SmallVec;
 
-use super::object::{Object, ObjectId, Replica};
+use super::object::{Flag, ObjectId, Replica};
+use super::objects::Objects;
 use super::segments::{Mounted, SegmentId};
 use super::{Index, Moment};
 pub(super) use bulk::{Bulks, Keys};
@@ -511,7 +512,7 @@ impl Index {
         let entry = Entry {
             offset: replica.offset,
             version: object.version,
-            stored: Some(stored(object, group, now)),
+            stored: Some(stored(&self.objects, id, now)),
         };
         let number = stream.push(entry, Then::Nothing);
         self.signals.owners.push(mounted.client);
@@ -670,15 +671,16 @@ impl Index {
     }
 }
 
-fn stored(object: &Object, group: Option<&str>, now: Moment) -> Stored {
-    let pin = object.soft_pin.0.saturating_sub(now.0) / 1000;
+fn stored(objects: &Objects, id: ObjectId, now: Moment) -> Stored {
+    let (object, group) = (&objects[id], objects.group(id));
+    let pin = objects.soft_pin(id).0.saturating_sub(now.0) / 1000;
     Stored {
         key: object.key.to_string(),
         length: object.size,
-        client: object.client,
+        client: objects.client(id),
         group: group.map(Into::into),
-        checksum: object.checksum,
+        checksum: object.checksum(),
         soft_pin_ms: pin,
-        hard_pin: object.hard_pin,
+        hard_pin: object.has(Flag::HardPin),
     }
 }

@@ -1,17 +1,11 @@
 //! Lookups. Each one by a client that finds readable replicas grants a read lease.
 
-use std::collections::BTreeMap;
-
 use proto::store::ErrorCode;
 use proto::store::release_0_3_13 as wire;
-use regex::Regex;
 
 use super::object::{Object, ObjectId, Replica};
 use super::segments::Segments;
 use super::{Index, Moment, Scope};
-
-/// Limit of the objects that one lookup by pattern returns.
-const MOST_MATCHES: usize = 65_536;
 
 /// A replica as a peer sees it, without allocations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +54,7 @@ impl<'a> Found<'a> {
 
     #[must_use]
     pub fn checksum(&self) -> Option<u64> {
-        self.object.checksum
+        self.object.checksum()
     }
 }
 
@@ -118,49 +112,6 @@ impl Index {
         }
     }
 
-    /// Finds the readable replicas of all objects of a tenant whose key matches.
-    ///
-    /// # Errors
-    /// `InvalidParams` for a malformed pattern; `BufferOverflow` if it matches too many keys for one reply.
-    pub fn get_replica_list_by_regex(
-        &mut self,
-        pattern: &str,
-        scope: &Scope,
-        now: Moment,
-    ) -> Result<BTreeMap<String, Vec<wire::ReplicaDescriptor>>, ErrorCode> {
-        let pattern = compile(pattern)?;
-        let until = now.after(self.settings.lease_ttl);
-        let matching: Vec<_> = self
-            .objects
-            .iter()
-            .filter(|(_, object)| {
-                let key = scope.plain(&object.key);
-                key.is_some_and(|key| pattern.is_match(key))
-            })
-            .filter(|(_, object)| object.is_readable(&self.segments))
-            .map(|(id, _)| id)
-            .take(MOST_MATCHES + 1)
-            .collect();
-        if matching.len() > MOST_MATCHES {
-            return Err(ErrorCode::BufferOverflow);
-        }
-        let mut found = BTreeMap::new();
-        for id in matching {
-            self.objects.grant(id, until);
-            let object = &self.objects[id];
-            let readable = object
-                .replicas
-                .iter()
-                .filter(|replica| replica.is_readable(&self.segments));
-            let replicas = readable
-                .map(|replica| self.descriptor(object, replica))
-                .collect();
-            let key = scope.plain(&object.key).unwrap_or(&object.key);
-            found.insert(key.into(), replicas);
-        }
-        Ok(found)
-    }
-
     /// Returns whether an object exists, complete or not. Grants no lease.
     pub fn contains(&mut self, key: &str) -> bool {
         self.find(key).is_some()
@@ -175,10 +126,4 @@ impl Index {
             .filter_map(|(_, object)| scope.plain(&object.key).map(Into::into))
             .collect()
     }
-}
-
-/// Compiles a pattern that matches anywhere in a key. The stock master takes ECMAScript patterns; look-around and
-/// back-references are refused here, because their matching time has no limit.
-pub(super) fn compile(pattern: &str) -> Result<Regex, ErrorCode> {
-    Regex::new(pattern).map_err(|_| ErrorCode::InvalidParams)
 }

@@ -1,18 +1,21 @@
 //! All objects, found by key, and their groups. Whatever changes the number of replicas is here, so that each tenant is charged
 //! for all that it has.
 
+use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
 use hashbrown::HashTable;
-use slotmap::SlotMap;
+use proto::store::Uuid;
 use smallvec::SmallVec;
 
 use super::Moment;
 use super::accounts::Accounts;
 use super::groups::Groups;
-use super::object::{Object, ObjectId, Replica};
+use super::object::{Flag, Object, ObjectId, Replica};
 use super::scope;
+use super::slots::Slots;
+use super::writers::Writers;
 
 /// The replicas of an object. Nothing outside this module changes their number.
 #[derive(Debug)]
@@ -70,7 +73,8 @@ impl<'a> IntoIterator for &'a Replicas {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     hash: u32,
-    id: ObjectId,
+    /// Position of the object.
+    at: u32,
 }
 
 /// Spreads the kept bits over those that the table uses.
@@ -78,11 +82,21 @@ fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
+/// Bytes of memory that an object takes beside its key, with all lists that may have it. docs/master.md has the measured ones.
+pub(super) const OBJECT_BYTES: u64 = 256;
+
+/// Why an ID is that of an object.
+const PRESENT: &str = "the caller has found the object in this call";
+
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
-    slots: SlotMap<ObjectId, Object>,
+    slots: Slots,
     table: HashTable<Entry>,
     hasher: foldhash::fast::RandomState,
+    key_bytes: u64,
+    writers: Writers,
+    /// Ends of soft pins, also of those that have ended. Most objects have none.
+    soft_pins: HashMap<ObjectId, Moment, foldhash::fast::RandomState>,
     pub(crate) groups: Groups,
     /// Set and read by others, charged only here.
     pub(crate) accounts: Accounts,
@@ -92,13 +106,13 @@ impl Index<ObjectId> for Objects {
     type Output = Object;
 
     fn index(&self, id: ObjectId) -> &Object {
-        &self.slots[id]
+        self.slots.get(id).expect(PRESENT)
     }
 }
 
 impl IndexMut<ObjectId> for Objects {
     fn index_mut(&mut self, id: ObjectId) -> &mut Object {
-        &mut self.slots[id]
+        self.slots.get_mut(id).expect(PRESENT)
     }
 }
 
@@ -107,14 +121,24 @@ impl Objects {
         self.slots.len()
     }
 
+    /// Bytes of memory that all objects take.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.key_bytes + OBJECT_BYTES * self.slots.len() as u64
+    }
+
     fn hash(&self, key: &str) -> u32 {
         u32::try_from(self.hasher.hash_one(key) >> 32).unwrap_or_default()
     }
 
     pub(crate) fn find(&self, key: &str) -> Option<ObjectId> {
         let hash = self.hash(key);
-        let is_it = |entry: &Entry| entry.hash == hash && *self.slots[entry.id].key == *key;
-        self.table.find(spread(hash), is_it).map(|entry| entry.id)
+        let object = |entry: &Entry| self.slots.at(entry.at);
+        let is_it = |entry: &Entry| {
+            entry.hash == hash && object(entry).is_some_and(|object| *object.key == *key)
+        };
+        let entry = self.table.find(spread(hash), is_it)?;
+        let (at, generation) = (entry.at, object(entry)?.generation);
+        Some(ObjectId { at, generation })
     }
 
     pub(crate) fn get(&self, id: ObjectId) -> Option<&Object> {
@@ -122,23 +146,47 @@ impl Objects {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectId, &Object)> {
-        self.slots.iter()
+        self.walk(0, usize::MAX).0
     }
 
-    /// Inserts an object whose key is not in the index.
-    pub(crate) fn insert(&mut self, mut object: Object, group: Option<&str>) -> ObjectId {
+    /// Returns the objects at `count` positions from one on, and the next position; `None` at the end. Where objects are
+    /// inserted and removed between two calls, all others are visited once.
+    pub(crate) fn walk(
+        &self,
+        from: u32,
+        count: usize,
+    ) -> (impl Iterator<Item = (ObjectId, &Object)>, Option<u32>) {
+        self.slots.walk(from, count)
+    }
+
+    /// Returns the position after the last object.
+    pub(crate) fn end(&self) -> u32 {
+        self.slots.end()
+    }
+
+    /// Inserts an object whose key is not in the index, and which a client has written.
+    pub(crate) fn insert(
+        &mut self,
+        mut object: Object,
+        client: Uuid,
+        group: Option<&str>,
+    ) -> ObjectId {
         let hash = self.hash(&object.key);
         let (tenant, _) = scope::split(&object.key);
         object.account = self.accounts.open(tenant);
         self.accounts.add_object(object.account);
+        object.writer = self.writers.add_object(client);
+        self.key_bytes += object.key.len() as u64;
         self.accounts
             .charge(object.account, object.size, object.replicas.len());
         let id = self.slots.insert(object);
         self.table
-            .insert_unique(spread(hash), Entry { hash, id }, |entry| spread(entry.hash));
+            .insert_unique(spread(hash), Entry { hash, at: id.at }, |entry| {
+                spread(entry.hash)
+            });
         if let Some(group) = group {
             self.groups.insert(id, group);
-            self.slots[id].has_group = true;
+            self[id].set(Flag::HasGroup, true);
         }
         id
     }
@@ -149,14 +197,19 @@ impl Objects {
         self.accounts
             .release(object.account, object.size, object.replicas.len());
         self.accounts.remove_object(object.account);
+        self.writers.remove_object(object.writer);
+        self.key_bytes -= object.key.len() as u64;
+        if object.has(Flag::HasSoftPin) {
+            self.soft_pins.remove(&id);
+        }
         let hash = self.hash(&object.key);
         if let Ok(entry) = self
             .table
-            .find_entry(spread(hash), |entry: &Entry| entry.id == id)
+            .find_entry(spread(hash), |entry: &Entry| entry.at == id.at)
         {
             entry.remove();
         }
-        if object.has_group {
+        if object.has(Flag::HasGroup) {
             self.groups.remove(id);
         }
         Some(object)
@@ -168,7 +221,7 @@ impl Objects {
         id: ObjectId,
         leaves: impl Fn(&Replica) -> bool,
     ) -> SmallVec<[Replica; 1]> {
-        let object = &mut self.slots[id];
+        let object = self.slots.get_mut(id).expect(PRESENT);
         let taken = object.replicas.take(leaves);
         self.accounts
             .release(object.account, object.size, taken.len());
@@ -176,25 +229,53 @@ impl Objects {
     }
 
     pub(crate) fn add_replica(&mut self, id: ObjectId, replica: Replica) {
-        let object = &mut self.slots[id];
+        let object = self.slots.get_mut(id).expect(PRESENT);
         object.replicas.0.push(replica);
         self.accounts.charge(object.account, object.size, 1);
     }
 
     /// Extends the lease of an object and of all others of its group.
     pub(crate) fn grant(&mut self, id: ObjectId, until: Moment) {
-        let object = &mut self.slots[id];
-        if object.has_group {
+        let object = &mut self[id];
+        if object.has(Flag::HasGroup) {
             self.groups.grant(id, until);
         } else {
             object.grant(until);
         }
     }
 
+    /// Returns who has written an object.
+    pub(crate) fn client(&self, id: ObjectId) -> Uuid {
+        self.writers.client(self[id].writer)
+    }
+
+    /// Returns the time before which the object is soft-pinned.
+    pub(crate) fn soft_pin(&self, id: ObjectId) -> Moment {
+        let pin = self[id]
+            .has(Flag::HasSoftPin)
+            .then(|| self.soft_pins.get(&id));
+        pin.flatten().copied().unwrap_or_default()
+    }
+
+    pub(crate) fn is_soft_pinned(&self, id: ObjectId, now: Moment) -> bool {
+        now < self.soft_pin(id)
+    }
+
+    /// The default ends the soft pin.
+    pub(crate) fn set_soft_pin(&mut self, id: ObjectId, until: Moment) {
+        let pins = until != Moment::default();
+        if pins {
+            self.soft_pins.insert(id, until);
+        } else if self[id].has(Flag::HasSoftPin) {
+            self.soft_pins.remove(&id);
+        }
+        self[id].set(Flag::HasSoftPin, pins);
+    }
+
     /// Returns the time before which the object is neither evicted nor removed.
     pub(crate) fn lease(&self, id: ObjectId) -> Moment {
-        let object = &self.slots[id];
-        if object.has_group {
+        let object = &self[id];
+        if object.has(Flag::HasGroup) {
             object.own_lease.max(self.groups.lease(id))
         } else {
             object.own_lease

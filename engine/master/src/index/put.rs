@@ -10,8 +10,8 @@ use proto::store::{ErrorCode, Uuid};
 use smallvec::SmallVec;
 
 use super::accounts::AccountId;
-use super::object::{Object, ObjectId, Replica};
-use super::objects::Replicas;
+use super::object::{Flag, Object, ObjectId, Replica};
+use super::objects::{OBJECT_BYTES, Replicas};
 use super::quota::Demand;
 use super::scope::{MOST_KEY_BYTES, split};
 use super::segments::Place;
@@ -20,6 +20,13 @@ use super::{Index, Moment, Range, range};
 
 /// Longest host ID. No segment has a longer one.
 const MOST_HOST_BYTES: usize = 1024;
+
+/// A put in progress.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Begun {
+    at: Moment,
+    pending: Option<Pending>,
+}
 
 /// What the end of a put does to the soft pin of its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +75,7 @@ impl Index {
         let request = self.check(client, key, size, config)?;
         if let Some(id) = self.find(key) {
             let object = &self.objects[id];
-            let may_go_on = now <= object.put_start.after(self.settings.put_discard);
+            let may_go_on = now <= self.begun(id).after(self.settings.put_discard);
             if object.has_complete_replica() || may_go_on {
                 return Err(ErrorCode::ObjectAlreadyExists);
             }
@@ -80,9 +87,15 @@ impl Index {
         Ok(self.descriptors(id))
     }
 
+    /// Returns when the put of an object began that has not ended.
+    pub(super) fn begun(&self, id: ObjectId) -> Moment {
+        let begun = self.begun.get(&id).map(|begun| begun.at);
+        begun.unwrap_or_default()
+    }
+
     /// Takes an unfinished put away from its writer, who may still write: the ranges rest.
     pub(super) fn discard(&mut self, id: ObjectId) {
-        let rest = self.objects[id].put_start.after(self.settings.put_release);
+        let rest = self.begun(id).after(self.settings.put_release);
         self.counters.discarded_puts += self.objects[id].replicas.len() as u64;
         self.erase(id, rest);
     }
@@ -126,8 +139,8 @@ impl Index {
             in_place = config.clone();
         }
         let is_in_place = object.size == size && had_value;
-        let (hard_pin, soft_pin) = (object.hard_pin, object.soft_pin);
-        let (lease, in_put) = (self.objects.lease(old), object.in_put);
+        let (hard_pin, soft_pin) = (object.has(Flag::HardPin), self.objects.soft_pin(old));
+        let (lease, in_put) = (self.objects.lease(old), object.has(Flag::InPut));
         // A reader holds the lease, a writer that is preempted may still write.
         let rest = if in_put {
             lease.max(now.after(self.settings.put_release))
@@ -160,12 +173,13 @@ impl Index {
             self.superseded.insert(id, replaced);
         }
         let object = &mut self.objects[id];
-        object.hard_pin |= hard_pin && had_value;
-        if now < soft_pin {
-            object.soft_pin = soft_pin;
-        }
+        let hard_pin = hard_pin && had_value || object.has(Flag::HardPin);
+        object.set(Flag::HardPin, hard_pin);
         if is_in_place {
             object.own_lease = lease;
+        }
+        if now < soft_pin {
+            self.objects.set_soft_pin(id, soft_pin);
         }
         Ok(self.descriptors(id))
     }
@@ -255,6 +269,12 @@ impl Index {
         config: &ReplicateConfig,
     ) -> Result<Vec<Place>, ErrorCode> {
         let count = config.replica_num;
+        let bytes = self.objects.bytes() + OBJECT_BYTES + request.key.len() as u64;
+        if bytes > self.settings.index_bytes {
+            self.counters.unindexed_puts += 1;
+            self.order.request();
+            return Err(ErrorCode::NoAvailableHandle);
+        }
         let preferred: Vec<&str> = if config.preferred_segment.is_empty() {
             config
                 .preferred_segments
@@ -303,29 +323,25 @@ impl Index {
             });
             self.next_replica += 1;
         }
-        let object = Object {
-            key: request.key.into(),
-            size: request.size,
-            version: self.next_version(),
-            client: request.client,
-            put_start: now,
-            own_lease: Moment::default(),
-            soft_pin: Moment::default(),
-            checksum: None,
-            replicas: Replicas::new(replicas),
-            account: AccountId::default(),
-            hard_pin: request.config.with_hard_pin,
-            in_put: true,
-            has_group: false,
-            queued: false,
-        };
-        let id = self.objects.insert(object, request.group.as_deref());
+        let Request {
+            key, size, client, ..
+        } = *request;
+        let version = self.next_version();
+        let replicas = Replicas::new(replicas);
+        let mut object = Object::new(key.into(), size, version, replicas);
+        object.set(Flag::HardPin, request.config.with_hard_pin);
+        object.set(Flag::InPut, true);
+        let id = self
+            .objects
+            .insert(object, client, request.group.as_deref());
         for place in places {
             self.segments.give(*place, id);
         }
-        if let Some(pending) = request.pending {
-            self.pending.insert(id, pending);
-        }
+        let begun = Begun {
+            at: now,
+            pending: request.pending,
+        };
+        self.begun.insert(id, begun);
         self.puts.push_back((now, id));
         id
     }
@@ -342,12 +358,12 @@ impl Index {
         now: Moment,
     ) -> Result<(), ErrorCode> {
         let id = self.find(&meta.key).ok_or(ErrorCode::ObjectNotFound)?;
-        let object = &mut self.objects[id];
-        if object.client != client {
+        if self.objects.client(id) != client {
             return Err(ErrorCode::IllegalClient);
         }
+        let object = &mut self.objects[id];
         let in_memory = matches!(kind, ReplicaType::All | ReplicaType::Memory);
-        if !object.in_put {
+        if !object.has(Flag::InPut) {
             if !in_memory || !object.is_complete(&self.segments) {
                 return Err(ErrorCode::InvalidWrite);
             }
@@ -362,16 +378,22 @@ impl Index {
                     completed.push(*replica);
                 }
             }
-            match self.pending.remove(&id) {
-                Some(Pending::Pin(ttl)) => object.soft_pin = now.after(ttl),
-                Some(Pending::Unpin) => object.soft_pin = Moment::default(),
+            let begun = self.begun.get_mut(&id);
+            match begun.and_then(|begun| begun.pending.take()) {
+                Some(Pending::Pin(ttl)) => self.objects.set_soft_pin(id, now.after(ttl)),
+                Some(Pending::Unpin) => self.objects.set_soft_pin(id, Moment::default()),
                 None => {}
             }
         }
+        let object = &mut self.objects[id];
         if in_memory || kind == ReplicaType::NofSsd || meta.object_checksum.is_some() {
-            object.checksum = meta.object_checksum;
+            object.set_checksum(meta.object_checksum);
         }
-        object.in_put = !object.is_complete(&self.segments);
+        let in_put = !object.is_complete(&self.segments);
+        object.set(Flag::InPut, in_put);
+        if !in_put {
+            self.begun.remove(&id);
+        }
         object.grant(now);
         self.record(id, &completed, now);
         self.enqueue(id);
@@ -390,12 +412,12 @@ impl Index {
         now: Moment,
     ) -> Result<(), ErrorCode> {
         let id = self.find(key).ok_or(ErrorCode::ObjectNotFound)?;
-        let object = &self.objects[id];
-        if object.client != client {
+        if self.objects.client(id) != client {
             return Err(ErrorCode::IllegalClient);
         }
+        let object = &self.objects[id];
         let in_memory = matches!(kind, ReplicaType::All | ReplicaType::Memory);
-        if !object.in_put || (in_memory && object.has_complete_replica()) {
+        if !object.has(Flag::InPut) || (in_memory && object.has_complete_replica()) {
             return Err(ErrorCode::InvalidWrite);
         }
         if in_memory {

@@ -111,14 +111,16 @@ impl Index {
         // An eviction is in vain if the whole quota is less. After a restart the quota grows with each ledger that is loaded: an
         // eviction would remove what the ledgers have just brought back.
         let fits = bytes <= u128::from(self.objects.accounts.effective(account));
-        let attempts = if fits && !self.segments.is_loading() {
+        let mut deficit = self.objects.accounts.deficit(account, more);
+        let exceeds = more > 0 && deficit > 0;
+        // All segments are looked at only where it matters.
+        let attempts = if exceeds && fits && !self.segments.is_loading() {
             ATTEMPTS
         } else {
             0
         };
-        let mut deficit = self.objects.accounts.deficit(account, more);
         for _ in 0..attempts {
-            if more == 0 || deficit == 0 {
+            if deficit == 0 {
                 break;
             }
             let evicted = self.evict_of(account, deficit, keep, now, STEPS);

@@ -3,9 +3,8 @@
 use proto::store::{ErrorCode, Uuid};
 
 use super::ledger::Keys;
-use super::lookup::compile;
 use super::object::{ObjectId, Replica};
-use super::{Index, Moment, Scope, range};
+use super::{Index, Moment, range};
 
 impl Index {
     /// Removes an object.
@@ -31,22 +30,6 @@ impl Index {
         Ok(())
     }
 
-    /// Removes the objects of a tenant whose key matches, except leased ones (unless `force`) and unfinished ones. Returns their
-    /// number.
-    ///
-    /// # Errors
-    /// `InvalidParams` for a malformed pattern.
-    pub fn remove_by_regex(
-        &mut self,
-        pattern: &str,
-        scope: &Scope,
-        force: bool,
-        now: Moment,
-    ) -> Result<i64, ErrorCode> {
-        let pattern = compile(pattern)?;
-        Ok(self.remove_keys(Keys::Matching(scope.clone(), pattern), force, now))
-    }
-
     /// Removes all objects of a tenant, except leased ones (unless `force`) and unfinished ones. Returns their number, none for
     /// a name that no tenant can have. As by the stock master an empty name means all tenants. While there are no tenants,
     /// each name does, so that also the objects of former ones are removed.
@@ -63,10 +46,7 @@ impl Index {
             .objects
             .iter()
             .filter(|(id, object)| {
-                (force || !self.objects.is_leased(*id, now))
-                    && object.is_complete(&self.segments)
-                    && object.is_readable(&self.segments)
-                    && keys.contain(&object.key)
+                self.may_be_removed(*id, force, now) && keys.contain(&object.key)
             })
             .map(|(id, _)| id)
             .collect();
@@ -78,7 +58,14 @@ impl Index {
         i64::try_from(chosen.len()).unwrap_or(i64::MAX)
     }
 
-    fn take_out(&mut self, id: ObjectId, now: Moment) {
+    pub(super) fn may_be_removed(&self, id: ObjectId, force: bool, now: Moment) -> bool {
+        let object = &self.objects[id];
+        (force || !self.objects.is_leased(id, now))
+            && object.is_complete(&self.segments)
+            && object.is_readable(&self.segments)
+    }
+
+    pub(super) fn take_out(&mut self, id: ObjectId, now: Moment) {
         let lease = self.objects.lease(id);
         self.entomb_removed(id);
         self.erase(
@@ -115,7 +102,7 @@ impl Index {
             return false;
         };
         let object = &self.objects[id];
-        if object.client != client || self.objects.is_leased(id, now) {
+        if self.objects.client(id) != client || self.objects.is_leased(id, now) {
             return false;
         }
         if segment.is_empty() {

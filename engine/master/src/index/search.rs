@@ -6,8 +6,8 @@ use std::collections::BinaryHeap;
 use proto::store::ErrorCode;
 use regex::Regex;
 
-use super::lookup::compile;
-use super::object::Object;
+use super::object::Flag;
+use super::patterns::compile;
 use super::segments::SegmentId;
 use super::{Index, Scope};
 
@@ -65,6 +65,16 @@ pub struct Search {
     bytes: u64,
     /// The first ones by their keys; the last of them on top.
     first: BinaryHeap<Match>,
+    /// What the last step has found in a segment.
+    candidates: Vec<Candidate>,
+}
+
+/// An object whose key begins as wanted.
+#[derive(Debug)]
+struct Candidate {
+    found: Match,
+    /// The segment, by its position, that was looked at.
+    here: usize,
 }
 
 impl Search {
@@ -85,58 +95,65 @@ impl Search {
         self.first.into_sorted_vec()
     }
 
-    fn matches(&self, stored: &str) -> bool {
-        let Some(key) = self.scope.plain(stored) else {
-            return false;
-        };
-        key.starts_with(&self.prefix)
-            && self
-                .pattern
-                .as_ref()
-                .is_none_or(|pattern| pattern.is_match(key))
+    /// Begins a search for the objects of a tenant whose key begins with `prefix` and matches `pattern`. It lists at most `limit`.
+    ///
+    /// # Errors
+    /// `InvalidParams` for a malformed or too large pattern.
+    pub fn begin(
+        scope: Scope,
+        prefix: &str,
+        pattern: Option<&str>,
+        limit: usize,
+    ) -> Result<Self, ErrorCode> {
+        Ok(Self {
+            scope,
+            prefix: prefix.into(),
+            pattern: pattern.map(compile).transpose()?,
+            limit,
+            segments: Vec::new(),
+            at: (0, 0),
+            objects: 0,
+            bytes: 0,
+            first: BinaryHeap::new(),
+            candidates: Vec::new(),
+        })
     }
 
-    fn count(&mut self, object: &Object) {
-        self.objects += 1;
-        self.bytes = self.bytes.saturating_add(object.size);
-    }
-
-    fn list(&mut self, object: &Object, places: impl Iterator<Item = SegmentId>) {
-        let is_full = self.first.len() >= self.limit;
-        let last = self.first.peek();
-        let key = self.scope.plain(&object.key).unwrap_or(&object.key);
-        if is_full && last.is_none_or(|last| *key >= *last.key) {
-            return;
+    /// Compares the keys that the last step has found, while `goes_on` is true. A pattern may take long, so this does without the
+    /// index.
+    pub fn compare(&mut self, goes_on: impl Fn() -> bool) {
+        let candidates = std::mem::take(&mut self.candidates).into_iter();
+        for Candidate { found, here } in candidates.take_while(|_| goes_on()) {
+            let pattern = self.pattern.as_ref();
+            if !pattern.is_none_or(|pattern| pattern.is_match(&found.key)) {
+                continue;
+            }
+            let own = &mut self.segments[here];
+            own.objects += 1;
+            own.bytes = own.bytes.saturating_add(found.size);
+            // Once for all its replicas.
+            if found.segments.first() == Some(&here) {
+                self.objects += 1;
+                self.bytes = self.bytes.saturating_add(found.size);
+                self.list(found);
+            }
         }
-        let segments = places.filter_map(|place| {
-            let mut segments = self.segments.iter();
-            segments.position(|segment| segment.id == place)
-        });
-        let found = Match {
-            key: key.into(),
-            size: object.size,
-            hard_pin: object.hard_pin,
-            segments: segments.collect(),
-        };
-        self.first.push(found);
-        if is_full {
-            self.first.pop();
+    }
+
+    fn list(&mut self, found: Match) {
+        if self.first.len() < self.limit {
+            self.first.push(found);
+        } else if let Some(mut last) = self.first.peek_mut()
+            && found < *last
+        {
+            *last = found;
         }
     }
 }
 
 impl Index {
-    /// Begins a search for the objects of a tenant whose key begins with `prefix` and matches `pattern`. It lists at most `limit`.
-    ///
-    /// # Errors
-    /// `InvalidParams` for a malformed pattern.
-    pub fn begin_search(
-        &self,
-        scope: &Scope,
-        prefix: &str,
-        pattern: Option<&str>,
-        limit: usize,
-    ) -> Result<Search, ErrorCode> {
+    /// Gives a search that has begun the mounted segments, in which it looks.
+    pub fn enter_search(&self, search: &mut Search) {
         let segments = self.segments.iter().map(|(id, mounted)| SearchedSegment {
             name: mounted.segment.name.clone(),
             endpoint: mounted.endpoint.as_ref().into(),
@@ -145,55 +162,50 @@ impl Index {
             bytes: 0,
             id,
         });
-        Ok(Search {
-            scope: scope.clone(),
-            prefix: prefix.into(),
-            pattern: pattern.map(compile).transpose()?,
-            limit,
-            segments: segments.collect(),
-            at: (0, 0),
-            objects: 0,
-            bytes: 0,
-            first: BinaryHeap::new(),
-        })
+        search.segments = segments.collect();
     }
 
-    /// Continues a search. Returns whether there is more to look at.
-    pub fn search(&self, search: &mut Search) -> bool {
-        let (number, from) = search.at;
-        let Some(segment) = search.segments.get(number).map(|segment| segment.id) else {
+    /// Continues a search. Returns whether there is more to look at after [`Search::compare`].
+    pub fn continue_search(&self, search: &mut Search) -> bool {
+        let (here, from) = search.at;
+        let Some(segment) = search.segments.get(here).map(|segment| segment.id) else {
             return false;
         };
-        search.at = (number + 1, 0);
+        search.at = (here + 1, 0);
         // A segment that was unmounted meanwhile has no objects any more.
         let Some(mounted) = self.segments.get(segment) else {
             return true;
         };
         let (owners, next) = mounted.space.owners(from, STEP);
         if let Some(next) = next {
-            search.at = (number, next);
+            search.at = (here, next);
         }
         for id in owners {
             let Some(object) = self.objects.get(id) else {
                 continue;
             };
-            let readable = || {
-                let replicas = object.replicas.iter();
-                replicas.filter(|replica| replica.is_readable(&self.segments))
+            let key = search.scope.plain(&object.key);
+            let Some(key) = key.filter(|key| key.starts_with(&search.prefix)) else {
+                continue;
             };
+            let replicas = object.replicas.iter();
+            let readable = replicas.filter(|replica| replica.is_readable(&self.segments));
+            let places = readable.filter_map(|replica| {
+                let mut segments = search.segments.iter();
+                segments.position(|segment| segment.id == replica.segment)
+            });
+            let places: Vec<_> = places.collect();
             // The former range of an object that has moved rests, and is none of its replicas.
-            let is_here = readable().any(|replica| replica.segment == segment);
-            if !is_here || !search.matches(&object.key) {
+            if !places.contains(&here) {
                 continue;
             }
-            let own = &mut search.segments[number];
-            own.objects += 1;
-            own.bytes = own.bytes.saturating_add(object.size);
-            let first = readable().next();
-            if first.is_some_and(|first| first.segment == segment) {
-                search.count(object);
-                search.list(object, readable().map(|replica| replica.segment));
-            }
+            let found = Match {
+                key: key.into(),
+                size: object.size,
+                hard_pin: object.has(Flag::HardPin),
+                segments: places,
+            };
+            search.candidates.push(Candidate { found, here });
         }
         true
     }

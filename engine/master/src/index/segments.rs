@@ -93,6 +93,7 @@ pub(crate) struct Segments {
     by_id: HashMap<Uuid, SegmentId>,
     names: Vec<Name>,
     by_name: HashMap<Box<str>, usize>,
+    by_host: HashMap<Box<str>, Vec<SegmentId>>,
     random: u64,
     /// Sums may exceed 64 bits: the owner of a segment reports its size.
     capacity: u128,
@@ -100,6 +101,9 @@ pub(crate) struct Segments {
     resting: u128,
     /// Never becomes less.
     longest_endpoint: usize,
+    /// Looks at all segments.
+    #[cfg(test)]
+    pub(super) loading_looks: std::cell::Cell<usize>,
 }
 
 impl Segments {
@@ -184,8 +188,12 @@ impl Segments {
             mounted.segment.id,
             mounted.segment.name.clone().into_boxed_str(),
         );
+        let host = mounted.segment.host_id.clone().into_boxed_str();
         let id = self.slots.insert(mounted);
         self.by_id.insert(uuid, id);
+        if !host.is_empty() {
+            self.by_host.entry(host).or_default().push(id);
+        }
         if let Some(&at) = self.by_name.get(&name) {
             self.names[at].segments.push(id);
         } else {
@@ -204,6 +212,8 @@ impl Segments {
 
     /// Returns whether ledgers of mounted segments are being loaded.
     pub(crate) fn is_loading(&self) -> bool {
+        #[cfg(test)]
+        self.loading_looks.set(self.loading_looks.get() + 1);
         let mut streams = self.slots.values().filter_map(|one| one.stream.as_ref());
         streams.any(|stream| !stream.is_loaded())
     }
@@ -215,6 +225,13 @@ impl Segments {
         self.used -= u128::from(mounted.space.used());
         self.resting -= u128::from(mounted.resting);
         self.by_id.remove(&mounted.segment.id);
+        let host = mounted.segment.host_id.as_str();
+        if let Some(segments) = self.by_host.get_mut(host) {
+            segments.retain(|&other| other != id);
+            if segments.is_empty() {
+                self.by_host.remove(host);
+            }
+        }
         let name = mounted.segment.name.as_str();
         if let Some(&at) = self.by_name.get(name) {
             self.names[at].segments.retain(|&other| other != id);
@@ -242,23 +259,24 @@ impl Segments {
             .min(self.names.len())
             .min(MOST_REPLICAS);
         let mut places = Vec::with_capacity(wanted);
-        let mut tried: Vec<usize> = Vec::new();
-        for name in preferred {
-            if let Some(&at) = self.by_name.get(*name) {
-                self.place_below(at, size, wanted, &mut tried, &mut places);
-            }
-        }
         let start = self.start();
-        if !host.is_empty() {
-            for step in 0..self.names.len() {
-                let at = (start + step) % self.names.len();
-                let local = self.names[at]
-                    .segments
-                    .iter()
-                    .any(|&id| self.slots[id].segment.host_id == host);
-                if local {
-                    self.place_below(at, size, wanted, &mut tried, &mut places);
-                }
+        let first: Vec<usize> = preferred
+            .iter()
+            .filter_map(|name| self.by_name.get(*name).copied())
+            .chain(self.local(host, start))
+            .collect();
+        // The last pass comes to each name once, so without others nothing is noted. A full cluster tries all names.
+        let mut tried = vec![
+            false;
+            if first.is_empty() {
+                0
+            } else {
+                self.names.len()
+            }
+        ];
+        for at in first {
+            if places.len() < wanted && !std::mem::replace(&mut tried[at], true) {
+                self.place_below(at, size, &mut places);
             }
         }
         for step in 0..self.names.len() {
@@ -266,23 +284,25 @@ impl Segments {
                 break;
             }
             let at = (start + step) % self.names.len();
-            self.place_below(at, size, wanted, &mut tried, &mut places);
+            if !tried.get(at).is_some_and(|tried| *tried) {
+                self.place_below(at, size, &mut places);
+            }
         }
         places
     }
 
-    fn place_below(
-        &mut self,
-        at: usize,
-        size: u64,
-        wanted: usize,
-        tried: &mut Vec<usize>,
-        places: &mut Vec<Place>,
-    ) {
-        if places.len() >= wanted || tried.contains(&at) {
-            return;
-        }
-        tried.push(at);
+    /// Returns the positions of the names with segments of this host, in a cycle that begins with `start`.
+    fn local(&self, host: &str, start: usize) -> Vec<usize> {
+        let of_host = self.by_host.get(host);
+        let mut local = self.positions(of_host.map_or(&[], Vec::as_slice));
+        local.sort_unstable();
+        local.dedup();
+        let first = local.partition_point(|&at| at < start);
+        local.rotate_left(first);
+        local
+    }
+
+    fn place_below(&mut self, at: usize, size: u64, places: &mut Vec<Place>) {
         for &segment in &self.names[at].segments {
             let mounted = &mut self.slots[segment];
             if !mounted.is_open() {

@@ -34,6 +34,9 @@ pub struct Settings {
     /// Time after which the space of a discarded put is used again.
     pub put_release: Duration,
     pub placement: Placement,
+    /// Bytes of memory that objects may take in the index, whatever the size of their values. Puts that exceed it are refused,
+    /// and from the watermark on objects are evicted.
+    pub index_bytes: u64,
 }
 
 impl Default for Settings {
@@ -49,6 +52,7 @@ impl Default for Settings {
             put_discard: Duration::from_secs(30),
             put_release: Duration::from_secs(600),
             placement: Placement::Random,
+            index_bytes: u64::MAX,
         }
     }
 }

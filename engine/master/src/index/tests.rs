@@ -8,6 +8,7 @@ mod pressure;
 mod property;
 mod quota;
 mod search;
+mod steps;
 mod tombstones;
 
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::allocator::Allocator;
-use super::object::ObjectId;
+use super::object::{Flag, ObjectId};
 use super::{Index, Moment};
 
 /// Steps of one kind of work in one call. One step costs about a microsecond.
@@ -71,13 +71,13 @@ impl Index {
             self.counters.released_ranges += 1;
         }
         self.sweep();
-        self.forget_puts(now);
+        let more_puts = self.forget_puts(now);
         if self.order.is_active() {
             self.discard_unfinished();
             self.evict(now, STEPS);
         }
         let more = self.install_due(now) | self.tend_notes();
-        self.order.is_active() || !self.unmounted.is_empty() || more
+        self.order.is_active() || !self.unmounted.is_empty() || more_puts || more
     }
 
     /// Removes objects of unmounted segments.
@@ -116,20 +116,27 @@ impl Index {
     }
 
     fn is_unfinished(&self, id: ObjectId) -> bool {
-        self.objects.get(id).is_some_and(|object| object.in_put)
+        self.objects
+            .get(id)
+            .is_some_and(|object| object.has(Flag::InPut))
     }
 
-    /// Drops puts that have ended from the front of the list of puts, and sets those aside that are overdue.
-    fn forget_puts(&mut self, now: Moment) {
-        while let Some(&(began, id)) = self.puts.front() {
+    /// Drops puts that have ended from the front of the list of puts, and sets those aside that are overdue. Behind one that
+    /// does not end wait all of the next half minute. Returns whether more of them wait.
+    fn forget_puts(&mut self, now: Moment) -> bool {
+        for _ in 0..STEPS {
+            let Some(&(began, id)) = self.puts.front() else {
+                return false;
+            };
             let unfinished = self.is_unfinished(id);
             if unfinished && now <= began.after(self.settings.put_discard) {
-                return;
+                return false;
             }
             self.puts.pop_front();
             if unfinished {
                 self.overdue.push_back(id);
             }
         }
+        true
     }
 }

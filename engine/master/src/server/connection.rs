@@ -132,7 +132,7 @@ async fn converse(
                 write(master, stream, &mut replies).await?;
                 ledger::wait_for_changes(master, peer, body).await;
             }
-            waits.append(&mut answer(master, peer, header, body, &mut replies));
+            waits.append(&mut answer(master, peer, header, body, &mut replies).await);
             let length = RequestHeader::BYTES + body.len();
             input.read += length;
             answered = true;
@@ -247,7 +247,7 @@ async fn write(
 }
 
 /// Appends the reply to one request. Returns what must happen before it is sent.
-fn answer(
+async fn answer(
     master: &Master,
     peer: Peer,
     header: RequestHeader,
@@ -262,7 +262,7 @@ fn answer(
             master.traffic.unknown.fetch_add(1, Relaxed);
             refuse(replies, NOT_REGISTERED, "the rpc function not registered")
         }
-        Some((number, function)) => match function.call(master, peer, body, replies) {
+        Some((number, function)) => match function.call(master, peer, body, replies).await {
             Ok((tally, of_call)) => {
                 waits = of_call;
                 master.traffic.called(number, tally);

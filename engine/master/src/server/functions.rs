@@ -8,6 +8,7 @@ use proto::store::release_0_3_13 as wire;
 use proto::store::{BareRpc, ErrorCode, PROTOCOL_VERSION, Rpc, Uuid};
 use proto::struct_pack::{DecodeError, Packed, Reader, Schema};
 
+use super::patterns::{self, Pattern};
 use super::traffic::Tally;
 use super::{Master, ledger, lookups, refused};
 use crate::admission::{Peer, Role};
@@ -83,7 +84,15 @@ pub(super) struct Function {
     id: u32,
     arguments: Schema,
     answer: Schema,
-    run: Run,
+    work: Work,
+}
+
+/// What a function does with its arguments.
+enum Work {
+    /// All at once.
+    Run(Run),
+    /// What [`patterns::run`] does.
+    Pattern(patterns::Read),
 }
 
 impl std::fmt::Debug for Function {
@@ -103,7 +112,18 @@ impl Function {
             id,
             arguments: Schema::of::<Arguments>(),
             answer: Schema::of::<Answer>(),
-            run,
+            work: Work::Run(run),
+        }
+    }
+
+    /// A function that compares keys with a pattern.
+    pub(super) fn of_pattern<R: Rpc>(read: patterns::Read) -> Self {
+        Self {
+            name: R::METHOD,
+            id: R::function_id(),
+            arguments: Schema::of::<R::Arguments>(),
+            answer: Schema::of::<Result<R::Value, ErrorCode>>(),
+            work: Work::Pattern(read),
         }
     }
 
@@ -169,8 +189,12 @@ impl Function {
         self.name
     }
 
+    pub(super) fn answer(&self) -> &Schema {
+        &self.answer
+    }
+
     /// Carries out a call and appends the body of its reply. Returns what must happen before the reply is sent.
-    pub(super) fn call(
+    pub(super) async fn call(
         &self,
         master: &Master,
         peer: Peer,
@@ -179,17 +203,23 @@ impl Function {
     ) -> Result<(Tally, Vec<Wait>), DecodeError> {
         let reader = self.arguments.open(body)?;
         let mut reader = reader.with_most_elements(master.limits.elements);
-        let caller = Caller {
-            master,
-            peer,
-            waits: RefCell::default(),
+        let pattern: Pattern = match &self.work {
+            Work::Run(run) => {
+                let caller = Caller {
+                    master,
+                    peer,
+                    waits: RefCell::default(),
+                };
+                let tally = run(&caller, &mut reader, &self.answer, out)?;
+                return Ok((tally, caller.waits.into_inner()));
+            }
+            Work::Pattern(read) => read(&mut reader)?,
         };
-        let tally = (self.run)(&caller, &mut reader, &self.answer, out)?;
-        Ok((tally, caller.waits.into_inner()))
+        Ok(patterns::run(master, self, pattern, out).await)
     }
 }
 
-fn append<T: Packed>(schema: &Schema, value: &T, out: &mut Vec<u8>) {
+pub(super) fn append<T: Packed>(schema: &Schema, value: &T, out: &mut Vec<u8>) {
     let mut writer = schema.begin(std::mem::take(out), value.longest());
     value.pack(&mut writer);
     *out = writer.finish();
@@ -208,6 +238,7 @@ impl Functions {
         functions.extend(writes());
         functions.extend(removals());
         functions.extend(lookups::functions());
+        functions.extend(patterns::functions());
         functions.extend(refused::functions());
         functions.extend(ledger::functions());
         let by_id = functions
@@ -452,10 +483,6 @@ fn removals() -> Vec<Function> {
         Function::rpc::<wire::Remove>(|index, (key, force, tenant), now| {
             let mut scope = index.scope(&tenant)?;
             index.remove(scope.key(&key)?, force, now)
-        }),
-        Function::rpc::<wire::RemoveByRegex>(|index, (pattern, force, tenant), now| {
-            let scope = index.scope(&tenant)?;
-            index.remove_by_regex(&pattern, &scope, force, now)
         }),
         Function::bare::<wire::RemoveAll>(
             |index, (force, tenant), now| index.remove_all(&tenant, force, now),

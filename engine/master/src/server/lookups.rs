@@ -129,10 +129,6 @@ pub(super) fn functions() -> Vec<Function> {
                 })
             }),
         ),
-        Function::rpc::<wire::GetReplicaListByRegex>(|index, (pattern, tenant), now| {
-            let scope = index.scope(&tenant)?;
-            index.get_replica_list_by_regex(&pattern, &scope, now)
-        }),
     ]
 }
 

@@ -10,9 +10,8 @@ use smallvec::smallvec;
 use super::Then;
 use super::bulk::Missed;
 use super::leaving::Range;
-use crate::index::accounts::AccountId;
 use crate::index::allocator::{Allocator, Block};
-use crate::index::object::{Object, ObjectId, Replica};
+use crate::index::object::{Flag, Object, ObjectId, Replica};
 use crate::index::objects::Replicas;
 use crate::index::segments::{Place, SegmentId};
 use crate::index::{Index, Moment};
@@ -117,6 +116,7 @@ impl Index {
                 stream.push(entry, Then::Nothing);
             }
         }
+        self.installs += 1;
         self.signals.owners.push(client);
     }
 
@@ -168,7 +168,7 @@ impl Index {
             _ if missed.contain(&stored.key, age) => return self.leave(range(stored, place.block)),
             Some(id) if self.age(self.objects[id].version) > age => {
                 let range = range(stored, place.block);
-                if self.objects[id].in_put && !self.removed.contains(&range.key, age) {
+                if self.objects[id].has(Flag::InPut) && !self.removed.contains(&range.key, age) {
                     // It leaves when the put ends.
                     self.superseded.entry(id).or_default().push(range);
                 } else {
@@ -192,28 +192,16 @@ impl Index {
         }
         let pin = std::time::Duration::from_millis(stored.soft_pin_ms)
             .min(self.settings.max_soft_pin_ttl);
-        let object = Object {
-            key: stored.key.into(),
-            size: stored.length,
-            version,
-            client: stored.client,
-            put_start: now,
-            own_lease: Moment::default(),
-            soft_pin: if pin.is_zero() {
-                Moment::default()
-            } else {
-                now.after(pin)
-            },
-            checksum: stored.checksum,
-            replicas: Replicas::new(smallvec![replica]),
-            account: AccountId::default(),
-            hard_pin: stored.hard_pin,
-            in_put: false,
-            has_group: false,
-            queued: false,
-        };
+        let replicas = Replicas::new(smallvec![replica]);
+        let key = stored.key.into();
+        let mut object = Object::new(key, stored.length, version, replicas);
+        object.set_checksum(stored.checksum);
+        object.set(Flag::HardPin, stored.hard_pin);
         let group = stored.group.as_deref().filter(|group| !group.is_empty());
-        let id = self.objects.insert(object, group);
+        let id = self.objects.insert(object, stored.client, group);
+        if !pin.is_zero() {
+            self.objects.set_soft_pin(id, now.after(pin));
+        }
         self.segments.give(place, id);
         self.enqueue(id);
     }

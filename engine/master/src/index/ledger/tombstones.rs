@@ -8,7 +8,7 @@ use proto::store::ledger::{Entry, Version};
 use super::members::Memory;
 use super::notes::{Holder, NoteId, Subject, subject_of};
 use super::{Kind, MOST_KEY_BYTES, Stream, Then, Wait};
-use crate::index::object::ObjectId;
+use crate::index::object::{Flag, ObjectId};
 use crate::index::segments::{Mounted, SegmentId};
 use crate::index::{Index, Moment};
 
@@ -209,7 +209,7 @@ impl Index {
             return;
         };
         let (object, dead) = (&self.objects[id], self.age(version));
-        if self.age(object.version) <= dead && !object.in_put {
+        if self.age(object.version) <= dead && !object.has(Flag::InPut) {
             let lease = self.objects.lease(id);
             let rest = if now < lease {
                 lease

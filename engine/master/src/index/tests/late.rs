@@ -294,3 +294,29 @@ fn an_epoch_that_no_master_has_does_not_raise_that_of_the_run() {
     load(&mut index, 0, again, records, at(1));
     assert!(!find(&mut index, "k", at(1)) && find(&mut index, "l", at(1)));
 }
+
+#[test]
+fn a_removal_in_steps_removes_also_what_an_owner_brings_back_meanwhile() {
+    let (mut index, _) = awaiting(1);
+    for look in 0..30 {
+        index.tick(Moment(at(0).0 + look * 100_000));
+    }
+    let mut removal = crate::index::Removal::begin("k", Scope::default(), true).unwrap();
+    assert!(index.remove_matching(&mut removal, at(4)));
+    removal.compare(|| true);
+    // All places were visited. Now the engine process of the owner is replaced.
+    let id = mount_in(&mut index, 0, 1, 1, at(4));
+    load(
+        &mut index,
+        0,
+        id,
+        vec![record("k", 0, version(1, 1))],
+        at(4),
+    );
+    assert!(find(&mut index, "k", at(4)));
+    while index.remove_matching(&mut removal, at(4)) {
+        removal.compare(|| true);
+    }
+    assert_eq!(removal.removed(), 1);
+    assert!(!find(&mut index, "k", at(4)));
+}

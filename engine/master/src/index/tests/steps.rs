@@ -1,0 +1,214 @@
+//! Work in steps: calls by pattern, searches, and lists that a slow client makes long.
+
+use super::*;
+use crate::index::{Listing, Removal, Search};
+
+/// Whole calls, as a server without other requests makes them.
+impl Index {
+    pub(super) fn get_replica_list_by_regex(
+        &mut self,
+        pattern: &str,
+        scope: &Scope,
+        now: Moment,
+    ) -> Result<BTreeMap<String, Vec<ReplicaDescriptor>>, ErrorCode> {
+        let mut listing = Listing::begin(pattern, scope.clone())?;
+        while self.list(&mut listing, now)? {
+            listing.compare(|| true);
+        }
+        Ok(listing.into_found())
+    }
+
+    pub(super) fn remove_by_regex(
+        &mut self,
+        pattern: &str,
+        scope: &Scope,
+        force: bool,
+        now: Moment,
+    ) -> Result<i64, ErrorCode> {
+        let mut removal = Removal::begin(pattern, scope.clone(), force)?;
+        while self.remove_matching(&mut removal, now) {
+            removal.compare(|| true);
+        }
+        Ok(removal.removed())
+    }
+
+    pub(super) fn begin_search(
+        &self,
+        scope: &Scope,
+        prefix: &str,
+        pattern: Option<&str>,
+        limit: usize,
+    ) -> Result<Search, ErrorCode> {
+        let mut search = Search::begin(scope.clone(), prefix, pattern, limit)?;
+        self.enter_search(&mut search);
+        Ok(search)
+    }
+
+    pub(super) fn search(&self, search: &mut Search) -> bool {
+        let more = self.continue_search(search);
+        search.compare(|| true);
+        more
+    }
+}
+
+/// Puts this many objects.
+fn fill(index: &mut Index, count: usize, now: Moment) {
+    for number in 0..count {
+        put(index, &format!("k{number}"), 1, now).unwrap();
+    }
+}
+
+#[test]
+fn puts_that_ended_behind_a_slow_one_are_forgotten_in_steps() {
+    let mut index = with_segments(long_lived(), &[1 << 30]);
+    let config = ReplicateConfig::default();
+    index.put_start(CLIENT, "slow", 1, &config, at(0)).unwrap();
+    fill(&mut index, 10_000, at(0));
+    assert!(!index.step(at(30)));
+    let (mut left, mut steps) = (index.puts.len(), 0);
+    assert_eq!(left, 10_001);
+    let mut more = true;
+    while more {
+        more = index.step(at(31));
+        assert!(
+            left - index.puts.len() <= 256,
+            "one step forgets {}",
+            left - index.puts.len()
+        );
+        (left, steps) = (index.puts.len(), steps + 1);
+    }
+    assert_eq!((left, index.overdue.len()), (0, 1));
+    assert!(steps >= 10_001 / 256, "{steps}");
+}
+
+#[test]
+fn a_call_by_pattern_looks_at_some_objects_in_each_step() {
+    let mut index = with_segments(long_lived(), &[1 << 30]);
+    fill(&mut index, 1000, at(0));
+    let mut removal = Removal::begin("[05]$", Scope::default(), true).unwrap();
+    let mut keys = index.keys().len();
+    let mut steps = 0;
+    while index.remove_matching(&mut removal, at(1)) {
+        removal.compare(|| true);
+        assert!(keys - index.keys().len() <= 256);
+        (keys, steps) = (index.keys().len(), steps + 1);
+    }
+    assert!(steps >= 1000 / 256, "{steps}");
+    assert_eq!((removal.removed(), index.keys().len()), (200, 800));
+    let mut listing = Listing::begin("", Scope::default()).unwrap();
+    let mut steps = 0;
+    while index.list(&mut listing, at(1)).unwrap() {
+        listing.compare(|| true);
+        steps += 1;
+    }
+    // It looks at them, and then describes them.
+    assert!(steps >= 2 * 800 / 256, "{steps}");
+    assert_eq!(listing.into_found().len(), 800);
+}
+
+#[test]
+fn a_removal_in_steps_spares_what_gets_a_lease_or_another_value_meanwhile() {
+    let mut index = with_segments(long_lived(), &[1 << 30]);
+    fill(&mut index, 3, at(0));
+    let mut removal = Removal::begin("", Scope::default(), false).unwrap();
+    assert!(index.remove_matching(&mut removal, at(1)));
+    removal.compare(|| true);
+    get(&mut index, "k0", at(1)).unwrap();
+    let config = ReplicateConfig::default();
+    index.upsert_start(CLIENT, "k1", 2, &config, at(1)).unwrap();
+    put(&mut index, "later", 1, at(1)).unwrap();
+    while index.remove_matching(&mut removal, at(1)) {
+        removal.compare(|| true);
+    }
+    let mut keys = index.keys();
+    keys.sort();
+    assert_eq!(
+        (removal.removed(), keys),
+        (1, ["k0", "k1", "later"].map(Into::into).to_vec())
+    );
+}
+
+#[test]
+fn a_pattern_whose_program_is_too_large_is_refused() {
+    for pattern in ["(", r"\w{1000}"] {
+        let refused = Removal::begin(pattern, Scope::default(), true).map(|_| ());
+        assert_eq!(refused, Err(ErrorCode::InvalidParams));
+        let refused = Search::begin(Scope::default(), "", Some(pattern), 1).map(|_| ());
+        assert_eq!(refused, Err(ErrorCode::InvalidParams));
+    }
+    assert!(Removal::begin(r"\w{100}", Scope::default(), true).is_ok());
+}
+
+#[test]
+fn ledgers_are_looked_at_only_for_a_put_that_exceeds_the_quota() {
+    let mut index = with_segments(long_lived(), &[1000]);
+    index.set_quotas(&BTreeMap::from([("default".into(), 100)]));
+    put(&mut index, "k", 100, at(0)).unwrap();
+    assert_eq!(index.segments.loading_looks.get(), 0);
+    put(&mut index, "l", 100, at(1)).unwrap();
+    assert_eq!(index.segments.loading_looks.get(), 1);
+}
+
+#[test]
+fn a_put_near_its_writer_goes_to_segments_of_its_host_in_turn() {
+    let settings = Settings {
+        placement: crate::index::Placement::LocalFirst,
+        ..long_lived()
+    };
+    let mut index = Index::new(settings, 7);
+    for number in 0..20 {
+        let of = segment(number, 100);
+        let host_id = format!("host{}", number % 5);
+        let mounted = index.mount_segment(Segment { host_id, ..of }, OWNER, at(0));
+        assert_eq!(mounted, Ok(()));
+    }
+    index.unmount_segment(segment(3, 100).id);
+    let config = ReplicateConfig {
+        host_id: "host3".into(),
+        ..ReplicateConfig::default()
+    };
+    let mut bases: Vec<_> = (0..4)
+        .map(|key| address(&put_with(&mut index, &key.to_string(), 100, &config, at(0)).unwrap()))
+        .collect();
+    // Three are left there; then any other one.
+    let other = bases.pop().unwrap();
+    bases.sort_unstable();
+    assert_eq!(bases, [8, 13, 18].map(|number| segment(number, 100).base));
+    assert!(!bases.contains(&other));
+}
+
+#[test]
+fn keys_take_bounded_memory_whatever_the_size_of_their_values() {
+    let bytes = 100 * 1024;
+    let settings = Settings {
+        index_bytes: bytes,
+        ..long_lived()
+    };
+    let mut index = with_segments(settings, &[1 << 40]);
+    let mut refused = 0;
+    // Without upkeep puts are refused.
+    for number in 0..1000 {
+        let key = format!("{number:0>1000}");
+        match put(&mut index, &key, 1, at(0)) {
+            Ok(_) => {}
+            Err(code) => {
+                assert_eq!(code, ErrorCode::NoAvailableHandle);
+                refused += 1;
+            }
+        }
+        assert!(index.totals().index_bytes <= bytes);
+    }
+    assert_eq!(index.counters().unindexed_puts, refused);
+    assert!(refused > 800 && refused < 1000, "{refused}");
+    // What was used longest ago makes room.
+    work(&mut index, at(1));
+    put(&mut index, "new", 1, at(1)).unwrap();
+    assert!(index.counters().evicted_objects > 0);
+    // From the watermark on this needs no refused put.
+    for number in 0..1000 {
+        let key = format!("again{number:0>1000}");
+        put(&mut index, &key, 1, at(number)).unwrap();
+        work(&mut index, at(number));
+    }
+    assert_eq!(index.counters().unindexed_puts, refused);
+}
