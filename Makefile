@@ -15,7 +15,7 @@ demo: ## A local Kubernetes, the chart, a pool and two stock pods. RDMA=1: over 
 demo-down: ## Removes what `make demo` made. CONTEXT=…: from your cluster
 	@$(DEMO) down
 
-test: ## Every suite, reduced counts, within the budgets that it prints
+test: ## Every suite, reduced counts; prints the time of each beside its budget
 	@$(TOOL) suites -- test
 
 soak: ## Every suite at full counts, for hours; docs/soak.md keeps the results. ONLY=a,b: some suites

@@ -17,7 +17,8 @@ use install::{addresses, metadata, objects};
 use local_cluster::cluster::equip;
 use local_cluster::command::Run;
 use local_cluster::needs::Needs;
-use local_cluster::{Cluster, Error, Settings, Spec};
+use local_cluster::{Cluster, Error, Scale, Settings, Spec};
+use mooncake_e2e::clusters::OF_INSTALLATION;
 use mooncake_e2e::product::{NAMESPACE, RELEASE, source};
 use mooncake_e2e::scenario::{Namespace, TestCluster};
 use std::fs;
@@ -25,8 +26,9 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const IPV4: &str = "install";
-const DUAL_STACK: &str = "install6";
+const IPV4: &str = OF_INSTALLATION[0];
+const DUAL_STACK: &str = OF_INSTALLATION[1];
+const DEMO: &str = OF_INSTALLATION[2];
 const NODES: u8 = 2;
 const BUILD: Duration = Duration::from_secs(20 * 60);
 const READY: &str = "--timeout=240s";
@@ -43,6 +45,25 @@ fn readmes_commands_install_from_a_registry_into_an_ipv4_and_a_dual_stack_cluste
     let outcome = both(&settings);
     let removed = remove(&settings);
     outcome.and(removed)
+}
+
+#[test]
+#[ignore = "needs a local cluster: root and 8 GiB of memory"]
+fn the_demo_runs_again_on_its_cluster() -> anyhow::Result<()> {
+    // Each run takes minutes: soak only.
+    if !Scale::read().has("runs of the demo", 2) {
+        return Ok(());
+    }
+    let demo = |command: &str| {
+        Run::new(env!("CARGO_BIN_EXE_demo"))
+            .args(["--name", DEMO, command])
+            .deadline(BUILD)
+            .done()
+    };
+    let outcome = demo("up").and_then(|()| demo("up"));
+    let removed = demo("down");
+    outcome?;
+    Ok(removed?)
 }
 
 fn remove(settings: &Settings) -> anyhow::Result<()> {

@@ -36,14 +36,37 @@ fn test_program(package: &str, chosen: &[&str], name: &str) -> anyhow::Result<Pa
     program.with_context(|| format!("cargo has built no test program {name} of {package}"))
 }
 
+/// The version of Python in the guest, whose release of Debian is not always that of this machine.
+const PYTHON: &str = "3.11";
+
+/// The commands by which the stock wheel for the guest's Python is where tests look for the one of this machine's.
+fn placed(wheel: &Path) -> anyhow::Result<String> {
+    let name = wheel.file_name().and_then(|name| name.to_str());
+    let name = name.and_then(|name| name.strip_suffix(&format!("-python{PYTHON}")));
+    let name = name.with_context(|| format!("{} is for another Python", wheel.display()))?;
+    Ok(format!(
+        "mkdir -p ~/.cache/mooncake-k8s\nln -s '{}' ~/.cache/mooncake-k8s/{name}\n",
+        wheel.display()
+    ))
+}
+
+/// The number of passed tests in each summary of libtest.
+fn passed(output: &str) -> Vec<usize> {
+    let summaries = output.lines().filter_map(|line| {
+        let counts = line.strip_prefix("test result: ok. ")?;
+        counts.split_once(" passed")?.0.parse().ok()
+    });
+    summaries.collect()
+}
+
 /// Runs test programs in one guest, one test at a time, on its Soft-RoCE devices.
-fn in_guest(programs: &[(&Path, &str)], shares: &[&Path]) -> anyhow::Result<()> {
+fn in_guest(programs: &[(&Path, &str)], setup: &str, shares: &[&Path]) -> anyhow::Result<()> {
     let guest = Guest::get(&Settings::read())?;
-    let mut script = "set -e\nexport MOONCAKE_TEST_VERBS=real\n".to_owned();
+    let mut script = format!("set -e\nexport MOONCAKE_TEST_VERBS=real\n{setup}");
     let mut shares = shares.to_vec();
     for (program, tests) in programs {
         let arguments = "--include-ignored --test-threads=1 --color=never";
-        script.push_str(&format!("{} {tests} {arguments}\n", program.display()));
+        script.push_str(&format!("'{}' {tests} {arguments}\n", program.display()));
         let folder = program.parent().context("the program is in a folder")?;
         if !shares.contains(&folder) {
             shares.push(folder);
@@ -55,11 +78,27 @@ fn in_guest(programs: &[(&Path, &str)], shares: &[&Path]) -> anyhow::Result<()> 
             .map(|line| format!("guest| {line}\n"))
             .collect()
     };
-    match guest.run(&script, &shares, GUEST) {
-        Ok(output) => println!("{}", marked(&output)),
+    let output = match guest.run(&script, &shares, GUEST) {
+        Ok(output) => output,
         Err(error) => anyhow::bail!("in the guest:\n{}", marked(&error.to_string())),
-    }
+    };
+    println!("{}", marked(&output));
+    // A program without a matching test exits with 0, too.
+    let passed = passed(&output);
+    anyhow::ensure!(
+        passed.len() == programs.len() && passed.iter().all(|count| *count > 0),
+        "of {} programs, these numbers of tests passed: {passed:?}",
+        programs.len()
+    );
     Ok(())
+}
+
+#[test]
+fn a_program_that_ran_no_test_is_seen_in_its_summary() {
+    let output = "running 3 tests\ntest result: ok. 3 passed; 0 failed; 0 ignored\n\n\
+                  running 0 tests\ntest result: ok. 0 passed; 0 failed; 9 filtered out\n";
+    assert_eq!(passed(output), [3, 0]);
+    assert!(passed("Segmentation fault").is_empty());
 }
 
 #[test]
@@ -73,7 +112,7 @@ fn the_verbs_layer_and_the_transport_work_on_soft_roce_also_with_a_stock_engine(
     let process = test_program("mooncake-engine-process", &["--test", "rdma"], "rdma")?;
     // The program that it starts is beside its folder.
     let programs = process.ancestors().nth(2).context("a folder of cargo")?;
-    let wheel = mooncake_stock::MOONCAKE.site()?;
+    let wheel = mooncake_stock::MOONCAKE.for_python(PYTHON).site()?;
     let sources = product::source().join("engine");
     in_guest(
         &[
@@ -82,6 +121,7 @@ fn the_verbs_layer_and_the_transport_work_on_soft_roce_also_with_a_stock_engine(
             (&stock, ""),
             (&process, ""),
         ],
+        &placed(&wheel)?,
         &[&wheel, &sources, programs],
     )
 }

@@ -288,6 +288,20 @@ fn the_readme_shows_the_cluster_that_the_demo_applies() {
 }
 
 #[test]
+fn documents_name_the_release_of_rust_that_the_manifest_requires() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let required = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("rust-version = \""))
+        .unwrap();
+    let named = format!("Rust {}", required.trim_end_matches('"'));
+    for page in ["README.md", "CONTRIBUTING.md", "docs/install.md"] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        assert!(text.contains(&named), "{page} does not name {named}");
+    }
+}
+
+#[test]
 fn a_decision_has_at_most_40_lines() {
     none(
         "at most 40 lines",

@@ -1,10 +1,17 @@
 //! Cache entries named by a hash of their inputs. One process creates an entry, completely or not at all.
 
 use crate::Error;
+use crate::wait::wait_until;
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest work under a lock: two cold builds on a busy machine.
+const LOCK: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// The folder that holds the entries.
 #[derive(Debug, Clone)]
@@ -83,17 +90,47 @@ impl Cache {
 /// Takes an exclusive lock until the file is dropped or the process ends.
 ///
 /// # Errors
-/// [`Error::File`].
+/// [`Error::File`]; [`Error::Deadline`] with the process that holds it.
 pub fn lock(path: &Path) -> Result<File, Error> {
+    lock_within(path, LOCK)
+}
+
+/// As [`lock`], with another deadline.
+///
+/// # Errors
+/// As [`lock`].
+pub fn lock_within(path: &Path, deadline: Duration) -> Result<File, Error> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::file("making", folder))?;
     }
-    let file = File::create(path).map_err(Error::file("opening", path))?;
-    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        tracing::info!(lock = %path.display(), "waiting for another process that creates the same entry");
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)
-            .map_err(|errno| Error::file("locking", path)(errno.into()))?;
-    }
+    // Not truncated: it names its holder.
+    let mut file = File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(Error::file("opening", path))?;
+    let mut waits = false;
+    wait_until(
+        &format!("the lock {}", path.display()),
+        deadline,
+        || match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Ok(())),
+            Err(Errno::WOULDBLOCK) => {
+                let holder = fs::read_to_string(path).unwrap_or_default();
+                let seen = format!("process {} holds it", holder.trim());
+                if !std::mem::replace(&mut waits, true) {
+                    tracing::info!(lock = %path.display(), "waiting: {seen}");
+                }
+                Ok(Err(seen))
+            }
+            Err(errno) => Err(Error::file("locking", path)(errno.into())),
+        },
+    )?;
+    file.set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(Error::file("writing", path))?;
     Ok(file)
 }
 
@@ -129,6 +166,21 @@ mod tests {
         });
         assert!(failed.is_err());
         assert!(!cache.path("thing", Inputs::default()).exists());
+    }
+
+    #[test]
+    fn a_lock_that_is_not_released_ends_the_wait_with_its_holder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("thing.lock");
+        let held = lock(&path).unwrap();
+        let error = lock_within(&path, Duration::ZERO).unwrap_err().to_string();
+        let holder = format!("process {} holds it", std::process::id());
+        assert!(
+            error.contains("thing.lock") && error.contains(&holder),
+            "{error}"
+        );
+        drop(held);
+        lock_within(&path, Duration::ZERO).unwrap();
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::Error;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
@@ -152,11 +152,7 @@ impl Run {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let status = if output.status.code() == Some(124) {
-            format!("ended after its deadline of {} s", self.deadline.as_secs())
-        } else {
-            output.status.to_string()
-        };
+        let (code, status) = ending(output.status, self.deadline);
         let mut stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         if stderr.trim().is_empty() {
             stderr = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -164,6 +160,7 @@ impl Run {
         Err(Error::Command {
             command,
             status,
+            code,
             stderr: tail(&stderr, 30),
         })
     }
@@ -220,9 +217,11 @@ impl Run {
         if status.success() {
             return Ok(());
         }
+        let (code, status) = ending(status, self.deadline);
         Err(Error::Command {
             command,
-            status: status.to_string(),
+            status,
+            code,
             stderr: "see the output above".to_owned(),
         })
     }
@@ -261,6 +260,17 @@ impl std::fmt::Display for Run {
         self.arguments
             .iter()
             .try_for_each(|argument| write!(f, " {argument}"))
+    }
+}
+
+/// The exit code of a program that ended by itself, and how it ended in words. `timeout` exits with 124 at the deadline.
+fn ending(status: ExitStatus, deadline: Duration) -> (Option<i32>, String) {
+    match status.code() {
+        Some(124) => (
+            None,
+            format!("ended after its deadline of {} s", deadline.as_secs()),
+        ),
+        code => (code, status.to_string()),
     }
 }
 
@@ -305,6 +315,21 @@ mod tests {
             .unwrap_err();
         assert_eq!(seen, ["one", "two"]);
         assert!(error.to_string().contains("exit status: 3"), "{error}");
+        assert_eq!(error.exit_code(), Some(3));
+    }
+
+    #[test]
+    fn a_program_that_its_deadline_or_a_signal_ends_has_no_exit_code() {
+        for script in ["sleep 60", "kill -KILL $$"] {
+            let error = Run::new("sh")
+                .args(["-c", script])
+                .deadline(Duration::from_secs(1))
+                .shown(|_| ())
+                .unwrap_err();
+            // A shell that a signal ends makes `timeout` exit with 128 and its number.
+            let by_itself = error.exit_code().is_some_and(|code| code < 128);
+            assert!(!by_itself, "{script}: {error}");
+        }
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub enum Error {
     Command {
         command: String,
         status: String,
+        /// None when a signal or its deadline ended it.
+        code: Option<i32>,
         stderr: String,
     },
 
@@ -48,6 +50,15 @@ pub enum Error {
 
     #[error("no cluster named {name} under {}; create it with `local-cluster up --name {name}`", state.display())]
     NoCluster { name: String, state: PathBuf },
+
+    /// The name is in use by another user, or with another setting.
+    #[error(
+        "the cluster {name} of this machine was created with another state folder, {}. Remove it with \
+         `local-cluster --state {} --name {name} down`, or choose another name",
+        folder.display(),
+        folder.parent().unwrap_or(folder).display()
+    )]
+    OtherFolder { name: String, folder: PathBuf },
 
     #[error("{name}: {problem}")]
     Name { name: String, problem: &'static str },
@@ -97,6 +108,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// The exit code of a program that ended by itself.
+    pub fn exit_code(&self) -> Option<i32> {
+        match self {
+            Self::Command { code, .. } => *code,
+            _ => None,
+        }
+    }
+
     /// Converts an I/O error to [`Error::File`].
     pub fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();

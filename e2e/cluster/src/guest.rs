@@ -3,6 +3,7 @@
 
 use crate::cache::{Cache, Inputs};
 use crate::command::{Run, tail};
+use crate::images::SUITE;
 use crate::needs::packages;
 use crate::{Error, Settings, kernel};
 use std::fmt::Write as _;
@@ -100,6 +101,7 @@ fn result(script: &str, console: &str) -> Result<String, Error> {
     let failure = |status: &str, text: &str| Error::Command {
         command: format!("in a guest: {}", script.trim()),
         status: status.to_owned(),
+        code: None,
         stderr: tail(text, 60),
     };
     let Some((_, output)) = console.split_once(&format!("{OUTPUT}\n")) else {
@@ -121,7 +123,7 @@ fn make(folder: &Path) -> Result<(), Error> {
     Run::new("mmdebstrap")
         .args(["--quiet", "--variant=minbase", "--format=directory"])
         .arg(format!("--include={PACKAGES}"))
-        .arg("bookworm")
+        .arg(SUITE)
         .arg(&root)
         .deadline(SLOW)
         .done()?;

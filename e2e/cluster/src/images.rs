@@ -22,7 +22,8 @@ const COREDNS_FILE: &str = include_str!("../images/coredns/Containerfile");
 const DEBIAN_FILE: &str = include_str!("../images/debian/Containerfile");
 const STOCK_FILE: &str = include_str!("../images/mooncake-stock/Containerfile");
 const WHEEL: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
-const SUITE: &str = "bookworm";
+/// The release of Debian in images and guests.
+pub(crate) const SUITE: &str = "bookworm";
 const DEBIAN_PACKAGES: &str = "python3,libibverbs1,ibverbs-providers,librdmacm1,libnuma1,libcurl4,libgomp1,iproute2,procps,curl,ca-certificates";
 /// libibverbs and the drivers that it loads.
 const VERBS_PACKAGES: &str = "libibverbs1,ibverbs-providers";

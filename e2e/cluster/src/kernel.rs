@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::command::Run;
+use crate::images::SUITE;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,31 +13,17 @@ pub(crate) const PACKAGE: &str = "linux-image-amd64";
 const SLOW: Duration = Duration::from_secs(15 * 60);
 
 /// Unpacks the kernel to `folder` and its modules into the tree `root`, without the package's hooks. Returns the version.
+/// It is the kernel of the guest's release, not of this machine's: a later one compresses its modules.
 ///
 /// # Errors
-/// [`Error::Command`] of the programs that do it, [`Error::File`], [`Error::Needs`] without lists of packages.
+/// [`Error::Command`] of the programs that do it, [`Error::File`].
 pub(crate) fn install(folder: &Path, root: &Path) -> Result<String, Error> {
-    let depends = Run::new("apt-cache").args(["depends", PACKAGE]).output()?;
-    let package = depends
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: linux-image"))
-        .map(|rest| format!("linux-image{rest}"))
-        .ok_or_else(|| Error::Needs {
-            missing: vec![format!(
-                "a package that {PACKAGE} depends on: run apt-get update"
-            )],
-        })?;
     let kernel = folder.join("kernel");
-    fs::create_dir(&kernel).map_err(Error::file("making", &kernel))?;
-    Run::new("apt-get")
-        .args(["-qq", "-o", "APT::Sandbox::User=root", "download", &package])
-        .directory(&kernel)
-        .deadline(SLOW)
-        .done()?;
-    let deb = only_entry(&kernel)?;
-    Run::new("dpkg")
-        .arg("-x")
-        .arg(&deb)
+    Run::new("mmdebstrap")
+        .args(["--quiet", "--variant=extract", "--format=directory"])
+        .arg("--skip=output/dev")
+        .arg(format!("--include={PACKAGE}"))
+        .arg(SUITE)
         .arg(&kernel)
         .deadline(SLOW)
         .done()?;

@@ -4,10 +4,18 @@ pub mod go;
 pub mod packages;
 
 use crate::Error;
+use crate::command::Run;
 use std::fs;
 use std::path::Path;
 
 const GIB: u64 = 1 << 30;
+
+/// Plain sudo finds neither the cargo of a user's rustup nor that user's toolchains and caches.
+const NOT_ROOT: &str =
+    "root, to create namespaces, cgroups and mounts: sudo env HOME=\"$HOME\" PATH=\"$PATH\" make …";
+
+/// The kernel module by which packets between two pods of a node pass nftables.
+pub const BRIDGE_FILTER: &str = "br_netfilter";
 
 /// Resources that a step needs, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +52,7 @@ impl Needs {
 pub fn check(needs: Needs, cache: &Path, state: &Path) -> Result<(), Error> {
     let mut missing = Vec::new();
     if !rustix::process::geteuid().is_root() {
-        missing.push("root, to create namespaces, cgroups and mounts: run it with sudo".to_owned());
+        missing.push(NOT_ROOT.to_owned());
     }
     if let Some(available) = available_memory()
         && available < needs.memory
@@ -66,14 +74,66 @@ pub fn check(needs: Needs, cache: &Path, state: &Path) -> Result<(), Error> {
             ));
         }
     }
-    if let Some(problem) = packages::unavailable() {
-        missing.push(problem);
+    missing.extend(packages::unavailable());
+    // A build alone needs no network of pods.
+    if needs.state_disk > 0 {
+        let loadable = can_load_bridge_filter();
+        missing.extend(bridge_problem(has_bridge_filter(), loadable));
     }
     if missing.is_empty() {
         Ok(())
     } else {
         Err(Error::Needs { missing })
     }
+}
+
+/// Whether nftables see what bridges forward: the module is loaded, or built into the kernel.
+pub fn has_bridge_filter() -> bool {
+    Path::new("/proc/sys/net/bridge").is_dir()
+}
+
+/// None before kmod is installed, which shows it.
+fn can_load_bridge_filter() -> Option<bool> {
+    packages::find("modprobe")?;
+    let dry_run = Run::new("modprobe").args(["--dry-run", BRIDGE_FILTER]);
+    Some(dry_run.done().is_ok())
+}
+
+fn bridge_problem(present: bool, loadable: Option<bool>) -> Option<String> {
+    (!present && loadable == Some(false)).then(|| {
+        format!(
+            "the kernel module {BRIDGE_FILTER}: without it pods cannot reach a Service whose endpoint is on their own node. \
+             Load it (modprobe {BRIDGE_FILTER}), or use a kernel that has it"
+        )
+    })
+}
+
+/// Checks that this machine can have IPv6 addresses, for a dual-stack cluster.
+///
+/// # Errors
+/// [`Error::Needs`].
+pub fn check_ipv6() -> Result<(), Error> {
+    // `default` holds for the links that a cluster adds.
+    let switches = ["all", "default"].map(|scope| {
+        let file = format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6");
+        fs::read_to_string(file).ok()
+    });
+    match ipv6_problem(&switches) {
+        None => Ok(()),
+        Some(problem) => Err(Error::Needs {
+            missing: vec![problem],
+        }),
+    }
+}
+
+/// `switches` are the contents of `disable_ipv6`, None in a kernel without IPv6.
+fn ipv6_problem(switches: &[Option<String>]) -> Option<String> {
+    let off = |switch: &Option<String>| switch.as_deref().is_none_or(|text| text.trim() != "0");
+    switches.iter().any(off).then(|| {
+        "IPv6, for a dual-stack cluster: boot without ipv6.disable=1, and run \
+         sysctl net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.default.disable_ipv6=0"
+            .to_owned()
+    })
 }
 
 /// Memory available without swapping, in bytes; None where the kernel does not report it.
@@ -120,6 +180,28 @@ mod tests {
             .to_string();
         for word in ["memory:", "/tmp/a", "/tmp/b"] {
             assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_the_filter_of_bridges_is_a_missing_requirement() {
+        assert_eq!(bridge_problem(true, Some(false)), None);
+        assert_eq!(bridge_problem(false, Some(true)), None);
+        assert_eq!(bridge_problem(false, None), None);
+        let problem = bridge_problem(false, Some(false)).unwrap();
+        assert!(problem.contains("modprobe br_netfilter"), "{problem}");
+    }
+
+    #[test]
+    fn a_dual_stack_cluster_needs_ipv6_for_the_links_that_it_adds() {
+        let read = |text: &str| Some(text.to_owned());
+        assert_eq!(ipv6_problem(&[read("0\n"), read("0\n")]), None);
+        for off in [
+            [read("1\n"), read("0\n")],
+            [read("0\n"), read("1\n")],
+            [None, None],
+        ] {
+            assert!(ipv6_problem(&off).is_some(), "{off:?}");
         }
     }
 

@@ -141,6 +141,20 @@ pub fn start_detached(
     Recorded::of(i32::try_from(child.id()).expect("Linux pids are below 2^22"))
 }
 
+/// As [`start_detached`], for a helper of the calling thread: the kernel kills it when the thread ends, also by a signal.
+///
+/// # Errors
+/// As [`start_detached`].
+pub fn start_for_this_thread(
+    argv: &[String],
+    path: &str,
+    log: &Path,
+    owner: &Path,
+) -> Result<Recorded, Error> {
+    let bound = ["setpriv", "--pdeathsig", "KILL"].map(str::to_owned);
+    start_detached(&[&bound, argv].concat(), path, log, owner)
+}
+
 /// Kills processes whose pids were just read from a cgroup or namespace.
 pub fn kill_now(pids: impl IntoIterator<Item = i32>) {
     for pid in pids.into_iter().filter_map(Pid::from_raw) {
@@ -152,6 +166,8 @@ pub fn kill_now(pids: impl IntoIterator<Item = i32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wait::wait_until;
+    use std::time::Duration;
 
     #[test]
     fn a_process_name_with_brackets_does_not_shift_the_fields() {
@@ -189,6 +205,36 @@ mod tests {
         sleeper.signal(Signal::KILL);
         assert_eq!(found, BTreeSet::from([sleeper.pid]));
         assert_eq!(others, BTreeSet::new());
+    }
+
+    #[test]
+    fn a_helper_ends_with_the_thread_that_needs_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let argv = ["sleep".to_owned(), "60".to_owned()];
+        let log = folder.path().join("log");
+        let start = || start_for_this_thread(&argv, "/usr/bin:/bin", &log, folder.path()).unwrap();
+        // It is bound once it has become the program.
+        let ready = |helper: Recorded| {
+            wait_until("sleep to run", Duration::from_secs(10), || {
+                let name = fs::read_to_string(format!("/proc/{}/comm", helper.pid));
+                let name = name.unwrap_or_default();
+                Ok((name.trim() == "sleep").then_some(()).ok_or(name))
+            })
+        };
+        let helper = std::thread::scope(|scope| {
+            let work = || {
+                let helper = start();
+                ready(helper).unwrap();
+                assert!(helper.alive());
+                helper
+            };
+            scope.spawn(work).join().unwrap()
+        });
+        let ended = wait_until("the helper to end", Duration::from_secs(10), || {
+            Ok((!helper.alive()).then_some(()).ok_or_else(String::new))
+        });
+        helper.signal(Signal::KILL);
+        ended.unwrap();
     }
 
     #[test]

@@ -65,6 +65,9 @@ impl Settings {
     }
 }
 
+/// Begins the line of a test that does nothing in this run.
+pub const SKIPPED: &str = "skipped: ";
+
 /// How often tests repeat: reduced counts in everyday runs, full counts in the soak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scale {
@@ -82,6 +85,18 @@ impl Scale {
     /// Time limit of one scenario.
     pub fn scenario_limit(self) -> Duration {
         Duration::from_secs(if self.full { 4 * 60 * 60 } else { 15 * 60 })
+    }
+
+    /// Whether this run has a test that only the soak runs. Where not, prints that the test is skipped; the table of the suites
+    /// counts these lines.
+    #[expect(clippy::print_stdout, reason = "the reader of a test run reads this")]
+    pub fn has(self, what: &str, count: usize) -> bool {
+        if self.full {
+            println!("{count} of {count} {what}");
+        } else {
+            println!("{SKIPPED}0 of {count} {what}");
+        }
+        self.full
     }
 
     /// The count for this run. Prints "n of N what".

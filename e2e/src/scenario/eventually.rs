@@ -12,6 +12,8 @@ pub enum Seen<T> {
     Done(T),
     /// Not yet, with the current state.
     NotYet(String),
+    /// What must not happen at any time. It ends the wait.
+    Never(anyhow::Error),
 }
 
 impl<T> Seen<T> {
@@ -21,10 +23,11 @@ impl<T> Seen<T> {
     }
 }
 
-/// Probes four times a second until done. An error of `probe` counts as not yet, because scenarios stop servers.
+/// Probes four times a second until done. An error of `probe` counts as not yet, because scenarios stop servers; for one that
+/// a later probe must not hide there is [`Seen::Never`].
 ///
 /// # Errors
-/// At the deadline, what was awaited and what was seen last.
+/// That of [`Seen::Never`] at once. At the deadline, what was awaited and what was seen last.
 pub async fn eventually<T, F>(
     what: impl Display,
     deadline: Duration,
@@ -40,9 +43,32 @@ where
         match tokio::time::timeout(left, probe()).await {
             Ok(Ok(Seen::Done(value))) => return Ok(value),
             Ok(Ok(Seen::NotYet(seen))) => last = seen,
+            Ok(Ok(Seen::Never(error))) => return Err(error.context(format!("waiting for {what}"))),
             Ok(Err(error)) => last = format!("{error:#}"),
             Err(_) => bail!("{what}: not within {deadline:?}; last seen: {last}"),
         }
         tokio::time::sleep(Duration::from_millis(250).min(left)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_must_never_happen_ends_a_wait_and_other_errors_do_not() {
+        let mut probes = 0;
+        let outcome = eventually::<(), _>("all keys", Duration::from_secs(60), || {
+            probes += 1;
+            let seen = match probes {
+                1 => Err(anyhow::anyhow!("the server is away")),
+                2 => Ok(Seen::Never(anyhow::anyhow!("wrong bytes"))),
+                _ => Ok(Seen::Done(())),
+            };
+            async { seen }
+        })
+        .await;
+        let error = format!("{:#}", outcome.unwrap_err());
+        assert_eq!(error, "waiting for all keys: wrong bytes");
     }
 }

@@ -227,7 +227,9 @@ async fn every_key(client: &CommandPod) -> anyhow::Result<()> {
     eventually(what, READY, || async {
         let command = json!({"command": "verify", "prefix": "k", "keys": KEYS});
         let found = client.run(command, WAIT).await?;
-        ensure!(found["wrong"] == 0, "wrong bytes: {found}");
+        if found["wrong"] != 0 {
+            return Ok(Seen::Never(anyhow::anyhow!("wrong bytes: {found}")));
+        }
         Ok(Seen::when((found["right"] == KEYS).then_some(()), found))
     })
     .await

@@ -6,7 +6,7 @@ use crds::names::LABEL_POOL;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
-use local_cluster::NodeKind;
+use local_cluster::{NodeKind, Scale};
 use mooncake_e2e::scenario::{Charges, Namespace, Node, Product, Seen, eventually};
 use std::time::Duration;
 
@@ -88,10 +88,11 @@ async fn with_nodes<const COUNT: usize, F>(
 where
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
-    let mut product = Product::exclusive().await?;
-    if product.scale.of("virtual machines", 0, COUNT) == 0 {
+    // Before it waits for a cluster that others need.
+    if !Scale::read().has("virtual machines", COUNT) {
         return Ok(());
     }
+    let mut product = Product::exclusive().await?;
     let mut names = Vec::new();
     let outcome = async {
         for _ in 0..COUNT {

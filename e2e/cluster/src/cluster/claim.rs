@@ -5,6 +5,8 @@ use super::address::Block;
 use super::cgroup::Cgroups;
 use crate::Error;
 use crate::cache::lock;
+use crate::command::Run;
+use crate::needs;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,6 +49,29 @@ pub(super) struct MachineRecord {
     /// Mount points that were created, outermost first.
     folders: Vec<PathBuf>,
     mounted_hugetlb: bool,
+    /// Absent in records of earlier versions.
+    #[serde(default)]
+    loaded_bridge_filter: bool,
+}
+
+/// The holder of a cluster's name, seen from one state folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// To this folder: what has the name on the machine is its own.
+    This,
+    /// To no cluster: a network namespace or cgroup of this name is not one of ours.
+    None,
+    /// To a cluster with another folder.
+    Other(PathBuf),
+}
+
+fn holder(machine: &MachineRecord, claim: &Claim) -> Holder {
+    let named = |other: &&Claim| other.name == claim.name;
+    match machine.claims.values().find(named) {
+        Some(held) if held.folder == claim.folder => Holder::This,
+        Some(held) => Holder::Other(held.folder.clone()),
+        None => Holder::None,
+    }
 }
 
 /// The cluster that holds a block.
@@ -68,14 +93,10 @@ fn choose(machine: &MachineRecord, claim: &Claim, wanted: Option<Block>) -> Resu
             _ => Ok(Block::new(*held).expect("only valid indices are recorded")),
         };
     }
-    if machine
-        .claims
-        .values()
-        .any(|other| other.name == claim.name)
-    {
-        return Err(Error::Name {
+    if let Holder::Other(folder) = holder(machine, claim) {
+        return Err(Error::OtherFolder {
             name: claim.name.clone(),
-            problem: "a cluster of this name with another state folder runs on this machine",
+            folder,
         });
     }
     let mut candidates = match wanted {
@@ -95,32 +116,63 @@ fn choose(machine: &MachineRecord, claim: &Claim, wanted: Option<Block>) -> Resu
         })
 }
 
-/// Takes a block for a cluster, by default the lowest free one. Idempotent.
+/// Takes a block for a cluster, by default the lowest free one, and makes its folder. Idempotent.
 ///
 /// # Errors
-/// [`Error::NoIndex`], [`Error::OtherIndex`], and [`Error::File`] of preparing the machine.
+/// [`Error::OtherFolder`], [`Error::NoIndex`], [`Error::OtherIndex`], and those of preparing the machine.
 pub(super) fn take(claim: Claim, wanted: Option<Block>) -> Result<Block, Error> {
     with_machine(|machine| {
-        machine
-            .claims
-            .retain(|_, claim| claim.folder.exists() || has_namespaces(&claim.name));
+        drop_stale(machine)?;
         let block = choose(machine, &claim, wanted)?;
         if machine.claims.is_empty() {
             prepare(machine)?;
         }
+        // For each cluster, because a user may have unloaded it.
+        machine.loaded_bridge_filter |= load_bridge_filter()?;
+        // Not earlier: the folder of a rejected cluster would be taken for its remains. Not later: a claim without a folder is stale.
+        fs::create_dir_all(&claim.folder).map_err(Error::file("making", &claim.folder))?;
         machine.claims.insert(block.index(), claim);
         Ok(block)
     })
+}
+
+/// The holder of a cluster's name.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Record`].
+pub(super) fn held_by(claim: &Claim) -> Result<Holder, Error> {
+    with_machine(|machine| {
+        Ok(match holder(machine, claim) {
+            Holder::Other(folder) if is_stale(&claim.name, &folder) => Holder::None,
+            found => found,
+        })
+    })
+}
+
+/// Forgets clusters of which nothing is left. The last one's settings of the machine are not those before it.
+fn drop_stale(machine: &mut MachineRecord) -> Result<(), Error> {
+    let before = machine.claims.len();
+    machine
+        .claims
+        .retain(|_, claim| !is_stale(&claim.name, &claim.folder));
+    if before > 0 && machine.claims.is_empty() {
+        restore(machine)?;
+    }
+    Ok(())
+}
+
+fn is_stale(name: &str, folder: &Path) -> bool {
+    !folder.exists() && !has_namespaces(name)
 }
 
 /// Releases a cluster's block. The last release reverts the changes to the machine.
 ///
 /// # Errors
 /// [`Error::File`].
-pub(super) fn release(name: &str) -> Result<(), Error> {
+pub(super) fn release(claim: &Claim) -> Result<(), Error> {
     with_machine(|machine| {
         let before = machine.claims.len();
-        machine.claims.retain(|_, claim| claim.name != name);
+        machine.claims.retain(|_, held| held != claim);
         if before > 0 && machine.claims.is_empty() {
             restore(machine)?;
         }
@@ -180,18 +232,41 @@ fn prepare(machine: &mut MachineRecord) -> Result<(), Error> {
 }
 
 fn restore(machine: &mut MachineRecord) -> Result<(), Error> {
-    for (name, value) in std::mem::take(&mut machine.sysctls) {
-        let path = sysctl(&name);
+    // One by one, so that an error keeps the record of the others.
+    while let Some((name, value)) = machine.sysctls.first_key_value() {
+        let path = sysctl(name);
         fs::write(&path, value).map_err(Error::file("writing", &path))?;
+        machine.sysctls.pop_first();
     }
     for folder in std::mem::take(&mut machine.folders).iter().rev() {
         // A folder that is in use now stays.
         fs::remove_dir(folder).ok();
     }
+    if std::mem::take(&mut machine.loaded_bridge_filter) {
+        // It stays where another program uses it by now.
+        Run::new("modprobe")
+            .args(["--remove", needs::BRIDGE_FILTER])
+            .done()
+            .ok();
+    }
     if std::mem::take(&mut machine.mounted_hugetlb) {
         Cgroups::unmount_hugetlb()?;
     }
     Ok(())
+}
+
+/// Loads the module by which nftables see the packets between two pods of a node, and returns whether it did. Without it
+/// the answer of an endpoint on the same node comes from the address of its pod, not from that of the Service. Nothing
+/// else loads it.
+///
+/// # Errors
+/// [`Error::Command`] of modprobe.
+fn load_bridge_filter() -> Result<bool, Error> {
+    if needs::has_bridge_filter() {
+        return Ok(false);
+    }
+    Run::new("modprobe").arg(needs::BRIDGE_FILTER).done()?;
+    Ok(true)
 }
 
 fn sysctl(name: &str) -> PathBuf {
@@ -251,9 +326,22 @@ mod tests {
             folder: PathBuf::from("/elsewhere/a"),
             ..claim("a")
         };
-        assert!(matches!(
-            choose(&machine(&[(0, "a")]), &other, None),
-            Err(Error::Name { .. })
-        ));
+        let held = machine(&[(0, "a")]);
+        let error = choose(&held, &other, None).unwrap_err().to_string();
+        assert!(error.contains("/state/a"), "{error}");
+    }
+
+    #[test]
+    fn what_has_a_name_on_the_machine_belongs_to_the_folder_that_claimed_it() {
+        let held = machine(&[(0, "a")]);
+        assert_eq!(holder(&held, &claim("a")), Holder::This);
+        // A user's own cgroup may be named so.
+        assert_eq!(holder(&held, &claim("docker")), Holder::None);
+        let second = Claim {
+            folder: PathBuf::from("/elsewhere/a"),
+            ..claim("a")
+        };
+        let first = PathBuf::from("/state/a");
+        assert_eq!(holder(&held, &second), Holder::Other(first));
     }
 }

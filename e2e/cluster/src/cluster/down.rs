@@ -1,8 +1,8 @@
 //! Removes a cluster by its record: also after a crash, repeatedly, and with running pods.
 
 use super::cgroup::Cgroups;
-use super::claim;
-use super::folder::Folder;
+use super::claim::{self, Claim, Holder};
+use super::folder::{Folder, Record};
 use super::{Cluster, check_name, network};
 use crate::process::{kill_now, owned_by};
 use crate::wait::wait_until;
@@ -13,20 +13,46 @@ use std::fs;
 use std::time::Duration;
 
 impl Cluster {
-    /// Removes everything of a cluster. What does not exist is no error.
+    /// Removes everything of a cluster. What does not exist is no error. Nothing of a cluster with another state folder is
+    /// touched, and nothing else that happens to have the name.
     ///
     /// # Errors
-    /// [`Error::Deadline`] when something cannot be ended or removed.
+    /// [`Error::OtherFolder`], [`Error::Deadline`] when something cannot be ended or removed.
     pub fn down(settings: &Settings, name: &str) -> Result<(), Error> {
         check_name(name)?;
         let _lock = Self::lock(settings, name)?;
-        remove(settings, name)
+        let state = settings.state.display();
+        if remove(settings, name)? {
+            tracing::info!(cluster = name, %state, "removed");
+        } else {
+            tracing::info!(cluster = name, %state, "there is no such cluster; nothing was removed");
+        }
+        Ok(())
     }
 }
 
-/// As [`Cluster::down`], for a caller that holds the cluster's lock.
-pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
+/// As [`Cluster::down`], for a caller that holds the cluster's lock. Returns whether there was something.
+pub(super) fn remove(settings: &Settings, name: &str) -> Result<bool, Error> {
     let folder = Folder::new(&settings.state, name);
+    let claim = Claim {
+        name: name.to_owned(),
+        folder: folder.path().to_owned(),
+    };
+    let claimed = match claim::held_by(&claim)? {
+        Holder::This => true,
+        // After a restart of the machine only the folder is left.
+        Holder::None | Holder::Other(_) if folder.path().exists() => false,
+        Holder::None => return Ok(false),
+        Holder::Other(folder) => {
+            return Err(Error::OtherFolder {
+                name: name.to_owned(),
+                folder,
+            });
+        }
+    };
+    // A damaged record must not prevent the removal.
+    let record = folder.load().ok().flatten();
+    let group = record.map_or_else(|| Record::cgroup_of(name), |record| record.cgroup());
     let cgroups = Cgroups::of_this_machine()?;
     let mut recorded = folder.processes()?;
     recorded.sort_by_key(|(part, _)| part.kill_order());
@@ -34,11 +60,13 @@ pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
         process.signal(Signal::KILL);
     }
     end_all(|| {
-        let mut pids = cgroups.processes(name);
-        // Processes that a killed `up` started but did not record.
-        pids.extend(owned_by(folder.path()));
-        for namespace in network::namespaces(name) {
-            pids.extend(network::processes(&namespace)?);
+        // With processes that a killed `up` started but did not record.
+        let mut pids = owned_by(folder.path());
+        if claimed {
+            pids.extend(cgroups.processes(&group));
+            for namespace in network::namespaces(name) {
+                pids.extend(network::processes(&namespace)?);
+            }
         }
         pids.extend(
             recorded
@@ -48,25 +76,26 @@ pub(super) fn remove(settings: &Settings, name: &str) -> Result<(), Error> {
         );
         Ok(pids)
     })?;
-    network::remove(name)?;
-    wait_until(
-        "the cluster's cgroups to go",
-        Duration::from_secs(60),
-        || {
-            let left = cgroups.remove(name);
-            Ok(if left.is_empty() {
-                Ok(())
-            } else {
-                Err(format!("{left:?}"))
-            })
-        },
-    )?;
+    if claimed {
+        network::remove(name)?;
+        wait_until(
+            "the cluster's cgroups to go",
+            Duration::from_secs(60),
+            || {
+                let left = cgroups.remove(&group);
+                Ok(if left.is_empty() {
+                    Ok(())
+                } else {
+                    Err(format!("{left:?}"))
+                })
+            },
+        )?;
+    }
     if folder.path().exists() {
         fs::remove_dir_all(folder.path()).map_err(Error::file("removing", folder.path()))?;
     }
-    claim::release(name)?;
-    tracing::info!(cluster = name, "removed");
-    Ok(())
+    claim::release(&claim)?;
+    Ok(true)
 }
 
 /// Kills processes until two looks in a row find none, because a killed process may just have started another.

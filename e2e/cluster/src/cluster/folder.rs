@@ -24,6 +24,9 @@ pub(super) struct Record {
     /// The cache entries that the cluster was created with.
     pub binaries: Binaries,
     pub images: Images,
+    /// The cgroup that holds its nodes; absent in records of earlier versions, whose cgroup had the cluster's name.
+    #[serde(default)]
+    pub cgroup: Option<String>,
 }
 
 /// One node, counted from 1 and named `n1`, `n2` and so on.
@@ -31,6 +34,14 @@ pub(super) struct Record {
 pub(super) struct Node {
     pub index: u8,
     pub kind: NodeKind,
+    /// Cleared while a node is added to a running cluster. One that was interrupted is removed by the next change.
+    #[serde(default = "complete")]
+    pub complete: bool,
+}
+
+/// Of nodes in records of earlier versions.
+fn complete() -> bool {
+    true
 }
 
 /// The kind of a node.
@@ -59,6 +70,15 @@ impl Node {
 impl Record {
     pub(super) fn block(&self) -> Block {
         Block::new(self.index).expect("only valid indices are recorded")
+    }
+
+    /// The cgroup of new clusters: other programs name theirs without this prefix.
+    pub(super) fn cgroup_of(name: &str) -> String {
+        format!("mck8s-{name}")
+    }
+
+    pub(super) fn cgroup(&self) -> String {
+        self.cgroup.clone().unwrap_or_else(|| self.name.clone())
     }
 
     /// The IPv6 addresses of a dual-stack cluster.
@@ -228,4 +248,20 @@ pub(super) fn write_json<T: Serialize>(file: &Path, value: &T) -> Result<(), Err
     let fresh = file.with_extension("new");
     fs::write(&fresh, bytes).map_err(Error::file("writing", &fresh))?;
     fs::rename(&fresh, file).map_err(Error::file("placing", file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_earlier_version_names_the_cgroup_and_the_nodes_of_its_time() {
+        let text = r#"{"name": "mc0", "index": 0, "nodes": [{"index": 1, "kind": "Namespace"}], "complete": true,
+            "binaries": {"kubernetes": "/k", "addons": "/a"},
+            "images": {"pause": "/p", "coredns": "/c", "debian": "/d", "mooncake_stock": "/m"}}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert_eq!(record.cgroup(), "mc0");
+        assert!(record.nodes[0].complete);
+        assert_ne!(Record::cgroup_of("docker"), "docker");
+    }
 }

@@ -22,7 +22,12 @@ const HUGE_PAGES: u32 = 96;
 
 impl Cluster {
     /// Creates a guest's disks, starts it, and waits until the node is Ready.
-    pub(super) fn start_machine_node(&self, Node { index: node, kind }: Node) -> Result<(), Error> {
+    pub(super) fn start_machine_node(
+        &self,
+        Node {
+            index: node, kind, ..
+        }: Node,
+    ) -> Result<(), Error> {
         let name = format!("n{node}");
         let cgroup_root = match kind {
             NodeKind::SystemdMachine => "/",
@@ -94,6 +99,7 @@ impl Cluster {
         let failure = |status: String, stderr: String| Error::Command {
             command: format!("in n{node}: {command}"),
             status,
+            code: None,
             stderr,
         };
         let broken = |error: std::io::Error| failure(address.clone(), error.to_string());

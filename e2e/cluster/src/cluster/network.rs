@@ -163,10 +163,24 @@ impl Network<'_> {
         if exists(&namespace) {
             // This also removes its veth pair.
             ip(&["netns", "del", &namespace])?;
-        } else {
+        } else if self.has_port(node) {
             batch(Some(&self.switch()), &[format!("link del p-n{node}")])?;
         }
         Ok(())
+    }
+
+    /// Whether the switch has a link to a node: not while the disk of a guest is being made.
+    fn has_port(&self, node: u8) -> bool {
+        let switch = self.switch();
+        ip(&[
+            "-netns",
+            &switch,
+            "link",
+            "show",
+            "dev",
+            &format!("p-n{node}"),
+        ])
+        .is_ok()
     }
 }
 

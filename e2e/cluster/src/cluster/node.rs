@@ -55,7 +55,9 @@ impl Cluster {
                     .collect(),
             },
         )?;
-        for (file, text) in files::files((block, ipv6), node, kind, cgroup_root) {
+        // Follows a link, as to systemd-resolved's file, which a node does not have.
+        let resolvers = fs::read_to_string("/etc/resolv.conf").ok();
+        for (file, text) in files::files((block, ipv6), node, kind, cgroup_root, resolvers) {
             let file = etc.join(file);
             fs::write(&file, text).map_err(Error::file("writing", &file))?;
         }
@@ -79,14 +81,14 @@ impl Cluster {
             let part = folder.join(part);
             fs::create_dir_all(&part).map_err(Error::file("making", &part))?;
         }
-        let group = format!("/{}/{name}", self.record.name);
+        let group = format!("/{}/{name}", self.record.cgroup());
         self.write_node_files(node, NodeKind::Namespace, &group)?;
         let (from, to) = (
             folder.join("etc/cni.conflist"),
             folder.join("cni/pods.conflist"),
         );
         fs::copy(&from, to).map_err(Error::file("copying", &from))?;
-        self.cgroups.make(&self.record.name, &name)?;
+        self.cgroups.make(&self.record.cgroup(), &name)?;
         self.hold_namespaces(node)?;
         self.start(Part::Containerd(node))?;
         for archive in self.images.all() {

@@ -28,6 +28,7 @@ impl Cluster {
     pub fn add_node(&mut self, kind: NodeKind) -> Result<String, Error> {
         let _lock = Self::lock(&self.settings, &self.record.name)?;
         self.reload()?;
+        self.remove_incomplete()?;
         // The guest's set-up knows one address.
         if kind.is_machine() && self.record.dual_stack {
             return Err(Error::Ipv4Only {
@@ -40,19 +41,46 @@ impl Cluster {
                 cluster: self.record.name.clone(),
                 limit: Block::NODES,
             })?;
-        let node = Node { index, kind };
+        let mut node = Node {
+            index,
+            kind,
+            complete: false,
+        };
         let name = node.name();
         // Recorded first, so that `down` finds it in any case.
         self.record.nodes.push(node);
         self.record.nodes.sort_by_key(|node| node.index);
         self.folder.save(&self.record)?;
-        let started = self.start_node(node);
-        if started.is_err() {
-            self.remove_parts(node)?;
+        if let Err(error) = self.start_node(node) {
+            // The cause is what the caller has to know; the record keeps what is left, for the next change.
+            if let Err(left) = self.remove_whole(node) {
+                tracing::warn!(node = name, error = %left, "a node that failed to start is not removed completely");
+            }
+            return Err(error);
         }
-        started?;
+        node.complete = true;
+        for recorded in &mut self.record.nodes {
+            if recorded.index == index {
+                *recorded = node;
+            }
+        }
+        self.folder.save(&self.record)?;
         tracing::info!(node = name, "ready");
         Ok(name)
+    }
+
+    /// Removes nodes of which an interrupted or failed [`Cluster::add_node`] has left parts. The caller holds the lock,
+    /// so no node is being added now.
+    pub(super) fn remove_incomplete(&mut self) -> Result<(), Error> {
+        let nodes = self.record.nodes.clone();
+        for node in nodes.into_iter().filter(|node| !node.complete) {
+            tracing::info!(
+                node = node.name(),
+                "removing a node that was not added completely"
+            );
+            self.remove_whole(node)?;
+        }
+        Ok(())
     }
 
     fn start_node(&self, node: Node) -> Result<(), Error> {
@@ -74,16 +102,22 @@ impl Cluster {
         let _lock = Self::lock(&self.settings, &self.record.name)?;
         self.reload()?;
         let node = self.node_named(name)?;
-        self.remove_parts(node)?;
-        self.kubectl()
-            .run(["delete", "node", name, "--ignore-not-found"])?;
+        self.remove_whole(node)?;
         tracing::info!(node = name, "removed");
         Ok(())
     }
 
+    /// Removes a node with its Node object, which would else be that of the next node of this name.
+    fn remove_whole(&mut self, node: Node) -> Result<(), Error> {
+        self.remove_parts(node)?;
+        self.kubectl()
+            .run(["delete", "node", &node.name(), "--ignore-not-found"])
+            .map(drop)
+    }
+
     fn remove_parts(&mut self, node: Node) -> Result<(), Error> {
         let name = node.name();
-        let group = format!("{}/{name}", self.record.name);
+        let group = format!("{}/{name}", self.record.cgroup());
         self.cut_power(node)?;
         self.network().unplug(node.index)?;
         wait_until("the node's cgroups to go", Duration::from_secs(60), || {
@@ -95,8 +129,12 @@ impl Cluster {
             })
         })?;
         let folder = self.folder.node(&name);
-        fs::remove_dir_all(&folder).map_err(Error::file("removing", &folder))?;
-        self.record.nodes.retain(|other| *other != node);
+        match fs::remove_dir_all(&folder) {
+            // It was not added as far as that.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            removed => removed.map_err(Error::file("removing", &folder))?,
+        }
+        self.record.nodes.retain(|other| other.index != node.index);
         self.folder.save(&self.record)
     }
 
@@ -109,7 +147,7 @@ impl Cluster {
                 self.folder.forget(part)?;
             }
         }
-        let group = format!("{}/{}", self.record.name, node.name());
+        let group = format!("{}/{}", self.record.cgroup(), node.name());
         let namespace = self.network().node(node.index);
         end_all(|| {
             let mut pids = self.cgroups.processes(&group);

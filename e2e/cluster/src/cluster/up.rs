@@ -63,6 +63,9 @@ impl Cluster {
             dual_stack,
         } = spec;
         check_name(name)?;
+        if *dual_stack {
+            needs::check_ipv6()?;
+        }
         let wanted = match index {
             None => None,
             Some(index) => Some(Block::new(*index).ok_or_else(|| Error::Name {
@@ -81,7 +84,7 @@ impl Cluster {
         let folder = Folder::new(&settings.state, name);
         match folder.load()? {
             Some(record) if record.complete && !folder.abandoned()? => {
-                let cluster = Self::attach(settings, name)?;
+                let mut cluster = Self::attach(settings, name)?;
                 if let Some(block) = wanted
                     && block != cluster.block()
                 {
@@ -110,12 +113,12 @@ impl Cluster {
             }
             _ => {}
         }
-        folder.make()?;
         let claim = Claim {
             name: name.clone(),
             folder: folder.path().to_owned(),
         };
         let block = claim::take(claim, wanted)?;
+        folder.make()?;
         let cluster = Self {
             settings: settings.clone(),
             record: Record {
@@ -126,11 +129,13 @@ impl Cluster {
                     .map(|index| Node {
                         index,
                         kind: NodeKind::Namespace,
+                        complete: true,
                     })
                     .collect(),
                 complete: false,
                 binaries: binaries.clone(),
                 images: images.clone(),
+                cgroup: Some(Record::cgroup_of(name)),
             },
             folder,
             binaries,
@@ -140,13 +145,26 @@ impl Cluster {
         match cluster.make() {
             Ok(()) => Self::attach(settings, name),
             Err(error) => {
-                let logs = cluster.folder.keep_logs()?;
-                tracing::error!(
-                    cluster = name,
-                    logs = %logs.display(),
-                    "creation failed; removing the cluster, keeping its logs"
-                );
-                super::down::remove(settings, name)?;
+                // The cause is what the caller has to know, not what else fails after it.
+                match cluster.folder.keep_logs() {
+                    Ok(logs) => tracing::error!(
+                        cluster = name,
+                        logs = %logs.display(),
+                        "creation failed; removing the cluster, keeping its logs"
+                    ),
+                    Err(lost) => tracing::error!(
+                        cluster = name,
+                        error = %lost,
+                        "creation failed; removing the cluster with its logs, which cannot be kept"
+                    ),
+                }
+                if let Err(left) = super::down::remove(settings, name) {
+                    tracing::error!(
+                        cluster = name,
+                        error = %left,
+                        "the cluster is not removed completely; `local-cluster down` repeats it"
+                    );
+                }
                 Err(error)
             }
         }
@@ -248,10 +266,11 @@ impl Cluster {
     }
 
     /// Starts every part that does not run.
-    fn start_missing(&self) -> Result<(), Error> {
+    fn start_missing(&mut self) -> Result<(), Error> {
         for part in super::part::CONTROL_PLANE {
             self.start(part)?;
         }
+        self.remove_incomplete()?;
         self.record
             .nodes
             .iter()

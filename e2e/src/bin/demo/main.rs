@@ -34,6 +34,9 @@ const OBJECTS: u32 = 768;
 /// The same with `--rdma`, where a pool pod has 256 MiB and the processor is emulated.
 const RDMA_OBJECTS: u32 = 64;
 
+/// The resize of an earlier run owns the size by now.
+const APPLY: [&str; 3] = ["apply", "--server-side", "--force-conflicts"];
+
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stdout)
@@ -79,15 +82,18 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
     let mut progress = Progress::start();
     let (target, images) = match context {
         None => {
-            target::equip(settings, *rdma, &mut progress)?;
+            target::equip(settings, name, *rdma, &mut progress)?;
             let build = ImageBuild::begin(settings, &mut progress);
             let target = Target::local(settings, name, *index, *rdma, &mut progress)?;
             (target, build.end(settings, &mut progress)?)
         }
-        Some(context) => (
-            Target::user(settings, context)?,
-            target::images(settings, &mut progress)?,
-        ),
+        Some(context) => {
+            target::equip_build(settings, true, &mut progress)?;
+            (
+                Target::user(settings, context)?,
+                target::images(settings, &mut progress)?,
+            )
+        }
     };
     if context.is_some() && !yes {
         objects::confirm(&target, &images, registry.as_deref())?;
@@ -109,19 +115,25 @@ fn up(settings: &Settings, args: &Args) -> Result<(), Error> {
         true => ("e2e/demo/cluster-rdma.yaml", RDMA_CLUSTER),
     };
     progress.report(&format!("kubectl apply of {file}"));
+    let existing = [
+        "mooncakecluster",
+        CLUSTER_NAME,
+        "--namespace",
+        objects::NAMESPACE,
+    ];
+    let existed = objects::exists(&target, &existing)?;
     target
         .kubectl
-        .command([
-            "apply",
-            "--server-side",
-            "--namespace",
-            objects::NAMESPACE,
-            "-f",
-            "-",
-        ])
+        .command(APPLY)
+        .args(["--namespace", objects::NAMESPACE, "-f", "-"])
         .input(text)
         .done()?;
-    ready::cluster(&target, CLUSTER_NAME, &mut progress)?;
+    if existed {
+        // The pods must not begin while pool pods get the former size again.
+        ready::settled(&target, CLUSTER_NAME, &mut progress)?;
+    } else {
+        ready::cluster(&target, CLUSTER_NAME, &mut progress)?;
+    }
 
     let [first, second] = match target.machines.as_slice() {
         [first, second] => [first.clone(), second.clone()],
@@ -212,13 +224,19 @@ fn traffic(target: &Target) -> Result<Traffic, Error> {
 fn down(settings: &Settings, args: &Args) -> Result<(), Error> {
     match &args.context {
         None => Ok(Cluster::down(settings, &args.name)?),
-        Some(context) => objects::remove(&Target::user(settings, context)?, &mut Progress::start()),
+        Some(context) => {
+            let mut progress = Progress::start();
+            target::equip_tools(settings, &mut progress)?;
+            objects::remove(&Target::user(settings, context)?, &mut progress)
+        }
     }
 }
 
 #[expect(clippy::print_stdout, reason = "the paths are the answer")]
 fn images(settings: &Settings) -> Result<(), Error> {
-    for image in target::images(settings, &mut Progress::start())? {
+    let mut progress = Progress::start();
+    target::equip_build(settings, false, &mut progress)?;
+    for image in target::images(settings, &mut progress)? {
         println!("{} {}", image.reference, image.archive.display());
     }
     Ok(())
@@ -227,6 +245,7 @@ fn images(settings: &Settings) -> Result<(), Error> {
 /// Pushes the images and writes a values file for `helm install`.
 fn publish(settings: &Settings, registry: &str, values: &Path) -> Result<(), Error> {
     let mut progress = Progress::start();
+    target::equip_build(settings, false, &mut progress)?;
     let images = target::images(settings, &mut progress)?;
     let pushed = target::push(settings, images, registry, &mut progress)?;
     let lines = pushed

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::progress::Progress;
 use crate::target::Target;
 use mooncake_e2e::product::{self, Image};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::time::Duration;
 
@@ -24,6 +24,9 @@ const CRDS: [&str; 4] = [
     "mooncakeinventories.mooncake.io",
     "mooncakenodepolicies.mooncake.io",
 ];
+
+/// Those of which users create objects. The others have one object per node, of the operator and the agents.
+const OF_USERS: [&str; 2] = [CRDS[0], CRDS[3]];
 
 /// Prints what will be created in the user's cluster and reads a confirmation.
 #[expect(clippy::print_stdout, reason = "a question to the user")]
@@ -75,21 +78,36 @@ pub(crate) fn create_namespaces(target: &Target) -> Result<(), Error> {
         if exists(target, &["namespace", namespace])? {
             continue;
         }
-        let on = |verb: &str, word: &str| target.kubectl.run([verb, "namespace", namespace, word]);
-        target.kubectl.run(["create", "namespace", namespace])?;
-        on("label", LABEL)?;
-        if namespace == product::NAMESPACE {
-            on("label", PRIVILEGED)?;
-            if brings {
-                on("annotate", &format!("{CRDS_ARE_OURS}=true"))?;
-            }
-        }
+        target
+            .kubectl
+            .command(["create", "-f", "-"])
+            .input(manifest(namespace, brings).to_string())
+            .done()?;
     }
     Ok(())
 }
 
+/// A namespace with all its marks: one that was created without them would not be recognized after an interruption.
+fn manifest(namespace: &str, brings_crds: bool) -> Value {
+    let mut metadata = json!({"name": namespace, "labels": {}});
+    let mut label = |text: &str| {
+        let (label, value) = text.split_once('=').expect("a label has a value");
+        metadata["labels"][label] = value.into();
+    };
+    label(LABEL);
+    if namespace == product::NAMESPACE {
+        label(PRIVILEGED);
+        if brings_crds {
+            metadata["annotations"] = json!({CRDS_ARE_OURS: "true"});
+        }
+    }
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+}
+
 /// Removes everything that `up` created, the pods first.
 pub(crate) fn remove(target: &Target, progress: &mut Progress) -> Result<(), Error> {
+    // First, because no namespace shows afterwards that it is left.
+    delete(target, &["clusterrolebinding", READER_BINDING])?;
     if exists(target, &["namespace", NAMESPACE])? && is_ours(target, NAMESPACE)? {
         progress.report(&format!("removing namespace {NAMESPACE}"));
         let confirmed = format!("{}=true", crds::names::ANNOTATION_CONFIRM_DELETION);
@@ -102,7 +120,6 @@ pub(crate) fn remove(target: &Target, progress: &mut Progress) -> Result<(), Err
         ];
         target.kubectl.run(annotate)?;
         delete(target, &["namespace", NAMESPACE])?;
-        delete(target, &["clusterrolebinding", READER_BINDING])?;
     }
     let system = product::NAMESPACE;
     if !exists(target, &["namespace", system])? || !is_ours(target, system)? {
@@ -126,13 +143,48 @@ pub(crate) fn remove(target: &Target, progress: &mut Progress) -> Result<(), Err
         &format!("jsonpath={{.metadata.annotations.{annotation}}}"),
     ])?;
     if brought == "true" {
-        progress.report("removing the CRDs");
-        for crd in CRDS {
-            delete(target, &["crd", crd])?;
-        }
+        remove_crds(target, progress)?;
     }
     progress.report(&format!("removing namespace {system}"));
     delete(target, &["namespace", system])
+}
+
+/// Removes the CRDs, unless there are objects of others: these would go with their pods and keys.
+fn remove_crds(target: &Target, progress: &mut Progress) -> Result<(), Error> {
+    let mut kept = Vec::new();
+    for crd in OF_USERS {
+        if exists(target, &["crd", crd])? {
+            kept.extend(others(&get(target, &[crd, "--all-namespaces"])?));
+        }
+    }
+    if !kept.is_empty() {
+        progress.report(&format!(
+            "keeping the CRDs, because these objects are not the demo's: {}. After their deletion: kubectl delete crd {}",
+            kept.join(", "),
+            CRDS.join(" ")
+        ));
+        return Ok(());
+    }
+    progress.report("removing the CRDs");
+    CRDS.iter()
+        .try_for_each(|crd| delete(target, &["crd", crd]))
+}
+
+/// The objects of a list that are outside the demo's namespace.
+fn others(list: &Value) -> Vec<String> {
+    let items = list["items"].as_array().into_iter().flatten();
+    items
+        .filter_map(|object| {
+            let metadata = &object["metadata"];
+            let namespace = metadata["namespace"].as_str();
+            let (kind, name) = (object["kind"].as_str()?, metadata["name"].as_str()?);
+            match namespace {
+                Some(NAMESPACE) => None,
+                Some(namespace) => Some(format!("{kind} {namespace}/{name}")),
+                None => Some(format!("{kind} {name}")),
+            }
+        })
+        .collect()
 }
 
 fn delete(target: &Target, what: &[&str]) -> Result<(), Error> {
@@ -145,7 +197,7 @@ fn delete(target: &Target, what: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-fn exists(target: &Target, what: &[&str]) -> Result<bool, Error> {
+pub(crate) fn exists(target: &Target, what: &[&str]) -> Result<bool, Error> {
     let answer = target
         .kubectl
         .command(["get", "--ignore-not-found", "-o", "name"])
@@ -171,4 +223,40 @@ pub(crate) fn get(target: &Target, what: &[&str]) -> Result<Value, Error> {
         what: "the output of kubectl",
         source,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_outside_the_demos_namespace_are_named() {
+        let object = |namespace: Option<&str>, name: &str| json!({"kind": "MooncakeCluster", "metadata": {"name": name, "namespace": namespace}});
+        let list = json!({"items": [
+            object(Some(NAMESPACE), "demo"),
+            object(Some("team"), "kv"),
+            object(None, "all"),
+        ]});
+        assert_eq!(
+            others(&list),
+            ["MooncakeCluster team/kv", "MooncakeCluster all"]
+        );
+        assert!(others(&json!({"items": []})).is_empty());
+    }
+
+    #[test]
+    fn a_namespace_is_created_with_everything_by_which_it_is_recognized() {
+        let own = manifest(NAMESPACE, true);
+        assert_eq!(
+            own["metadata"]["labels"],
+            json!({"mooncake.io/made-by": "demo"})
+        );
+        assert!(own["metadata"]["annotations"].is_null());
+        let release = manifest(product::NAMESPACE, true);
+        assert_eq!(release["metadata"]["annotations"][CRDS_ARE_OURS], "true");
+        let privileged = &release["metadata"]["labels"]["pod-security.kubernetes.io/enforce"];
+        assert_eq!(privileged, "privileged");
+        let without = manifest(product::NAMESPACE, false);
+        assert!(without["metadata"]["annotations"].is_null());
+    }
 }

@@ -3,10 +3,11 @@
 use crate::error::Error;
 use crate::progress::Progress;
 use local_cluster::binaries::Binaries;
+use local_cluster::cache::Cache;
 use local_cluster::command::Run;
 use local_cluster::images::{self, Images};
 use local_cluster::kubectl::Kubectl;
-use local_cluster::needs::{self, Needs, packages};
+use local_cluster::needs::{self, Needs, go, packages};
 use local_cluster::{Cluster, NodeKind, Settings, Spec};
 use mooncake_e2e::product::{self, Image};
 use std::path::PathBuf;
@@ -85,7 +86,7 @@ impl Target {
         })
     }
 
-    /// Uses the cluster of a context in the user's kubeconfig.
+    /// Uses the cluster of a context in the user's kubeconfig. [`equip_build`] or [`equip_tools`] goes first.
     pub(crate) fn user(settings: &Settings, context: &str) -> Result<Self, Error> {
         let binaries = Binaries::get(settings)?;
         let all = Run::new(binaries.kubectl())
@@ -154,35 +155,92 @@ impl Target {
 }
 
 /// Checks that this machine has what the local cluster, its load and all builds need, and installs missing packages.
-pub(crate) fn equip(settings: &Settings, rdma: bool, progress: &mut Progress) -> Result<(), Error> {
+pub(crate) fn equip(
+    settings: &Settings,
+    name: &str,
+    rdma: bool,
+    progress: &mut Progress,
+) -> Result<(), Error> {
     let cached = Binaries::cached(settings) && Images::cached(settings);
     let (build, cluster) = (Needs::build(cached), Needs::cluster(NODES));
-    needs::check(
-        Needs {
-            memory: build
-                .memory
-                .max(cluster.memory + LOAD + MACHINE * machines(rdma) as u64),
-            cache_disk: build.cache_disk + BUILD,
-            state_disk: cluster.state_disk,
-        },
-        &settings.cache,
-        &settings.state,
-    )?;
-    let missing = missing_packages();
-    if !missing.is_empty() {
-        progress.report(&format!(
-            "will install Debian packages: {}",
-            missing.join(" ")
-        ));
+    // A cluster that exists has its machines, and most of its load, in the memory that is used.
+    let load = match Cluster::attach(settings, name) {
+        Ok(existing) => {
+            let running = existing.nodes().len().saturating_sub(NODES.into());
+            MACHINE * machines(rdma).saturating_sub(running) as u64
+        }
+        Err(_) => cluster.memory + LOAD + MACHINE * machines(rdma) as u64,
+    };
+    let needs = Needs {
+        memory: build.memory.max(load),
+        cache_disk: build.cache_disk + BUILD,
+        state_disk: cluster.state_disk,
+    };
+    let mut wanted = vec![packages::RUN, packages::BUILD];
+    if rdma {
+        wanted.push(packages::MACHINE);
     }
-    if !cached {
+    installed(settings, needs, &wanted, cached, progress)
+}
+
+/// Checks that this machine has what a build of our images needs, and installs missing packages. `tools`: also kubectl and
+/// Helm are built.
+pub(crate) fn equip_build(
+    settings: &Settings,
+    tools: bool,
+    progress: &mut Progress,
+) -> Result<(), Error> {
+    let cached = Images::cached(settings) && (!tools || Binaries::cached(settings));
+    let build = Needs::build(cached);
+    let needs = Needs {
+        cache_disk: build.cache_disk + BUILD,
+        ..build
+    };
+    let built = cached || !tools;
+    installed(settings, needs, &[packages::BUILD], built, progress)
+}
+
+/// The same for kubectl and Helm alone, which need nothing once they are built.
+pub(crate) fn equip_tools(settings: &Settings, progress: &mut Progress) -> Result<(), Error> {
+    if Binaries::cached(settings) {
+        return Ok(());
+    }
+    installed(
+        settings,
+        Needs::build(false),
+        &[packages::BUILD],
+        false,
+        progress,
+    )
+}
+
+/// Checks `needs`, reports what will be installed and built, and installs it: before two builds would at a time. `built`:
+/// no Kubernetes has to be built.
+fn installed(
+    settings: &Settings,
+    needs: Needs,
+    wanted: &[&[packages::Wanted]],
+    built: bool,
+    progress: &mut Progress,
+) -> Result<(), Error> {
+    needs::check(needs, &settings.cache, &settings.state)?;
+    let missing = packages::to_install(wanted);
+    if !missing.is_empty() {
+        let missing = missing.join(" ");
+        progress.report(&format!("will install Debian packages: {missing}"));
+    }
+    if !built {
+        if let Some(package) = go::to_install(&Cache::new(&settings.cache)) {
+            let cache = settings.cache.display();
+            progress.report(&format!("will install {package} from PyPI into {cache}"));
+        }
         progress.report(
             "will build Kubernetes and images once, into the cache: about 10 minutes on 2 cores",
         );
     }
-    // Before two builds would install them at a time.
-    packages::install(packages::RUN)?;
-    Ok(packages::install(packages::BUILD)?)
+    Ok(wanted
+        .iter()
+        .try_for_each(|wanted| packages::install(wanted))?)
 }
 
 /// Virtual machine nodes.
@@ -248,18 +306,6 @@ pub(crate) fn push(
             Ok(Image { reference, ..image })
         })
         .collect()
-}
-
-fn missing_packages() -> Vec<&'static str> {
-    let mut missing: Vec<_> = packages::RUN
-        .iter()
-        .chain(packages::BUILD)
-        .filter(|(program, _)| packages::find(program).is_none())
-        .map(|(_, package)| *package)
-        .collect();
-    missing.sort_unstable();
-    missing.dedup();
-    missing
 }
 
 fn temporary(source: std::io::Error) -> local_cluster::Error {

@@ -1,5 +1,6 @@
 //! What the output of a test run states about its failures, without I/O.
 
+use local_cluster::settings::SKIPPED;
 use std::collections::BTreeSet;
 
 /// Longest excerpt, in lines.
@@ -7,7 +8,11 @@ const LINES: usize = 16;
 /// Number of excerpts that are kept; a run that fails completely repeats itself.
 const EXCERPTS: usize = 12;
 
-/// Collects the excerpts and the names of the failed tests from the lines of a run.
+/// The exit code of cargo when tests failed, or a program of them did. Another one, a signal or a deadline also ended tests
+/// that had not run.
+const TESTS_FAILED: i32 = 101;
+
+/// Collects the excerpts, the names of the failed tests and the number of skipped ones from the lines of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
     excerpts: Vec<Vec<String>>,
@@ -18,6 +23,7 @@ pub(crate) struct Collector {
     failed_programs: usize,
     summaries: usize,
     counted: usize,
+    skipped: usize,
 }
 
 /// The number of failed tests in a summary of libtest, `test result: FAILED. 3 passed; 1 failed; …`.
@@ -65,6 +71,10 @@ fn without_marks(line: &str) -> &str {
 impl Collector {
     pub(crate) fn add(&mut self, line: &str) {
         self.note_failed_test(line);
+        // The marks of quiet tests may come first.
+        if without_marks(line).starts_with(SKIPPED) {
+            self.skipped += 1;
+        }
         let line = if begins(without_marks(line)) {
             without_marks(line)
         } else {
@@ -107,10 +117,16 @@ impl Collector {
         }
     }
 
+    /// The number of tests that did nothing, because only the soak runs them.
+    pub(crate) fn skipped(&self) -> usize {
+        self.skipped
+    }
+
     /// The names of the failed tests, if these explain the whole failure: a program that a signal ended, or one that was
-    /// not built, lists no tests.
-    pub(crate) fn tests(&self) -> BTreeSet<String> {
-        if self.summaries == self.failed_programs && self.counted == self.tests.len() {
+    /// not built, lists no tests, and where `code` is not cargo's own for failed tests, some have not run.
+    pub(crate) fn tests(&self, code: Option<i32>) -> BTreeSet<String> {
+        let whole = self.summaries == self.failed_programs && self.counted == self.tests.len();
+        if code == Some(TESTS_FAILED) && whole {
             self.tests.clone()
         } else {
             BTreeSet::new()
@@ -169,10 +185,14 @@ mod tests {
         );
     }
 
-    fn tests(text: &str) -> Vec<String> {
+    fn tests_of(text: &str, code: Option<i32>) -> Vec<String> {
         let mut collector = Collector::default();
         text.lines().for_each(|line| collector.add(line));
-        collector.tests().into_iter().collect()
+        collector.tests(code).into_iter().collect()
+    }
+
+    fn tests(text: &str) -> Vec<String> {
+        tests_of(text, Some(TESTS_FAILED))
     }
 
     const TWO: &str = "failures:\n\n---- a::x stdout ----\n    not_a_test\n\nfailures:\n    a::x\n    b\n\ntest result: FAILED. 3 passed; 2 failed; 0 ignored\n\nerror: test failed, to rerun pass `--lib`\n";
@@ -190,6 +210,28 @@ mod tests {
         assert!(tests(&format!("{TWO}{killed}")).is_empty());
         let documentation = "failures:\n    src/lib.rs - f (line 3)\n\ntest result: FAILED. 0 passed; 1 failed;\nerror: doctest failed\n";
         assert!(tests(&format!("{TWO}{documentation}")).is_empty());
+    }
+
+    #[test]
+    fn failed_tests_do_not_explain_a_run_that_did_not_end_by_itself() {
+        // The next program waited for ever.
+        assert_eq!(tests(TWO).len(), 2);
+        for code in [None, Some(124), Some(137), Some(1)] {
+            assert!(tests_of(TWO, code).is_empty(), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn skipped_tests_are_counted_also_after_the_marks_of_others() {
+        let mut collector = Collector::default();
+        for line in [
+            "skipped: 0 of 1 virtual machines",
+            "..i.skipped: 0 of 2 virtual machines",
+            "4 of 20 kills",
+        ] {
+            collector.add(line);
+        }
+        assert_eq!(collector.skipped(), 2);
     }
 
     #[test]

@@ -7,22 +7,29 @@ mod suite;
 
 use args::{Args, Command};
 use clap::Parser;
+use local_cluster::binaries::Binaries;
+use local_cluster::cache::{Cache, lock_within};
 use local_cluster::command::Run;
-use local_cluster::needs::{self, Needs, packages};
+use local_cluster::images::Images;
+use local_cluster::needs::{self, Needs, go, packages};
+use local_cluster::wait::wait_until;
 use local_cluster::{Cluster, Settings, cluster};
-use mooncake_e2e::product;
-use mooncake_e2e::scenario::cluster_names;
+use mooncake_e2e::{clusters, product};
+use rustix::process::{WaitOptions, wait};
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 use suite::{Kind, SUITES, Suite};
 
-/// The local cluster that the scenarios share.
-const CLUSTER: &str = "suites";
-/// The local cluster of the test `local_cluster`.
-const DISTURBED: &str = "tool";
+/// Exit status after a signal, as shells have it for SIGINT.
+const INTERRUPTED: u8 = 130;
+/// Time for the programs of an interrupted run to end.
+const ENDING: Duration = Duration::from_secs(60);
 /// Nodes of a cluster.
 const NODES: u8 = 2;
 /// Memory of a cluster with scenarios, in bytes.
@@ -41,19 +48,29 @@ struct Outcome {
     suite: &'static Suite,
     took: Duration,
     failed: Option<Failure>,
+    /// Tests that only the soak runs.
+    skipped: usize,
     /// First attempts that failed, of tests that passed at the second.
     unstable: Vec<Failure>,
 }
 
 impl Outcome {
-    /// `passed` or `FAILED`, with the number of tests that needed a second attempt.
+    /// `passed` or `FAILED`, with the number of tests that needed a second attempt, and of those that did not run.
     fn result(&self) -> String {
-        let tests: usize = self.unstable.iter().map(|first| first.tests.len()).sum();
-        match (&self.failed, tests) {
-            (Some(_), _) => "FAILED".to_owned(),
-            (None, 0) => "passed".to_owned(),
-            (None, tests) => format!("passed, {tests} at the second attempt"),
+        if self.failed.is_some() {
+            return "FAILED".to_owned();
         }
+        let repeated: usize = self.unstable.iter().map(|first| first.tests.len()).sum();
+        let mut result = "passed".to_owned();
+        for (count, what) in [
+            (repeated, "at the second attempt"),
+            (self.skipped, "skipped"),
+        ] {
+            if count > 0 {
+                result.push_str(&format!(", {count} {what}"));
+            }
+        }
+        result
     }
 }
 
@@ -72,13 +89,14 @@ impl Failure {
 }
 
 fn main() -> ExitCode {
-    let (only, full) = match Args::parse().command {
-        Command::Test { only } => (only, false),
-        Command::Soak { only } => (only, true),
+    let Args { cluster, command } = Args::parse();
+    let outcome = match command {
+        Command::Test { only } => run(&only, false, &cluster),
+        Command::Soak { only } => run(&only, true, &cluster),
+        Command::Clean { interrupted } => clean(&cluster, interrupted),
     };
-    match run(&only, full) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+    match outcome {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("suites: {error}");
             ExitCode::FAILURE
@@ -86,9 +104,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the suites and returns whether all passed. The next suite runs also after a failed one.
+/// Runs the suites; the exit status tells whether all passed. The next suite runs also after a failed one.
 #[expect(clippy::print_stdout, reason = "the table is the answer")]
-fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> {
+fn run(only: &[String], full: bool, base: &str) -> Result<ExitCode, Box<dyn std::error::Error>> {
     if let Some(unknown) = only
         .iter()
         .find(|only| SUITES.iter().all(|suite| suite.name != **only))
@@ -101,39 +119,187 @@ fn run(only: &[String], full: bool) -> Result<bool, Box<dyn std::error::Error>> 
         .filter(|suite| only.is_empty() || only.iter().any(|only| only == suite.name))
         .collect();
     let settings = Settings::read();
-    if chosen.iter().any(|suite| suite.machine) {
-        // Before the first suite, not minutes later.
-        cluster::equip(&settings, Needs::cluster(NODES))?;
-        packages::install(packages::STOCK)?;
-        packages::install(packages::FUZZ)?;
-    }
+    // Before the first suite, not minutes later.
+    equip(&settings, &chosen, full)?;
+    let names: BTreeSet<_> = chosen
+        .iter()
+        .flat_map(|suite| clusters_of(suite, base))
+        .collect();
+    let _lock = if names.is_empty() {
+        None
+    } else {
+        let lock = only_run(&settings)?;
+        remove_at_a_signal(base)?;
+        // A run that was killed may have left them with cut links, patched objects and labels.
+        for name in &names {
+            Cluster::down(&settings, name)?;
+        }
+        Some(lock)
+    };
     let needed = chosen.iter().any(|suite| suite.product);
     let mut outcomes = Vec::new();
+    let mut left = Vec::new();
+    let mut remove = |names: &[String]| {
+        for name in names {
+            if let Err(error) = Cluster::down(&settings, name) {
+                left.push(format!("cluster {name} is not removed: {error}"));
+            }
+        }
+    };
     thread::scope(|scope| {
         let mut build = needed.then(|| scope.spawn(|| build_beside(&settings)));
         for suite in chosen {
             if suite.product {
                 show_end(build.take());
             }
-            outcomes.push(run_suite(suite, full));
-            // An unused cluster would slow down the next suite.
-            Cluster::down(&settings, DISTURBED)?;
+            outcomes.push(run_suite(suite, full, base));
+            let own = clusters_of(suite, base);
+            // Those of scenarios are for the next suites too. Others would slow these down.
+            if !own.iter().any(|name| name == base) {
+                remove(&own);
+            }
         }
-        Ok::<_, local_cluster::Error>(())
-    })?;
-    if outcomes
-        .iter()
-        .any(|o| matches!(o.suite.kind, Kind::Scenarios(..)))
-    {
-        for name in cluster_names(CLUSTER) {
-            Cluster::down(&settings, &name)?;
-        }
-    }
+    });
+    remove(&names.into_iter().collect::<Vec<_>>());
     println!("\n{}", table(&outcomes, full));
+    for text in &left {
+        println!("{text}");
+    }
     if full {
         save(&outcomes)?;
     }
-    Ok(outcomes.iter().all(|outcome| outcome.failed.is_none()))
+    let passed = left.is_empty() && outcomes.iter().all(|outcome| outcome.failed.is_none());
+    Ok(if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// The local clusters that a suite creates.
+fn clusters_of(suite: &Suite, base: &str) -> Vec<String> {
+    match suite.kind {
+        Kind::Scenarios(target, _) => clusters::of_target(target, base),
+        Kind::Cargo(_) | Kind::Fuzz(_) => Vec::new(),
+    }
+}
+
+/// Checks what the chosen suites need, lists what will be installed, and installs it.
+#[expect(clippy::print_stdout, reason = "shows what will be installed")]
+fn equip(
+    settings: &Settings,
+    chosen: &[&Suite],
+    full: bool,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let has = |name: &str| chosen.iter().any(|suite| suite.name == name);
+    if has("lint") {
+        for component in ["fmt", "clippy"] {
+            Run::cargo().args([component, "--version"]).done().map_err(|error| {
+                format!("suite lint needs rustfmt and clippy (`rustup component add rustfmt clippy`): {error}")
+            })?;
+        }
+    }
+    if has("cluster") || has("install") {
+        needs::check_ipv6()?;
+    }
+    if !chosen.iter().any(|suite| suite.machine) {
+        return Ok(());
+    }
+    let cached = Binaries::cached(settings) && Images::cached(settings);
+    let mut wanted = vec![packages::RUN, packages::STOCK, packages::FUZZ];
+    if !cached || chosen.iter().any(|suite| suite.product) {
+        wanted.push(packages::BUILD);
+    }
+    if has("rdma") || (full && has("scenarios")) {
+        wanted.push(packages::MACHINE);
+    }
+    let missing = packages::to_install(&wanted);
+    if !missing.is_empty() {
+        println!("will install Debian packages: {}", missing.join(" "));
+    }
+    if let Some(package) = go::to_install(&Cache::new(&settings.cache)).filter(|_| !cached) {
+        println!(
+            "will install {package} from PyPI into {}",
+            settings.cache.display()
+        );
+    }
+    cluster::equip(settings, Needs::cluster(NODES))?;
+    wanted.into_iter().try_for_each(packages::install)?;
+    Ok(())
+}
+
+/// The lock of the suites: two runs would remove each other's clusters.
+fn only_run(settings: &Settings) -> Result<File, String> {
+    // Not a queue: the other run takes the better part of an hour.
+    lock_within(&settings.state.join("suites.lock"), Duration::ZERO).map_err(|error| {
+        format!(
+            "another run of the suites uses this state folder: {error}. Wait for its end, or set MOONCAKE_K8S_STATE and \
+             MOONCAKE_K8S_CLUSTER to other values"
+        )
+    })
+}
+
+/// At SIGINT or SIGTERM this process becomes `suites clean`. The kernel ends the programs that its threads have started.
+fn remove_at_a_signal(base: &str) -> Result<(), Box<dyn std::error::Error>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let program = std::env::current_exe()?;
+    let base = base.to_owned();
+    // Registered before the first suite, not when the thread comes to it.
+    let (mut interrupt, mut terminate) = runtime.block_on(async {
+        Ok::<_, std::io::Error>((
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+        ))
+    })?;
+    thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        });
+        let failed = std::process::Command::new(program)
+            .args(["--cluster", &base, "clean", "--interrupted"])
+            .exec();
+        eprintln!(
+            "suites: cannot remove the clusters: {failed}. `cargo run --bin suites -- clean` does it"
+        );
+        std::process::exit(INTERRUPTED.into());
+    });
+    Ok(())
+}
+
+/// Removes the clusters of all suites. `interrupted`: after the programs that this process started before.
+#[expect(clippy::print_stdout, reason = "shows progress")]
+fn clean(base: &str, interrupted: bool) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let settings = Settings::read();
+    println!("== removing the clusters of the suites");
+    if interrupted {
+        wait_until("the interrupted programs to end", ENDING, || {
+            // An error: there is none left.
+            Ok(match wait(WaitOptions::NOHANG) {
+                Err(_) => Ok(()),
+                Ok(_) => Err("one runs".to_owned()),
+            })
+        })?;
+    }
+    let _lock = only_run(&settings)?;
+    let names: BTreeSet<_> = SUITES
+        .iter()
+        .flat_map(|suite| clusters_of(suite, base))
+        .collect();
+    let downs = names.iter().map(|name| Cluster::down(&settings, name));
+    // All of them, also when one stays.
+    let removed: Vec<_> = downs.collect();
+    removed.into_iter().collect::<Result<(), _>>()?;
+    Ok(if interrupted {
+        ExitCode::from(INTERRUPTED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// Builds the images with what the suites leave of the processors: many tests wait.
@@ -156,21 +322,24 @@ fn show_end(build: Option<thread::ScopedJoinHandle<'_, Result<(), local_cluster:
 }
 
 #[expect(clippy::print_stdout, reason = "shows progress")]
-fn run_suite(suite: &'static Suite, full: bool) -> Outcome {
+fn run_suite(suite: &'static Suite, full: bool, base: &str) -> Outcome {
     println!(
         "== {}: {} (budget {} min)",
         suite.name, suite.about, suite.budget
     );
     let started = Instant::now();
     let mut unstable = Vec::new();
+    let mut skipped = 0;
     let failed = lines(suite, full).iter().find_map(|line| {
-        let first = cargo(suite, line, full).err()?;
+        let (first, without) = cargo(suite, line, full, base);
+        skipped += without;
+        let first = first.err()?;
         if full || !first.repeatable() {
             return Some(first);
         }
         let again = only_tests(line, &first.tests);
         println!("== {}: second attempt of {:?}", suite.name, first.tests);
-        let second = cargo(suite, &again, full).err();
+        let second = cargo(suite, &again, full, base).0.err();
         if second.is_none() {
             unstable.push(first);
         }
@@ -180,6 +349,7 @@ fn run_suite(suite: &'static Suite, full: bool) -> Outcome {
         suite,
         took: started.elapsed(),
         failed,
+        skipped,
         unstable,
     }
 }
@@ -220,7 +390,17 @@ fn lines(suite: &Suite, full: bool) -> Vec<String> {
     }
 }
 
-fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
+/// The workspace of the fuzz targets. libFuzzer writes inputs that fail only into a folder that exists, and cargo makes it
+/// only without CARGO_TARGET_DIR.
+fn fuzz_workspace() -> PathBuf {
+    let source = product::source();
+    // Without the folder libFuzzer fails, with its path.
+    fs::create_dir_all(source.join("target/fuzz")).ok();
+    source.join("engine/proto/fuzz")
+}
+
+/// Runs cargo, and counts the tests that were skipped.
+fn cargo(suite: &Suite, line: &str, full: bool, base: &str) -> (Result<(), Failure>, usize) {
     let minutes = if full {
         24 * 60
     } else {
@@ -228,12 +408,12 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
     };
     let directory = match suite.kind {
         // A workspace with compiler flags of its own.
-        Kind::Fuzz(_) => &product::source().join("engine/proto/fuzz"),
+        Kind::Fuzz(_) => &fuzz_workspace(),
         Kind::Cargo(_) | Kind::Scenarios(..) => product::source(),
     };
     let mut run = Run::cargo()
         .args(line.split_whitespace())
-        .env("MOONCAKE_K8S_CLUSTER", CLUSTER)
+        .env("MOONCAKE_K8S_CLUSTER", base)
         .env("MOONCAKE_TEST_CLUSTERS", clusters_at_a_time().to_string())
         .env("RUST_TEST_THREADS", tests_at_a_time().to_string())
         // An earlier line has built all programs, or this one does.
@@ -249,12 +429,14 @@ fn cargo(suite: &Suite, line: &str, full: bool) -> Result<(), Failure> {
             .env("FAULTY_TRANSFERS", "1000000");
     }
     let mut collector = failures::Collector::default();
-    run.shown(|line| collector.add(line))
-        .map_err(|error| Failure {
-            command: error.to_string(),
-            tests: collector.tests(),
-            excerpts: collector.excerpts(),
-        })
+    let outcome = run.shown(|line| collector.add(line));
+    let skipped = collector.skipped();
+    let failed = outcome.map_err(|error| Failure {
+        tests: collector.tests(error.exit_code()),
+        command: error.to_string(),
+        excerpts: collector.excerpts(),
+    });
+    (failed, skipped)
 }
 
 /// Number of clusters that fit into memory. Scenarios with exclusive use mostly wait, so cores do not matter.
@@ -318,11 +500,11 @@ fn save(outcomes: &[Outcome]) -> Result<(), Box<dyn std::error::Error>> {
         (outcome.suite.name, row)
     });
     let path = product::source().join("docs/soak.md");
-    let before = match std::fs::read_to_string(&path) {
+    let before = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error.into()),
     };
-    std::fs::write(path, soak_results::updated(&before, &ran.collect()))?;
+    fs::write(path, soak_results::updated(&before, &ran.collect()))?;
     Ok(())
 }

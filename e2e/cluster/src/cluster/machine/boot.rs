@@ -4,10 +4,10 @@
 use crate::binaries::Binaries;
 use crate::cache::{Cache, Inputs};
 use crate::command::Run;
-use crate::images::Images;
+use crate::images::{Images, SUITE};
 use crate::kernel::{self, copy, script};
 use crate::needs::packages;
-use crate::process::start_detached;
+use crate::process::start_for_this_thread;
 use crate::wait::wait_until;
 use crate::{Error, Settings};
 use rustix::process::Signal;
@@ -83,7 +83,7 @@ fn make(folder: &Path, binaries: &Binaries, images: &Images) -> Result<(), Error
     Run::new("mmdebstrap")
         .args(["--quiet", "--variant=minbase", "--format=directory"])
         .arg(format!("--include={PACKAGES}"))
-        .arg("bookworm")
+        .arg(SUITE)
         .arg(&root)
         .deadline(SLOW)
         .done()?;
@@ -161,7 +161,7 @@ fn unpack_images(
         socket.display()
     );
     fs::write(&settings, text).map_err(Error::file("writing", &settings))?;
-    let containerd = start_detached(
+    let containerd = start_for_this_thread(
         &[
             "containerd".to_owned(),
             format!("--config={}", settings.display()),

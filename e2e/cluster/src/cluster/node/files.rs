@@ -11,13 +11,17 @@ const EVICTION: &str = "100Mi";
 /// the OOM killer would come first.
 const EVICTION_OF_MACHINE: &str = "600Mi";
 
-/// Name and content of each file, for `/etc/node`.
+/// For a machine without a resolver. The kubelet starts no pod without the file that its `resolvConf` names.
+const NO_RESOLVER: &str = "nameserver 127.0.0.1\n";
+
+/// Name and content of each file, for `/etc/node`. `resolvers` is the machine's own resolv.conf, if it can be read.
 pub(crate) fn files(
     (block, ipv6): (Block, Option<Ipv6Block>),
     node: u8,
     kind: NodeKind,
     cgroup_root: &str,
-) -> [(&'static str, String); 4] {
+    resolvers: Option<String>,
+) -> [(&'static str, String); 5] {
     let eviction = match kind {
         NodeKind::Namespace => EVICTION,
         NodeKind::Machine | NodeKind::SystemdMachine => EVICTION_OF_MACHINE,
@@ -31,6 +35,10 @@ pub(crate) fn files(
             kubelet(block, cgroup_root, eviction, systemd),
         ),
         ("proxy.yaml", proxy(block, ipv6, node)),
+        (
+            "resolv.conf",
+            resolvers.unwrap_or_else(|| NO_RESOLVER.to_owned()),
+        ),
     ]
 }
 
@@ -83,6 +91,8 @@ cgroupRoot: {cgroup_root}
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 clusterDNS: [{dns}]
 clusterDomain: cluster.local
+# /etc/resolv.conf may be a link into /run, where the node has an empty folder of its own.
+resolvConf: /etc/node/resolv.conf
 authentication:
   anonymous: {{enabled: false}}
   webhook: {{enabled: true}}
@@ -120,7 +130,7 @@ mod tests {
     fn text(name: &str, dual_stack: bool) -> String {
         let block = Block::new(0).unwrap();
         let ipv6 = dual_stack.then(|| block.ipv6());
-        let files = files((block, ipv6), 1, NodeKind::Namespace, "/mc/n1");
+        let files = files((block, ipv6), 1, NodeKind::Namespace, "/mc/n1", None);
         let found = files.into_iter().find(|(file, _)| *file == name);
         found.unwrap().1
     }
@@ -131,6 +141,12 @@ mod tests {
         assert!(text("cni.conflist", false).contains(ipv4));
         let both = r#""ranges":[[{"subnet":"198.19.128.0/24"}],[{"subnet":"fd6d:6f6f:6e63:21::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]"#;
         assert!(text("cni.conflist", true).contains(both));
+    }
+
+    #[test]
+    fn the_kubelet_reads_a_resolv_conf_that_the_node_has() {
+        assert!(text("kubelet.yaml", false).contains("\nresolvConf: /etc/node/resolv.conf\n"));
+        assert_eq!(text("resolv.conf", false), NO_RESOLVER);
     }
 
     #[test]
