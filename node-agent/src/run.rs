@@ -6,6 +6,18 @@ use crate::args::{Args, Command};
 use crate::process::supervisor;
 use crate::{describe, worker};
 
+/// A panic ends the process, also one of a task that nothing awaits: the agent would look alive, and its status would no longer change.
+/// The supervisor starts another worker. The panic of a check is a finding instead.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        if !checks::is_checking() {
+            std::process::abort();
+        }
+    }));
+}
+
 /// Runs one command of the program. Blocks.
 ///
 /// # Errors
@@ -31,6 +43,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
         Some(Command::Worker) => {
             let settings = settings()?;
+            end_on_panic();
             tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()
@@ -54,5 +67,33 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Some(Command::Inventory { recording, node }) => {
             describe::inventory(&node.into(), recording.as_deref())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::end_on_panic;
+
+    const SIGABRT: i32 = 6;
+    const PANICKING: &str = "run::tests::a_task_that_panics";
+
+    #[tokio::test]
+    #[ignore = "ends its process: the next test runs it in another"]
+    async fn a_task_that_panics() {
+        end_on_panic();
+        tokio::spawn(async { panic!("in a task") }).await.ok();
+    }
+
+    #[test]
+    fn a_panic_of_a_task_ends_the_process() {
+        let this = std::env::current_exe().unwrap();
+        let arguments = ["--include-ignored", "--exact", "--nocapture", PANICKING];
+        let done = Command::new(this).args(arguments).output().unwrap();
+        assert_eq!(done.status.signal(), Some(SIGABRT), "{done:?}");
+        let printed = String::from_utf8_lossy(&done.stderr);
+        assert!(printed.contains("in a task"), "{printed}");
     }
 }

@@ -22,7 +22,7 @@ use crate::untyped::{decode, encode};
 
 mod compare;
 
-pub use compare::{covers, fingerprint, thousandths};
+pub use compare::{covers, fingerprint};
 
 /// Field manager of every write of the operator.
 pub const FIELD_MANAGER: &str = "mooncake-operator";
@@ -126,6 +126,18 @@ struct Write {
     at: Instant,
 }
 
+/// The latest writes, by object, while the cache may lag behind them.
+#[derive(Debug, Default)]
+struct Writes(HashMap<String, Write>);
+
+impl Writes {
+    fn note(&mut self, object: String, write: Write) {
+        let lags = |other: &Write| write.at.duration_since(other.at) < CACHE_LAG;
+        self.0.retain(|_, other| lags(other));
+        self.0.insert(object, write);
+    }
+}
+
 /// What to do about one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -139,7 +151,7 @@ enum Step {
 pub struct Writer {
     fence: Fence,
     metrics: Metrics,
-    writes: Arc<Mutex<HashMap<String, Write>>>,
+    writes: Arc<Mutex<Writes>>,
     /// Resource version and time of our latest write of each object's status.
     statuses: Arc<Mutex<HashMap<String, (u64, Instant)>>>,
     paused: bool,
@@ -228,11 +240,11 @@ impl Writer {
                 &desired_fingerprint,
                 &desired,
                 observed,
-                writes.get(&object),
+                writes.0.get(&object),
                 Instant::now(),
             );
             if step != Step::Await {
-                writes.remove(&object);
+                writes.0.remove(&object);
             }
             step
         };
@@ -258,14 +270,12 @@ impl Writer {
             None => self.patch_new(api, desired.meta(), &object, &body).await?,
         };
         let written: K = decode(written).map_err(undecodable)?;
-        self.writes.lock().insert(
-            object.clone(),
-            Write {
-                desired_fingerprint,
-                version: version(&written),
-                at: Instant::now(),
-            },
-        );
+        let write = Write {
+            desired_fingerprint,
+            version: version(&written),
+            at: Instant::now(),
+        };
+        self.writes.lock().note(object.clone(), write);
         tracing::info!(%object, "applied");
         Ok(Applied {
             object: Some(written),
@@ -402,7 +412,7 @@ impl Writer {
                 }
             })
             .await?;
-        self.writes.lock().remove(&object);
+        self.writes.lock().0.remove(&object);
         if outcome {
             tracing::info!(%object, "deleted");
         }
@@ -661,6 +671,22 @@ mod tests {
         assert!(!lags((6, now), Some(6), now));
         assert!(!lags((6, now), Some(5), now + CACHE_LAG));
         assert!(!lags((6, now), None, now));
+    }
+
+    #[test]
+    fn writes_are_forgotten_when_the_cache_certainly_shows_them() {
+        let now = Instant::now();
+        let write = |at| Write {
+            desired_fingerprint: "w".to_owned(),
+            version: Some(6),
+            at,
+        };
+        let mut writes = Writes::default();
+        writes.note("a".to_owned(), write(now));
+        writes.note("b".to_owned(), write(now + CACHE_LAG / 2));
+        assert_eq!(writes.0.len(), 2);
+        writes.note("c".to_owned(), write(now + CACHE_LAG));
+        assert!(!writes.0.contains_key("a") && writes.0.len() == 2);
     }
 
     #[test]

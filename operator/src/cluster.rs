@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::update::PoolPlace;
-use crds::{ConditionType, MooncakeCluster, MooncakeClusterStatus, Reason, Word, condition};
+use crds::{MooncakeCluster, MooncakeClusterStatus, Reason, Word};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
 use crate::apply::{Error as WriteError, Writer};
 use crate::cache::{Caches, ClusterName};
-use crate::compute_domain::view;
 use crate::controller::Failure;
 use crate::event::Events;
 use crate::machine::is_cordoned;
@@ -42,6 +42,7 @@ pub mod pod_condition;
 pub mod pod_conditions;
 pub mod pool_pod;
 pub mod preflight;
+pub mod refused;
 pub mod rollout;
 pub mod status;
 pub mod transport;
@@ -49,15 +50,14 @@ pub mod undecodable;
 pub mod usage;
 pub mod validate;
 
+use apply::AppliedPool;
 use cordoned::{Decision, Stored};
 use desired::pool::excluded;
 use observe::Observed;
 use pool_pod::{PoolPodStatus, PoolService};
+use refused::Refused;
 use validate::{Settings, Valid};
 
-/// Reconcile period of a cluster that is not as specified: something may have been missed. At rest nothing is
-/// reconciled.
-const PERIOD: Duration = Duration::from_secs(60);
 /// When to reconcile again if the cache did not show the last status yet.
 const CACHE_LAG: Duration = Duration::from_secs(1);
 
@@ -138,6 +138,14 @@ pub async fn reconcile(
     }
 }
 
+/// What a rollout is decided from.
+struct Rollout<'a> {
+    pools: &'a [AppliedPool],
+    pod_statuses: &'a [PoolPodStatus],
+    /// Nodes that are drained because they are cordoned.
+    excluded: &'a BTreeSet<String>,
+}
+
 struct Session<'a> {
     context: &'a Context,
     cluster: &'a MooncakeCluster,
@@ -164,7 +172,9 @@ impl Session<'_> {
             }
         };
         match self.carry_out(&valid, &observed).await {
-            Ok(action) => Ok(action),
+            Ok((action, None)) => Ok(action),
+            // The status has it.
+            Ok((_, Some(refused))) => Err(refused),
             Err(WriteError::NamespaceTerminating { .. }) => {
                 let message = "the namespace is being deleted; the pool pods end first";
                 self.give_up(Reason::Deleting, message, false).await?;
@@ -181,12 +191,14 @@ impl Session<'_> {
         }
     }
 
+    /// Returns also the first write that was refused: what does not depend on it is carried out.
     async fn carry_out(
         &mut self,
         valid: &Valid,
         observed: &Observed,
-    ) -> Result<Action, WriteError> {
+    ) -> Result<(Action, Option<WriteError>), WriteError> {
         let context = self.context;
+        let mut refused = Refused::default();
         let writer = context.writer.pausing(valid.paused);
         let peers = observed.foreign_peers(&valid.namespace, &valid.name);
         let master = observed.serving_master(&valid.name);
@@ -210,32 +222,28 @@ impl Session<'_> {
         if begins && !writer.is_paused() {
             self.begin(valid).await?;
         }
-        let applied = apply::apply(
+        let pools = apply::apply(
             &context.client,
             &writer,
             (&valid.namespace, &valid.name),
             desired,
             &observed.existing,
+            &mut refused,
         )
         .await?;
-        let counted: Vec<Option<DaemonSet>> = applied
-            .pools
-            .iter()
-            .map(|pool| match &pool.object {
-                // A cordon changes no spec: the cluster is as Ready as before.
-                Some(set) if valid.drains_cordoned() && !begins => Some(status::as_counted(set)),
-                object => object.clone().filter(|_| !pool.changed),
-            })
-            .collect();
-        let pools: Vec<Option<DaemonSet>> = applied
-            .pools
-            .into_iter()
-            .map(|pool| pool.object.filter(|_| !pool.changed))
-            .collect();
+        // A cordon changes no spec: the cluster is as Ready as before.
+        let same_pods = valid.drains_cordoned() && !begins;
+        let counted: Vec<Option<DaemonSet>> =
+            pools.iter().map(|pool| pool.counted(same_pods)).collect();
 
         let (unguarded, guards_open) = self.guard(&writer, valid, observed, &cordons).await?;
+        let rollout = Rollout {
+            pools: &pools,
+            pod_statuses: &pod_statuses,
+            excluded: &cordons.excluded,
+        };
         let rollout = self
-            .roll(&writer, valid, observed, &pools, &pod_statuses)
+            .roll(&writer, valid, observed, rollout, &mut refused)
             .await?;
         let mnnvl = mnnvl::reconcile(context, &writer, self.cluster, &self.old).await?;
         let (used, drains) = context.usage.last(&valid.uid, master);
@@ -245,6 +253,7 @@ impl Session<'_> {
             &pod_statuses,
             Instant::now(),
         );
+        let finding = refused.finding();
         let facts = status::Facts {
             cluster: valid,
             observed,
@@ -257,6 +266,7 @@ impl Session<'_> {
             drains,
             cordons: &cordons,
             unguarded: unguarded.as_ref(),
+            refused: finding.as_ref(),
             mnnvl: mnnvl.as_ref(),
         };
         self.write(status::compute(&facts, &self.old, Timestamp::now()))
@@ -269,32 +279,10 @@ impl Session<'_> {
             observed,
         )
         .await;
-        // A timer: no event follows when a daemon's time is up or when a new object is deleted again.
-        let waits = mnnvl.as_ref().is_some_and(|domain| {
-            let reason = domain.finding.reason;
-            matches!(
-                reason,
-                Reason::ComputeDomainNotReady | Reason::Progressing | Reason::ApiFailed
-            )
-        });
-        let is = |kind| condition::is_true(&self.old.conditions, kind);
-        let at_rest = is(ConditionType::Ready)
-            && !is(ConditionType::Reconciling)
-            && !is(ConditionType::Stalled)
-            && all_written
-            && !cordons.is_open()
-            && !guards_open
-            && observed.evictions.is_empty();
-        let periods = [
-            (!at_rest).then_some(PERIOD),
-            rollout.recheck,
-            waits.then_some(view::RECHECK_PERIOD),
-        ];
-        Ok(periods
-            .into_iter()
-            .flatten()
-            .min()
-            .map_or_else(Action::await_change, Action::requeue))
+        let open = guards_open || !all_written;
+        let next = status::next_reconcile(&facts, &self.old.conditions, open);
+        let action = next.map_or_else(Action::await_change, Action::requeue);
+        Ok((action, refused.into_first()))
     }
 
     /// Decides what happens to cordoned nodes.
@@ -390,9 +378,14 @@ impl Session<'_> {
         writer: &Writer,
         valid: &Valid,
         observed: &Observed,
-        pools: &[Option<DaemonSet>],
-        pod_statuses: &[PoolPodStatus],
+        of: Rollout<'_>,
+        refused: &mut Refused,
     ) -> Result<rollout::Decision, WriteError> {
+        let Rollout {
+            pools,
+            pod_statuses,
+            excluded,
+        } = of;
         let pods: Vec<rollout::Pod> = observed
             .pool_pods
             .iter()
@@ -421,7 +414,7 @@ impl Session<'_> {
         }
         let counts: Option<Vec<status::Scheduled>> = pools
             .iter()
-            .map(|pool| status::scheduled(pool.as_ref()?))
+            .map(|pool| status::scheduled(pool.current()?))
             .collect();
         let counts_of = |count: fn(&status::Scheduled) -> usize| {
             let counts = counts.as_ref()?.iter();
@@ -432,6 +425,7 @@ impl Session<'_> {
             .iter()
             .map(|pool| (pool.name.clone(), pool.drain_seconds))
             .collect();
+        let given_up = self.given_up(valid, excluded);
         let facts = rollout::Facts {
             revision: &desired::pool::revision(&valid.pools),
             pods: &pods,
@@ -439,6 +433,7 @@ impl Session<'_> {
             missing: counts_of(|count| count.desired.saturating_sub(count.current)),
             update: &valid.update,
             drain_seconds: &drain_seconds,
+            given_up: &given_up,
             // Times are stored in whole seconds.
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         };
@@ -464,10 +459,25 @@ impl Session<'_> {
             if let Some(victim) = found.find(|found| found.uid().as_deref() == Some(&pod.uid)) {
                 tracing::info!(namespace = %valid.namespace, cluster = %valid.name, pod = %pod.name,
                     node = %pod.place.node, "pool pod is outdated, replacing it");
-                writer.delete(&api, victim.as_ref()).await?;
+                refused.pass(writer.delete(&api, victim.as_ref()).await)?;
             }
         }
         Ok(decision)
+    }
+
+    /// Places of the recorded rollout on nodes that are gone, that no pool of that name selects, or that are drained.
+    fn given_up(&self, valid: &Valid, excluded: &BTreeSet<String>) -> BTreeSet<PoolPlace> {
+        let recorded = self.old.rollout.iter().flat_map(rollout::recorded);
+        let wanted = |place: &PoolPlace| {
+            let nodes = &self.context.caches.nodes;
+            let node = nodes.get(&ObjectRef::new(&place.node))?;
+            let pool = valid.pools.iter().find(|pool| pool.name == place.pool)?;
+            let selected = cordoned::is_selected(&node, std::slice::from_ref(pool));
+            Some(selected && !desired::pool::is_drained(&node) && !excluded.contains(&place.node))
+        };
+        recorded
+            .filter(|place| wanted(place) != Some(true))
+            .collect()
     }
 
     async fn give_up(

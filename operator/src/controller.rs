@@ -54,7 +54,7 @@ pub async fn run<K, Ctx, E, Fut>(
     let queue = requests(store.clone(), triggers, of);
     let counted = |object: Arc<K>, context: Arc<Ctx>| {
         let (metrics, kind, retries) = (metrics.clone(), kind.clone(), retries.clone());
-        let name = ObjectRef::from_obj(object.as_ref());
+        let name = name_of(&ObjectRef::from_obj(object.as_ref()));
         let work = reconcile(object, context);
         Box::pin(async move {
             let started = Instant::now();
@@ -70,7 +70,7 @@ pub async fn run<K, Ctx, E, Fut>(
     let again = retries.clone();
     let policy = move |object: Arc<K>, error: &E, _: Arc<Ctx>| {
         let generation = object.meta().generation;
-        let name = ObjectRef::from_obj(object.as_ref());
+        let name = name_of(&ObjectRef::from_obj(object.as_ref()));
         Action::requeue(again.next(name, generation, error.is_permanent()))
     };
     let config = Config::default()
@@ -79,20 +79,36 @@ pub async fn run<K, Ctx, E, Fut>(
     let outcomes = applier(counted, policy, context, store, Box::pin(queue), config);
     let mut outcomes = std::pin::pin!(outcomes);
     while let Some(outcome) = outcomes.next().await {
-        match outcome {
-            Ok(_) => {}
-            // It was deleted meanwhile.
-            Err(LoopError::ObjectNotFound(_)) => {}
-            Err(LoopError::ReconcilerFailed(error, object)) => {
-                tracing::warn!(%kind, name = %object.name, namespace = object.namespace, %error,
-                    "reconcile failed; retrying");
-            }
-            Err(LoopError::QueueError(never)) => match never {},
-            Err(LoopError::RunnerError(error)) => {
-                tracing::warn!(%kind, %error, "runner stopped");
-            }
+        if let Err(error) = outcome {
+            note(&kind, &retries, error);
         }
     }
+}
+
+/// Logs what went wrong. An object that was deleted meanwhile is forgotten.
+fn note<E: Failure>(
+    kind: &str,
+    retries: &Retries<ObjectName>,
+    error: LoopError<E, std::convert::Infallible>,
+) {
+    match error {
+        LoopError::ObjectNotFound(object) => retries.forget(&name_of(&object)),
+        LoopError::ReconcilerFailed(error, object) => {
+            tracing::warn!(kind, name = %object.name, namespace = object.namespace, %error,
+                "reconcile failed; retrying");
+        }
+        LoopError::QueueError(never) => match never {},
+        LoopError::RunnerError(error) => {
+            tracing::warn!(kind, %error, "runner stopped");
+        }
+    }
+}
+
+/// Namespace and name.
+type ObjectName = (Option<String>, String);
+
+fn name_of<K: Resource>(object: &ObjectRef<K>) -> ObjectName {
+    (object.namespace.clone(), object.name.clone())
 }
 
 fn requests<K>(
@@ -186,6 +202,16 @@ mod tests {
         assert!(pauses[11] >= LONGEST_RETRY && pauses[11] <= LONGEST_RETRY.mul_f32(1.25));
         retries.forget(&"a");
         assert!(retries.next("a", None, false) < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn an_object_that_was_deleted_after_a_failure_is_forgotten() {
+        let retries = Retries::default();
+        let object = ObjectRef::<k8s_openapi::api::core::v1::Pod>::new("a").within("b");
+        retries.next(name_of(&object), None, false);
+        let gone = LoopError::<crate::cluster::Error, _>::ObjectNotFound(Box::new(object.erase()));
+        note("Pod", &retries, gone);
+        assert!(retries.failures.lock().is_empty());
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub mod metrics;
 pub mod node;
 pub mod pod;
 pub mod policy;
+pub mod quantity;
 pub mod run;
 mod undecodable;
 pub mod untyped;

@@ -39,6 +39,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(20);
 /// Blocks: the runtime is here and not in the program, or the compiler makes the code of all tasks for both.
 #[tokio::main]
 pub async fn run(args: Args) -> anyhow::Result<()> {
+    end_on_panic();
     let Args {
         namespace,
         identity,
@@ -168,6 +169,16 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         tracing::warn!("shutdown not complete after {} s", SHUTDOWN_LIMIT.as_secs());
     }
     outcome
+}
+
+/// A panic ends the process, also one of a task that nothing awaits: a leader without its controllers would keep the Lease. The kubelet
+/// starts the container again, and the other replica leads meanwhile.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
@@ -370,5 +381,33 @@ impl Controllers {
         let domains =
             compute_domain::retire::run(client.clone(), caches.clone(), writer, caches.subscribe());
         tokio::join!(clusters, nodes, policies, domains, usage.run(caches));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    const SIGABRT: i32 = 6;
+    const PANICKING: &str = "run::tests::a_task_that_panics";
+
+    #[tokio::test]
+    #[ignore = "ends its process: the next test runs it in another"]
+    async fn a_task_that_panics() {
+        end_on_panic();
+        tokio::spawn(async { panic!("in a task") }).await.ok();
+    }
+
+    #[test]
+    fn a_panic_of_a_task_ends_the_process() {
+        let this = std::env::current_exe().unwrap();
+        let arguments = ["--include-ignored", "--exact", "--nocapture", PANICKING];
+        let done = Command::new(this).args(arguments).output().unwrap();
+        assert_eq!(done.status.signal(), Some(SIGABRT), "{done:?}");
+        let printed = String::from_utf8_lossy(&done.stderr);
+        assert!(printed.contains("in a task"), "{printed}");
     }
 }

@@ -4,6 +4,7 @@
 //! CheckInput ── each check of CATALOG ── CheckRun ── debounce ── policy ── status, condition, metrics
 //! ```
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -175,10 +176,21 @@ fn finds(reason: Reason, snapshot: &Snapshot) -> bool {
     observations.any(|of| of.finding.is_some_and(|finding| finding.reason == reason))
 }
 
+thread_local! {
+    static CHECKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True on a thread while it runs a check, of which a panic is a finding.
+pub fn is_checking() -> bool {
+    CHECKING.get()
+}
+
 /// Runs a check. A panic becomes a finding, so that the other checks still run.
 fn run_check(check: &Check, input: &CheckInput<'_>) -> CheckRun {
+    CHECKING.set(true);
     // Unwind safe: a check only reads its input and keeps no state.
     let result = catch_unwind(AssertUnwindSafe(|| (check.run)(input)));
+    CHECKING.set(false);
     let panicked = result.is_err();
     let observations = result.unwrap_or_else(|panic| {
         let message = panic
@@ -214,7 +226,7 @@ mod tests {
     #[test]
     fn a_check_that_panics_is_reported_and_the_others_run() {
         let broken = Check {
-            run: |_| panic!("ports of {}", "nothing"),
+            run: |_| panic!("is_checking: {}", is_checking()),
             ..catalog::map_count::CHECK
         };
         let text = "[proc/sys/vm]\nmax_map_count = 7";
@@ -225,7 +237,11 @@ mod tests {
         let finding = runs[0].observations[0].finding.as_ref().unwrap();
         assert!(runs[0].panicked);
         assert_eq!(finding.reason, Reason::CheckPanicked);
-        assert!(finding.message.ends_with("ports of nothing"), "{finding:?}");
+        assert!(
+            finding.message.ends_with("is_checking: true"),
+            "{finding:?}"
+        );
+        assert!(!is_checking(), "a panic elsewhere ends the agent");
         assert_eq!(runs[1].worst(), Some(Verdict::Warn));
     }
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::patch::Builder;
 use super::sidecar;
-use crate::apply::thousandths;
+use crate::quantity::thousandths;
 
 /// Raises the amounts that the pod declares. For a pod that gets the gate now.
 pub(super) fn add_gate(patch: &mut Builder, spec: &PodSpec) {
@@ -39,4 +39,24 @@ fn sum(gate: &BTreeMap<String, Quantity>, resource: &str, amount: &Quantity) -> 
         0 => ByteSize(whole).to_string(),
         _ => format!("{sum}m"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gate_is_added_to_each_form_of_an_amount() {
+        let gate = sidecar::resources().requests.unwrap();
+        let raised =
+            |resource: &str, amount: &str| sum(&gate, resource, &Quantity(amount.to_owned()));
+        for amount in ["500m", "0.5", "5e-1", ".5"] {
+            assert_eq!(raised("cpu", amount).as_deref(), Some("550m"), "{amount}");
+        }
+        assert_eq!(raised("cpu", "0.95").as_deref(), Some("1"));
+        assert_eq!(raised("memory", "1Gi").as_deref(), Some("1056Mi"));
+        assert_eq!(raised("memory", "1e9").as_deref(), Some("1033554432"));
+        assert_eq!(raised("cpu", "much"), None);
+        assert_eq!(raised("example.com/gpu", "1"), None);
+    }
 }

@@ -1,9 +1,10 @@
 //! Whether an object that the API server returned still is what was applied.
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+
+use crate::quantity::billionths;
 
 /// Sixteen hexadecimal digits that change when the value does.
 pub fn fingerprint<T: Serialize>(value: &T) -> String {
@@ -52,20 +53,9 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// The API server rewrites quantities: `1000m` comes back as `1`.
+/// The API server rewrites quantities: `1000m` comes back as `1`, and `0.5` as `500m`.
 fn same_quantity(a: &str, b: &str) -> bool {
-    let thousandths = |text: &str| thousandths(&Quantity(text.to_owned()));
-    matches!((thousandths(a), thousandths(b)), (Some(a), Some(b)) if a == b)
-}
-
-/// A quantity in thousandths; `None` where it is no quantity, or has smaller parts.
-pub fn thousandths(quantity: &Quantity) -> Option<u128> {
-    let text = quantity.0.as_str();
-    if let Some(number) = text.strip_suffix('m') {
-        return number.parse().ok();
-    }
-    let bytes: crds::ByteSize = text.parse().ok()?;
-    Some(u128::from(bytes.0) * 1000)
+    matches!((billionths(a), billionths(b)), (Some(a), Some(b)) if a == b)
 }
 
 #[cfg(test)]
@@ -99,7 +89,9 @@ mod tests {
     fn quantities_are_compared_by_amount() {
         let limits = |cpu: &str, memory: &str| json!({"cpu": cpu, "memory": memory});
         assert!(covers(&limits("1", "1Gi"), &limits("1000m", "1024Mi")));
+        assert!(covers(&limits("500m", "2G"), &limits("0.5", "2e9")));
         assert!(!covers(&limits("1", "1Gi"), &limits("1", "1G")));
+        assert!(!covers(&limits("500m", "1"), &limits("0.05", "1")));
     }
 
     #[test]

@@ -1,199 +1,222 @@
 //! Applies the objects of a cluster: first those that others need, last the pods. Then deletes those that the spec no
 //! longer contains.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use crds::names;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::{Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::apply::{Applied, Error, Writer, applied_otherwise};
 use crate::cluster::desired::{Children, master};
 use crate::cluster::observe::Existing;
+use crate::cluster::refused::Refused;
+use crate::cluster::status::as_counted;
 use crate::pod::owner;
 use crate::untyped;
 
-/// The applied objects from which the status is computed.
+/// What became of the DaemonSet of a pool.
 #[derive(Clone, Debug)]
-pub struct AppliedChildren {
-    pub master: Applied<Deployment>,
-    pub pools: Vec<Applied<DaemonSet>>,
+pub enum AppliedPool {
+    Applied(Applied<DaemonSet>),
+    /// It stays as it is; `None`: it does not exist.
+    Refused(Option<DaemonSet>),
 }
 
-/// Applies every object and deletes obsolete ones.
+impl AppliedPool {
+    /// The object, if it and its counts are those of the spec.
+    pub fn current(&self) -> Option<&DaemonSet> {
+        match self {
+            Self::Applied(applied) if !applied.changed => applied.object.as_ref(),
+            Self::Applied(_) | Self::Refused(_) => None,
+        }
+    }
+
+    /// The object whose counts the status shows. `same_pods`: the change that was applied, if any, is of no pod.
+    pub fn counted(&self, same_pods: bool) -> Option<DaemonSet> {
+        match self {
+            Self::Applied(applied) if same_pods => applied.object.as_ref().map(as_counted),
+            Self::Applied(_) => self.current().cloned(),
+            Self::Refused(set) => set.clone(),
+        }
+    }
+}
+
+/// Objects of one kind by name, as applied; `None`: refused.
+type All<K> = Vec<(String, Option<Applied<K>>)>;
+
+/// Applies every object and deletes obsolete ones. Returns the pools in the order of the spec.
+///
+/// # Errors
+/// A failed write that is not for `refused`.
 pub async fn apply(
     client: &Client,
     writer: &Writer,
     (namespace, cluster): (&str, &str),
     desired: Children,
     existing: &Existing,
-) -> Result<AppliedChildren, Error> {
-    let Children {
-        accounts,
-        roles,
-        bindings,
-        budgets,
-        services,
-        policies,
-        slices,
-        leader_slice,
-        master,
-        pools,
-        claim_template,
-    } = desired;
-    let uid = owner(&master.metadata).map(|owner| owner.uid.clone());
-    let kept_accounts: Vec<String> = accounts.iter().map(ResourceExt::name_any).collect();
-    let kept_roles: Vec<String> = roles.iter().map(ResourceExt::name_any).collect();
-    let kept_budgets: Vec<String> = budgets.iter().map(ResourceExt::name_any).collect();
-    let kept_bindings: Vec<String> = bindings.iter().map(ResourceExt::name_any).collect();
-    let kept: Vec<String> = pools.iter().map(ResourceExt::name_any).collect();
-    let kept_slices: Vec<String> = slices
-        .iter()
-        .chain(&leader_slice)
-        .map(ResourceExt::name_any)
-        .collect();
-    let kept_services: Vec<String> = services.iter().map(ResourceExt::name_any).collect();
-    let session = Session {
+    refused: &mut Refused,
+) -> Result<Vec<AppliedPool>, Error> {
+    let mut session = Session {
         client,
         writer,
         namespace,
+        uid: owner(&desired.master.metadata).map(|owner| owner.uid.clone()),
+        refused,
     };
-
-    for account in accounts {
-        session.one(account, &existing.accounts).await?;
-    }
-    for role in roles {
-        session.one(role, &existing.roles).await?;
-    }
-    for binding in bindings {
-        session.binding(binding, &existing.bindings).await?;
-    }
     // Policies exist before the first pod runs.
-    for policy in policies {
-        session.one(policy, &existing.policies).await?;
+    session.all(desired.policies, &existing.policies).await?;
+    if session.refused.is_any() {
+        let pools = desired.pools.iter().map(ResourceExt::name_any);
+        return Ok(pools.map(|name| session.stays(&name, existing)).collect());
     }
-    let mut family = None;
-    for service in services {
-        let name = service.name_any();
-        let applied = session.one(service, &existing.services).await?;
-        let spec = applied.object.and_then(|service| service.spec);
-        let address = spec.and_then(|spec| spec.cluster_ip);
-        if name == names::master(cluster) {
-            family = address.map(|ip| if ip.contains(':') { "IPv6" } else { "IPv4" });
+    let accounts = session.all(desired.accounts, &existing.accounts).await?;
+    let roles = session.all(desired.roles, &existing.roles).await?;
+    for binding in &desired.bindings {
+        session.unbind(binding, &existing.bindings).await?;
+    }
+    let bindings = session.all(desired.bindings, &existing.bindings).await?;
+    let services = session.all(desired.services, &existing.services).await?;
+    let mut leader = None;
+    if let Some(slice) = desired.leader_slice {
+        leader = Some(slice.name_any());
+        if let Some(family) = family(&services, &names::master(cluster)) {
+            let existing = &existing.slices;
+            session.leader_slice(slice, family, existing).await?;
         }
     }
-    if let (Some(slice), Some(family)) = (leader_slice, family) {
-        session
-            .leader_slice(slice, family, &existing.slices)
-            .await?;
-    }
-    for budget in budgets {
-        session.one(budget, &existing.budgets).await?;
-    }
-    for slice in slices {
-        session.one(slice, &existing.slices).await?;
-    }
-    let master = session.master(master, &existing.deployments).await?;
-    let mut applied = Vec::new();
-    for pool in pools {
-        applied.push(session.one(pool, &existing.daemon_sets).await?);
+    let budgets = session.all(desired.budgets, &existing.budgets).await?;
+    let slices = session.all(desired.slices, &existing.slices).await?;
+    session
+        .master(desired.master, &existing.deployments)
+        .await?;
+    let pools = session.all(desired.pools, &existing.daemon_sets).await?;
+
+    let mut kept = names(&slices);
+    kept.extend(leader);
+    // Also after a refusal: it ends the access of pods that are gone.
+    session.prune(&existing.slices, &kept).await?;
+    // What is obsolete is still in use where its replacement is refused.
+    if !session.refused.is_any() {
+        let of = existing;
+        session.prune(&of.daemon_sets, &names(&pools)).await?;
+        session.prune(&of.services, &names(&services)).await?;
+        session.prune(&of.bindings, &names(&bindings)).await?;
+        session.prune(&of.roles, &names(&roles)).await?;
+        session.prune(&of.budgets, &names(&budgets)).await?;
+        session.prune(&of.accounts, &names(&accounts)).await?;
     }
     // Last: a user's template of the same name must not block the rest.
     if let Some(current) = &existing.claim_templates {
-        let kept: Vec<String> = claim_template.iter().map(ResourceExt::name_any).collect();
-        if let Some(template) = claim_template {
-            session.one(template, current).await?;
-        }
-        session.prune(current, &kept, uid.as_deref()).await?;
+        let templates = session.all(desired.claim_template, current).await?;
+        session.prune(current, &names(&templates)).await?;
     }
-    session
-        .prune(&existing.daemon_sets, &kept, uid.as_deref())
-        .await?;
-    session
-        .prune(&existing.slices, &kept_slices, uid.as_deref())
-        .await?;
-    session
-        .prune(&existing.services, &kept_services, uid.as_deref())
-        .await?;
-    session
-        .prune(&existing.bindings, &kept_bindings, uid.as_deref())
-        .await?;
-    session
-        .prune(&existing.roles, &kept_roles, uid.as_deref())
-        .await?;
-    session
-        .prune(&existing.budgets, &kept_budgets, uid.as_deref())
-        .await?;
-    session
-        .prune(&existing.accounts, &kept_accounts, uid.as_deref())
-        .await?;
-    Ok(AppliedChildren {
-        master,
-        pools: applied,
-    })
+    let pools = pools.into_iter().map(|(name, applied)| match applied {
+        Some(applied) => AppliedPool::Applied(applied),
+        None => session.stays(&name, existing),
+    });
+    Ok(pools.collect())
 }
 
-/// The object as the cache has it, if it has the same owner.
-fn observed<'a, K>(desired: &K, existing: &'a [Arc<K>]) -> Option<&'a K>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-{
-    let uid = |object: &K| owner(object.meta()).map(|owner| owner.uid.clone());
-    let (name, owner) = (desired.name_any(), uid(desired));
-    let mut existing = existing.iter().map(AsRef::as_ref);
-    existing.find(|found| found.name_any() == name && uid(found) == owner)
+fn names<K>(all: &All<K>) -> Vec<String> {
+    all.iter().map(|(name, _)| name.clone()).collect()
+}
+
+/// The address family of a Service, when it has an address.
+fn family(services: &All<Service>, name: &str) -> Option<&'static str> {
+    let (_, applied) = services.iter().find(|(found, _)| found == name)?;
+    let spec = applied.as_ref()?.object.as_ref()?.spec.as_ref()?;
+    let address = spec.cluster_ip.as_ref()?;
+    Some(if address.contains(':') {
+        "IPv6"
+    } else {
+        "IPv4"
+    })
 }
 
 struct Session<'a> {
     client: &'a Client,
     writer: &'a Writer,
     namespace: &'a str,
+    /// UID of the cluster, which owns its objects.
+    uid: Option<String>,
+    refused: &'a mut Refused,
 }
 
 impl Session<'_> {
-    async fn one<K>(&self, desired: K, existing: &[Arc<K>]) -> Result<Applied<K>, Error>
+    /// The object of this cluster as the cache has it.
+    fn observed<'b, K>(&self, name: &str, existing: &'b [Arc<K>]) -> Option<&'b K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        let mut existing = existing.iter().map(AsRef::as_ref);
+        existing.find(|found| found.name_any() == name && self.owns(*found))
+    }
+
+    fn owns<K: Resource<DynamicType = ()>>(&self, object: &K) -> bool {
+        owner(object.meta()).map(|owner| &owner.uid) == self.uid.as_ref()
+    }
+
+    fn stays(&self, pool: &str, existing: &Existing) -> AppliedPool {
+        AppliedPool::Refused(self.observed(pool, &existing.daemon_sets).cloned())
+    }
+
+    /// Applies the objects of one kind.
+    async fn all<K>(
+        &mut self,
+        desired: impl IntoIterator<Item = K>,
+        existing: &[Arc<K>],
+    ) -> Result<All<K>, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
-            + std::fmt::Debug
-            + serde::Serialize
-            + serde::de::DeserializeOwned,
+            + Debug
+            + Serialize
+            + DeserializeOwned,
     {
-        let observed = observed(&desired, existing);
-        let api = untyped::api::<K>(self.client.clone(), &(), Some(self.namespace));
-        self.writer.apply(&api, desired, observed).await
+        let mut all = Vec::new();
+        for desired in desired {
+            let name = desired.name_any();
+            let observed = self.observed(&name, existing);
+            let api = untyped::api::<K>(self.client.clone(), &(), Some(self.namespace));
+            let applied = self.writer.apply(&api, desired, observed).await;
+            all.push((name, self.refused.pass(applied)?));
+        }
+        Ok(all)
     }
 
-    /// The API server refuses a change of the role. The one of another release of the chart has another name, so the binding
-    /// is deleted first.
-    async fn binding(
-        &self,
-        desired: RoleBinding,
+    /// Deletes a binding to another role, which an apply cannot change: that of another release of the chart has another name.
+    async fn unbind(
+        &mut self,
+        desired: &RoleBinding,
         existing: &[Arc<RoleBinding>],
     ) -> Result<(), Error> {
-        if let Some(former) = observed(&desired, existing)
+        if let Some(former) = self.observed(&desired.name_any(), existing)
             && former.role_ref != desired.role_ref
         {
             let api = untyped::api::<RoleBinding>(self.client.clone(), &(), Some(self.namespace));
-            self.writer.delete(&api, former).await?;
+            self.refused.pass(self.writer.delete(&api, former).await)?;
         }
-        self.one(desired, existing).await?;
         Ok(())
     }
 
     /// Creates the EndpointSlice of the elected master. After that, masters write it.
     async fn leader_slice(
-        &self,
+        &mut self,
         mut desired: EndpointSlice,
         family: &str,
         existing: &[Arc<EndpointSlice>],
     ) -> Result<(), Error> {
-        if observed(&desired, existing).is_none() {
+        if self.observed(&desired.name_any(), existing).is_none() {
             desired.address_type = family.to_owned();
-            self.one(desired, &[]).await?;
+            self.all([desired], &[]).await?;
         }
         Ok(())
     }
@@ -201,44 +224,31 @@ impl Session<'_> {
     /// A restarted master loses every key. Therefore it is changed only if the user changes `spec.master`, not
     /// for another release or image setting of the operator.
     async fn master(
-        &self,
+        &mut self,
         desired: Deployment,
         existing: &[Arc<Deployment>],
-    ) -> Result<Applied<Deployment>, Error> {
-        let name = desired.name_any();
-        let current = existing.iter().find(|found| found.name_any() == name);
-        if let Some(current) = current
-            && owner(&desired.metadata) == owner(&current.metadata)
-            && applied_otherwise(&desired, current.as_ref())
+    ) -> Result<(), Error> {
+        if let Some(current) = self.observed(&desired.name_any(), existing)
+            && applied_otherwise(&desired, current)
             && master::same_spec(&desired, current)
         {
-            return Ok(Applied {
-                object: Some(current.as_ref().clone()),
-                changed: false,
-            });
+            return Ok(());
         }
-        self.one(desired, existing).await
+        self.all([desired], existing).await?;
+        Ok(())
     }
 
     /// Deletes the objects of the cluster that are not in `kept`.
-    async fn prune<K>(
-        &self,
-        existing: &[Arc<K>],
-        kept: &[String],
-        uid: Option<&str>,
-    ) -> Result<(), Error>
+    async fn prune<K>(&mut self, existing: &[Arc<K>], kept: &[String]) -> Result<(), Error>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + std::fmt::Debug
-            + serde::de::DeserializeOwned,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
         let api = untyped::api::<K>(self.client.clone(), &(), Some(self.namespace));
         for found in existing {
-            let ours = owner(found.meta()).map(|owner| owner.uid.as_str()) == uid;
             let leaving = found.meta().deletion_timestamp.is_some();
-            if ours && !leaving && !kept.contains(&found.name_any()) {
-                self.writer.delete(&api, found.as_ref()).await?;
+            if self.owns(found.as_ref()) && !leaving && !kept.contains(&found.name_any()) {
+                let deleted = self.writer.delete(&api, found.as_ref()).await;
+                self.refused.pass(deleted)?;
             }
         }
         Ok(())

@@ -47,6 +47,8 @@ pub struct Facts<'a> {
     pub update: &'a Update,
     /// `drainSeconds` of each pool.
     pub drain_seconds: &'a BTreeMap<String, u32>,
+    /// Places of the record on nodes that the DaemonSets no longer select, or that are gone.
+    pub given_up: &'a BTreeSet<PoolPlace>,
     pub now: Timestamp,
 }
 
@@ -170,7 +172,7 @@ fn begin(facts: &Facts<'_>, before: Option<&RolloutStatus>) -> RolloutStatus {
         .iter()
         .filter(|pod| !pod.leaving && pod.serving != Some(true) && !ours.contains(&pod.place));
     let tolerated: BTreeSet<PoolPlace> = broken.map(|pod| pod.place.clone()).collect();
-    let absent = ours.iter().filter(|place| facts.pod_at(place).is_none());
+    let absent = ours.iter().filter(|place| facts.is_awaited(place));
     let missing = facts.missing.unwrap_or(0).saturating_sub(absent.count());
     RolloutStatus {
         revision: facts.revision.to_owned(),
@@ -190,7 +192,8 @@ fn follow(facts: &Facts<'_>, record: &mut RolloutStatus) {
         let place = place_of(replaced);
         match facts.pod_at(&place) {
             Some(pod) => pod.uid == replaced.uid || pod.leaving || pod.serving != Some(true),
-            // Neither the DaemonSet wants a pod there any more.
+            None if facts.given_up.contains(&place) => false,
+            // The DaemonSet wants no pod there for another cause, such as a taint.
             None => {
                 let drain = facts.drain(&replaced.pool);
                 facts.missing != Some(0) || facts.age(replaced) < drain + SETTLED
@@ -251,13 +254,12 @@ fn step(facts: &Facts<'_>, record: &mut RolloutStatus, outdated: &[&Pod]) -> Ste
     let limit = facts.update.max_unavailable.of(facts.desired);
     let limit = limit.min(ROLLOUT_LIMIT);
     let mut unavailable = away.union(&replaced).count() + missing;
-    // A tolerated place is in progress until its successor exists.
-    let mut in_progress = replaced.len()
-        + record
-            .tolerated
-            .iter()
-            .filter(|place| facts.pod_at(place).is_none_or(|pod| pod.leaving))
-            .count();
+    // A tolerated place is in progress until its successor exists, if the DaemonSet wants one.
+    let begun = record.tolerated.iter().filter(|place| {
+        let absent = facts.pod_at(place).is_none_or(|pod| pod.leaving);
+        absent && !facts.given_up.contains(*place)
+    });
+    let mut in_progress = replaced.len() + begun.count().min(facts.unfilled());
     let idle = outdated.iter().filter(|pod| pod.serving == Some(false));
     let serving = outdated.iter().filter(|pod| pod.serving == Some(true));
     // Idle pods hold no readable data, so they go first.
@@ -323,11 +325,21 @@ impl Facts<'_> {
 
     /// Missing pods, without those of recorded places.
     fn others_missing(&self, record: &RolloutStatus) -> usize {
-        let replaced = record.replaced.iter().map(place_of);
-        let recorded: BTreeSet<PoolPlace> =
-            replaced.chain(record.tolerated.iter().cloned()).collect();
-        let absent = recorded.iter().filter(|place| self.pod_at(place).is_none());
+        let absent = recorded(record).into_iter();
+        let absent = absent.filter(|place| self.is_awaited(place));
         self.missing.unwrap_or(0).saturating_sub(absent.count())
+    }
+
+    /// True if the place has no pod and gets one.
+    fn is_awaited(&self, place: &PoolPlace) -> bool {
+        self.pod_at(place).is_none() && !self.given_up.contains(place)
+    }
+
+    /// Places without a pod that stays, by the number that the DaemonSets want.
+    fn unfilled(&self) -> usize {
+        let stay = self.pods.iter().filter(|pod| !pod.leaving);
+        let filled: BTreeSet<&PoolPlace> = stay.map(|pod| &pod.place).collect();
+        self.desired.saturating_sub(filled.len())
     }
 
     fn drain(&self, pool: &str) -> Duration {
@@ -349,6 +361,12 @@ impl Facts<'_> {
     fn is_late(&self, replaced: &ReplacedPod) -> bool {
         self.age(replaced) > self.limit(replaced)
     }
+}
+
+/// All places of the record.
+pub fn recorded(record: &RolloutStatus) -> BTreeSet<PoolPlace> {
+    let replaced = record.replaced.iter().map(place_of);
+    replaced.chain(record.tolerated.iter().cloned()).collect()
 }
 
 fn place_of(replaced: &ReplacedPod) -> PoolPlace {

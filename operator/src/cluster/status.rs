@@ -1,14 +1,16 @@
 //! The status of a cluster: computed, compared, written once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use crds::condition::merge;
+use crds::condition::{self, merge};
 use crds::{
     ByteSize, ConditionStatus, ConditionType, MooncakeClusterStatus, NewCondition, Reason, names,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
 use crate::cluster::cordoned::Decision;
@@ -19,10 +21,14 @@ use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
 use crate::cluster::validate::Valid;
 use crate::cluster::{rollout, transport};
 use crate::compute_domain::status::DomainStatus;
+use crate::compute_domain::view::RECHECK_PERIOD;
 use crate::pod::not_running;
 
 mod transports;
 
+/// Reconcile period of a cluster that is not as specified: something may have been missed. At rest nothing is
+/// reconciled.
+const PERIOD: Duration = Duration::from_secs(60);
 /// Most problems in a message.
 const MAX_LISTED: usize = 4;
 
@@ -47,6 +53,8 @@ pub struct Facts<'a> {
     pub cordons: &'a Decision,
     /// Why a guard could not be written.
     pub unguarded: Option<&'a (Reason, String)>,
+    /// Why a write is refused.
+    pub refused: Option<&'a (Reason, String)>,
     /// `None`: the cluster wants no ComputeDomain.
     pub mnnvl: Option<&'a DomainStatus>,
 }
@@ -69,6 +77,7 @@ pub fn compute(
         drains,
         cordons,
         unguarded,
+        refused: _,
         mnnvl,
     } = *facts;
     let serving = serving(pod_statuses).len();
@@ -115,6 +124,31 @@ pub fn compute(
     }
 }
 
+/// Time until the next reconcile without an event; `None`: at rest. `conditions` are those that were written; `open`: something
+/// could not be written.
+pub fn next_reconcile(facts: &Facts<'_>, conditions: &[Condition], open: bool) -> Option<Duration> {
+    let is = |kind| condition::is_true(conditions, kind);
+    let at_rest = is(ConditionType::Ready)
+        && !is(ConditionType::Reconciling)
+        && !is(ConditionType::Stalled)
+        && !open
+        && !facts.cordons.is_open()
+        && facts.observed.evictions.is_empty();
+    // No event follows when a daemon's time is up or when a new object is deleted again.
+    let waits = facts.mnnvl.is_some_and(|domain| {
+        matches!(
+            domain.finding.reason,
+            Reason::ComputeDomainNotReady | Reason::Progressing | Reason::ApiFailed
+        )
+    });
+    let periods = [
+        (!at_rest).then_some(PERIOD),
+        facts.rollout.recheck,
+        waits.then_some(RECHECK_PERIOD),
+    ];
+    periods.into_iter().flatten().min()
+}
+
 /// The status of a cluster whose reconcile failed: `Ready` is not True, all else is kept.
 pub fn failed(
     old: &MooncakeClusterStatus,
@@ -141,7 +175,7 @@ pub fn failed(
     ];
     let mut conditions = Vec::new();
     for kind in others {
-        match crds::condition::find(&old.conditions, kind) {
+        match condition::find(&old.conditions, kind) {
             Some(before) => conditions.push(before.clone()),
             None => findings.push(NewCondition::new(
                 kind,
@@ -156,7 +190,7 @@ pub fn failed(
         ConditionType::MnnvlReady,
         ConditionType::Drained,
     ] {
-        conditions.extend(crds::condition::find(&old.conditions, kind).cloned());
+        conditions.extend(condition::find(&old.conditions, kind).cloned());
     }
     conditions.extend(merge(&old.conditions, &findings, Some(generation), now));
     conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
@@ -173,6 +207,12 @@ fn summary(
     parts: &[NewCondition; 3],
     (serving, wanted): (usize, usize),
 ) -> Vec<NewCondition> {
+    if let Some((reason, message)) = facts.refused {
+        return vec![
+            NewCondition::new(ConditionType::Ready, false, *reason, message),
+            NewCondition::new(ConditionType::Stalled, true, *reason, message),
+        ];
+    }
     let enough = enough_serve(facts, serving, wanted);
     let counted = |part: &&NewCondition| part.kind != ConditionType::PoolsReady || !enough;
     let worst = [ConditionStatus::False, ConditionStatus::Unknown]
@@ -360,6 +400,7 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
         drains: _,
         cordons: _,
         unguarded: _,
+        refused: _,
         mnnvl: _,
     } = *facts;
     let kind = ConditionType::PoolsReady;

@@ -17,6 +17,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
 use proto::metadata::{HostPort, ServiceUrl, etcd_url, is_local};
 
+use crate::quantity;
+
 /// Settings of the operator that every cluster uses.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -392,7 +394,7 @@ fn pool(pool: &crds::cluster::Pool, master: MasterType) -> Result<Pool, Error> {
     Ok(Pool {
         name: pool.name.clone(),
         bytes: pool.size.0,
-        cpu: pool.cpu.clone(),
+        cpu: pool.cpu.as_ref().map(quantity::processors),
         page_size: pool.page_size,
         numa_policy: pool.numa_policy,
         node_selector: pool.node_selector.clone(),

@@ -21,10 +21,10 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 
-use crate::apply::thousandths;
 use crate::node::Context;
 use crate::node::observe::Observed;
 use crate::pod::is_over;
+use crate::quantity::bytes;
 
 /// Between two lists of the pods while the fix is not decided.
 const PERIOD: Duration = Duration::from_secs(180);
@@ -264,18 +264,6 @@ fn of_container(pod: &Pod, container: &Container) -> Option<u64> {
 
 fn request(resources: &ResourceRequirements) -> Option<&Quantity> {
     resources.requests.as_ref()?.get("memory")
-}
-
-fn bytes(quantity: &Quantity) -> Option<u64> {
-    let bytes = match quantity.0.split_once(['e', 'E']) {
-        // `1E` is an exabyte.
-        Some((number, power)) if !power.is_empty() => {
-            let power = 10_u128.checked_pow(power.parse().ok()?)?;
-            number.parse::<u128>().ok()?.checked_mul(power)?
-        }
-        _ => thousandths(quantity)?.div_ceil(1000),
-    };
-    u64::try_from(bytes).ok()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! no writes without a change. The tests play nodes, controllers and agents.
 
 mod access_labels;
+mod amounts;
 mod cordons;
 mod deletion;
 mod domains;

@@ -121,9 +121,31 @@ async fn what_the_api_server_forbids_is_a_condition_with_its_words() -> anyhow::
     eventually("the policy", &frozen).await?;
 
     let memory = |amount: &str| json!({"master": {"resources": {"requests": {"memory": amount}}}});
-    harness.change_spec(memory("300Mi")).await?;
+    let sets = harness.api::<DaemonSet>();
+    let generation = async || {
+        let set = sets.get("kv-pool-default").await?;
+        anyhow::Ok(set.metadata.generation)
+    };
+    let before = generation().await?;
+    let mut spec = memory("300Mi");
+    let affinity = json!({"nodeAffinity": {}, "podAffinity": {}});
+    spec["pools"] =
+        json!([{"name": "default", "size": "64Mi", "podTemplate": {"affinity": affinity}}]);
+    harness.change_spec(spec).await?;
     let wanted = "no change before the launch";
     stalls(&harness, Reason::ApiForbidden, wanted).await?;
+    // What does not depend on it is carried out, and the rest of the status stays current.
+    ensure!(
+        generation().await? > before,
+        "the DaemonSet was not applied"
+    );
+    harness.play_daemon_sets().await?;
+    eventually("PoolsReady", || async {
+        Ok(harness.condition("PoolsReady").await?.starts_with("True "))
+    })
+    .await?;
+    let ready = harness.condition("Ready").await?;
+    ensure!(ready.starts_with("False ApiForbidden"), "{ready}");
 
     bindings.delete("frozen", &DeleteParams::default()).await?;
     eventually("the end of the policy", || async { Ok(!frozen().await?) }).await?;

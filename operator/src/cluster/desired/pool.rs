@@ -9,7 +9,7 @@ use crds::pod_template::PoolPodTemplate;
 use crds::{ByteSize, names, pool_memory};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
-    Affinity, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, KeyToPath,
+    Affinity, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, KeyToPath, Node,
     NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, Pod, PodSpec, PodTemplateSpec,
     Probe, ResourceRequirements, SecretVolumeSource, TCPSocketAction, Volume, VolumeMount,
 };
@@ -196,6 +196,12 @@ fn on_nodes_in_use(affinity: Option<Affinity>, excluded: &BTreeSet<String>) -> A
         }
     }
     affinity
+}
+
+/// True if a label takes the node out of use for all pools.
+pub fn is_drained(node: &Node) -> bool {
+    let label = node.labels().get(names::LABEL_DRAIN);
+    label.is_some_and(|value| value == names::DRAIN_POOLS)
 }
 
 /// The nodes that a DaemonSet excludes by name, also those of the user's affinity.

@@ -464,3 +464,18 @@ fn what_the_user_changes_outdates_pods_but_the_node_selector_does_not() {
         assert_ne!(plain, of(changed), "{changed}");
     }
 }
+
+#[test]
+fn the_same_amount_of_processors_outdates_no_pod_and_is_requested_as_the_api_server_returns_it() {
+    let set = |cpu: &str| {
+        let valid = fixture::valid(&format!("{{pools: [{{name: a, cpu: {cpu}}}]}}"));
+        let pool = &valid.pools[0];
+        let set = pool::daemon_set(&valid, pool, &fixture::settings(), &BTreeSet::new());
+        (spec_fingerprint(pool), serde_json::to_string(&set).unwrap())
+    };
+    assert_eq!(set("'0.5'"), set("500m"));
+    assert_eq!(set("1000m"), set("1"));
+    assert!(set("'0.5'").1.contains(r#""cpu":"500m""#));
+    // Stored pods of this amount keep their fingerprint.
+    assert_eq!(set("500m").0, "a963985e8ec1b97e");
+}

@@ -25,6 +25,8 @@ struct Fleet {
     update: Update,
     revision: &'static str,
     second: i64,
+    /// Places on nodes that are gone.
+    given_up: BTreeSet<PoolPlace>,
     record: Option<RolloutStatus>,
 }
 
@@ -51,6 +53,7 @@ impl Fleet {
             },
             revision: "second",
             second: 0,
+            given_up: BTreeSet::new(),
             record: None,
         }
     }
@@ -70,6 +73,7 @@ impl Fleet {
             missing: self.missing,
             update: &self.update,
             drain_seconds: &drain_seconds,
+            given_up: &self.given_up,
             now: Timestamp::from_second(self.second).unwrap(),
         };
         let decision = next(&facts, self.record.as_ref());
@@ -103,6 +107,17 @@ impl Fleet {
     fn set(&mut self, node: &str, serving: Option<bool>) {
         let mut pods = self.pods.iter_mut();
         pods.find(|pod| pod.place.node == node).unwrap().serving = serving;
+    }
+
+    /// The node, with its pod if it has one, is removed from the Kubernetes cluster.
+    fn loses(&mut self, node: &str) {
+        let count = self.pods.len();
+        self.pods.retain(|pod| pod.place.node != node);
+        if self.pods.len() == count {
+            self.missing = self.missing.map(|missing| missing.saturating_sub(1));
+        }
+        self.desired -= 1;
+        self.given_up.insert(place(node));
     }
 
     /// Replaces until nothing happens; every successor serves. The nodes of each round.
@@ -270,6 +285,50 @@ fn a_removed_node_is_not_waited_for() {
     assert!(fleet.replaced().is_empty(), "the counts may lag");
     fleet.second = 66;
     assert_eq!(fleet.replaced(), ["n1"]);
+}
+
+#[test]
+fn a_broken_node_that_goes_away_stops_no_rollout() {
+    let begun = || {
+        let mut fleet = Fleet::outdated(&[UNKNOWN, SERVES, SERVES]);
+        assert_eq!(fleet.replaced(), ["n1"]);
+        fleet.comes_back("n1", SERVES);
+        fleet
+    };
+    let mut removed = begun();
+    removed.loses("n0");
+    assert_eq!(removed.rolls(), [["n2"]]);
+    // By a taint: only the counts show that the DaemonSet wants no pod there.
+    let mut tainted = begun();
+    tainted.loses("n0");
+    tainted.given_up.clear();
+    assert_eq!(tainted.rolls(), [["n2"]]);
+    // Drained, while its kubelet does not respond.
+    let mut drained = begun();
+    drained.pods[0].leaving = true;
+    drained.given_up.insert(place("n0"));
+    assert_eq!(drained.rolls(), [["n2"]]);
+    // It comes back as broken as before.
+    let mut back = begun();
+    back.loses("n0");
+    back.step();
+    back.given_up.clear();
+    back.desired += 1;
+    back.comes_back("n0", BROKEN);
+    assert_eq!(back.replaced(), ["n2"]);
+}
+
+#[test]
+fn a_removed_node_is_not_late_while_a_pod_is_missing_elsewhere() {
+    let mut fleet = Fleet::outdated(&[SERVES; 3]);
+    (fleet.desired, fleet.missing) = (4, Some(1));
+    assert_eq!(fleet.replaced(), ["n0"]);
+    fleet.loses("n0");
+    assert_eq!(fleet.missing, Some(1), "by a quota");
+    assert_eq!(fleet.replaced(), ["n1"]);
+    fleet.comes_back("n1", SERVES);
+    fleet.second = i64::from(DEADLINE + DRAIN) + 1;
+    assert_eq!(fleet.replaced(), ["n2"]);
 }
 
 #[test]

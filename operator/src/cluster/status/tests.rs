@@ -87,6 +87,7 @@ struct TestCluster {
     withheld: Option<usize>,
     used: Option<u8>,
     claimable: Claimable,
+    refused: Option<(Reason, String)>,
 }
 
 impl TestCluster {
@@ -112,10 +113,16 @@ impl TestCluster {
             withheld: None,
             used: Some(35),
             claimable: Claimable::Yes,
+            refused: None,
         }
     }
 
     fn status(&self, old: &MooncakeClusterStatus, second: i64) -> MooncakeClusterStatus {
+        let now = Timestamp::from_second(second).unwrap();
+        self.with_facts(old, |facts| compute(facts, old, now))
+    }
+
+    fn with_facts<T>(&self, old: &MooncakeClusterStatus, of: impl FnOnce(&Facts<'_>) -> T) -> T {
         let cluster = fixture::valid(self.spec);
         let observed = Observed {
             master_pods: self.masters.clone(),
@@ -158,9 +165,10 @@ impl TestCluster {
             drains: None,
             cordons: &Decision::default(),
             unguarded: None,
+            refused: self.refused.as_ref(),
             mnnvl: None,
         };
-        compute(&facts, old, Timestamp::from_second(second).unwrap())
+        of(&facts)
     }
 
     fn fresh(&self) -> MooncakeClusterStatus {
@@ -686,4 +694,91 @@ fn a_failed_cluster_has_every_condition_and_keeps_what_was_known() {
     let since = find(&later.conditions, ConditionType::Ready).unwrap();
     assert_eq!(since.last_transition_time, Time(now));
     assert_eq!(later.nodes, known.nodes);
+}
+
+#[test]
+fn a_refused_write_stalls_the_cluster_and_the_rest_of_its_status_is_current() {
+    let mut cluster = TestCluster::of_nodes(2, 1);
+    let before = cluster.fresh();
+    let words = "apply Deployment team/kv-master: the API server forbids it: frozen";
+    cluster.refused = Some((Reason::ApiForbidden, words.to_owned()));
+    cluster.pools[1].1 = Some(report("n2", ALIVE, SERVES));
+    let status = cluster.status(&before, 2);
+    for (kind, state) in [
+        (ConditionType::Ready, "False"),
+        (ConditionType::Stalled, "True"),
+    ] {
+        let found = find(&status.conditions, kind).unwrap();
+        assert_eq!(
+            (found.status.as_str(), found.reason.as_str()),
+            (state, "ApiForbidden")
+        );
+        assert_eq!(found.message, words);
+    }
+    assert_eq!(find(&status.conditions, ConditionType::Reconciling), None);
+    let pools = find(&status.conditions, ConditionType::PoolsReady).unwrap();
+    assert_eq!(
+        (pools.status.as_str(), status.nodes.as_deref()),
+        ("True", Some("2/2"))
+    );
+    assert_eq!(
+        cluster.status(&status, 3),
+        status,
+        "nothing is written again"
+    );
+}
+
+#[test]
+fn a_cluster_is_reconciled_without_an_event_only_while_something_is_open() {
+    let cluster = TestCluster::whole();
+    let ready = cluster.fresh();
+    let next = |conditions: &[Condition], open: bool| {
+        cluster.with_facts(&ready, |facts| next_reconcile(facts, conditions, open))
+    };
+    let whole = &ready.conditions;
+    assert_eq!(next(whole, false), None);
+    assert_eq!(next(whole, true), Some(PERIOD));
+    let broken = TestCluster::of_nodes(2, 1).fresh();
+    assert_eq!(next(&broken.conditions, false), Some(PERIOD));
+    let held = Decision {
+        held: vec!["n1".to_owned()],
+        ..Decision::default()
+    };
+    cluster.with_facts(&ready, |facts| {
+        let facts = Facts {
+            cordons: &held,
+            ..*facts
+        };
+        assert_eq!(next_reconcile(&facts, whole, false), Some(PERIOD));
+    });
+    let rolling = rollout::Decision {
+        step: rollout::Step::Done,
+        record: None,
+        recheck: Some(Duration::from_secs(7)),
+    };
+    cluster.with_facts(&ready, |facts| {
+        let facts = Facts {
+            rollout: &rolling,
+            ..*facts
+        };
+        assert_eq!(next_reconcile(&facts, whole, false), rolling.recheck);
+        assert_eq!(next_reconcile(&facts, whole, true), rolling.recheck);
+    });
+    let domain = |reason| DomainStatus {
+        finding: NewCondition::new(ConditionType::MnnvlReady, false, reason, ""),
+        status: crds::cluster::MnnvlStatus::default(),
+    };
+    let waits = domain(Reason::ComputeDomainNotReady);
+    let rests = domain(Reason::AsExpected);
+    cluster.with_facts(&ready, |facts| {
+        let next = |domain| {
+            let facts = Facts {
+                mnnvl: Some(domain),
+                ..*facts
+            };
+            next_reconcile(&facts, whole, false)
+        };
+        assert_eq!(next(&waits), Some(RECHECK_PERIOD));
+        assert_eq!(next(&rests), None);
+    });
 }
