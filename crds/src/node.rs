@@ -484,6 +484,16 @@ pub struct HcaLine {
     /// Index of the GID that peers use. Absent if no GID can be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u16>,
+    /// That GID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 45))]
+    pub gid_address: Option<String>,
+    /// LID of an InfiniBand port; 0 before its subnet manager has assigned one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lid: Option<u16>,
+    /// Active MTU in bytes. That of InfiniBand is known after a probe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_mtu: Option<u32>,
     /// Why no GID is selected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_gid: Option<Word<NoGid>>,

@@ -364,6 +364,8 @@ fn the_schema_rejects_wrong_values() {
         ("agent.devices.slotsPerHca=0", "slotsPerHca"),
         ("agent.devices.kubeletDir=relative", "kubeletDir"),
         ("agent.devices.slots=1", "slots"),
+        ("rdma.trafficClass=256", "trafficClass"),
+        ("rdma.serviceLevel=16", "serviceLevel"),
         ("injection.timeoutSeconds=31", "timeoutSeconds"),
         ("tenantRoles=perhaps", "tenantRoles"),
         ("injection.denyUninjected=perhaps", "denyUninjected"),

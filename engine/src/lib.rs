@@ -59,6 +59,8 @@ pub use settings::Settings;
 pub use stats::EndpointStats;
 pub use sys::mem::{PageSize, Region};
 pub use sys::net::Namespace;
+#[cfg(feature = "rdma")]
+pub use sys::verbs::Class;
 pub use thread::{ThreadSnapshot, ThreadStage};
 #[cfg(feature = "rdma")]
 pub use transport::rdma::{Card, CardError, OpenedDevice, Port};

@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mooncake_engine::{Card, Engine, Op, Port, Settings, Transfer, TransferError};
+use mooncake_engine::{Card, Class, Engine, Op, Port, Settings, Transfer, TransferError};
 use rig::{BASE, Rig, quick};
 use serde_json::json;
 use stock::Stock;
@@ -34,6 +34,7 @@ fn card_of(device: &str) -> Arc<Card> {
         device: device.to_owned(),
         number: 1,
         gid_index: 1,
+        class: Class::default(),
     })
     .unwrap()
 }

@@ -125,6 +125,18 @@ impl Settings {
     }
 }
 
+/// How the packets of RDMA are queued in the network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::Args)]
+pub struct RdmaClass {
+    /// Traffic class of the packets of engine processes and of the probes of RDMA devices.
+    #[arg(long, env = "TRAFFIC_CLASS", default_value_t = 0, global = true)]
+    pub traffic_class: u8,
+    /// Service level of the same packets.
+    #[arg(long, env = "SERVICE_LEVEL", default_value_t = 0, global = true,
+        value_parser = clap::value_parser!(u8).range(0..=15))]
+    pub service_level: u8,
+}
+
 /// Settings of the worker.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
@@ -196,6 +208,9 @@ pub struct Settings {
     #[arg(long, env = "SLOTS_PER_HCA", default_value_t = 8, global = true,
         value_parser = clap::value_parser!(u8).range(1..=128))]
     pub slots_per_hca: u8,
+    /// Class of RDMA.
+    #[command(flatten)]
+    pub rdma_class: RdmaClass,
     /// Log filter, e.g. `info` or `mooncake_node_agent=debug`.
     #[arg(long, env = "LOG", default_value = "info", global = true)]
     pub log: String,

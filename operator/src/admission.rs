@@ -44,6 +44,7 @@ use http_server::{Resolver, TlsError};
 use kube::Client;
 use tokio::sync::watch;
 
+use crate::args::RdmaClass;
 use crate::certificates::{Endpoint, Keeper, Schedule};
 
 /// Connections at a time. API servers hold a few each.
@@ -56,6 +57,8 @@ pub struct Settings {
     pub namespace: String,
     /// Image of the sidecar.
     pub gate_image: String,
+    /// Class of stock engines with RDMA.
+    pub rdma_class: RdmaClass,
     /// TCP port of the webhook.
     pub port: u16,
     /// Name of the MutatingWebhookConfiguration.
@@ -92,6 +95,7 @@ pub async fn serve(
     let Settings {
         namespace,
         gate_image,
+        rdma_class,
         port,
         configuration,
         secret,
@@ -107,7 +111,7 @@ pub async fn serve(
         Endpoint::Webhooks(configuration, certificate),
         Schedule::default(),
     );
-    let routes = router(ApiServer(client), known, gate_image);
+    let routes = router(ApiServer(client), known, gate_image, rdma_class);
     tokio::select! {
         () = http_server::serve(listener, tls, routes, MAX_CONNECTIONS, shutdown) => Ok(()),
         never = keeper.run(leader) => match never {},

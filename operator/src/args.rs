@@ -2,6 +2,18 @@
 
 use clap::Parser;
 
+/// How the packets of stock engines in injected pods are queued in the network, with RDMA.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct RdmaClass {
+    /// Their traffic class. 0 is the default of stock engines.
+    #[arg(long, env = "TRAFFIC_CLASS", default_value_t = 0)]
+    pub traffic_class: u8,
+
+    /// Their service level. 0 is the default of stock engines.
+    #[arg(long, env = "SERVICE_LEVEL", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=15))]
+    pub service_level: u8,
+}
+
 /// Reconciles MooncakeClusters and injects pods.
 #[derive(Clone, Debug, Parser)]
 #[command(version)]
@@ -74,6 +86,10 @@ pub struct Args {
         default_value = "mooncake-agent-certificate"
     )]
     pub agent_certificate_secret: String,
+
+    /// Class of RDMA.
+    #[command(flatten)]
+    pub rdma_class: RdmaClass,
 
     /// Lease in the operator's namespace by which one replica leads.
     #[arg(long, env = "LEASE_NAME", default_value = "mooncake-operator")]

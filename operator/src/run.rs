@@ -55,6 +55,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         webhook_config,
         certificate_secret,
         agent_certificate_secret,
+        rdma_class,
         lease_name,
         paused,
         log: _,
@@ -145,6 +146,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         let settings = admission::Settings {
             namespace,
             gate_image,
+            rdma_class,
             port: webhook_port,
             configuration: webhook_config,
             secret: certificate_secret,

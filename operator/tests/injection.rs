@@ -12,6 +12,7 @@ use crds::{MooncakeCluster, MooncakeClusterStatus};
 use json_patch::Patch;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use mooncake_operator::admission::{Decision, InjectionContext, inject};
+use mooncake_operator::args::RdmaClass;
 use mooncake_operator::cache::Claimable;
 use mooncake_operator::pod::{GATE_CONTAINER, injected_transport};
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,8 @@ struct Case {
     without_devices: Option<String>,
     /// From the policy that applies to all nodes of the pod.
     host_ports: Option<HostPorts>,
+    /// Traffic class and service level.
+    rdma_class: Option<(u8, u8)>,
     pod: Value,
 }
 
@@ -74,12 +77,17 @@ fn decide(case: &Case, pod: &Value) -> Decision {
         });
         cluster
     });
+    let (traffic_class, service_level) = case.rdma_class.unwrap_or_default();
     let surroundings = InjectionContext {
         claimable: case
             .without_devices
             .clone()
             .map_or(Claimable::Yes, Claimable::No),
         host_ports: case.host_ports,
+        rdma_class: RdmaClass {
+            traffic_class,
+            service_level,
+        },
     };
     inject(
         &pod,

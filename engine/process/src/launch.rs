@@ -177,6 +177,10 @@ fn enter_network(settings: &Serve) -> anyhow::Result<Vec<OpenedDevice>> {
                 device: port.device.clone(),
                 number: port.number,
                 gid_index: port.gid,
+                class: engine::Class {
+                    traffic_class: port.traffic_class,
+                    service_level: port.service_level,
+                },
             });
             ports.map(OpenedDevice::open).collect::<Result<_, _>>()
         };

@@ -73,7 +73,9 @@ fn ports() -> [RdmaPort; 2] {
     } else {
         ["invented_0", "invented_1"]
     };
-    devices.map(|device| format!("{device}:1:1").parse().unwrap())
+    // What the agent knows of a port is returned to it.
+    let known = "trafficClass=106,serviceLevel=3,address=fd00::7,pathMtu=1024";
+    devices.map(|device| format!("{device}:1:1,{known}").parse().unwrap())
 }
 
 /// Fills a folder with libibverbs, its drivers and nothing else.
@@ -137,7 +139,11 @@ fn start(folder: &Path, ports: &[RdmaPort]) -> Output {
         .args(["--oom-score-adj=0", "--data-threads=1", "--log=info"])
         .arg(format!("--pool-pid={pool}"))
         .arg(format!("--uid={UID}"))
-        .args(ports.iter().map(|port| format!("--rdma={port}")))
+        .args(
+            ports
+                .iter()
+                .map(|port| format!("--rdma={}", port.argument())),
+        )
         .arg(format!("--host-network=/proc/{pool}/ns/net"))
         .arg("--host-root=/")
         .arg("--libraries")

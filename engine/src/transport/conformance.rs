@@ -477,6 +477,8 @@ conformance!(memory, beds::memory(8, 8));
 conformance!(memory_that_accepts_less_than_its_window, beds::memory(8, 3));
 #[cfg(feature = "rdma")]
 conformance!(rdma, beds::rdma::bed());
+#[cfg(feature = "rdma")]
+conformance!(infiniband, beds::rdma::bed());
 
 #[test]
 fn injected_failures_end_each_request_of_a_window() {

@@ -14,7 +14,7 @@ mod view;
 
 pub use device::{Context, Device, Limits, LinkLayer, PortFacts, devices};
 pub use memory::{MemoryRange, MemoryRegion, ProtectionDomain, RemoteKey};
-pub use queue::{CompletionQueue, Destination, Path, QueuePair, connected};
+pub use queue::{Class, CompletionQueue, Destination, Path, QueuePair, connected};
 pub use requests::{Completion, CompletionChannel, Direction, Posted, Remote, WorkRequest};
 pub use view::{in_root, mount_driver_gpus, mount_host_devices};
 

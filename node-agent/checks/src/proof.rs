@@ -1,7 +1,7 @@
 //! Which ports of the node have proved RDMA: the probe has just connected, written and read back over the port, and no
 //! reported finding says otherwise. Pure. A failure withdraws a proof at once; the proof returns when the finding clears.
 
-use crds::inventory::PortState;
+use crds::inventory::{LinkLayer, PortState};
 use crds::node::HcaLine;
 use crds::{CheckId, Reason, Verdict};
 
@@ -32,8 +32,14 @@ pub fn add_proofs(lines: &mut [HcaLine], snapshot: &Snapshot, health: &Health, b
         let usable = rails::supports_rdma(port)
             && port.state == Some(PortState::Active)
             && port.chosen.is_ok();
-        let same =
-            |old: &&HcaLine| (&old.name, old.port, old.gid) == (&line.name, line.port, line.gid);
+        if port.link_layer == Some(LinkLayer::InfiniBand) {
+            line.path_mtu = probed_mtu(snapshot, hca, port);
+        }
+        let same = |old: &&HcaLine| {
+            (&old.name, old.port, old.gid) == (&line.name, line.port, line.gid)
+                // Agents before release 0.2.0 published none.
+                && (old.gid_address.is_none() || old.gid_address == line.gid_address)
+        };
         let before = before.iter().find(same).is_some_and(|old| old.proved);
         line.proved = usable && failed.is_none() && (before || has_succeeded(snapshot, hca, port));
         // A port that never had a link, or is disabled, is only a warning.
@@ -51,10 +57,17 @@ fn has_succeeded(snapshot: &Snapshot, hca: &Hca, port: &Port) -> bool {
             && loops.any(|tried| {
                 tried.port == port.number
                     && tried.gid == port.chosen.ok()
+                    && (tried.address.is_none() || tried.address == port.address())
                     && tried.failed.is_none()
                     && tried.read.is_some()
             })
     })
+}
+
+/// The active MTU by the last probe.
+fn probed_mtu(snapshot: &Snapshot, hca: &Hca, port: &Port) -> Option<u32> {
+    let mut loops = snapshot.hca_reports.get(&hca.name)?.loops.iter();
+    loops.find(|tried| tried.port == port.number)?.path_mtu
 }
 
 /// The Reason of the first reported finding of the port or its device with this verdict.
@@ -166,6 +179,39 @@ mod tests {
         assert_eq!(agent.publish(&silent), [(false, None), (true, None)]);
         let unseen = Agent::default().publish(&silent);
         assert_eq!(unseen, [(false, None), (false, None)]);
+    }
+
+    #[test]
+    fn a_proof_is_of_one_address_and_the_mtu_of_infiniband_is_that_of_the_probe() {
+        let mut healthy = snapshot();
+        let address = |snapshot: &Snapshot| snapshot.facts.hcas[0].ports[0].address();
+        let probed = address(&healthy);
+        let report = healthy.hca_reports.get_mut("rxe0").unwrap();
+        report.loops[0].address = probed;
+        report.loops[0].path_mtu = Some(4096);
+        let mut agent = Agent::default();
+        assert_eq!(agent.publish(&healthy), [(true, None), (true, None)]);
+        let line = &agent.published[0];
+        assert_eq!(line.gid_address, probed.map(|gid| gid.to_string()));
+        // That of Ethernet is known without a probe.
+        assert_eq!((line.path_mtu, line.lid), (Some(1024), None));
+
+        let mut moved = healthy.clone();
+        let port = &mut moved.facts.hcas[0].ports[0];
+        let index = port.chosen.unwrap();
+        let mut gids = port.gids.iter_mut();
+        let gid = gids.find(|gid| gid.index == index).unwrap();
+        gid.address = "fd00::8".parse().unwrap();
+        assert_eq!(agent.publish(&moved), [(false, None), (true, None)]);
+        let report = moved.hca_reports.get_mut("rxe0").unwrap();
+        report.loops[0].address = Some("fd00::8".parse().unwrap());
+        assert_eq!(agent.publish(&moved), [(true, None), (true, None)]);
+
+        let port = &mut healthy.facts.hcas[0].ports[0];
+        (port.link_layer, port.lid) = (Some(LinkLayer::InfiniBand), Some(7));
+        agent.publish(&healthy);
+        let line = &agent.published[0];
+        assert_eq!((line.path_mtu, line.lid), (Some(4096), Some(7)));
     }
 
     #[test]

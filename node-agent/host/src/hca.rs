@@ -76,6 +76,8 @@ pub struct Port {
     pub link_layer: Option<LinkLayer>,
     /// In megabits a second.
     pub rate: Option<u64>,
+    /// Assigned by the subnet manager of InfiniBand; absent on Ethernet.
+    pub lid: Option<u16>,
     pub interfaces: Vec<Interface>,
     /// The GID table without its empty entries.
     pub gids: Vec<Gid>,
@@ -90,6 +92,20 @@ impl Port {
     /// True where peers can use the port: it is active and has a GID that they can reach.
     pub fn is_usable(&self) -> bool {
         self.state == Some(PortState::Active) && self.chosen.is_ok()
+    }
+
+    /// The GID that peers use.
+    pub fn address(&self) -> Option<Ipv6Addr> {
+        let index = self.chosen.ok()?;
+        let mut gids = self.gids.iter();
+        gids.find(|gid| gid.index == index).map(|gid| gid.address)
+    }
+
+    /// Path MTU of RoCE in bytes, by the MTU of the port's own interfaces. The kernel does not publish that of InfiniBand.
+    pub fn path_mtu(&self) -> Option<u32> {
+        let own = self.interfaces.iter().filter(|of| !of.stacked);
+        let least = own.filter_map(|of| interface::path_mtu(of.mtu?)).min();
+        least.filter(|_| self.link_layer == Some(LinkLayer::Ethernet))
     }
 }
 
@@ -222,6 +238,9 @@ fn port(tree: &Tree, at: &str, number: u8, own: &[String]) -> Port {
         physical_state: need("phys_state")
             .and_then(|text| tree.parsed(&path("phys_state"), text, |text| Some(word(text)?.1))),
         link_layer,
+        lid: (link_layer == Some(LinkLayer::InfiniBand))
+            .then(|| tree.parsed(&path("lid"), tree.text(&path("lid"))?, lid))
+            .flatten(),
         rate: need("rate").and_then(|text| tree.parsed(&path("rate"), text, rate)),
         chosen: gids.as_ref().map_or(Err(NoGid::Unread), |gids| {
             gid::choose(gids, link_layer, &known)
@@ -361,6 +380,11 @@ fn state(text: &str) -> Option<PortState> {
     })
 }
 
+/// `0x1f`; 0 before the subnet manager has assigned one.
+fn lid(text: &str) -> Option<u16> {
+    u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+}
+
 /// `2.5 Gb/sec (1X SDR)` in megabits.
 fn rate(text: &str) -> Option<u64> {
     let (number, unit) = text.split_once(' ')?;
@@ -395,6 +419,13 @@ mod tests {
             ("99999999999999999999 Gb/sec", None),
         ] {
             assert_eq!(rate(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_lid_is_read_in_hexadecimal_digits() {
+        for (text, expected) in [("0x1f", Some(31)), ("0x0", Some(0)), ("31", None)] {
+            assert_eq!(lid(text), expected, "{text}");
         }
     }
 

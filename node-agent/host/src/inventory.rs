@@ -11,7 +11,6 @@ use crds::inventory::{
 use crds::node::HcaLine;
 
 use crate::gpu::Reached;
-use crate::interface::path_mtu;
 use crate::pci::PciDevice;
 use crate::{Facts, Snapshot, gid, gpu, hca, interface, memory};
 
@@ -85,6 +84,9 @@ pub fn lines(facts: &Facts) -> (Vec<HcaLine>, Option<u32>) {
         state: port.state.map(Into::into),
         rate_mbps: port.rate,
         gid: port.chosen.ok(),
+        gid_address: port.address().map(|gid| gid.to_string()),
+        lid: port.lid,
+        path_mtu: port.path_mtu(),
         no_gid: port.chosen.err().map(Into::into),
         proved: false,
         not_proved: None,
@@ -184,20 +186,13 @@ fn driver(pci: &PciDevice) -> Option<String> {
 }
 
 fn port(port: &hca::Port) -> Port {
-    let own = port
-        .interfaces
-        .iter()
-        .filter(|interface| !interface.stacked);
     Port {
         number: port.number,
         state: port.state.map(Into::into),
         physical_state: port.physical_state.as_ref().map(|text| short(text, 32)),
         link_layer: port.link_layer.map(Into::into),
         rate_mbps: port.rate,
-        path_mtu: own
-            .filter_map(|interface| path_mtu(interface.mtu?))
-            .min()
-            .filter(|_| port.link_layer == Some(crds::inventory::LinkLayer::Ethernet)),
+        path_mtu: port.path_mtu(),
         interfaces: port.interfaces.iter().take(FEW).map(network).collect(),
         gids: port.gids.iter().take(GIDS).map(entry).collect(),
         chosen_gid: port.chosen.ok(),

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use verbs::{Leak, Rail, Report, Request, Stage};
 
+use crate::args::RdmaClass;
 use crate::process::child::{self, Blocked};
 use host::hca::Hca;
 use host::live::Node;
@@ -43,6 +44,7 @@ pub(crate) struct RdmaProber {
     /// `None` if nothing is probed: the program is not installed, or the node is a recording.
     program: Option<PathBuf>,
     node: Node,
+    class: RdmaClass,
     devices: BTreeMap<String, Device>,
     /// The probes that their devices block.
     blocked: Blocked,
@@ -81,14 +83,18 @@ pub(super) struct Probed {
 }
 
 impl RdmaProber {
-    pub(super) fn new(node: &Node) -> Self {
-        Self::with(child::probe_program("verbs", node), node)
+    pub(super) fn new(node: &Node, class: RdmaClass) -> Self {
+        Self {
+            class,
+            ..Self::with(child::probe_program("verbs", node), node)
+        }
     }
 
     fn with(program: Option<PathBuf>, node: &Node) -> Self {
         Self {
             program,
             node: node.clone(),
+            class: RdmaClass::default(),
             devices: BTreeMap::new(),
             blocked: Blocked::default(),
             running: JoinSet::new(),
@@ -146,6 +152,8 @@ impl RdmaProber {
             let request = Request {
                 device: name.to_owned(),
                 rails,
+                traffic_class: self.class.traffic_class,
+                service_level: self.class.service_level,
                 deadline_ms: child::milliseconds(DEVICE_DEADLINE),
                 root: Some(self.node.root.clone()),
                 network: self.node.network.clone(),
@@ -204,8 +212,11 @@ fn is_due(last: Option<&LastProbe>, rails: &[Rail], period: Duration, now: Insta
 fn rails(hca: &Hca) -> Vec<Rail> {
     let usable = hca.ports.iter().filter(|port| port.is_usable());
     let rails = usable.filter_map(|port| {
-        let (port, gid) = (port.number, port.chosen.ok()?);
-        Some(Rail { port, gid })
+        Some(Rail {
+            port: port.number,
+            gid: port.chosen.ok()?,
+            address: port.address(),
+        })
     });
     rails.collect()
 }
@@ -245,7 +256,7 @@ async fn probe(program: &Path, request: Request) -> Probed {
 
 /// Probes each device of the snapshot once.
 pub(crate) async fn once(node: &Node, snapshot: &mut Snapshot) {
-    let mut prober = RdmaProber::new(node);
+    let mut prober = RdmaProber::new(node, RdmaClass::default());
     prober.observe(snapshot, ProbeRates::default()).await;
 }
 
@@ -285,12 +296,21 @@ mod tests {
     #[test]
     fn a_device_is_probed_when_it_is_new_or_changed_and_after_its_period() {
         let at = Instant::now();
-        let rail = |gid| vec![Rail { port: 1, gid }];
+        let rail = |gid| {
+            vec![Rail {
+                port: 1,
+                gid,
+                address: None,
+            }]
+        };
         let last = |healthy| LastProbe {
             at,
             rails: rail(1),
             healthy,
         };
+        // Another address behind the same index.
+        let mut moved = rail(1);
+        moved[0].address = Some("fd00::8".parse().unwrap());
         let period = ProbeRates::default().devices(1);
         assert!(is_due(None, &rail(1), period, at));
         for (healthy, rails, wait) in [
@@ -298,6 +318,7 @@ mod tests {
             (false, rail(1), RETRY),
             (true, rail(2), MIN_PERIOD),
             (true, Vec::new(), MIN_PERIOD),
+            (true, moved, MIN_PERIOD),
         ] {
             let last = Some(last(healthy));
             let before = at + wait.saturating_sub(Duration::from_millis(1));
@@ -341,6 +362,10 @@ mod tests {
             r#"echo '{"limits":{"max_mr_size":7,"max_mr":1,"max_qp":2,"max_cqe":3},"registered":null,"loops":[],"failed":null,"hung":null}'"#,
         );
         let mut prober = RdmaProber::with(Some(program), &node());
+        prober.class = RdmaClass {
+            traffic_class: 106,
+            service_level: 3,
+        };
         for _ in 0..2 {
             let mut snapshot = snapshot();
             prober.observe(&mut snapshot, ProbeRates::default()).await;
@@ -356,7 +381,17 @@ mod tests {
             .collect();
         assert_eq!(requests.len(), 2, "{requests:?}");
         for request in requests {
-            assert_eq!(request.rails, [Rail { port: 1, gid: 1 }]);
+            let address =
+                snapshot().facts.hcas[usize::from(request.device == "rxe1")].ports[0].address();
+            let rail = Rail {
+                port: 1,
+                gid: 1,
+                address,
+            };
+            assert!(address.is_some());
+            assert_eq!(request.rails, [rail]);
+            let class = (request.traffic_class, request.service_level);
+            assert_eq!(class, (106, 3));
         }
     }
 
@@ -368,6 +403,8 @@ mod tests {
         let request = Request {
             device: "rxe0".to_owned(),
             rails: Vec::new(),
+            traffic_class: 0,
+            service_level: 0,
             deadline_ms: 100,
             root: None,
             network: None,

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 
 use super::processes::Process;
 use super::transport::{self, Transport, Verdict};
-use crate::args::Settings;
+use crate::args::{RdmaClass, Settings};
 
 mod cgroup;
 mod end;
@@ -117,6 +117,7 @@ pub(crate) struct EngineProcesses {
     node_name: String,
     data_threads: usize,
     log: String,
+    rdma_class: RdmaClass,
 }
 
 /// An engine process that gets no processor time to send its first message.
@@ -160,6 +161,7 @@ impl EngineProcesses {
             node_name: settings.node_name.clone(),
             data_threads: settings.engine().data_threads,
             log: settings.log.clone(),
+            rdma_class: settings.rdma_class,
         })
     }
 
@@ -170,6 +172,10 @@ impl EngineProcesses {
 
     pub(crate) fn node_name(&self) -> &str {
         &self.node_name
+    }
+
+    pub(crate) fn rdma_class(&self) -> RdmaClass {
+        self.rdma_class
     }
 
     /// Begins to watch the processor time of a process.
@@ -206,15 +212,18 @@ impl EngineProcesses {
                 return Err(self.hold(pod.uid, running, passed));
             }
             let is_own = self.program.is_of(running.pid);
-            let keeps_transport = pod.transport.judge(&running.rdma) != Verdict::Replace;
+            let change = match pod.transport.judge(&running.rdma) {
+                Verdict::Replace(cause) => Some(cause),
+                Verdict::Keep { .. } | Verdict::Unproved(_) => None,
+            };
+            let keeps_transport = change.is_none();
             if is_own && keeps_transport && answers.is_ok() {
                 running.take_over(passed).await;
                 return Ok(running);
             }
             let cause = match &answers {
                 Err(error) => error.to_string(),
-                Ok(()) if keeps_transport => "it is of another release".to_owned(),
-                Ok(()) => "its transport or port changes".to_owned(),
+                Ok(()) => change.unwrap_or_else(|| "it is of another release".to_owned()),
             };
             tracing::info!(pid = running.pid, cause, "replacing the engine process");
             if answers.is_ok() && keeps_transport && running.rdma.is_empty() {
@@ -261,7 +270,7 @@ impl EngineProcesses {
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
         let devices = match &pod.transport {
             Transport::Tcp => Vec::new(),
-            Transport::Rdma(lines) => self.devices(lines.as_deref())?,
+            Transport::Rdma(lines, class) => self.devices(lines.as_deref(), *class)?,
         };
         folder.clear().map_err(StartError::Prepare)?;
         let pool = pod.process.pid;
@@ -344,15 +353,19 @@ impl EngineProcesses {
     }
 
     /// The arguments by which a process opens devices.
-    fn devices(&self, lines: Option<&[HcaLine]>) -> Result<Vec<OsString>, StartError> {
-        let ports = transport::choose(lines).map_err(StartError::NoRdmaPort)?;
+    fn devices(
+        &self,
+        lines: Option<&[HcaLine]>,
+        class: RdmaClass,
+    ) -> Result<Vec<OsString>, StartError> {
+        let ports = transport::choose(lines, class).map_err(StartError::NoRdmaPort)?;
         let libraries = self.program.libraries().ok_or_else(|| {
             let why = "this agent was started without --engine-libraries".to_owned();
             StartError::NoRdmaPort(why)
         })?;
         let mut arguments = Vec::<OsString>::new();
         for port in ports {
-            arguments.extend(["--rdma".into(), port.to_string().into()]);
+            arguments.extend(["--rdma".into(), port.argument().into()]);
         }
         arguments.extend(["--libraries".into(), libraries.into()]);
         arguments.extend(["--host-root".into(), (&self.host_root).into()]);

@@ -89,7 +89,7 @@ enum End {
     Ended,
     /// It, or one of its data threads, is silent for this cause.
     Hung(String),
-    /// It serves peers over another transport than the assigned one, or over a port that is gone.
+    /// It serves peers over another transport than the assigned one, or over a port that is gone or has changed.
     OtherTransport,
     /// Its connection failed; it may still run.
     Disconnected(pool::handover::Error),
@@ -328,7 +328,7 @@ impl Pod {
             self.deliver_shortage(processor_time.look(std::time::Instant::now()));
             let verdict = self.transport().judge(&engine.rdma);
             match &verdict {
-                Verdict::Replace => return Ok(End::OtherTransport),
+                Verdict::Replace(_) => return Ok(End::OtherTransport),
                 // A former agent may have withheld others.
                 Verdict::Keep { withheld: devices } if withheld.as_ref() != Some(devices) => {
                     self.withhold(engine, devices).await?;
@@ -387,7 +387,8 @@ impl Pod {
             Some(cluster::Transport::Rdma) => {
                 let report = self.context.reporter.subscribe();
                 let hcas = &report.borrow().hcas;
-                Transport::Rdma(hcas.as_ref().map(|(lines, _)| lines.clone()))
+                let lines = hcas.as_ref().map(|(lines, _)| lines.clone());
+                Transport::Rdma(lines, self.context.engines.rdma_class())
             }
             Some(cluster::Transport::Tcp) | None => Transport::Tcp,
         }

@@ -6,6 +6,8 @@ use crds::Reason;
 use crds::node::HcaLine;
 use engine_process::control::message::RdmaPort;
 
+use crate::args::RdmaClass;
+
 /// Most ports in a message.
 const MESSAGE_PORTS: usize = 4;
 
@@ -16,8 +18,8 @@ const MOST_PORTS: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Transport {
     Tcp,
-    /// Over these ports of the node, as far as they are proved; `None` while they are unknown.
-    Rdma(Option<Vec<HcaLine>>),
+    /// Over these ports of the node, as far as they are proved, with packets of this class; `None` while they are unknown.
+    Rdma(Option<Vec<HcaLine>>, RdmaClass),
 }
 
 /// What becomes of an engine process.
@@ -27,8 +29,8 @@ pub(crate) enum Verdict {
     Keep { withheld: BTreeSet<String> },
     /// It goes on, but peers may not reach it, for this cause. Nothing could replace it.
     Unproved(String),
-    /// It is ended and another one is started, or none if there is no port.
-    Replace,
+    /// It is ended for this cause and another one is started, or none if there is no port.
+    Replace(String),
 }
 
 impl Verdict {
@@ -44,61 +46,138 @@ impl Transport {
     pub(crate) fn judge(&self, ports: &[RdmaPort]) -> Verdict {
         match self {
             Self::Tcp if ports.is_empty() => Verdict::KEEP,
-            Self::Tcp => Verdict::Replace,
+            Self::Tcp => Verdict::Replace("its pool is to be served over TCP".to_owned()),
             // A pool that is served over TCP goes on until a port is proved.
-            Self::Rdma(lines) if ports.is_empty() => match choose(lines.as_deref()) {
-                Ok(_) => Verdict::Replace,
-                Err(_) => Verdict::KEEP,
-            },
-            Self::Rdma(None) => Verdict::KEEP,
-            Self::Rdma(Some(lines)) => of_ports(lines, ports),
+            Self::Rdma(lines, class) if ports.is_empty() => {
+                match choose(lines.as_deref(), *class) {
+                    Ok(_) => Verdict::Replace("its pool is to be served over RDMA".to_owned()),
+                    Err(_) => Verdict::KEEP,
+                }
+            }
+            Self::Rdma(None, _) => Verdict::KEEP,
+            Self::Rdma(Some(lines), class) => of_ports(lines, *class, ports),
         }
     }
 }
 
-fn of_ports(lines: &[HcaLine], ports: &[RdmaPort]) -> Verdict {
-    let found = ports.iter().map(|port| {
+fn of_ports(lines: &[HcaLine], class: RdmaClass, ports: &[RdmaPort]) -> Verdict {
+    let mut used = Vec::new();
+    for port in ports {
         let is_it = |line: &&HcaLine| line.name == port.device && line.port == port.number;
-        lines.iter().find(is_it)
-    });
-    let Some(found) = found.collect::<Option<Vec<_>>>() else {
-        return Verdict::Replace;
-    };
-    // The driver waits until the device is closed.
-    let is_removed = |line: &&HcaLine| {
-        let why = &line.not_proved;
-        why.as_ref()
+        let Some(line) = lines.iter().find(is_it) else {
+            let gone = format!("{} port {} is gone", port.device, port.number);
+            return Verdict::Replace(gone);
+        };
+        // The driver waits until the device is closed.
+        if line
+            .not_proved
+            .as_ref()
             .is_some_and(|why| *why == Reason::DeviceFileMissing)
+        {
+            return Verdict::Replace(format!("the device file of {} is gone", line.name));
+        }
+        used.push((port, line));
+    }
+    let mut proved = used.iter().filter(|(_, line)| line.proved);
+    if let Some(change) = proved.find_map(|(port, line)| change(port, line)) {
+        return Verdict::Replace(change);
+    }
+    let chosen = choose(Some(lines), class);
+    let has_class = |port: &RdmaPort| {
+        (port.traffic_class, port.service_level) == (class.traffic_class, class.service_level)
     };
-    if found.iter().any(is_removed) {
-        return Verdict::Replace;
+    if chosen.is_ok() && !ports.iter().all(has_class) {
+        return Verdict::Replace(format!(
+            "its packets are to have traffic class {} and service level {}",
+            class.traffic_class, class.service_level
+        ));
     }
     // Without a finding it was only not probed yet, as after a start of the agent.
-    let is_good = |line: &HcaLine| line.proved || line.not_proved.is_none();
-    let (good, bad): (Vec<&HcaLine>, Vec<_>) = found.into_iter().partition(|line| is_good(line));
-    if bad.is_empty() && has_more(lines, ports) {
-        return Verdict::Replace;
+    let is_good = |port: &RdmaPort, line: &HcaLine| {
+        line.proved || (line.not_proved.is_none() && change(port, line).is_none())
+    };
+    let (good, bad): (Vec<_>, Vec<_>) =
+        (used.into_iter()).partition(|(port, line)| is_good(port, line));
+    if bad.is_empty()
+        && let Some(more) = further(&chosen, ports)
+    {
+        return Verdict::Replace(format!(
+            "{} port {} is proved too",
+            more.device, more.number
+        ));
     }
+    let bad: Vec<_> = bad.into_iter().map(|(_, line)| line).collect();
     if !good.is_empty() {
         let withheld = bad.iter().map(|line| line.name.clone()).collect();
         return Verdict::Keep { withheld };
     }
-    match choose(Some(lines)) {
-        Ok(_) => Verdict::Replace,
+    match chosen {
+        Ok(_) => Verdict::Replace(format!("none of its ports is proved: {}", named(&bad))),
         Err(_) => Verdict::Unproved(named(&bad)),
     }
 }
 
-/// Whether a process that is started now would have these ports and others, as after the repair of a device that was
-/// down at its start.
-fn has_more(lines: &[HcaLine], ports: &[RdmaPort]) -> bool {
-    let is_chosen = |chosen: &[RdmaPort], port: &RdmaPort| {
-        chosen
+/// What of a port is no longer as the process has read it when it started: it publishes the former values, and its device
+/// uses them. What was or is unknown has not changed.
+fn change(port: &RdmaPort, line: &HcaLine) -> Option<String> {
+    let of = |what: &str, before: String, now: String| {
+        format!(
+            "{what} of {} port {} has changed from {before} to {now}",
+            line.name, line.port
+        )
+    };
+    let known = port_of(line, RdmaClass::default());
+    if let Some(now) = &known
+        && now.gid != port.gid
+    {
+        return Some(of(
+            "the GID index",
+            port.gid.to_string(),
+            now.gid.to_string(),
+        ));
+    }
+    if let (Some(before), Some(now)) = (port.address, known.and_then(|now| now.address))
+        && before != now
+    {
+        return Some(of("the GID", before.to_string(), now.to_string()));
+    }
+    let numbers = [
+        ("the LID", port.lid.map(u32::from), line.lid.map(u32::from)),
+        ("the MTU", port.path_mtu, line.path_mtu),
+    ];
+    numbers.into_iter().find_map(|(what, before, now)| {
+        let (before, now) = before.zip(now).filter(|(before, now)| before != now)?;
+        Some(of(what, before.to_string(), now.to_string()))
+    })
+}
+
+/// The first port beside these that a process would have if it were started now, as after the repair of a device that was
+/// down at its start; none if it would lack one of these.
+fn further<'a, E>(
+    chosen: &'a Result<Vec<RdmaPort>, E>,
+    ports: &[RdmaPort],
+) -> Option<&'a RdmaPort> {
+    let chosen = chosen.as_ref().ok()?;
+    let has = |ports: &[RdmaPort], port: &RdmaPort| {
+        ports
             .iter()
             .any(|one| (&one.device, one.number) == (&port.device, port.number))
     };
-    choose(Some(lines)).is_ok_and(|chosen| {
-        chosen.len() > ports.len() && ports.iter().all(|port| is_chosen(&chosen, port))
+    let keeps_all = ports.iter().all(|port| has(chosen, port));
+    chosen.iter().find(|port| keeps_all && !has(ports, port))
+}
+
+/// The port of a line, if verbs accept the index of its GID.
+fn port_of(line: &HcaLine, class: RdmaClass) -> Option<RdmaPort> {
+    Some(RdmaPort {
+        device: line.name.clone(),
+        number: line.port,
+        gid: u8::try_from(line.gid?).ok()?,
+        traffic_class: class.traffic_class,
+        service_level: class.service_level,
+        address: line.gid_address.as_ref().and_then(|gid| gid.parse().ok()),
+        lid: line.lid,
+        path_mtu: line.path_mtu,
     })
 }
 
@@ -108,17 +187,10 @@ fn has_more(lines: &[HcaLine], ports: &[RdmaPort]) -> bool {
 ///
 /// # Errors
 /// Why there is none.
-pub(crate) fn choose(lines: Option<&[HcaLine]>) -> Result<Vec<RdmaPort>, String> {
+pub(crate) fn choose(lines: Option<&[HcaLine]>, class: RdmaClass) -> Result<Vec<RdmaPort>, String> {
     let lines = lines.ok_or("the agent has not read the RDMA devices of the node yet")?;
     let proved = lines.iter().filter(|line| line.proved);
-    let usable = proved.filter_map(|line| {
-        let port = RdmaPort {
-            device: line.name.clone(),
-            number: line.port,
-            gid: u8::try_from(line.gid?).ok()?,
-        };
-        Some((line.rate_mbps, port))
-    });
+    let usable = proved.filter_map(|line| Some((line.rate_mbps, port_of(line, class)?)));
     let mut usable: Vec<_> = usable.collect();
     let best = usable.iter().map(|(rate, _)| *rate).max();
     usable.retain(|(rate, _)| Some(*rate) == best);
@@ -154,6 +226,19 @@ fn named(lines: &[&HcaLine]) -> String {
 mod tests {
     use super::*;
 
+    const CLASS: RdmaClass = RdmaClass {
+        traffic_class: 0,
+        service_level: 0,
+    };
+
+    fn over(lines: &[HcaLine]) -> Transport {
+        Transport::Rdma(Some(lines.to_vec()), CLASS)
+    }
+
+    fn replace(cause: &str) -> Verdict {
+        Verdict::Replace(cause.to_owned())
+    }
+
     fn line(name: &str, more: &str) -> HcaLine {
         serde_json::from_str(&format!(
             r#"{{"name": "{name}", "port": 1, "state": "Active"{more}}}"#
@@ -162,7 +247,7 @@ mod tests {
     }
 
     fn chosen(lines: &[HcaLine]) -> Vec<String> {
-        let ports = choose(Some(lines)).unwrap();
+        let ports = choose(Some(lines), CLASS).unwrap();
         ports.iter().map(ToString::to_string).collect()
     }
 
@@ -196,7 +281,7 @@ mod tests {
     #[test]
     fn a_process_loses_ports_that_others_can_replace_or_that_are_gone() {
         let used: [RdmaPort; 1] = ["a:1:3".parse().unwrap()];
-        let judge = |lines: &[HcaLine]| Transport::Rdma(Some(lines.to_vec())).judge(&used);
+        let judge = |lines: &[HcaLine]| over(lines).judge(&used);
         let proved = line("a", r#", "rateMbps": 100, "gid": 3, "proved": true"#);
         let faster = line("b", r#", "rateMbps": 400, "gid": 3, "proved": true"#);
         let down = line("a", r#", "gid": 3, "notProved": "PortNotActive""#);
@@ -204,25 +289,28 @@ mod tests {
         let unprobed = line("a", r#", "gid": 3"#);
         assert_eq!(judge(&[proved.clone(), faster.clone()]), Verdict::KEEP);
         assert_eq!(judge(&[unprobed, faster.clone()]), Verdict::KEEP);
-        assert_eq!(judge(&[down.clone(), faster]), Verdict::Replace);
+        let none = replace("none of its ports is proved: a port 1: PortNotActive");
+        assert_eq!(judge(&[down.clone(), faster]), none);
         let unproved = Verdict::Unproved("a port 1: PortNotActive".to_owned());
         assert_eq!(judge(&[down]), unproved);
-        assert_eq!(judge(&[removed]), Verdict::Replace);
-        assert_eq!(judge(&[]), Verdict::Replace);
-        assert_eq!(Transport::Rdma(None).judge(&used), Verdict::KEEP);
+        assert_eq!(judge(&[removed]), replace("the device file of a is gone"));
+        assert_eq!(judge(&[]), replace("a port 1 is gone"));
+        assert_eq!(Transport::Rdma(None, CLASS).judge(&used), Verdict::KEEP);
 
-        assert_eq!(Transport::Tcp.judge(&used), Verdict::Replace);
+        let over_tcp = replace("its pool is to be served over TCP");
+        assert_eq!(Transport::Tcp.judge(&used), over_tcp);
         assert_eq!(Transport::Tcp.judge(&[]), Verdict::KEEP);
-        let one = Transport::Rdma(Some(vec![proved]));
-        assert_eq!(one.judge(&[]), Verdict::Replace);
-        assert_eq!(Transport::Rdma(Some(Vec::new())).judge(&[]), Verdict::KEEP);
-        assert_eq!(Transport::Rdma(None).judge(&[]), Verdict::KEEP);
+        let one = over(&[proved]);
+        let over_rdma = replace("its pool is to be served over RDMA");
+        assert_eq!(one.judge(&[]), over_rdma);
+        assert_eq!(over(&[]).judge(&[]), Verdict::KEEP);
+        assert_eq!(Transport::Rdma(None, CLASS).judge(&[]), Verdict::KEEP);
     }
 
     #[test]
     fn a_process_goes_on_without_publishing_the_ports_that_fail_unless_all_do() {
         let used: [RdmaPort; 2] = ["a:1:3", "b:1:3"].map(|text| text.parse().unwrap());
-        let judge = |lines: &[HcaLine]| Transport::Rdma(Some(lines.to_vec())).judge(&used);
+        let judge = |lines: &[HcaLine]| over(lines).judge(&used);
         let proved = |name| line(name, r#", "gid": 3, "proved": true"#);
         let down = |name| line(name, r#", "gid": 3, "notProved": "PortNotActive""#);
         let withheld = |device: &str| Verdict::Keep {
@@ -234,33 +322,123 @@ mod tests {
         assert_eq!(judge(&[proved("a"), down("b"), proved("c")]), withheld("b"));
         let both = "a port 1: PortNotActive, b port 1: PortNotActive".to_owned();
         assert_eq!(judge(&[down("a"), down("b")]), Verdict::Unproved(both));
-        assert_eq!(
-            judge(&[down("a"), down("b"), proved("c")]),
-            Verdict::Replace
-        );
+        let both = "none of its ports is proved: a port 1: PortNotActive, b port 1: PortNotActive";
+        assert_eq!(judge(&[down("a"), down("b"), proved("c")]), replace(both));
         // Its driver waits until the process has closed it.
         let removed = line("a", r#", "gid": 3, "notProved": "DeviceFileMissing""#);
-        assert_eq!(judge(&[removed, proved("b")]), Verdict::Replace);
-        assert_eq!(judge(&[proved("b")]), Verdict::Replace);
+        let gone = replace("the device file of a is gone");
+        assert_eq!(judge(&[removed, proved("b")]), gone);
+        assert_eq!(judge(&[proved("b")]), replace("a port 1 is gone"));
     }
 
     #[test]
     fn a_process_is_replaced_once_another_port_of_its_rate_is_proved() {
         let used: [RdmaPort; 1] = ["a:1:3".parse().unwrap()];
-        let judge = |lines: &[HcaLine]| Transport::Rdma(Some(lines.to_vec())).judge(&used);
+        let judge = |lines: &[HcaLine]| over(lines).judge(&used);
         let proved = |name, rate: u32| {
             let more = format!(r#", "gid": 3, "rateMbps": {rate}, "proved": true"#);
             line(name, &more)
         };
-        assert_eq!(
-            judge(&[proved("a", 400), proved("b", 400)]),
-            Verdict::Replace
-        );
+        let more = replace("b port 1 is proved too");
+        assert_eq!(judge(&[proved("a", 400), proved("b", 400)]), more);
         assert_eq!(judge(&[proved("a", 400), proved("b", 100)]), Verdict::KEEP);
         assert_eq!(judge(&[proved("a", 100), proved("b", 400)]), Verdict::KEEP);
         // The agent has not probed the port yet since its start.
         let unprobed = line("a", r#", "gid": 3, "rateMbps": 400"#);
         assert_eq!(judge(&[unprobed, proved("b", 400)]), Verdict::KEEP);
+    }
+
+    #[test]
+    fn a_process_is_replaced_once_a_port_is_proved_with_another_gid_lid_or_mtu() {
+        let used: [RdmaPort; 2] = [
+            "a:1:3,address=fd00::7,lid=7,pathMtu=4096",
+            "b:1:3,address=fd00::9",
+        ]
+        .map(|text| text.parse().unwrap());
+        let judge = |a: HcaLine| {
+            let b = line(
+                "b",
+                r#", "gid": 3, "gidAddress": "fd00::9", "proved": true"#,
+            );
+            over(&[a, b]).judge(&used)
+        };
+        let read = line(
+            "a",
+            r#", "gid": 3, "gidAddress": "fd00::7", "lid": 7, "pathMtu": 4096, "proved": true"#,
+        );
+        assert_eq!(judge(read.clone()), Verdict::KEEP);
+        // Nothing is known of the others, as before the first probe.
+        assert_eq!(
+            judge(line("a", r#", "gid": 3, "proved": true"#)),
+            Verdict::KEEP
+        );
+        let changed = |change: fn(&mut HcaLine)| {
+            let mut line = read.clone();
+            change(&mut line);
+            line
+        };
+        for (line, cause) in [
+            (
+                changed(|a| a.gid = Some(5)),
+                "the GID index of a port 1 has changed from 3 to 5",
+            ),
+            (
+                changed(|a| a.gid_address = Some("fd00::8".to_owned())),
+                "the GID of a port 1 has changed from fd00::7 to fd00::8",
+            ),
+            (
+                changed(|a| a.lid = Some(8)),
+                "the LID of a port 1 has changed from 7 to 8",
+            ),
+            (
+                changed(|a| a.path_mtu = Some(1024)),
+                "the MTU of a port 1 has changed from 4096 to 1024",
+            ),
+        ] {
+            // Until it is proved, it is not published: a process that is started now would lack it.
+            let unproved = HcaLine {
+                proved: false,
+                ..line.clone()
+            };
+            let withheld = Verdict::Keep {
+                withheld: ["a".to_owned()].into(),
+            };
+            assert_eq!(judge(unproved), withheld, "{cause}");
+            assert_eq!(judge(line), replace(cause));
+        }
+    }
+
+    #[test]
+    fn a_process_is_replaced_for_another_class_if_a_port_is_proved() {
+        let class = RdmaClass {
+            traffic_class: 106,
+            service_level: 3,
+        };
+        let proved = line("a", r#", "gid": 3, "proved": true"#);
+        let lines = [proved.clone()];
+        let ports = choose(Some(&lines), class).unwrap();
+        assert_eq!(ports[0].argument(), "a:1:3,trafficClass=106,serviceLevel=3");
+        let of = |line| Transport::Rdma(Some(vec![line]), class);
+        assert_eq!(of(proved.clone()).judge(&ports), Verdict::KEEP);
+        let cause = "its packets are to have traffic class 106 and service level 3";
+        let former: [RdmaPort; 1] = ["a:1:3,serviceLevel=3".parse().unwrap()];
+        assert_eq!(of(proved.clone()).judge(&former), replace(cause));
+        let unprobed = HcaLine {
+            proved: false,
+            ..proved
+        };
+        assert_eq!(of(unprobed).judge(&former), Verdict::KEEP);
+    }
+
+    #[test]
+    fn what_is_known_of_a_port_is_passed_to_its_process() {
+        let known = line(
+            "a",
+            r#", "gid": 3, "gidAddress": "fd00::7", "lid": 7, "pathMtu": 4096, "proved": true"#,
+        );
+        let ports = choose(Some(&[known]), CLASS).unwrap();
+        let argument = "a:1:3,trafficClass=0,serviceLevel=0,address=fd00::7,lid=7,pathMtu=4096";
+        assert_eq!(ports[0].argument(), argument);
     }
 
     #[test]
@@ -271,16 +449,20 @@ mod tests {
             line("c", r#", "gid": 1"#),
         ];
         assert_eq!(
-            choose(Some(&failed)).unwrap_err(),
+            choose(Some(&failed), CLASS).unwrap_err(),
             "no port of the node has proved RDMA: a port 1: LoopbackFailed, b port 1: no GID: Ipv6Disabled, \
              c port 1: not probed yet"
         );
         let many = vec![line("a", ""); 6];
-        assert!(choose(Some(&many)).unwrap_err().ends_with(" and 2 more"));
+        assert!(
+            choose(Some(&many), CLASS)
+                .unwrap_err()
+                .ends_with(" and 2 more")
+        );
         assert_eq!(
-            choose(Some(&[])).unwrap_err(),
+            choose(Some(&[]), CLASS).unwrap_err(),
             "the node has no RDMA device"
         );
-        assert!(choose(None).unwrap_err().contains("not read"));
+        assert!(choose(None, CLASS).unwrap_err().contains("not read"));
     }
 }

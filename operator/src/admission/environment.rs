@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSel
 
 use super::configuration::{self, File};
 use super::target::{StockTransport, Target};
+use crate::args::RdmaClass;
 
 pub(super) const MASTER: &str = "MOONCAKE_MASTER";
 pub(super) const METADATA_SERVER: &str = "MOONCAKE_TE_META_DATA_SERVER";
@@ -25,6 +26,10 @@ pub const FORCE_TCP: &str = "MC_FORCE_TCP";
 /// Its presence has a stock engine prefer the peer's device of the same name, where it would connect each
 /// device to each: queue pairs are what runs out first.
 pub(super) const DEVICE_AFFINITY: &str = "MC_ENABLE_DEST_DEVICE_AFFINITY";
+
+/// Of the packets that a stock engine sends; those that answer it have the class of its peer. Without them it sends with 0.
+const TRAFFIC_CLASS: &str = "MC_IB_TC";
+const SERVICE_LEVEL: &str = "MC_IB_SL";
 
 /// From and to which port a stock engine listens, and the spelling that it had before, which a container may use.
 pub(super) const FIRST_PORT: &str = "MC_MIN_RPC_PORT";
@@ -120,6 +125,16 @@ fn wanted(container: &Container, target: &Target, file: Option<&File>) -> Vec<En
     }
     if target.transport == StockTransport::Rdma {
         vars.push(plain(DEVICE_AFFINITY, "1"));
+        let RdmaClass {
+            traffic_class,
+            service_level,
+        } = target.rdma_class;
+        let class = [
+            (TRAFFIC_CLASS, traffic_class),
+            (SERVICE_LEVEL, service_level),
+        ];
+        let others = class.into_iter().filter(|(_, value)| *value != 0);
+        vars.extend(others.map(|(name, value)| plain(name, &value.to_string())));
     }
     if let Some(HostPorts { first, last }) = target.host_ports
         && !OLDER_PORTS

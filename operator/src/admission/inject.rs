@@ -16,6 +16,7 @@ use super::selection::Selection;
 use super::skipped::Skipped;
 use super::target::Target;
 use super::{environment, pod_resources, sidecar, volume};
+use crate::args::RdmaClass;
 use crate::cache::Claimable;
 use crate::pod::GATE_CONTAINER;
 
@@ -54,6 +55,8 @@ pub struct InjectionContext {
     pub claimable: Claimable,
     /// Of the node's own network, where the pod is in it.
     pub host_ports: Option<HostPorts>,
+    /// Of stock engines with RDMA.
+    pub rdma_class: RdmaClass,
 }
 
 /// Decides about a pod that is created in `namespace`. `cluster` is the one that the pod's
@@ -89,10 +92,12 @@ pub fn inject(
     let InjectionContext {
         claimable,
         host_ports,
+        rdma_class,
     } = surroundings;
     let claim = claim::of(pod, spec, namespace, &request, cluster, claimable);
     let target = Target {
         host_ports: *host_ports,
+        rdma_class: *rdma_class,
         ..Target::new(&request, cluster)
     };
     Decision::Patch {

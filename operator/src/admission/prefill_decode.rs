@@ -170,6 +170,7 @@ mod tests {
         let context = InjectionContext {
             claimable: crate::cache::Claimable::Yes,
             host_ports: ports,
+            ..InjectionContext::default()
         };
         advise(&pod, "team", Some(&cluster), &context)
     }

@@ -23,6 +23,7 @@ use super::lookup::Clusters;
 use super::request::InjectionRequest;
 use super::skipped::Skipped;
 use super::{launch, metadata_server, prefill_decode};
+use crate::args::RdmaClass;
 
 /// Largest review that an API server sends, in bytes: two objects of at most 1.5 MiB each.
 const BODY_LIMIT: usize = 3 << 20;
@@ -31,10 +32,11 @@ struct Endpoint<C, K> {
     clusters: C,
     known: K,
     gate_image: String,
+    rdma_class: RdmaClass,
 }
 
 /// The webhook's routes.
-pub fn router<C, K>(clusters: C, known: K, gate_image: String) -> Router
+pub fn router<C, K>(clusters: C, known: K, gate_image: String, rdma_class: RdmaClass) -> Router
 where
     C: Clusters,
     K: Rooms + Devices + Policies + Clone,
@@ -43,6 +45,7 @@ where
         clusters,
         known: known.clone(),
         gate_image,
+        rdma_class,
     });
     Router::new()
         .route("/inject", post(answer::<C, K>))
@@ -125,6 +128,7 @@ async fn decide<C: Clusters, K: Rooms + Devices + Policies>(
             let surroundings = InjectionContext {
                 claimable: known.claimable(),
                 host_ports: host_ports::of(pod, || known.policies()),
+                rdma_class: endpoint.rdma_class,
             };
             let image = &endpoint.gate_image;
             let decision = inject(pod, namespace, cluster, &surroundings, image);

@@ -87,6 +87,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
         on_deadline,
         preflight,
         host_ports: _,
+        rdma_class: _,
         pull_secrets: _,
     } = target;
     let on_deadline = match on_deadline {

@@ -7,6 +7,7 @@ use proto::metadata::etcd_url;
 
 use super::environment::P2P;
 use super::request::InjectionRequest;
+use crate::args::RdmaClass;
 use crate::cluster::transport;
 
 /// The one transport that a stock engine installs.
@@ -48,6 +49,8 @@ pub struct Target {
     pub preflight: bool,
     /// On which its engine listens, where the pod is in the node's own network.
     pub host_ports: Option<HostPorts>,
+    /// Of the packets of its engine, with RDMA.
+    pub rdma_class: RdmaClass,
     /// Secrets with the credentials of the gate's registry.
     pub pull_secrets: Vec<String>,
 }
@@ -75,6 +78,7 @@ impl Target {
             on_deadline: injection.on_deadline,
             preflight: cluster.is_some_and(|c| !c.spec.preflight.checks.is_empty()),
             host_ports: None,
+            rdma_class: RdmaClass::default(),
             pull_secrets: cluster.map_or_else(Vec::new, |c| {
                 let secrets = c.spec.image_pull_secrets.iter();
                 secrets.map(|secret| secret.name.clone()).collect()

@@ -12,6 +12,7 @@ use http_server::{Resolver, server_config};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use mooncake_operator::admission::{Clusters, Devices, Policies, Rooms, router};
+use mooncake_operator::args::RdmaClass;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -66,7 +67,8 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (end, ended) = oneshot::channel();
-        let routes = router(clusters, known, "localhost/mooncake-gate:dev".to_owned());
+        let image = "localhost/mooncake-gate:dev".to_owned();
+        let routes = router(clusters, known, image, RdmaClass::default());
         let running = tokio::spawn(http_server::serve(
             listener,
             tls,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use crds::node::{MasterInstance, PoolAssignment, PoolReport};
@@ -154,7 +154,8 @@ pub enum FromEngine {
     },
 }
 
-/// A port of an RDMA device. As text `DEVICE:PORT:GID`.
+/// A port of an RDMA device, how it is used, and what the agent had read of it before it started the process, which reads
+/// GID, LID and MTU once. As text [`Self::FORMAT`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RdmaPort {
@@ -164,6 +165,66 @@ pub struct RdmaPort {
     pub number: u8,
     /// Index in the port's GID table.
     pub gid: u8,
+    /// Traffic class of the packets that leave it.
+    pub traffic_class: u8,
+    /// Service level of the packets that leave it.
+    pub service_level: u8,
+    /// The GID at that index; `None` if the agent had not read it.
+    pub address: Option<Ipv6Addr>,
+    /// Its LID; `None` as above, and on Ethernet.
+    pub lid: Option<u16>,
+    /// Its active MTU in bytes; `None` as above.
+    pub path_mtu: Option<u32>,
+}
+
+impl RdmaPort {
+    /// Its form as text.
+    const FORMAT: &str =
+        "DEVICE:PORT:GID[,trafficClass=N][,serviceLevel=N][,address=GID][,lid=N][,pathMtu=N]";
+
+    /// Returns the text with all fields; that of `Display` has the first three.
+    #[must_use]
+    pub fn argument(&self) -> String {
+        let known = |name, value: Option<String>| value.map(|value| format!(",{name}={value}"));
+        let fields = [
+            known("trafficClass", Some(self.traffic_class.to_string())),
+            known("serviceLevel", Some(self.service_level.to_string())),
+            known("address", self.address.map(|gid| gid.to_string())),
+            known("lid", self.lid.map(|lid| lid.to_string())),
+            known("pathMtu", self.path_mtu.map(|bytes| bytes.to_string())),
+        ];
+        fields
+            .into_iter()
+            .flatten()
+            .fold(self.to_string(), |text, field| text + &field)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.split(',');
+        let (port, gid) = fields.next()?.rsplit_once(':')?;
+        let (device, number) = port.rsplit_once(':')?;
+        let mut parsed = Self {
+            device: device.to_owned(),
+            number: number.parse().ok()?,
+            gid: gid.parse().ok()?,
+            traffic_class: 0,
+            service_level: 0,
+            address: None,
+            lid: None,
+            path_mtu: None,
+        };
+        for field in fields {
+            match field.split_once('=')? {
+                ("trafficClass", value) => parsed.traffic_class = value.parse().ok()?,
+                ("serviceLevel", value) => parsed.service_level = value.parse().ok()?,
+                ("address", value) => parsed.address = Some(value.parse().ok()?),
+                ("lid", value) => parsed.lid = Some(value.parse().ok()?),
+                ("pathMtu", value) => parsed.path_mtu = Some(value.parse().ok()?),
+                _ => return None,
+            }
+        }
+        (!parsed.device.is_empty()).then_some(parsed)
+    }
 }
 
 impl fmt::Display for RdmaPort {
@@ -176,16 +237,7 @@ impl FromStr for RdmaPort {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parsed = text.rsplit_once(':').and_then(|(port, gid)| {
-            let (device, number) = port.rsplit_once(':')?;
-            Some(Self {
-                device: device.to_owned(),
-                number: number.parse().ok()?,
-                gid: gid.parse().ok()?,
-            })
-        });
-        let parsed = parsed.filter(|port| !port.device.is_empty());
-        parsed.ok_or_else(|| format!("{text:?} is not DEVICE:PORT:GID"))
+        Self::parse(text).ok_or_else(|| format!("{text:?} is not {}", Self::FORMAT))
     }
 }
 
@@ -333,10 +385,25 @@ mod tests {
             device: "mlx5_bond_0".to_owned(),
             number: 1,
             gid: 3,
+            traffic_class: 106,
+            service_level: 3,
+            address: Some("::ffff:10.0.0.1".parse().unwrap()),
+            lid: None,
+            path_mtu: Some(4096),
         };
         assert_eq!(port.to_string(), "mlx5_bond_0:1:3");
-        assert_eq!("mlx5_bond_0:1:3".parse(), Ok(port));
+        let argument =
+            "mlx5_bond_0:1:3,trafficClass=106,serviceLevel=3,address=::ffff:10.0.0.1,pathMtu=4096";
+        assert_eq!(port.argument(), argument);
+        assert_eq!(argument.parse(), Ok(port));
+        let of_infiniband: RdmaPort = "mlx5_0:1:0,lid=7".parse().unwrap();
+        assert_eq!(of_infiniband.lid, Some(7));
+        assert_eq!(of_infiniband.argument().parse(), Ok(of_infiniband));
         for text in [
+            "mlx5_0:1:0,",
+            "mlx5_0:1:0,lid=x",
+            "mlx5_0:1:0,trafficClass=256",
+            "mlx5_0:1:0,of=7",
             "",
             "mlx5_0",
             "mlx5_0:1",

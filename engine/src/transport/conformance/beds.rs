@@ -29,7 +29,10 @@ const OWN: u64 = 5 * BASE;
 /// Runs a case; one that needs an RDMA device runs in a process that finds one.
 pub(super) fn run(test: &str, case: impl FnOnce()) {
     #[cfg(feature = "rdma")]
-    if test.contains("::rdma::") {
+    if ["::rdma::", "::infiniband::"]
+        .iter()
+        .any(|of| test.contains(of))
+    {
         return rdma::with_device(test, case);
     }
     let _same_process = test;

@@ -8,7 +8,7 @@ use proto::frame::Op;
 use proto::rdma::Rendezvous;
 use proto::scheduler::Effect;
 
-use super::beds::rdma::{Control, SERVED, bed_of, is_real, with_device};
+use super::beds::rdma::{Control, SERVED, bed_of, calls, is_real, with_device};
 use super::{BASE, Event, LENGTH, LinkError, PATIENCE, PeerAddress};
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -21,6 +21,36 @@ macro_rules! test {
         }
     };
 }
+
+/// How both ends of a connection address each other, by the invented library.
+fn addressed() -> Vec<String> {
+    let mut bed = bed_of(&Control::new());
+    bed.open();
+    let made = std::fs::read_to_string(calls().join("path")).unwrap();
+    made.lines().map(str::to_owned).collect()
+}
+
+test!(
+    both_ends_of_a_roce_connection_send_with_the_class_of_their_ports,
+    {
+        if is_real() {
+            return;
+        }
+        let ends = addressed();
+        assert_eq!(ends, ["global 1 dgid 7 sgid 1 class 106 dlid 0 sl 3"; 4]);
+    }
+);
+
+test!(
+    both_ends_of_an_infiniband_connection_have_the_gid_of_the_other,
+    {
+        if is_real() {
+            return;
+        }
+        let ends = addressed();
+        assert_eq!(ends, ["global 1 dgid 7 sgid 1 class 106 dlid 7 sl 3"; 4]);
+    }
+);
 
 test!(
     the_device_of_the_peer_rejects_the_key_of_an_earlier_epoch,

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use proto::rdma::{Device, Link, Side, gid_text};
 use sys::mem::Region;
 use sys::verbs::{
-    self, CompletionQueue, Context, Limits, LinkLayer, MemoryRegion, Path, PortFacts,
+    self, Class, CompletionQueue, Context, Limits, LinkLayer, MemoryRegion, Path, PortFacts,
     ProtectionDomain, RemoteKey, devices,
 };
 
@@ -35,6 +35,8 @@ pub struct Port {
     pub number: u8,
     /// Index in the port's GID table.
     pub gid_index: u8,
+    /// Of the packets that leave it.
+    pub class: Class,
 }
 
 /// An opened device. The last handle closes it.
@@ -148,7 +150,8 @@ impl Card {
         Ok(Arc::new(Self {
             path: Path {
                 port: port.number,
-                gid: port.gid_index,
+                gid: (!gid.is_unspecified()).then_some(port.gid_index),
+                class: port.class,
                 link_layer: facts.link_layer,
                 mtu: facts.mtu,
             },

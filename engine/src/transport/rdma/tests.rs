@@ -10,6 +10,7 @@ use proto::handshake::{self, Kind, PREFIX_LENGTH};
 use proto::rdma::Rendezvous;
 use slotmap::SlotMap;
 use sys::mem::{PageSize, memfd};
+use sys::verbs::Class;
 use tokio::runtime::{Builder, Runtime};
 
 use super::*;
@@ -70,6 +71,7 @@ fn card(at: usize) -> Arc<Card> {
         device: device::names()[at].to_owned(),
         number: 1,
         gid_index: 1,
+        class: Class::default(),
     })
     .unwrap()
 }

@@ -215,12 +215,23 @@ impl Drop for QueuePair {
     }
 }
 
+/// How the packets of a queue pair are queued in the network. Those that answer a peer have the class of this end, not of
+/// the peer's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Class {
+    /// Of the global route header; in RoCE the DSCP is its upper 6 bits.
+    pub traffic_class: u8,
+    /// Of InfiniBand, 0 to 15; a RoCE device may derive the priority of a VLAN from it.
+    pub service_level: u8,
+}
+
 /// The local end of a path: port and GID.
 #[derive(Debug, Clone, Copy)]
 pub struct Path {
     pub port: u8,
-    /// Index of the local GID.
-    pub gid: u8,
+    /// Index of the local GID; `None`: the port has none, as InfiniBand allows.
+    pub gid: Option<u8>,
+    pub class: Class,
     pub link_layer: LinkLayer,
     /// The MTU, as `enum ibv_mtu`.
     pub mtu: i32,
@@ -230,6 +241,7 @@ pub struct Path {
 #[derive(Debug, Clone, Copy)]
 pub struct Destination {
     pub queue_pair: u32,
+    /// Unspecified: the peer has none, as InfiniBand allows.
     pub gid: Ipv6Addr,
     /// LID of an InfiniBand port; 0 for Ethernet.
     pub lid: u16,
@@ -245,6 +257,7 @@ pub fn connected(
     domain: &ProtectionDomain,
     queue: &CompletionQueue,
     (port, gid): (u8, u8),
+    class: Class,
     mut about_to: impl FnMut(Call),
 ) -> Result<[QueuePair; 2], Error> {
     about_to(Call::QueryPort);
@@ -257,7 +270,8 @@ pub fn connected(
     ];
     let path = Path {
         port,
-        gid,
+        gid: Some(gid),
+        class,
         link_layer: facts.link_layer,
         mtu: facts.mtu,
     };
@@ -393,14 +407,17 @@ impl QueuePair {
                 wanted.max_dest_rd_atomic = self.reads;
                 wanted.min_rnr_timer = NOT_READY;
                 wanted.ah_attr.port_num = path.port;
-                match path.link_layer {
-                    LinkLayer::InfiniBand => wanted.ah_attr.dlid = from.lid,
-                    LinkLayer::Ethernet => {
-                        wanted.ah_attr.is_global = 1;
-                        wanted.ah_attr.grh.dgid = ffi::ibv_gid(from.gid.octets());
-                        wanted.ah_attr.grh.sgid_index = path.gid;
-                        wanted.ah_attr.grh.hop_limit = 64;
-                    }
+                wanted.ah_attr.sl = path.class.service_level;
+                if path.link_layer == LinkLayer::InfiniBand {
+                    wanted.ah_attr.dlid = from.lid;
+                }
+                // On InfiniBand too, as stock engines do: both ends of a connection have the header, or none has it.
+                if let Some(index) = path.gid.filter(|_| !from.gid.is_unspecified()) {
+                    wanted.ah_attr.is_global = 1;
+                    wanted.ah_attr.grh.dgid = ffi::ibv_gid(from.gid.octets());
+                    wanted.ah_attr.grh.sgid_index = index;
+                    wanted.ah_attr.grh.hop_limit = 64;
+                    wanted.ah_attr.grh.traffic_class = path.class.traffic_class;
                 }
             },
         )?;

@@ -32,7 +32,7 @@ struct wr {
 };
 struct qp {
     struct context *context; void *own; struct pd *pd; struct cq *send, *recv; void *srq;
-    uint32_t handle, number; int state; uint32_t depth, peer, reads;
+    uint32_t handle, number; int state; uint32_t depth, peer, reads; int global;
     struct wr queue[64]; struct sge source[64]; uint32_t queued;
 };
 struct init_attr { void *own; struct cq *send, *recv; void *srq; uint32_t cap[5]; int type, all; };
@@ -45,7 +45,7 @@ struct qp_attr {
 _Static_assert(sizeof(struct wr) == 128 && sizeof(struct wc) == 48, "as in verbs.h");
 _Static_assert(__builtin_offsetof(struct qp_attr, pkey) == 120, "as in verbs.h");
 
-enum { KEYS = 256, PAIRS = 1024, MTU = 3, PACKET = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
+enum { KEYS = 256, PAIRS = 1024, MTU = 3, LID = 7, NO_GID = 9, PACKET = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
 static struct mr *keys[KEYS];
 static struct qp *pairs[PAIRS];
 static struct device devices[] = {{.name = "invented_0"}, {.name = "invented_1"}};
@@ -71,6 +71,25 @@ static void called(const char *name) {
     snprintf(path, sizeof path, "%s/hang-%s", folder, name);
     while (!access(path, F_OK))
         usleep(1000);
+}
+
+/* With "infiniband" in MOONCAKE_TEST_LINK the ports are of InfiniBand. Entry NO_GID of a GID table is empty. */
+static int infiniband(void) {
+    const char *link = getenv("MOONCAKE_TEST_LINK");
+    return link && !strcmp(link, "infiniband");
+}
+
+/* Adds how a queue pair reaches its peer to the file "path" of the same folder. */
+static void addressed(const struct qp_attr *attr) {
+    char path[512];
+    const char *folder = getenv("MOONCAKE_TEST_CALLS");
+    if (!folder)
+        return;
+    snprintf(path, sizeof path, "%s/path", folder);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    dprintf(fd, "global %d dgid %d sgid %d class %d dlid %d sl %d\n", attr->global, attr->dgid[0], attr->sgid_index,
+            attr->class, attr->dlid, attr->sl);
+    close(fd);
 }
 
 static void wrong_order(const char *what, int held) {
@@ -101,7 +120,8 @@ static char *range(struct pd *pd, uint32_t key, uint64_t address, uint32_t lengt
 
 static uint32_t carry_out(struct qp *qp, struct wr *wr, struct sge *sge) {
     struct qp *peer = pairs[qp->peer % PAIRS];
-    if (!peer || peer->number != qp->peer || peer->state < RTR || peer->state == ERROR)
+    /* Packets without the global route header that the other end has, and the reverse, may be dropped. */
+    if (!peer || peer->number != qp->peer || peer->state < RTR || peer->state == ERROR || peer->global != qp->global)
         return RETRIES;
     char *near = range(qp->pd, sge->lkey, sge->addr, sge->length), *far = range(peer->pd, wr->rkey, wr->remote, sge->length);
     if (!near)
@@ -205,12 +225,16 @@ int ibv_query_port(struct context *context, uint8_t port, int *attr) {
     (void)context, (void)port;
     memset(attr, 0, 52);
     attr[0] = 4, attr[2] = MTU;
-    ((uint8_t *)attr)[46] = 2;
+    if (infiniband())
+        ((uint16_t *)attr)[17] = LID;
+    ((uint8_t *)attr)[46] = infiniband() ? 1 : 2;
     return 0;
 }
 int ibv_query_gid(struct context *context, uint8_t port, int index, uint8_t *gid) {
-    (void)context, (void)port, (void)index;
+    (void)context, (void)port;
     memset(gid, 7, 16);
+    if (index == NO_GID)
+        memset(gid, 0, 16);
     return 0;
 }
 
@@ -330,9 +354,15 @@ int ibv_modify_qp(struct qp *qp, struct qp_attr *attr, int mask) {
     }
     if (attr->state != qp->state + 1 || attr->state > RTS || mask != wanted[attr->state])
         return EINVAL;
+    /* RoCE has no other address than the GID. */
+    if (attr->state == RTR && (infiniband() ? attr->dlid != LID : !attr->global))
+        return EINVAL;
     qp->state = attr->state;
-    if (attr->state == RTR)
+    if (attr->state == RTR) {
         qp->peer = attr->peer;
+        qp->global = attr->global;
+        addressed(attr);
+    }
     if (attr->state == RTS)
         qp->reads = attr->max_reads;
     return 0;

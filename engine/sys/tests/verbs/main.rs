@@ -2,16 +2,18 @@
 //! in its path. With `MOONCAKE_TEST_VERBS=real` it uses the first device of the machine: port 1, GID index 1.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use mooncake_sys::mem::{PageSize, Region, memfd};
 use mooncake_sys::verbs::{
-    Completion, CompletionChannel, CompletionQueue, Context, Destination, Direction, MemoryRange,
-    MemoryRegion, Path as Route, ProtectionDomain, QueuePair, Remote, WorkRequest, devices,
+    Class, Completion, CompletionChannel, CompletionQueue, Context, Destination, Direction,
+    MemoryRange, MemoryRegion, Path as Route, ProtectionDomain, QueuePair, Remote, WorkRequest,
+    devices,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -42,15 +44,27 @@ static LIBRARY: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
 /// `real`: a device of the machine. `invented`: this process finds the invented library.
 const DEVICE: &str = "MOONCAKE_TEST_VERBS";
 
+/// Of the invented library: the folder of its calls, and the link layer of its ports.
+const CALLS: &str = "MOONCAKE_TEST_CALLS";
+const LINK: &str = "MOONCAKE_TEST_LINK";
+
 /// Runs a test in a process of its own that finds the invented library.
 fn with_library(test: &str, body: fn()) {
     if std::env::var_os(DEVICE).is_some() {
         body();
         return;
     }
+    let link = if test.contains("infiniband") {
+        "infiniband"
+    } else {
+        "ethernet"
+    };
+    let calls = tempfile::tempdir().unwrap();
     let inside = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env("LD_LIBRARY_PATH", LIBRARY.path())
+        .env(CALLS, calls.path())
+        .env(LINK, link)
         .env(DEVICE, "invented")
         .output()
         .unwrap();
@@ -85,7 +99,8 @@ fn connect(context: &Context, pairs: [&QueuePair; 2]) {
     let facts = context.port(1).unwrap();
     let route = Route {
         port: 1,
-        gid: 1,
+        gid: Some(1),
+        class: Class::default(),
         link_layer: facts.link_layer,
         mtu: facts.mtu,
     };
@@ -94,7 +109,7 @@ fn connect(context: &Context, pairs: [&QueuePair; 2]) {
         let other = Destination {
             queue_pair: other.number(),
             gid,
-            lid: 0,
+            lid: facts.lid,
         };
         own.init(&route).unwrap();
         own.ready_to_receive(&route, &other).unwrap();
@@ -232,6 +247,68 @@ fn a_full_queue_pair_refuses_the_rest_of_a_chain() {
         assert!(posted.refused.is_none() && posted.accepted == 9);
         assert_eq!(rig.completed(9)[0].id, accepted as u64);
     });
+}
+
+/// How two queue pairs address each other, by the invented library, if each end has this GID.
+fn addressed(own: Option<u8>, gid: Ipv6Addr) -> Vec<String> {
+    let rig = Rig::new();
+    let facts = rig.context.port(1).unwrap();
+    let pair = QueuePair::with_depth(&rig.domain, &rig.queue, DEPTH).unwrap();
+    let route = Route {
+        port: 1,
+        gid: own,
+        class: Class {
+            traffic_class: 106,
+            service_level: 3,
+        },
+        link_layer: facts.link_layer,
+        mtu: facts.mtu,
+    };
+    let to = Destination {
+        queue_pair: rig.far.number(),
+        gid,
+        lid: facts.lid,
+    };
+    pair.init(&route).unwrap();
+    pair.ready_to_receive(&route, &to).unwrap();
+    let folder = PathBuf::from(std::env::var_os(CALLS).unwrap());
+    let lines = std::fs::read_to_string(folder.join("path")).unwrap();
+    // The first two are those of the rig.
+    lines.lines().skip(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn packets_of_roce_have_their_traffic_class_and_service_level() {
+    with_library(
+        "packets_of_roce_have_their_traffic_class_and_service_level",
+        || {
+            if std::env::var(DEVICE).is_ok_and(|device| device == "real") {
+                return;
+            }
+            let found = addressed(Some(5), Ipv6Addr::from([8; 16]));
+            let expected = "global 1 dgid 8 sgid 5 class 106 dlid 0 sl 3";
+            assert_eq!(found, [expected]);
+        },
+    );
+}
+
+#[test]
+fn packets_of_infiniband_have_a_global_route_header_if_both_ends_have_a_gid() {
+    with_library(
+        "packets_of_infiniband_have_a_global_route_header_if_both_ends_have_a_gid",
+        || {
+            if std::env::var(DEVICE).is_ok_and(|device| device == "real") {
+                return;
+            }
+            let gid = Ipv6Addr::from([8; 16]);
+            let with = "global 1 dgid 8 sgid 5 class 106 dlid 7 sl 3";
+            assert_eq!(addressed(Some(5), gid), [with]);
+            let without = "global 0 dgid 0 sgid 0 class 0 dlid 7 sl 3";
+            assert_eq!(addressed(None, gid).last().unwrap(), without);
+            let none = Ipv6Addr::UNSPECIFIED;
+            assert_eq!(addressed(Some(5), none).last().unwrap(), without);
+        },
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use harness::Progress;
 use harness::transfer::{TRANSFER_DEADLINE, compare, host_memory, pattern, whole};
 use sys::nvidia::{self, cuda};
-use sys::verbs::{self, CompletionQueue, MemoryRegion, ProtectionDomain};
+use sys::verbs::{self, Class, CompletionQueue, MemoryRegion, ProtectionDomain};
 
 use crate::{Cuda, Failure, Method, Pair, Report, Stage};
 
@@ -52,8 +52,10 @@ pub(crate) fn prove(
         failed(Stage::Connect, cause)
     })?;
     let queue = CompletionQueue::new(&context, 4).map_err(connect)?;
+    // No packet of it leaves the device.
+    let (port, class) = ((pair.port, gid), Class::default());
     let [near, _far] =
-        verbs::connected(&context, &domain, &queue, (pair.port, gid), |_| {}).map_err(connect)?;
+        verbs::connected(&context, &domain, &queue, port, class, |_| {}).map_err(connect)?;
     let write = |stage, from, to| {
         progress.at(stage);
         let began = Instant::now();

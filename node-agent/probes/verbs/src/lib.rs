@@ -3,6 +3,7 @@
 //! The agent is linked statically and cannot load libibverbs, and a failed device may block its caller forever. So a
 //! small, dynamically linked process probes each device.
 
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,10 @@ pub struct Request {
     pub device: String,
     /// Ports over which the device writes to itself.
     pub rails: Vec<Rail>,
+    /// Traffic class of these writes.
+    pub traffic_class: u8,
+    /// Service level of these writes.
+    pub service_level: u8,
     /// Deadline in milliseconds.
     pub deadline_ms: u64,
     /// Root folder of the node whose devices these are; this process's own if absent.
@@ -28,12 +33,13 @@ pub struct Request {
     pub network: Option<PathBuf>,
 }
 
-/// A port and the GID index that it sends with.
+/// A port and the GID that it sends with, by its index. The address is the one that the agent has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rail {
     pub port: u8,
     pub gid: u16,
+    pub address: Option<Ipv6Addr>,
 }
 
 /// Report of a probe. Absent results were not probed, because of an earlier failure.
@@ -121,6 +127,12 @@ pub struct Loop {
     /// Index of the GID that was used; an earlier probe did not report it.
     #[serde(default)]
     pub gid: Option<u16>,
+    /// The address of that GID when the probe was requested.
+    #[serde(default)]
+    pub address: Option<Ipv6Addr>,
+    /// Active MTU of the port in bytes.
+    #[serde(default)]
+    pub path_mtu: Option<u32>,
     /// All written bytes are equal.
     pub wrote: Option<Timing>,
     /// All bytes that were read back are equal: RDMA over the port is proved.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use harness::Progress;
 use harness::transfer::{LENGTH, TRANSFER_DEADLINE, compare, host_memory, pattern, whole};
 use sys::mem::Region;
-use sys::verbs::{self, Call, CompletionQueue, Context, MemoryRegion, ProtectionDomain};
+use sys::verbs::{self, Call, Class, CompletionQueue, Context, MemoryRegion, ProtectionDomain};
 
 use crate::resources;
 use crate::{Failure, Limits, Loop, ProcessLimits, Rail, Report, Request, Stage, Timing};
@@ -75,15 +75,23 @@ impl Probe<'_> {
         if device.needs_connection_manager() {
             return Ok(());
         }
+        let class = Class {
+            traffic_class: request.traffic_class,
+            service_level: request.service_level,
+        };
         for rail in &request.rails {
             let mut result = Loop {
                 port: rail.port,
                 gid: Some(rail.gid),
+                address: rail.address,
+                path_mtu: None,
                 wrote: None,
                 read: None,
                 failed: None,
             };
-            result.failed = self.transfer(&context, &domain, *rail, &mut result).err();
+            result.failed = self
+                .transfer(&context, &domain, (*rail, class), &mut result)
+                .err();
             self.progress.note(|report| report.loops.push(result));
         }
         Ok(())
@@ -114,7 +122,7 @@ impl Probe<'_> {
         &self,
         context: &Context,
         domain: &ProtectionDomain,
-        rail: Rail,
+        (rail, class): (Rail, Class),
         result: &mut Loop,
     ) -> Result<(), Failure> {
         self.progress.at(Stage::Memory);
@@ -133,8 +141,10 @@ impl Probe<'_> {
         self.progress.at(Stage::CreateQp);
         let queue = CompletionQueue::new(context, 4).map_err(failure)?;
         let about_to = |call| self.progress.at(stage(call));
-        let [near, _far] = verbs::connected(context, domain, &queue, (rail.port, index), about_to)
-            .map_err(failure)?;
+        let port = (rail.port, index);
+        let [near, _far] =
+            verbs::connected(context, domain, &queue, port, class, about_to).map_err(failure)?;
+        result.path_mtu = Some(near.packet_bytes());
         self.progress.at(Stage::Post);
         let began = Instant::now();
         near.write(1, whole(&source), whole(&target))

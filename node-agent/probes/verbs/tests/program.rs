@@ -12,6 +12,7 @@ use mooncake_verbs::{Rail, Report, Request, Stage};
 const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 const ENOMEM: i32 = 12;
+const EINVAL: i32 = 22;
 
 /// Directory of script.h.
 const INCLUDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../harness");
@@ -39,7 +40,13 @@ static LIBRARY: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
 fn request(device: &str) -> Request {
     Request {
         device: device.to_owned(),
-        rails: vec![Rail { port: 1, gid: 3 }],
+        rails: vec![Rail {
+            port: 1,
+            gid: 3,
+            address: None,
+        }],
+        traffic_class: 0,
+        service_level: 0,
         deadline_ms: 20_000,
         root: None,
         network: None,
@@ -79,12 +86,23 @@ fn a_healthy_device_reports_limits_registers_memory_writes_to_itself_and_reads_b
         let [timing] = &found.loops[..] else {
             panic!("{found:?}");
         };
-        let used = (timing.port, timing.gid);
-        assert_eq!((used, &timing.failed), ((1, Some(3)), &None), "{script}");
+        let used = (timing.port, timing.gid, timing.path_mtu);
+        let expected = (1, Some(3), Some(1024));
+        assert_eq!((used, &timing.failed), (expected, &None), "{script}");
         assert_eq!(timing.wrote.unwrap().bytes, 64 << 10);
         assert_eq!(timing.read.unwrap().bytes, 64 << 10);
         assert_eq!((found.failed, found.hung), (None, None));
     }
+}
+
+#[test]
+fn the_writes_have_the_class_of_the_request() {
+    let mut request = request("mlx5_0");
+    (request.traffic_class, request.service_level) = (106, 3);
+    let of = |script| report(&request, script).loops[0].failed.clone();
+    assert_eq!(of("traffic_class=106 service_level=3"), None);
+    let failed = of("traffic_class=106 service_level=0").unwrap();
+    assert_eq!((failed.stage, failed.errno), (Stage::Rtr, Some(EINVAL)));
 }
 
 #[test]
@@ -93,7 +111,11 @@ fn each_of_eight_devices_is_found_by_name_and_each_port_is_probed() {
     let script = format!("devices={} max_mr_size=68719476736", names.join(","));
     for name in &names {
         let mut request = request(name);
-        request.rails.push(Rail { port: 2, gid: 0 });
+        request.rails.push(Rail {
+            port: 2,
+            gid: 0,
+            address: None,
+        });
         let found = report(&request, &script);
         assert_eq!(found.limits.unwrap().max_mr_size, 64 << 30);
         let ports: Vec<u8> = found.loops.iter().map(|timing| timing.port).collect();

@@ -7,6 +7,7 @@
  *   post_read read_status lost_read torn_read   the same of a read
  *   reg_dmabuf=95            of memory that was exported
  *   gid=none
+ *   traffic_class=106 service_level=3   the only ones that rtr takes; default 0
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -223,8 +224,9 @@ int ibv_modify_qp(struct qp *qp, struct qp_attr *attr, int mask) {
         return errno;
     if (attr->state == 2) {
         int global = attr->global && !memcmp(attr->dgid, GID, 16);
-        int local = !attr->global && attr->dlid == LID;
-        if (!(number("infiniband") ? local : global) || attr->mtu != 3 || !attr->port)
+        int addressed = global && (!number("infiniband") || attr->dlid == LID);
+        int classed = attr->class == number("traffic_class") && attr->sl == number("service_level");
+        if (!addressed || !classed || attr->mtu != 3 || !attr->port)
             return EINVAL;
     }
     qp->state = attr->state;

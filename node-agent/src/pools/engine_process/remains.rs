@@ -146,6 +146,7 @@ mod tests {
             node_name: "n".to_owned(),
             data_threads: 1,
             log: "info".to_owned(),
+            rdma_class: crate::args::RdmaClass::default(),
         };
         let pod = PoolPod {
             uid: "u",

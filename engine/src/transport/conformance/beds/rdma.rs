@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slotmap::SlotMap;
+use sys::verbs::Class;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{BASE, Bed, OWN, Side};
@@ -12,15 +13,22 @@ use crate::transport::rdma::{Card, Cards, Port, Rdma, RdmaConnector, RdmaPeer, S
 use crate::transport::reactor::Reactor;
 use crate::transport::{PeerAddress, RegionId, Transport};
 
-pub(in crate::transport) use device::{is_real, with_device};
+pub(in crate::transport) use device::{calls, is_real, with_device};
 
 /// The target's region, as [`Side::new`] numbers it.
 pub(in crate::transport) const SERVED: RegionId = RegionId(102);
+/// Of all packets.
+const CLASS: Class = Class {
+    traffic_class: 106,
+    service_level: 3,
+};
+
 fn card(device: &str) -> Arc<Card> {
     Card::open(Port {
         device: device.to_owned(),
         number: 1,
         gid_index: 1,
+        class: CLASS,
     })
     .unwrap()
 }
