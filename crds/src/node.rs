@@ -117,9 +117,9 @@ pub struct MooncakeNodeSpec {
     #[schemars(length(max = 64))]
     pub boot_id: String,
 
-    /// Pool pods that the agent serves. It serves no others.
+    /// Pool pods that the agent serves, at most 64. It serves no others.
     #[serde(default, deserialize_with = "readable_entries")]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = POOLS_LIMIT))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["podUid"]))]
     pub pools: Vec<PoolAssignment>,
 
@@ -226,6 +226,9 @@ pub struct Prober {
     #[schemars(length(min = 2, max = 45))]
     pub address: String,
 }
+
+/// Maximum length of `spec.pools`. Further pool pods of the node are not served.
+pub const POOLS_LIMIT: usize = 64;
 
 /// Maximum length of `spec.domains`. A node is a member of at most one entry.
 pub const DOMAINS_LIMIT: usize = 16;
@@ -419,7 +422,7 @@ pub struct MooncakeNodeStatus {
     /// Number of checks by result. Absent before the first round of checks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckCounts>,
-    /// Findings of the checks that did not pass, worst first, at most 24.
+    /// Findings of the checks that did not pass, the worst of each check first, at most 24.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",

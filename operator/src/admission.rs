@@ -3,6 +3,7 @@
 
 mod advice;
 mod advisor;
+mod budget;
 mod claim;
 mod configuration;
 mod default_tenant;
@@ -40,15 +41,18 @@ pub use target::{StockTransport, Target};
 
 use std::sync::Arc;
 
-use http_server::{Resolver, TlsError};
+use http_server::{Limits, Resolver, TlsError};
 use kube::Client;
 use tokio::sync::watch;
 
 use crate::args::RdmaClass;
 use crate::certificates::{Endpoint, Keeper, Schedule};
 
-/// Connections at a time. API servers hold a few each.
-const MAX_CONNECTIONS: usize = 512;
+/// API servers hold a few connections each.
+const LIMITS: Limits = Limits {
+    connections: 512,
+    body: review::BODY_LIMIT,
+};
 
 /// Settings of the webhook.
 #[derive(Clone, Debug)]
@@ -113,7 +117,7 @@ pub async fn serve(
     );
     let routes = router(ApiServer(client), known, gate_image, rdma_class);
     tokio::select! {
-        () = http_server::serve(listener, tls, routes, MAX_CONNECTIONS, shutdown) => Ok(()),
+        () = http_server::serve(listener, Some(tls), routes, LIMITS, shutdown) => Ok(()),
         never = keeper.run(leader) => match never {},
     }
 }

@@ -10,10 +10,16 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use tokio::sync::watch;
 
-use http_server::Resolver;
+use http_server::{Limits, Resolver};
 
 /// The lease loop comes round every three seconds, or after its calls ran into their limits.
 const STUCK: Duration = Duration::from_secs(60);
+
+/// The kubelet holds one connection.
+const LIMITS: Limits = Limits {
+    connections: 32,
+    body: 1 << 10,
+};
 
 /// What the answers are made of.
 #[derive(Clone)]
@@ -37,16 +43,15 @@ pub async fn serve(
     health: Health,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
-    let failed = |source| Error { port, source };
-    let listener = http_server::listen(port).await.map_err(failed)?;
+    let listener = http_server::listen(port)
+        .await
+        .map_err(|source| Error { port, source })?;
     let routes = Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .with_state(health);
-    axum::serve(listener, routes)
-        .with_graceful_shutdown(shutdown)
-        .await
-        .map_err(failed)
+    http_server::serve(listener, None, routes, LIMITS, shutdown).await;
+    Ok(())
 }
 
 async fn healthz(State(health): State<Health>) -> (StatusCode, String) {

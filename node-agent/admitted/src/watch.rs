@@ -95,7 +95,12 @@ pub fn members(cluster: &str, allow_host_network: bool) -> String {
     if allow_host_network {
         services.push(names::host_clients_service(cluster));
     }
-    format!("{SERVICE} in ({})", services.join(","))
+    // Of clusters `a` and `a-host`, a Service of one has the name that one of the other would have.
+    format!(
+        "{SERVICE} in ({}),{}={cluster}",
+        services.join(","),
+        names::LABEL_CLUSTER
+    )
 }
 
 /// Selects the EndpointSlices of the operator and the agents, in their namespace.
@@ -189,6 +194,16 @@ mod tests {
 
     fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
         addresses.iter().map(|a| a.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_cluster_does_not_admit_pods_of_one_whose_service_has_the_name_of_its_own() {
+        assert_eq!(
+            names::host_clients_service("kv"),
+            names::clients_service("kv-host")
+        );
+        let selector = members("kv", true);
+        assert!(selector.ends_with("),mooncake.io/cluster=kv"), "{selector}");
     }
 
     #[test]

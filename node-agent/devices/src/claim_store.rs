@@ -21,14 +21,14 @@ pub(crate) struct Paths {
     pub(crate) checkpoint: PathBuf,
     /// CDI directory of the container runtime.
     pub(crate) cdi: PathBuf,
-    /// Program that lifts the memlock limit of a container; none if it does not work on this node.
-    pub(crate) hook: Option<PathBuf>,
 }
 
 /// Prepared claims, in memory and on disk.
 #[derive(Debug)]
 pub(crate) struct ClaimStore {
     paths: Paths,
+    /// Program that lifts the memlock limit of a container; none while it does not work on this node.
+    hook: Mutex<Option<PathBuf>>,
     boot_id: String,
     claims: Mutex<Claims>,
     /// Notified at each unprepared claim.
@@ -60,9 +60,7 @@ impl ClaimStore {
     /// # Errors
     /// `DeviceRecordFailed`: the checkpoint or the CDI directory cannot be read or written.
     pub(crate) fn open(paths: Paths, boot_id: String) -> Result<Self, Refusal> {
-        let Paths {
-            checkpoint, cdi, ..
-        } = &paths;
+        let Paths { checkpoint, cdi } = &paths;
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |error: io::Error| write_error(&path, &error)
@@ -86,6 +84,7 @@ impl ClaimStore {
         fs::create_dir_all(cdi).map_err(failed(cdi))?;
         Ok(Self {
             paths,
+            hook: Mutex::default(),
             boot_id,
             claims: Mutex::new(claims),
             freed: watch::channel(()).0,
@@ -181,6 +180,16 @@ impl ClaimStore {
         self.freed.subscribe()
     }
 
+    /// Gives the claims this hook, from the next restored files on.
+    pub(crate) fn set_hook(&self, hook: Option<PathBuf>) {
+        *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    fn hook(&self) -> Option<PathBuf> {
+        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        hook.clone()
+    }
+
     /// Restores lost CDI files and updates device numbers that a reloaded kernel driver changed.
     ///
     /// # Errors
@@ -217,9 +226,9 @@ impl ClaimStore {
             let words = format!("{uid:?} is not a valid claim UID");
             return Err(Refusal::new(Reason::ClaimInvalid, words));
         };
-        let Paths { cdi, hook, .. } = &self.paths;
+        let cdi = &self.paths.cdi;
         let path = cdi.join(name);
-        let file = cdi::file(uid, claim, hook.as_deref());
+        let file = cdi::file(uid, claim, self.hook().as_deref());
         let bytes = file.to_string().into_bytes();
         if fs::read(&path).is_ok_and(|found| found == bytes) {
             return Ok(());

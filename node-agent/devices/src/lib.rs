@@ -21,6 +21,7 @@ pub mod backoff;
 mod cdi;
 mod checkpoint;
 mod claim_store;
+pub mod deadline;
 mod driver;
 mod health;
 mod memlock_hook;

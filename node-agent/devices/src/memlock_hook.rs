@@ -33,6 +33,15 @@ pub(super) enum NotLifted {
     Refused { path: PathBuf, words: String },
 }
 
+/// What was on the node before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copied {
+    /// This program, from an earlier agent.
+    WasEqual,
+    /// Another one, or none.
+    Replaced,
+}
+
 /// Copies the hook into the directory and runs a trial. Starting containers may use the old copy meanwhile.
 ///
 /// # Errors
@@ -44,8 +53,21 @@ pub(super) async fn install(folder: &Path) -> Result<PathBuf, NotLifted> {
         path: path.clone(),
         cause,
     };
-    copy(&beside.map_err(disk)?, &path).map_err(disk)?;
-    tried(path).await
+    let copied = copy(&beside.map_err(disk)?, &path).map_err(disk)?;
+    kept(copied, tried(path).await)
+}
+
+/// On a node under load a trial may be late. Running claims keep the hook that they have then: containers that start again
+/// would lose their limit.
+fn kept(copied: Copied, trial: Result<PathBuf, NotLifted>) -> Result<PathBuf, NotLifted> {
+    match (copied, trial) {
+        (Copied::WasEqual, Err(NotLifted::Late { path })) => {
+            let path_on_node = path.display();
+            tracing::warn!(path = %path_on_node, "The trial of the memlock hook is late; claims keep the hook");
+            Ok(path)
+        }
+        (Copied::WasEqual | Copied::Replaced, trial) => trial,
+    }
 }
 
 async fn tried(path: PathBuf) -> Result<PathBuf, NotLifted> {
@@ -78,15 +100,16 @@ async fn tried(path: PathBuf) -> Result<PathBuf, NotLifted> {
 }
 
 /// Replaces the file atomically unless it is equal: a running program cannot be written to.
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
+fn copy(from: &Path, to: &Path) -> io::Result<Copied> {
     let program = fs::read(from)?;
     if fs::read(to).is_ok_and(|there| there == program) {
-        return Ok(());
+        return Ok(Copied::WasEqual);
     }
     let draft = to.with_extension("new");
     fs::write(&draft, program)?;
     fs::set_permissions(&draft, Permissions::from_mode(0o755))?;
-    fs::rename(&draft, to)
+    fs::rename(&draft, to)?;
+    Ok(Copied::Replaced)
 }
 
 #[cfg(test)]
@@ -107,11 +130,25 @@ mod tests {
         let to = folder.path().join("copy");
         for script in ["exit 1", "exit 0"] {
             let from = program(folder.path(), script);
-            copy(&from, &to).unwrap();
+            assert_eq!(copy(&from, &to).unwrap(), Copied::Replaced);
+            assert_eq!(copy(&from, &to).unwrap(), Copied::WasEqual);
             assert_eq!(fs::read(&to).unwrap(), fs::read(&from).unwrap());
             let mode = fs::metadata(&to).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o755);
         }
+    }
+
+    #[test]
+    fn a_late_trial_does_not_take_the_hook_from_running_claims() {
+        let path = PathBuf::from("/x/memlock");
+        let late = || Err(NotLifted::Late { path: path.clone() });
+        assert_eq!(kept(Copied::WasEqual, late()).unwrap(), path);
+        kept(Copied::Replaced, late()).unwrap_err();
+        let refused = NotLifted::Refused {
+            path: path.clone(),
+            words: "EPERM".to_owned(),
+        };
+        kept(Copied::WasEqual, Err(refused)).unwrap_err();
     }
 
     #[tokio::test]

@@ -19,6 +19,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::claim_store::{ClaimStore, Paths};
+use super::deadline::answered;
 use super::driver::Driver;
 use super::message::{Empty, PluginInfo, RegistrationStatus};
 use super::slice_publisher::{self, Registered};
@@ -32,6 +33,9 @@ const API_UPGRADE: Duration = Duration::from_secs(600);
 
 /// Time after which a missing kubelet is reported.
 const KUBELET_MISSING: Duration = Duration::from_secs(60);
+
+/// Time between two trials of the memlock hook while it does not work.
+const HOOK_RETRY: Duration = Duration::from_secs(60);
 
 /// Supported services. The kubelet uses the first DRAPlugin version that it knows and the latest DRAResourceHealth
 /// version, which kubelets of 1.35 call unconditionally.
@@ -107,7 +111,7 @@ async fn supported(client: &kube::Client) -> bool {
         .limit(1)
         .fields(&format!("spec.driver={DRIVER}"));
     loop {
-        match api.list(&one).await {
+        match answered(api.list(&one)).await {
             Ok(_) => return true,
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 let reason = Reason::DeviceApiMissing;
@@ -130,20 +134,14 @@ async fn drive(inputs: Inputs) -> anyhow::Result<()> {
     let settings = &inputs.settings;
     let sockets = Sockets::of(settings);
     sweep(&settings.kubelet, &sockets)?;
-    let hook = memlock_hook::install(&folder(&settings.kubelet)).await;
-    if let Err(error) = &hook {
-        let reason = Reason::MemlockTooLow;
-        tracing::warn!(
-            %reason, %error,
-            "Claims for RDMA devices do not lift the memlock limit on this node"
-        );
-    }
+    let hook = installed_hook(settings).await;
     let paths = Paths {
         checkpoint: settings.state.join("devices.json"),
         cdi: settings.cdi.clone(),
-        hook: hook.ok(),
     };
     let store = Arc::new(ClaimStore::open(paths, settings.boot_id.clone())?);
+    let without_hook = hook.is_none();
+    store.set_hook(hook);
     // The kubelet calls the service as soon as it finds the registration socket.
     let service = rpc::bind(&sockets.service).map_err(at(&sockets.service))?;
     let registration = rpc::bind(&sockets.registration).map_err(at(&sockets.registration))?;
@@ -163,6 +161,7 @@ async fn drive(inputs: Inputs) -> anyhow::Result<()> {
         tokio::join!(
             slice_publisher::keep(inputs.clone(), registered.clone()),
             owners::keep(inputs.clone(), Arc::clone(&store)),
+            retry_hook(settings, Arc::clone(&store), without_hook),
             restore_files(inputs.snapshots.clone(), store),
             report_missing_kubelet(registered)
         );
@@ -197,6 +196,31 @@ fn sweep(kubelet: &Path, own: &Sockets) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The hook that lifts the memlock limit; `None` while it does not work on this node.
+async fn installed_hook(settings: &Settings) -> Option<PathBuf> {
+    let installed = memlock_hook::install(&folder(&settings.kubelet)).await;
+    installed
+        .inspect_err(|error| {
+            let reason = Reason::MemlockTooLow;
+            tracing::warn!(
+                %reason, %error,
+                "Claims for RDMA devices do not lift the memlock limit on this node; retrying"
+            );
+        })
+        .ok()
+}
+
+/// Tries the hook again while claims have none.
+async fn retry_hook(settings: &Settings, store: Arc<ClaimStore>, mut without: bool) {
+    while without {
+        tokio::time::sleep(HOOK_RETRY).await;
+        let hook = installed_hook(settings).await;
+        without = hook.is_none();
+        store.set_hook(hook);
+    }
+    std::future::pending().await
 }
 
 /// Restores lost CDI files after each reading of the facts.

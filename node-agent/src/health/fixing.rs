@@ -1,14 +1,16 @@
 //! Applies and reverts the fixes that the policy requests, whenever the snapshot changes, and reports their state. Changes
 //! nothing before the operator has written the node's spec.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
 use crds::{FixId, FixReport};
+use tokio::process::Child;
 use tokio::time::Instant;
 
 use crate::facts::inbox::{Inbox, Inputs};
-use crate::process::child;
+use crate::process::child::{self, ChildError};
 use crate::publish::report::Reporter;
 use crate::watched;
 use checks::fixes::apply::ApplyResult;
@@ -32,6 +34,8 @@ struct Fixing {
     node: Node,
     journal: Journal,
     attempts: Attempts,
+    /// Attempts that have not ended: the kernel may hold a modprobe. None follows them meanwhile.
+    late: BTreeMap<FixId, Child>,
     began: Instant,
 }
 
@@ -47,6 +51,7 @@ pub(crate) async fn run(
         node,
         journal,
         attempts: Attempts::default(),
+        late: BTreeMap::new(),
         began: Instant::now(),
     };
     let mut fresh_from = 0;
@@ -91,11 +96,9 @@ impl Fixing {
             }
         }
         let up = self.began.elapsed();
-        let due: Vec<Step> = steps
-            .iter()
-            .filter(|step| self.attempts.is_due(step, up))
-            .cloned()
-            .collect();
+        self.late
+            .retain(|_, child| matches!(child.try_wait(), Ok(None)));
+        let due = due(&steps, &self.attempts, up, |id| self.late.contains_key(&id));
         for step in &steps {
             if let Step::Forget(id) = step {
                 self.restore_journal(*id, None);
@@ -133,7 +136,7 @@ impl Fixing {
             Ok(())
         };
         let outcome = match saved {
-            Ok(()) => apply_in_child(&self.node, change).await,
+            Ok(()) => self.apply(change).await,
             Err(error) => ApplyResult::Refused(format!("cannot save the present value: {error}")),
         };
         tracing::info!(fix = %id, target = id.target(), from = change.before, to = change.after, ?outcome,
@@ -166,11 +169,41 @@ impl Fixing {
         }
     }
 
+    async fn apply(&mut self, change: &Change) -> ApplyResult {
+        match apply_in_child(&self.node, change).await {
+            Ok(result) => result,
+            Err((error, child)) => {
+                let late = matches!(error, ChildError::Timeout(_));
+                let rest = if late {
+                    "; it is not tried again until the process ends"
+                } else {
+                    ""
+                };
+                // One that ends leaves at the next step.
+                self.late.extend(child.map(|child| (change.id, child)));
+                ApplyResult::Refused(format!("{error}{rest}"))
+            }
+        }
+    }
+
     fn restore_journal(&mut self, id: FixId, before: Option<Change>) {
         if let Err(error) = self.journal.restore(id, before) {
             tracing::warn!(fix = %id, %error, "cannot update the journal of fixes");
         }
     }
+}
+
+/// The steps to carry out now: none of a fix whose last attempt has not ended.
+fn due(
+    steps: &[Step],
+    attempts: &Attempts,
+    up: Duration,
+    is_late: impl Fn(FixId) -> bool,
+) -> Vec<Step> {
+    let due = steps.iter().filter(|step| attempts.is_due(step, up));
+    due.filter(|step| fix_of(step).is_none_or(|id| !is_late(id)))
+        .cloned()
+        .collect()
 }
 
 fn fix_of(step: &Step) -> Option<FixId> {
@@ -183,10 +216,17 @@ fn fix_of(step: &Step) -> Option<FixId> {
     }
 }
 
-async fn apply_in_child(node: &Node, change: &Change) -> ApplyResult {
+/// The result of a change, or why there is none, with the child if it has not ended.
+async fn apply_in_child(
+    node: &Node,
+    change: &Change,
+) -> Result<ApplyResult, (ChildError, Option<Child>)> {
     let changes = match serde_json::to_string(&[change]) {
         Ok(changes) => changes,
-        Err(error) => return ApplyResult::Refused(format!("cannot encode the change: {error}")),
+        Err(error) => {
+            let message = format!("cannot encode the change: {error}");
+            return Ok(ApplyResult::Refused(message));
+        }
     };
     let mut arguments: Vec<OsString> = vec!["fix".into()];
     arguments.extend(child::node_arguments(node));
@@ -195,12 +235,32 @@ async fn apply_in_child(node: &Node, change: &Change) -> ApplyResult {
         FixId::Hugepages => HUGEPAGES_DEADLINE,
         _ => DEADLINE,
     };
-    match child::run_self_to_end::<Vec<(FixId, ApplyResult)>>(arguments, deadline).await {
-        Ok(results) => {
-            let refused = || ApplyResult::Refused("the child process: no result".to_owned());
-            let first = results.into_iter().next();
-            first.map_or_else(refused, |(_, result)| result)
-        }
-        Err(error) => ApplyResult::Refused(error.to_string()),
+    let results = child::run_self_to_end::<Vec<(FixId, ApplyResult)>>(arguments, deadline).await?;
+    let refused = || ApplyResult::Refused("the child process: no result".to_owned());
+    let first = results.into_iter().next();
+    Ok(first.map_or_else(refused, |(_, result)| result))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fix_is_not_attempted_again_while_its_last_attempt_runs() {
+        let step = |id| {
+            Step::Apply(Change {
+                id,
+                before: "1".to_owned(),
+                after: "2".to_owned(),
+            })
+        };
+        let steps = [step(FixId::MaxMapCount), step(FixId::Hugepages)];
+        let due = |late: Option<FixId>| {
+            due(&steps, &Attempts::default(), Duration::ZERO, |id| {
+                Some(id) == late
+            })
+        };
+        assert_eq!(due(None), steps);
+        assert_eq!(due(Some(FixId::MaxMapCount)), steps[1..]);
     }
 }

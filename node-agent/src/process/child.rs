@@ -151,22 +151,23 @@ async fn read_report<T: DeserializeOwned>(
     serde_json::from_slice(&line).map_err(ChildError::Decode)
 }
 
-/// Runs this program with other arguments, as [`run_self`], where nothing blocks the child.
+/// Runs this program with other arguments, as [`run_self`], but a child that is late is not killed: a program that it
+/// started would stay, and nothing would show when it ends.
 ///
 /// # Errors
-/// The child did not start, reported nothing valid, or reported nothing within the deadline; it is killed then.
+/// The child did not start, reported nothing valid, or reported nothing within the deadline. The child, if it has not ended.
 pub(crate) async fn run_self_to_end<T: DeserializeOwned>(
     arguments: impl IntoIterator<Item = OsString>,
     deadline: Duration,
-) -> Result<T, ChildError> {
-    let (result, child) = match run_self(arguments, deadline).await {
-        Ok((report, child)) => (Ok(report), Some(child)),
-        Err((error, child)) => (Err(error), child),
-    };
-    if let Some(mut child) = child {
-        tokio::spawn(async move { child.wait().await });
+) -> Result<T, (ChildError, Option<Child>)> {
+    let mut command = of_self(arguments).map_err(|error| (ChildError::Start(error), None))?;
+    match report_of(&mut command, deadline).await {
+        Ok((report, mut child)) => {
+            tokio::spawn(async move { child.wait().await });
+            Ok(report)
+        }
+        Err(late) => Err(late),
     }
-    result
 }
 
 /// Runs a command and returns what it reports, with the child, which may not have ended.
@@ -174,6 +175,18 @@ pub(crate) async fn run_self_to_end<T: DeserializeOwned>(
 /// # Errors
 /// Why it reported nothing, with the child if it was started; that child was killed.
 async fn run<T: DeserializeOwned>(
+    command: &mut Command,
+    deadline: Duration,
+) -> Result<(T, Child), (ChildError, Option<Child>)> {
+    let mut result = report_of(command, deadline).await;
+    if let Err((_, Some(child))) = &mut result {
+        let _ = child.start_kill();
+    }
+    result
+}
+
+/// The same without killing it.
+async fn report_of<T: DeserializeOwned>(
     command: &mut Command,
     deadline: Duration,
 ) -> Result<(T, Child), (ChildError, Option<Child>)> {
@@ -194,10 +207,7 @@ async fn run<T: DeserializeOwned>(
     };
     match report {
         Ok(report) => Ok((report, child)),
-        Err(error) => {
-            let _ = child.start_kill();
-            Err((error, Some(child)))
-        }
+        Err(error) => Err((error, Some(child))),
     }
 }
 
@@ -284,5 +294,25 @@ impl Blocked {
     /// Keeps a child that reported nothing, blocked by these or, where empty, by something unknown.
     pub(crate) fn keep_silent(&mut self, child: Option<Child>, names: BTreeSet<String>) {
         self.0.extend(child.map(|child| (child, names)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_late_child_is_killed_unless_its_end_is_awaited() {
+        let deadline = Duration::from_millis(50);
+        let mut command = Command::new("sleep");
+        command.arg("30");
+        let Err((_, Some(mut child))) = report_of::<u8>(&mut command, deadline).await else {
+            panic!("it reported");
+        };
+        assert_eq!(child.try_wait().unwrap(), None, "it runs");
+        let Err((_, Some(mut child))) = run::<u8>(&mut command, deadline).await else {
+            panic!("it reported");
+        };
+        assert!(!child.wait().await.unwrap().success(), "it was killed");
     }
 }

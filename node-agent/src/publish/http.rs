@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use crds::reason::Reason;
-use http_server::{Readers, Resolver};
+use http_server::{Limits, Readers, Resolver};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -28,8 +28,11 @@ pub(crate) enum AgentState {
     Active,
 }
 
-/// Connections to /metrics at a time. Readers hold one each.
-const MAX_CONNECTIONS: usize = 64;
+/// Readers of /metrics hold one connection each, the kubelet one to the other port; none sends a body.
+const LIMITS: Limits = Limits {
+    connections: 64,
+    body: 1 << 10,
+};
 
 /// What /metrics reads.
 #[derive(Clone)]
@@ -43,7 +46,7 @@ pub(crate) struct Observed {
 /// Serves /healthz and /readyz until an error.
 ///
 /// # Errors
-/// The port is in use, or accepting connections failed.
+/// The port is in use.
 pub(crate) async fn serve_health(
     port: u16,
     agent: watch::Receiver<AgentState>,
@@ -52,7 +55,7 @@ pub(crate) async fn serve_health(
         .route("/healthz", get(async || "alive\n"))
         .route("/readyz", get(ready))
         .with_state(agent);
-    axum::serve(listen(port).await?, router).await?;
+    http_server::serve(listen(port).await?, None, router, LIMITS, pending()).await;
     Ok(())
 }
 
@@ -60,7 +63,7 @@ pub(crate) async fn serve_health(
 /// is no source of certificates.
 ///
 /// # Errors
-/// The port is in use, accepting connections failed, or the TLS configuration is invalid.
+/// The port is in use, or the TLS configuration is invalid.
 pub(crate) async fn serve_metrics(
     port: u16,
     observed: Observed,
@@ -70,13 +73,8 @@ pub(crate) async fn serve_metrics(
     let router = Router::new()
         .route("/metrics", get(scrape))
         .with_state(observed);
-    match certificate {
-        Some(certificate) => {
-            let tls = http_server::server_config(certificate)?;
-            http_server::serve(listener, tls, router, MAX_CONNECTIONS, pending()).await;
-        }
-        None => axum::serve(listener, router).await?,
-    }
+    let tls = certificate.map(http_server::server_config).transpose()?;
+    http_server::serve(listener, tls, router, LIMITS, pending()).await;
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::facts::inbox::Inputs;
 use crate::publish::status::FIELD_MANAGER;
 use devices::backoff::{WatchBackoff, WriteBackoff, until};
+use devices::deadline::answered;
 use host::inventory::inventory;
 
 /// Least time between two writes. Flapping ports are visible in Events and metrics.
@@ -169,7 +170,7 @@ async fn apply(
     if !same_object(published, desired) {
         let mut object = desired.clone();
         object.status = None;
-        api.patch(name, &params, &Patch::Apply(&object)).await?;
+        answered(api.patch(name, &params, &Patch::Apply(&object))).await?;
     }
     let status = serde_json::json!({
         "apiVersion": MooncakeInventory::api_version(&()),
@@ -177,8 +178,7 @@ async fn apply(
         "metadata": {"name": name},
         "status": desired.status,
     });
-    api.patch_status(name, &params, &Patch::Apply(&status))
-        .await?;
+    answered(api.patch_status(name, &params, &Patch::Apply(&status))).await?;
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use super::declared_fields::UndeclaredFields;
 use super::report::Report;
 use crate::assignments::Assignments;
 use devices::backoff::WATCH_LONGEST;
+use devices::deadline::answered;
 
 mod compose;
 pub(crate) mod findings;
@@ -110,7 +111,7 @@ async fn apply(
     let params = PatchParams::apply(FIELD_MANAGER).force();
     loop {
         undeclared.remove_from(&mut patch);
-        let applied = api.patch_status(name, &params, &Patch::Apply(&patch)).await;
+        let applied = answered(api.patch_status(name, &params, &Patch::Apply(&patch))).await;
         match applied {
             Ok(_) => return Ok(()),
             // Ends, as each turn removes a field.
@@ -128,4 +129,26 @@ async fn apply(
 /// True if the same status would be rejected again.
 fn is_invalid(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 422)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_write_without_an_answer_fails_so_that_it_is_tried_again() {
+        // Connections are accepted by the kernel, and nothing reads them.
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        let config = kube::Config::new(url.parse().unwrap());
+        let api: Api<MooncakeNode> = Api::all(kube::Client::try_from(config).unwrap());
+        let status = MooncakeNodeStatus::default();
+        let mut undeclared = UndeclaredFields::default();
+        let write = apply(&api, "n1", &status, &mut undeclared);
+        let written = tokio::time::timeout(Duration::from_secs(60), write).await;
+        let error = written.expect("it waits for ever").unwrap_err();
+        assert!(!is_invalid(&error), "{error}");
+    }
 }

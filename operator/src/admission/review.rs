@@ -7,6 +7,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::post;
 use crds::Reason;
@@ -16,6 +17,7 @@ use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview
 use tracing::{debug, info, warn};
 
 use super::advisor::{self, Rooms};
+use super::budget::{self, Budget};
 use super::claim::Devices;
 use super::host_ports::{self, Policies};
 use super::inject::{Decision, InjectionContext, inject};
@@ -26,7 +28,7 @@ use super::{launch, metadata_server, prefill_decode};
 use crate::args::RdmaClass;
 
 /// Largest review that an API server sends, in bytes: two objects of at most 1.5 MiB each.
-const BODY_LIMIT: usize = 3 << 20;
+pub(super) const BODY_LIMIT: usize = 3 << 20;
 
 struct Endpoint<C, K> {
     clusters: C,
@@ -52,6 +54,7 @@ where
         .with_state(endpoint)
         .merge(advisor::router(known))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .layer(from_fn_with_state(Budget::default(), budget::reserve))
 }
 
 async fn answer<C: Clusters, K: Rooms + Devices + Policies>(

@@ -11,7 +11,7 @@ use rcgen::{
 use serde::{Deserialize, Serialize};
 
 /// Certificates are valid from before their creation, because clocks differ.
-const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 /// A certificate could not be created.
 #[derive(Debug, thiserror::Error)]

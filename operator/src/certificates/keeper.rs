@@ -31,6 +31,8 @@ const AUTHORITY_KEY: &str = "ca.crt";
 const LEAF_KEYS: [&str; 2] = ["tls.crt", "tls.key"];
 /// Delay after a failed write.
 const RETRY: Duration = Duration::from_secs(5);
+/// Time for a write. Without an answer the watches would not be read either, and no change be seen until a restart.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// Longest interval between two checks of the clock.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
@@ -41,6 +43,8 @@ enum StepError {
     Issue(#[from] IssueError),
     #[error("Secret `{name}` could not be written: {cause}")]
     Secret { name: String, cause: kube::Error },
+    #[error("the API server did not answer the write of {object} within {WRITE_DEADLINE:?}")]
+    Deadline { object: String },
     #[error("caBundle of MutatingWebhookConfiguration `{name}` could not be written: {cause}")]
     Bundle { name: String, cause: kube::Error },
 }
@@ -258,13 +262,15 @@ impl Keeper {
             "data": data,
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        self.secrets
-            .patch(&self.secret, &params, &Patch::Apply(&secret))
-            .await
-            .map_err(|cause| StepError::Secret {
-                name: self.secret.clone(),
-                cause,
-            })
+        let name = self.secret.clone();
+        let secret = Patch::Apply(secret);
+        let write = self.secrets.patch(&self.secret, &params, &secret);
+        match tokio::time::timeout(WRITE_DEADLINE, write).await {
+            Ok(written) => written.map_err(|cause| StepError::Secret { name, cause }),
+            Err(_) => Err(StepError::Deadline {
+                object: format!("Secret `{name}`"),
+            }),
+        }
     }
 
     /// Writes the caBundle of every webhook of the configuration, and no other field.
@@ -288,14 +294,17 @@ impl Keeper {
             "webhooks": webhooks,
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        let written = self
-            .configurations
-            .patch(&name, &params, &Patch::Apply(&patch))
-            .await
-            .map_err(|cause| StepError::Bundle {
-                name: name.clone(),
-                cause,
-            })?;
+        let patch = Patch::Apply(patch);
+        let write = self.configurations.patch(&name, &params, &patch);
+        let written = match tokio::time::timeout(WRITE_DEADLINE, write).await {
+            Ok(Ok(written)) => written,
+            Ok(Err(cause)) => return Err(StepError::Bundle { name, cause }),
+            Err(_) => {
+                return Err(StepError::Deadline {
+                    object: format!("MutatingWebhookConfiguration `{name}`"),
+                });
+            }
+        };
         info!(configuration = name, "caBundle written");
         Ok(written)
     }
@@ -322,4 +331,40 @@ fn carries(configuration: &MutatingWebhookConfiguration, bundle: &str) -> bool {
         let present = webhook.client_config.ca_bundle.as_ref();
         present.is_some_and(|ByteString(present)| present == bundle.as_bytes())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_write_without_an_answer_fails_so_that_changes_are_still_read() {
+        // Connections are accepted by the kernel, and nothing reads them.
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        let client = Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
+        let (endpoint, schedule) = (Endpoint::Pods("a.team.svc".to_owned()), Schedule::default());
+        let keeper = Keeper::new(client, "team", "tls".to_owned(), endpoint, schedule);
+        let now = Timestamp::now();
+        let identity = Identity::issue(&["a.team.svc".to_owned()], now, schedule.lifetime).unwrap();
+        let stored = Stored::first(identity, now, None);
+        let configuration = MutatingWebhookConfiguration::default();
+        let writes = async {
+            tokio::join!(
+                keeper.write(None, &stored),
+                keeper.publish(&configuration, "")
+            )
+        };
+        let (secret, bundle) = tokio::time::timeout(Duration::from_secs(60), writes)
+            .await
+            .expect("it waits for ever");
+        let [secret, bundle] = [secret.unwrap_err(), bundle.unwrap_err()].map(|e| e.to_string());
+        assert!(
+            secret.contains("write of Secret `tls` within 10s"),
+            "{secret}"
+        );
+        assert!(bundle.contains("MutatingWebhookConfiguration"), "{bundle}");
+    }
 }

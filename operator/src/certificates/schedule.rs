@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::identity::Stored;
+use super::identity::{CLOCK_SKEW, Identity, Stored};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -33,7 +33,7 @@ impl Default for Schedule {
 /// The next action of the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Create an identity and serve it at once: there is none, or no valid one.
+    /// Create an identity and serve it at once: there is none, or none that is valid now.
     Create,
     /// Create the successor and publish its authority.
     Prepare,
@@ -61,9 +61,11 @@ pub fn decide(
     if stored.current.names != names {
         return Action::Create;
     }
-    let ended = now >= stored.current.not_after;
+    // One of a leader whose clock was ahead is not valid yet, for as long as the clock was.
+    let premature = |identity: &Identity| identity.not_after > now + schedule.lifetime + CLOCK_SKEW;
+    let ended = now >= stored.current.not_after || premature(&stored.current);
     if let Some(next) = &stored.next {
-        if now >= next.not_after || next.names != names {
+        if now >= next.not_after || next.names != names || premature(next) {
             return if ended {
                 Action::Create
             } else {
@@ -172,6 +174,27 @@ mod tests {
         let waiting = first.prepared(issue(late - DAY));
         assert_eq!(step(late, Some(&waiting), None), Action::Promote);
         assert_eq!(step(late + 400 * DAY, Some(&waiting), None), Action::Create);
+    }
+
+    #[test]
+    fn an_identity_of_a_leader_whose_clock_was_ahead_is_replaced() {
+        let ahead = start() + 7 * DAY;
+        let premature = Stored::first(issue(ahead), ahead, None);
+        assert_eq!(
+            step(start(), Some(&premature), Some(start())),
+            Action::Create
+        );
+        // It is valid by then.
+        let calm = step(ahead - CLOCK_SKEW, Some(&premature), Some(start()));
+        assert!(matches!(calm, Action::Wait(_)), "{calm:?}");
+        let valid = Stored::first(issue(start()), start(), None);
+        let prepared = valid.prepared(issue(ahead));
+        assert_eq!(
+            step(start(), Some(&prepared), Some(start())),
+            Action::Prepare
+        );
+        let saved = premature.prepared(issue(start()));
+        assert_eq!(step(start(), Some(&saved), None), Action::Promote);
     }
 
     #[test]

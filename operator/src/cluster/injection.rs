@@ -19,6 +19,15 @@ pub fn finding(cluster: &Valid, labelled: &[Arc<Pod>]) -> NewCondition {
         .iter()
         .filter(|pod| pod.meta().deletion_timestamp.is_none() && !is_over(pod))
         .collect();
+    // Anyone may name the cluster in a pod: what such pods lack is no problem of the cluster.
+    let (strangers, alive): (Vec<_>, Vec<_>) =
+        alive.into_iter().partition(|pod| is_stranger(cluster, pod));
+    let strangers = match strangers.is_empty() {
+        true => "",
+        false => {
+            "; pods of namespaces that spec.access.allowedNamespaces does not list request the cluster too"
+        }
+    };
     let left: Vec<(Reason, String)> = alive
         .iter()
         .filter_map(|pod| {
@@ -31,7 +40,7 @@ pub fn finding(cluster: &Valid, labelled: &[Arc<Pod>]) -> NewCondition {
         })
         .collect();
     let Some((reason, _)) = left.first() else {
-        let message = format!("all {} labelled pods are injected", alive.len());
+        let message = format!("all {} labelled pods are injected{strangers}", alive.len());
         return NewCondition::new(kind, true, Reason::AsExpected, message);
     };
     let mut message = left
@@ -43,8 +52,19 @@ pub fn finding(cluster: &Valid, labelled: &[Arc<Pod>]) -> NewCondition {
     if left.len() > MAX_PODS {
         message.push_str(&format!("; and {} more", left.len() - MAX_PODS));
     }
-    message.push_str(&format!(". Remedy: {}", reason.remedy()));
+    message.push_str(&format!("{strangers}. Remedy: {}", reason.remedy()));
     NewCondition::new(kind, false, *reason, message)
+}
+
+/// True for a pod of a namespace that was never allowed: only the webhook gives a pod access.
+fn is_stranger(cluster: &Valid, pod: &Pod) -> bool {
+    let allowed = cluster.admits(&pod.namespace().unwrap_or_default());
+    !allowed && !has_access(cluster, pod)
+}
+
+fn has_access(cluster: &Valid, pod: &Pod) -> bool {
+    let has = |label: &str| pod.labels().get(label) == Some(&cluster.name);
+    has(names::LABEL_ACCESS) || has(names::LABEL_HOST_ACCESS)
 }
 
 /// Why a labelled pod cannot use the cluster; `None` if it can.
@@ -54,13 +74,12 @@ pub fn problem(cluster: &Valid, pod: &Pod) -> Option<(Reason, String)> {
         let message = format!("namespace {namespace} is not in spec.access.allowedNamespaces");
         return Some((Reason::NamespaceNotAllowed, message));
     }
-    let has = |label: &str| pod.labels().get(label) == Some(&cluster.name);
     let host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
     if host && !cluster.allow_host_network {
         let message = "it uses the host network".to_owned();
         return Some((Reason::HostNetworkNotAllowed, message));
     }
-    if has(names::LABEL_ACCESS) || has(names::LABEL_HOST_ACCESS) {
+    if has_access(cluster, pod) {
         let message = "it was injected before the MooncakeCluster existed, whose etcd with TLS stock engines do not support"
             .to_owned();
         let usable = cluster.metadata_secret().is_none();
@@ -78,6 +97,8 @@ pub fn problem(cluster: &Valid, pod: &Pod) -> Option<(Reason, String)> {
 
 #[cfg(test)]
 mod tests {
+    use crds::ConditionStatus;
+
     use super::*;
     use crate::fixture;
 
@@ -123,7 +144,37 @@ mod tests {
         let allowed = fixture::valid("{access: {allowedNamespaces: [other]}}");
         let found = finding(&allowed, std::slice::from_ref(&pod));
         assert_eq!(found.reason, Reason::AsExpected);
+        // The namespace was allowed before.
         let found = finding(&fixture::valid("{}"), &[pod]);
         assert_eq!(found.reason, Reason::NamespaceNotAllowed);
+    }
+
+    #[test]
+    fn pods_of_other_tenants_do_not_change_the_condition() {
+        let cluster = fixture::valid("{}");
+        let stranger =
+            |name: u8| labelled(&format!("{{metadata: {{name: b{name}, namespace: aaa}}}}"));
+        let mut pods: Vec<Arc<Pod>> = (0..9).map(stranger).collect();
+        let found = finding(&cluster, &pods);
+        assert_eq!(
+            (found.state, found.reason),
+            (ConditionStatus::True, Reason::AsExpected)
+        );
+        assert!(
+            found
+                .message
+                .starts_with("all 0 labelled pods are injected; pods of namespaces"),
+            "{}",
+            found.message
+        );
+        pods.push(labelled("{metadata: {name: b, namespace: team}}"));
+        let found = finding(&cluster, &pods);
+        assert_eq!(found.reason, Reason::NotInjected);
+        assert!(
+            found.message.starts_with("pod team/b: "),
+            "{}",
+            found.message
+        );
+        assert!(!found.message.contains("aaa"), "{}", found.message);
     }
 }

@@ -2,7 +2,7 @@
 
 use crds::cluster::Transport;
 use crds::condition::find;
-use crds::node::PoolState;
+use crds::node::{POOLS_LIMIT, PoolState};
 use crds::{ConditionStatus, ConditionType, MooncakeNode, Reason, Vocabulary, Word};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
@@ -147,6 +147,17 @@ pub fn is_stale(report: &MooncakeNode) -> bool {
 
 fn reported_service(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> PoolService {
     let uid = pod.uid().unwrap_or_default();
+    let assigned = &report.spec.pools;
+    if assigned.len() >= POOLS_LIMIT && assigned.iter().all(|entry| entry.pod_uid != uid) {
+        return PoolService::NotServing {
+            reason: Reason::PoolPodNotReady,
+            message: format!(
+                "node {} serves {POOLS_LIMIT} pool pods, the maximum of one node, and this one is served when one of them \
+                 has ended; use fewer and larger pools, or pools on other nodes",
+                report.name_any()
+            ),
+        };
+    }
     let pools = report.status.iter().flat_map(|status| &status.pools);
     let Some(entry) = pools.into_iter().find(|entry| entry.pod_uid == uid) else {
         return PoolService::NotServing {

@@ -9,15 +9,18 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use crds::MooncakeCluster;
-use http_server::{Readers, Resolver, TlsError, server_config};
+use http_server::{Limits, Readers, Resolver, TlsError, server_config};
 use kube::Client;
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::Store;
 
 use crate::metrics::Metrics;
 
-/// Connections at a time. Readers hold one each.
-const MAX_CONNECTIONS: usize = 64;
+/// Readers hold one connection each, and send no body.
+const LIMITS: Limits = Limits {
+    connections: 64,
+    body: 1 << 10,
+};
 
 /// Where and with what the metrics are served.
 #[derive(Clone, Debug)]
@@ -62,7 +65,7 @@ pub async fn serve(
     let routes = Router::new()
         .route("/metrics", get(answer))
         .with_state(shared);
-    http_server::serve(listener, tls, routes, MAX_CONNECTIONS, shutdown).await;
+    http_server::serve(listener, Some(tls), routes, LIMITS, shutdown).await;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The MooncakeNode of a node. Pure.
 
 use crds::cluster::{MetadataType, MooncakeCluster, MooncakeVersion, Transport};
-use crds::node::{DomainMembership, MasterInstance, MetadataService, PoolAssignment};
+use crds::node::{DomainMembership, MasterInstance, MetadataService, POOLS_LIMIT, PoolAssignment};
 use crds::{ByteSize, MooncakeNode, MooncakeNodeSpec, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference};
 use kube::ResourceExt;
@@ -18,29 +18,12 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
     if observed.report.is_none() && observed.agents.is_empty() && observed.pools.is_empty() {
         return None;
     }
-    let current = observed
-        .report
-        .iter()
-        .flat_map(|report| &report.spec.pools)
-        .collect::<Vec<_>>();
-    let mut pools: Vec<PoolAssignment> = observed
-        .pools
-        .iter()
-        // Its processes have ended for good, however long its object exists.
-        .filter(|pool| !is_over(&pool.pod))
-        .filter_map(|pool| {
-            let uid = pool.pod.uid()?;
-            let before = current.iter().find(|entry| entry.pod_uid == uid);
-            assignment(pool, before.copied(), removed.contains(&uid))
-        })
-        .collect();
-    pools.sort_by(|a, b| a.pod_uid.cmp(&b.pod_uid));
     let mut node = MooncakeNode::new(
         &observed.name,
         MooncakeNodeSpec {
             node_uid: observed.uid.clone(),
             boot_id: observed.boot_id.clone(),
-            pools,
+            pools: assignments(observed, removed),
             domains: domains(observed),
             injected: observed.injected.clone(),
             policy: observed.policy.clone(),
@@ -59,6 +42,34 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
         block_owner_deletion: None,
     }]);
     Some(node)
+}
+
+/// The assignments of the node, sorted by UID. The API server refuses an object with more than [`POOLS_LIMIT`], and with it
+/// every other change of the node: beyond them, those which are served stay, and the oldest pods follow.
+fn assignments(observed: &Observed, removed: &[String]) -> Vec<PoolAssignment> {
+    let current: Vec<_> = observed
+        .report
+        .iter()
+        .flat_map(|report| &report.spec.pools)
+        .collect();
+    let mut pools: Vec<_> = observed
+        .pools
+        .iter()
+        // Its processes have ended for good, however long its object exists.
+        .filter(|pool| !is_over(&pool.pod))
+        .filter_map(|pool| {
+            let uid = pool.pod.uid()?;
+            let before = current.iter().find(|entry| entry.pod_uid == uid).copied();
+            let entry = assignment(pool, before, removed.contains(&uid))?;
+            let created = pool.pod.creation_timestamp().map(|time| time.0);
+            Some(((before.is_none(), created, uid), entry))
+        })
+        .collect();
+    pools.sort_by(|(one, _), (other, _)| one.cmp(other));
+    pools.truncate(POOLS_LIMIT);
+    let mut pools: Vec<_> = pools.into_iter().map(|(_, entry)| entry).collect();
+    pools.sort_by(|a, b| a.pod_uid.cmp(&b.pod_uid));
+    pools
 }
 
 /// The node's ComputeDomain memberships; the current ones while they are unknown.

@@ -1,6 +1,8 @@
 //! The injected pods of a node, whose containers its agent may inspect. The agent does not watch pods: it
 //! knows those that its MooncakeNode lists.
 
+use std::collections::BTreeMap;
+
 use crds::MooncakeCluster;
 use crds::cluster::{Transport, TransportPolicy};
 use crds::node::{INJECTED_LIMIT, InjectedPod};
@@ -23,9 +25,21 @@ pub fn of_node(caches: &Caches, node: &str) -> Vec<InjectedPod> {
         let cluster = caches.clusters.get(&named.within(&requested.namespace))?;
         entry(pod, cluster.0.as_ref().ok()?)
     });
-    let mut pods: Vec<InjectedPod> = pods.collect();
+    shared(pods.collect())
+}
+
+/// At most [`INJECTED_LIMIT`] pods, sorted by UID. Namespaces share the places: a tenant with many pods leaves some to others.
+fn shared(mut pods: Vec<InjectedPod>) -> Vec<InjectedPod> {
     pods.sort_by(|one, other| one.pod_uid.cmp(&other.pod_uid));
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    // Stable: the first of each namespace, then the second of each.
+    pods.sort_by_cached_key(|pod| {
+        let count = counts.entry(pod.namespace.clone()).or_default();
+        *count += 1;
+        *count
+    });
     pods.truncate(INJECTED_LIMIT);
+    pods.sort_by(|one, other| one.pod_uid.cmp(&other.pod_uid));
     pods
 }
 
@@ -84,6 +98,27 @@ mod tests {
         ] {
             assert_eq!(entry(&other, &cluster), None, "{other:?}");
         }
+    }
+
+    #[test]
+    fn many_pods_of_one_namespace_leave_places_to_others() {
+        let cluster = fixture::cluster("{}");
+        let one = pod(", mooncake.io/access: kv", "status: {phase: Running}");
+        let one = entry(&one, &cluster).unwrap();
+        let of = |namespace: &str, pod_uid: String| InjectedPod {
+            namespace: namespace.to_owned(),
+            pod_uid,
+            ..one.clone()
+        };
+        let mut pods: Vec<InjectedPod> = (0..2 * INJECTED_LIMIT)
+            .map(|number| of("crowd", format!("a{number:03}")))
+            .collect();
+        pods.extend(["z1", "z2"].map(|uid| of("team", uid.to_owned())));
+        let listed = shared(pods);
+        assert_eq!(listed.len(), INJECTED_LIMIT);
+        assert!(listed.is_sorted_by(|one, other| one.pod_uid < other.pod_uid));
+        let of_team = listed.iter().filter(|pod| pod.namespace == "team");
+        assert_eq!(of_team.count(), 2);
     }
 
     #[test]

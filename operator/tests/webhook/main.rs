@@ -119,6 +119,27 @@ fn patch(answer: &Value) -> Value {
     serde_json::from_slice(&bytes).unwrap()
 }
 
+/// Small texts that would become several hundred MiB.
+#[tokio::test]
+async fn a_review_that_takes_too_much_memory_is_refused_and_others_are_answered() {
+    let (server, trust) = served(NoClusters).await;
+    for (path, list) in [
+        ("/inject", r#"{"spec":{"containers":[{}]}}"#),
+        ("/advise", r#"{"spec":[{}]}"#),
+    ] {
+        let crowd = vec!["{}"; 300_000].join(",");
+        let object = list.replace("{}", &crowd);
+        let mut body = review();
+        body["request"]["object"] = "OBJECT".into();
+        let body = body.to_string().replace("\"OBJECT\"", &object);
+        let (status, text) = server.post_to(path, &trust, body).await.unwrap();
+        assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE, "{path}: {text}");
+    }
+    let (status, _) = server.post(&trust, REVIEW.to_owned()).await.unwrap();
+    assert_eq!(status, StatusCode::OK);
+    server.end().await;
+}
+
 #[tokio::test]
 async fn a_review_is_answered_with_a_patch_that_applies() {
     let (server, trust) = served(NoClusters).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use http_server::{Resolver, server_config};
+use http_server::{Limits, Resolver, server_config};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use mooncake_operator::admission::{Clusters, Devices, Policies, Rooms, router};
@@ -24,8 +24,10 @@ use tokio_rustls::TlsConnector;
 
 /// DNS name of the webhook's Service.
 pub(crate) const NAME: &str = "mooncake-webhook.mooncake-system.svc";
-/// Connections at a time.
-const CONNECTIONS: usize = 64;
+const LIMITS: Limits = Limits {
+    connections: 64,
+    body: 3 << 20,
+};
 /// Limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -71,9 +73,9 @@ impl Server {
         let routes = router(clusters, known, image, RdmaClass::default());
         let running = tokio::spawn(http_server::serve(
             listener,
-            tls,
+            Some(tls),
             routes,
-            CONNECTIONS,
+            LIMITS,
             async {
                 let _ = ended.await;
             },

@@ -17,7 +17,6 @@ impl Disk {
         let paths = Paths {
             checkpoint: folder.join("devices.json"),
             cdi: folder.join("cdi"),
-            hook: None,
         };
         ClaimStore::open(paths, boot.to_owned()).unwrap()
     }
@@ -130,4 +129,19 @@ fn a_claim_that_cannot_be_recorded_is_not_prepared() {
     assert_eq!(refusal.reason, Reason::DeviceRecordFailed);
     assert!(refusal.to_string().contains("devices.json"), "{refusal}");
     assert!(!disk.cdi("uid").exists());
+}
+
+#[test]
+fn a_hook_that_works_later_reaches_the_claims_that_are_there() {
+    let disk = Disk::new();
+    let store = disk.open("boot");
+    store.hold("uid", &claim("a")).unwrap();
+    let has_hook = || {
+        let text = fs::read_to_string(disk.cdi("uid")).unwrap();
+        text.contains("/hooks/memlock")
+    };
+    assert!(!has_hook());
+    store.set_hook(Some(PathBuf::from("/hooks/memlock")));
+    store.restore_files(&Facts::default()).unwrap();
+    assert!(has_hook());
 }

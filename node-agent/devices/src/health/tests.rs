@@ -113,7 +113,6 @@ fn stage(looked: Duration, again: Duration) -> Stage {
     let paths = Paths {
         checkpoint: folder.path().join("devices.json"),
         cdi: folder.path().join("cdi"),
-        hook: None,
     };
     let store = ClaimStore::open(paths, "boot".to_owned()).unwrap();
     let (publish, snapshots) = watch::channel(Some(Arc::new(snapshot())));

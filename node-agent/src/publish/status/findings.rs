@@ -74,12 +74,21 @@ pub(super) fn by_release(health: &Health) -> (Health, Vec<ReportedFinding>) {
         };
         *count = count.saturating_sub(1);
     }
-    findings.truncate(FINDINGS_LIMIT);
-    // The worst of each check first, so that none is missing: a pod may wait for any.
-    let mut checks = BTreeSet::new();
-    later.sort_by_cached_key(|reported| !checks.insert(reported.check));
-    later.truncate(LATER_FINDINGS_LIMIT);
+    keep_of_each_check(&mut findings, FINDINGS_LIMIT);
+    keep_of_each_check(&mut later, LATER_FINDINGS_LIMIT);
     (Health { counts, findings }, later)
+}
+
+/// Keeps so many findings: first the worst of each check, as a pod may wait for any of them, then those of the node. Findings
+/// of pods, which their tenants cause, come last.
+fn keep_of_each_check(findings: &mut Vec<ReportedFinding>, most: usize) {
+    let mut seen = BTreeSet::new();
+    findings.sort_by_cached_key(|reported| {
+        let is_worst = seen.insert(reported.check);
+        let of_pods = reported.check.as_str().starts_with("Pod");
+        (!is_worst, !is_worst && of_pods)
+    });
+    findings.truncate(most);
 }
 
 fn message(reported: &ReportedFinding) -> String {

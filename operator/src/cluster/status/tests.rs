@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crds::cluster::{MasterType, Transport};
 use crds::condition::find;
-use crds::{MooncakeNode, Word, node::MooncakeNodeSpec};
+use crds::node::{MooncakeNodeSpec, POOLS_LIMIT, PoolAssignment};
+use crds::{MooncakeNode, Word};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use kube::core::DeserializeGuard;
@@ -781,4 +782,29 @@ fn a_cluster_is_reconciled_without_an_event_only_while_something_is_open() {
         assert_eq!(next(&waits), Some(RECHECK_PERIOD));
         assert_eq!(next(&rests), None);
     });
+}
+
+#[test]
+fn a_pool_pod_beyond_the_limit_of_its_node_is_named_with_the_cause() {
+    let mut full = report("n1", ALIVE, SERVES);
+    let entry = full.spec.pools[0].clone();
+    full.spec.pools = (0..POOLS_LIMIT)
+        .map(|uid| PoolAssignment {
+            pod_uid: format!("other-{uid}"),
+            ..entry.clone()
+        })
+        .collect();
+    let reason = |report: &MooncakeNode| match evaluate(&pool_pod("n1"), Some(report), None).service
+    {
+        PoolService::NotServing { reason, message } => Some((reason, message)),
+        _ => None,
+    };
+    let (reason_of_full, message) = reason(&full).unwrap();
+    assert_eq!(reason_of_full, Reason::PoolPodNotReady);
+    assert!(
+        message.starts_with("node n1 serves 64 pool pods, the maximum"),
+        "{message}"
+    );
+    full.spec.pools[0] = entry;
+    assert_eq!(reason(&full), None);
 }

@@ -196,6 +196,41 @@ fn an_assignment_ends_when_the_pods_processes_end() {
 }
 
 #[test]
+fn more_pool_pods_than_a_node_can_serve_do_not_displace_those_which_are_served() {
+    let pool = |uid: usize, created: &str| {
+        let mut pool = pool_pod(true);
+        let mut pod = pool.pod.as_ref().clone();
+        pod.metadata.uid = Some(format!("u{uid:03}"));
+        let text = format!("'2026-01-01T00:00:{created}Z'");
+        pod.metadata.creation_timestamp = Some(serde_yaml_ng::from_str(&text).unwrap());
+        pool.pod = Arc::new(pod);
+        pool
+    };
+    let listed = |node: &Option<MooncakeNode>| -> Vec<String> {
+        let pools = node.iter().flat_map(|node| &node.spec.pools);
+        pools.map(|entry| entry.pod_uid.clone()).collect()
+    };
+    let mut seen = observed(vec![pool(900, "30")]);
+    seen.report = desired(&seen, &[]);
+    // The oldest has the greatest of the new UIDs.
+    seen.pools.push(pool(899, "10"));
+    seen.pools
+        .extend((0..POOLS_LIMIT).map(|uid| pool(uid, "20")));
+    let full = desired(&seen, &[]);
+    let mut expected: Vec<String> = (0..POOLS_LIMIT - 2)
+        .map(|uid| format!("u{uid:03}"))
+        .collect();
+    expected.extend(["u899".to_owned(), "u900".to_owned()]);
+    assert_eq!(listed(&full), expected);
+    // One ends, and the next takes its place.
+    seen.report = full;
+    seen.pools.remove(0);
+    let next = listed(&desired(&seen, &[]));
+    assert_eq!(next.len(), POOLS_LIMIT);
+    assert!(next.contains(&"u062".to_owned()) && !next.contains(&"u900".to_owned()));
+}
+
+#[test]
 fn a_node_without_anything_of_ours_has_no_object() {
     assert!(desired(&observed(Vec::new()), &[]).is_none());
     let mut with_agent = observed(Vec::new());

@@ -104,12 +104,18 @@ fn raise(kernel: &impl Kernel, rising: &[(Place, u64, u64)], limit: Duration) ->
 
 /// Restores the counts from before; returns the error with the result of that.
 fn restore(kernel: &impl Kernel, rising: &[(Place, u64, u64)], error: io::Error) -> io::Error {
-    let back = rising
+    // All of them, whatever fails: each keeps memory of the node.
+    let failed: Vec<String> = rising
         .iter()
-        .try_for_each(|(place, before, _)| kernel.set(*place, *before));
-    let result = match back {
-        Ok(()) => "the previous counts were restored".to_owned(),
-        Err(back) => format!("the previous counts could not be restored: {back}"),
+        .filter_map(|(place, before, _)| kernel.set(*place, *before).err())
+        .map(|error| error.to_string())
+        .collect();
+    let result = match failed.as_slice() {
+        [] => "the previous counts were restored".to_owned(),
+        failed => format!(
+            "the previous counts could not be restored: {}",
+            failed.join("; ")
+        ),
     };
     io::Error::new(error.kind(), format!("{error}; {result}"))
 }
@@ -189,6 +195,8 @@ mod tests {
         most: BTreeMap<u32, u64>,
         present: RefCell<BTreeMap<Place, u64>>,
         used: u64,
+        /// A NUMA node whose count cannot be lowered.
+        stuck: Option<u32>,
         calls: RefCell<Vec<String>>,
     }
 
@@ -203,6 +211,9 @@ mod tests {
 
         fn set(&self, place: Place, count: u64) -> io::Result<()> {
             let node = place.node.unwrap_or(0);
+            if self.stuck == Some(node) && count < self.total(place)? {
+                return Err(io::Error::other("EIO"));
+            }
             let most = self.most.get(&node).copied().unwrap_or(u64::MAX);
             self.present.borrow_mut().insert(place, count.min(most));
             let call = format!("{} {count}", described(place));
@@ -258,6 +269,18 @@ mod tests {
             "the kernel gave node1 in pages of 2Mi 100 of 512; the previous counts were restored"
         );
         assert_eq!(PageCounts(kernel.present.into_inner()), pages(none));
+        let mut kernel = fake(none);
+        kernel.most = BTreeMap::from([(0, 100)]);
+        kernel.stuck = Some(1);
+        let refused = set_counts(&kernel, &pages(none), &pages(all), LIMIT);
+        let words = refused.unwrap_err().to_string();
+        assert!(words.ends_with("could not be restored: EIO"), "{words}");
+        let rest = pages("2Mi: node0 5, node1 512");
+        assert_eq!(
+            PageCounts(kernel.present.into_inner()),
+            rest,
+            "the others are"
+        );
         let slow = fake(none);
         let refused = set_counts(&slow, &pages(none), &pages(all), Duration::ZERO);
         let words = refused.unwrap_err().to_string();

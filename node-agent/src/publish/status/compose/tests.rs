@@ -9,6 +9,7 @@ use crate::publish::report::Pool;
 use checks::Finding;
 use checks::debounce::Health;
 use checks::debounce::ReportedFinding;
+use crds::check::FINDINGS_LIMIT;
 use crds::cluster::{NumaPolicy, PageSize};
 use crds::inventory::{NoGid, PortState};
 use crds::node::{HcaLine, PoolAssignment, UNHEALTHY_DEVICES_LIMIT, UnhealthyDevice};
@@ -137,6 +138,42 @@ fn throttled(pod: &str) -> ReportedFinding {
         since: at(1),
         flapping: false,
     }
+}
+
+#[test]
+fn findings_of_pods_hide_no_check_and_no_finding_of_the_node() {
+    let of = |check, subject: String| ReportedFinding {
+        check,
+        subject,
+        ..throttled("a")
+    };
+    let mut report = ports_down(0, 1);
+    let health = report.health.as_mut().unwrap();
+    // Sorted by check and subject, as health has them.
+    let pods = (0..FINDINGS_LIMIT).map(|pod| of(CheckId::PodEngine, format!("pod team/{pod:02}")));
+    health.findings.extend(pods);
+    health
+        .findings
+        .push(of(CheckId::PodPorts, "pod team/z".to_owned()));
+    for device in ["mlx5_0", "mlx5_1"] {
+        health
+            .findings
+            .push(of(CheckId::QpHeadroom, device.to_owned()));
+    }
+    let status = compose(&spec(0), "boot", &report, &published(&[]), &[], at(1));
+    assert_eq!(status.findings.len(), FINDINGS_LIMIT);
+    let subjects = status.findings.iter().map(|found| found.subject.as_str());
+    let first: Vec<_> = subjects.take(5).collect();
+    assert_eq!(
+        first,
+        [
+            "pod team/00",
+            "pod team/z",
+            "mlx5_0",
+            "mlx5_1",
+            "pod team/01"
+        ]
+    );
 }
 
 #[test]
