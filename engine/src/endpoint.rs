@@ -25,6 +25,8 @@ use crate::control::handshake::{self, HandshakeState};
 use crate::engine_state::Shared;
 use crate::error::{Error, TransferError};
 use crate::identity::Identity;
+#[cfg(not(feature = "rdma"))]
+use crate::outstanding::Fitness;
 use crate::outstanding::Outstanding;
 use crate::peers::PeerFailures;
 use crate::resolve::Resolver;
@@ -206,11 +208,14 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::Unmappable`] if the base is zero, the range wraps, or it overlaps another region;
-    /// `Error::Card` if an RDMA device does not register it; [`Error::Stopped`] if a data thread has ended.
+    /// `Error::Card` if no RDMA device registers it, of those that serve the other regions; [`Error::Stopped`] if a data
+    /// thread has ended.
     pub fn add_region(&self, region: Arc<Region>, wire_base: u64) -> Result<RegionId, Error> {
         let id = self.engine.new_region();
         #[cfg(feature = "rdma")]
-        self.engine.cards.register(id, &region, wire_base)?;
+        self.engine
+            .cards
+            .register(id, &region, wire_base, &self.handshake.identity.beside(id))?;
         self.publish_region(id, region, wire_base)
     }
 
@@ -225,9 +230,10 @@ impl Endpoint {
         wire_base: u64,
     ) -> Result<RegionId, Error> {
         let id = self.engine.new_region();
+        let beside = self.handshake.identity.beside(id);
         self.engine
             .cards
-            .register_in_tokio(id, &region, wire_base)
+            .register_in_tokio(id, &region, wire_base, &beside)
             .await?;
         self.publish_region(id, region, wire_base)
     }
@@ -291,8 +297,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::UnknownRegion`]; [`Error::Unmappable`], after which nothing has changed;
-    /// [`Error::Stopped`] if a data thread has ended; `Error::Card` if an RDMA device does not register it, after which
-    /// nothing has changed either, or does not confirm the end under the old base, whose addresses it may access then.
+    /// [`Error::Stopped`] if a data thread has ended; `Error::Card` if no RDMA device registers it, of those that serve
+    /// the other regions, after which nothing has changed either, or if one does not confirm the end under the old base,
+    /// whose addresses it may access then.
     pub async fn rebase_region(&self, region: RegionId, wire_base: u64) -> Result<(), Error> {
         let added = self.added(region)?;
         let _in_order = added.change.lock().await;
@@ -301,7 +308,12 @@ impl Endpoint {
         #[cfg(feature = "rdma")]
         self.engine
             .cards
-            .register_in_tokio(region, &added.memory, wire_base)
+            .register_in_tokio(
+                region,
+                &added.memory,
+                wire_base,
+                &self.handshake.identity.beside(region),
+            )
             .await?;
         let rebased = self.handshake.identity.rebase(region, wire_base);
         #[cfg(feature = "rdma")]
@@ -320,6 +332,13 @@ impl Endpoint {
             .await
     }
 
+    /// Returns why RDMA devices do not serve all regions, and so are not published: the error of each, with its name.
+    #[cfg(feature = "rdma")]
+    #[must_use]
+    pub fn left_out(&self) -> Vec<String> {
+        self.handshake.identity.left_out()
+    }
+
     /// Returns what a metadata service has to hold of this endpoint; `None` with an RDMA device, see
     /// `Error::MetadataOverRdma`.
     pub fn metadata_entry(&self) -> Option<metadata::Entry> {
@@ -336,6 +355,11 @@ impl Endpoint {
             },
             descriptor,
         })
+    }
+
+    #[cfg(all(test, feature = "rdma"))]
+    pub(crate) fn engine(&self) -> &Shared {
+        &self.engine
     }
 
     fn added(&self, region: RegionId) -> Result<Arc<Added>, Error> {
@@ -418,7 +442,14 @@ impl Endpoint {
             }
         }
         drop(regions);
-        let counted = transfers.iter().map(|one| (&*one.peer, one.length));
+        #[cfg(feature = "rdma")]
+        let fitness = |thread, region| self.engine.cards.fitness(thread, region);
+        #[cfg(not(feature = "rdma"))]
+        let fitness = |_, _| Fitness::Good;
+        let counted = transfers.iter().map(|one| {
+            let local = one.local;
+            (&*one.peer, one.length, move |thread| fitness(thread, local))
+        });
         let mut next = transfers.iter();
         self.outstanding.count(counted, |share| {
             submissions.extend(next.next().map(|transfer| Submission {
@@ -497,8 +528,7 @@ impl Endpoint {
     /// Closes listeners and connections. Resolves when nothing can access any region's memory.
     ///
     /// # Errors
-    /// [`Error::Stopped`] if a data thread has ended; `Error::Card` as [`Self::remove_region`]. It does not resolve if an
-    /// RDMA device has refused to end an access, which the log has.
+    /// [`Error::Stopped`] if a data thread has ended; `Error::Card` as [`Self::remove_region`].
     pub async fn close(mut self) -> Result<(), Error> {
         for task in &mut self.tasks {
             task.abort();

@@ -57,13 +57,13 @@ impl Engine {
         Self::start_threads(nodes, settings, |tcp| Box::new(tcp))
     }
 
-    /// Starts the data threads with RDMA. Peers reach the regions of its endpoints over each of the devices; own
-    /// transfers of a data thread use one of them. Its endpoints reach RDMA peers only, which get their descriptors from
+    /// Starts the data threads with RDMA, at least one for each device. Peers reach the regions of its endpoints over each
+    /// of the devices; own transfers of a data thread use one of them, and go to threads whose devices are not withheld. Its endpoints reach RDMA peers only, which get their descriptors from
     /// the handshake port. A transfer is cut into requests of 256 KiB at most.
     ///
     /// # Errors
-    /// As [`Self::start`]; [`Error::NoCard`] without a device; [`Error::Card`] if a device has no completion queue left, or
-    /// does not answer.
+    /// As [`Self::start`]; [`Error::NoCard`] without a device; [`Error::Card`] if no device has a completion queue for a
+    /// data thread.
     #[cfg(feature = "rdma")]
     pub fn start_rdma(settings: Settings, cards: &[Arc<Card>]) -> Result<Self, Error> {
         Self::start_rdma_on(&numa::nodes(Path::new("/sys")), settings, cards)
@@ -82,13 +82,26 @@ impl Engine {
         let cards = Cards::from(cards);
         let settings = Settings {
             slice_bytes: settings.slice_bytes.min(rdma::SLICE_BYTES),
+            // A device without one could not carry own transfers when the others are lost.
+            data_threads: settings.data_threads.max(cards.iter().count()),
             ..settings
         };
         let make = |thread: usize, _: &CommandSender, runtime: &Handle, reactor: &Reactor| {
-            let card = cards.of_thread(thread).ok_or(Error::NoCard)?;
-            let connector = RdmaConnector::new(runtime.clone(), card, settings.connect_timeout);
-            let rdma = Rdma::new(&cards, card, Box::new(connector), &reactor.watcher())?;
-            Ok(Box::new(rdma) as Box<dyn Transport>)
+            let mut failed = Error::NoCard;
+            for card in cards.for_thread(thread) {
+                let connector = RdmaConnector::new(runtime.clone(), card, settings.connect_timeout);
+                match Rdma::new(&cards, card, Box::new(connector), &reactor.watcher()) {
+                    Ok(rdma) => {
+                        cards.assign(card);
+                        return Ok(Box::new(rdma) as Box<dyn Transport>);
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, thread, "own transfers of this data thread cannot use the RDMA device");
+                        failed = error.into();
+                    }
+                }
+            }
+            Err(failed)
         };
         let mut shared = Self::spawn(nodes, settings, make)?;
         for card in cards.iter() {

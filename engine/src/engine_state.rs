@@ -88,7 +88,7 @@ impl Shared {
     /// device does not finish the end of an access.
     ///
     /// # Errors
-    /// [`Error::Stopped`] if one of them has ended; `Error::Card` if an RDMA device hangs.
+    /// [`Error::Stopped`] if one of them has ended; `Error::Card` if an RDMA device hangs or has refused to end one.
     pub(crate) async fn request(
         &self,
         command: impl Fn(oneshot::Sender<()>) -> Command,

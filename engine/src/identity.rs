@@ -63,9 +63,11 @@ impl Identity {
 
     #[cfg(feature = "rdma")]
     fn rdma_descriptor(&self) -> proto::rdma::Descriptor {
-        let cards = self.cards.published();
-        let devices: Vec<_> = cards.iter().map(|card| card.published()).collect();
+        // Locked until the end: the keys of a former base end after its regions have moved to another.
         let extents = self.extents.lock();
+        let regions: Vec<_> = extents.iter().map(|(addr, _, id)| (id, addr)).collect();
+        let cards = self.cards.published(&regions);
+        let devices: Vec<_> = cards.iter().map(|card| card.published()).collect();
         let buffers = extents.iter().filter_map(|(addr, length, region)| {
             let keys = cards
                 .iter()
@@ -92,6 +94,22 @@ impl Identity {
             tcp_proto_version: 1,
             timestamp: now(),
         }
+    }
+
+    /// Returns the other regions than this one, with their wire bases.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn beside(&self, region: RegionId) -> Vec<(RegionId, u64)> {
+        let extents = self.extents.lock();
+        let others = extents.iter().filter(|(_, _, other)| *other != region);
+        others.map(|(addr, _, id)| (id, addr)).collect()
+    }
+
+    /// Returns why devices are not published, of those that do not serve all regions.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn left_out(&self) -> Vec<String> {
+        let extents = self.extents.lock();
+        let regions: Vec<_> = extents.iter().map(|(addr, _, id)| (id, addr)).collect();
+        self.cards.left_out(&regions)
     }
 
     /// Returns the server name.

@@ -1,9 +1,11 @@
 //! What an endpoint has submitted and not released: transfers and bytes, bounded with one peer and in total, and spread over
 //! the data threads.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -15,6 +17,22 @@ const PEERS: usize = 64;
 /// A transfer of at least so many bytes may be carried out by any data thread, each of which has connections of its own to
 /// the peer. Smaller ones gain more from sharing a connection.
 const SPREAD_BYTES: u64 = 64 << 10;
+
+/// How well a data thread can carry out a transfer. One of the fittest is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fitness {
+    /// Its device has not registered the memory.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code, reason = "of devices"))]
+    Unable,
+    /// Its device may not reach peers.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code, reason = "of devices"))]
+    Poor,
+    Good,
+}
+
+/// After a failure a data thread carries out no transfer with the peer for this time, unless there is no other: the device
+/// of the thread may be without a link. The master repeats a move sooner.
+const AVOIDED: Duration = Duration::from_secs(30);
 
 /// Limits of the transfers that are not released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +87,8 @@ struct PeerLoad {
     load: Load,
     total: Arc<Load>,
     threads: Arc<[AtomicU64]>,
+    /// Data threads whose last transfer with the peer has failed, and when.
+    failed: Mutex<Vec<(usize, Instant)>>,
 }
 
 /// The transfers of one endpoint that are not released.
@@ -101,19 +121,19 @@ impl Outstanding {
         }
     }
 
-    /// Counts transfers with their peers and bytes, chooses their data threads, and passes the share of each to `add`. After an error the caller
-    /// drops those of the earlier ones.
+    /// Counts transfers with their peers and bytes, chooses their data threads by how fit these are for each, and passes
+    /// the share of each transfer to `add`. After an error the caller drops those of the earlier ones.
     ///
     /// # Errors
     /// [`TransferError::Busy`] with the limit that the transfer would exceed.
     pub(crate) fn count<'a>(
         &self,
-        transfers: impl Iterator<Item = (&'a str, u64)>,
+        transfers: impl Iterator<Item = (&'a str, u64, impl Fn(usize) -> Fitness)>,
         mut add: impl FnMut(Share),
     ) -> Result<(), TransferError> {
         // Only this function adds, under the lock.
         let mut peers = self.peers.lock();
-        for (name, bytes) in transfers {
+        for (name, bytes, fitness) in transfers {
             let peer = self.peer(&mut peers, name);
             let of_peer = peer.load.exceeds(self.per_peer, bytes);
             let bound = match (of_peer, self.total.exceeds(self.in_total, bytes)) {
@@ -124,7 +144,7 @@ impl Outstanding {
                 (None, None) => {
                     peer.load.add(bytes);
                     self.total.add(bytes);
-                    let thread = self.thread(peer.home, bytes);
+                    let thread = self.thread(&peer, bytes, fitness);
                     if let Some(load) = self.threads.get(thread) {
                         load.fetch_add(bytes, Ordering::Relaxed);
                     }
@@ -144,17 +164,29 @@ impl Outstanding {
         Ok(())
     }
 
-    /// The thread with the fewest bytes for a large transfer, `home` if it is one of those; `home` for a small one.
-    fn thread(&self, home: usize, bytes: u64) -> usize {
-        if bytes < SPREAD_BYTES {
-            return home;
-        }
+    /// Of the fittest threads that have not failed with the peer the one with the fewest bytes for a large transfer, and the
+    /// next one to the peer's home if several have the same or the transfer is small.
+    fn thread(&self, peer: &PeerLoad, bytes: u64, fitness: impl Fn(usize) -> Fitness) -> usize {
+        let failed = peer.failed.lock();
+        let has_failed = |thread: usize| {
+            let since = failed.iter().find(|(one, _)| *one == thread);
+            since.is_some_and(|(_, at)| at.elapsed() < AVOIDED)
+        };
         let loads = self.threads.iter().enumerate();
-        let least = loads.min_by_key(|(thread, load)| {
-            let distance = thread.abs_diff(home);
-            (load.load(Ordering::Relaxed), distance)
+        let best = loads.min_by_key(|(thread, load)| {
+            let load = match bytes {
+                0..SPREAD_BYTES => 0,
+                _ => load.load(Ordering::Relaxed),
+            };
+            let distance = thread.abs_diff(peer.home);
+            (
+                Reverse(fitness(*thread)),
+                has_failed(*thread),
+                load,
+                distance,
+            )
         });
-        least.map_or(home, |(thread, _)| thread)
+        best.map_or(peer.home, |(thread, _)| thread)
     }
 
     fn peer(&self, peers: &mut HashMap<Arc<str>, Arc<PeerLoad>>, name: &str) -> Arc<PeerLoad> {
@@ -174,6 +206,7 @@ impl Outstanding {
             load: Load::default(),
             total: Arc::clone(&self.total),
             threads: Arc::clone(&self.threads),
+            failed: Mutex::default(),
         });
         peers.insert(name, Arc::clone(&peer));
         peer
@@ -189,6 +222,15 @@ impl Share {
     /// Returns the data thread of the transfer.
     pub(crate) fn thread(&self) -> usize {
         self.thread
+    }
+
+    /// Records whether the thread has moved the bytes.
+    pub(crate) fn end(&self, done: bool) {
+        let mut failed = self.peer.failed.lock();
+        failed.retain(|(thread, _)| *thread != self.thread);
+        if !done {
+            failed.push((self.thread, Instant::now()));
+        }
     }
 }
 
@@ -215,7 +257,8 @@ mod tests {
         transfers: &[(&str, u64)],
     ) -> Result<Vec<Share>, TransferError> {
         let mut shares = Vec::new();
-        let counted = outstanding.count(transfers.iter().copied(), |share| shares.push(share));
+        let all_fit = |(peer, bytes): &(_, _)| (*peer, *bytes, |_| Fitness::Good);
+        let counted = outstanding.count(transfers.iter().map(all_fit), |share| shares.push(share));
         counted.map(|()| shares)
     }
 
@@ -280,6 +323,48 @@ mod tests {
         let more = count(&outstanding, &[("a", SPREAD_BYTES), ("a", 1)]).unwrap();
         assert_ne!(more[0].thread(), home);
         assert_eq!(more[1].thread(), home);
+    }
+
+    #[test]
+    fn transfers_go_to_the_fittest_data_threads_that_have_not_failed_with_the_peer() {
+        let most = limits(1_000, u64::MAX);
+        let outstanding = Outstanding::new(most, most, 3);
+        let chosen = |bytes, fitness: [Fitness; 3]| {
+            let transfers = std::iter::repeat_n(("a", bytes, |thread| fitness[thread]), 6);
+            let mut shares = Vec::new();
+            outstanding
+                .count(transfers, |share| shares.push(share))
+                .unwrap();
+            let mut chosen = threads(&shares);
+            chosen.sort_unstable();
+            chosen.dedup();
+            chosen
+        };
+        let (small, large) = (1, SPREAD_BYTES);
+        let home = chosen(small, [Fitness::Good; 3])[0];
+        let others: Vec<_> = (0..3).filter(|thread| *thread != home).collect();
+        // For example a device that is withheld, or one that has not registered the memory.
+        let mut fitness = [Fitness::Good; 3];
+        for unfit in [Fitness::Poor, Fitness::Unable] {
+            fitness[home] = unfit;
+            assert_eq!(chosen(large, fitness), others);
+            let next = chosen(small, fitness);
+            assert!(next.len() == 1 && next[0] != home, "{next:?}");
+        }
+        let mut only = [Fitness::Unable; 3];
+        only[home] = Fitness::Poor;
+        for bytes in [small, large] {
+            assert_eq!(chosen(bytes, only), [home], "there is no better one");
+        }
+        let all = [Fitness::Good; 3];
+        let kept = count(&outstanding, &[("a", small)]).unwrap();
+        kept[0].end(false);
+        assert_eq!(chosen(large, all), others);
+        assert_ne!(chosen(small, all), [home]);
+        assert_eq!(chosen(small, only), [home], "there is no better one");
+        kept[0].end(true);
+        assert_eq!(chosen(small, all), [home]);
+        assert_eq!(chosen(large, all), [0, 1, 2]);
     }
 
     #[test]

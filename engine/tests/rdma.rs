@@ -243,3 +243,51 @@ fn a_transfer_to_an_unknown_range_fails_alone() {
         close(theirs).await;
     });
 }
+
+#[test]
+fn own_transfers_use_a_device_that_has_registered_their_memory() {
+    const PART: u64 = 128 << 10;
+    device::with_device(
+        "rdma::own_transfers_use_a_device_that_has_registered_their_memory",
+        || {
+            if device::is_real() {
+                return;
+            }
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(async {
+                let cards = device::names().map(card_of);
+                let failing = device::calls().join("fail-ibv_reg_mr_iova2-invented_1");
+                std::fs::write(&failing, "12").unwrap();
+                let settings = Settings {
+                    data_threads: 1,
+                    connect_timeout: PATIENCE,
+                    header_deadline: PATIENCE,
+                    ..quick()
+                };
+                let engine = Engine::start_rdma(settings, &cards).unwrap();
+                let ours = Rig::with(engine, IpAddr::V4(Ipv4Addr::LOCALHOST), BASE);
+                std::fs::remove_file(failing).unwrap();
+                let theirs = rig_of(&cards[0], 3 * BASE, 1);
+                ours.region.copy_in(0, &pattern(1, LENGTH)).unwrap();
+                for length in [PART, 100] {
+                    let parts: Vec<_> = (0..8)
+                        .map(|at| Transfer {
+                            op: Op::Write,
+                            peer: theirs.name.clone(),
+                            remote: 3 * BASE + at * PART,
+                            local: ours.id,
+                            local_offset: at * PART,
+                            length,
+                        })
+                        .collect();
+                    let mut batch = ours.endpoint.submit(&parts, Instant::now() + PATIENCE);
+                    batch.outcome().await.unwrap();
+                    batch.released().await;
+                }
+                assert!(bytes(&theirs, 0, 8 * PART) == pattern(1, 8 * PART));
+                close(ours).await;
+                close(theirs).await;
+            });
+        },
+    );
+}

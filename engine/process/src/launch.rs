@@ -27,7 +27,7 @@ use crate::control::silence::Silence;
 use crate::control::succession::Inherited;
 use crate::log::Lines;
 use crate::pidfd::Pidfd;
-use crate::pod;
+use crate::{pod, start};
 
 /// Most bytes that the process may write into a file: the message of a panic.
 const FILE_LIMIT: u64 = 64 << 10;
@@ -56,7 +56,7 @@ pub fn serve(settings: Serve) -> anyhow::Result<()> {
     // A process that was started by its loader has the name of the loader.
     rustix::thread::set_name(c"engine")?;
     let opened = open(&settings)?;
-    let opened_devices = sandbox::isolate_after(|| enter_network(&settings))??;
+    let (opened_devices, left_out) = sandbox::isolate_after(|| enter_network(&settings))??;
     // The credentials that an agent sees are those of the caller of listen.
     seqpacket::start_listening(&opened.listener, 1).context("cannot listen for agents")?;
     let lines = Lines::default();
@@ -64,6 +64,11 @@ pub fn serve(settings: Serve) -> anyhow::Result<()> {
     tracing_subscriber::registry()
         .with(lines.clone().with_filter(filter))
         .init();
+    for error in &left_out {
+        tracing::error!(
+            "the pool is served without an RDMA device until this process is replaced: {error}"
+        );
+    }
     // The agent reads standard error until it is closed. From then on nothing of the agent is held.
     let stderr = detach_output()?;
     let devices = if opened_devices.is_empty() {
@@ -82,7 +87,7 @@ pub fn serve(settings: Serve) -> anyhow::Result<()> {
     let ended = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?
-        .block_on(run(settings, opened, opened_devices, lines));
+        .block_on(run(settings, opened, (opened_devices, left_out), lines));
     if let Err(error) = &ended {
         writeln!(end_message.lock(), "{error:#}")?;
     }
@@ -157,8 +162,11 @@ fn open(settings: &Serve) -> anyhow::Result<Opened> {
     })
 }
 
+/// Devices, and the errors of those that could not be opened.
+type OpenedDevices = (Vec<OpenedDevice>, Vec<String>);
+
 /// Opens the devices, if any, and enters the network of the pool pod.
-fn enter_network(settings: &Serve) -> anyhow::Result<Vec<OpenedDevice>> {
+fn enter_network(settings: &Serve) -> anyhow::Result<OpenedDevices> {
     let enter = |network: &Path| {
         Namespace::open(network)
             .and_then(|network| network.enter())
@@ -167,7 +175,7 @@ fn enter_network(settings: &Serve) -> anyhow::Result<Vec<OpenedDevice>> {
     // The root changes while the devices are opened, and the namespace of the pod is a path of the present one.
     let pod = Namespace::open(&settings.network)
         .with_context(|| format!("cannot open {}", settings.network.display()))?;
-    let mut devices = Vec::new();
+    let mut devices = (Vec::new(), Vec::new());
     if let (Some(libraries), Some(node)) = (&settings.libraries, &settings.host_root) {
         if let Some(network) = &settings.host_network {
             enter(network)?;
@@ -182,7 +190,7 @@ fn enter_network(settings: &Serve) -> anyhow::Result<Vec<OpenedDevice>> {
                     service_level: port.service_level,
                 },
             });
-            ports.map(OpenedDevice::open).collect::<Result<_, _>>()
+            open_each(ports)
         };
         let opened = verbs::in_root(libraries, node, open)
             .with_context(|| format!("cannot use {} as the root", libraries.display()))?;
@@ -191,6 +199,28 @@ fn enter_network(settings: &Serve) -> anyhow::Result<Vec<OpenedDevice>> {
     pod.enter()
         .with_context(|| format!("cannot enter {}", settings.network.display()))?;
     Ok(devices)
+}
+
+/// Opens devices one after the other. Those that cannot be opened are left out.
+///
+/// # Errors
+/// Why none could be opened.
+fn open_each(ports: impl Iterator<Item = engine::Port>) -> anyhow::Result<OpenedDevices> {
+    let (mut devices, mut left_out) = (Vec::new(), Vec::new());
+    for port in ports {
+        // It is for the agent only if this call blocks.
+        let _ = std::io::stderr().write_all(start::opening(&port.device).as_bytes());
+        match OpenedDevice::open(port) {
+            Ok(device) => devices.push(device),
+            Err(error) => left_out.push(error.to_string()),
+        }
+    }
+    anyhow::ensure!(
+        !devices.is_empty() || left_out.is_empty(),
+        "no RDMA device could be opened: {}",
+        left_out.join("; ")
+    );
+    Ok((devices, left_out))
 }
 
 /// Sets soft and hard limit, or the highest that is allowed.
@@ -218,7 +248,7 @@ fn report_panics(file: Arc<Mutex<File>>) {
 async fn run(
     settings: Serve,
     opened: Opened,
-    devices: Vec<OpenedDevice>,
+    (devices, left_out): OpenedDevices,
     lines: Lines,
 ) -> anyhow::Result<()> {
     let of_engine = engine::Settings {
@@ -261,6 +291,7 @@ async fn run(
         pool: opened.pool,
         engine,
         protocol,
+        left_out,
         agent: Agent::new(calls, report, connected),
         counted,
         inherited,

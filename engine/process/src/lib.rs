@@ -18,5 +18,6 @@ pub mod log;
 pub mod pidfd;
 #[cfg(feature = "program")]
 mod pod;
+pub mod start;
 #[cfg(feature = "program")]
 pub mod unmount;

@@ -63,6 +63,8 @@ pub(crate) struct Context {
     pub(crate) engine: Engine,
     /// The protocol of the engine, as descriptors and segments name it.
     pub(crate) protocol: &'static str,
+    /// Why RDMA devices could not be opened, of those that could not.
+    pub(crate) left_out: Vec<String>,
     pub(crate) agent: Agent,
     pub(crate) counted: Counted,
     pub(crate) inherited: Inherited,

@@ -22,6 +22,7 @@ use engine_process::control::message::{
     Answer, Call, FromEngine, Listed, PROTOCOL, PodAssignment, RdmaPort, ToEngine,
 };
 use engine_process::pidfd::Pidfd;
+use engine_process::start;
 use mooncake_stock::Space;
 use pool::args;
 use pool::handover::{ADDRESS, Connection};
@@ -124,7 +125,7 @@ fn libraries(folder: &Path) {
 }
 
 /// Starts the program as the agent does. Returns when it has closed its standard error.
-fn start(folder: &Path, ports: &[RdmaPort]) -> Output {
+fn launch(folder: &Path, ports: &[RdmaPort]) -> Output {
     let root = folder.join("libraries");
     fs::create_dir(&root).unwrap();
     libraries(&root);
@@ -327,18 +328,30 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
     isolated(|| {
         let folder = tempfile::tempdir().unwrap();
         own_memory();
-        let started = start(folder.path(), &ports());
+        // One of them cannot be opened.
+        let mut given = ports().to_vec();
+        given.insert(1, "none_0:1:1".parse().unwrap());
+        let started = launch(folder.path(), &given);
+        let written = String::from_utf8_lossy(&started.stderr);
         assert!(
-            started.status.success() && started.stderr.is_empty(),
+            started.status.success() && start::failure(&written).is_empty(),
             "{started:?}"
         );
+        let opened: String = given
+            .iter()
+            .map(|port| start::opening(&port.device))
+            .collect();
+        assert_eq!(written, opened, "each is named before");
         let mut served = Served::connect(folder.path());
         served.wait_for("the greeting", |message| {
             *message
                 == FromEngine::Hello {
                     protocol: PROTOCOL,
-                    rdma: ports().to_vec(),
+                    rdma: given.clone(),
                 }
+        });
+        served.wait_for("the device that is left out", |message| {
+            matches!(message, FromEngine::Log { level, line } if level == "ERROR" && line.contains("no RDMA device none_0"))
         });
         served.wait_for("peers are served", |message| {
             matches!(message, FromEngine::Report(report) if report.pool.reason == Reason::MasterNotReady)
@@ -389,9 +402,13 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
 fn a_device_that_the_node_does_not_have_is_an_error_with_its_name() {
     isolated(|| {
         let folder = tempfile::tempdir().unwrap();
-        let started = start(folder.path(), &["none_0:1:1".parse().unwrap()]);
+        let started = launch(folder.path(), &["none_0:1:1".parse().unwrap()]);
         // The parent of the process has ended by then; what is written to standard error is the failure.
-        let message = String::from_utf8(started.stderr).unwrap();
-        assert!(message.contains("none_0"), "{message}");
+        let written = String::from_utf8(started.stderr).unwrap();
+        let message = start::failure(&written);
+        assert!(
+            message.contains("there is no RDMA device none_0"),
+            "{message}"
+        );
     });
 }

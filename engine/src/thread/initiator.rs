@@ -223,6 +223,7 @@ impl Initiator {
             return;
         };
         pending.ended = true;
+        pending.share.end(matches!(ending, Ending::Done));
         pending.completion.end(match ending {
             Ending::Done => Ok(()),
             Ending::Failed(fault) => {

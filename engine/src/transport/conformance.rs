@@ -151,13 +151,19 @@ impl Bed {
         }
     }
 
-    /// Opens a link; returns it with its window.
-    fn open(&mut self) -> (LinkId, usize) {
+    /// Begins to open a link.
+    fn begin(&mut self) -> LinkId {
         let link = LinkId {
             endpoint: self.initiator.endpoint,
             link: self.links.insert(()),
         };
         self.initiator.transport.open(link, &(self.peer)());
+        link
+    }
+
+    /// Opens a link; returns it with its window.
+    fn open(&mut self) -> (LinkId, usize) {
+        let link = self.begin();
         let window = self.until(|event| match event {
             Event::Up(up, window) if *up == link => Some(*window),
             Event::Down(_, failure) => panic!("{failure:?}"),

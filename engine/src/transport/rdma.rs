@@ -93,10 +93,10 @@ impl RdmaPeer {
 struct Registered {
     endpoint: EndpointId,
     base: u64,
-    /// With the device of this data thread.
-    memory: Arc<MemoryRegion>,
-    /// With all devices.
-    memories: Vec<Arc<MemoryRegion>>,
+    /// With the device of this data thread, if it has registered the region.
+    memory: Option<Arc<MemoryRegion>>,
+    /// With all devices that have.
+    memories: Vec<(Arc<Card>, Arc<MemoryRegion>)>,
 }
 
 /// The RDMA transport of one data thread.
@@ -111,7 +111,7 @@ pub struct Rdma {
     received: Received,
     channel: CompletionChannel,
     queue: CompletionQueue,
-    /// Links whose requests all fit into the completion queue.
+    /// Queue pairs whose requests all fit into the completion queue.
     room: usize,
     links: HashMap<LinkId, Link>,
     /// By the number in the IDs of their work requests.
@@ -169,7 +169,7 @@ impl Rdma {
             received,
             channel,
             queue,
-            room: usize::from(entries) / (PAIRS * DEPTH),
+            room: usize::from(entries) / DEPTH,
             links: HashMap::new(),
             pairs: HashMap::new(),
             next_pair: 0,
@@ -195,10 +195,7 @@ impl Rdma {
                 Message::Destroyed { link, result } => match result {
                     Ok(()) => self.remove(link),
                     // The link keeps its place, and its memory stays in use.
-                    Err(error) => tracing::error!(
-                        device = self.card.device(), %error,
-                        "the device may still access memory of a closed link; end this process"
-                    ),
+                    Err(error) => self.card.refusals().add(error),
                 },
                 Message::Withdrawn { endpoint, region } => {
                     if let Some(left) = self.withdrawing.get_mut(&endpoint) {
@@ -213,7 +210,21 @@ impl Rdma {
         }
     }
 
+    /// Fails if the completion queue has no room for so many more queue pairs: it must not overflow when all fail at once.
+    fn fitting(&self, pairs: usize) -> Result<(), LinkError> {
+        if self.pairs.len() + pairs <= self.room {
+            return Ok(());
+        }
+        Err(LinkError::Device(format!(
+            "{} queue pairs fill the completion queue of RDMA device {}",
+            self.room,
+            self.card.device()
+        )))
+    }
+
     fn connected(&mut self, id: LinkId, result: Result<Joining, LinkError>) {
+        // A peer may have more for each link than was assumed at its start.
+        let result = result.and_then(|pairs| self.fitting(pairs.len()).map(|()| pairs));
         let Some(link) = self.links.get_mut(&id) else {
             return;
         };
@@ -376,16 +387,16 @@ impl Transport for Rdma {
     fn set_admission(&mut self, _: EndpointId, _: Admission) {}
 
     fn add_region(&mut self, endpoint: EndpointId, region: RegionId, _: &Arc<Region>, base: u64) {
-        let own = self.card.memory(region, base);
-        let Some((memory, memories)) = own.zip(self.cards.memories(region, base)) else {
+        let memories = self.cards.memories(region, base);
+        if memories.is_empty() {
             // A bug: it is registered before it is published.
             tracing::error!(?region, "region not registered");
             return;
-        };
+        }
         let registered = Registered {
             endpoint,
             base,
-            memory,
+            memory: self.card.memory(region, base),
             memories,
         };
         self.regions.insert(region, registered);
@@ -399,7 +410,7 @@ impl Transport for Rdma {
             Some(one) => {
                 // The last one that this thread has of each device is counted below.
                 drop(one.memory);
-                (self.cards).give_back(region, one.base, one.memories, withdrawn);
+                Cards::give_back(region, one.base, one.memories, withdrawn);
             }
             None => withdrawn(),
         }
@@ -412,12 +423,7 @@ impl Transport for Rdma {
             self.events.push(Event::Released(id));
             return;
         };
-        if self.links.len() >= self.room {
-            let cause = LinkError::Device(format!(
-                "{} links fill the completion queue of RDMA device {}",
-                self.room,
-                self.card.device()
-            ));
+        if let Err(cause) = self.fitting(PAIRS) {
             self.events.push(Event::Down(id, Failure::unsent(cause)));
             self.events.push(Event::Released(id));
             return;
@@ -446,7 +452,8 @@ impl Transport for Rdma {
             return requests.len();
         }
         let regions = &self.regions;
-        let is_local = |region| regions.contains_key(&region);
+        // The endpoint gives transfers of other regions to other data threads.
+        let is_local = |region| regions.get(&region).is_some_and(|one| one.memory.is_some());
         match link.accept(requests, is_local) {
             Ok(accepted) => accepted,
             Err(failure) => {

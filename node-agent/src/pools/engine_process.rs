@@ -14,6 +14,7 @@ use crds::node::HcaLine;
 use crds::pool_memory;
 use engine_process::control::message::{self, FromEngine, RdmaPort, ToEngine};
 use engine_process::pidfd::Pidfd;
+use engine_process::start;
 use parking_lot::Mutex;
 use pool::handover::Connection;
 use sys::net::seqpacket;
@@ -327,27 +328,27 @@ impl EngineProcesses {
             .map_err(StartError::Prepare)?;
         let group = StartGroup::of(child.id());
         // The process closes its standard error when it is in its sandbox.
-        let mut message = String::new();
+        let mut written = Vec::new();
         let started = async {
             if let Some(stderr) = child.stderr.take() {
-                stderr
-                    .take(MESSAGE_LIMIT)
-                    .read_to_string(&mut message)
-                    .await?;
+                // What has been read stays also if the deadline ends this.
+                stderr.take(MESSAGE_LIMIT).read_to_end(&mut written).await?;
             }
             child.wait().await
         };
         let started = timeout(START_DEADLINE, started).await;
-        let message = message.trim();
+        let written = String::from_utf8_lossy(&written);
+        let failure = start::failure(&written);
         match started {
-            Ok(Ok(status)) if status.success() && message.is_empty() => {
+            Ok(Ok(status)) if status.success() && failure.is_empty() => {
                 group.keep();
                 Ok(())
             }
-            Ok(Ok(status)) => Err(StartError::Start(format!("{message} ({status})"))),
+            Ok(Ok(status)) => Err(StartError::Start(format!("{failure} ({status})"))),
             Ok(Err(error)) => Err(StartError::Start(error.to_string())),
             Err(_) => Err(StartError::Start(format!(
-                "it is not ready after {START_DEADLINE:?} {message}"
+                "it is not ready after {START_DEADLINE:?}{}",
+                start::unfinished(&written)
             ))),
         }
     }

@@ -126,7 +126,8 @@ pub enum FromEngine {
     Hello {
         /// [`PROTOCOL`] of the sender.
         protocol: u32,
-        /// The RDMA ports over which it serves peers. None: it serves them over TCP.
+        /// The RDMA ports that it was started with, over which it serves peers. None: it serves them over TCP. One that
+        /// could not be opened is among them: another process with the same ports would have no more.
         rdma: Vec<RdmaPort>,
     },
     /// Something that only the agent can do. It is repeated to the next agent if this one does not answer.

@@ -83,6 +83,16 @@ impl Pod {
         self.publication.as_ref()?.known().failure
     }
 
+    /// Why RDMA devices do not serve the pool, of those that do not.
+    fn left_out(&self) -> Vec<String> {
+        let registered = self
+            .served
+            .as_ref()
+            .map(|served| served.endpoint.left_out());
+        let opened = self.context.left_out.iter().cloned();
+        opened.chain(registered.into_iter().flatten()).collect()
+    }
+
     /// Message for the status.
     fn message(&self, step: &Step) -> String {
         let session = self.session.as_ref().map(Session::state);
@@ -111,7 +121,7 @@ impl Pod {
                 (Reason::Mounting, _) | (_, None) => "mounting in the master".to_owned(),
                 (_, Some(session)) => session,
             },
-            PoolState::Serving => "mounted and served".to_owned(),
+            PoolState::Serving => serving(&self.left_out()),
             PoolState::Draining if self.evacuation.is_running() => {
                 "the pod is terminating: its keys move to other pool pods".to_owned()
             }
@@ -121,6 +131,17 @@ impl Pod {
             }
         }
     }
+}
+
+fn serving(left_out: &[String]) -> String {
+    let served = "mounted and served".to_owned();
+    if left_out.is_empty() {
+        return served;
+    }
+    format!(
+        "{served}, without some RDMA devices: {}",
+        left_out.join("; ")
+    )
 }
 
 #[cfg(test)]
@@ -133,6 +154,16 @@ mod tests {
     use super::*;
     use crate::control::message::{FromEngine, MemoryReport};
     use crate::pod::failure::Failure;
+
+    #[test]
+    fn a_pool_that_serves_without_a_device_names_it() {
+        assert_eq!(serving(&[]), "mounted and served");
+        let errors = ["RDMA device a: x", "RDMA device b: y"].map(str::to_owned);
+        assert_eq!(
+            serving(&errors),
+            "mounted and served, without some RDMA devices: RDMA device a: x; RDMA device b: y"
+        );
+    }
 
     #[tokio::test]
     async fn a_report_with_the_longest_texts_and_names_fits_a_packet() {

@@ -181,7 +181,7 @@ test!(a_withheld_device_is_not_published_unless_all_are, {
     let cards = &Control::new().far_cards;
     let published = |withheld: &[&str]| {
         cards.withhold(withheld.iter().map(|name| (*name).to_owned()).collect());
-        let published = cards.published();
+        let published = cards.published(&[]);
         published
             .iter()
             .map(|card| card.device().to_owned())
@@ -192,6 +192,7 @@ test!(a_withheld_device_is_not_published_unless_all_are, {
     assert_eq!(published(&[&all[0]]), all[1..]);
     assert_eq!(published(&[&all[0], &all[1]]), all);
     assert_eq!(published(&[]), all);
+    assert!(cards.published(&[(SERVED, BASE)]).is_empty());
 });
 
 /// A request of a peer with these queue pairs; nothing is sent over them.
@@ -301,21 +302,73 @@ test!(
     }
 );
 
-test!(one_address_cannot_take_the_connections_of_all, {
-    let control = Control::new();
-    let replies: Vec<_> = (0..=256)
-        .map(|number| answered(&control, request(&format!("peer{number}@r0"), &[100])))
-        .collect();
-    let (last, others) = replies.split_last().unwrap();
-    assert!(others.iter().all(|reply| reply.reply_msg.is_empty()));
-    assert!(
-        last.reply_msg.contains("256 connections of 127.0.0.1"),
-        "{last:?}"
-    );
-    let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
-    let reply = answered_to(stranger, &control, request("other@r0", &[100]));
-    assert_eq!(reply.reply_msg, "");
-});
+test!(
+    another_connection_of_an_address_with_the_most_ends_its_oldest_one,
+    {
+        let control = Control::new();
+        let connect = |path: &str| answered(&control, request(path, &[100]));
+        let is_there = |path: &str| {
+            let acknowledgement = Rendezvous {
+                ready_ack: Some(true),
+                ..request(path, &[100])
+            };
+            answered(&control, acknowledgement).reply_msg.is_empty()
+        };
+        let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        let other = answered_to(stranger, &control, request("other@r0", &[100]));
+        assert_eq!(other.reply_msg, "");
+        // Engines that have ended left these behind, each with a port of its own.
+        for number in 0..255 {
+            assert_eq!(connect(&format!("peer:{number}@r0")).reply_msg, "");
+        }
+        assert_eq!(connect("new:1@r0").reply_msg, "");
+        assert!(is_there("peer:0@r0"), "256 are allowed");
+        assert_eq!(connect("new:1@r1").reply_msg, "");
+        let left = [0, 1, 254].map(|number| is_there(&format!("peer:{number}@r0")));
+        assert_eq!(left, [false, true, true]);
+        assert_eq!(connect("peer:0@r0").reply_msg, "");
+        // One that connects now has not left the others of its server behind.
+        assert_eq!(connect("peer:2@r1").reply_msg, "");
+        assert_eq!(connect("peer:2@r2").reply_msg, "");
+        let left = [1, 2, 3, 4].map(|number| is_there(&format!("peer:{number}@r0")));
+        assert_eq!(left, [false, true, false, false]);
+        assert!(is_there("new:1@r0") && is_there("new:1@r1"));
+        let again = Rendezvous {
+            ready_ack: Some(true),
+            ..request("other@r0", &[100])
+        };
+        assert_eq!(answered_to(stranger, &control, again).reply_msg, "");
+    }
+);
+
+test!(
+    links_whose_queue_pairs_do_not_fit_the_completion_queue_are_refused,
+    {
+        if is_real() {
+            return;
+        }
+        // Three queue pairs with 64 requests each.
+        let limit = calls().join("max_cqe-invented_0");
+        std::fs::write(limit, "192").unwrap();
+        let mut bed = bed_of(&Control::new());
+        // Of two that are opened at once one is refused when it is connected.
+        let _both = [bed.begin(), bed.begin()];
+        bed.until(|event| matches!(event, Event::Up(..)).then_some(()));
+        let refused = |event: &Event| match event {
+            Event::Down(_, failure) => Some(failure.cause.to_string()),
+            _ => None,
+        };
+        let full = "3 queue pairs fill the completion queue of RDMA device invented_0";
+        let cause = bed.until(refused);
+        assert!(cause.contains(full), "{cause}");
+        let created = || std::fs::read_to_string(calls().join("ibv_create_qp")).unwrap();
+        let before = created();
+        bed.begin();
+        let cause = bed.until(refused);
+        assert!(cause.contains(full), "{cause}");
+        assert_eq!(created(), before, "it is refused before");
+    }
+);
 
 test!(a_refusal_names_who_refuses_and_both_values, {
     let control = Control::new();

@@ -13,6 +13,7 @@ use sys::verbs::{
     self, Class, CompletionQueue, Context, Limits, LinkLayer, MemoryRegion, Path, PortFacts,
     ProtectionDomain, RemoteKey, devices,
 };
+use tokio::sync::watch;
 
 use super::worker::{CardError, Worker};
 use crate::transport::RegionId;
@@ -54,15 +55,64 @@ pub struct Card {
     /// Registers only: that takes so long that the handshakes of peers would wait in vain behind it. Ends of
     /// registrations stay behind those of queue pairs.
     registrar: Worker,
+    registration: Duration,
     deregistration: Duration,
     /// By region and wire base: a region that gets another base has two for a time.
     keys: Mutex<HashMap<(RegionId, u64), Registered>>,
+    refusals: Refusals,
+    /// Why a registration failed, until all regions of an endpoint are registered.
+    failure: Mutex<Option<String>>,
 }
 
 struct Registered {
     memory: Arc<MemoryRegion>,
     /// Called after the deregistration.
     waiting: Vec<Withdrawn>,
+}
+
+/// The calls by which a device was to end an access, and which it has refused. It gets no more memory after the first one.
+#[derive(Debug, Clone)]
+pub(super) struct Refusals {
+    device: String,
+    last: watch::Sender<Option<Arc<verbs::Error>>>,
+}
+
+impl Refusals {
+    fn of(device: &str) -> Self {
+        Self {
+            device: device.to_owned(),
+            last: watch::Sender::new(None),
+        }
+    }
+
+    /// Adds and logs one.
+    pub(super) fn add(&self, error: verbs::Error) {
+        self.last.send_replace(Some(Arc::new(error)));
+        if let Some(error) = self.last() {
+            tracing::error!("{error}");
+        }
+    }
+
+    fn last(&self) -> Option<CardError> {
+        let last = self.last.borrow();
+        last.as_ref().map(|source| CardError::Refused {
+            device: self.device.clone(),
+            source: Arc::clone(source),
+        })
+    }
+
+    /// Resolves when there is one.
+    async fn wait(&self) -> CardError {
+        let mut last = self.last.subscribe();
+        loop {
+            if let Some(error) = self.last() {
+                return error;
+            }
+            if last.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
 }
 
 /// Reports the end of a registration.
@@ -159,6 +209,7 @@ impl Card {
                 LinkLayer::InfiniBand => facts.lid,
                 LinkLayer::Ethernet => 0,
             },
+            refusals: Refusals::of(&port.device),
             port,
             gid,
             limits,
@@ -167,8 +218,10 @@ impl Card {
             silent,
             worker,
             registrar,
+            registration: REGISTRATION,
             deregistration: DEREGISTRATION,
             keys: Mutex::default(),
+            failure: Mutex::default(),
         }))
     }
 
@@ -181,9 +234,31 @@ impl Card {
         self
     }
 
-    /// Resolves when a call that ends an access is past its deadline.
+    /// Sets the deadline of registrations.
+    #[cfg(test)]
+    pub(super) fn register_within(mut self: Arc<Self>, within: Duration) -> Arc<Self> {
+        if let Some(card) = Arc::get_mut(&mut self) {
+            card.registration = within;
+        }
+        self
+    }
+
+    /// Resolves when a call that ends an access is past its deadline, or was refused.
     pub(super) async fn hung(&self) -> CardError {
-        self.worker.hung().await
+        tokio::select! {
+            hung = self.worker.hung() => hung,
+            refused = self.refusals.wait() => refused,
+        }
+    }
+
+    /// Fails if the device does not end earlier accesses.
+    fn check(&self) -> Result<(), CardError> {
+        self.worker.check()?;
+        self.refusals.last().map_or(Ok(()), Err)
+    }
+
+    pub(super) fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
 
     /// Logs calls that are past their deadlines, as long as the control threads run.
@@ -264,7 +339,8 @@ impl Card {
         base: u64,
     ) -> Result<(), CardError> {
         let job = self.registration(region, memory, base)?;
-        let made = (self.registrar).call_blocking("registering memory", Some(REGISTRATION), job)?;
+        let within = Some(self.registration);
+        let made = (self.registrar).call_blocking("registering memory", within, job)?;
         self.keep(region, base, made)
     }
 
@@ -281,7 +357,7 @@ impl Card {
         let job = self.registration(region, memory, base)?;
         let made = self
             .registrar
-            .call("registering memory", Some(REGISTRATION), job);
+            .call("registering memory", Some(self.registration), job);
         let made = made.await?;
         self.keep(region, base, made)
     }
@@ -294,7 +370,7 @@ impl Card {
         base: u64,
     ) -> Result<impl FnOnce() -> Result<MemoryRegion, verbs::Error> + Send + 'static, CardError>
     {
-        self.worker.check()?;
+        self.check()?;
         if self.keys.lock().contains_key(&(region, base)) {
             return Err(CardError::Registered {
                 device: self.port.device.clone(),
@@ -324,6 +400,31 @@ impl Card {
         };
         self.keys.lock().insert((region, base), registered);
         Ok(())
+    }
+
+    /// Returns whether it has keys of all these regions at their wire bases.
+    pub(super) fn has_all(&self, regions: &[(RegionId, u64)]) -> bool {
+        let keys = self.keys.lock();
+        regions.iter().all(|one| keys.contains_key(one))
+    }
+
+    /// Returns whether it has a region, at whatever wire base.
+    pub(super) fn has(&self, region: RegionId) -> bool {
+        self.keys.lock().keys().any(|(one, _)| *one == region)
+    }
+
+    /// Returns whether the device does not end earlier accesses.
+    pub(super) fn is_hung(&self) -> bool {
+        self.check().is_err()
+    }
+
+    pub(super) fn set_failure(&self, error: Option<&CardError>) {
+        *self.failure.lock() = error.map(ToString::to_string);
+    }
+
+    /// Returns why it has not registered all regions, if so.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.lock().clone()
     }
 
     /// Returns the key of a region for peers.
@@ -363,7 +464,7 @@ impl Card {
             return;
         };
         drop(keys);
-        let device = self.port.device.clone();
+        let refusals = self.refusals.clone();
         self.deregister(move || {
             // Nothing else has it: it was counted under the lock.
             let Some(memory) = Arc::into_inner(registered.memory) else {
@@ -371,10 +472,7 @@ impl Card {
             };
             match memory.deregister() {
                 Ok(()) => registered.waiting.into_iter().for_each(|waits| waits()),
-                Err(error) => tracing::error!(
-                    device, %error,
-                    "the device may still access a region that is no longer served; end this process"
-                ),
+                Err(error) => refusals.add(error),
             }
         });
     }

@@ -1,4 +1,5 @@
-//! The devices of an engine. Each region is registered with all of them, so that peers reach it over any.
+//! The devices of an engine. Each region is registered with all of them, so that peers reach it over any. A device that
+//! does not register is left out while others do.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use sys::verbs::MemoryRegion;
 use super::card::{Card, Withdrawn};
 use super::lanes::Lanes;
 use super::worker::CardError;
+use crate::outstanding::Fitness;
 use crate::transport::RegionId;
 
 /// The devices of an engine, in the order in which they are published. None: it serves peers over TCP.
@@ -25,6 +27,8 @@ struct Inner {
     /// Names of the devices that are not published: peers may not reach them.
     withheld: Mutex<BTreeSet<String>>,
     lanes: Lanes,
+    /// The device of each data thread.
+    assigned: Mutex<Vec<Arc<Card>>>,
 }
 
 impl From<&[Arc<Card>]> for Cards {
@@ -33,6 +37,7 @@ impl From<&[Arc<Card>]> for Cards {
             cards: cards.into(),
             withheld: Mutex::default(),
             lanes: Lanes::default(),
+            assigned: Mutex::default(),
         }))
     }
 }
@@ -65,64 +70,120 @@ impl Cards {
         *self.0.withheld.lock() = devices;
     }
 
-    /// Returns the devices that are published: all if none would be.
-    pub(crate) fn published(&self) -> Vec<&Arc<Card>> {
+    /// Returns the devices that are published with regions at their wire bases: those with keys of all that are not
+    /// withheld, or all of them if each is withheld.
+    pub(crate) fn published(&self, regions: &[(RegionId, u64)]) -> Vec<&Arc<Card>> {
         let withheld = self.0.withheld.lock();
-        let published = |card: &&Arc<Card>| !withheld.contains(card.device());
-        if self.iter().any(|card| published(&card)) {
-            self.iter().filter(published).collect()
+        let serving = self.iter().filter(|card| card.has_all(regions));
+        let (not, published): (Vec<_>, Vec<_>) =
+            serving.partition(|card| withheld.contains(card.device()));
+        if published.is_empty() { not } else { published }
+    }
+
+    /// Returns why devices have no key of some of the regions.
+    pub(crate) fn left_out(&self, regions: &[(RegionId, u64)]) -> Vec<String> {
+        let lacking = self.iter().filter(|card| !card.has_all(regions));
+        lacking.filter_map(|card| card.failure()).collect()
+    }
+
+    /// Returns how well a data thread can transfer bytes of a region.
+    pub(crate) fn fitness(&self, thread: usize, region: RegionId) -> Fitness {
+        let assigned = self.0.assigned.lock();
+        let Some(card) = assigned.get(thread) else {
+            return Fitness::Good;
+        };
+        if !card.has(region) {
+            Fitness::Unable
+        } else if card.is_hung() || self.0.withheld.lock().contains(card.device()) {
+            Fitness::Poor
         } else {
-            self.iter().collect()
+            Fitness::Good
         }
     }
 
-    /// Returns the device of a data thread; `None` without devices.
-    pub(crate) fn of_thread(&self, thread: usize) -> Option<&Arc<Card>> {
-        let at = thread.checked_rem(self.0.cards.len())?;
-        self.0.cards.get(at)
+    /// Returns all devices, first the one that a data thread is to use.
+    pub(crate) fn for_thread(&self, thread: usize) -> impl Iterator<Item = &Arc<Card>> {
+        let first = thread.checked_rem(self.0.cards.len()).unwrap_or(0);
+        let (before, after) = self.0.cards.split_at(first);
+        after.iter().chain(before)
     }
 
-    /// Registers a region with all devices, one after the other. Blocks while they pin its pages. After an error none has
-    /// it.
+    /// Sets the device of the next data thread.
+    pub(crate) fn assign(&self, card: &Arc<Card>) {
+        self.0.assigned.lock().push(Arc::clone(card));
+    }
+
+    /// Registers a region with all devices, one after the other. Blocks while they pin its pages. A device that does not
+    /// register it is left out, if another one has this region and all those that are served `beside` it.
     ///
     /// # Errors
-    /// As [`Card::register`].
+    /// As [`Card::register`], of the first device that has failed, after which none has the region.
     pub(crate) fn register(
         &self,
         region: RegionId,
         memory: &Arc<Region>,
         base: u64,
+        beside: &[(RegionId, u64)],
     ) -> Result<(), CardError> {
-        for (at, card) in self.iter().enumerate() {
-            if let Err(error) = card.register(region, memory, base) {
-                self.iter()
-                    .take(at)
-                    .for_each(|card| card.forget(region, base));
-                return Err(error);
-            }
-        }
-        Ok(())
+        let calls = self.iter().map(|card| card.register(region, memory, base));
+        let results = calls.collect();
+        self.settle(region, base, beside, results)
     }
 
     /// As [`Self::register`], in tokio and with all devices at once.
     ///
     /// # Errors
-    /// As [`Card::register`].
+    /// As [`Self::register`].
     pub(crate) async fn register_in_tokio(
         &self,
         region: RegionId,
         memory: &Arc<Region>,
         base: u64,
+        beside: &[(RegionId, u64)],
     ) -> Result<(), CardError> {
         let calls = self
             .iter()
             .map(|card| card.register_in_tokio(region, memory, base));
         let results = futures::future::join_all(calls).await;
-        if results.iter().any(Result::is_err) {
-            let with = self.iter().zip(&results).filter(|(_, made)| made.is_ok());
-            with.for_each(|(card, _)| card.forget(region, base));
+        self.settle(region, base, beside, results)
+    }
+
+    fn settle(
+        &self,
+        region: RegionId,
+        base: u64,
+        beside: &[(RegionId, u64)],
+        results: Vec<Result<(), CardError>>,
+    ) -> Result<(), CardError> {
+        let (mut made, mut failed) = (Vec::new(), Vec::new());
+        for (card, result) in self.iter().zip(results) {
+            match result {
+                Ok(()) => {
+                    if card.has_all(beside) {
+                        card.set_failure(None);
+                    }
+                    made.push(card);
+                }
+                Err(error) => {
+                    card.set_failure(Some(&error));
+                    failed.push(error);
+                }
+            }
         }
-        results.into_iter().collect()
+        // Peers take all keys of a descriptor from each of its devices.
+        if failed.is_empty() || made.iter().any(|card| card.has_all(beside)) {
+            for error in failed {
+                tracing::error!(
+                    %error,
+                    "the pool is served without this RDMA device until it has registered all memory in a new data epoch"
+                );
+            }
+            return Ok(());
+        }
+        for card in made {
+            card.forget(region, base);
+        }
+        failed.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Ends the registrations of a region that no data thread has got.
@@ -130,23 +191,30 @@ impl Cards {
         self.iter().for_each(|card| card.forget(region, base));
     }
 
-    /// Returns the registrations for one data thread, which returns them by [`Self::give_back`]; `None` unless all devices
-    /// have the region.
-    pub(super) fn memories(&self, region: RegionId, base: u64) -> Option<Vec<Arc<MemoryRegion>>> {
-        self.iter().map(|card| card.memory(region, base)).collect()
+    /// Returns the registrations for one data thread, which returns them by [`Self::give_back`]; none if no device has
+    /// the region.
+    pub(super) fn memories(
+        &self,
+        region: RegionId,
+        base: u64,
+    ) -> Vec<(Arc<Card>, Arc<MemoryRegion>)> {
+        let held = |card: &Arc<Card>| Some((Arc::clone(card), card.memory(region, base)?));
+        self.iter().filter_map(held).collect()
     }
 
     /// As [`Card::give_back`]: `withdrawn` is called when all devices have confirmed.
     pub(super) fn give_back(
-        &self,
         region: RegionId,
         base: u64,
-        memories: Vec<Arc<MemoryRegion>>,
+        memories: Vec<(Arc<Card>, Arc<MemoryRegion>)>,
         withdrawn: Withdrawn,
     ) {
+        if memories.is_empty() {
+            return withdrawn();
+        }
         let left = Arc::new(AtomicUsize::new(memories.len()));
         let withdrawn = Arc::new(Mutex::new(Some(withdrawn)));
-        for (card, memory) in self.iter().zip(memories) {
+        for (card, memory) in memories {
             let (left, withdrawn) = (Arc::clone(&left), Arc::clone(&withdrawn));
             let confirmed = Box::new(move || {
                 if left.fetch_sub(1, Ordering::AcqRel) == 1

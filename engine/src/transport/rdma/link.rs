@@ -203,9 +203,10 @@ impl Link {
             let mut requests: Vec<WorkRequest<'_>> = Vec::with_capacity(CHAIN);
             for (post, key) in chain {
                 // Withdrawn since it was accepted.
-                let memory = regions.get(&post.slice.memory);
+                let registered = regions.get(&post.slice.memory);
+                let memory = registered.and_then(|one| one.memory.as_deref());
                 let length = u32::try_from(post.slice.length);
-                let (Some(registered), Ok(length)) = (memory, length) else {
+                let (Some(memory), Ok(length)) = (memory, length) else {
                     // The device does not have the requests of this chain.
                     for _ in &requests {
                         pair.at_device.pop_back();
@@ -226,7 +227,7 @@ impl Link {
                         Op::Read => Direction::Read,
                     },
                     local: MemoryRange {
-                        memory: &registered.memory,
+                        memory,
                         offset: post.slice.offset,
                         length,
                     },

@@ -1,9 +1,11 @@
 //! The passive side of a rendezvous: queue pairs over which peers access an endpoint's memory. They stay until their
-//! peer replaces them or is not admitted any more: a device that is accessed gets no sign of a peer's end.
+//! peer replaces them or is not admitted any more, or its address has too many: a device that is accessed gets no sign of a
+//! peer's end.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::address::ServerName;
 use proto::rdma::{Rendezvous, nic_path, split_nic_path};
@@ -18,7 +20,9 @@ use crate::admission::PeerFilter;
 /// Most connections to one device of an endpoint.
 const CONNECTIONS: usize = 4096;
 
-/// Most connections of one address to one device, so that no peer takes those of the others.
+/// Most connections of one address to one device, so that no peer takes those of the others. Another one ends the oldest:
+/// engines that restart at an address have another port each time, and leave theirs behind. A peer that still uses it
+/// connects again.
 const PER_ADDRESS: usize = 256;
 
 /// The connections of peers to one endpoint.
@@ -33,11 +37,15 @@ struct ServedDevice {
     path: String,
     /// By the peer's NIC path.
     connections: Mutex<HashMap<String, Connection>>,
+    /// Of the connections so far.
+    count: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Connection {
     peer: IpAddr,
+    /// Of the connections to the device, in the order in which they were made.
+    number: u64,
     /// Numbers of the peer's queue pairs.
     theirs: Vec<u32>,
     pairs: Vec<QueuePair>,
@@ -49,6 +57,7 @@ impl Served {
             path: nic_path(server, card.device()),
             card: Arc::clone(card),
             connections: Mutex::default(),
+            count: AtomicU64::new(0),
         });
         Self(devices.collect())
     }
@@ -136,19 +145,22 @@ impl ServedDevice {
                 theirs.len()
             ));
         }
-        if connections.len() >= CONNECTIONS && !connections.contains_key(peer) {
+        let is_new = connections.get(peer).is_none_or(|one| one.peer != from);
+        let superfluous = is_new.then(|| superfluous(&connections, from, server));
+        let superfluous = superfluous.flatten();
+        let has_space = connections.len() < CONNECTIONS || connections.contains_key(peer);
+        if !has_space && superfluous.is_none() {
             return Err(format!(
                 "{} has {CONNECTIONS} connections, the maximum",
                 self.path
             ));
         }
-        let has_own = connections.get(peer).is_some_and(|one| one.peer == from);
-        let of_address = connections.values().filter(|one| one.peer == from).count();
-        if of_address >= PER_ADDRESS && !has_own {
-            return Err(format!(
-                "{} has {PER_ADDRESS} connections of {from}, the maximum of one address",
-                self.path
-            ));
+        if let Some((path, one)) = superfluous.and_then(|path| connections.remove_entry(&path)) {
+            tracing::info!(
+                device = self.card.device(), %from, path, by = peer,
+                "the oldest of {PER_ADDRESS} RDMA connections of an address is ended for another one"
+            );
+            self.end(one);
         }
         // The peer has restarted, or has given up the earlier ones, or another address had taken its path.
         if let Some(replaced) = connections.remove(peer) {
@@ -164,6 +176,7 @@ impl ServedDevice {
         let reply = body(&self.card, &self.path, peer, &pairs);
         let connection = Connection {
             peer: from,
+            number: self.count.fetch_add(1, Ordering::Relaxed),
             theirs: theirs.clone(),
             pairs: pairs.take(),
         };
@@ -193,6 +206,24 @@ impl ServedDevice {
                 }
             });
     }
+}
+
+/// Returns the path of the connection that ends for another one of an address, if that has as many as it may: the oldest one,
+/// of other servers than the one that connects if there are any.
+fn superfluous(
+    connections: &HashMap<String, Connection>,
+    from: IpAddr,
+    server: &str,
+) -> Option<String> {
+    let own = || connections.iter().filter(|(_, one)| one.peer == from);
+    if own().count() < PER_ADDRESS {
+        return None;
+    }
+    let oldest = own().min_by_key(|(path, one)| {
+        let is_same = split_nic_path(path).is_some_and(|(of, _)| of == server);
+        (is_same, one.number)
+    });
+    oldest.map(|(path, _)| path.clone())
 }
 
 /// Returns whether the server part of a NIC path is this address. A host name is of no known address.

@@ -20,6 +20,8 @@ use crate::{Endpoint, EndpointSpec, Engine, Error, Settings};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const LENGTH: u64 = 64 << 10;
+const EIO: i32 = 5;
+const ENOMEM: i32 = 12;
 const BASE: u64 = 1 << 58;
 
 macro_rules! test {
@@ -41,7 +43,7 @@ fn threads(call: &str) -> Vec<String> {
     made.lines().map(str::to_owned).collect()
 }
 
-/// A call hangs until this is dropped.
+/// A call hangs, or fails, until this is dropped.
 struct Hang(PathBuf);
 
 impl Hang {
@@ -129,9 +131,18 @@ impl Log {
     }
 }
 
-/// An engine with an endpoint on the first device.
+/// Calls of a device fail until this is dropped.
+fn fail(call: &str, device: usize, errno: i32) -> Hang {
+    let file = device::calls().join(format!("fail-{call}-{}", device::names()[device]));
+    std::fs::write(&file, errno.to_string()).unwrap();
+    Hang(file)
+}
+
+/// An engine with an endpoint.
 struct Rig {
     endpoint: Endpoint,
+    engine: Engine,
+    /// The first device.
     card: Arc<Card>,
     handshake: SocketAddr,
     runtime: Runtime,
@@ -139,13 +150,18 @@ struct Rig {
 
 impl Rig {
     fn new(settings: Settings, deregistration: Duration) -> Self {
-        let (runtime, card) = (runtime(), card(0).deregister_within(deregistration));
+        Self::of(settings, &[card(0).deregister_within(deregistration)])
+    }
+
+    /// With one data thread for each device.
+    fn of(settings: Settings, cards: &[Arc<Card>]) -> Self {
+        let runtime = runtime();
         let entered = runtime.enter();
         let settings = Settings {
             data_threads: 1,
             ..settings
         };
-        let engine = Engine::start_rdma(settings, std::slice::from_ref(&card)).unwrap();
+        let engine = Engine::start_rdma(settings, cards).unwrap();
         let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (handshake, data) = (listen(), listen());
         let at = handshake.local_addr().unwrap();
@@ -165,10 +181,52 @@ impl Rig {
         drop(entered);
         Self {
             endpoint,
-            card,
+            engine,
+            card: Arc::clone(&cards[0]),
             handshake: at,
             runtime,
         }
+    }
+
+    /// Names of the published devices, each with a key of each of the published regions, of which there are so many.
+    fn published(&self) -> (Vec<String>, usize) {
+        let mut stream = TcpStream::connect(self.handshake).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let request = handshake::encode(Some(Kind::Metadata), b"{}");
+        stream.write_all(&request).unwrap();
+        let mut prefix = [0; PREFIX_LENGTH];
+        stream.read_exact(&mut prefix).expect("an answer");
+        let mut payload = vec![0; handshake::length(prefix).unwrap()];
+        stream.read_exact(&mut payload).unwrap();
+        let body = handshake::reply_body(Kind::Metadata, &payload).unwrap();
+        let descriptor: serde_json::Value = serde_json::from_slice(body).unwrap();
+        let list = |of: &serde_json::Value| of.as_array().unwrap().clone();
+        let devices = list(&descriptor["devices"]).into_iter();
+        let devices: Vec<_> = devices
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect();
+        let buffers = list(&descriptor["buffers"]);
+        for buffer in &buffers {
+            assert_eq!(list(&buffer["rkey"]).len(), devices.len(), "{descriptor}");
+        }
+        (devices, buffers.len())
+    }
+
+    fn add(&self, region: &Arc<Region>, base: u64) -> Result<RegionId, Error> {
+        let adding = self.endpoint.add_region_in_tokio(Arc::clone(region), base);
+        self.bounded(adding)
+    }
+
+    fn rebase(&self, region: RegionId, base: u64) -> Result<(), Error> {
+        self.bounded(self.endpoint.rebase_region(region, base))
+    }
+
+    fn close(self) {
+        let Self {
+            endpoint, runtime, ..
+        } = self;
+        let closing = async { tokio::time::timeout(PATIENCE, endpoint.close()).await };
+        runtime.block_on(closing).unwrap().unwrap();
     }
 
     fn bounded<T>(&self, call: impl Future<Output = T>) -> T {
@@ -283,11 +341,7 @@ test!(
             .unwrap();
         rig.bounded(rig.endpoint.remove_region(ids[1])).unwrap();
         assert_eq!(Arc::strong_count(&second), 1);
-        let Rig {
-            endpoint, runtime, ..
-        } = rig;
-        let closing = async { tokio::time::timeout(PATIENCE, endpoint.close()).await };
-        runtime.block_on(closing).unwrap().unwrap();
+        rig.close();
     }
 );
 
@@ -299,7 +353,7 @@ test!(
             ..Settings::default()
         };
         let rig = Rig::new(hasty, PATIENCE);
-        let registering = Hang::of("ibv_reg_mr_iova");
+        let registering = Hang::of("ibv_reg_mr_iova2");
         let adding = rig.endpoint.add_region_in_tokio(region(), BASE);
         let mut adding = Box::pin(adding);
         let meanwhile = async {
@@ -308,7 +362,7 @@ test!(
         };
         let waits = rig.runtime.block_on(meanwhile);
         assert!(waits);
-        until("not begun", || threads("ibv_reg_mr_iova").len() == 1);
+        until("not begun", || threads("ibv_reg_mr_iova2").len() == 1);
         let connected = rig.rendezvous(&[100, 101]);
         assert_eq!((&*connected.reply_msg, connected.qp_num.len()), ("", 2));
         drop(registering);
@@ -327,5 +381,157 @@ test!(
         until("not counted", || rig.endpoint.stats().handshakes == 3);
         assert_eq!(rig.endpoint.stats().ended[Ended::HeaderDeadline], 0);
         assert_eq!(rig.endpoint.worst_peers(10), []);
+    }
+);
+
+/// Names of the devices in the form of [`Rig::published`].
+fn named(at: &[usize], buffers: usize) -> (Vec<String>, usize) {
+    let names = at.iter().map(|at| device::names()[*at].to_owned());
+    (names.collect(), buffers)
+}
+
+test!(
+    a_device_that_does_not_register_is_left_out_by_name_until_it_does,
+    {
+        let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+        let failing = |device| fail("ibv_reg_mr_iova2", device, ENOMEM);
+        let (first, second) = (region(), region());
+        let failure = failing(1);
+        let id = rig.add(&first, BASE).unwrap();
+        assert_eq!(rig.published(), named(&[0], 1));
+        let left_out = rig.endpoint.left_out();
+        let [left_out] = left_out.as_slice() else {
+            panic!("{left_out:?}");
+        };
+        let cause = "RDMA device invented_1: registering memory: Cannot allocate memory";
+        assert!(left_out.starts_with(cause), "{left_out}");
+        drop(failure);
+        let other = rig.add(&region(), 7 * BASE).unwrap();
+        assert_eq!(rig.published(), named(&[0], 2));
+        assert_eq!(rig.endpoint.left_out().len(), 1, "it lacks one");
+        rig.bounded(rig.endpoint.remove_region(other)).unwrap();
+        // In the next epoch it serves again, and the other one fails.
+        rig.rebase(id, 2 * BASE).unwrap();
+        assert_eq!(rig.published(), named(&[0, 1], 1));
+        assert!(rig.endpoint.left_out().is_empty());
+        let failure = failing(0);
+        rig.rebase(id, 3 * BASE).unwrap();
+        assert_eq!(rig.published(), named(&[1], 1));
+        // The one that is left is published also if it is withheld.
+        rig.engine.withhold([device::names()[1].to_owned()].into());
+        assert_eq!(rig.published(), named(&[1], 1));
+        rig.engine.withhold([].into());
+        drop(failure);
+        // Without it no device has all regions.
+        let failure = failing(1);
+        let refused = rig.add(&second, 4 * BASE).unwrap_err().to_string();
+        assert!(refused.contains("invented_1"), "{refused}");
+        assert_eq!(rig.published(), named(&[1], 1));
+        until("not forgotten", || Arc::strong_count(&second) == 1);
+        let both = (failure, failing(0));
+        let refused = rig.rebase(id, 5 * BASE).unwrap_err().to_string();
+        assert!(refused.contains("invented_0"), "{refused}");
+        assert_eq!(rig.published(), named(&[1], 1));
+        drop(both);
+        rig.add(&second, 4 * BASE).unwrap();
+        assert_eq!(rig.published(), named(&[1], 2));
+        rig.rebase(id, 5 * BASE).unwrap();
+        assert_eq!(rig.published(), named(&[0, 1], 2));
+        rig.close();
+        assert_eq!([first, second].map(|one| Arc::strong_count(&one)), [1, 1]);
+    }
+);
+
+test!(
+    a_device_that_refuses_to_end_an_access_is_named_and_gets_no_more_memory,
+    {
+        let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+        let first = region();
+        let id = rig.add(&first, BASE).unwrap();
+        let refusal = fail("ibv_dereg_mr", 1, EIO);
+        for base in [2 * BASE, 3 * BASE] {
+            let error = rig.rebase(id, base).unwrap_err().to_string();
+            let named =
+                "invented_1 may still access memory that is no longer served: deregistering memory";
+            assert!(error.contains(named), "{error}");
+        }
+        drop(refusal);
+        let second = region();
+        rig.add(&second, 4 * BASE).unwrap();
+        assert_eq!(rig.published(), named(&[0], 2));
+        let ended = rig.bounded(rig.endpoint.remove_region(id)).unwrap_err();
+        assert!(matches!(ended, Error::Card(CardError::Refused { .. })));
+        assert!(Arc::strong_count(&first) > 1, "the device may access it");
+    }
+);
+
+test!(
+    a_device_that_hangs_or_takes_smaller_regions_only_is_left_out,
+    {
+        let limit = device::calls().join("max_mr_size-invented_0");
+        std::fs::write(&limit, (LENGTH - 1).to_string()).unwrap();
+        let cards = [card(0), card(1)];
+        std::fs::remove_file(limit).unwrap();
+        let rig = Rig::of(Settings::default(), &cards);
+        let first = region();
+        let id = rig.add(&first, BASE).unwrap();
+        assert_eq!(rig.published(), named(&[1], 1));
+        let left_out = rig.endpoint.left_out().join("\n");
+        assert!(
+            left_out.contains("invented_0 registers at most 65535 bytes"),
+            "{left_out}"
+        );
+        rig.bounded(rig.endpoint.remove_region(id)).unwrap();
+        rig.close();
+
+        let soon = Duration::from_millis(300);
+        let rig = Rig::of(
+            Settings::default(),
+            &[card(0), card(1).register_within(soon)],
+        );
+        let hang = Hang::of("ibv_reg_mr_iova2-invented_1");
+        rig.add(&first, BASE).unwrap();
+        assert_eq!(rig.published(), named(&[0], 1));
+        let left_out = rig.endpoint.left_out().join("\n");
+        assert!(
+            left_out.contains("invented_1 has not finished within 0 s: registering memory"),
+            "{left_out}"
+        );
+        drop(hang);
+        rig.close();
+        until("not released", || Arc::strong_count(&first) == 1);
+    }
+);
+
+test!(
+    own_transfers_are_for_data_threads_whose_devices_can_carry_them_out,
+    {
+        use crate::outstanding::Fitness::{Good, Poor, Unable};
+        let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+        let fitness = |rig: &Rig, region| {
+            let cards = &rig.endpoint.engine().cards;
+            [0, 1].map(|thread| cards.fitness(thread, region))
+        };
+        let failure = fail("ibv_reg_mr_iova2", 1, ENOMEM);
+        let lacking = rig.add(&region(), BASE).unwrap();
+        assert_eq!(fitness(&rig, lacking), [Good, Unable]);
+        drop(failure);
+        let id = rig.add(&region(), 2 * BASE).unwrap();
+        assert_eq!(fitness(&rig, id), [Good, Good]);
+        rig.engine.withhold([device::names()[0].to_owned()].into());
+        assert_eq!(fitness(&rig, id), [Poor, Good]);
+        assert_eq!(fitness(&rig, lacking), [Poor, Unable]);
+        rig.close();
+
+        // A thread whose device has no completion queue uses another one.
+        let cards = [card(0), card(1)];
+        let queues = fail("ibv_create_cq", 1, ENOMEM);
+        let rig = Rig::of(Settings::default(), &cards);
+        drop(queues);
+        let failure = fail("ibv_reg_mr_iova2", 1, ENOMEM);
+        let lacking = rig.add(&region(), BASE).unwrap();
+        assert_eq!(fitness(&rig, lacking), [Good, Good]);
+        drop(failure);
+        rig.close();
     }
 );

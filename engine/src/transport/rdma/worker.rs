@@ -71,6 +71,17 @@ pub enum CardError {
         /// The deadline.
         within: Duration,
     },
+    /// The device has refused a call that ends an access.
+    #[error(
+        "RDMA device {device} may still access memory that is no longer served: {source}. Take it out of service and end this process"
+    )]
+    Refused {
+        /// The device.
+        device: String,
+        /// The call and its error.
+        #[source]
+        source: Arc<verbs::Error>,
+    },
     /// A call failed.
     #[error("RDMA device {device}: {source}")]
     Verbs {

@@ -226,6 +226,8 @@ pub(super) const SEND_SIGNALED: c_uint = 1 << 1;
 pub(super) const ACCESS_LOCAL_WRITE: c_int = 1;
 pub(super) const ACCESS_REMOTE_WRITE: c_int = 1 << 1;
 pub(super) const ACCESS_REMOTE_READ: c_int = 1 << 2;
+/// Optional: libibverbs leaves it out where the kernel does not know it.
+pub(super) const ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
 
 pub(super) const QP_STATE: c_int = 1 << 0;
 pub(super) const QP_ACCESS_FLAGS: c_int = 1 << 3;

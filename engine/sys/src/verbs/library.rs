@@ -41,6 +41,9 @@ functions! {
         // Since rdma-core 25.
         reg_mr_iova: c"ibv_reg_mr_iova",
             fn(*mut ffi::ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ffi::ibv_mr;
+        // Since rdma-core 28; the former one has no optional access.
+        reg_mr_iova2: c"ibv_reg_mr_iova2",
+            fn(*mut ffi::ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ffi::ibv_mr;
         // Since rdma-core 34.
         reg_dmabuf_mr: c"ibv_reg_dmabuf_mr",
             fn(*mut ffi::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ffi::ibv_mr;

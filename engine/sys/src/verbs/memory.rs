@@ -67,6 +67,11 @@ pub struct MemoryRegion {
 /// Read and write access, for the device and for peers.
 const ACCESS: i32 = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ;
 
+/// Whether a registration was refused for what it requests, and not for the memory or the resources.
+fn is_refusal(errno: i32) -> bool {
+    matches!(errno, libc::EINVAL | libc::EOPNOTSUPP)
+}
+
 // SAFETY: libibverbs may be called from any thread, and this is the only owner of the registration.
 unsafe impl Send for MemoryRegion {}
 // SAFETY: after it is made, only numbers are read of it, which do not change.
@@ -107,7 +112,9 @@ impl MemoryRegion {
     }
 
     /// Registers a whole region so that device and peers address its first byte as `base`, not as its address in this
-    /// process. Base and mapping must have the same offset in a page of the device.
+    /// process. Base and mapping must have the same offset in a page of the device. The bytes of a write may arrive in any
+    /// order, as far as the device supports that: it is faster on many hosts, and what is read is complete when the writer
+    /// has its completion.
     ///
     /// # Errors
     /// The errno of the call; [`Why::Unsupported`] with a libibverbs before 25.
@@ -118,9 +125,19 @@ impl MemoryRegion {
     ) -> Result<Self, Error> {
         let domain = Arc::clone(&domain.0);
         let (start, length) = region.extent();
+        let (domain_raw, start) = (domain.raw.as_ptr(), start.as_ptr().cast());
+        if let Some(register) = domain.device.library.reg_mr_iova2 {
+            let access = ACCESS.unsigned_abs() | ffi::ACCESS_RELAXED_ORDERING;
+            // SAFETY: as below.
+            let raw = unsafe { register(domain_raw, start, length, base, access) };
+            let made = Self::of(Arc::clone(&domain), raw, (base, length), region.clone());
+            match made {
+                Err(error) if error.errno().is_some_and(is_refusal) => {}
+                made => return made,
+            }
+        }
         let register = domain.device.library.reg_mr_iova;
         let register = register.ok_or_else(|| Error::of(Call::Register, Why::Unsupported))?;
-        let (domain_raw, start) = (domain.raw.as_ptr(), start.as_ptr().cast());
         // SAFETY: the range is the region's mapping, which this registration holds until it is
         // deregistered; no reference to its bytes exists, so the device may write at any time.
         let raw = unsafe { register(domain_raw, start, length, base, ACCESS) };

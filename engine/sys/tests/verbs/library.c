@@ -56,21 +56,46 @@ static void leave(int *unused) { (void)unused, pthread_mutex_unlock(&calls); }
 /* Until the end of the function. */
 #define LOCKED __attribute__((cleanup(leave))) int locked = pthread_mutex_lock(&calls)
 
-/* With a folder in MOONCAKE_TEST_CALLS a call adds the name of its thread to the file of its name, and hangs while
- * there is a file "hang-NAME". Without the lock: other calls go on. */
-static void called(const char *name) {
-    char path[512], thread[17] = {0};
+/* The number in the file NAME-DEVICE of the folder MOONCAKE_TEST_CALLS, or another one. */
+static long number(const char *name, struct device *device, long other) {
+    char path[512], text[32] = {0};
+    const char *folder = getenv("MOONCAKE_TEST_CALLS");
+    snprintf(path, sizeof path, "%s/%s-%s", folder ? folder : "", name, device->name);
+    int fd = open(path, O_RDONLY);
+    if (fd < 0)
+        return other;
+    long found = read(fd, text, sizeof text - 1) > 0 ? atol(text) : other;
+    return close(fd), found;
+}
+
+/* Adds a line to the file NAME of the folder. */
+static void note(const char *name, const char *line) {
+    char path[512];
     const char *folder = getenv("MOONCAKE_TEST_CALLS");
     if (!folder)
         return;
-    pthread_getname_np(pthread_self(), thread, 16);
     snprintf(path, sizeof path, "%s/%s", folder, name);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
-    dprintf(fd, "%s\n", thread);
+    dprintf(fd, "%s\n", line);
     close(fd);
+}
+
+/* With a folder in MOONCAKE_TEST_CALLS a call adds the name of its thread to the file of its name, hangs while there is
+ * a file "hang-NAME" or "hang-NAME-DEVICE", and fails with the errno in "fail-NAME-DEVICE". Without the lock: other calls
+ * go on. */
+static int called(const char *name, struct device *device) {
+    char path[512], one[512], thread[17] = {0}, failing[64];
+    const char *folder = getenv("MOONCAKE_TEST_CALLS");
+    if (!folder)
+        return 0;
+    pthread_getname_np(pthread_self(), thread, 16);
+    note(name, thread);
     snprintf(path, sizeof path, "%s/hang-%s", folder, name);
-    while (!access(path, F_OK))
+    snprintf(one, sizeof one, "%s/hang-%s-%s", folder, name, device->name);
+    while (!access(path, F_OK) || !access(one, F_OK))
         usleep(1000);
+    snprintf(failing, sizeof failing, "fail-%s", name);
+    return errno = (int)number(failing, device, 0);
 }
 
 /* With "infiniband" in MOONCAKE_TEST_LINK the ports are of InfiniBand. Entry NO_GID of a GID table is empty. */
@@ -201,6 +226,8 @@ void ibv_free_device_list(struct device **given) { (void)given; }
 const char *ibv_get_device_name(struct device *given) { return given->name; }
 
 struct context *ibv_open_device(struct device *given) {
+    if (called("ibv_open_device", given))
+        return NULL;
     LOCKED;
     struct context *made = calloc(1, sizeof *made);
     made->device = given;
@@ -211,13 +238,14 @@ struct context *ibv_open_device(struct device *given) {
 }
 int ibv_close_device(struct context *context) { return wrong_order("the device", context->held), 0; }
 int ibv_query_device(struct context *context, char *attr) {
-    static const uint64_t size = UINT64_MAX;
     static const int most = 1 << 15;
-    (void)context;
+    uint64_t size = (uint64_t)number("max_mr_size", context->device, -1);
+    int entries = (int)number("max_cqe", context->device, most);
     memset(attr, 0, 232);
     memcpy(attr + 80, &size, 8);
     for (int at = 108; at <= 136; at += at == 108 ? 24 : 4)
         memcpy(attr + at, &most, 4);
+    memcpy(attr + 132, &entries, 4);
     return 0;
 }
 
@@ -250,11 +278,12 @@ int ibv_dealloc_pd(struct pd *pd) {
     return wrong_order("the domain", pd->held), pd->context->held--, 0;
 }
 
-struct mr *ibv_reg_mr_iova(struct pd *pd, void *addr, size_t length, uint64_t base, int access) {
-    called("ibv_reg_mr_iova");
+static struct mr *reg(struct pd *pd, void *addr, size_t length, uint64_t base, unsigned access) {
     LOCKED;
     static uint32_t next = 1;
-    (void)access;
+    char text[16];
+    snprintf(text, sizeof text, "%#x", access);
+    note("access", text);
     if (((uintptr_t)addr ^ base) & 4095) {
         errno = EINVAL;
         return NULL;
@@ -265,11 +294,19 @@ struct mr *ibv_reg_mr_iova(struct pd *pd, void *addr, size_t length, uint64_t ba
     pd->held++;
     return made;
 }
+struct mr *ibv_reg_mr_iova2(struct pd *pd, void *addr, size_t length, uint64_t base, unsigned access) {
+    return called("ibv_reg_mr_iova2", pd->context->device) ? NULL : reg(pd, addr, length, base, access);
+}
+struct mr *ibv_reg_mr_iova(struct pd *pd, void *addr, size_t length, uint64_t base, int access) {
+    return called("ibv_reg_mr_iova", pd->context->device) ? NULL : reg(pd, addr, length, base, (unsigned)access);
+}
 struct mr *ibv_reg_mr(struct pd *pd, void *addr, size_t length, int access) {
     return ibv_reg_mr_iova(pd, addr, length, (uintptr_t)addr, access);
 }
 int ibv_dereg_mr(struct mr *mr) {
-    called("ibv_dereg_mr");
+    int refused = called("ibv_dereg_mr", mr->context->device);
+    if (refused)
+        return refused;
     LOCKED;
     begin_writes(mr);
     return keys[mr->lkey % KEYS] = NULL, mr->pd->held--, 0;
@@ -305,6 +342,8 @@ void ibv_ack_cq_events(struct cq *cq, unsigned count) {
 
 struct cq *ibv_create_cq(struct context *context, int entries, void *own, struct channel *channel, int vector) {
     (void)own, (void)vector;
+    if (called("ibv_create_cq", context->device))
+        return NULL;
     LOCKED;
     struct cq *made = calloc(1, sizeof *made);
     made->done = calloc((size_t)entries, sizeof *made->done);
@@ -329,7 +368,7 @@ int ibv_destroy_cq(struct cq *cq) {
 }
 
 struct qp *ibv_create_qp(struct pd *pd, struct init_attr *attr) {
-    called("ibv_create_qp");
+    called("ibv_create_qp", pd->context->device);
     LOCKED;
     static uint32_t next = 17;
     struct qp *made = calloc(1, sizeof *made);
@@ -368,7 +407,9 @@ int ibv_modify_qp(struct qp *qp, struct qp_attr *attr, int mask) {
     return 0;
 }
 int ibv_destroy_qp(struct qp *qp) {
-    called("ibv_destroy_qp");
+    int refused = called("ibv_destroy_qp", qp->context->device);
+    if (refused)
+        return refused;
     LOCKED;
     pairs[qp->number % PAIRS] = NULL;
     qp->pd->held--;

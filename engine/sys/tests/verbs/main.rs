@@ -63,6 +63,7 @@ fn with_library(test: &str, body: fn()) {
     let inside = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env("LD_LIBRARY_PATH", LIBRARY.path())
+        // Where the library lists its calls, and finds those that fail.
         .env(CALLS, calls.path())
         .env(LINK, link)
         .env(DEVICE, "invented")
@@ -458,4 +459,35 @@ fn a_completion_makes_the_channel_readable_once() {
         assert_eq!(ids(&rig.completed(1)), [2]);
         assert!(!readable(Duration::ZERO));
     });
+}
+
+#[test]
+fn a_registration_requests_relaxed_ordering_where_it_is_known() {
+    with_library(
+        "a_registration_requests_relaxed_ordering_where_it_is_known",
+        || {
+            if std::env::var(DEVICE).is_ok_and(|device| device == "real") {
+                // The driver does not show it.
+                return;
+            }
+            let calls = Path::new(&std::env::var_os(CALLS).unwrap()).to_owned();
+            let context = devices().unwrap()[0].open().unwrap();
+            let domain = ProtectionDomain::new(&context).unwrap();
+            let register = || MemoryRegion::register_at(&domain, region(), BASE);
+            let requested = || std::fs::read_to_string(calls.join("access")).unwrap();
+            drop(register().unwrap());
+            assert_eq!(requested(), "0x100007\n");
+            let failing = calls.join("fail-ibv_reg_mr_iova2-invented_0");
+            for refusal in [libc::EINVAL, libc::EOPNOTSUPP] {
+                std::fs::write(&failing, refusal.to_string()).unwrap();
+                drop(register().unwrap());
+            }
+            assert_eq!(requested(), "0x100007\n0x7\n0x7\n");
+            // It is not pinned a second time in vain.
+            std::fs::write(&failing, ENOMEM.to_string()).unwrap();
+            assert_eq!(register().unwrap_err().errno(), Some(ENOMEM));
+            let others = std::fs::read_to_string(calls.join("ibv_reg_mr_iova")).unwrap();
+            assert_eq!(others.lines().count(), 2);
+        },
+    );
 }

@@ -84,7 +84,7 @@ impl Control {
     pub(in crate::transport) fn other_thread(&self) -> Side {
         let cards = self.near_cards.clone();
         let register = Box::new(move |region, memory: &Arc<_>, base| {
-            cards.register(region, memory, base).unwrap();
+            cards.register(region, memory, base, &[]).unwrap();
         });
         let transport = self.transport(&self.near_cards, &self.near);
         Side::new(transport, 3, 7 * BASE, register)
@@ -118,7 +118,7 @@ pub(in crate::transport) fn bed() -> Bed {
 pub(in crate::transport) fn bed_of(control: &Arc<Control>) -> Bed {
     let register = |cards: &Cards| -> Box<Register> {
         let cards = cards.clone();
-        Box::new(move |region, memory, base| cards.register(region, memory, base).unwrap())
+        Box::new(move |region, memory, base| cards.register(region, memory, base, &[]).unwrap())
     };
     let initiator = control.transport(&control.near_cards, &control.near);
     let target = control.transport(&control.far_cards, &control.far[0]);
