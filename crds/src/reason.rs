@@ -81,7 +81,7 @@ catalog! {
     /// The ledger of a pool pod is missing: the pod is away, or keeps none.
     LedgerAbsent nearest "PoolPodNotReady" = (Node, "For a pod that is away: repair its node or the pod. For one without a ledger: delete the pod, its keys move to others within drainSeconds.");
     /// A pool pod has keys that are not in its ledger. A restart of the master loses them.
-    LedgerFull nearest "MasterLostIndex" = (Cluster, "Use a larger pool, or fewer and larger objects. Keep keys with their group below 8 KiB. A ledger has 1/64 of a pool and at most 32 MiB.");
+    LedgerFull nearest "MasterLostIndex" = (Cluster, "Store larger objects, spread them over more pool pods, or keep keys shorter: a record has 128 to 256 bytes, and keys with their group above 8 KiB have none. A ledger has 1/64 of a pool up to 32 MiB, and 1/2048 of a pool above 64 GiB, at most 512 MiB. A pod of an earlier release has at most 32 MiB: replace it.");
     /// Keys were removed or replaced while a pool pod was away, without a note for it. Their former values can return after a restart of the master.
     TombstonesMissing nearest "MasterLostIndex" = (Engine, "Let the pool pods that are away come back before the master restarts, or delete them: new ones have no former values.");
     /// Puts found no space in the pools of a cluster.

@@ -48,7 +48,7 @@ use allocator::Block;
 use clients::Clients;
 use evacuation::Evacuations;
 use eviction::Order;
-use ledger::{Bulks, Epochs, Leaving, Members, Notes, Range, Removed};
+use ledger::{Age, Bulks, Epochs, Leaving, Members, Notes, Range, Removed};
 use object::{Object, ObjectId};
 use objects::Objects;
 use put::Begun;
@@ -81,6 +81,8 @@ pub struct Index {
     /// Ranges of the value that a put in progress replaces. They stay in the ledger until the put ends.
     superseded: HashMap<ObjectId, Vec<Range>>,
     removed: Removed,
+    /// The first put of this run whose former values got no tombstone for owners that are away.
+    unnoted: Option<Age>,
     bulks: Bulks,
     /// Ledgers that were installed.
     installs: u64,
@@ -118,6 +120,7 @@ impl Index {
             leaving: Leaving::default(),
             superseded: HashMap::new(),
             removed: Removed::default(),
+            unnoted: None,
             bulks: Bulks::default(),
             installs: 0,
             members: Members::default(),
@@ -184,31 +187,33 @@ impl Index {
         {
             // Whatever was begun before the removal, also what its owner has not brought yet.
             let latest = self.age(self.latest());
-            self.removed.insert(&object.key, latest);
+            if self.removed.insert(&object.key, latest) {
+                self.leaving.mark();
+            }
         }
         self.drop_object(id, rest);
     }
 
     /// Removes an object. Another ledger may still bring it back.
     fn drop_object(&mut self, id: ObjectId, rest: Moment) {
+        self.drop_with(id, rest, Self::leave);
+    }
+
+    fn drop_with(&mut self, id: ObjectId, rest: Moment, leave: impl Fn(&mut Self, Range)) {
         if let Some(object) = self.objects.remove(id) {
             self.begun.remove(&id);
             for replica in &object.replicas {
-                self.release(replica, &object, rest);
+                if self.is_recorded(replica) {
+                    leave(self, range(replica, &object, rest));
+                } else if rest == Moment::default() {
+                    self.segments.free(replica.segment, replica.block);
+                } else {
+                    self.retire(replica.segment, replica.block, object.size, rest);
+                }
             }
             for range in self.superseded.remove(&id).into_iter().flatten() {
-                self.leave(range);
+                leave(self, range);
             }
-        }
-    }
-
-    fn release(&mut self, replica: &object::Replica, object: &Object, rest: Moment) {
-        if self.is_recorded(replica) {
-            self.leave(range(replica, object, rest));
-        } else if rest == Moment::default() {
-            self.segments.free(replica.segment, replica.block);
-        } else {
-            self.retire(replica.segment, replica.block, object.size, rest);
         }
     }
 

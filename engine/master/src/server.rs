@@ -38,6 +38,8 @@ pub use traffic::{FunctionTraffic, Traffic};
 const TICK: Duration = Duration::from_millis(10);
 /// The same while there are no requests.
 const REST: Duration = Duration::from_millis(100);
+/// A longer time between two looks is one in which this process did not run.
+const STALL: Duration = Duration::from_secs(1);
 const BACKLOG: i32 = 1024;
 /// Threads that compare keys with patterns at a time.
 const MOST_PATTERNS: usize = 2;
@@ -284,7 +286,14 @@ impl Master {
 
     /// Does what is due without a request, until the future is dropped.
     pub async fn upkeep(self: Arc<Self>) {
+        let mut last = Instant::now();
         loop {
+            let now = Instant::now();
+            let stalled = stalled(now - std::mem::replace(&mut last, now));
+            if !stalled.is_zero() {
+                tracing::warn!(?stalled, "the master has not run: clients keep that time");
+                self.with_index(|index, _| index.extend_clients(stalled));
+            }
             self.with_index(Index::tick);
             while self.with_index(Index::step) {
                 // Requests go on between the steps.
@@ -297,6 +306,15 @@ impl Master {
                 sleep(TICK).await;
             }
         }
+    }
+}
+
+/// Returns for how long this process has not run, from the time between two looks. No client could reach it then.
+fn stalled(between: Duration) -> Duration {
+    if between > STALL {
+        between
+    } else {
+        Duration::ZERO
     }
 }
 

@@ -8,6 +8,8 @@ mod client;
 mod namespace;
 #[path = "load/pauses.rs"]
 mod pauses;
+#[path = "load/takeover.rs"]
+mod takeover;
 
 use std::fs;
 use std::io::{Read, Write};

@@ -13,6 +13,7 @@ mod same_answers;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use http::http;
 use namespace::{Host, OUR_HTTP, OURS, STOCK, STOCK_HTTP, TIMEOUT};
@@ -241,4 +242,26 @@ async fn sigterm_ends_the_program_and_a_used_port_is_named() {
     kill_process(pid, Signal::TERM).unwrap();
     let status = timeout(TIMEOUT, first.wait()).await.unwrap().unwrap();
     assert!(status.success(), "{status}");
+}
+
+/// A node that was paused, for example: no client could reach the master, so none has fallen silent.
+#[tokio::test]
+async fn clients_do_not_expire_while_the_program_is_stopped() {
+    let host = Host::new().await;
+    let ours = host.ours(&["--client_ttl=4"]).await;
+    let client = Uuid {
+        first: 1,
+        second: 2,
+    };
+    let mut pings = host.client(OURS).await;
+    fill(&mut pings).await;
+    pings.call::<wire::Ping>(&client).await.unwrap();
+    let pid = Pid::from_raw(i32::try_from(ours.id().unwrap()).unwrap()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    kill_process(pid, Signal::CONT).unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (_, metrics) = http(&host, OUR_HTTP, "GET", "/metrics").await;
+    assert!(metrics.contains("\nmaster_expired_clients_total 0\n"));
+    assert!(metrics.contains("\nmaster_key_count 2\n"), "{metrics}");
 }

@@ -20,20 +20,11 @@ pub const PACKET_LIMIT: usize = 64 << 10;
 /// Longest record in bytes. Its JSON string form must fit a packet.
 pub const RECORD_LIMIT: usize = 48 << 10;
 
+pub use crds::pool_memory::ledger as ledger_bytes;
 pub use crds::sizing::MAX_EXTENT_BYTES;
 
 /// Most extents of one pool: 16 TiB in extents of 16 GiB.
 pub const EXTENT_LIMIT: usize = 1024;
-
-/// Returns the bytes of the ledger of a pool: a share of its memory, with limits, because the pod's memory has no part of
-/// its own for it.
-#[must_use]
-pub fn ledger_bytes(pool: u64) -> u64 {
-    const LEAST: u64 = 1 << 20;
-    const MOST: u64 = 32 << 20;
-    const SHARE: u64 = 64;
-    (pool / SHARE).clamp(LEAST, MOST).next_multiple_of(LEAST)
-}
 
 /// Deadline of one answer. No answer waits for memory to be touched.
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(5);

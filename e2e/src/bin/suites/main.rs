@@ -425,6 +425,8 @@ fn cargo(suite: &Suite, line: &str, full: bool, base: &str) -> (Result<(), Failu
             .env("MOONCAKE_SCENARIOS", "full")
             .env("PROPTEST_CASES", "100000")
             .env("MASTER_CALLS", "1000000")
+            .env("LEDGER_CASES", "100000")
+            .env("ELECTION_RUNS", "10000")
             .env("LOOM_MAX_PREEMPTIONS", "5")
             .env("FAULTY_TRANSFERS", "1000000");
     }

@@ -207,6 +207,11 @@ impl Collector for Reading {
                 counters.missing_tombstones,
             ),
             (
+                "mooncake_ledger_discarded_records",
+                "Records of ledgers that came back, discarded because their keys may have been removed meanwhile",
+                counters.discarded_records,
+            ),
+            (
                 "mooncake_drain_moved_replicas",
                 "Replicas that moved to other segments because their owner ended",
                 counters.moved_replicas,

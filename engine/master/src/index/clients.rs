@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use proto::store::{ErrorCode, Uuid};
 
@@ -121,6 +122,13 @@ impl Clients {
 }
 
 impl Index {
+    /// Lets all clients expire later: this master could not receive their requests for that long.
+    pub fn extend_clients(&mut self, by: Duration) {
+        for client in self.clients.known.values_mut() {
+            client.expires = client.expires.after(by);
+        }
+    }
+
     /// Makes a client known before its first request.
     ///
     /// # Errors

@@ -29,6 +29,8 @@ pub struct Counters {
     pub unmoved_objects: u64,
     /// Keys that were removed or replaced while an owner was away, beyond the limit of tombstones.
     pub missing_tombstones: u64,
+    /// Records of ledgers that came back, which were discarded because their keys may have been removed meanwhile.
+    pub discarded_records: u64,
 }
 
 /// What the index contains now.

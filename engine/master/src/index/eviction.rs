@@ -434,7 +434,7 @@ impl Index {
         } else {
             Moment::default()
         };
-        self.erase(id, rest);
+        self.erase_evicted(id, rest);
         Evicted { objects: 1, bytes }
     }
 }

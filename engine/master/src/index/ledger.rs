@@ -3,6 +3,7 @@
 
 mod bulk;
 mod epochs;
+mod evicted;
 mod leaving;
 mod load;
 mod members;
@@ -59,6 +60,11 @@ pub(crate) struct Stream {
     unpolled_looks: u32,
     /// Enough other ledgers name this one.
     named: bool,
+    /// It names all members, and itself after them, unless one has become known that it had no space for.
+    names_all: bool,
+    is_signed: bool,
+    /// This run has not read the ledger before, and what was forgotten before it knew the owner.
+    unread: Option<Option<Age>>,
     /// Number of the last change that tombstones wait for.
     mark: u64,
     /// Bytes of notes in the ledger, and looks that are left without a new one.
@@ -126,6 +132,18 @@ impl Stream {
         done
     }
 
+    /// Adds up to `most` of the next changes, unless there are enough bytes.
+    fn hand_out(&self, entries: &mut Vec<Entry>, most: usize, bytes: &mut usize) {
+        for waiting in self.waiting.iter().skip(entries.len()).take(most) {
+            if *bytes > ENOUGH_BYTES {
+                return;
+            }
+            let stored = waiting.entry.stored.as_ref();
+            *bytes += stored.map_or(0, |stored| stored.key.len());
+            entries.push(waiting.entry.clone());
+        }
+    }
+
     /// Returns whether the owner has polled of late.
     fn is_polled(&self) -> bool {
         self.unpolled_looks < SILENT_LOOKS
@@ -139,6 +157,9 @@ impl Stream {
             self.idle_looks = self.idle_looks.saturating_add(1);
         }
         self.looked_at = self.acknowledged;
+        if !self.is_open() {
+            (self.names_all, self.is_signed) = (false, false);
+        }
         self.unpolled_looks = self.unpolled_looks.saturating_add(1);
         self.full = self.full.saturating_sub(1);
     }
@@ -406,6 +427,23 @@ impl Index {
         Some((id, mounted.stream.as_mut()?))
     }
 
+    /// Acknowledges changes, and returns whether there are further ones.
+    ///
+    /// # Errors
+    /// Those of [`Self::poll_ledger`].
+    pub fn has_changes(
+        &mut self,
+        client: Uuid,
+        positions: &[Position],
+        now: Moment,
+    ) -> Result<bool, ErrorCode> {
+        self.acknowledge(client, positions, now)?;
+        let mut streams = positions
+            .iter()
+            .filter_map(|of| self.segments.get(self.segments.find(of.segment)?));
+        Ok(streams.any(|of| of.stream.as_ref().is_some_and(|of| !of.waiting.is_empty())))
+    }
+
     /// Acknowledges changes, and returns the next ones of each segment.
     ///
     /// # Errors
@@ -417,6 +455,46 @@ impl Index {
         positions: &[Position],
         now: Moment,
     ) -> Result<Vec<Changes>, ErrorCode> {
+        self.acknowledge(client, positions, now)?;
+        let each = (MOST_ENTRIES / positions.len().max(1)).max(1);
+        let (mut bytes, mut left) = (0, MOST_ENTRIES);
+        let mut changes = Vec::with_capacity(positions.len());
+        // First what each segment has a right to, then what others leave.
+        for position in positions {
+            let Some((_, stream)) = self.ledgered(client, position.segment) else {
+                continue;
+            };
+            let mut entries = Vec::new();
+            stream.hand_out(&mut entries, each, &mut bytes);
+            left = left.saturating_sub(entries.len());
+            changes.push(Changes {
+                segment: position.segment,
+                first: stream.acknowledged + 1,
+                entries,
+            });
+        }
+        for Changes {
+            segment, entries, ..
+        } in &mut changes
+        {
+            let before = entries.len();
+            if left > 0
+                && before >= each
+                && let Some((_, stream)) = self.ledgered(client, *segment)
+            {
+                stream.hand_out(entries, left, &mut bytes);
+                left -= entries.len() - before;
+            }
+        }
+        Ok(changes)
+    }
+
+    fn acknowledge(
+        &mut self,
+        client: Uuid,
+        positions: &[Position],
+        now: Moment,
+    ) -> Result<(), ErrorCode> {
         let mut done = Vec::new();
         // The first position counts the objects of all.
         let mut full = false;
@@ -449,29 +527,7 @@ impl Index {
         if self.signals.progress {
             self.send_deferred();
         }
-        let each = (MOST_ENTRIES / positions.len().max(1)).max(1);
-        let mut bytes = 0;
-        let mut changes = Vec::with_capacity(positions.len());
-        for position in positions {
-            let Some((_, stream)) = self.ledgered(client, position.segment) else {
-                continue;
-            };
-            let mut entries = Vec::new();
-            for waiting in stream.waiting.iter().take(each) {
-                if bytes > ENOUGH_BYTES {
-                    break;
-                }
-                let stored = waiting.entry.stored.as_ref();
-                bytes += stored.map_or(0, |stored| stored.key.len());
-                entries.push(waiting.entry.clone());
-            }
-            changes.push(Changes {
-                segment: position.segment,
-                first: stream.acknowledged + 1,
-                entries,
-            });
-        }
-        Ok(changes)
+        Ok(())
     }
 
     /// Sends the records of replicas that a put has completed. What the object replaces leaves the ledger after them.
@@ -521,14 +577,21 @@ impl Index {
 
     /// Lets a range leave the ledger of its segment. It is free when the owner has confirmed that.
     pub(super) fn leave(&mut self, range: Range) {
-        self.removed.insert(&range.key, self.age(range.version));
+        self.remember(&range);
         let id = self.leaving.insert(range);
         self.send_leave(id);
     }
 
+    fn remember(&mut self, range: &Range) {
+        let age = self.age(range.version);
+        if self.removed.insert(&range.key, age) {
+            self.leaving.mark();
+        }
+    }
+
     /// The same, but not before the records of what replaces it are acknowledged. Changes of one segment are in order.
     fn leave_after(&mut self, range: Range, records: &[(SegmentId, u64)]) {
-        self.removed.insert(&range.key, self.age(range.version));
+        self.remember(&range);
         self.vacate(range, records, None);
     }
 
@@ -626,6 +689,7 @@ impl Index {
         let leaving = self.leaving.of_key(&object.key);
         let waits = leaving.map(|(segment, id)| Wait(Kind::Left(segment, id)));
         self.signals.waits.extend(waits);
+        self.remember_replaced(id);
         self.entomb_replaced(id);
     }
 
@@ -668,6 +732,7 @@ impl Index {
     pub(super) fn look_at_ledgers(&mut self) {
         self.segments.each_stream(Stream::look);
         self.look_at_members();
+        self.look_at_removed();
     }
 }
 

@@ -15,6 +15,7 @@ impl Index {
         // A removal waits for the earlier ones of its key, also if it finds nothing: the end of an upsert may be in progress.
         self.wait_for_removal(key);
         let Some(id) = self.find(key) else {
+            self.remember_removed(key);
             self.entomb_unknown(key);
             return Err(ErrorCode::ObjectNotFound);
         };
@@ -50,6 +51,7 @@ impl Index {
             })
             .map(|(id, _)| id)
             .collect();
+        self.remember_all_removed(&keys);
         for &id in &chosen {
             self.take_out(id, now);
         }
@@ -136,7 +138,9 @@ impl Index {
             }
         }
         if empty {
-            self.removed.insert(key, self.age(version));
+            if self.removed.insert(key, self.age(version)) {
+                self.leaving.mark();
+            }
             self.entomb_removed(id);
             self.erase(id, Moment::default());
         }

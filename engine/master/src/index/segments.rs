@@ -135,6 +135,10 @@ impl Segments {
         self.longest_endpoint
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     pub(crate) fn is_mounted(&self, id: SegmentId) -> bool {
         self.slots.contains_key(id)
     }

@@ -7,6 +7,7 @@ mod ledger;
 mod pressure;
 mod property;
 mod quota;
+mod returning;
 mod search;
 mod steps;
 mod tombstones;

@@ -2,7 +2,7 @@
 //! killed at any time. A record is written from its end; its first byte, written last, makes it valid. The same byte
 //! removes it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
 use proto::store::Uuid;
@@ -85,8 +85,8 @@ pub struct Cells<M> {
     records: HashMap<(u16, u64), Place>,
     /// Free runs: first cell and length.
     free: BTreeMap<u32, u32>,
-    /// Where the next search for a run begins.
-    cursor: u32,
+    /// The same, length first.
+    lengths: BTreeSet<(u32, u32)>,
     corrupt: usize,
 }
 
@@ -112,7 +112,7 @@ impl<M: Memory> Cells<M> {
             writer,
             records: HashMap::new(),
             free: BTreeMap::new(),
-            cursor: 0,
+            lengths: BTreeSet::new(),
             corrupt: 0,
         };
         opened.scan(cells)?;
@@ -153,7 +153,7 @@ impl<M: Memory> Cells<M> {
                         continue;
                     }
                     if free < at {
-                        self.free.insert(free, at - free);
+                        self.add_run(free, at - free);
                     }
                     free = next;
                     self.records.insert((extent, entry.offset), place);
@@ -299,31 +299,41 @@ impl<M: Memory> Cells<M> {
         Ok(())
     }
 
-    /// Takes cells from the next run that is long enough.
+    /// Takes cells from the shortest run that is long enough.
     fn take(&mut self, cells: u32) -> Option<u32> {
-        let after = self.free.range(self.cursor..);
-        let runs = after.chain(self.free.range(..self.cursor));
-        let (&cell, &length) = runs.into_iter().find(|(_, length)| **length >= cells)?;
-        self.free.remove(&cell);
-        self.cursor = cell;
+        let &(length, cell) = self.lengths.range((cells, 0)..).next()?;
+        self.take_run(cell);
         if length > cells {
-            self.free.insert(cell + cells, length - cells);
+            self.add_run(cell + cells, length - cells);
         }
         Some(cell)
     }
 
     /// Returns cells, joined with their free neighbours.
     fn release(&mut self, mut cell: u32, mut cells: u32) {
-        if let Some(after) = self.free.remove(&(cell + cells)) {
+        if let Some(after) = self.take_run(cell + cells) {
             cells += after;
         }
         if let Some((&before, &length)) = self.free.range(..cell).next_back()
             && before + length == cell
         {
+            self.take_run(before);
             cell = before;
             cells += length;
         }
+        self.add_run(cell, cells);
+    }
+
+    fn add_run(&mut self, cell: u32, cells: u32) {
         self.free.insert(cell, cells);
+        self.lengths.insert((cells, cell));
+    }
+
+    /// Removes the run that begins with a cell, and returns its length.
+    fn take_run(&mut self, cell: u32) -> Option<u32> {
+        let length = self.free.remove(&cell)?;
+        self.lengths.remove(&(length, cell));
+        Some(length)
     }
 }
 

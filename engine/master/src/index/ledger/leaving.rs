@@ -12,7 +12,7 @@ use crate::index::object::ObjectId;
 use crate::index::segments::SegmentId;
 
 /// Identifies a leaving range. Never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct LeaveId(u64);
 
 /// A range that leaves its ledger.
@@ -53,6 +53,9 @@ pub(crate) struct Leaving {
     bytes: u128,
     keys: HashMap<Box<str>, SmallVec<[LeaveId; 2]>>,
     deferred: Vec<Deferred>,
+    /// Ranges that leave since before the mark, and the last of them.
+    marked: usize,
+    mark: LeaveId,
 }
 
 impl Leaving {
@@ -63,6 +66,17 @@ impl Leaving {
         self.bytes += u128::from(range.size);
         self.ranges.insert(id, range);
         id
+    }
+
+    /// Marks all ranges that leave now.
+    pub(crate) fn mark(&mut self) {
+        self.mark = LeaveId(self.last);
+        self.marked = self.ranges.len();
+    }
+
+    /// Returns whether none of the marked ranges leaves any more.
+    pub(crate) fn has_mark_passed(&self) -> bool {
+        self.marked == 0
     }
 
     pub(crate) fn bytes(&self) -> u128 {
@@ -79,6 +93,7 @@ impl Leaving {
 
     pub(crate) fn remove(&mut self, id: LeaveId) -> Option<Range> {
         let range = self.ranges.remove(&id)?;
+        self.marked -= usize::from(id <= self.mark);
         self.bytes -= u128::from(range.size);
         if let Some(ids) = self.keys.get_mut(&range.key) {
             ids.retain(|other| *other != id);
@@ -132,6 +147,10 @@ impl Leaving {
         let ids = self.keys.get(key).map_or(&[][..], |ids| ids.as_slice());
         ids.iter()
             .filter_map(|id| Some((self.ranges.get(id)?.segment, *id)))
+    }
+
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = &Range> {
+        self.ranges.values()
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = (SegmentId, LeaveId)> {

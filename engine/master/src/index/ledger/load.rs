@@ -10,6 +10,7 @@ use smallvec::smallvec;
 use super::Then;
 use super::bulk::Missed;
 use super::leaving::Range;
+use super::removed::{Source, Verdict};
 use crate::index::allocator::{Allocator, Block};
 use crate::index::object::{Flag, Object, ObjectId, Replica};
 use crate::index::objects::Replicas;
@@ -98,13 +99,14 @@ impl Index {
         let (space, blocks) = Allocator::with_used(size, &ranges);
         self.segments.install(segment, space);
         let missed = self.missed_removals(segment);
+        let source = self.source(segment);
         for ((offset, version, stored), block) in placed.into_iter().zip(blocks) {
             let place = Place {
                 segment,
                 block,
                 offset,
             };
-            self.adopt(place, version, stored, &missed, now);
+            self.adopt(place, version, stored, (&missed, source), now);
         }
         for (offset, version) in wrong {
             let entry = Entry {
@@ -126,7 +128,7 @@ impl Index {
         place: Place,
         version: Version,
         stored: Stored,
-        missed: &Missed,
+        (missed, source): (&Missed, Source),
         now: Moment,
     ) {
         let age = self.age(version);
@@ -168,7 +170,8 @@ impl Index {
             _ if missed.contain(&stored.key, age) => return self.leave(range(stored, place.block)),
             Some(id) if self.age(self.objects[id].version) > age => {
                 let range = range(stored, place.block);
-                if self.objects[id].has(Flag::InPut) && !self.removed.contains(&range.key, age) {
+                let verdict = self.removed.of(&range.key, age, source);
+                if self.objects[id].has(Flag::InPut) && verdict == Verdict::Lives {
                     // It leaves when the put ends.
                     self.superseded.entry(id).or_default().push(range);
                 } else {
@@ -185,10 +188,13 @@ impl Index {
                 };
                 self.drop_object(id, rest);
             }
-            None if self.removed.contains(&stored.key, age) => {
-                return self.leave(range(stored, place.block));
+            None => {
+                let verdict = self.removed.of(&stored.key, age, source);
+                self.counters.discarded_records += u64::from(verdict == Verdict::Lost);
+                if verdict != Verdict::Lives {
+                    return self.leave(range(stored, place.block));
+                }
             }
-            None => {}
         }
         let pin = std::time::Duration::from_millis(stored.soft_pin_ms)
             .min(self.settings.max_soft_pin_ttl);

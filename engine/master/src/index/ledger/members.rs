@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use proto::store::Uuid;
 
+use super::Age;
 use crate::index::segments::SegmentId;
 
 /// Members that are known at a time: each ledger names all of them. Further ones are not waited for, and have no tombstones.
@@ -47,6 +48,10 @@ enum State {
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     of: HashMap<Memory, State>,
+    /// Members whose ledger is not installed in this run, and the latest dead value that was forgotten before they were known.
+    unread: HashMap<Memory, Option<Age>>,
+    /// The latest value that had been begun when the last of them became known.
+    learned: Age,
     /// Segments beyond the known members whose ledgers have arrived.
     others: Vec<SegmentId>,
     /// Members that are not present.
@@ -57,11 +62,21 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Adds a member, unless it is known.
-    pub(crate) fn learn(&mut self, memory: &Memory) {
-        if self.of.len() < MOST && !self.of.contains_key(memory) {
+    /// Adds a member, and returns whether it was not known. `forgotten` is the latest dead value that no known member has,
+    /// `latest` the last one that was begun.
+    pub(crate) fn learn(&mut self, memory: &Memory, forgotten: Option<Age>, latest: Age) -> bool {
+        let is_new = self.of.len() < MOST && !self.of.contains_key(memory);
+        if is_new {
             self.set(memory, State::Unread { quiet: 0, all: 0 });
+            self.unread.insert(memory.clone(), forgotten);
+            self.learned = latest;
         }
+        is_new
+    }
+
+    /// Returns whether a ledger that this run has not read may have values before this one, which its put did not know of.
+    pub(crate) fn may_bring_before(&self, version: Age) -> bool {
+        self.is_young() || version <= self.learned && !self.unread.is_empty()
     }
 
     /// Returns false if there are too many members.
@@ -105,9 +120,16 @@ impl Members {
         self.has_signed = true;
     }
 
-    pub(crate) fn install(&mut self, memory: &Memory, segment: SegmentId) {
+    /// Notes that a ledger is installed. Returns what was forgotten before its owner was known, if it is the first time.
+    pub(crate) fn install(&mut self, memory: &Memory, segment: SegmentId) -> Option<Option<Age>> {
         self.set(memory, State::Present(segment));
         self.others.retain(|other| *other != segment);
+        self.unread.remove(memory)
+    }
+
+    /// Returns whether all known ledgers were read.
+    pub(crate) fn are_read(&self) -> bool {
+        self.unread.is_empty() && !self.is_young()
     }
 
     /// Notes that a segment was unmounted; `ended` if its owner lived until then.
@@ -196,6 +218,9 @@ impl Members {
             stays
         });
         if !forgotten.is_empty() {
+            for memory in &forgotten {
+                self.unread.remove(memory);
+            }
             self.count();
         }
         forgotten

@@ -59,11 +59,23 @@ pub(crate) struct Note {
     pub(crate) subject: Subject,
     /// The highest one, for the ledgers, and the latest one, for this run.
     pub(crate) version: Version,
-    age: Age,
+    pub(crate) age: Age,
+    /// In the order of segments.
     pub(crate) holders: SmallVec<[Holder; 2]>,
 }
 
 impl Note {
+    /// Returns the place of a segment among the holders: `Err` with where it belongs if it is none.
+    pub(crate) fn holder(&self, segment: SegmentId) -> Result<usize, usize> {
+        self.holders.binary_search_by_key(&segment, |of| of.segment)
+    }
+
+    pub(crate) fn add_holder(&mut self, holder: Holder) {
+        if let Err(at) = self.holder(holder.segment) {
+            self.holders.insert(at, holder);
+        }
+    }
+
     pub(crate) fn entry(&self, offset: u64) -> Entry {
         let (key, client, kind) = match &self.subject {
             Subject::Removed(key) => (key.to_string(), NO_CLIENT, REMOVED),

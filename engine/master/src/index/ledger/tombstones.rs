@@ -1,8 +1,6 @@
 //! Tombstones: while an owner is away, what a call removes or replaces is noted in two other ledgers before it is answered.
 //! A run reads the notes of all members before it adopts records. docs/decisions/ledger.md has the rules.
 
-use std::collections::HashSet;
-
 use proto::store::ledger::{Entry, Version};
 
 use super::members::Memory;
@@ -23,8 +21,13 @@ const NAMED: Version = Version {
     epoch: 0,
     number: 0,
 };
-/// Notes that one step looks at.
+/// Notes that one step looks at, and segments that it looks at for them.
 const STEPS: usize = 256;
+const STEP_LOOKS: usize = 1 << 13;
+
+fn is_memory(mounted: &Mounted, memory: &Memory) -> bool {
+    mounted.client == memory.client && *mounted.segment.name == *memory.name
+}
 
 pub(super) fn memory(mounted: &Mounted) -> Memory {
     Memory {
@@ -33,7 +36,7 @@ pub(super) fn memory(mounted: &Mounted) -> Memory {
     }
 }
 
-/// Returns the bytes of notes that the ledger of a segment takes. The ledger of a pool has a 64th of it, and at most 32 MiB.
+/// Returns the bytes of notes that the ledger of a segment takes. The ledger of a pool has a 64th of it up to 32 MiB, or a 2048th if that is more.
 fn room(size: u64) -> u64 {
     (size / 256).clamp(64 << 10, 8 << 20)
 }
@@ -65,12 +68,24 @@ impl Index {
         let Some(memory) = self.memory_of(segment) else {
             return;
         };
-        self.members.learn(&memory);
+        self.learn(&memory);
         self.members.advance(&memory);
-        if self.members.is_known(&memory) {
+        if !self.members.is_known(&memory) {
+            // There is no place for it among the members.
+            let forgotten = self.removed.forgotten();
+            if let Some((_, stream)) = self.segments.stream_of(segment) {
+                stream.unread = Some(forgotten);
+            }
+        } else {
             let id = self.note(Subject::Member(memory), NAMED);
             self.spread(id);
         }
+    }
+
+    /// Adds a member, and returns whether it was not known.
+    fn learn(&mut self, memory: &Memory) -> bool {
+        let (forgotten, latest) = (self.removed.forgotten(), self.age(self.latest()));
+        self.members.learn(memory, forgotten, latest)
     }
 
     /// Notes that a part of a ledger has arrived.
@@ -87,10 +102,14 @@ impl Index {
         };
         self.members.arrive(&memory, segment);
         let mut records = Vec::with_capacity(entries.len());
+        let mut learned = Vec::new();
         for entry in entries {
-            if !self.take_note(segment, &memory, &entry, now) {
+            if !self.take_note(segment, &memory, &entry, &mut learned, now) {
                 records.push(entry);
             }
+        }
+        for id in learned {
+            self.spread(id);
         }
         if records.is_empty() {
             // Nothing there can be dead.
@@ -119,10 +138,13 @@ impl Index {
         let Some(memory) = self.memory_of(segment) else {
             return;
         };
-        self.members.install(&memory, segment);
+        let unread = self.members.install(&memory, segment);
+        if let Some((_, stream)) = self.segments.stream_of(segment) {
+            stream.unread = stream.unread.or(unread);
+        }
         self.segments.each_stream(|stream| stream.named = false);
         // First: a later record of this ledger is acknowledged after the names of the others.
-        self.name_members();
+        self.name_members(segment);
         self.install(segment, records, now);
         self.notes.scan_again();
         self.mark();
@@ -130,32 +152,50 @@ impl Index {
         self.signals.progress = true;
     }
 
-    /// Lets all ledgers name all members, and signs them after that.
-    fn name_members(&mut self) {
-        let members = self.members.iter().cloned().map(Subject::Member);
-        let names: Vec<_> = members.filter_map(|of| self.notes.find(&of)).collect();
-        for &id in &names {
-            self.spread(id);
-        }
-        if self.members.is_young() {
+    /// Lets the ledger of a segment that is open now name all members, and signs it after that. Members that become known later
+    /// are named in all open segments then.
+    fn name_members(&mut self, segment: SegmentId) {
+        let Some(mounted) = self.segments.get(segment).filter(|of| keeps_pace(of)) else {
             return;
-        }
-        for id in names {
-            let Some(Subject::Member(own)) = self.notes.get(id).map(|of| of.subject.clone()) else {
-                continue;
-            };
-            let named = self.segments.named(&own.name).iter().copied();
-            let unsigned = named.filter(|&segment| {
-                let mounted = self.segments.get(segment);
-                let is_own = mounted.is_some_and(|of| keeps_pace(of) && memory(of) == own);
+        };
+        let names_all = mounted.stream.as_ref().is_some_and(|of| of.names_all);
+        if takes_notes(mounted) && !names_all {
+            let members = self.members.iter();
+            let others = members.filter(|of| !is_memory(mounted, of));
+            let names = others.filter_map(|of| self.notes.find(&Subject::Member(of.clone())));
+            let missing = names.filter(|&id| {
                 let note = self.notes.get(id);
-                is_own && note.is_some_and(|of| of.holders.iter().all(|of| of.segment != segment))
+                note.is_some_and(|note| note.holder(segment).is_err())
             });
-            let unsigned: Vec<_> = unsigned.collect();
-            for segment in unsigned {
+            let missing: Vec<_> = missing.collect();
+            for id in missing {
                 let offset = self.notes.next_offset();
                 self.hold(id, segment, offset);
             }
+        }
+        let is_young = self.members.is_young();
+        if !is_young {
+            self.sign(segment);
+        }
+        if let Some((_, stream)) = self.segments.stream_of(segment) {
+            // With a full ledger again later.
+            stream.names_all = stream.full == 0;
+            stream.is_signed = stream.full == 0 && !is_young;
+        }
+    }
+
+    /// Lets the ledger of a segment name its own memory: all other members that are known are named there.
+    fn sign(&mut self, segment: SegmentId) {
+        let Some(mounted) = self.segments.get(segment) else {
+            return;
+        };
+        let id = self.notes.find(&Subject::Member(memory(mounted)));
+        let note = id.and_then(|id| Some((id, self.notes.get(id)?)));
+        if let Some((id, note)) = note
+            && note.holder(segment).is_err()
+        {
+            let offset = self.notes.next_offset();
+            self.hold(id, segment, offset);
         }
     }
 
@@ -166,17 +206,25 @@ impl Index {
     }
 
     /// Takes a note of a ledger. Returns false for anything else, and for a second note of the same subject.
-    fn take_note(&mut self, segment: SegmentId, own: &Memory, entry: &Entry, now: Moment) -> bool {
+    fn take_note(
+        &mut self,
+        segment: SegmentId,
+        own: &Memory,
+        entry: &Entry,
+        learned: &mut Vec<NoteId>,
+        now: Moment,
+    ) -> bool {
         let Some(subject) = subject_of(entry) else {
             return false;
         };
         self.notes.used_offset(entry.offset);
+        let mut is_new = false;
         match &subject {
             Subject::Member(memory) => {
                 if memory == own {
                     self.members.sign();
                 }
-                self.members.learn(memory);
+                is_new = self.learn(memory);
                 if !self.members.is_known(memory) {
                     return false;
                 }
@@ -185,13 +233,16 @@ impl Index {
         }
         let bytes = subject.bytes();
         let id = self.note(subject, entry.version);
+        if is_new {
+            learned.push(id);
+        }
         let Some(note) = self.notes.get_mut(id) else {
             return false;
         };
-        if note.holders.iter().any(|of| of.segment == segment) {
+        if note.holder(segment).is_ok() {
             return false;
         }
-        note.holders.push(Holder {
+        note.add_holder(Holder {
             segment,
             offset: entry.offset,
             version: entry.version,
@@ -239,8 +290,11 @@ impl Index {
         let subject = Subject::Removed(key.into());
         if self.notes.removed() >= most && self.notes.find(&subject).is_none() {
             self.counters.missing_tombstones += 1;
-            if most == MOST {
-                self.removed.insert(key, self.age(version));
+            let age = self.age(version);
+            if most == MOST_OF_PUTS {
+                self.unnoted.get_or_insert(age);
+            } else if self.removed.insert(key, age) {
+                self.leaving.mark();
             }
             return;
         }
@@ -299,16 +353,15 @@ impl Index {
             .retain(|holder| segments.is_mounted(holder.segment));
         let own = match &note.subject {
             Subject::Removed(_) => None,
-            Subject::Member(memory) => Some(memory.clone()),
+            Subject::Member(memory) => Some(memory),
         };
-        let have_it: HashSet<_> = note.holders.iter().map(|of| of.segment).collect();
         let mut have = 0;
         let mut others = Vec::new();
         for (segment, mounted) in segments.iter() {
-            if own.as_ref().is_some_and(|own| *own == memory(mounted)) {
+            if own.is_some_and(|own| is_memory(mounted, own)) {
                 continue;
             }
-            if have_it.contains(&segment) {
+            if note.holder(segment).is_ok() {
                 have += usize::from(keeps_pace(mounted));
             } else if takes_notes(mounted) {
                 others.push((mounted.ends, segment));
@@ -333,7 +386,7 @@ impl Index {
         let Some(note) = self.notes.get_mut(id) else {
             return;
         };
-        note.holders.push(Holder {
+        note.add_holder(Holder {
             segment,
             offset,
             version: note.version,
@@ -353,11 +406,12 @@ impl Index {
             return;
         };
         for at in 0..note.holders.len() {
+            if note.holders[at].version >= note.version {
+                continue;
+            }
             let entry = note.entry(note.holders[at].offset);
             let holder = &mut note.holders[at];
-            if holder.version < entry.version
-                && let Some((client, stream)) = self.segments.stream_of(holder.segment)
-            {
+            if let Some((client, stream)) = self.segments.stream_of(holder.segment) {
                 holder.version = entry.version;
                 holder.held = false;
                 stream.push(entry, Then::Holds(id));
@@ -377,11 +431,8 @@ impl Index {
         let Some(note) = self.notes.get_mut(id) else {
             return;
         };
-        let at = note
-            .holders
-            .iter()
-            .position(|of| of.segment == segment && of.version == version);
-        let Some(at) = at else {
+        let at = note.holder(segment).ok();
+        let Some(at) = at.filter(|at| note.holders[*at].version == version) else {
             return;
         };
         if !full {
@@ -390,6 +441,9 @@ impl Index {
         }
         let holder = note.holders.remove(at);
         let bytes = note.subject.bytes();
+        if let Some((_, stream)) = self.segments.stream_of(segment) {
+            stream.names_all = false;
+        }
         self.send_note_removal(&holder, bytes);
         self.spread(id);
     }
@@ -426,13 +480,13 @@ impl Index {
             Subject::Removed(_) => None,
             Subject::Member(memory) => Some(memory),
         };
-        let is_own = |of: &Mounted| own.is_some_and(|own| *own == memory(of));
+        let is_own = |of: &Mounted| own.is_some_and(|own| is_memory(of, own));
         let held = note.holders.iter().filter(|holder| {
             let mounted = self.segments.get(holder.segment);
             let is_new = holder.held && holder.version == note.version;
             is_new && mounted.is_some_and(|of| of.stream.is_some() && !is_own(of))
         });
-        let held = held.count();
+        let held = held.take(COPIES).count();
         if held >= COPIES {
             return true;
         }
@@ -442,7 +496,7 @@ impl Index {
                 continue;
             }
             paces += 1;
-            let has = note.holders.iter().any(|of| of.segment == segment);
+            let has = note.holder(segment).is_ok();
             takes += usize::from(has || takes_notes(mounted));
         }
         if paces == 0 && own.is_none() {
@@ -488,8 +542,7 @@ impl Index {
 
     /// Looks for members that do not come back, and for ledgers that need not wait any longer.
     pub(super) fn look_at_members(&mut self) {
-        let was_young = self.members.is_young();
-        let before = self.members.away() > 0 || was_young;
+        let before = self.members.away() > 0 || self.members.is_young();
         for memory in self.members.look() {
             if let Some(id) = self.notes.find(&Subject::Member(memory)) {
                 self.drop_note(id);
@@ -502,15 +555,22 @@ impl Index {
             .count();
         if std::mem::replace(&mut self.paces, paces) != paces {
             self.notes.scan_again();
-            self.name_members();
             self.signals.progress = true;
+        }
+        let is_young = self.members.is_young();
+        let misses_names = |mounted: &Mounted| {
+            let stream = mounted.stream.as_ref();
+            let stream = stream.filter(|of| of.is_open() && of.full == 0);
+            stream.is_some_and(|of| !of.names_all || !of.is_signed && !is_young)
+        };
+        let open = self.segments.iter().filter(|(_, of)| misses_names(of));
+        let open: Vec<_> = open.map(|(segment, _)| segment).collect();
+        for segment in open {
+            self.name_members(segment);
         }
         let after = self.members.away() > 0 || self.members.is_young();
         self.signals.progress |= before && !after;
         self.look_at_awaited();
-        if was_young && !self.members.is_young() {
-            self.name_members();
-        }
     }
 
     /// Looks at some notes: those whose owner was unmounted get another one, and tombstones that nothing needs are removed.
@@ -522,7 +582,9 @@ impl Index {
             }
             return self.notes.removed() > 0;
         }
-        for id in self.notes.next_scan(STEPS) {
+        // Each is a look at all segments.
+        let most = STEP_LOOKS / self.segments.len().max(1);
+        for id in self.notes.next_scan(most.clamp(1, STEPS)) {
             self.spread(id);
         }
         !self.notes.is_scanned()

@@ -94,3 +94,45 @@ fn a_call_is_never_answered_if_the_owner_mounts_again_without_its_change() {
     assert!(!index.have_happened(&mut removal));
     assert!(!index.have_happened(&mut put));
 }
+
+#[test]
+fn a_segment_with_many_changes_gets_the_part_of_those_with_few() {
+    let mut index = Index::new(long_lived(), 7).in_epoch(1);
+    let segments: Vec<_> = (0..64).map(|number| segment(number, MIB)).collect();
+    for segment in &segments {
+        let mounted = index.mount_ledger(OWNER, segment.clone(), 1, at(0));
+        assert_eq!(mounted, Ok(false));
+        let loaded = index.load_ledger(OWNER, segment.id, 0, Vec::new(), true, at(0));
+        assert_eq!(loaded, Ok(()));
+    }
+    let position = |of: &Segment| Position {
+        segment: of.id,
+        applied: 0,
+        unrecorded: 0,
+    };
+    let mut positions: Vec<_> = segments.iter().map(position).collect();
+    // They name each other.
+    for look in 0..30 {
+        index.tick(Moment(at(0).0 + look * 100_000));
+        while index.has_changes(OWNER, &positions, at(0)) == Ok(true) {
+            let changes = index.poll_ledger(OWNER, &positions, at(0)).unwrap();
+            for (position, changes) in positions.iter_mut().zip(&changes) {
+                position.applied += changes.entries.len() as u64;
+            }
+        }
+    }
+    let config = ReplicateConfig {
+        preferred_segment: "s63".into(),
+        ..ReplicateConfig::default()
+    };
+    for number in 0..1000 {
+        put_with(&mut index, &number.to_string(), 1, &config, at(0)).unwrap();
+    }
+    assert_eq!(index.has_changes(OWNER, &positions, at(0)), Ok(true));
+    let changes = index.poll_ledger(OWNER, &positions, at(0)).unwrap();
+    let counts = changes.iter().map(|of| of.entries.len());
+    let counts: Vec<_> = counts.collect();
+    assert_eq!((counts[..63].iter().sum(), counts[63]), (0, 1000));
+    let last = &changes[63].entries[999];
+    assert_eq!(last.version, index.latest());
+}

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crds::cluster;
 use crds::node::PoolAssignment;
+use crds::pool_memory::MOST_LEDGER;
 use crds::reason::Reason;
 use store::Ledger;
 use sys::mem::{PageSize, Region};
@@ -131,6 +132,14 @@ impl Pod {
         };
         let answer = self.client()?.descriptors::<1>(Request::Ledger).await;
         let [fd] = self.checked_answer(answer)?;
+        if !(1..=MOST_LEDGER).contains(&bytes) {
+            tracing::error!(
+                bytes,
+                most = MOST_LEDGER,
+                "the pool pod has handed over a ledger of a wrong size: it is not used, and keys are lost when the master restarts. Use pool and agent images of one release"
+            );
+            return Ok(None);
+        }
         let region = Region::map(fd, bytes, PageSize::Base)?;
         let memory = LedgerMemory::new(region);
         match memory.map_err(Into::into).and_then(Ledger::open) {

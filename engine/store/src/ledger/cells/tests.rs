@@ -248,3 +248,24 @@ proptest! {
         prop_assert!(found == model || found == next, "{found:?}\n{model:?}\n{next:?}");
     }
 }
+
+/// The search takes no step for each hole: this one would take minutes.
+#[test]
+fn a_full_ledger_with_many_short_holes_refuses_at_once() {
+    const RECORDS: u32 = 1 << 16;
+    let mut cells = Cells::open(Shared::new((2 * RECORDS as usize + 1) * CELL)).unwrap();
+    for number in 0..u64::from(RECORDS) {
+        cells.apply(0, &entry("k", number, 1)).unwrap();
+    }
+    for number in (0..u64::from(RECORDS)).step_by(2) {
+        cells.apply(0, &removal(number, 1)).unwrap();
+    }
+    let long = "k".repeat(60);
+    let begin = std::time::Instant::now();
+    for number in 0..100_000 {
+        let full = cells.apply(1, &entry(&long, number, 1));
+        assert!(matches!(full, Err(CellsError::Full(_))));
+    }
+    assert!(begin.elapsed() < std::time::Duration::from_secs(30));
+    cells.apply(1, &entry("k", 0, 1)).unwrap();
+}
