@@ -230,8 +230,9 @@ fn equip(
 
 /// The lock of the suites: two runs would remove each other's clusters.
 fn only_run(settings: &Settings) -> Result<File, String> {
-    // Not a queue: the other run takes the better part of an hour.
-    lock_within(&settings.state.join("suites.lock"), Duration::ZERO).map_err(|error| {
+    // Not a queue: the other run takes the better part of an hour. `NAME.lock` is the lock of the cluster NAME, which cannot
+    // begin with a dot.
+    lock_within(&settings.state.join(".suites.lock"), Duration::ZERO).map_err(|error| {
         format!(
             "another run of the suites uses this state folder: {error}. Wait for its end, or set MOONCAKE_K8S_STATE and \
              MOONCAKE_K8S_CLUSTER to other values"
