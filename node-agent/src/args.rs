@@ -94,6 +94,15 @@ impl From<NodeArgs> for Node {
 }
 
 impl Settings {
+    /// The class of RDMA.
+    #[must_use]
+    pub fn rdma_class(&self) -> RdmaClass {
+        RdmaClass {
+            traffic_class: self.traffic_class,
+            service_level: self.service_level,
+        }
+    }
+
     /// The node to read.
     pub(crate) fn node(&self) -> Node {
         Node {
@@ -126,14 +135,9 @@ impl Settings {
 }
 
 /// How the packets of RDMA are queued in the network.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::Args)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RdmaClass {
-    /// Traffic class of the packets of engine processes and of the probes of RDMA devices.
-    #[arg(long, env = "TRAFFIC_CLASS", default_value_t = 0, global = true)]
     pub traffic_class: u8,
-    /// Service level of the same packets.
-    #[arg(long, env = "SERVICE_LEVEL", default_value_t = 0, global = true,
-        value_parser = clap::value_parser!(u8).range(0..=15))]
     pub service_level: u8,
 }
 
@@ -208,9 +212,14 @@ pub struct Settings {
     #[arg(long, env = "SLOTS_PER_HCA", default_value_t = 8, global = true,
         value_parser = clap::value_parser!(u8).range(1..=128))]
     pub slots_per_hca: u8,
-    /// Class of RDMA.
-    #[command(flatten)]
-    pub rdma_class: RdmaClass,
+    /// Traffic class of the packets of engine processes and of the probes of RDMA devices. Not in a flattened struct: clap would
+    /// take the settings, which are optional, for absent.
+    #[arg(long, env = "TRAFFIC_CLASS", default_value_t = 0, global = true)]
+    pub traffic_class: u8,
+    /// Service level of the same packets.
+    #[arg(long, env = "SERVICE_LEVEL", default_value_t = 0, global = true,
+        value_parser = clap::value_parser!(u8).range(0..=15))]
+    pub service_level: u8,
     /// Log filter, e.g. `info` or `mooncake_node_agent=debug`.
     #[arg(long, env = "LOG", default_value = "info", global = true)]
     pub log: String,

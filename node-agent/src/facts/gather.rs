@@ -42,7 +42,7 @@ pub(crate) fn start(
         observed,
         paths,
         assigned,
-        rdma: RdmaProber::new(&node, settings.rdma_class),
+        rdma: RdmaProber::new(&node, settings.rdma_class()),
         gpus: GpuProber::new(&node, kubelet.unwrap_or_else(|| Path::new(KUBELET_DIR))),
         current: Snapshot::default(),
     };

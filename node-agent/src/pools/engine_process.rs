@@ -162,7 +162,7 @@ impl EngineProcesses {
             node_name: settings.node_name.clone(),
             data_threads: settings.engine().data_threads,
             log: settings.log.clone(),
-            rdma_class: settings.rdma_class,
+            rdma_class: settings.rdma_class(),
         })
     }
 

@@ -210,6 +210,9 @@ impl Index {
             }
         }
         if walk.has_ended() && *installs == self.installs {
+            // Also of what was evicted before it was visited.
+            let keys = Keys::Matching(walk.scope.clone(), walk.pattern.clone());
+            self.remember_all_removed(&keys);
             self.wait_for_all_removals();
             return false;
         }
