@@ -1,6 +1,6 @@
 //! What `spec.access` grants to pods of other namespaces, until it is withdrawn.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use crds::names::{ANNOTATION_SKIPPED, POOL_DATA_PORT, POOL_HANDSHAKE_PORT};
 use crds::{ConditionType, Reason};
 use k8s_openapi::api::core::v1::Pod;
@@ -104,7 +104,10 @@ async fn pods_of_an_allowed_namespace_use_a_pool_until_it_is_withdrawn() -> anyh
                 let host = host.host_network();
                 skipped(&namespace, &host, Reason::HostNetworkNotAllowed).await?;
 
-                apply(&namespace, "{allowHostNetwork: true}").await?;
+                // On its own node it reaches pool pods from the address of the bridge, not of the Node.
+                let (subnet, _) = pool_pod.rsplit_once('.').context("not an IPv4 address")?;
+                let access = format!("{{allowHostNetwork: true, addresses: [{subnet}.1]}}");
+                apply(&namespace, &access).await?;
                 pool.ready(WAIT).await?;
                 let host = StockPod::new("allowed", StockWork::verify(KEYS, BYTES));
                 let host = host.node("n1").inject("kv").host_network();

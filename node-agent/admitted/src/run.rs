@@ -38,7 +38,7 @@ async fn follow(args: Args) -> anyhow::Result<()> {
         )
     };
     // The Service of pods on the host network exists only while they are allowed.
-    let selector = members(&args.cluster, true);
+    let selector = members(&args.cluster);
     let mut members = watch(&args.namespace, &selector);
     let mut operators = watch(&args.operator_namespace, &operators());
     let quotas = async {

@@ -86,15 +86,14 @@ impl Drop for Admitted {
     }
 }
 
-/// Selects the EndpointSlices of a cluster's injected pods and pool pods.
-pub fn members(cluster: &str, allow_host_network: bool) -> String {
-    let mut services = vec![
+/// Selects the EndpointSlices of a cluster's injected pods and pool pods. The Service of pods with the host network exists only
+/// while the cluster allows them.
+pub fn members(cluster: &str) -> String {
+    let services = [
         names::clients_service(cluster),
+        names::host_clients_service(cluster),
         names::pool_service(cluster),
     ];
-    if allow_host_network {
-        services.push(names::host_clients_service(cluster));
-    }
     // Of clusters `a` and `a-host`, a Service of one has the name that one of the other would have.
     format!(
         "{SERVICE} in ({}),{}={cluster}",
@@ -202,7 +201,7 @@ mod tests {
             names::host_clients_service("kv"),
             names::clients_service("kv-host")
         );
-        let selector = members("kv", true);
+        let selector = members("kv");
         assert!(selector.ends_with("),mooncake.io/cluster=kv"), "{selector}");
     }
 

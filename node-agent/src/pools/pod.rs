@@ -173,7 +173,7 @@ impl Pod {
         self.assign(assigned.borrow_and_update().clone());
         let client = self.context.kubernetes.clone();
         let of = &self.assignment.pool;
-        let selector = members(&of.cluster, of.allow_host_network);
+        let selector = members(&of.cluster);
         self.admission = client.map(|client| {
             let backoff = WatchBackoff::default();
             Admitted::watch(client, &of.namespace, &selector, backoff)
