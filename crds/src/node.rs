@@ -339,7 +339,8 @@ pub struct PoolAssignment {
     /// 0.2.0 serve over TCP whatever it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Word<Transport>>,
-    /// Admit the cluster's labelled pods that use the host network. Default: false.
+    /// Admit the cluster's labelled pods that use the host network. Default: false. Agents of release 0.1.0 read it; later
+    /// ones admit the endpoints of the Service of such pods, which exists while the cluster allows them.
     #[serde(default)]
     pub allow_host_network: bool,
     /// IP addresses of admitted peers outside Kubernetes.

@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the suites; the exit status tells whether all passed. The next suite runs also after a failed one.
+/// Runs the suites; the exit status shows whether all passed. The next suite runs also after a failed one.
 #[expect(clippy::print_stdout, reason = "the table is the answer")]
 fn run(only: &[String], full: bool, base: &str) -> Result<ExitCode, Box<dyn std::error::Error>> {
     if let Some(unknown) = only

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use proto::store::ErrorCode;
+use proto::store::ledger::Version;
 use proto::store::release_0_3_13 as wire;
 use regex::{Regex, RegexBuilder};
 
@@ -106,6 +107,8 @@ pub struct Removal {
     removed: i64,
     /// Ledgers that were installed before the walk.
     installs: u64,
+    /// After the walk: values that were evicted before it met them, of which those with a match do not come back.
+    leaving: Option<Vec<(Box<str>, Version)>>,
 }
 
 impl Removal {
@@ -117,12 +120,18 @@ impl Removal {
             force,
             removed: 0,
             installs: 0,
+            leaving: None,
         })
     }
 
     /// Compares the keys of the last step while `goes_on` is true. Otherwise the result is not needed any more.
     pub fn compare(&mut self, goes_on: impl Fn() -> bool) {
-        self.walk.compare(goes_on);
+        self.walk.compare(&goes_on);
+        let Walk { scope, pattern, .. } = &self.walk;
+        let matches = |key: &str| scope.plain(key).is_some_and(|key| pattern.is_match(key));
+        if let Some(leaving) = &mut self.leaving {
+            leaving.retain(|(key, _)| goes_on() && matches(key));
+        }
     }
 
     #[must_use]
@@ -195,6 +204,7 @@ impl Index {
             force,
             removed,
             installs,
+            leaving,
         } = removal;
         if walk.end.is_none() {
             *installs = self.installs;
@@ -210,15 +220,18 @@ impl Index {
             }
         }
         if walk.has_ended() && *installs == self.installs {
-            // Also of what was evicted before it was visited.
-            let keys = Keys::Matching(walk.scope.clone(), walk.pattern.clone());
-            self.remember_all_removed(&keys);
-            self.wait_for_all_removals();
-            return false;
+            if let Some(dead) = leaving.take() {
+                self.remember_dead(dead);
+                self.wait_for_all_removals();
+                return false;
+            }
+            *leaving = Some(self.leaving_values());
+            return true;
         }
         if walk.has_ended() {
             // An owner that was away has brought objects, also to places that were visited.
             (walk.from, walk.end, *installs) = (0, None, self.installs);
+            *leaving = None;
         }
         self.visit(walk, |index, id| index.may_be_removed(id, *force, now));
         true

@@ -51,7 +51,9 @@ impl Index {
             })
             .map(|(id, _)| id)
             .collect();
-        self.remember_all_removed(&keys);
+        let mut leaving = self.leaving_values();
+        leaving.retain(|(key, _)| keys.contain(key));
+        self.remember_dead(leaving);
         for &id in &chosen {
             self.take_out(id, now);
         }

@@ -3,8 +3,6 @@
 
 use proto::store::ledger::Version;
 
-use super::bulk::Keys;
-use super::leaving::Range;
 use super::removed::Source;
 use crate::index::object::ObjectId;
 use crate::index::segments::SegmentId;
@@ -44,14 +42,21 @@ impl Index {
         }
     }
 
-    /// Of values that leave their ledgers, those that `is_dead` chooses do not come back from now on.
-    fn remember_leaving(&mut self, is_dead: impl Fn(&Self, &Range) -> bool) {
-        let leaving = self.leaving.ranges().filter(|range| is_dead(self, range));
-        let dead: Vec<_> = leaving
-            .map(|range| (range.key.clone(), self.age(range.version)))
-            .collect();
-        for (key, age) in dead {
-            if self.removed.insert(&key, age) {
+    /// Values that leave their ledgers, by stored key.
+    pub(in crate::index) fn leaving_values(&self) -> Vec<(Box<str>, Version)> {
+        let leaving = self.leaving.ranges();
+        leaving
+            .map(|range| (range.key.clone(), range.version))
+            .collect()
+    }
+
+    /// Notes that a removal has met these values, which leave: they do not come back from now on. A value that an object still
+    /// has is none of them: the removal has left it.
+    pub(in crate::index) fn remember_dead(&mut self, values: Vec<(Box<str>, Version)>) {
+        for (key, version) in values {
+            let live = self.objects.find(&key);
+            let is_live = live.is_some_and(|id| self.objects[id].version == version);
+            if !is_live && self.removed.insert(&key, self.age(version)) {
                 self.leaving.mark();
             }
         }
@@ -81,15 +86,6 @@ impl Index {
         {
             self.leaving.mark();
         }
-    }
-
-    /// The same for a removal of many keys. Values of objects that it has left may come back.
-    pub(in crate::index) fn remember_all_removed(&mut self, keys: &Keys) {
-        self.remember_leaving(|index, range| {
-            let live = index.objects.find(&range.key);
-            let version = live.map(|id| index.objects[id].version);
-            version != Some(range.version) && keys.contain(&range.key)
-        });
     }
 
     /// Returns whether this run has read the ledger of a segment before.
