@@ -309,9 +309,9 @@ pub struct Transports {
     /// RDMA through the nodes' HCAs. With `Require`, a node serves its pool only while one of its RDMA ports is proved; the
     /// conditions show the cause where none is. Exclude nodes without RDMA devices by the nodeSelector of the pools. With
     /// `Prefer`, the cluster uses RDMA if every node of its pools has proved it, and TCP otherwise; the condition
-    /// TransportsReady shows the cause. It changes only while no injected pod runs. Pods that are injected with RDMA each claim
-    /// an RDMA device through the ResourceClaimTemplate `NAME-hca`, and start only on nodes
-    /// with RDMA devices. Default: Prefer.
+    /// TransportsReady shows the cause. It changes to TCP only while no injected pod with RDMA runs; pods with TCP are served in
+    /// either case. Pods that are injected with RDMA each claim an RDMA device through the ResourceClaimTemplate `NAME-hca`,
+    /// and start only on nodes with RDMA devices; others have the annotation `mooncake.io/transport: tcp`. Default: Prefer.
     #[serde(default)]
     pub rdma: TransportPolicy,
 }

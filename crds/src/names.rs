@@ -43,6 +43,8 @@ pub const ANNOTATION_PREFLIGHT: &str = "mooncake.io/preflight";
 pub const ANNOTATION_CONTAINERS: &str = "mooncake.io/containers";
 /// Set by the user on a pod: `false` prevents the injection of a claim for an RDMA device.
 pub const ANNOTATION_CLAIM_DEVICES: &str = "mooncake.io/claim-devices";
+/// Set by the user on a pod: `tcp` gives its store TCP in a cluster on RDMA.
+pub const ANNOTATION_TRANSPORT: &str = "mooncake.io/transport";
 /// Set by the webhook: why a pod of a cluster that requires RDMA was injected without a device claim.
 pub const ANNOTATION_CLAIM_SKIPPED: &str = "mooncake.io/claim-skipped";
 

@@ -289,7 +289,7 @@ pub struct InjectedPod {
     /// Mooncake release whose wire schema the cluster's master uses.
     #[schemars(length(min = 1, max = 32))]
     pub version: String,
-    /// RDMA policy of the cluster, or Forbid while the transport of the cluster is TCP.
+    /// RDMA policy of the cluster, or Forbid for a pod that was injected with TCP.
     #[serde(default)]
     pub rdma: TransportPolicy,
     /// True if the pod uses the host network. Default: false.

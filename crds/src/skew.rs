@@ -44,7 +44,7 @@ pub const UNKNOWN_WORDS: &[UnknownWord] = &[
     row(
         "MooncakeNode.spec.pools[].transport",
         "agent",
-        "The pool pod is served to stock peers over TCP.",
+        "The pool pod is served over TCP alone.",
     ),
     row(
         "MooncakeNode.spec.domains[].reason",

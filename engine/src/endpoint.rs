@@ -462,7 +462,7 @@ impl Endpoint {
 
     /// Closes the listeners and returns the served connections: each when the requests that have begun on it are
     /// complete. Those that are not within the deadline stay. Handshakes that were accepted are answered first, within the
-    /// same deadline. Over RDMA there are none.
+    /// same deadline. Queue pairs of RDMA peers are not passed on.
     ///
     /// # Errors
     /// [`Error::Stopped`] if a data thread has ended.

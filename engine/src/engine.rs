@@ -18,6 +18,8 @@ use crate::thread::{DataThread, Heartbeat, ThreadSnapshot};
 use crate::transport::Transport;
 #[cfg(feature = "rdma")]
 use crate::transport::rdma::{self, Card, Cards, Rdma, RdmaConnector};
+#[cfg(feature = "rdma")]
+use crate::transport::rdma_and_tcp::RdmaAndTcp;
 use crate::transport::reactor::Reactor;
 use crate::transport::tcp::{Bounds, Tcp};
 
@@ -57,9 +59,10 @@ impl Engine {
         Self::start_threads(nodes, settings, |tcp| Box::new(tcp))
     }
 
-    /// Starts the data threads with RDMA, at least one for each device. Peers reach the regions of its endpoints over each
-    /// of the devices; own transfers of a data thread use one of them, and go to threads whose devices are not withheld. Its endpoints reach RDMA peers only, which get their descriptors from
-    /// the handshake port. A transfer is cut into requests of 256 KiB at most.
+    /// Starts the data threads with RDMA and TCP, at least one for each device. RDMA peers reach the regions of its endpoints
+    /// over each of the devices, TCP peers as those of [`Self::start`]; each gets its kind of descriptor from the handshake
+    /// port. Own transfers to RDMA peers use the device of their data thread, and go to threads whose devices are not
+    /// withheld. A transfer is cut into requests of 256 KiB at most.
     ///
     /// # Errors
     /// As [`Self::start`]; [`Error::NoCard`] without a device; [`Error::Card`] if no device has a completion queue for a
@@ -86,14 +89,15 @@ impl Engine {
             data_threads: settings.data_threads.max(cards.iter().count()),
             ..settings
         };
-        let make = |thread: usize, _: &CommandSender, runtime: &Handle, reactor: &Reactor| {
+        let make = |thread: usize, sender: &CommandSender, runtime: &Handle, reactor: &Reactor| {
             let mut failed = Error::NoCard;
             for card in cards.for_thread(thread) {
                 let connector = RdmaConnector::new(runtime.clone(), card, settings.connect_timeout);
                 match Rdma::new(&cards, card, Box::new(connector), &reactor.watcher()) {
                     Ok(rdma) => {
                         cards.assign(card);
-                        return Ok(Box::new(rdma) as Box<dyn Transport>);
+                        let tcp = tcp(settings, sender, runtime, reactor);
+                        return Ok(Box::new(RdmaAndTcp::new(rdma, tcp)) as Box<dyn Transport>);
                     }
                     Err(error) => {
                         tracing::error!(%error, thread, "own transfers of this data thread cannot use the RDMA device");
@@ -123,18 +127,8 @@ impl Engine {
         settings: Settings,
         wrap: impl Fn(Tcp) -> Box<dyn Transport>,
     ) -> Result<Self, Error> {
-        let bounds = Bounds {
-            header: settings.header_deadline,
-            stall: settings.user_timeout,
-        };
         let make = |_: usize, sender: &CommandSender, runtime: &Handle, reactor: &Reactor| {
-            let connector = SocketConnector {
-                runtime: runtime.clone(),
-                commands: sender.clone(),
-                settings,
-            };
-            let tcp = Tcp::new(bounds, Box::new(connector), reactor.watcher());
-            Ok(wrap(tcp))
+            Ok(wrap(tcp(settings, sender, runtime, reactor)))
         };
         Ok(Self(Arc::new(Self::spawn(nodes, settings, make)?)))
     }
@@ -185,6 +179,20 @@ impl Engine {
     pub fn endpoint(&self, spec: EndpointSpec) -> Result<Endpoint, Error> {
         Endpoint::open(Arc::clone(&self.0), spec)
     }
+}
+
+/// Creates the TCP transport of a data thread.
+fn tcp(settings: Settings, sender: &CommandSender, runtime: &Handle, reactor: &Reactor) -> Tcp {
+    let bounds = Bounds {
+        header: settings.header_deadline,
+        stall: settings.user_timeout,
+    };
+    let connector = SocketConnector {
+        runtime: runtime.clone(),
+        commands: sender.clone(),
+        settings,
+    };
+    Tcp::new(bounds, Box::new(connector), reactor.watcher())
 }
 
 /// Binds the calling thread to a NUMA node. An unbound thread works, with remote memory access.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use proto::descriptor::{Buffer, Descriptor};
 use proto::extent::ExtentMap;
+use proto::handshake::Protocol;
 
 use crate::error::Error;
 use crate::transport::RegionId;
@@ -40,7 +41,7 @@ impl Identity {
         }
     }
 
-    /// Publishes the regions over devices, if there are any, instead of TCP.
+    /// Publishes the regions over devices too, if there are any.
     #[cfg(feature = "rdma")]
     pub(crate) fn with_cards(self, cards: Cards) -> Self {
         Self { cards, ..self }
@@ -52,12 +53,15 @@ impl Identity {
         !self.cards.is_empty()
     }
 
-    /// Returns the current descriptor as the handshake port sends it.
-    pub(crate) fn encoded(&self) -> Vec<u8> {
+    /// Returns the current descriptor as the handshake port sends it to a peer with this transport. A stock engine
+    /// reaches only peers whose descriptor names its own transport. Without a transport that is known, and for own
+    /// requests: over RDMA, if there are devices.
+    pub(crate) fn encoded_for(&self, protocol: Option<Protocol>) -> Vec<u8> {
         #[cfg(feature = "rdma")]
-        if self.is_rdma() {
+        if self.is_rdma() && protocol != Some(Protocol::Tcp) {
             return self.rdma_descriptor().encode();
         }
+        let _always_tcp = protocol;
         self.descriptor().encode()
     }
 
@@ -152,7 +156,7 @@ impl Identity {
         Ok(())
     }
 
-    /// Returns the current descriptor.
+    /// Returns the current descriptor over TCP.
     pub(crate) fn descriptor(&self) -> Descriptor {
         let extents = self.extents.lock();
         let buffers = extents

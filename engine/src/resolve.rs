@@ -10,6 +10,8 @@ use metadata::Service;
 use proto::address::ServerName;
 use proto::descriptor::Descriptor;
 use proto::frame::Version;
+#[cfg(feature = "rdma")]
+use proto::handshake::Protocol;
 use proto::handshake::{self, Kind, PREFIX_LENGTH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -43,17 +45,31 @@ impl Resolver {
     }
 
     async fn lookup_peer(&self, name: Arc<str>) -> Result<(u64, PeerAddress), LinkError> {
-        #[cfg(feature = "rdma")]
-        if self.identity.is_rdma() {
-            return self.lookup_rdma(&name).await;
-        }
         let (descriptor, host) = match &self.metadata {
-            None => self.request_from_peer(&name).await?,
+            None => {
+                let server = ServerName::parse(&name);
+                let body = self.fetch(&server).await?;
+                #[cfg(feature = "rdma")]
+                if self.identity.is_rdma() && Protocol::of(&body) != Some(Protocol::Tcp) {
+                    return self.rdma_peer(server, &body);
+                }
+                published_by_peer(server, &body)?
+            }
             Some(service) => read_service(service, &name)
                 .await
                 .map_err(LinkError::Metadata)?,
         };
-        let data = self.dialer.lookup(&host, descriptor.tcp_data_port).await?;
+        self.tcp_peer(name, &descriptor, &host).await
+    }
+
+    /// Returns the address of a peer over TCP, whose data listener has this host.
+    async fn tcp_peer(
+        &self,
+        name: Arc<str>,
+        descriptor: &Descriptor,
+        host: &str,
+    ) -> Result<(u64, PeerAddress), LinkError> {
+        let data = self.dialer.lookup(host, descriptor.tcp_data_port).await?;
         let mut published = DefaultHasher::new();
         descriptor.buffers.hash(&mut published);
         data.hash(&mut published);
@@ -74,12 +90,10 @@ impl Resolver {
         Ok((published.finish(), PeerAddress::Tcp(address)))
     }
 
-    /// Returns the address of an RDMA peer.
+    /// Returns the address of a peer over RDMA.
     #[cfg(feature = "rdma")]
-    async fn lookup_rdma(&self, name: &str) -> Result<(u64, PeerAddress), LinkError> {
-        let server = ServerName::parse(name);
-        let body = self.fetch(&server).await?;
-        let descriptor = proto::rdma::Descriptor::parse(&body).map_err(protocol_error)?;
+    fn rdma_peer(&self, server: ServerName, body: &[u8]) -> Result<(u64, PeerAddress), LinkError> {
+        let descriptor = proto::rdma::Descriptor::parse(body).map_err(protocol_error)?;
         if descriptor.devices.is_empty() {
             return Err(protocol_error("the descriptor has no device"));
         }
@@ -106,19 +120,6 @@ impl Resolver {
         Ok((published.finish(), PeerAddress::Rdma(Arc::new(address))))
     }
 
-    /// Returns the descriptor at the peer's handshake port, and the host of its data listener.
-    async fn request_from_peer(&self, name: &str) -> Result<(Descriptor, String), LinkError> {
-        let server = ServerName::parse(name);
-        let body = self.fetch(&server).await?;
-        let descriptor = Descriptor::parse(&body).map_err(protocol_error)?;
-        let host = match descriptor.tcp_data_host.as_str() {
-            // Releases before that field: the data listener has the host of the server name.
-            "" => server.host,
-            host => host.to_owned(),
-        };
-        Ok((descriptor, host))
-    }
-
     /// Returns the descriptor as the peer has sent it.
     async fn fetch(&self, server: &ServerName) -> Result<Vec<u8>, LinkError> {
         let mut last = LinkError::TimedOut { what: WHAT };
@@ -138,7 +139,7 @@ impl Resolver {
             .dialer
             .stream(address, "connecting to the handshake port")
             .await?;
-        let own = self.identity.encoded();
+        let own = self.identity.encoded_for(None);
         let request = handshake::encode(Some(Kind::Metadata), &own);
         stream
             .write_all(&request)
@@ -152,6 +153,17 @@ impl Resolver {
         let body = handshake::reply_body(Kind::Metadata, &payload).map_err(protocol_error)?;
         Ok(body.to_vec())
     }
+}
+
+/// Returns the descriptor that a peer has sent, and the host of its data listener.
+fn published_by_peer(server: ServerName, body: &[u8]) -> Result<(Descriptor, String), LinkError> {
+    let descriptor = Descriptor::parse(body).map_err(protocol_error)?;
+    let host = match descriptor.tcp_data_host.as_str() {
+        // Releases before that field: the data listener has the host of the server name.
+        "" => server.host,
+        host => host.to_owned(),
+    };
+    Ok((descriptor, host))
 }
 
 /// Returns the descriptor in the service, and the host of the peer's data listener.

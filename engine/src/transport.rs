@@ -8,6 +8,8 @@ pub mod fault;
 pub mod memory;
 #[cfg(feature = "rdma")]
 pub mod rdma;
+#[cfg(feature = "rdma")]
+pub(crate) mod rdma_and_tcp;
 pub mod reactor;
 pub mod tcp;
 

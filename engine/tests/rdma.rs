@@ -175,6 +175,116 @@ async fn two_of_our_engines_exchange_bytes_also_under_another_wire_base() {
     close(theirs).await;
 }
 
+/// A peer over RDMA and one over TCP access the same bytes.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the RDMA device rxe0"]
+async fn stock_engines_over_rdma_and_over_tcp_share_our_region() {
+    let rig = rig(&card(), BASE);
+    let mut stock = [Stock::start_rdma(HOST, "rxe0"), Stock::start(HOST, &[])];
+    let local = stock.each_mut().map(|one| one.allocate(LENGTH));
+    for (round, (writer, reader)) in [(0, 1), (1, 0)].into_iter().enumerate() {
+        let seed = round as u64 + 3;
+        stock[writer].fill(local[writer], LENGTH, seed);
+        let written = stock[writer].transfer("write", &rig.name, local[writer], BASE, LENGTH);
+        assert_eq!(written, 0);
+        let read = stock[reader].transfer("read", &rig.name, local[reader], BASE, LENGTH);
+        assert_eq!(read, 0);
+        assert!(stock[reader].check(local[reader], LENGTH, seed));
+    }
+    close(rig).await;
+}
+
+/// Runs a case with one of our engines over an RDMA device.
+fn with_one<F: Future<Output = ()>>(test: &str, case: impl FnOnce(Rig) -> F) {
+    device::with_device(test, || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async { case(rig_of(&card_of(device::names()[0]), BASE, 2)).await });
+    });
+}
+
+#[test]
+fn a_stock_engine_over_tcp_and_an_engine_over_rdma_access_each_other() {
+    let name = "rdma::a_stock_engine_over_tcp_and_an_engine_over_rdma_access_each_other";
+    with_one(name, |rig| async move {
+        // It must not find the invented library.
+        let mut stock = Stock::start(HOST, &[("LD_LIBRARY_PATH", "")]);
+        let there = stock.allocate(LENGTH);
+        for (round, length) in LENGTHS.into_iter().enumerate() {
+            let seed = round as u64 * 13 + 1;
+            let offset = 4096 * round as u64 + 13;
+            stock.fill(there, length, seed);
+            let written = stock.transfer("write", &rig.name, there, BASE + offset, length);
+            assert_eq!(written, 0, "{length} bytes");
+            assert!(bytes(&rig, offset, length) == pattern(seed, length));
+            stock.fill(there, length, 0);
+            let read = stock.transfer("read", &rig.name, there, BASE + offset, length);
+            assert_eq!(read, 0, "{length} bytes");
+            assert!(stock.check(there, length, seed), "{length} bytes differ");
+
+            rig.region.copy_in(100, &pattern(seed + 5, length)).unwrap();
+            transfer(&rig, Op::Write, &stock.name, there, length).await;
+            assert!(stock.check(there, length, seed + 5));
+            stock.fill(there, length, seed + 9);
+            transfer(&rig, Op::Read, &stock.name, there, length).await;
+            assert!(bytes(&rig, 100, length) == pattern(seed + 9, length));
+        }
+        close(rig).await;
+    });
+}
+
+#[test]
+fn engines_over_rdma_and_over_tcp_access_each_other_also_under_another_wire_base() {
+    let name =
+        "rdma::engines_over_rdma_and_over_tcp_access_each_other_also_under_another_wire_base";
+    with_one(name, |rdma| async move {
+        let tcp = Rig::on(quick(), IpAddr::V4(Ipv4Addr::LOCALHOST), 3 * BASE);
+        let mut base = BASE;
+        for round in 1..4 {
+            tcp.region.copy_in(100, &pattern(round, LENGTH)).unwrap();
+            write_to_changed(&tcp, &rdma.name, base, LENGTH).await;
+            assert!(bytes(&rdma, 0, LENGTH) == pattern(round, LENGTH));
+            transfer(&rdma, Op::Read, &tcp.name, 3 * BASE, LENGTH).await;
+            assert!(bytes(&rdma, 100, LENGTH) == bytes(&tcp, 0, LENGTH));
+
+            let former = base;
+            base = (2 * round + 3) * BASE;
+            let rebased = rdma.endpoint.rebase_region(rdma.id, base);
+            let rebased = tokio::time::timeout(PATIENCE, rebased).await;
+            rebased
+                .expect("both transports end the former base")
+                .unwrap();
+            let late = Transfer {
+                op: Op::Write,
+                peer: rdma.name.clone(),
+                remote: former,
+                local: tcp.id,
+                local_offset: 0,
+                length: 4096,
+            };
+            let before = bytes(&rdma, 0, LENGTH);
+            let refused = tcp.endpoint.transfer(late, Instant::now() + PATIENCE).await;
+            assert!(refused.is_err(), "an address of the former base");
+            assert!(bytes(&rdma, 0, LENGTH) == before);
+        }
+        close(tcp).await;
+        close(rdma).await;
+    });
+}
+
+#[test]
+fn connections_over_tcp_are_passed_on_by_an_engine_over_rdma() {
+    let name = "rdma::connections_over_tcp_are_passed_on_by_an_engine_over_rdma";
+    with_one(name, |rdma| async move {
+        let tcp = Rig::on(quick(), IpAddr::V4(Ipv4Addr::LOCALHOST), 3 * BASE);
+        tcp.region.copy_in(0, &pattern(1, 4096)).unwrap();
+        transfer(&tcp, Op::Write, &rdma.name, BASE, 4096).await;
+        let passed = rdma.endpoint.pass_on(PATIENCE).await.unwrap();
+        assert_eq!(passed.len(), 1);
+        close(tcp).await;
+        close(rdma).await;
+    });
+}
+
 /// Runs a case with two of our engines, the first one with so many data threads.
 fn between_two<F: Future<Output = ()>>(
     test: &str,

@@ -24,6 +24,7 @@ mod selection;
 mod sidecar;
 mod skipped;
 mod target;
+mod transport;
 mod volume;
 
 pub use advice::{Room, advise};
@@ -37,7 +38,8 @@ pub use lookup::{ApiServer, Clusters, LookupError};
 pub use request::{InjectionRequest, InvalidRequest};
 pub use review::router;
 pub use skipped::Skipped;
-pub use target::{StockTransport, Target};
+pub use target::Target;
+pub use transport::{StockTransport, of as transport_of};
 
 use std::sync::Arc;
 

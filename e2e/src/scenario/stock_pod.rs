@@ -163,6 +163,14 @@ impl StockPod {
         self
     }
 
+    /// Its store uses TCP, also in a cluster on RDMA.
+    #[must_use]
+    pub fn over_tcp(mut self) -> Self {
+        let name = crds::names::ANNOTATION_TRANSPORT.to_owned();
+        self.annotations.insert(name, "tcp".to_owned());
+        self
+    }
+
     #[must_use]
     pub fn host_network(mut self) -> Self {
         self.host_network = true;

@@ -16,7 +16,7 @@ const MTU: u64 = 4096;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster and two virtual machines: root and 12 GiB of memory"]
-async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_after_a_change_the_same_keys_over_tcp()
+async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_keys_over_tcp()
 -> anyhow::Result<()> {
     with_vm_nodes("rdma", async |[pool_node, pod_node]: [VmNode; 2]| {
         let namespace = &pool_node.namespace;
@@ -47,6 +47,16 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_after_a_c
         println!("the device received {received} packets for the puts and sent {sent} for the gets");
         let least = u64::from(KEYS) * BYTES / MTU;
         ensure!(received >= least && sent >= least, "not over RDMA: {received}, {sent}");
+
+        // A pod without a device uses the same memory over TCP.
+        let over_tcp = |name: &str, work: StockWork| {
+            StockPod::new(name, work).inject("kv").over_tcp().node("n1")
+        };
+        all(&over_tcp("tcp-verify", StockWork::verify(KEYS, BYTES)).run(namespace, SLOW).await?)?;
+        let more = over_tcp("tcp-put", StockWork::put(2 * KEYS, BYTES)).run(namespace, SLOW).await?;
+        right(&more, 2 * KEYS)?;
+        let both = stock("rdma-verify", StockWork::verify(2 * KEYS, BYTES)).run(namespace, SLOW).await?;
+        right(&both, 2 * KEYS)?;
 
         let before = resources(&pool_node).await?;
         pool_node.run(&format!("kill -9 {ENGINE}")).await?;
@@ -118,7 +128,12 @@ const ENGINE: &str = "$(pgrep -x engine | tail -n 1)";
 
 /// Checks that every key was put, or equals its value.
 fn all(report: &Report) -> anyhow::Result<()> {
-    let right = report.done == u64::from(KEYS) && report.failed == 0 && report.wrong == 0;
+    right(report, KEYS)
+}
+
+/// Checks that so many keys were put, or equal their values.
+fn right(report: &Report, keys: u32) -> anyhow::Result<()> {
+    let right = report.done == u64::from(keys) && report.failed == 0 && report.wrong == 0;
     ensure!(right, "{report:?}");
     Ok(())
 }

@@ -69,8 +69,8 @@ pub struct Serve {
     /// Log filter.
     #[arg(long)]
     pub log: String,
-    /// An RDMA port over which peers are served, one for each device: `DEVICE:PORT:GID` and what else is known of it, separated
-    /// by commas. None: TCP.
+    /// An RDMA port over which peers are served beside TCP, one for each device: `DEVICE:PORT:GID` and what else is known of it,
+    /// separated by commas.
     #[arg(long, requires_all = ["libraries", "host_root"])]
     pub rdma: Vec<RdmaPort>,
     /// Folder that becomes the root while the devices are opened: libibverbs and its drivers, and the empty folders `sys`

@@ -41,6 +41,31 @@ impl Kind {
     }
 }
 
+/// The transport that a descriptor names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// `tcp`.
+    Tcp,
+    /// `rdma`.
+    Rdma,
+}
+
+impl Protocol {
+    /// Returns the transport of a descriptor; `None` for another one, and for what is no descriptor.
+    #[must_use]
+    pub fn of(descriptor: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Raw<'a> {
+            protocol: &'a str,
+        }
+        match serde_json::from_slice::<Raw<'_>>(descriptor).ok()?.protocol {
+            "tcp" => Some(Self::Tcp),
+            crate::rdma::PROTOCOL => Some(Self::Rdma),
+            _ => None,
+        }
+    }
+}
+
 /// Why a frame is not answered. The connection is closed without a reply, as by stock engines.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
@@ -111,8 +136,11 @@ pub enum Request {
         /// The whole body.
         body: Vec<u8>,
     },
-    /// Request for the descriptor. The requester's own is in the body and is not needed for TCP.
-    Metadata,
+    /// Request for the descriptor. The requester's own is in the body; only its transport is read.
+    Metadata {
+        /// `None`: absent, or not known here.
+        protocol: Option<Protocol>,
+    },
     /// A message.
     Notify(Notify),
     /// Liveness check.
@@ -152,7 +180,8 @@ impl Request {
             Some(Kind::Connection) => Self::connection(rest, true),
             Some(Kind::Metadata) => {
                 serde_json::from_slice::<IgnoredAny>(rest)?;
-                Ok(Self::Metadata)
+                let protocol = Protocol::of(rest);
+                Ok(Self::Metadata { protocol })
             }
             Some(Kind::Notify) => {
                 let raw: Option<RawNotify> = serde_json::from_slice(rest)?;
@@ -276,8 +305,20 @@ mod tests {
 
     #[test]
     fn requests_of_all_kinds_are_parsed() {
-        assert_eq!(Request::parse(b"\x01{}").unwrap(), Request::Metadata);
-        assert_eq!(Request::parse(b"\x01null\n").unwrap(), Request::Metadata);
+        for (body, protocol) in [
+            ("{}", None),
+            ("null\n", None),
+            ("[]", None),
+            (r#"{"protocol":null}"#, None),
+            (r#"{"protocol":["tcp"]}"#, None),
+            (r#"{"protocol":"ascend","devices":[]}"#, None),
+            (r#"{"name":"a:1","protocol":"tcp"}"#, Some(Protocol::Tcp)),
+            (r#"{"devices":[],"protocol":"rdma"}"#, Some(Protocol::Rdma)),
+        ] {
+            let frame = [b"\x01", body.as_bytes()].concat();
+            let request = Request::parse(&frame).unwrap();
+            assert_eq!(request, Request::Metadata { protocol }, "{body}");
+        }
         assert_eq!(Request::parse(b"\x03{}").unwrap(), Request::Probe);
         assert_eq!(
             Request::parse(b"\x02null").unwrap(),

@@ -194,7 +194,9 @@ async fn answer(
     }
     let _without_rdma = (from, filter, until);
     Ok(match request {
-        Request::Metadata => handshake::encode(Some(Kind::Metadata), &state.identity.encoded()),
+        Request::Metadata { protocol } => {
+            handshake::encode(Some(Kind::Metadata), &state.identity.encoded_for(protocol))
+        }
         Request::Probe => handshake::probe_reply(),
         Request::Notify(notify) => handshake::notify_reply(state.notifies.lock().push(notify)),
         Request::Connection {

@@ -58,6 +58,12 @@ fn token(key: ConnectionKey) -> Token {
     Token(key.data().as_ffi())
 }
 
+/// Whether a token can be one of [`token`]: those have the version of the key, which is not zero, in their upper half.
+#[cfg(feature = "rdma")]
+pub(super) fn is_token(token: Token) -> bool {
+    token.0 > u64::from(u32::MAX)
+}
+
 /// Connects on the control side, in the network namespace of the endpoint. The result arrives as
 /// [`NewSocket::Connected`].
 pub trait Connector: std::fmt::Debug + Send {

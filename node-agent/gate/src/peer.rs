@@ -93,7 +93,7 @@ pub(super) async fn probe(peer: &Peer, transport: Transport) -> Result<(), PeerE
 
 async fn walk(peer: &Peer, transport: Transport, stage: &mut Stage) -> Result<(), Cause> {
     let name = ServerName::parse(&peer.endpoint);
-    let descriptor = describe(&name).await?;
+    let descriptor = describe(&name, transport).await?;
     if transport == Transport::Rdma {
         let published = rdma::Descriptor::parse(&descriptor)?.buffers;
         let has = |base: &&u64| published.iter().any(|buffer| buffer.addr == **base);
@@ -117,10 +117,14 @@ async fn walk(peer: &Peer, transport: Transport, stage: &mut Stage) -> Result<()
     Ok(())
 }
 
-/// Reads the peer's descriptor without sending one.
-async fn describe(name: &ServerName) -> Result<Vec<u8>, Cause> {
+/// Reads the peer's descriptor for this transport. Of the own one, a pool pod reads the transport alone, and stock engines nothing.
+async fn describe(name: &ServerName, transport: Transport) -> Result<Vec<u8>, Cause> {
+    let own: &[u8] = match transport {
+        Transport::Tcp => b"{\"protocol\":\"tcp\"}\n",
+        Transport::Rdma => b"{\"protocol\":\"rdma\"}\n",
+    };
     let mut stream = TcpStream::connect((name.host.as_str(), name.port)).await?;
-    let request = handshake::encode(Some(Kind::Metadata), b"{}\n");
+    let request = handshake::encode(Some(Kind::Metadata), own);
     stream.write_all(&request).await?;
     let mut prefix = [0; PREFIX_LENGTH];
     stream.read_exact(&mut prefix).await?;
@@ -176,6 +180,15 @@ mod tests {
             stream.read_exact(&mut prefix).await.unwrap();
             let mut request = vec![0; handshake::length(prefix).unwrap()];
             stream.read_exact(&mut request).await.unwrap();
+            let protocol = match transport {
+                Transport::Tcp => handshake::Protocol::Tcp,
+                Transport::Rdma => handshake::Protocol::Rdma,
+            };
+            // By it a pool pod with both transports selects the descriptor.
+            let wanted = handshake::Request::Metadata {
+                protocol: Some(protocol),
+            };
+            assert_eq!(handshake::Request::parse(&request).unwrap(), wanted);
             let reply = handshake::encode(Some(Kind::Metadata), descriptor.as_bytes());
             stream.write_all(&reply).await.unwrap();
         };

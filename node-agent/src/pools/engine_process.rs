@@ -217,8 +217,7 @@ impl EngineProcesses {
                 Verdict::Replace(cause) => Some(cause),
                 Verdict::Keep { .. } | Verdict::Unproved(_) => None,
             };
-            let keeps_transport = change.is_none();
-            if is_own && keeps_transport && answers.is_ok() {
+            if is_own && change.is_none() && answers.is_ok() {
                 running.take_over(passed).await;
                 return Ok(running);
             }
@@ -227,7 +226,7 @@ impl EngineProcesses {
                 Ok(()) => change.unwrap_or_else(|| "it is of another release".to_owned()),
             };
             tracing::info!(pid = running.pid, cause, "replacing the engine process");
-            if answers.is_ok() && keeps_transport && running.rdma.is_empty() {
+            if answers.is_ok() {
                 match running.pass_on().await {
                     Ok(connections) => passed = Some(connections),
                     Err(error) => {

@@ -1,7 +1,6 @@
-//! The claim by which an injected pod of a cluster on RDMA gets a device of its node. Pure.
+//! The claim by which an injected pod on RDMA gets a device of its node. Pure.
 
-use crds::cluster::Transport;
-use crds::{MooncakeCluster, Reason, names};
+use crds::{Reason, names};
 use k8s_openapi::api::core::v1::{
     Container, Pod, PodResourceClaim, PodSpec, ResourceClaim as Claimed,
 };
@@ -10,8 +9,8 @@ use serde_json::json;
 use super::patch::Builder;
 use super::request::{InjectionRequest, annotation};
 use super::skipped::Skipped;
+use super::transport::StockTransport;
 use crate::cache::{Caches, Claimable};
-use crate::cluster::transport::of_stock_pods;
 
 /// The claim's name in the pod.
 const NAME: &str = "mooncake-hca";
@@ -30,11 +29,11 @@ impl Devices for Caches {
 /// The RDMA device that a pod gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// The cluster does not use RDMA, or the pod has its own claim.
+    /// The pod does not use RDMA, or has its own claim.
     None,
     /// A device, by the template of this name.
     By(String),
-    /// Nothing, though the cluster uses RDMA.
+    /// Nothing, though the pod uses RDMA.
     Refused(Skipped),
 }
 
@@ -45,18 +44,15 @@ pub(super) fn of(
     spec: &PodSpec,
     namespace: &str,
     request: &InjectionRequest,
-    cluster: Option<&MooncakeCluster>,
+    transport: StockTransport,
     claimable: &Claimable,
 ) -> Claim {
-    let uses_rdma = cluster.map(of_stock_pods) == Some(Transport::Rdma);
-    let refused = annotation(pod, names::ANNOTATION_CLAIM_DEVICES) == Some("false");
-    let template = names::claim_template(&request.cluster);
-    let here = namespace == request.namespace;
-    if !uses_rdma || refused || claims_itself(spec, &template, here) {
+    if transport == StockTransport::Tcp || has_own(pod, spec, namespace, request) {
         return Claim::None;
     }
+    let template = names::claim_template(&request.cluster);
     let why = match claimable {
-        _ if !here => format!(
+        _ if namespace != request.namespace => format!(
             "ResourceClaimTemplate `{template}` is in namespace `{}`, and a pod can use none but those of \
              its own: make one in `{namespace}` and name it in the pod",
             request.namespace
@@ -65,6 +61,18 @@ pub(super) fn of(
         Claimable::Unknown | Claimable::Yes => return Claim::By(template),
     };
     Claim::Refused(Skipped::new(Reason::DeviceClaimMissing, why))
+}
+
+/// Whether the pod is to have no claim of ours, because it has one of its own.
+pub(super) fn has_own(
+    pod: &Pod,
+    spec: &PodSpec,
+    namespace: &str,
+    request: &InjectionRequest,
+) -> bool {
+    let template = names::claim_template(&request.cluster);
+    annotation(pod, names::ANNOTATION_CLAIM_DEVICES) == Some("false")
+        || claims_itself(spec, &template, namespace == request.namespace)
 }
 
 /// Whether the pod uses our name for something else, or our template by another name. A claim of ours, which

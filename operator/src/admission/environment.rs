@@ -7,7 +7,8 @@ use crds::stock::{Demand, GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, Set};
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector};
 
 use super::configuration::{self, File};
-use super::target::{StockTransport, Target};
+use super::target::Target;
+use super::transport::StockTransport;
 use crate::args::RdmaClass;
 
 pub(super) const MASTER: &str = "MOONCAKE_MASTER";

@@ -15,7 +15,7 @@ use super::request::{InjectionRequest, annotation};
 use super::selection::Selection;
 use super::skipped::Skipped;
 use super::target::Target;
-use super::{environment, pod_resources, sidecar, volume};
+use super::{environment, pod_resources, sidecar, transport, volume};
 use crate::args::RdmaClass;
 use crate::cache::Claimable;
 use crate::pod::GATE_CONTAINER;
@@ -89,16 +89,20 @@ pub fn inject(
         Ok(selection) => selection,
         Err(skipped) => return Decision::skip(pod, skipped),
     };
+    let transport = match transport::of(pod, spec, namespace, &request, cluster) {
+        Ok(transport) => transport,
+        Err(skipped) => return Decision::skip(pod, skipped),
+    };
     let InjectionContext {
         claimable,
         host_ports,
         rdma_class,
     } = surroundings;
-    let claim = claim::of(pod, spec, namespace, &request, cluster, claimable);
+    let claim = claim::of(pod, spec, namespace, &request, transport, claimable);
     let target = Target {
         host_ports: *host_ports,
         rdma_class: *rdma_class,
-        ..Target::new(&request, cluster)
+        ..Target::new(&request, cluster, transport)
     };
     Decision::Patch {
         patch: changes(pod, spec, &selection, &target, &claim, gate_image),

@@ -13,7 +13,7 @@ use super::advice::{Room, takes};
 use super::claim::{self, Claim};
 use super::environment;
 use super::selection::Selected;
-use super::target::StockTransport;
+use super::transport::StockTransport;
 use crate::cache::Claimable;
 
 /// So many nodes are named, those that lack most.
@@ -37,7 +37,7 @@ pub(super) fn advise(
         return Vec::new();
     };
     let own = containers.into_iter();
-    let given = claim::of(pod, spec, namespace, &request, cluster, claimable);
+    let given = claim::of(pod, spec, namespace, &request, target.transport, claimable);
     let may_lack = target.transport == StockTransport::Rdma && !matches!(given, Claim::By(_));
     own.filter_map(|container| {
         let demand = environment::demand(container, &target)?;

@@ -40,7 +40,15 @@ pub(super) fn advise(
     else {
         return Vec::new();
     };
-    let claim = claim::of(pod, spec, namespace, &request, cluster, &context.claimable);
+    let transport = target.transport;
+    let claim = claim::of(
+        pod,
+        spec,
+        namespace,
+        &request,
+        transport,
+        &context.claimable,
+    );
     let target = Target {
         host_ports: context.host_ports,
         ..target

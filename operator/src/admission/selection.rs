@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use super::request::{InjectionRequest, annotation};
 use super::skipped::Skipped;
 use super::target::Target;
+use super::transport;
 use crate::pod::GATE_CONTAINER;
 
 /// Names of the listed containers; none where the pod has no list.
@@ -74,6 +75,7 @@ impl<'a> Selected<'a> {
         let request = InjectionRequest::of(pod, namespace).ok()??;
         let spec = pod.spec.as_ref()?;
         let selection = Selection::of(pod, spec).ok()?;
+        let transport = transport::of(pod, spec, namespace, &request, cluster).ok()?;
         let all = spec
             .init_containers
             .iter()
@@ -81,7 +83,7 @@ impl<'a> Selected<'a> {
             .chain(&spec.containers);
         Some(Self {
             spec,
-            target: Target::new(&request, cluster),
+            target: Target::new(&request, cluster, transport),
             request,
             containers: all.filter(|container| selection.has(container)).collect(),
         })

@@ -13,7 +13,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::configuration::File;
 use super::environment::{P2P, from_field};
-use super::target::{StockTransport, Target};
+use super::target::Target;
+use super::transport::StockTransport;
 use super::volume;
 use crate::pod::{GATE_CONTAINER, GATE_OVER_RDMA};
 

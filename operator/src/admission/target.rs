@@ -1,31 +1,14 @@
 //! What an injected pod is pointed at: the cluster's settings, or the defaults where there is none.
 
-use crds::cluster::{Injection, MetadataType, MooncakeCluster, OnDeadline, Transport};
+use crds::cluster::{Injection, MetadataType, MooncakeCluster, OnDeadline};
 use crds::names;
 use crds::policy::HostPorts;
 use proto::metadata::etcd_url;
 
 use super::environment::P2P;
 use super::request::InjectionRequest;
+use super::transport::StockTransport;
 use crate::args::RdmaClass;
-use crate::cluster::transport;
-
-/// The one transport that a stock engine installs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StockTransport {
-    Tcp,
-    Rdma,
-}
-
-impl StockTransport {
-    /// The word that stock engines know it by.
-    pub fn protocol(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Rdma => "rdma",
-        }
-    }
-}
 
 /// Settings for one pod, all of them decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +41,11 @@ pub struct Target {
 impl Target {
     /// The target of a request. A cluster that does not exist yet has every default, so pods and
     /// cluster may be applied in any order.
-    pub fn new(request: &InjectionRequest, cluster: Option<&MooncakeCluster>) -> Self {
+    pub fn new(
+        request: &InjectionRequest,
+        cluster: Option<&MooncakeCluster>,
+        transport: StockTransport,
+    ) -> Self {
         let injection = cluster.map_or_else(Injection::default, |c| c.spec.injection.clone());
         Self {
             cluster: request.cluster.clone(),
@@ -69,10 +56,7 @@ impl Target {
             metadata_cluster: cluster
                 .filter(|cluster| cluster.spec.metadata.kind == MetadataType::Etcd)
                 .map(|_| names::metadata_cluster(&request.cluster, &request.namespace)),
-            transport: match cluster.map(transport::of_stock_pods) {
-                Some(Transport::Rdma) => StockTransport::Rdma,
-                Some(Transport::Tcp) | None => StockTransport::Tcp,
-            },
+            transport,
             local_buffer_size: injection.local_buffer_size.0,
             deadline_seconds: injection.deadline_seconds,
             on_deadline: injection.on_deadline,

@@ -52,7 +52,8 @@ pub struct Facts {
     pub complete: bool,
     /// A pool pod serves.
     pub serves: bool,
-    pub pods: InjectedPods,
+    /// The injected pods with RDMA that have not ended: `namespace/name`, sorted.
+    pub over_rdma: Vec<String>,
     /// Why RDMA is not used, even if every node has proved it.
     pub obstacle: Option<Obstacle>,
     /// No object may be changed.
@@ -75,13 +76,6 @@ pub enum Rdma {
     Unproved(String),
     /// Its agent does not report now, or has not probed a port yet.
     Unknown(String),
-}
-
-/// The injected pods that have not ended, by the transport with which they were injected: `namespace/name`, sorted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InjectedPods {
-    pub tcp: Vec<String>,
-    pub rdma: Vec<String>,
 }
 
 /// Why a cluster cannot use RDMA.
@@ -112,15 +106,15 @@ impl Facts {
             serves: pods
                 .iter()
                 .any(|pod| matches!(pod.service, PoolService::Serving { .. })),
-            pods: injected_pods(cluster, &observed.labelled),
+            over_rdma: injected_over_rdma(cluster, &observed.labelled),
             obstacle: obstacle(cluster, &observed.claimable),
             paused,
         }
     }
 
-    /// Decides. A stock engine has one transport for its life, so the injected pods that run decide for their cluster, whatever
-    /// was decided before: a pod may be created while a decision is on its way to the webhook. Without them, RDMA is used if
-    /// every storing node has proved it. `None` while nothing is known.
+    /// Decides. A stock engine has one transport for its life, so injected pods with RDMA decide for their cluster, whatever was
+    /// decided before: a pod may be created while a decision is on its way to the webhook. Those with TCP are served in any case.
+    /// Without pods on RDMA, it is used if every storing node has proved it. `None` while nothing is known.
     pub fn decide(&self) -> Option<Transport> {
         if let Some(required) = self.required {
             return Some(required);
@@ -132,22 +126,13 @@ impl Facts {
             let first = (self.complete || self.serves).then_some(Transport::Tcp);
             self.before.or(first)
         };
-        self.transport_of_pods()
+        (!self.over_rdma.is_empty())
+            .then_some(Transport::Rdma)
             .or_else(|| self.wanted())
             .or_else(fallback)
     }
 
-    /// The transport that the injected pods need.
-    fn transport_of_pods(&self) -> Option<Transport> {
-        match (self.pods.tcp.is_empty(), self.pods.rdma.is_empty()) {
-            (true, true) => None,
-            (false, true) => Some(Transport::Tcp),
-            (true, false) => Some(Transport::Rdma),
-            (false, false) => Some(self.before.unwrap_or(Transport::Tcp)),
-        }
-    }
-
-    /// The transport that a cluster without injected pods is to use; `None` while that is unknown, which changes nothing.
+    /// The transport that a cluster without injected pods on RDMA is to use; `None` while that is unknown, which changes nothing.
     pub fn wanted(&self) -> Option<Transport> {
         let excluded = matches!(
             self.obstacle,
@@ -241,32 +226,25 @@ fn is_complete(cluster: &Valid, observed: &Observed) -> bool {
     })
 }
 
-fn injected_pods(cluster: &Valid, labelled: &[Arc<Pod>]) -> InjectedPods {
-    let mut pods = InjectedPods::default();
-    let running = labelled.iter().filter(|pod| !is_over(pod));
-    for pod in running.filter(|pod| injection::problem(cluster, pod).is_none()) {
-        let list = match injected_transport(pod) {
-            Transport::Tcp => &mut pods.tcp,
-            Transport::Rdma => &mut pods.rdma,
-        };
-        let namespace = pod.namespace().unwrap_or_default();
-        list.push(format!("{namespace}/{}", pod.name_any()));
-    }
-    pods.tcp.sort_unstable();
-    pods.rdma.sort_unstable();
-    pods
+fn injected_over_rdma(cluster: &Valid, labelled: &[Arc<Pod>]) -> Vec<String> {
+    let running = labelled
+        .iter()
+        .filter(|pod| !is_over(pod) && injection::problem(cluster, pod).is_none());
+    let mut names: Vec<_> = running
+        .filter(|pod| injected_transport(pod) == Transport::Rdma)
+        .map(|pod| {
+            let namespace = pod.namespace().unwrap_or_default();
+            format!("{namespace}/{}", pod.name_any())
+        })
+        .collect();
+    names.sort_unstable();
+    names
 }
 
 fn obstacle(cluster: &Valid, claimable: &Claimable) -> Option<Obstacle> {
     if !matches!(cluster.metadata, Metadata::P2P) {
         return Some(Obstacle::Spec(
             "this release serves no pool over RDMA with spec.metadata.type HTTP or Etcd",
-        ));
-    }
-    if !cluster.allowed_namespaces.is_empty() || !cluster.addresses.is_empty() {
-        return Some(Obstacle::Spec(
-            "spec.access has allowedNamespaces or addresses, whose peers are given no RDMA device. If each of them has \
-             one, set spec.transports.rdma to Require",
         ));
     }
     match claimable {

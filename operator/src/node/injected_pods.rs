@@ -14,7 +14,7 @@ use kube::{Resource, ResourceExt};
 use crate::cache::{Caches, requested_cluster};
 use crate::cluster::injection::problem;
 use crate::cluster::validate::validate;
-use crate::pod::is_over;
+use crate::pod::{injected_transport, is_over};
 
 /// The injected pods that are bound to the node, sorted by UID.
 pub fn of_node(caches: &Caches, node: &str) -> Vec<InjectedPod> {
@@ -57,13 +57,9 @@ fn entry(pod: &Pod, cluster: &MooncakeCluster) -> Option<InjectedPod> {
         cluster_namespace: valid.namespace,
         cluster: valid.name,
         version: valid.master.version.to_owned(),
-        rdma: match cluster
-            .status
-            .as_ref()
-            .and_then(|status| status.transport?.known())
-        {
-            Some(Transport::Tcp) => TransportPolicy::Forbid,
-            Some(Transport::Rdma) | None => valid.transports.rdma,
+        rdma: match injected_transport(pod) {
+            Transport::Tcp => TransportPolicy::Forbid,
+            Transport::Rdma => valid.transports.rdma,
         },
         host_network: pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true),
     })
@@ -122,15 +118,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_needs_no_rdma_while_the_transport_of_its_cluster_is_tcp() {
-        let mut cluster = fixture::cluster("{}");
-        let pod = pod(", mooncake.io/access: kv", "status: {phase: Running}");
-        let mut rdma = |status: &str| {
-            cluster.status = serde_yaml_ng::from_str(status).unwrap();
-            entry(&pod, &cluster).unwrap().rdma
+    fn a_pod_that_was_injected_with_tcp_needs_no_rdma() {
+        let rdma = |arguments: &str, cluster: &str| {
+            let gate = format!("{{name: mooncake-gate, args: [hold{arguments}]}}");
+            let spec = format!("spec: {{containers: [], initContainers: [{gate}]}}");
+            let pod = pod(", mooncake.io/access: kv", &spec);
+            entry(&pod, &fixture::cluster(cluster)).unwrap().rdma
         };
-        assert_eq!(rdma("{transport: Tcp}"), TransportPolicy::Forbid);
-        assert_eq!(rdma("{transport: Rdma}"), TransportPolicy::Prefer);
-        assert_eq!(rdma("{}"), TransportPolicy::Prefer);
+        let require = "{transports: {rdma: Require}}";
+        assert_eq!(rdma("", "{}"), TransportPolicy::Forbid);
+        assert_eq!(rdma("", require), TransportPolicy::Forbid);
+        assert_eq!(rdma(", --transport=rdma", "{}"), TransportPolicy::Prefer);
+        assert_eq!(
+            rdma(", --transport=rdma", require),
+            TransportPolicy::Require
+        );
     }
 }

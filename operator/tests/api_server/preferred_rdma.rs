@@ -73,7 +73,7 @@ async fn remove(harness: &Harness, name: &str) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
-async fn preferred_rdma_follows_the_proofs_of_every_node_while_no_injected_pod_runs()
+async fn preferred_rdma_follows_the_proofs_of_every_node_while_no_injected_pod_uses_it()
 -> anyhow::Result<()> {
     let server = Server::start().await?;
     let harness = Harness::new(&server.client).await?;
@@ -93,7 +93,7 @@ async fn preferred_rdma_follows_the_proofs_of_every_node_while_no_injected_pod_r
     harness.ready().await?;
     reports(&harness, &["True AsExpected", "over which 2 pool pods"]).await?;
 
-    // A running pod holds the transport, and no proof that comes or goes changes it.
+    // A running pod on RDMA holds the transport, and no proof that comes or goes changes it.
     inject(&harness, "engine", Transport::Rdma).await?;
     harness.report_port("n2", Some("PortNotActive")).await?;
     let held = [
@@ -116,18 +116,26 @@ async fn preferred_rdma_follows_the_proofs_of_every_node_while_no_injected_pod_r
     becomes(&harness, Transport::Tcp).await?;
     harness.ready().await?;
 
-    // So does a pod that was created with an older decision than the last one.
+    // Pods with TCP are served beside RDMA, so they hold nothing.
+    inject(&harness, "over-tcp", Transport::Tcp).await?;
     harness.report_port("n2", None).await?;
     becomes(&harness, Transport::Rdma).await?;
-    inject(&harness, "late", Transport::Tcp).await?;
-    becomes(&harness, Transport::Tcp).await?;
     harness.ready().await?;
+    reports(&harness, &["True AsExpected", "over which 2 pool pods"]).await?;
+
+    // A pod that was created with an older decision than the last one takes RDMA back.
+    harness.report_port("n2", Some("PortNotActive")).await?;
+    becomes(&harness, Transport::Tcp).await?;
+    inject(&harness, "late", Transport::Rdma).await?;
+    becomes(&harness, Transport::Rdma).await?;
     reports(
         &harness,
-        &["changes to RDMA when the last of 1", "team/late"],
+        &["changes to TCP when the last of 1", "team/late"],
     )
     .await?;
     remove(&harness, "late").await?;
+    becomes(&harness, Transport::Tcp).await?;
+    harness.report_port("n2", None).await?;
     becomes(&harness, Transport::Rdma).await?;
 
     // The spec goes before the pods.

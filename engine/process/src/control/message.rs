@@ -126,7 +126,7 @@ pub enum FromEngine {
     Hello {
         /// [`PROTOCOL`] of the sender.
         protocol: u32,
-        /// The RDMA ports that it was started with, over which it serves peers. None: it serves them over TCP. One that
+        /// The RDMA ports that it was started with, over which it serves peers beside TCP. One that
         /// could not be opened is among them: another process with the same ports would have no more.
         rdma: Vec<RdmaPort>,
     },

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use crds::cluster::{Transport, TransportPolicy};
 use crds::condition::find;
-use crds::{ConditionType, MooncakeCluster};
+use crds::{ConditionType, MooncakeCluster, names};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::ResourceExt;
 use mooncake_operator::admission::{
-    FORCE_TCP, InjectionRequest, PROTOCOL, Target, injected_protocol,
+    FORCE_TCP, InjectionRequest, PROTOCOL, StockTransport, injected_protocol, transport_of,
 };
-use mooncake_operator::cluster::transport::required;
+use mooncake_operator::cluster::transport::{of_stock_pods, required};
 use serde::Serialize;
 
 /// The transport of a pod.
@@ -41,10 +42,25 @@ pub(super) fn of(
             Some((container.name.clone(), protocol))
         })
         .collect();
-    let expected = Target::new(request, cluster).transport.protocol();
-    let mut message = match cluster {
-        None => format!("{expected}, the default: the MooncakeCluster could not be read"),
-        Some(cluster) => format!("{expected}: {}", cause(cluster)),
+    let namespace = pod.namespace().unwrap_or_default();
+    let given = pod.spec.as_ref().map_or(Ok(StockTransport::Tcp), |spec| {
+        transport_of(pod, spec, &namespace, request, cluster)
+    });
+    let (expected, mut message) = match (given, cluster) {
+        (Err(refused), _) => {
+            return PodTransport {
+                containers,
+                message: refused.to_string(),
+            };
+        }
+        (Ok(given), None) => {
+            let why = "the default: the MooncakeCluster could not be read";
+            (given.protocol(), format!("{}, {why}", given.protocol()))
+        }
+        (Ok(given), Some(cluster)) => {
+            let why = cause(pod, given, cluster);
+            (given.protocol(), format!("{}: {why}", given.protocol()))
+        }
     };
     let others = containers.iter().filter(|(_, value)| *value != expected);
     let others: Vec<&str> = others.map(|(container, _)| container.as_str()).collect();
@@ -60,8 +76,19 @@ pub(super) fn of(
     }
 }
 
-/// Why stock pods of the cluster use their transport.
-fn cause(cluster: &MooncakeCluster) -> String {
+/// Why the pod has this transport: for a reason of its own, or because stock pods of the cluster have it.
+fn cause(pod: &Pod, given: StockTransport, cluster: &MooncakeCluster) -> String {
+    if given == StockTransport::Tcp && of_stock_pods(cluster) == Transport::Rdma {
+        let annotation = names::ANNOTATION_TRANSPORT;
+        return if pod.annotations().contains_key(annotation) {
+            format!(
+                "the pod requests it by the annotation {annotation}, and the MooncakeCluster uses RDMA"
+            )
+        } else {
+            "the MooncakeCluster uses RDMA, and pods of other namespaces are given no RDMA device"
+                .to_owned()
+        };
+    }
     let policies = cluster.spec.transports_in_force();
     let spec = match required(&policies) {
         Some(Transport::Tcp) if policies.tcp == TransportPolicy::Require => {

@@ -69,6 +69,13 @@ fn tcp_is_explained_by_the_transport_policy() {
         let message = why(&inputs).transport.unwrap().message;
         assert!(message.contains(words), "{message}");
     }
+    let annotation = ("mooncake.io/transport".to_owned(), "tcp".to_owned());
+    let annotations = inputs.pod.metadata.annotations.as_mut().unwrap();
+    annotations.extend([annotation]);
+    let require = "{transports: {rdma: Require}}";
+    inputs.cluster = Some(with_spec(&healthy.clusters[0], require));
+    let message = why(&inputs).transport.unwrap().message;
+    assert!(message.contains("the pod requests it by the annotation"), "{message}");
     inputs.pod.spec.as_mut().unwrap().containers[0].env =
         Some(vec![env("MOONCAKE_PROTOCOL", "rdma")]);
     let message = why(&inputs).transport.unwrap().message;

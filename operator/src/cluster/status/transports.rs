@@ -180,32 +180,26 @@ fn why_tcp(facts: &Facts) -> (Reason, String) {
     (Reason::AsExpected, why)
 }
 
-/// For what a change to the wanted transport waits, and which injected pods have another transport than the decided one.
+/// For what a change to the wanted transport waits, and which injected pods have RDMA where TCP is decided.
 fn outlook(facts: &Facts, decided: Transport) -> String {
-    let pods = &facts.pods;
-    let (other, same, different) = match decided {
-        Transport::Tcp => (Transport::Rdma, &pods.tcp, &pods.rdma),
-        Transport::Rdma => (Transport::Tcp, &pods.rdma, &pods.tcp),
-    };
+    let pods = &facts.over_rdma;
     let mut text = String::new();
-    if facts.wanted() == Some(other) {
+    if let Some(wanted) = facts.wanted().filter(|wanted| *wanted != decided) {
         if facts.paused {
-            text += &format!(". This changes to {} after the pause", word(other));
-        } else if !same.is_empty() {
+            text += &format!(". This changes to {} after the pause", word(wanted));
+        } else if !pods.is_empty() {
             text += &format!(
-                ". This changes to {} when the last of {} injected pods with {} has ended: {}",
-                word(other),
-                same.len(),
-                word(decided),
-                listed(same)
+                ". This changes to {} when the last of {} injected pods with RDMA has ended: {}",
+                word(wanted),
+                pods.len(),
+                listed(pods)
             );
         }
     }
-    if !different.is_empty() {
+    if decided == Transport::Tcp && !pods.is_empty() {
         text += &format!(
-            ". These injected pods have {}, and fail until they are created again: {}",
-            word(other),
-            listed(different)
+            ". These injected pods have RDMA, and fail until they are created again: {}",
+            listed(pods)
         );
     }
     text

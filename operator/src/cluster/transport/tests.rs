@@ -33,56 +33,44 @@ fn nodes(letters: &str) -> Vec<StoringNode> {
         .collect()
 }
 
-fn pods(tcp: usize, rdma: usize) -> InjectedPods {
-    let named = |count, prefix: &str| (0..count).map(|i| format!("team/{prefix}{i}")).collect();
-    InjectedPods {
-        tcp: named(tcp, "t"),
-        rdma: named(rdma, "r"),
-    }
+fn pods(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("team/{number}")).collect()
 }
 
-/// A complete cluster that prefers RDMA and has these nodes and pods.
-fn facts(letters: &str, (tcp, rdma): (usize, usize), before: Option<Transport>) -> Facts {
+/// A complete cluster that prefers RDMA, with these nodes and so many pods on RDMA.
+fn facts(letters: &str, over_rdma: usize, before: Option<Transport>) -> Facts {
     Facts {
         required: None,
         before,
         nodes: nodes(letters),
         complete: true,
         serves: true,
-        pods: pods(tcp, rdma),
+        over_rdma: pods(over_rdma),
         obstacle: None,
         paused: false,
     }
 }
 
 #[test]
-fn the_transport_follows_the_running_pods_and_without_them_the_proofs_of_every_node() {
+fn the_transport_follows_the_pods_on_rdma_and_without_them_the_proofs_of_every_node() {
     for (letters, running, before, decided) in [
-        // No injected pod: what every node has proved, and what is unknown changes nothing.
-        ("pp", (0, 0), None, RDMA),
-        ("pp", (0, 0), TCP, RDMA),
-        ("pp", (0, 0), RDMA, RDMA),
-        ("pn", (0, 0), None, TCP),
-        ("pn", (0, 0), TCP, TCP),
-        ("pn", (0, 0), RDMA, TCP),
-        ("pd", (0, 0), RDMA, TCP),
-        ("pu", (0, 0), None, TCP),
-        ("pu", (0, 0), TCP, TCP),
-        ("pu", (0, 0), RDMA, RDMA),
-        ("nu", (0, 0), RDMA, TCP),
-        // Pods keep what they were injected with, also where the last decision was another one.
-        ("pp", (1, 0), None, TCP),
-        ("pp", (1, 0), TCP, TCP),
-        ("pp", (1, 0), RDMA, TCP),
-        ("pn", (0, 1), RDMA, RDMA),
-        ("pd", (0, 1), TCP, RDMA),
-        ("nn", (0, 1), None, RDMA),
-        ("pu", (0, 1), RDMA, RDMA),
-        // Of both, the last decision.
-        ("pp", (1, 1), RDMA, RDMA),
-        ("nn", (1, 1), RDMA, RDMA),
-        ("pp", (1, 1), TCP, TCP),
-        ("pp", (1, 1), None, TCP),
+        // No pod on RDMA: what every node has proved, and what is unknown changes nothing.
+        ("pp", 0, None, RDMA),
+        ("pp", 0, TCP, RDMA),
+        ("pp", 0, RDMA, RDMA),
+        ("pn", 0, None, TCP),
+        ("pn", 0, TCP, TCP),
+        ("pn", 0, RDMA, TCP),
+        ("pd", 0, RDMA, TCP),
+        ("pu", 0, None, TCP),
+        ("pu", 0, TCP, TCP),
+        ("pu", 0, RDMA, RDMA),
+        ("nu", 0, RDMA, TCP),
+        // Pods keep RDMA, also where the last decision was another one.
+        ("pn", 1, RDMA, RDMA),
+        ("pd", 1, TCP, RDMA),
+        ("nn", 1, None, RDMA),
+        ("pu", 1, RDMA, RDMA),
     ] {
         let found = facts(letters, running, before).decide();
         assert_eq!(found, decided, "{letters} {running:?} {before:?}");
@@ -92,14 +80,14 @@ fn the_transport_follows_the_running_pods_and_without_them_the_proofs_of_every_n
 #[test]
 fn a_required_transport_is_taken_whatever_runs_and_a_pause_keeps_the_decided_one() {
     for required in [TCP, RDMA] {
-        for running in [(0, 0), (1, 0), (0, 1)] {
+        for running in [0, 1] {
             let mut facts = facts("pn", running, TCP);
             facts.required = required;
             facts.paused = true;
             assert_eq!(facts.decide(), required);
         }
     }
-    let mut paused = facts("pp", (0, 0), TCP);
+    let mut paused = facts("pp", 0, TCP);
     paused.paused = true;
     assert_eq!((paused.decide(), paused.wanted()), (TCP, RDMA));
     paused.before = None;
@@ -109,7 +97,7 @@ fn a_required_transport_is_taken_whatever_runs_and_a_pause_keeps_the_decided_one
 #[test]
 fn a_cluster_with_a_missing_pool_pod_changes_to_tcp_only_and_first_decides_when_one_serves() {
     let incomplete = |letters, before, serves| {
-        let mut facts = facts(letters, (0, 0), before);
+        let mut facts = facts(letters, 0, before);
         facts.complete = false;
         facts.serves = serves;
         facts.decide()
@@ -125,7 +113,7 @@ fn a_cluster_with_a_missing_pool_pod_changes_to_tcp_only_and_first_decides_when_
 #[test]
 fn an_obstacle_is_tcp_and_one_that_is_not_known_yet_changes_nothing() {
     let with = |obstacle: Obstacle, before| {
-        let mut facts = facts("pp", (0, 0), before);
+        let mut facts = facts("pp", 0, before);
         facts.obstacle = Some(obstacle);
         facts.decide()
     };
@@ -143,7 +131,7 @@ proptest! {
     #[test]
     fn a_decision_is_kept_by_the_same_facts(
         letters in "[pdnu]{0,4}",
-        running in (0_usize..3, 0_usize..3),
+        running in 0_usize..3,
         before in transport(),
         complete: bool,
         paused: bool,
@@ -158,35 +146,23 @@ proptest! {
     /// Each step reports other proofs, and perhaps starts or ends a pod. A pod gets the transport of the last decision or,
     /// where the webhook is behind, of the one before.
     #[test]
-    fn the_transport_of_a_running_pod_changes_only_if_another_pod_was_injected_with_an_older_decision(
+    fn pods_on_rdma_are_served_over_it_until_the_last_one_has_ended(
         steps in prop::collection::vec(("[pdnu]{1,3}", any::<bool>(), 0_u8..4), 1..60),
     ) {
-        let (mut last, mut running) = (None, pods(0, 0));
+        let (mut last, mut running) = (None, Vec::new());
         for (letters, complete, event) in steps {
-            let mut facts = facts(&letters, (0, 0), last);
-            (facts.pods, facts.complete) = (running.clone(), complete);
+            let mut facts = facts(&letters, 0, last);
+            (facts.over_rdma, facts.complete) = (running.clone(), complete);
             let decided = facts.decide();
-            if running.rdma.is_empty() && !running.tcp.is_empty() {
-                prop_assert_eq!(decided, TCP);
-            }
-            if running.tcp.is_empty() && !running.rdma.is_empty() {
+            if !running.is_empty() {
                 prop_assert_eq!(decided, RDMA);
-            }
-            if !running.tcp.is_empty() && !running.rdma.is_empty() {
-                prop_assert_eq!(decided, last);
             }
             let previous = last;
             last = decided;
-            let injected = |decided: Option<Transport>, running: &mut InjectedPods| {
-                match decided.unwrap_or(Transport::Tcp) {
-                    Transport::Tcp => running.tcp.push("t".to_owned()),
-                    Transport::Rdma => running.rdma.push("r".to_owned()),
-                }
-            };
             match event {
-                0 => injected(last, &mut running),
-                1 => injected(previous, &mut running),
-                2 => drop(running.tcp.pop().or_else(|| running.rdma.pop())),
+                0 if last == RDMA => running.push("team/last".to_owned()),
+                1 if previous == RDMA => running.push("team/previous".to_owned()),
+                2 => drop(running.pop()),
                 _ => {}
             }
         }
@@ -273,7 +249,7 @@ fn a_cluster_is_complete_when_each_node_that_the_daemon_set_counts_has_a_pool_po
 }
 
 #[test]
-fn injected_pods_count_with_the_transport_of_their_gate_until_they_end() {
+fn injected_pods_whose_gate_has_rdma_count_until_they_end() {
     let injected = |name: &str, gate: &str, phase: &str| {
         let labels = "labels: {mooncake.io/inject: kv, mooncake.io/access: kv}";
         let mut pod: Pod = serde_yaml_ng::from_str(&format!(
@@ -285,33 +261,29 @@ fn injected_pods_count_with_the_transport_of_their_gate_until_they_end() {
         Arc::new(pod)
     };
     let over_rdma = "--transport=rdma";
-    let mut all = vec![
+    let all = [
         injected("b", over_rdma, "Pending"),
         injected("a", over_rdma, "Running"),
         injected("c", "--samples=3", "Running"),
         injected("d", over_rdma, "Succeeded"),
         pod("{metadata: {name: e, namespace: team, labels: {mooncake.io/inject: kv}}}"),
     ];
-    let found = injected_pods(&fixture::valid("{}"), &all);
-    assert_eq!(found.rdma, ["team/a", "team/b"]);
-    assert_eq!(found.tcp, ["team/c"]);
-    all.clear();
-    let none = injected_pods(&fixture::valid("{}"), &all);
-    assert_eq!(none, InjectedPods::default());
+    let found = injected_over_rdma(&fixture::valid("{}"), &all);
+    assert_eq!(found, ["team/a", "team/b"]);
 }
 
 #[test]
-fn a_spec_with_peers_that_get_no_device_or_with_a_metadata_service_excludes_rdma_unless_it_is_required()
- {
+fn a_metadata_service_excludes_rdma_and_peers_that_get_no_device_do_not() {
     let of = |spec: &str| obstacle(&fixture::valid(spec), &Claimable::Yes);
+    let http = of("{metadata: {type: HTTP}}");
+    assert!(matches!(http, Some(Obstacle::Spec(_))), "{http:?}");
     for spec in [
-        "{metadata: {type: HTTP}}",
+        "{}",
         "{access: {allowedNamespaces: [other]}}",
         "{access: {addresses: [10.0.0.7]}}",
     ] {
-        assert!(matches!(of(spec), Some(Obstacle::Spec(_))), "{spec}");
+        assert_eq!(of(spec), None, "{spec}");
     }
-    assert_eq!(of("{}"), None);
     let claims = |claimable| obstacle(&fixture::valid("{}"), &claimable);
     assert_eq!(claims(Claimable::Unknown), Some(Obstacle::Unknown));
     let none = Claimable::No("no class".to_owned());

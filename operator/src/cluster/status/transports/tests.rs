@@ -1,7 +1,6 @@
 //! The condition TransportsReady of a cluster that prefers RDMA.
 
 use super::*;
-use crate::cluster::transport::InjectedPods;
 use Transport::{Rdma as RDMA, Tcp as TCP};
 
 fn proved(names: &[&str]) -> Vec<StoringNode> {
@@ -24,7 +23,7 @@ fn facts(before: Transport) -> Facts {
         nodes: proved(&["n1", "n2"]),
         complete: true,
         serves: true,
-        pods: InjectedPods::default(),
+        over_rdma: Vec::new(),
         obstacle: None,
         paused: false,
     }
@@ -110,25 +109,15 @@ fn tcp_has_the_cause_that_is_not_a_node() {
 }
 
 #[test]
-fn pods_on_tcp_hold_a_change_to_rdma_and_are_counted_and_named() {
-    let mut facts = facts(RDMA);
-    facts.pods.tcp = named_pods(&["a/1", "a/2", "a/3", "a/4", "a/5"]);
+fn a_pause_holds_a_change_to_rdma() {
+    let mut facts = facts(TCP);
+    facts.paused = true;
     let (transport, state, message) = seen(&facts, &served(TCP));
     assert_eq!(transport, Some(TCP));
     assert_eq!(state, "True/TransportDegraded");
     assert_eq!(
         message,
-        "stock pods use TCP, although every storing node has proved RDMA. This changes to RDMA when the last of 5 \
-         injected pods with TCP has ended: a/1; a/2; a/3; a/4; and 1 more"
-    );
-    facts.before = Some(TCP);
-    facts.pods.tcp.clear();
-    facts.paused = true;
-    let (transport, _, message) = seen(&facts, &served(TCP));
-    assert_eq!(transport, Some(TCP));
-    assert!(
-        message.ends_with("changes to RDMA after the pause"),
-        "{message}"
+        "stock pods use TCP, although every storing node has proved RDMA. This changes to RDMA after the pause"
     );
 }
 
@@ -141,7 +130,7 @@ fn a_node_that_loses_its_proof_while_pods_use_rdma_is_named_and_changes_nothing(
         message,
         "stock pods use RDMA, over which 2 pool pods are served"
     );
-    facts.pods.rdma = named_pods(&["team/a"]);
+    facts.over_rdma = named_pods(&["team/a"]);
     facts.nodes[1].rdma = Rdma::Unproved("rxe0 port 1: PortNotActive".to_owned());
     let mut pods = served(RDMA);
     let unproved = PoolService::NotServing {
@@ -180,14 +169,13 @@ fn a_cluster_is_not_ready_while_its_pool_pods_are_served_over_the_other_transpor
 }
 
 #[test]
-fn injected_pods_with_the_other_transport_are_named() {
-    let mut facts = facts(RDMA);
-    facts.pods.tcp = named_pods(&["team/old"]);
-    facts.pods.rdma = named_pods(&["team/new"]);
-    let (transport, state, message) = seen(&facts, &served(RDMA));
-    assert_eq!(transport, Some(RDMA));
-    assert_eq!(state, "True/TransportDegraded");
-    let words = "These injected pods have TCP, and fail until they are created again: team/old";
+fn injected_pods_with_rdma_are_named_where_a_pause_keeps_tcp() {
+    let mut facts = facts(TCP);
+    facts.paused = true;
+    facts.over_rdma = named_pods(&["a/1", "a/2", "a/3", "a/4", "a/5"]);
+    let (transport, _, message) = seen(&facts, &served(TCP));
+    assert_eq!(transport, Some(TCP));
+    let words = "These injected pods have RDMA, and fail until they are created again: a/1; a/2; a/3; a/4; and 1 more";
     assert!(message.ends_with(words), "{message}");
 }
 
