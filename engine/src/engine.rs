@@ -1,7 +1,7 @@
 //! Starts and stops the engine: its data threads, and the handle to them.
 
 #[cfg(feature = "rdma")]
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -120,6 +120,14 @@ impl Engine {
     #[cfg(feature = "rdma")]
     pub fn withhold(&self, devices: BTreeSet<String>) {
         self.0.cards.withhold(devices);
+    }
+
+    /// Returns the RDMA devices that were reset or removed since they were opened, and why each is known to be: this engine
+    /// cannot use them again. They are not published.
+    #[cfg(feature = "rdma")]
+    #[must_use]
+    pub fn lost_devices(&self) -> BTreeMap<String, String> {
+        self.0.cards.lost()
     }
 
     fn start_threads(

@@ -261,7 +261,7 @@ async fn run(
     } else {
         let cards = devices.into_iter().map(OpenedDevice::start);
         let cards = cards.collect::<Result<Vec<_>, _>>()?;
-        (Engine::start_rdma_on(nodes, of_engine, &cards)?, "rdma")
+        (Engine::start_rdma_on(nodes, of_engine, &cards)?, pod::RDMA)
     };
     let (calls, called) = mpsc::channel(CALLS);
     let (report, reported) = watch::channel(None);

@@ -33,6 +33,7 @@ mod mover;
 pub(crate) mod numa;
 mod publication;
 mod record;
+mod registering;
 mod report;
 mod step;
 
@@ -41,10 +42,14 @@ use failure::{Backoff, Failure};
 use mover::MountedExtents;
 use publication::Publication;
 use record::Record;
+use registering::{Registered, Registering};
 use step::Action;
 
 /// Period of the heartbeat to the pool process, and of the check that it runs.
 const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// The protocol of an engine with RDMA devices.
+pub(crate) const RDMA: &str = "rdma";
 
 /// How long this process waits for its first assignment.
 const ASSIGNMENT_DEADLINE: Duration = Duration::from_secs(60);
@@ -97,6 +102,12 @@ struct Pod {
     /// Mappings of memory that was released but may still be used.
     mapped: Vec<Weak<Region>>,
     served: Option<Served>,
+    /// Until peers are served.
+    registering: Option<Registering>,
+    /// Since peers were served last.
+    registration_failed: bool,
+    /// How long RDMA devices took to register the memory.
+    registration_seconds: Option<u64>,
     /// Of an etcd with TLS, once peers are served.
     credentials: Option<Arc<Credentials>>,
     /// `None` without a metadata service.
@@ -149,6 +160,9 @@ pub(crate) async fn run(
         ledger: None,
         mapped: Vec::new(),
         served: None,
+        registering: None,
+        registration_failed: false,
+        registration_seconds: None,
         credentials: None,
         publication: None,
         mounted: MountedExtents::default(),
@@ -205,7 +219,10 @@ impl Pod {
         let step = step::step(&facts);
         self.publish(&step);
         let Some(action) = step.action else {
-            self.clear_failure();
+            // While it is registered again, the failure of before is the status.
+            if self.registering.is_none() {
+                self.clear_failure();
+            }
             self.wait(assigned).await;
             return true;
         };
@@ -226,7 +243,7 @@ impl Pod {
         match self.act(action, &step).await {
             Ok(()) => {
                 tracing::debug!(?action, "done");
-                if !again {
+                if !again && action != Action::ServePeers {
                     self.clear_failure();
                 }
             }
@@ -299,6 +316,10 @@ impl Pod {
             () = or_pending(self.publication.as_mut().map(Publication::changed)) => None,
             () = or_pending(self.session.as_mut().map(Session::changed)) => None,
             () = self.evacuation.ended() => None,
+            registered = ended(&mut self.registering) => {
+                self.serve_registered(registered);
+                None
+            }
             changed = self.admission.changed() => {
                 if changed.is_err() {
                     std::future::pending::<()>().await;
@@ -356,6 +377,9 @@ impl Pod {
         let Some(client) = &mut self.client else {
             return;
         };
+        let registering = self.registering.as_ref();
+        let registering = registering.map(|registering| registering.begun().elapsed());
+        self.reported_serving = reported(self.reported_serving, registering);
         let sent = match self.reported_serving {
             Some(serving) => {
                 client
@@ -373,6 +397,7 @@ impl Pod {
     fn serving_reason(&self) -> String {
         match (&self.failure, &self.session) {
             (Some((_, failure)), _) => failure.message.clone(),
+            (None, _) if self.registering.is_some() => self.progress(),
             (None, Some(session)) => failure::bounded(session.state().borrow().to_string()),
             (None, None) => "waiting for a ready master".to_owned(),
         }
@@ -403,10 +428,25 @@ fn keep_memory(assignment: &mut PoolAssignment, from: &PoolAssignment) {
     assignment.numa_policy = from.numa_policy;
 }
 
+/// What to report to the pool process about serving. Without a report it stays ready, as it was with the engine process before
+/// this one: for as long as without a heartbeat.
+fn reported(before: Option<bool>, registering: Option<Duration>) -> Option<bool> {
+    let long = registering.is_some_and(|registering| registering >= handover::AGENT_SILENCE);
+    before.or_else(|| long.then_some(false))
+}
+
 /// Waits for the next event; forever without a connection.
 async fn next(client: &mut Option<Client>) -> Result<Event, handover::Error> {
     match client {
         Some(client) => client.event().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the memory is registered; forever if it is not being registered.
+async fn ended(registering: &mut Option<Registering>) -> Result<Registered, engine::Error> {
+    match registering {
+        Some(registering) => registering.ended().await,
         None => std::future::pending().await,
     }
 }
@@ -416,5 +456,19 @@ async fn or_pending(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_pod_is_not_ready_while_its_memory_is_registered_for_long() {
+        let [short, long] = [5, 10].map(|seconds| Some(Duration::from_secs(seconds)));
+        assert_eq!(reported(None, None), None);
+        assert_eq!(reported(None, short), None);
+        assert_eq!(reported(None, long), Some(false));
+        assert_eq!(reported(Some(true), long), Some(true));
     }
 }

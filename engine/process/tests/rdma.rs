@@ -7,7 +7,7 @@ mod stock;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -16,6 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use crds::node::PoolState;
 use crds::reason::Reason;
 use engine::Namespace;
 use engine_process::control::message::{
@@ -124,8 +125,9 @@ fn libraries(folder: &Path) {
     assert!(made.unwrap().success());
 }
 
-/// Starts the program as the agent does. Returns when it has closed its standard error.
-fn launch(folder: &Path, ports: &[RdmaPort]) -> Output {
+/// Starts the program as the agent does. Returns when it has closed its standard error. On the invented library each
+/// registration takes so long.
+fn launch(folder: &Path, ports: &[RdmaPort], registration: Duration) -> Output {
     let root = folder.join("libraries");
     fs::create_dir(&root).unwrap();
     libraries(&root);
@@ -154,6 +156,7 @@ fn launch(folder: &Path, ports: &[RdmaPort]) -> Output {
         .arg("--panic-file")
         .arg(folder.join("panic"))
         .env_clear()
+        .env("MOONCAKE_TEST_DELAY", registration.as_millis().to_string())
         .current_dir("/")
         .output()
         .unwrap()
@@ -179,10 +182,14 @@ fn own_memory() {
     std::thread::spawn(move || runtime().block_on(pool::serve::serve(*settings)).unwrap());
 }
 
-fn assignment() -> ToEngine {
+/// With the address of a master, if there is one.
+fn assignment(master: Option<&str>) -> ToEngine {
+    let master =
+        master.map(|address| json!({"address": address, "podUid": "m", "version": "0.3.13"}));
     let pool = json!({
         "podUid": "pod-1", "podName": "p", "namespace": "ns", "cluster": "c", "clusterUid": "cu", "pool": "default",
         "size": POOL, "pageSize": "4Ki", "numaPolicy": "Spread", "drainSeconds": 1, "addresses": [HOST],
+        "master": master,
     });
     let assignment = PodAssignment {
         listed: Listed::Yes,
@@ -194,8 +201,8 @@ fn assignment() -> ToEngine {
 }
 
 /// Does what an agent does for an engine process, and passes on its messages.
-async fn agent(connection: Connection, messages: Sender<FromEngine>) {
-    connection.send(&assignment(), &[], PATIENCE).await.unwrap();
+async fn agent(connection: Connection, assignment: ToEngine, messages: Sender<FromEngine>) {
+    connection.send(&assignment, &[], PATIENCE).await.unwrap();
     while let Ok((message, _)) = connection.receive::<FromEngine>().await {
         if let FromEngine::Call { id, call } = &message {
             let mut socket = None;
@@ -236,7 +243,7 @@ struct Served {
 }
 
 impl Served {
-    fn connect(folder: &Path) -> Self {
+    fn connect(folder: &Path, master: Option<&str>) -> Self {
         let socket = seqpacket::connect_path(&folder.join("control"));
         let socket = socket.unwrap_or_else(|error| {
             let ended = fs::read_to_string(folder.join("panic")).unwrap();
@@ -244,8 +251,10 @@ impl Served {
         });
         let pid = seqpacket::peer(&socket).unwrap().pid.unwrap();
         let (sender, messages) = channel();
+        let assignment = assignment(master);
         std::thread::spawn(move || {
-            runtime().block_on(async { agent(Connection::new(socket).unwrap(), sender).await });
+            let connection = async { Connection::new(socket).unwrap() };
+            runtime().block_on(async { agent(connection.await, assignment, sender).await });
         });
         let process = Pidfd::open(pid).unwrap();
         Self {
@@ -331,7 +340,7 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
         // One of them cannot be opened.
         let mut given = ports().to_vec();
         given.insert(1, "none_0:1:1".parse().unwrap());
-        let started = launch(folder.path(), &given);
+        let started = launch(folder.path(), &given, Duration::ZERO);
         let written = String::from_utf8_lossy(&started.stderr);
         assert!(
             started.status.success() && start::failure(&written).is_empty(),
@@ -342,7 +351,7 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
             .map(|port| start::opening(&port.device))
             .collect();
         assert_eq!(written, opened, "each is named before");
-        let mut served = Served::connect(folder.path());
+        let mut served = Served::connect(folder.path(), None);
         served.wait_for("the greeting", |message| {
             *message
                 == FromEngine::Hello {
@@ -399,10 +408,77 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
 }
 
 #[test]
+fn a_successor_connects_to_the_master_while_devices_register_the_pool() {
+    if is_real() {
+        return;
+    }
+    isolated(|| {
+        const TAKES: Duration = Duration::from_secs(5);
+        own_memory();
+        let listener = TcpListener::bind((HOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (sender, connected) = channel();
+        std::thread::spawn(move || {
+            // Held: a master that answers nothing yet.
+            let _held: Vec<_> = listener
+                .incoming()
+                .inspect(|_| sender.send(()).unwrap_or_default())
+                .collect();
+        });
+        let start = |registration| {
+            let folder = tempfile::tempdir().unwrap();
+            let started = launch(folder.path(), &ports(), registration);
+            assert!(started.status.success(), "{started:?}");
+            let served = Served::connect(folder.path(), Some(&address));
+            (folder, served)
+        };
+        let of = |message: &FromEngine, state: PoolState, text: &str| {
+            matches!(message, FromEngine::Report(report)
+                if report.pool.state == state && report.pool.message.contains(text))
+        };
+        let (_folder, mut first) = start(Duration::ZERO);
+        first.wait_for("it mounts", |message| of(message, PoolState::Mounting, ""));
+        connected.recv_timeout(PATIENCE).unwrap();
+        let process = Pidfd::open(first.pid).unwrap();
+        drop(first);
+        while process.runs() {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        while connected.try_recv().is_ok() {}
+
+        let (_folder, mut second) = start(TAKES);
+        second.wait_for("it registers", |message| {
+            of(
+                message,
+                PoolState::Preparing,
+                "0 % of the memory is registered",
+            )
+        });
+        connected.recv_timeout(PATIENCE).unwrap();
+        second.seen.extend(second.messages.try_iter());
+        let early = |message: &FromEngine| !of(message, PoolState::Mounting, "");
+        assert!(second.seen.iter().all(early), "{:#?}", second.seen);
+        second.wait_for("it mounts", |message| {
+            matches!(message, FromEngine::Report(report) if report.registration_seconds >= Some(4))
+                && of(message, PoolState::Mounting, "")
+        });
+        let rate = |message: &FromEngine| matches!(message, FromEngine::Log { line, .. } if line.contains("seconds_per_100_gib"));
+        if !second.seen.iter().any(rate) {
+            second.wait_for("the rate", rate);
+        }
+        assert_eq!(descriptor()["buffers"][0]["length"], POOL);
+    });
+}
+
+#[test]
 fn a_device_that_the_node_does_not_have_is_an_error_with_its_name() {
     isolated(|| {
         let folder = tempfile::tempdir().unwrap();
-        let started = launch(folder.path(), &["none_0:1:1".parse().unwrap()]);
+        let started = launch(
+            folder.path(),
+            &["none_0:1:1".parse().unwrap()],
+            Duration::ZERO,
+        );
         // The parent of the process has ended by then; what is written to standard error is the failure.
         let written = String::from_utf8(started.stderr).unwrap();
         let message = start::failure(&written);

@@ -5,6 +5,7 @@
 //! stays mapped, because the device may still access it.
 
 mod device;
+mod events;
 mod ffi;
 mod library;
 mod memory;
@@ -13,6 +14,7 @@ mod requests;
 mod view;
 
 pub use device::{Context, Device, Limits, LinkLayer, PortFacts, devices};
+pub use events::{DeviceEvent, DeviceEvents};
 pub use memory::{MemoryRange, MemoryRegion, ProtectionDomain, RemoteKey};
 pub use queue::{Class, CompletionQueue, Destination, Path, QueuePair, connected};
 pub use requests::{Completion, CompletionChannel, Direction, Posted, Remote, WorkRequest};
@@ -35,6 +37,8 @@ pub enum Call {
     MakeDomain,
     Register,
     Deregister,
+    /// Reading the events of the device.
+    Events,
     /// Creating a completion channel, or requesting its next event.
     Notify,
     MakeQueue,
@@ -68,6 +72,7 @@ impl Call {
             Self::MakeDomain => "creating a protection domain",
             Self::Register => "registering memory",
             Self::Deregister => "deregistering memory",
+            Self::Events => "reading the device's events",
             Self::Notify => "setting up completion events",
             Self::MakeQueue => "creating a completion queue",
             Self::MakeQueuePair => "creating a queue pair",
@@ -145,6 +150,13 @@ impl Error {
             Why::Errno(error) => error.raw_os_error(),
             _ => None,
         }
+    }
+
+    /// Returns whether a device that was reset or removed fails so, on which all later calls fail: the kernel has ended the
+    /// use of the opened one. Other failures have these errnos too.
+    #[must_use]
+    pub fn may_be_gone(&self) -> bool {
+        matches!(self.errno(), Some(libc::EIO | libc::ENODEV))
     }
 }
 

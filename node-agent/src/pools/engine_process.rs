@@ -1,7 +1,7 @@
 //! The engine processes of this node: finds the one that an earlier agent started for a pool pod, or starts one, and
 //! holds it by its pidfd and its control socket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
 use super::processes::Process;
-use super::transport::{self, Transport, Verdict};
+use super::transport::{self, Running, Transport, Verdict};
 use crate::args::{RdmaClass, Settings};
 
 mod cgroup;
@@ -42,7 +42,7 @@ use liveness::SilentProcess;
 use oom_kills::OomKills;
 use processor_time::ProcessorTime;
 use program::Program;
-use remains::StartGroup;
+use remains::{Blocked, StartGroup};
 
 /// Limit for the start: until the process listens in its sandbox.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -92,6 +92,10 @@ pub(crate) enum StartError {
         "an earlier engine process of this pod was killed and has not ended within {END_DEADLINE:?}"
     )]
     NotEnded,
+    #[error(
+        "opening the RDMA device {0} has blocked the start of the engine process for {START_DEADLINE:?}: the next start is without it until that call ends"
+    )]
+    Blocked(String),
     #[error("the engine process does not answer: {0}")]
     NoAnswer(String),
     #[error("the control socket of the engine process accepts no connection")]
@@ -110,6 +114,8 @@ pub(crate) struct EngineProcesses {
     folders: Folders,
     /// By pod UID, held for the next attempt: the backlog of a control socket is short.
     starved: Mutex<BTreeMap<String, Starved>>,
+    /// Processes of failed starts that a device still blocks, by pod UID.
+    blocked: Mutex<BTreeMap<String, Vec<Blocked>>>,
     program: Program,
     /// Root folder of the node.
     host_root: PathBuf,
@@ -157,6 +163,7 @@ impl EngineProcesses {
             program: Program::install(folders.path(), &beside_agent()?, root)?,
             folders,
             starved: Mutex::default(),
+            blocked: Mutex::default(),
             host_root: settings.host_root.clone(),
             host_network: settings.host_network.clone(),
             node_name: settings.node_name.clone(),
@@ -213,7 +220,12 @@ impl EngineProcesses {
                 return Err(self.hold(pod.uid, running, passed));
             }
             let is_own = self.program.is_of(running.pid);
-            let change = match pod.transport.judge(&running.rdma) {
+            let known = Running {
+                ports: &running.rdma,
+                lost: &BTreeMap::new(),
+                registration_seconds: None,
+            };
+            let change = match pod.transport.judge(known) {
                 Verdict::Replace(cause) => Some(cause),
                 Verdict::Keep { .. } | Verdict::Unproved(_) => None,
             };
@@ -267,6 +279,20 @@ impl EngineProcesses {
         end::wait(&self.folders.of(pod_uid), uid(pod_uid), held).await;
     }
 
+    /// Returns the devices that still block processes of failed starts for a pod.
+    pub(crate) fn blocking(&self, pod_uid: &str) -> BTreeSet<String> {
+        let mut blocked = self.blocked.lock();
+        let Some(of_pod) = blocked.get_mut(pod_uid) else {
+            return BTreeSet::new();
+        };
+        of_pod.retain(Blocked::runs);
+        let devices = of_pod.iter().map(|one| one.device.clone()).collect();
+        if of_pod.is_empty() {
+            blocked.remove(pod_uid);
+        }
+        devices
+    }
+
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
         let devices = match &pod.transport {
             Transport::Tcp => Vec::new(),
@@ -287,7 +313,13 @@ impl EngineProcesses {
             Vec::new()
         });
         // None serves the pod now. One that is in their cgroup would never be found again.
-        if !remains::end(&cgroups, END_DEADLINE).await {
+        // One that a device blocks was killed before it could get the memory of the pool.
+        let blocked = |pid| {
+            let blocked = self.blocked.lock();
+            let of_pod = blocked.get(pod.uid).into_iter().flatten();
+            of_pod.into_iter().any(|one| one.has(pid))
+        };
+        if !remains::end(&cgroups, blocked, END_DEADLINE).await {
             return Err(StartError::NotEnded);
         }
         let score = pod.process.oom_score_adj().unwrap_or_default();
@@ -345,10 +377,18 @@ impl EngineProcesses {
             }
             Ok(Ok(status)) => Err(StartError::Start(format!("{failure} ({status})"))),
             Ok(Err(error)) => Err(StartError::Start(error.to_string())),
-            Err(_) => Err(StartError::Start(format!(
-                "it is not ready after {START_DEADLINE:?}{}",
-                start::unfinished(&written)
-            ))),
+            Err(_) => {
+                if let Some(device) = start::opens(&written) {
+                    let left = Blocked::of(device, &group, &cgroups);
+                    let mut blocked = self.blocked.lock();
+                    blocked.entry(pod.uid.to_owned()).or_default().push(left);
+                    return Err(StartError::Blocked(device.to_owned()));
+                }
+                Err(StartError::Start(format!(
+                    "it is not ready after {START_DEADLINE:?}{}",
+                    start::unfinished(&written)
+                )))
+            }
         }
     }
 

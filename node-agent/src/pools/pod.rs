@@ -1,7 +1,7 @@
 //! The task of one pool pod: keeps an engine process running for it, sends it the assignment and the admitted
 //! addresses, answers its calls, and passes its reports on. Parses nothing that the pod sends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use super::memory_budget::{MemoryBudget, PoolId, to_touch};
 use super::mounts::Mounts;
 use super::pauses::Pauses;
 use super::processes::{PoolProcess, Process};
-use super::transport::{Transport, Verdict};
+use super::transport::{self, Running, Transport, Verdict};
 use crate::facts::inbox::Inbox;
 use crate::publish::report::Reporter;
 
@@ -47,6 +47,10 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long an engine process may take to unmount and end after its pool process.
 const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long a device is left alone that does not work any more, while others serve: by then one that was reset is back, and
+/// the next engine process has it too.
+const RESET: Duration = Duration::from_secs(15);
 
 /// How long the end of a process may come after that of its connection.
 const END_LAG: Duration = Duration::from_millis(100);
@@ -77,6 +81,10 @@ struct Pod {
     reported: Option<PoolReport>,
     /// Its silent data threads, as reported since the last look.
     silent: Option<Vec<SilentThread>>,
+    /// RDMA devices that do not work any more in the engine process, and why.
+    lost: BTreeMap<String, String>,
+    /// How long the engine process took to register the pool.
+    registration_seconds: Option<u64>,
     /// Why the last engine process was killed, until another one serves.
     hung: Option<String>,
     /// How much more its engine processes may send.
@@ -137,6 +145,8 @@ pub(crate) async fn run(
         admission: None,
         reported: None,
         silent: None,
+        lost: BTreeMap::new(),
+        registration_seconds: None,
         hung: None,
         pace: Pace::default(),
         context: Arc::clone(&context),
@@ -279,6 +289,9 @@ impl Pod {
         self.send_assignment(engine).await?;
         self.send_admission(engine).await?;
         self.reported = None;
+        self.lost = BTreeMap::new();
+        self.registration_seconds = None;
+        let mut lost_since = None;
         let mut last_message = Instant::now();
         let mut threads = SilentThreads::default();
         let mut process: Option<SilentProcess> = None;
@@ -326,11 +339,13 @@ impl Pod {
                 }
             }
             self.deliver_shortage(processor_time.look(std::time::Instant::now()));
-            let verdict = self.transport().judge(&engine.rdma);
+            let verdict = self.judge(engine, &mut lost_since);
             match &verdict {
                 Verdict::Replace(_) => return Ok(End::OtherTransport),
                 // A former agent may have withheld others.
-                Verdict::Keep { withheld: devices } if withheld.as_ref() != Some(devices) => {
+                Verdict::Keep {
+                    withheld: devices, ..
+                } if withheld.as_ref() != Some(devices) => {
                     self.withhold(engine, devices).await?;
                     withheld = Some(devices.clone());
                 }
@@ -347,6 +362,29 @@ impl Pod {
                 }
             }
         }
+    }
+
+    /// Judges the engine process by what is known of it and of the ports of the node. `lost_since`: when it reported a device
+    /// that does not work any more.
+    fn judge(&self, engine: &EngineProcess, lost_since: &mut Option<Instant>) -> Verdict {
+        let none = BTreeMap::new();
+        let all_lost = (engine.rdma.iter()).all(|port| self.lost.contains_key(&port.device));
+        let settled = match self.lost.is_empty() {
+            true => {
+                *lost_since = None;
+                false
+            }
+            false => lost_since.get_or_insert_with(Instant::now).elapsed() >= RESET,
+        };
+        self.transport().judge(Running {
+            ports: &engine.rdma,
+            lost: if settled || all_lost {
+                &self.lost
+            } else {
+                &none
+            },
+            registration_seconds: self.registration_seconds,
+        })
     }
 
     /// Delivers why its engine process gets too little processor time.
@@ -387,7 +425,9 @@ impl Pod {
             Some(cluster::Transport::Rdma) => {
                 let report = self.context.reporter.subscribe();
                 let hcas = &report.borrow().hcas;
+                let blocking = self.context.engines.blocking(&self.uid);
                 let lines = hcas.as_ref().map(|(lines, _)| lines.clone());
+                let lines = lines.map(|lines| transport::without_blocking(lines, &blocking));
                 Transport::Rdma(lines, self.context.engines.rdma_class())
             }
             Some(cluster::Transport::Tcp) | None => Transport::Tcp,
@@ -489,6 +529,7 @@ fn reason(error: &StartError) -> Reason {
         StartError::NoAnswer(_) | StartError::Unreachable | StartError::NotEnded => {
             Reason::EngineHung
         }
+        StartError::Blocked(_) => Reason::DeviceHung,
         StartError::Starved => Reason::EngineThrottled,
         StartError::Prepare(_) | StartError::Start(_) => Reason::EngineNotRunning,
         StartError::NoRdmaPort(_) => Reason::NoUsableTransport,

@@ -1,10 +1,11 @@
 //! The transport over which a pool pod is served, and the RDMA ports for it. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crds::Reason;
 use crds::node::HcaLine;
 use engine_process::control::message::RdmaPort;
+use pool::handover::AGENT_SILENCE;
 
 use crate::args::RdmaClass;
 
@@ -25,8 +26,13 @@ pub(crate) enum Transport {
 /// What becomes of an engine process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It goes on, without publishing these devices: peers may not reach them.
-    Keep { withheld: BTreeSet<String> },
+    /// It goes on.
+    Keep {
+        /// Without publishing these devices: peers may not reach them.
+        withheld: BTreeSet<String>,
+        /// A port over which another process would serve too. To replace this one costs more than it is worth.
+        unused: Option<String>,
+    },
     /// It goes on, but peers may not reach it, for this cause. Nothing could replace it.
     Unproved(String),
     /// It is ended for this cause and another one is started, or none if there is no port.
@@ -37,13 +43,34 @@ impl Verdict {
     /// It goes on as it is.
     const KEEP: Self = Self::Keep {
         withheld: BTreeSet::new(),
+        unused: None,
     };
 }
 
+/// What is known of a process when it is judged.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running<'a> {
+    /// The ports over which it serves peers. None: it serves them over TCP.
+    pub(crate) ports: &'a [RdmaPort],
+    /// Devices that do not work any more in it, and why.
+    pub(crate) lost: &'a BTreeMap<String, String>,
+    /// How long it took to register its pool; `None` before.
+    pub(crate) registration_seconds: Option<u64>,
+}
+
+impl Running<'_> {
+    /// Whether it is worth a new registration of the pool, during which no peer reads it, to serve over so many ports: it
+    /// doubles them at least, or takes so short that the pool pod stays ready.
+    fn gains_from(&self, ports: usize) -> bool {
+        let short = |seconds| seconds < AGENT_SILENCE.as_secs();
+        2 * self.ports.len() <= ports || self.registration_seconds.is_some_and(short)
+    }
+}
+
 impl Transport {
-    /// Judges a process that serves peers over these ports, or without one over TCP. Ports that are proved are kept while
-    /// others are faster.
-    pub(crate) fn judge(&self, ports: &[RdmaPort]) -> Verdict {
+    /// Judges a process. Ports that are proved are kept while others are faster.
+    pub(crate) fn judge(&self, running: Running<'_>) -> Verdict {
+        let ports = running.ports;
         match self {
             Self::Tcp if ports.is_empty() => Verdict::KEEP,
             Self::Tcp => Verdict::Replace("its pool is to be served over TCP".to_owned()),
@@ -55,12 +82,13 @@ impl Transport {
                 }
             }
             Self::Rdma(None, _) => Verdict::KEEP,
-            Self::Rdma(Some(lines), class) => of_ports(lines, *class, ports),
+            Self::Rdma(Some(lines), class) => of_ports(lines, *class, running),
         }
     }
 }
 
-fn of_ports(lines: &[HcaLine], class: RdmaClass, ports: &[RdmaPort]) -> Verdict {
+fn of_ports(lines: &[HcaLine], class: RdmaClass, running: Running<'_>) -> Verdict {
+    let ports = running.ports;
     let mut used = Vec::new();
     for port in ports {
         let is_it = |line: &&HcaLine| line.name == port.device && line.port == port.number;
@@ -92,6 +120,19 @@ fn of_ports(lines: &[HcaLine], class: RdmaClass, ports: &[RdmaPort]) -> Verdict 
             class.traffic_class, class.service_level
         ));
     }
+    let is_lost = |(port, _): &(&RdmaPort, &HcaLine)| running.lost.contains_key(&port.device);
+    let (lost, used): (Vec<_>, Vec<_>) = used.into_iter().partition(is_lost);
+    if let Some((port, cause)) =
+        (lost.first()).and_then(|(port, _)| Some((port, running.lost.get(&port.device)?)))
+    {
+        let lost = format!("{} does not work any more: {cause}", port.device);
+        if chosen.is_ok() {
+            return Verdict::Replace(lost);
+        }
+        if used.is_empty() {
+            return Verdict::Unproved(lost);
+        }
+    }
     // Without a finding it was only not probed yet, as after a start of the agent.
     let is_good = |port: &RdmaPort, line: &HcaLine| {
         line.proved || (line.not_proved.is_none() && change(port, line).is_none())
@@ -99,17 +140,24 @@ fn of_ports(lines: &[HcaLine], class: RdmaClass, ports: &[RdmaPort]) -> Verdict 
     let (good, bad): (Vec<_>, Vec<_>) =
         (used.into_iter()).partition(|(port, line)| is_good(port, line));
     if bad.is_empty()
-        && let Some(more) = further(&chosen, ports)
+        && let Some((more, count)) = further(&chosen, ports)
     {
-        return Verdict::Replace(format!(
-            "{} port {} is proved too",
-            more.device, more.number
-        ));
+        let more = format!("{} port {}", more.device, more.number);
+        if running.gains_from(count) {
+            return Verdict::Replace(format!("{more} is proved too"));
+        }
+        return Verdict::Keep {
+            withheld: BTreeSet::new(),
+            unused: Some(more),
+        };
     }
     let bad: Vec<_> = bad.into_iter().map(|(_, line)| line).collect();
     if !good.is_empty() {
         let withheld = bad.iter().map(|line| line.name.clone()).collect();
-        return Verdict::Keep { withheld };
+        return Verdict::Keep {
+            withheld,
+            unused: None,
+        };
     }
     match chosen {
         Ok(_) => Verdict::Replace(format!("none of its ports is proved: {}", named(&bad))),
@@ -152,11 +200,11 @@ fn change(port: &RdmaPort, line: &HcaLine) -> Option<String> {
 }
 
 /// The first port beside these that a process would have if it were started now, as after the repair of a device that was
-/// down at its start; none if it would lack one of these.
+/// down at its start, and how many it would have; none if it would lack one of these.
 fn further<'a, E>(
     chosen: &'a Result<Vec<RdmaPort>, E>,
     ports: &[RdmaPort],
-) -> Option<&'a RdmaPort> {
+) -> Option<(&'a RdmaPort, usize)> {
     let chosen = chosen.as_ref().ok()?;
     let has = |ports: &[RdmaPort], port: &RdmaPort| {
         ports
@@ -164,7 +212,8 @@ fn further<'a, E>(
             .any(|one| (&one.device, one.number) == (&port.device, port.number))
     };
     let keeps_all = ports.iter().all(|port| has(chosen, port));
-    chosen.iter().find(|port| keeps_all && !has(ports, port))
+    let more = chosen.iter().find(|port| keeps_all && !has(ports, port));
+    Some((more?, chosen.len()))
 }
 
 /// The port of a line, if verbs accept the index of its GID.
@@ -204,6 +253,21 @@ pub(crate) fn choose(lines: Option<&[HcaLine]>, class: RdmaClass) -> Result<Vec<
     Ok(ports)
 }
 
+/// The ports of the node for a pool pod, of which these devices have blocked the start of its engine process and still do.
+pub(crate) fn without_blocking(
+    mut lines: Vec<HcaLine>,
+    blocking: &BTreeSet<String>,
+) -> Vec<HcaLine> {
+    for line in &mut lines {
+        if blocking.contains(&line.name) {
+            line.proved = false;
+            line.not_proved
+                .get_or_insert_with(|| Reason::DeviceHung.into());
+        }
+    }
+    lines
+}
+
 fn why(lines: &[HcaLine]) -> String {
     if lines.is_empty() {
         return "the node has no RDMA device".to_owned();
@@ -233,6 +297,16 @@ mod tests {
 
     fn over(lines: &[HcaLine]) -> Transport {
         Transport::Rdma(Some(lines.to_vec()), CLASS)
+    }
+
+    static NONE: BTreeMap<String, String> = BTreeMap::new();
+
+    fn running(ports: &[RdmaPort]) -> Running<'_> {
+        Running {
+            ports,
+            lost: &NONE,
+            registration_seconds: None,
+        }
     }
 
     fn replace(cause: &str) -> Verdict {
@@ -281,7 +355,7 @@ mod tests {
     #[test]
     fn a_process_loses_ports_that_others_can_replace_or_that_are_gone() {
         let used: [RdmaPort; 1] = ["a:1:3".parse().unwrap()];
-        let judge = |lines: &[HcaLine]| over(lines).judge(&used);
+        let judge = |lines: &[HcaLine]| over(lines).judge(running(&used));
         let proved = line("a", r#", "rateMbps": 100, "gid": 3, "proved": true"#);
         let faster = line("b", r#", "rateMbps": 400, "gid": 3, "proved": true"#);
         let down = line("a", r#", "gid": 3, "notProved": "PortNotActive""#);
@@ -295,26 +369,33 @@ mod tests {
         assert_eq!(judge(&[down]), unproved);
         assert_eq!(judge(&[removed]), replace("the device file of a is gone"));
         assert_eq!(judge(&[]), replace("a port 1 is gone"));
-        assert_eq!(Transport::Rdma(None, CLASS).judge(&used), Verdict::KEEP);
+        assert_eq!(
+            Transport::Rdma(None, CLASS).judge(running(&used)),
+            Verdict::KEEP
+        );
 
         let over_tcp = replace("its pool is to be served over TCP");
-        assert_eq!(Transport::Tcp.judge(&used), over_tcp);
-        assert_eq!(Transport::Tcp.judge(&[]), Verdict::KEEP);
+        assert_eq!(Transport::Tcp.judge(running(&used)), over_tcp);
+        assert_eq!(Transport::Tcp.judge(running(&[])), Verdict::KEEP);
         let one = over(&[proved]);
         let over_rdma = replace("its pool is to be served over RDMA");
-        assert_eq!(one.judge(&[]), over_rdma);
-        assert_eq!(over(&[]).judge(&[]), Verdict::KEEP);
-        assert_eq!(Transport::Rdma(None, CLASS).judge(&[]), Verdict::KEEP);
+        assert_eq!(one.judge(running(&[])), over_rdma);
+        assert_eq!(over(&[]).judge(running(&[])), Verdict::KEEP);
+        assert_eq!(
+            Transport::Rdma(None, CLASS).judge(running(&[])),
+            Verdict::KEEP
+        );
     }
 
     #[test]
     fn a_process_goes_on_without_publishing_the_ports_that_fail_unless_all_do() {
         let used: [RdmaPort; 2] = ["a:1:3", "b:1:3"].map(|text| text.parse().unwrap());
-        let judge = |lines: &[HcaLine]| over(lines).judge(&used);
+        let judge = |lines: &[HcaLine]| over(lines).judge(running(&used));
         let proved = |name| line(name, r#", "gid": 3, "proved": true"#);
         let down = |name| line(name, r#", "gid": 3, "notProved": "PortNotActive""#);
         let withheld = |device: &str| Verdict::Keep {
             withheld: [device.to_owned()].into(),
+            unused: None,
         };
         assert_eq!(judge(&[proved("a"), proved("b")]), Verdict::KEEP);
         assert_eq!(judge(&[down("a"), proved("b")]), withheld("a"));
@@ -334,7 +415,7 @@ mod tests {
     #[test]
     fn a_process_is_replaced_once_another_port_of_its_rate_is_proved() {
         let used: [RdmaPort; 1] = ["a:1:3".parse().unwrap()];
-        let judge = |lines: &[HcaLine]| over(lines).judge(&used);
+        let judge = |lines: &[HcaLine]| over(lines).judge(running(&used));
         let proved = |name, rate: u32| {
             let more = format!(r#", "gid": 3, "rateMbps": {rate}, "proved": true"#);
             line(name, &more)
@@ -349,6 +430,77 @@ mod tests {
     }
 
     #[test]
+    fn another_port_is_worth_a_new_registration_if_it_is_short_or_doubles_the_ports() {
+        let names = ["a", "b", "c", "d"];
+        let lines = names.map(|name| line(name, r#", "gid": 3, "proved": true"#));
+        let ports = names.map(|name| format!("{name}:1:3").parse::<RdmaPort>().unwrap());
+        let judge = |count: usize, seconds| {
+            let running = Running {
+                registration_seconds: seconds,
+                ..running(&ports[..count])
+            };
+            over(&lines).judge(running)
+        };
+        let unused = Verdict::Keep {
+            withheld: BTreeSet::new(),
+            unused: Some("d port 1".to_owned()),
+        };
+        assert_eq!(judge(2, Some(1_000)), replace("c port 1 is proved too"));
+        assert_eq!(judge(3, Some(10)), unused);
+        // As after a start of the agent.
+        assert_eq!(judge(3, None), unused);
+        assert_eq!(judge(3, Some(9)), replace("d port 1 is proved too"));
+        assert_eq!(judge(4, None), Verdict::KEEP);
+    }
+
+    #[test]
+    fn a_process_whose_device_was_reset_is_replaced_if_a_port_is_proved() {
+        let used: [RdmaPort; 2] = ["a:1:3", "b:1:3"].map(|text| text.parse().unwrap());
+        let proved = |name| line(name, r#", "gid": 3, "proved": true"#);
+        let down = |name| line(name, r#", "gid": 3, "notProved": "PortNotActive""#);
+        let judge = |lines: &[HcaLine], lost: &[&str]| {
+            let lost = lost
+                .iter()
+                .map(|name| ((*name).to_owned(), "it failed".to_owned()));
+            let lost = lost.collect();
+            let running = Running {
+                lost: &lost,
+                ..running(&used)
+            };
+            over(lines).judge(running)
+        };
+        let cause = "a does not work any more: it failed";
+        let both = [proved("a"), proved("b")];
+        assert_eq!(judge(&both, &[]), Verdict::KEEP);
+        assert_eq!(judge(&both, &["a"]), replace(cause));
+        assert_eq!(judge(&both, &["a", "b"]), replace(cause));
+        assert_eq!(judge(&[down("a"), proved("b")], &["a"]), replace(cause));
+        let none = [down("a"), down("b")];
+        let unproved = Verdict::Unproved(cause.to_owned());
+        assert_eq!(judge(&none, &["a", "b"]), unproved);
+        let unproved = Verdict::Unproved("b port 1: PortNotActive".to_owned());
+        assert_eq!(judge(&none, &["a"]), unproved);
+    }
+
+    #[test]
+    fn a_device_that_blocks_a_start_is_left_out_of_the_next_one() {
+        let lines = ["a", "b"].map(|name| line(name, r#", "gid": 3, "proved": true"#));
+        let without = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            without_blocking(lines.to_vec(), &names)
+        };
+        assert_eq!(chosen(&without(&[])), ["a:1:3", "b:1:3"]);
+        assert_eq!(chosen(&without(&["a"])), ["b:1:3"]);
+        let used: [RdmaPort; 1] = ["b:1:3".parse().unwrap()];
+        assert_eq!(over(&without(&["a"])).judge(running(&used)), Verdict::KEEP);
+        let none = choose(Some(&without(&["a", "b"])), CLASS).unwrap_err();
+        assert_eq!(
+            none,
+            "no port of the node has proved RDMA: a port 1: DeviceHung, b port 1: DeviceHung"
+        );
+    }
+
+    #[test]
     fn a_process_is_replaced_once_a_port_is_proved_with_another_gid_lid_or_mtu() {
         let used: [RdmaPort; 2] = [
             "a:1:3,address=fd00::7,lid=7,pathMtu=4096",
@@ -360,7 +512,7 @@ mod tests {
                 "b",
                 r#", "gid": 3, "gidAddress": "fd00::9", "proved": true"#,
             );
-            over(&[a, b]).judge(&used)
+            over(&[a, b]).judge(running(&used))
         };
         let read = line(
             "a",
@@ -402,6 +554,7 @@ mod tests {
             };
             let withheld = Verdict::Keep {
                 withheld: ["a".to_owned()].into(),
+                unused: None,
             };
             assert_eq!(judge(unproved), withheld, "{cause}");
             assert_eq!(judge(line), replace(cause));
@@ -419,15 +572,15 @@ mod tests {
         let ports = choose(Some(&lines), class).unwrap();
         assert_eq!(ports[0].argument(), "a:1:3,trafficClass=106,serviceLevel=3");
         let of = |line| Transport::Rdma(Some(vec![line]), class);
-        assert_eq!(of(proved.clone()).judge(&ports), Verdict::KEEP);
+        assert_eq!(of(proved.clone()).judge(running(&ports)), Verdict::KEEP);
         let cause = "its packets are to have traffic class 106 and service level 3";
         let former: [RdmaPort; 1] = ["a:1:3,serviceLevel=3".parse().unwrap()];
-        assert_eq!(of(proved.clone()).judge(&former), replace(cause));
+        assert_eq!(of(proved.clone()).judge(running(&former)), replace(cause));
         let unprobed = HcaLine {
             proved: false,
             ..proved
         };
-        assert_eq!(of(unprobed).judge(&former), Verdict::KEEP);
+        assert_eq!(of(unprobed).judge(running(&former)), Verdict::KEEP);
     }
 
     #[test]

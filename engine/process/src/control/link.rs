@@ -258,7 +258,13 @@ impl Link {
             stats: endpoint.stats(),
             worst_peers: endpoint.worst_peers(PEERS_LIMIT),
         });
-        send(agent, &FromEngine::Traffic { traffic, silent }).await
+        let lost = self.engine.lost_devices();
+        let message = FromEngine::Traffic {
+            traffic,
+            silent,
+            lost,
+        };
+        send(agent, &message).await
     }
 
     async fn send_lines(&self, agent: Option<&Attached>) -> Result<(), handover::Error> {

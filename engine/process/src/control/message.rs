@@ -1,6 +1,6 @@
 //! Messages between agent and engine process. An engine process of another protocol version is replaced.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
@@ -145,6 +145,8 @@ pub enum FromEngine {
         traffic: Option<Traffic>,
         /// Data threads without a heartbeat.
         silent: Vec<SilentThread>,
+        /// RDMA devices that do not work any more in this process, and why: another process may use them.
+        lost: BTreeMap<String, String>,
     },
     /// A line of the log.
     Log {
@@ -316,6 +318,9 @@ pub struct Report {
     pub pool: PoolReport,
     /// Memory of the node that the pod has.
     pub memory: MemoryReport,
+    /// How long RDMA devices took to register the pool: another process would not serve it for so long. Absent before, and
+    /// over TCP.
+    pub registration_seconds: Option<u64>,
 }
 
 /// Memory of the node that a pod has.

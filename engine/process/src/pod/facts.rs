@@ -4,7 +4,9 @@ use crds::node::MasterInstance;
 use store::{EpochEnd, State};
 
 use crate::pod::Pod;
-use crate::pod::step::{EvacuationFact, Facts, MasterFact, MetadataFact, RecordFact, SessionFact};
+use crate::pod::step::{
+    EvacuationFact, Facts, MasterFact, MetadataFact, PeersFact, RecordFact, SessionFact,
+};
 
 impl Pod {
     pub(super) fn facts(&self) -> Facts {
@@ -26,13 +28,23 @@ impl Pod {
             mapped: !self.memory.is_empty(),
             untouched: self.extents.iter().position(|e| e.touched < e.length),
             touching: self.touching.is_some(),
-            served_to_peers: self.served.is_some(),
+            peers: self.peers(),
             metadata: self.metadata(),
             master: self.master(),
             session: self.session(),
             maybe_mounted: self.maybe_mounted(),
             drained_reported: self.drained_reported,
             reported_serving: self.reported_serving,
+        }
+    }
+
+    fn peers(&self) -> PeersFact {
+        match (&self.served, &self.registering) {
+            (Some(_), _) => PeersFact::Served,
+            (None, Some(_)) => PeersFact::Registering {
+                again: self.registration_failed,
+            },
+            (None, None) => PeersFact::None,
         }
     }
 

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use crds::node::PoolState;
 use crds::reason::Reason;
-use sys::mem;
+use engine::CardError;
+use rustix::io::Errno;
+use sys::{mem, verbs};
 
 use crate::pod::record::RecordError;
 use pool::handover;
@@ -86,6 +88,33 @@ impl From<handover::Error> for Failure {
     }
 }
 
+impl From<engine::Error> for Failure {
+    fn from(error: engine::Error) -> Self {
+        let reason = match &error {
+            engine::Error::Card(error) => of_card(error),
+            _ => Reason::PoolPodNotReady,
+        };
+        Self::new(reason, error)
+    }
+}
+
+/// The Reason of a device that does not register memory. The message has what to do for each errno.
+fn of_card(error: &CardError) -> Reason {
+    match error {
+        CardError::Hung { .. } => Reason::DeviceHung,
+        CardError::TooLarge { .. } => Reason::MrLimitLow,
+        CardError::Refused { .. } => Reason::DeviceFault,
+        CardError::Verbs { source, .. } if source.call == verbs::Call::Register => {
+            match source.errno().map(Errno::from_raw_os_error) {
+                Some(Errno::AGAIN) => Reason::MkeyExhausted,
+                Some(Errno::IO | Errno::NODEV) => Reason::DeviceFault,
+                _ => Reason::RegistrationFailed,
+            }
+        }
+        _ => Reason::PoolPodNotReady,
+    }
+}
+
 impl From<mem::Error> for Failure {
     fn from(error: mem::Error) -> Self {
         let reason = match &error {
@@ -164,6 +193,52 @@ mod tests {
             Failure::from(RecordError::Forged).reason,
             Reason::RecordForged
         );
+    }
+
+    #[test]
+    fn a_registration_that_fails_has_the_reason_and_the_remedy_of_its_errno() {
+        for (errno, reason, remedy) in [
+            (Errno::AGAIN, Reason::MkeyExhausted, "reload its driver"),
+            (
+                Errno::NOMEM,
+                Reason::RegistrationFailed,
+                "free memory of the node",
+            ),
+            (
+                Errno::FAULT,
+                Reason::RegistrationFailed,
+                "delete the pool pod",
+            ),
+            (Errno::IO, Reason::DeviceFault, "read the kernel log"),
+            (Errno::INVAL, Reason::RegistrationFailed, "Invalid argument"),
+        ] {
+            let error = |call| {
+                let why = verbs::Why::Errno(errno.into());
+                engine::Error::Card(CardError::Verbs {
+                    device: "mlx5_3".to_owned(),
+                    source: std::sync::Arc::new(verbs::Error { call, why }),
+                })
+            };
+            let failure = Failure::from(error(verbs::Call::Register));
+            assert_eq!(failure.reason, reason, "{errno}");
+            let message = &failure.message;
+            assert!(
+                message.starts_with("RDMA device mlx5_3: registering memory: ")
+                    && message.contains(remedy),
+                "{message}"
+            );
+            let other = Failure::from(error(verbs::Call::MakeQueue));
+            assert_eq!(other.reason, Reason::PoolPodNotReady);
+            assert!(errno == Errno::INVAL || !other.message.contains(remedy));
+        }
+        let hung = CardError::Hung {
+            device: "mlx5_3".to_owned(),
+            what: "registering memory",
+            within: Duration::from_secs(300),
+        };
+        let hung = Failure::from(engine::Error::Card(hung));
+        assert_eq!(hung.reason, Reason::DeviceHung);
+        assert_eq!(hung.state(PoolState::Preparing), PoolState::Preparing);
     }
 
     #[test]

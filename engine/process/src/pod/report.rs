@@ -7,6 +7,7 @@ use store::Session;
 use super::Pod;
 use crate::control::message::Report;
 use crate::pod::failure::bounded;
+use crate::pod::registering::Registering;
 use crate::pod::step::{MetadataFact, Step};
 
 /// Most bytes of segment names in a report. A pool process can declare more extents than have their names in a packet.
@@ -30,6 +31,7 @@ impl Pod {
         self.context.agent.report(Report {
             pool: fitting(self.report(step)),
             memory: self.memory_report(),
+            registration_seconds: self.registration_seconds,
         });
     }
 
@@ -93,6 +95,15 @@ impl Pod {
         opened.chain(registered.into_iter().flatten()).collect()
     }
 
+    /// How much of the memory is registered.
+    pub(super) fn progress(&self) -> String {
+        let percent = self.registering.as_ref().map(Registering::percent);
+        format!(
+            "{} % of the memory is registered with the RDMA devices; peers are served when all is",
+            percent.unwrap_or_default()
+        )
+    }
+
     /// Message for the status.
     fn message(&self, step: &Step) -> String {
         let session = self.session.as_ref().map(Session::state);
@@ -102,6 +113,7 @@ impl Pod {
                 "waiting for the operator to assign this pod".to_owned()
             }
             PoolState::Waiting => "the engine process connects to the pool process".to_owned(),
+            PoolState::Preparing if self.registering.is_some() => self.progress(),
             PoolState::Preparing => {
                 let whole: u64 = self.extents.iter().map(|e| e.length).sum();
                 let done: u64 = self.extents.iter().map(|e| e.touched).sum();
@@ -183,7 +195,11 @@ mod tests {
             untouched: 0,
             mapped: true,
         };
-        let report = FromEngine::Report(Box::new(Report { pool, memory }));
+        let report = FromEngine::Report(Box::new(Report {
+            pool,
+            memory,
+            registration_seconds: None,
+        }));
         let (one, other) = seqpacket::pair().unwrap();
         let (one, other) = (
             Connection::new(one).unwrap(),

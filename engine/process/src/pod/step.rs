@@ -37,8 +37,8 @@ pub(super) struct Facts {
     pub(super) untouched: Option<usize>,
     /// The pool process touches pages.
     pub(super) touching: bool,
-    /// Peers can connect.
-    pub(super) served_to_peers: bool,
+    /// The service to peers.
+    pub(super) peers: PeersFact,
     /// The descriptor in the cluster's metadata service.
     pub(super) metadata: MetadataFact,
     /// The master in the spec, compared with the record.
@@ -51,6 +51,17 @@ pub(super) struct Facts {
     pub(super) drained_reported: bool,
     /// The last notification of the pool process about serving.
     pub(super) reported_serving: Option<bool>,
+}
+
+/// The service to peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PeersFact {
+    None,
+    /// The memory is being registered, for the first time or after a failure.
+    Registering {
+        again: bool,
+    },
+    Served,
 }
 
 /// What the pool process stores for the agent.
@@ -212,10 +223,17 @@ fn prepare(facts: &Facts) -> Option<Step> {
     if facts.record == RecordFact::None {
         return Some(preparing(Some(Action::CreateRecord)));
     }
-    if !facts.served_to_peers {
-        return Some(preparing(Some(Action::ServePeers)));
+    match facts.peers {
+        PeersFact::None => Some(preparing(Some(Action::ServePeers))),
+        PeersFact::Registering { again } => {
+            // The master drops the keys of a client that does not ping. After a failure it may: peers get the keys from
+            // other pools, and this one may never serve.
+            let is_known = facts.master == MasterFact::Same && facts.maybe_mounted;
+            let starts = !again && is_known && facts.session == SessionFact::None;
+            Some(preparing(starts.then_some(Action::StartSession)))
+        }
+        PeersFact::Served => None,
     }
-    None
 }
 
 /// Steps in the master, once the memory is served.
@@ -259,7 +277,9 @@ fn serve(facts: &Facts) -> Step {
 
 /// Steps of a pod whose objects move to others. It serves meanwhile, also a master that comes back or another one.
 fn evacuate(facts: &Facts) -> Step {
-    let due = facts.evacuation == EvacuationFact::Due && facts.session != SessionFact::None;
+    let due = facts.evacuation == EvacuationFact::Due
+        && facts.session != SessionFact::None
+        && facts.peers == PeersFact::Served;
     let action = match begin(facts).action {
         None | Some(Action::ReportServing(_)) if due => Some(Action::Evacuate),
         action => action,
@@ -285,7 +305,7 @@ fn end(facts: &Facts) -> Step {
     } else if facts.maybe_mounted {
         let graceful = graceful && facts.evacuation != EvacuationFact::Over;
         Some(Action::Unmount { graceful })
-    } else if facts.mapped || facts.served_to_peers {
+    } else if facts.mapped || facts.peers != PeersFact::None {
         Some(Action::Release)
     } else if !facts.running {
         Some(Action::Finish)

@@ -15,6 +15,7 @@ use sys::verbs::{
 };
 use tokio::sync::watch;
 
+use super::health::Health;
 use super::worker::{CardError, Worker};
 use crate::transport::RegionId;
 
@@ -60,6 +61,7 @@ pub struct Card {
     /// By region and wire base: a region that gets another base has two for a time.
     keys: Mutex<HashMap<(RegionId, u64), Registered>>,
     refusals: Refusals,
+    health: Arc<Health>,
     /// Why a registration failed, until all regions of an endpoint are registered.
     failure: Mutex<Option<String>>,
 }
@@ -210,6 +212,7 @@ impl Card {
                 LinkLayer::Ethernet => 0,
             },
             refusals: Refusals::of(&port.device),
+            health: Arc::new(Health::new(&port.device, port.number)),
             port,
             gid,
             limits,
@@ -261,11 +264,34 @@ impl Card {
         &self.refusals
     }
 
-    /// Logs calls that are past their deadlines, as long as the control threads run.
+    /// Logs calls that are past their deadlines, and notices the end of the device, as long as the control threads run.
     pub(crate) fn watch(&self) -> impl Future<Output = ()> + Send + 'static {
-        let both = futures::future::join(self.worker.watch(), self.registrar.watch());
+        let calls = futures::future::join(self.worker.watch(), self.registrar.watch());
+        let health = Arc::clone(&self.health).watch(self.context.clone());
         async move {
-            both.await;
+            // The events are read no longer than the threads run: they keep the device open.
+            let events = async {
+                health.await;
+                std::future::pending().await
+            };
+            tokio::select! {
+                _ = calls => {}
+                () = events => {}
+            }
+        }
+    }
+
+    /// Returns why the device no longer works in this process, if so.
+    pub(super) fn lost(&self) -> Option<String> {
+        self.health.lost()
+    }
+
+    /// Examines the device after a call that has failed.
+    pub(super) fn examine(&self, error: &verbs::Error) {
+        if error.may_be_gone() && self.lost().is_none() {
+            let (health, context) = (Arc::clone(&self.health), self.context.clone());
+            let probe = move || health.probe(&context);
+            self.worker.start_call("querying the port", probe);
         }
     }
 
@@ -393,7 +419,10 @@ impl Card {
         base: u64,
         memory: Result<MemoryRegion, verbs::Error>,
     ) -> Result<(), CardError> {
-        let memory = memory.map_err(CardError::verbs(&self.port.device))?;
+        let memory = memory.map_err(|error| {
+            self.examine(&error);
+            CardError::verbs(&self.port.device)(error)
+        })?;
         let registered = Registered {
             memory: Arc::new(memory),
             waiting: Vec::new(),

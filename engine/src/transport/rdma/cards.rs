@@ -1,7 +1,7 @@
 //! The devices of an engine. Each region is registered with all of them, so that peers reach it over any. A device that
 //! does not register is left out while others do.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -70,13 +70,21 @@ impl Cards {
         *self.0.withheld.lock() = devices;
     }
 
-    /// Returns the devices that are published with regions at their wire bases: those with keys of all that are not
-    /// withheld, or all of them if each is withheld.
+    /// Returns the devices that do not work any more in this process, and why.
+    pub(crate) fn lost(&self) -> BTreeMap<String, String> {
+        let lost = self
+            .iter()
+            .map(|card| Some((card.device().to_owned(), card.lost()?)));
+        lost.flatten().collect()
+    }
+
+    /// Returns the devices that are published with regions at their wire bases: those with keys of all that are neither
+    /// withheld nor lost, or all of them if each is.
     pub(crate) fn published(&self, regions: &[(RegionId, u64)]) -> Vec<&Arc<Card>> {
         let withheld = self.0.withheld.lock();
         let serving = self.iter().filter(|card| card.has_all(regions));
         let (not, published): (Vec<_>, Vec<_>) =
-            serving.partition(|card| withheld.contains(card.device()));
+            serving.partition(|card| withheld.contains(card.device()) || card.lost().is_some());
         if published.is_empty() { not } else { published }
     }
 
@@ -94,7 +102,10 @@ impl Cards {
         };
         if !card.has(region) {
             Fitness::Unable
-        } else if card.is_hung() || self.0.withheld.lock().contains(card.device()) {
+        } else if card.is_hung()
+            || card.lost().is_some()
+            || self.0.withheld.lock().contains(card.device())
+        {
             Fitness::Poor
         } else {
             Fitness::Good

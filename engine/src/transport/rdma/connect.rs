@@ -287,7 +287,10 @@ pub(super) async fn create(
     };
     let made = card.worker().call("creating queue pairs", None, make).await;
     made.map_err(|error| LinkError::Device(error.to_string()))?
-        .map_err(|error| LinkError::Device(format!("RDMA device {}: {error}", card.device())))
+        .map_err(|error| {
+            card.examine(&error);
+            LinkError::Device(format!("RDMA device {}: {error}", card.device()))
+        })
 }
 
 /// Moves queue pairs to RTS, each with its counterpart of the peer's part `theirs`.

@@ -503,6 +503,66 @@ test!(
     }
 );
 
+/// Adds an event of a device: its type, of port 1.
+fn event(at: usize, number: u8) {
+    let pipe = device::calls().join(format!("event-{}", device::names()[at]));
+    let mut pipe = std::fs::OpenOptions::new().write(true).open(pipe).unwrap();
+    pipe.write_all(&[number, 1]).unwrap();
+}
+
+test!(
+    a_device_that_was_reset_is_known_by_its_event_and_not_published,
+    {
+        const PORT_DOWN: u8 = 10;
+        const FATAL: u8 = 8;
+        let log = Log::start();
+        let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+        let id = rig.add(&region(), BASE).unwrap();
+        event(0, PORT_DOWN);
+        until("not read", || log.has("PortDown(1)"));
+        assert!(rig.engine.lost_devices().is_empty());
+        event(0, FATAL);
+        let lost = || rig.engine.lost_devices();
+        until("not noticed", || !lost().is_empty());
+        let (device, cause) = lost().pop_first().unwrap();
+        assert_eq!(device, device::names()[0]);
+        assert!(cause.contains("was reset or removed"), "{cause}");
+        assert_eq!(rig.published(), named(&[1], 1));
+        use crate::outstanding::Fitness::{Good, Poor};
+        let cards = &rig.endpoint.engine().cards;
+        assert_eq!([0, 1].map(|thread| cards.fitness(thread, id)), [Poor, Good]);
+        rig.close();
+    }
+);
+
+test!(
+    a_device_whose_calls_fail_is_lost_only_if_its_port_does_not_answer_either,
+    {
+        let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+        let lost = || rig.engine.lost_devices();
+        let examined = || threads("ibv_query_port").len();
+        let before = examined();
+        let failing = [
+            fail("ibv_reg_mr_iova2", 1, EIO),
+            fail("ibv_create_qp", 0, EIO),
+        ];
+        rig.add(&region(), BASE).unwrap();
+        until("not examined", || examined() > before);
+        let refused = rig.rendezvous(&[100, 101]).reply_msg;
+        assert!(refused.contains("Input/output error"), "{refused}");
+        until("not examined", || examined() > before + 1);
+        // The next call of the thread is after the answer.
+        let answered = rig.card.worker().call_blocking("", None, || ());
+        answered.unwrap();
+        assert!(lost().is_empty(), "the devices answer");
+        let _gone = fail("ibv_query_port", 0, EIO);
+        rig.rendezvous(&[100, 101]);
+        until("not noticed", || lost().contains_key(device::names()[0]));
+        assert_eq!(lost().len(), 1);
+        drop(failing);
+    }
+);
+
 test!(
     own_transfers_are_for_data_threads_whose_devices_can_carry_them_out,
     {

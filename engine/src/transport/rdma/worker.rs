@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use sys::verbs;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -83,7 +84,7 @@ pub enum CardError {
         source: Arc<verbs::Error>,
     },
     /// A call failed.
-    #[error("RDMA device {device}: {source}")]
+    #[error("RDMA device {device}: {source}{}", remedy(.source))]
     Verbs {
         /// The device.
         device: String,
@@ -118,6 +119,26 @@ pub enum CardError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Returns what to do after a registration that has failed, as the end of a message.
+fn remedy(error: &verbs::Error) -> &'static str {
+    if error.call != verbs::Call::Register {
+        return "";
+    }
+    match error.errno().map(Errno::from_raw_os_error) {
+        Some(Errno::AGAIN) => {
+            ". It has no memory keys left: move the pods off the node, then reload its driver or reboot the node"
+        }
+        Some(Errno::NOMEM) => {
+            ". Memory of the node or of the device does not suffice, or the limit of locked memory: free memory of the node, and check that the agent is privileged"
+        }
+        Some(Errno::FAULT) => ". Pages of the memory are missing: delete the pool pod",
+        Some(Errno::IO | Errno::NODEV) => {
+            ". The device has failed, or was reset or removed: read the kernel log of the node"
+        }
+        _ => "",
+    }
 }
 
 impl CardError {

@@ -30,6 +30,16 @@ pub(super) struct ibv_context {
     _between: [*mut c_void; 12],
     pub(super) post_send:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
+    _after_post: [*mut c_void; 6],
+    _cmd_fd: c_int,
+    pub(super) async_fd: c_int,
+}
+
+#[repr(C)]
+pub(super) struct ibv_async_event {
+    /// A pointer to an object, or the number of a port.
+    pub(super) element: u64,
+    pub(super) event_type: c_int,
 }
 
 #[repr(C)]
@@ -213,6 +223,11 @@ pub(super) struct ibv_wc {
 pub(super) const TRANSPORT_IWARP: c_int = 1;
 pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
 pub(super) const PORT_ACTIVE: c_int = 4;
+pub(super) const EVENT_DEVICE_FATAL: c_int = 8;
+pub(super) const EVENT_PORT_ACTIVE: c_int = 9;
+pub(super) const EVENT_PORT_ERR: c_int = 10;
+pub(super) const EVENT_LID_CHANGE: c_int = 11;
+pub(super) const EVENT_GID_CHANGE: c_int = 18;
 pub(super) const QPT_RC: c_int = 2;
 pub(super) const QPS_INIT: c_int = 1;
 pub(super) const QPS_RTR: c_int = 2;
@@ -253,6 +268,8 @@ const _: () = {
     assert!(offset_of!(ibv_context, poll_cq) == 96);
     assert!(offset_of!(ibv_context, req_notify_cq) == 104);
     assert!(offset_of!(ibv_context, post_send) == 208);
+    assert!(offset_of!(ibv_context, async_fd) == 268);
+    assert!(size_of::<ibv_async_event>() == 16);
     assert!(offset_of!(ibv_comp_channel, fd) == 8);
     assert!(size_of::<ibv_device_attr>() == 232);
     assert!(offset_of!(ibv_device_attr, max_mr_size) == 80);

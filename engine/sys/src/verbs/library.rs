@@ -38,6 +38,9 @@ functions! {
         get_cq_event: c"ibv_get_cq_event",
             fn(*mut ffi::ibv_comp_channel, *mut *mut ffi::ibv_cq, *mut *mut c_void) -> c_int;
         ack_cq_events: c"ibv_ack_cq_events", fn(*mut ffi::ibv_cq, c_uint);
+        get_async_event: c"ibv_get_async_event",
+            fn(*mut ffi::ibv_context, *mut ffi::ibv_async_event) -> c_int;
+        ack_async_event: c"ibv_ack_async_event", fn(*mut ffi::ibv_async_event);
         // Since rdma-core 25.
         reg_mr_iova: c"ibv_reg_mr_iova",
             fn(*mut ffi::ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ffi::ibv_mr;

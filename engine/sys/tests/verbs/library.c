@@ -7,16 +7,19 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct device { void *ops[2]; int node_type, transport_type; char name[64]; };
-struct context { struct device *device; void *ops[32]; int held; };
+struct context { struct device *device; void *ops[32]; int command, events, held; };
+struct event { int port, unused, type; };
 struct pd { struct context *context; uint32_t handle; int held; };
 struct mr { struct context *context; struct pd *pd; void *addr; size_t length; uint32_t handle, lkey, rkey; uint64_t base; };
 struct channel { struct context *context; int fd, refs; struct cq *signalled; };
@@ -44,6 +47,7 @@ struct qp_attr {
 };
 _Static_assert(sizeof(struct wr) == 128 && sizeof(struct wc) == 48, "as in verbs.h");
 _Static_assert(__builtin_offsetof(struct qp_attr, pkey) == 120, "as in verbs.h");
+_Static_assert(__builtin_offsetof(struct context, events) == 268, "as in verbs.h");
 
 enum { KEYS = 256, PAIRS = 1024, MTU = 3, LID = 7, NO_GID = 9, PACKET = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
 static struct mr *keys[KEYS];
@@ -225,18 +229,41 @@ struct device **ibv_get_device_list(int *count) { return *count = 2, list; }
 void ibv_free_device_list(struct device **given) { (void)given; }
 const char *ibv_get_device_name(struct device *given) { return given->name; }
 
+/* The events of a device are bytes, type and port, in the pipe "event-DEVICE" of the folder MOONCAKE_TEST_CALLS. */
+static int events(struct device *device) {
+    char path[512];
+    const char *folder = getenv("MOONCAKE_TEST_CALLS");
+    if (!folder)
+        return eventfd(0, 0);
+    snprintf(path, sizeof path, "%s/event-%s", folder, device->name);
+    mkfifo(path, 0600);
+    return open(path, O_RDWR);
+}
+int ibv_get_async_event(struct context *context, struct event *event) {
+    unsigned char bytes[2];
+    if (read(context->events, bytes, 2) != 2)
+        return -1;
+    *event = (struct event){bytes[1], 0, bytes[0]};
+    return 0;
+}
+void ibv_ack_async_event(struct event *event) { event->type = -1; }
+
 struct context *ibv_open_device(struct device *given) {
     if (called("ibv_open_device", given))
         return NULL;
     LOCKED;
     struct context *made = calloc(1, sizeof *made);
     made->device = given;
+    made->events = events(given);
     made->ops[11] = (void *)poll_cq;
     made->ops[12] = (void *)notify;
     made->ops[25] = (void *)post_send;
     return made;
 }
-int ibv_close_device(struct context *context) { return wrong_order("the device", context->held), 0; }
+int ibv_close_device(struct context *context) {
+    wrong_order("the device", context->held);
+    return close(context->events), 0;
+}
 int ibv_query_device(struct context *context, char *attr) {
     static const int most = 1 << 15;
     uint64_t size = (uint64_t)number("max_mr_size", context->device, -1);
@@ -250,7 +277,10 @@ int ibv_query_device(struct context *context, char *attr) {
 }
 
 int ibv_query_port(struct context *context, uint8_t port, int *attr) {
-    (void)context, (void)port;
+    (void)port;
+    int refused = called("ibv_query_port", context->device);
+    if (refused)
+        return refused;
     memset(attr, 0, 52);
     attr[0] = 4, attr[2] = MTU;
     if (infiniband())
@@ -278,7 +308,11 @@ int ibv_dealloc_pd(struct pd *pd) {
     return wrong_order("the domain", pd->held), pd->context->held--, 0;
 }
 
+/* With a number in MOONCAKE_TEST_DELAY each registration takes so many milliseconds. */
 static struct mr *reg(struct pd *pd, void *addr, size_t length, uint64_t base, unsigned access) {
+    const char *delay = getenv("MOONCAKE_TEST_DELAY");
+    if (delay)
+        poll(NULL, 0, atoi(delay));
     LOCKED;
     static uint32_t next = 1;
     char text[16];
@@ -368,7 +402,8 @@ int ibv_destroy_cq(struct cq *cq) {
 }
 
 struct qp *ibv_create_qp(struct pd *pd, struct init_attr *attr) {
-    called("ibv_create_qp", pd->context->device);
+    if (called("ibv_create_qp", pd->context->device))
+        return NULL;
     LOCKED;
     static uint32_t next = 17;
     struct qp *made = calloc(1, sizeof *made);

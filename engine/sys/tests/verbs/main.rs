@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use mooncake_sys::mem::{PageSize, Region, memfd};
 use mooncake_sys::verbs::{
-    Class, Completion, CompletionChannel, CompletionQueue, Context, Destination, Direction,
-    MemoryRange, MemoryRegion, Path as Route, ProtectionDomain, QueuePair, Remote, WorkRequest,
-    devices,
+    Class, Completion, CompletionChannel, CompletionQueue, Context, Destination, DeviceEvent,
+    DeviceEvents, Direction, MemoryRange, MemoryRegion, Path as Route, ProtectionDomain, QueuePair,
+    Remote, WorkRequest, devices,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -458,6 +458,35 @@ fn a_completion_makes_the_channel_readable_once() {
         rig.near.post(&[rig.request(2, Direction::Write, 0, 100)]);
         assert_eq!(ids(&rig.completed(1)), [2]);
         assert!(!readable(Duration::ZERO));
+    });
+}
+
+#[test]
+fn the_events_of_a_device_are_read_without_blocking() {
+    with_library("the_events_of_a_device_are_read_without_blocking", || {
+        if std::env::var(DEVICE).is_ok_and(|device| device == "real") {
+            return;
+        }
+        let found = devices().unwrap();
+        let context = found[0].open().unwrap();
+        let events = DeviceEvents::new(&context).unwrap();
+        let pipe = Path::new(&std::env::var_os(CALLS).unwrap()).join("event-invented_0");
+        let mut pipe = std::fs::OpenOptions::new().write(true).open(pipe).unwrap();
+        assert_eq!(events.next().unwrap(), None);
+        for (bytes, event) in [
+            ([10, 2], DeviceEvent::PortDown(2)),
+            ([9, 1], DeviceEvent::PortActive(1)),
+            ([11, 1], DeviceEvent::LidChanged(1)),
+            ([18, 1], DeviceEvent::GidsChanged(1)),
+            ([4, 0], DeviceEvent::Other),
+            ([8, 0], DeviceEvent::Fatal),
+        ] {
+            std::io::Write::write_all(&mut pipe, &bytes).unwrap();
+            let mut watched = [PollFd::from_borrowed_fd(events.as_fd(), PollFlags::IN)];
+            assert_eq!(poll(&mut watched, None).unwrap(), 1);
+            assert_eq!(events.next().unwrap(), Some(event));
+            assert_eq!(events.next().unwrap(), None);
+        }
     });
 }
 

@@ -227,10 +227,13 @@ fn stage(call: Call) -> Stage {
         Call::MakeDomain | Call::Register => Stage::Register,
         Call::Deregister => Stage::Deregister,
         Call::QueryPort | Call::QueryGid => Stage::Port,
-        // A probe has no events, and reports no error of the end of a queue pair.
-        Call::Notify | Call::Fail | Call::Destroy | Call::MakeQueue | Call::MakeQueuePair => {
-            Stage::CreateQp
-        }
+        // A probe reads no events, and reports no error of the end of a queue pair.
+        Call::Events
+        | Call::Notify
+        | Call::Fail
+        | Call::Destroy
+        | Call::MakeQueue
+        | Call::MakeQueuePair => Stage::CreateQp,
         Call::Init => Stage::Init,
         Call::ReadyToReceive => Stage::Rtr,
         Call::ReadyToSend => Stage::Rts,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use engine_process::pidfd::Pidfd;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, getpgid, kill_process_group};
 use tokio::time::{Instant, sleep};
 
 /// Period of the look at processes that are about to end.
@@ -41,12 +41,50 @@ impl Drop for StartGroup {
     }
 }
 
-/// Kills the processes in these cgroups, which are those of one engine process, and waits until none is left. An agent that
-/// ended during a start has left them. Returns false if some are left at the deadline.
-pub(super) async fn end(cgroups: &[PathBuf], deadline: Duration) -> bool {
+/// The processes of a start that opening a device blocks, which the kernel does not let end.
+#[derive(Debug)]
+pub(super) struct Blocked {
+    pub(super) device: String,
+    processes: Vec<(u32, Pidfd)>,
+}
+
+impl Blocked {
+    /// Those of the group that are in these cgroups; without cgroups none is known.
+    pub(super) fn of(device: &str, group: &StartGroup, cgroups: &[PathBuf]) -> Self {
+        let is_of_group = |pid: u32| {
+            let of = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            of.is_some_and(|pid| getpgid(Some(pid)).ok() == group.0)
+        };
+        let held = |pid| Some((pid, Pidfd::open(pid).ok()?));
+        let listed = members(cgroups).into_iter().filter_map(held);
+        Self {
+            device: device.to_owned(),
+            // It is held, so the number is still its own.
+            processes: listed.filter(|(pid, _)| is_of_group(*pid)).collect(),
+        }
+    }
+
+    pub(super) fn runs(&self) -> bool {
+        self.processes.iter().any(|(_, process)| process.runs())
+    }
+
+    /// Whether a process that is listed is one of these.
+    pub(super) fn has(&self, pid: u32) -> bool {
+        (self.processes.iter()).any(|(own, process)| *own == pid && process.runs())
+    }
+}
+
+/// Kills the processes in these cgroups, which are those of one engine process, and waits until none is left but those that
+/// are `blocked`. An agent that ended during a start has left them. Returns false if some are left at the deadline.
+pub(super) async fn end(
+    cgroups: &[PathBuf],
+    blocked: impl Fn(u32) -> bool,
+    deadline: Duration,
+) -> bool {
     let begun = Instant::now();
     loop {
-        let listed = members(cgroups);
+        let mut listed = members(cgroups);
+        listed.retain(|pid| !blocked(*pid));
         if listed.is_empty() {
             return true;
         }
@@ -118,7 +156,8 @@ mod tests {
             fs::write(cgroup.join("cgroup.procs"), lines.collect::<String>()).unwrap();
         }
         // These lists do not become shorter.
-        assert!(!end(&cgroups, Duration::from_millis(50)).await);
+        let none = |_| false;
+        assert!(!end(&cgroups, none, Duration::from_millis(50)).await);
         for child in &mut children[..2] {
             assert!(!child.wait().unwrap().success());
         }
@@ -128,7 +167,38 @@ mod tests {
         for cgroup in &cgroups[..2] {
             fs::write(cgroup.join("cgroup.procs"), "0\n").unwrap();
         }
-        assert!(end(&cgroups, Duration::from_secs(20)).await);
+        assert!(end(&cgroups, none, Duration::from_secs(20)).await);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_a_device_blocks_does_not_stop_the_next_start() {
+        let root = tempfile::tempdir().unwrap();
+        let cgroups = [root.path().to_owned()];
+        let mut command = Command::new("sleep");
+        let command = std::os::unix::process::CommandExt::process_group(command.arg("60"), 0);
+        // It is blocked in the kernel as far as these calls see.
+        let mut child = command.spawn().unwrap();
+        let mut other = sleeping();
+        let listed = format!("{}\n{}\n", child.id(), other.id());
+        fs::write(root.path().join("cgroup.procs"), listed).unwrap();
+        let group = StartGroup::of(Some(child.id()));
+        let blocked = Blocked::of("mlx5_3", &group, &cgroups);
+        group.keep();
+        assert!(blocked.runs() && blocked.has(child.id()) && !blocked.has(other.id()));
+        let none_else = |pid| blocked.has(pid);
+        // The list does not become shorter.
+        assert!(!end(&cgroups, none_else, Duration::from_millis(50)).await);
+        assert!(!other.wait().unwrap().success(), "of another start");
+        fs::write(
+            root.path().join("cgroup.procs"),
+            format!("{}\n", child.id()),
+        )
+        .unwrap();
+        assert!(end(&cgroups, none_else, Duration::from_millis(50)).await);
+        assert!(Pidfd::open(child.id()).unwrap().runs(), "left alone");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!blocked.runs() && !blocked.has(child.id()));
     }
 
     /// Starts a script instead of an engine process, and returns why it serves nothing.
@@ -139,6 +209,7 @@ mod tests {
         let folders = Folders::open(folder).unwrap();
         let engines = EngineProcesses {
             starved: Mutex::default(),
+            blocked: Mutex::default(),
             program: Program::install(folders.path(), &program, None).unwrap(),
             folders,
             host_root: folder.to_owned(),
@@ -194,7 +265,12 @@ mod tests {
         // Both parents end at once, as one that has forked the process of the sandbox.
         let blocked = fails("sleep 100 & echo $! >WRITTEN");
         let failed = fails("(sleep 1; echo no device >&2; exec sleep 100 2>&-) & echo $! >WRITTEN");
-        let (blocked, failed) = tokio::join!(blocked, failed);
+        let opening = fails("echo opening RDMA device mlx5_3 >&2; sleep 100 & echo $! >WRITTEN");
+        let (blocked, failed, opening) = tokio::join!(blocked, failed, opening);
+        assert!(
+            matches!(&opening, StartError::Blocked(device) if device == "mlx5_3"),
+            "{opening}"
+        );
         assert!(blocked.to_string().contains("not ready"), "{blocked}");
         assert!(failed.to_string().contains("no device"), "{failed}");
     }

@@ -30,14 +30,23 @@ impl Pod {
                 engine.send(&answer, socket).await?;
             }
             FromEngine::Report(report) => {
-                let Report { pool, memory } = *report;
+                let Report {
+                    pool,
+                    memory,
+                    registration_seconds,
+                } = *report;
                 self.context.budget.set(&self.uid, memory);
+                self.registration_seconds = registration_seconds;
                 self.reported = Some(bounded(pool, &self.assignment.pool));
             }
             FromEngine::Traffic {
                 mut traffic,
                 silent,
+                mut lost,
             } => {
+                lost.retain(|device, _| engine.rdma.iter().any(|port| port.device == *device));
+                lost.values_mut().for_each(shorten);
+                self.lost = lost;
                 self.silent = Some(silent);
                 if let Some(traffic) = &mut traffic {
                     traffic.worst_peers.truncate(PEERS_LIMIT);
@@ -66,6 +75,15 @@ impl Pod {
         };
         if !engine.rdma.is_empty() {
             report.transport = Some(Transport::Rdma.into());
+            if let Verdict::Keep {
+                unused: Some(port), ..
+            } = &verdict
+                && report.state == PoolState::Serving
+            {
+                report.message +=
+                    &format!("; {port} is proved too: the next engine process serves over it");
+                shorten(&mut report.message);
+            }
             if let Verdict::Unproved(why) = verdict {
                 report.state = PoolState::Refused.into();
                 report.reason = Reason::NoUsableTransport.into();

@@ -160,6 +160,13 @@ impl Pod {
 
     /// Stops serving and unmaps the memory when no transfer can touch it.
     pub(super) async fn release(&mut self) -> Result<(), Failure> {
+        if let Some(registering) = &self.registering {
+            registering.stop();
+            return Err(Failure::new(
+                Reason::PreviousPoolNotReleased,
+                "RDMA devices still register an extent of this pod",
+            ));
+        }
         *self.context.counted.lock() = None;
         self.withdraw().await;
         if let Some(served) = self.served.take() {

@@ -70,14 +70,16 @@ impl Pod {
             self.write(record.clone()).await?;
             Origin::Fresh { segments, former }
         };
-        let Some(served) = &self.served else {
+        let served = self.served.as_ref().map(|served| &served.endpoint);
+        let registering = (self.registering.as_ref()).map(|registering| &registering.endpoint);
+        let Some(endpoint) = served.or(registering) else {
             return Err(Failure::new(
                 Reason::PoolPodNotReady,
                 "peers are not served yet",
             ));
         };
         let mover = EngineMover {
-            endpoint: Arc::clone(&served.endpoint),
+            endpoint: Arc::clone(endpoint),
             extents: self.mounted.clone(),
         };
         // This process is in the pod's network namespace.
@@ -110,9 +112,12 @@ impl Pod {
         self.write(record.clone()).await?;
         let places = record.epoch.wire_extents(self.memory.len());
         if let Some(served) = &self.served {
-            for (region, place) in served.regions.iter().zip(&places) {
-                let moved = served.endpoint.rebase_region(*region, place.base).await;
-                moved.map_err(|error| Failure::new(Reason::PoolPodNotReady, error))?;
+            let endpoint = Arc::clone(&served.endpoint);
+            let moves: Vec<_> = served.regions.iter().copied().zip(&places).collect();
+            for (region, place) in moves {
+                // RDMA devices pin the pages again.
+                self.with_heartbeats(endpoint.rebase_region(region, place.base))
+                    .await?;
             }
         }
         self.set_wire_extents(&places);
@@ -121,6 +126,19 @@ impl Pod {
             "new data epoch: old addresses are rejected"
         );
         Ok(record)
+    }
+
+    /// Waits for the end of a call, and sends heartbeats to the pool process meanwhile.
+    async fn with_heartbeats<T>(&mut self, call: impl Future<Output = T>) -> T {
+        let mut call = std::pin::pin!(call);
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut call => return ended,
+                () = tokio::time::sleep(HEARTBEAT) => {}
+            }
+            self.heartbeat().await;
+        }
     }
 
     pub(super) async fn renew_epoch(&mut self) -> Result<(), Failure> {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
 use crds::reason::Reason;
-use engine::{Admission, EndpointSpec, Targets};
+use engine::{Admission, EndpointSpec, Error, Targets};
 use metadata::{Credentials, Service};
 
 use crate::pod::epoch::WireExtent;
@@ -13,10 +13,13 @@ use crate::pod::failure::Failure;
 use crate::pod::mover::MountedExtent;
 use crate::pod::publication::{self, Publication};
 use crate::pod::record::Record;
-use crate::pod::{Pod, Served};
+use crate::pod::registering::{Registered, Registering};
+use crate::pod::step::Action;
+use crate::pod::{Pod, RDMA, Served};
 use pool::handover::{self, message::Request};
 
 impl Pod {
+    /// Opens the endpoint and begins to register the memory. [`Self::serve_registered`] ends it.
     pub(super) async fn serve_peers(&mut self) -> Result<(), Failure> {
         let record = self.recorded()?;
         let answer = self.client()?.descriptors::<2>(Request::Listeners).await;
@@ -36,7 +39,6 @@ impl Pod {
         let admitted = self.wanted_admission();
         let service = self.metadata_service()?;
         self.refresh_credentials().await;
-        let failed = |error: engine::Error| Failure::new(Reason::PoolPodNotReady, error);
         let endpoint = self.context.engine.endpoint(EndpointSpec {
             name: name.clone(),
             data_port: attached.data_port,
@@ -50,28 +52,72 @@ impl Pod {
             targets: Targets::Admitted,
             metadata: service.clone(),
         });
-        let endpoint = Arc::new(endpoint.map_err(failed)?);
+        let endpoint = Arc::new(endpoint?);
         let places = record.epoch.wire_extents(self.memory.len());
-        let mut regions = Vec::new();
-        for (region, place) in self.memory.iter().zip(&places) {
-            // A device pins the pages meanwhile, for seconds in a large pool.
-            let added = endpoint.add_region_in_tokio(Arc::clone(region), place.base);
-            regions.push(added.await.map_err(failed)?);
+        let extents = (self.memory.clone(), places);
+        self.registering = Some(Registering::begin(endpoint, service, admitted, extents));
+        Ok(())
+    }
+
+    /// Serves the memory that is registered, or fails [`Action::ServePeers`].
+    pub(in crate::pod) fn serve_registered(&mut self, registered: Result<Registered, Error>) {
+        let Some(registering) = self.registering.take() else {
+            return;
+        };
+        if registering.is_stopped() {
+            // Released meanwhile. The end of the endpoint ends the registrations.
+            return;
         }
+        let served = registered.and_then(|registered| self.serve(registering, registered));
+        self.registration_failed = served.is_err();
+        match served {
+            Ok(()) => self.clear_failure(),
+            Err(error) => {
+                let failure = Failure::from(error);
+                if self.failure.as_ref().map(|(_, before)| before) != Some(&failure) {
+                    tracing::warn!(reason = %failure.reason, "{}", failure.message);
+                }
+                // It would keep what no peer can read.
+                self.session = None;
+                self.fail(Action::ServePeers, failure);
+            }
+        }
+    }
+
+    fn serve(&mut self, registering: Registering, registered: Registered) -> Result<(), Error> {
+        let Registering {
+            endpoint,
+            service,
+            admitted,
+            places,
+            ..
+        } = registering;
         let inherited = std::mem::take(&mut *self.context.inherited.lock());
-        let connections = endpoint.take_over(inherited).map_err(failed)?;
+        let connections = endpoint.take_over(inherited)?;
+        let epoch = self.record.as_ref().map(|record| record.epoch.number);
         tracing::info!(
-            name,
+            name = self.server_name(),
             connections,
             protocol = self.context.protocol,
-            epoch = record.epoch.number,
+            epoch,
             admitted = admitted.len(),
             "serving peers"
         );
+        if self.context.protocol == RDMA {
+            self.registration_seconds = Some(registered.took.as_secs());
+            tracing::info!(
+                seconds = registered.took.as_secs(),
+                seconds_per_100_gib = registered.seconds_per_unit(),
+                "the RDMA devices have registered the memory"
+            );
+        }
         self.admitted = Some(admitted);
         *self.context.counted.lock() = Some(Arc::clone(&endpoint));
         self.publication = service.map(|service| Publication::start(service, &endpoint));
-        self.served = Some(Served { endpoint, regions });
+        self.served = Some(Served {
+            endpoint,
+            regions: registered.regions,
+        });
         self.set_wire_extents(&places);
         Ok(())
     }

@@ -17,7 +17,7 @@ fn found() -> Facts {
         mapped: false,
         untouched: None,
         touching: false,
-        served_to_peers: false,
+        peers: PeersFact::None,
         metadata: MetadataFact::NotUsed,
         master: MasterFact::Fresh,
         session: SessionFact::None,
@@ -34,7 +34,7 @@ fn serving() -> Facts {
         address_verified: true,
         granted: true,
         mapped: true,
-        served_to_peers: true,
+        peers: PeersFact::Served,
         master: MasterFact::Same,
         session: SessionFact::Mounted,
         maybe_mounted: true,
@@ -56,7 +56,7 @@ fn succeed(facts: &mut Facts, action: Action) {
         Action::Map => facts.mapped = true,
         Action::Touch(_) => facts.untouched = None,
         Action::CreateRecord => facts.record = RecordFact::Ours,
-        Action::ServePeers => facts.served_to_peers = true,
+        Action::ServePeers => facts.peers = PeersFact::Served,
         Action::StartSession | Action::RenewEpoch => {
             facts.session = SessionFact::Mounted;
             facts.maybe_mounted = true;
@@ -75,7 +75,7 @@ fn succeed(facts: &mut Facts, action: Action) {
         }
         Action::Release => {
             facts.mapped = false;
-            facts.served_to_peers = false;
+            facts.peers = PeersFact::None;
         }
         Action::ReportDrained => {
             facts.drained_reported = true;
@@ -148,6 +148,63 @@ fn a_successor_serves_from_the_record_without_the_api() {
     ];
     assert_eq!(done, expected);
     assert_eq!(last.state, PoolState::Serving);
+}
+
+#[test]
+fn a_successor_keeps_the_keys_in_the_master_while_devices_register_its_memory() {
+    let registering = |again| Facts {
+        peers: PeersFact::Registering { again },
+        session: SessionFact::None,
+        reported_serving: None,
+        ..serving()
+    };
+    let action = |facts: &Facts| step(facts).action;
+    let first = registering(false);
+    assert_eq!(action(&first), Some(Action::StartSession));
+    let pinging = Facts {
+        session: SessionFact::Mounted,
+        ..first.clone()
+    };
+    assert_eq!(step(&pinging).action, None);
+    assert_eq!(step(&pinging).state, PoolState::Preparing);
+    for session in [SessionFact::Lost, SessionFact::LostByRefusal] {
+        // The new epoch is registered when the former one is.
+        assert_eq!(
+            action(&Facts {
+                session,
+                ..first.clone()
+            }),
+            None
+        );
+    }
+    // It would keep keys that no peer can read.
+    assert_eq!(action(&registering(true)), None);
+    for (master, maybe_mounted) in [
+        (MasterFact::Fresh, false),
+        (MasterFact::Other, true),
+        (MasterFact::Same, false),
+    ] {
+        let other = Facts {
+            master,
+            maybe_mounted,
+            ..first.clone()
+        };
+        assert_eq!(action(&other), None, "{master:?}");
+    }
+    // It drains as if it served, but moves objects only when it does.
+    let draining = Facts {
+        draining: true,
+        evacuation: EvacuationFact::Due,
+        ..pinging
+    };
+    assert_eq!(action(&draining), None);
+    let released = Facts {
+        draining: true,
+        mapped: false,
+        maybe_mounted: false,
+        ..registering(true)
+    };
+    assert_eq!(action(&released), Some(Action::Release));
 }
 
 #[test]
