@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
+use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 #[cfg(feature = "kube")]
@@ -13,7 +13,11 @@ use serde::{Deserialize, Serialize};
 use crate::ByteSize;
 use crate::catalog::catalog;
 use crate::check::CheckId;
-use crate::pod_template::{MasterPodTemplate, PoolPodTemplate};
+pub use crate::master::{
+    DEFAULT_LEASE_SECONDS, LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS, Master, MasterType,
+    MooncakeVersion, Tenant,
+};
+use crate::pod_template::PoolPodTemplate;
 use crate::update::{RolloutStatus, Update};
 use crate::word::Word;
 
@@ -406,135 +410,6 @@ pub enum MetadataType {
     Http,
     /// An etcd has them.
     Etcd,
-}
-
-/// Limits and default of `spec.master.leaseSeconds`. A shorter Lease would end while one write of it is slow, which an API server
-/// of a healthy cluster may be for a second.
-pub const LEAST_LEASE_SECONDS: u32 = 5;
-pub const LONGEST_LEASE_SECONDS: u32 = 60;
-pub const DEFAULT_LEASE_SECONDS: u32 = 8;
-
-/// The master.
-#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [
-        { "rule": "!(has(self.image) && has(self.type) && self.type == 'BuiltIn')", "message": "image is the image of a Stock master: remove it, because a BuiltIn master runs from the operator's gate image", "fieldPath": ".image" },
-        { "rule": "!(has(self.replicas) && self.replicas > 1 && !(has(self.type) && self.type == 'BuiltIn'))", "message": "a Stock master has one replica: set replicas 1, or type BuiltIn", "fieldPath": ".replicas" },
-        { "rule": "!has(self.leaseSeconds) || (has(self.replicas) && self.replicas > 1)", "message": "one master has no Lease: remove leaseSeconds, or set replicas 2", "fieldPath": ".leaseSeconds" },
-        { "rule": "!has(self.tenants) || size(self.tenants) == 0 || (has(self.type) && self.type == 'BuiltIn')", "message": "a Stock master has no tenants here: remove tenants, or set type BuiltIn", "fieldPath": ".tenants" }
-    ]))]
-pub struct Master {
-    /// Program of the master. `Stock`: `mooncake_master`. `BuiltIn`: `mooncake-master` of this project. A change needs the
-    /// annotation `mooncake.io/confirm-master` with the new value, because every key is lost. The operator sets BuiltIn in new
-    /// objects without `type` and `image`; without it: Stock.
-    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<MasterType>,
-
-    /// Mooncake release. It determines the wire schema of all parts of this cluster. Default: 0.3.13.
-    #[serde(default)]
-    pub version: MooncakeVersion,
-
-    /// Number of `BuiltIn` masters. With 2, one serves, elected by a Lease; the other takes over and reads the keys from the pool
-    /// pods. A change restarts the master. The operator sets 2 in new objects with a `BuiltIn` master; without it: 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 2))]
-    pub replicas: Option<u32>,
-
-    /// Seconds after which one of two masters takes over from one whose node is lost. The one that leads stops serving if for four
-    /// fifths of this time it could neither write its Lease nor get the other one's promise not to take over. A change replaces
-    /// the master's pods one after the other; keys survive. Default: 8.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = LEAST_LEASE_SECONDS, max = LONGEST_LEASE_SECONDS))]
-    pub lease_seconds: Option<u32>,
-
-    /// Tenants of a `BuiltIn` master: each has its own keys, and a quota of the pools' memory. Clients name their tenant
-    /// (`MOONCAKE_TENANT_ID`); those that name none are the tenant `default`. Puts for a tenant that is not listed are
-    /// refused. The first tenant and the removal of the last one restart the master; other changes take effect within
-    /// seconds. Default: none, and the tenant in requests is ignored.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 100))]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
-    pub tenants: Vec<Tenant>,
-
-    /// Image of a `Stock` master. It must contain `mooncake_master` of that release in its PATH. Default: the operator's
-    /// setting for the release.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 512))]
-    pub image: Option<String>,
-
-    /// Resource requests and limits of the master's container. Default: requests of 100m and 64Mi for `BuiltIn`, 100m and
-    /// 256Mi for `Stock`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resources: Option<ResourceRequirements>,
-
-    /// Labels, annotations, placement and priority of the master's pod. A change restarts the master; a `Stock` one then
-    /// loses every key. Default: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_template: Option<MasterPodTemplate>,
-}
-
-impl Master {
-    /// Returns the type in effect.
-    pub fn kind(&self) -> MasterType {
-        self.kind.unwrap_or(MasterType::Stock)
-    }
-
-    /// Returns the number of masters in effect.
-    pub fn replicas(&self) -> u32 {
-        self.replicas.unwrap_or(1)
-    }
-
-    /// Returns the seconds of the Lease in effect; `None`: nothing is elected.
-    pub fn elected_for(&self) -> Option<u32> {
-        let seconds = self.lease_seconds.unwrap_or(DEFAULT_LEASE_SECONDS);
-        (self.replicas() > 1).then_some(seconds)
-    }
-}
-
-/// A tenant of a built-in master.
-#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Tenant {
-    /// Name that clients send.
-    #[schemars(
-        length(min = 1, max = 128),
-        regex(pattern = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$")
-    )]
-    pub name: String,
-
-    /// Bytes of all replicas of the tenant's objects, e.g. `64Gi`, from 1Mi to 1Pi. Where the quotas exceed the mounted
-    /// memory together, each is reduced in proportion.
-    #[schemars(extend("nullable" = false, "x-kubernetes-validations" = [
-        { "rule": "quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Pi')) <= 0", "message": "quota must be from 1Mi to 1Pi" }
-    ]))]
-    pub quota: ByteSize,
-}
-
-catalog! {
-    /// The program of a master.
-    MasterType: ();
-
-    /// The stock `mooncake_master`.
-    Stock;
-    /// `mooncake-master` of this project.
-    BuiltIn;
-}
-
-/// Mooncake releases with a supported wire schema.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum MooncakeVersion {
-    /// 0.3.13 and its post releases.
-    #[default]
-    #[serde(rename = "0.3.13")]
-    V0_3_13,
-}
-
-impl MooncakeVersion {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V0_3_13 => "0.3.13",
-        }
-    }
 }
 
 /// How labelled pods are injected and when they start.

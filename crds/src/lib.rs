@@ -24,6 +24,7 @@ pub mod cluster;
 pub mod condition;
 pub mod fix;
 pub mod inventory;
+pub mod master;
 pub mod names;
 pub mod node;
 pub mod pod_template;

@@ -33,7 +33,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use proto::store::release_0_3_13 as wire;
 
 pub use accounts::{TenantDetail, Tenants};
-pub use counters::{Counters, Totals};
+pub use counters::{Cause, Counters, Idle, Shortage, Totals};
 pub use evacuation::EvacuationTotals;
 pub use ledger::{LedgerDetail, LedgerState, LedgerTotals, Signals, Wait};
 pub use lookup::{Found, View};
@@ -84,8 +84,8 @@ pub struct Index {
     /// The first put of this run whose former values got no tombstone for owners that are away.
     unnoted: Option<Age>,
     bulks: Bulks,
-    /// Ledgers that were installed.
-    installs: u64,
+    /// Ledgers that were installed, and segments with one that were unmounted.
+    turnover: u64,
     members: Members,
     notes: Notes,
     /// Owners that kept pace at the last look.
@@ -122,7 +122,7 @@ impl Index {
             removed: Removed::default(),
             unnoted: None,
             bulks: Bulks::default(),
-            installs: 0,
+            turnover: 0,
             members: Members::default(),
             notes: Notes::default(),
             paces: 0,

@@ -32,7 +32,7 @@ use functions::Functions;
 use ledger::Bells;
 use owners::Owners;
 use shares::Shares;
-pub use traffic::{FunctionTraffic, Traffic};
+pub use traffic::{FunctionTraffic, Latency, MetadataTraffic, Traffic};
 
 /// Time between two looks at clients, unmounts and the watermark, as in the stock master.
 const TICK: Duration = Duration::from_millis(10);
@@ -160,18 +160,17 @@ impl Master {
         (result, signals.waits)
     }
 
-    /// Runs `work` on the index, and waits until the owners of segments have acknowledged its changes.
+    /// Removes all objects of a tenant, except leased ones (unless `force`) and unfinished ones, and waits until the owners of
+    /// segments have acknowledged that. Returns their number.
     ///
     /// # Errors
     /// A text that names the deadline.
-    pub async fn change_index<T>(
-        &self,
-        work: impl FnOnce(&mut Index, Moment) -> T,
-    ) -> Result<T, String> {
-        let (result, waits) = self.call_index(work);
+    pub(crate) async fn remove_all(&self, tenant: &str, force: bool) -> Result<i64, String> {
+        let mut waits = Vec::new();
+        let removed = patterns::remove_all(self, tenant, force, &mut waits).await;
         let acknowledged = ledger::acknowledged(self, waits).await;
         acknowledged
-            .map(|()| result)
+            .map(|()| removed)
             .map_err(|ended| ended.to_string())
     }
 

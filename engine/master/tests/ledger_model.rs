@@ -512,7 +512,10 @@ impl Model {
     fn remove_all(&mut self) {
         let now = self.now();
         let before: Vec<_> = (0..KEYS).filter(|key| self.is_readable(*key)).collect();
-        self.index.remove_all("", true, now);
+        let mut removal = self.index.removal_of_all("", true).unwrap();
+        while self.index.remove_next(&mut removal, now) {
+            removal.compare(|| true);
+        }
         let waits = self.collect();
         for key in 0..KEYS {
             let found = self.index.get_replica_list(&name(key), now).err();

@@ -4,6 +4,8 @@
 
 #[path = "fixture/client.rs"]
 mod client;
+#[path = "load/million.rs"]
+mod million;
 #[path = "fixture/namespace.rs"]
 mod namespace;
 #[path = "load/pauses.rs"]

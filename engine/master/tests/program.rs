@@ -175,6 +175,30 @@ async fn keys_are_found_by_prefix_and_pattern_and_ledgers_are_listed() {
             "{name}: {value:?}"
         );
     }
+    for line in [
+        "mooncake_call_seconds_bucket{le=\"+Inf\",function=\"PutStart\"} 2",
+        "mooncake_call_seconds_count{function=\"PutEnd\"} 2",
+        "mooncake_evicted_objects_total{cause=\"watermark\"} 0",
+        "mooncake_failed_allocations_total{cause=\"full\"} 0",
+        "mooncake_evicted_idle_seconds_count 0",
+        "mooncake_ledger_lag_seconds 0.0",
+    ] {
+        assert!(metrics.lines().any(|of| of == line), "{line}: {metrics}");
+    }
+    assert!(!metrics.contains("RemoveAll"), "no calls, no lines");
+    let page = include_str!("../../../docs/metrics.md");
+    for of in metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+    {
+        let (name, kind) = of.split_once(' ').unwrap();
+        let suffix = if kind == "counter" { "_total" } else { "" };
+        let row = format!("| {kind} | `{name}{suffix}` |");
+        assert!(
+            !name.starts_with("mooncake_") || page.contains(&row),
+            "docs/metrics.md lacks {row}"
+        );
+    }
     // Nothing has a lease, in contrast to a lookup: all keys are removed without force.
     let (_, removed) = http(&host, OUR_HTTP, "POST", "/api/v1/remove_all").await;
     assert!(removed.contains("\"removed_count\":2"), "{removed}");

@@ -8,6 +8,7 @@ use crds::cluster::{
     LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS, MasterType, MetadataType, NumaPolicy, PageSize,
     Transports,
 };
+use crds::master::Number;
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
 use crds::update::{OnCordon, Update};
 use crds::{MooncakeCluster, Reason, names};
@@ -139,6 +140,8 @@ pub struct Master {
     /// Seconds of the Lease by which one of several is elected; `None`: nothing is elected.
     pub elected_for: Option<u32>,
     pub version: &'static str,
+    /// Numbers in effect that are flags of the program.
+    pub numbers: [(Number, u32); 4],
     /// It has tenants, whose quotas it reads from the object.
     pub has_tenants: bool,
     /// Image of a stock master; `None`: the operator's image for that version.
@@ -223,6 +226,8 @@ pub enum Error {
         "spec.master.leaseSeconds is {seconds}: set {LEAST_LEASE_SECONDS} to {LONGEST_LEASE_SECONDS}"
     )]
     LeaseSeconds { seconds: u32 },
+    #[error("spec.master.{} is {value}: set {} to {}", number.field, number.least, number.most)]
+    MasterNumber { number: Number, value: u32 },
     #[error(
         "spec.update.onCordon is Drain, and a Stock master cannot move keys: remove the field, or set spec.master.type BuiltIn"
     )]
@@ -269,6 +274,12 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             return Err(Error::LeaseSeconds { seconds });
         }
     }
+    for (number, value) in master.numbers() {
+        // Such as above: a flag that the program refuses would end every one of its pods.
+        if !(number.least..=number.most).contains(&value) {
+            return Err(Error::MasterNumber { number, value });
+        }
+    }
     if master.kind() == MasterType::Stock && !master.tenants.is_empty() {
         return Err(Error::TenantsOfStock);
     }
@@ -299,6 +310,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             kind: master.kind(),
             replicas: master.replicas(),
             elected_for: master.elected_for(),
+            numbers: master.numbers(),
             has_tenants: !master.tenants.is_empty(),
             version: master.version.as_str(),
             image: master.image.clone(),
@@ -663,6 +675,27 @@ mod tests {
             let spec = two(&format!(", leaseSeconds: {wrong}"));
             let error = Error::LeaseSeconds { seconds: wrong };
             assert_eq!(seconds(&spec), Err(error));
+        }
+    }
+
+    #[test]
+    fn numbers_of_the_master_have_limits_and_the_defaults_of_both_programs() {
+        let numbers =
+            |spec: &str| validate(&fixture::cluster(spec)).map(|valid| valid.master.numbers);
+        let values = |spec: &str| numbers(spec).unwrap().map(|(_, value)| value);
+        assert_eq!(values("{}"), [90, 5, 10, 1800]);
+        assert_eq!(
+            values(
+                "{master: {evictionWatermarkPercent: 100, evictionPercent: 50, kvLeaseSeconds: 600, softPinSeconds: 86400}}"
+            ),
+            [100, 50, 600, 86_400]
+        );
+        for (number, _) in numbers("{}").unwrap() {
+            for value in [0, number.most + 1] {
+                let spec = format!("{{master: {{{}: {value}}}}}", number.field);
+                let error = Error::MasterNumber { number, value };
+                assert_eq!(numbers(&spec), Err(error));
+            }
         }
     }
 

@@ -150,6 +150,22 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
         "less than or equal to 60",
     ),
     (
+        "{master: {evictionWatermarkPercent: 101}}",
+        "less than or equal to 100",
+    ),
+    (
+        "{master: {evictionPercent: 0}}",
+        "greater than or equal to 1",
+    ),
+    (
+        "{master: {kvLeaseSeconds: 601}}",
+        "less than or equal to 600",
+    ),
+    (
+        "{master: {softPinSeconds: 86401}}",
+        "less than or equal to 86400",
+    ),
+    (
         "{injection: {deadlineSeconds: 0}}",
         "greater than or equal to 1",
     ),

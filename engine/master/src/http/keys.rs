@@ -89,12 +89,14 @@ pub(super) async fn batch_query_keys(
     body(StatusCode::OK, &json!({"success": true, "data": data}))
 }
 
-/// One key a line, of the default tenant as by the stock master.
+/// One key a line, of the default tenant as by the stock master. Keys that are put meanwhile may be missing.
 pub(super) async fn all_keys(State(master): State<Arc<Master>>) -> String {
     let mut text = String::new();
-    for key in master.with_index(|index, _| index.keys()) {
-        text.push_str(&key);
-        text.push('\n');
+    let mut next = Some(0);
+    while let Some(from) = next {
+        next = master.with_index(|index, _| index.list_keys(from, &mut text));
+        // Requests go on between the steps.
+        tokio::task::yield_now().await;
     }
     text
 }
@@ -188,8 +190,7 @@ pub(super) async fn find_keys(
 pub(super) async fn remove_all(State(master): State<Arc<Master>>, Query(query): Named) -> Response {
     let force = query.get("force").is_some_and(|value| value == "true");
     let tenant = query.get("tenant_id").map_or("", String::as_str);
-    let removed = master.change_index(|index, now| index.remove_all(tenant, force, now));
-    match removed.await {
+    match master.remove_all(tenant, force).await {
         Ok(removed) => body(
             StatusCode::OK,
             &json!({"success": true, "removed_count": removed}),

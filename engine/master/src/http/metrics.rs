@@ -1,5 +1,7 @@
 //! Metrics, with the stock master's names where they mean the same.
 
+mod singles;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -8,13 +10,15 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::index::{TenantDetail, Tenants};
-use crate::server::{FunctionTraffic, Master};
+use crate::index::{Cause, Idle, Shortage, TenantDetail, Tenants};
+use crate::server::{FunctionTraffic, Latency, Master, Traffic};
+use singles::{Kind, SINGLES, Sources};
 
 #[derive(Debug)]
 struct Reading(Arc<Master>);
@@ -22,258 +26,49 @@ struct Reading(Arc<Master>);
 impl Collector for Reading {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let master = &self.0;
-        let (totals, counters, segments) = master
-            .with_index(|index, _| (index.totals(), index.counters(), index.segment_details()));
+        let segments = master.with_index(|index, _| index.segment_details());
         let tenants = master.with_index(|index, _| index.tenants());
+        let sources = Sources::read(master);
+        for single in SINGLES {
+            let value = (single.value)(&sources);
+            match single.kind {
+                Kind::Gauge => gauge(&mut out, single.name, single.help, value)?,
+                Kind::Counter => counter(&mut out, single.name, single.help, value)?,
+            }
+        }
+        let lag = ConstGauge::new(sources.ledgers().lag.as_secs_f64());
+        lag.encode(out.encode_descriptor(
+            "mooncake_ledger_lag_seconds",
+            "Time for which the earliest change of keys that its owner has not acknowledged has waited at least",
+            None,
+            lag.metric_type(),
+        )?)?;
+        let counters = sources.counters();
+        by_cause(
+            &mut out,
+            "mooncake_evicted_objects",
+            "Evicted objects by cause",
+            Cause::NAMES.into_iter().zip(counters.evicted_for),
+        )?;
+        by_cause(
+            &mut out,
+            "mooncake_failed_allocations",
+            "Puts that found no space, by cause",
+            Shortage::NAMES.into_iter().zip(counters.shortages),
+        )?;
+        let Idle { objects, seconds } = counters.evicted_idle;
+        let idle = Histogram {
+            buckets: buckets(Idle::BOUNDS.map(seconds_of), objects),
+            sum: seconds_of(seconds),
+        };
+        idle.encode(out.encode_descriptor(
+            "mooncake_evicted_idle_seconds",
+            "Time from the end of the last lease of evicted objects to their eviction",
+            None,
+            idle.metric_type(),
+        )?)?;
         let traffic = master.traffic();
-        let metadata = &traffic.metadata;
-        let (ledgers, drains) =
-            master.with_index(|index, _| (index.ledger_totals(), index.evacuation_totals()));
-        for (name, help, value) in [
-            (
-                "master_key_count",
-                "Objects, those of unfinished puts included",
-                totals.keys,
-            ),
-            (
-                "mooncake_index_bytes",
-                "Bytes of memory that keys take in the index",
-                totals.index_bytes,
-            ),
-            (
-                "master_total_capacity_bytes",
-                "Bytes of mounted segments",
-                totals.capacity,
-            ),
-            (
-                "master_allocated_bytes",
-                "Allocated bytes of mounted segments",
-                totals.used,
-            ),
-            (
-                "master_put_start_discarded_staging_size",
-                "Bytes that rest before they are used again",
-                totals.resting,
-            ),
-            (
-                "master_active_clients",
-                "Clients whose segments are confirmed",
-                totals.clients,
-            ),
-            (
-                "mooncake_ledger_segments",
-                "Segments whose keys survive a restart of the master",
-                ledgers.loaded,
-            ),
-            (
-                "mooncake_ledger_loading_segments",
-                "Segments whose ledger is being loaded",
-                ledgers.loading,
-            ),
-            (
-                "mooncake_ledger_late_segments",
-                "Segments without new objects, because their owner does not acknowledge changes of keys",
-                ledgers.late,
-            ),
-            (
-                "mooncake_ledger_waiting_changes",
-                "Changes of keys that no owner has acknowledged yet",
-                ledgers.waiting,
-            ),
-            (
-                "mooncake_ledger_unrecorded_objects",
-                "Objects that a restart loses: their ledger was full, or their key is too long",
-                ledgers.unrecorded,
-            ),
-            (
-                "mooncake_ledger_absent_owners",
-                "Owners that may have former values of keys and are away",
-                ledgers.away,
-            ),
-            (
-                "mooncake_ledger_tombstones",
-                "Removed or replaced keys that other owners have noted for those that are away",
-                ledgers.tombstones,
-            ),
-            (
-                "mooncake_drain_running",
-                "Owners of segments that end and move their objects to other segments",
-                drains.owners,
-            ),
-            (
-                "mooncake_drain_left_objects",
-                "Objects in their segments that are still to be moved",
-                drains.left_objects,
-            ),
-            (
-                "mooncake_drain_unmovable_objects",
-                "Objects in their segments that no other segment takes",
-                drains.unmovable_objects,
-            ),
-            (
-                "mooncake_drain_left_bytes",
-                "Bytes of the objects that are still to be moved",
-                drains.left_bytes,
-            ),
-            (
-                "mooncake_drain_excess_bytes",
-                "Bytes of these for which other segments have no free space: objects are evicted for them",
-                drains.excess_bytes,
-            ),
-            (
-                "mooncake_metadata_keys",
-                "Keys in the metadata server",
-                metadata.keys.load(Relaxed),
-            ),
-            (
-                "mooncake_metadata_bytes",
-                "Bytes of the keys and values in the metadata server",
-                metadata.bytes.load(Relaxed),
-            ),
-            // Counters without `_total` in the stock master's names.
-            (
-                "master_evicted_key_count",
-                "Evicted objects",
-                counters.evicted_objects,
-            ),
-            (
-                "master_evicted_size_bytes",
-                "Bytes of evicted replicas",
-                counters.evicted_bytes,
-            ),
-            (
-                "master_put_start_discard_cnt",
-                "Replicas of discarded puts",
-                counters.discarded_puts,
-            ),
-            (
-                "master_put_start_release_cnt",
-                "Ranges that are used again after their time of rest",
-                counters.released_ranges,
-            ),
-            (
-                "mem_cache_hit_nums_",
-                "Lookups that found replicas in memory",
-                counters.hits,
-            ),
-            (
-                "valid_get_nums_",
-                "Lookups that found replicas",
-                counters.hits,
-            ),
-            ("total_get_nums_", "Lookups of replicas", counters.gets),
-        ] {
-            gauge(&mut out, name, help, value)?;
-        }
-        for (name, help, value) in [
-            (
-                "mem_cache_hit_bytes",
-                "Bytes of objects that lookups found",
-                counters.hit_bytes,
-            ),
-            (
-                "master_attempted_evictions",
-                "Evictions that began",
-                counters.evictions,
-            ),
-            (
-                "master_successful_evictions",
-                "Evictions that evicted an object",
-                counters.successful_evictions,
-            ),
-            (
-                "master_put_start_alloc_failures",
-                "Puts that found no space",
-                counters.failed_allocations,
-            ),
-            (
-                "master_put_start_partial_allocations",
-                "Puts that got fewer replicas than requested",
-                counters.partial_allocations,
-            ),
-            (
-                "mooncake_index_refused_puts",
-                "Puts that were refused because the index would take too much memory",
-                counters.unindexed_puts,
-            ),
-            (
-                "master_expired_clients",
-                "Clients that expired",
-                counters.expired_clients,
-            ),
-            (
-                "mooncake_ledger_missing_tombstones",
-                "Removed or replaced keys that could not be noted: a former value may return",
-                counters.missing_tombstones,
-            ),
-            (
-                "mooncake_ledger_discarded_records",
-                "Records of ledgers that came back, discarded because their keys may have been removed meanwhile",
-                counters.discarded_records,
-            ),
-            (
-                "mooncake_drain_moved_replicas",
-                "Replicas that moved to other segments because their owner ended",
-                counters.moved_replicas,
-            ),
-            (
-                "mooncake_drain_moved_bytes",
-                "Bytes of these replicas",
-                counters.moved_bytes,
-            ),
-            (
-                "mooncake_drain_failed_moves",
-                "Copies of objects to other segments that failed",
-                counters.failed_moves,
-            ),
-            (
-                "mooncake_drain_lost_objects",
-                "Objects that were not moved before their segment was unmounted",
-                counters.unmoved_objects,
-            ),
-            (
-                "master_unknown_function_requests",
-                "Requests of functions that do not exist",
-                traffic.unknown.load(Relaxed),
-            ),
-            (
-                "master_undecodable_requests",
-                "Requests whose arguments could not be decoded",
-                traffic.undecodable.load(Relaxed),
-            ),
-            (
-                "master_faulty_connections",
-                "Connections closed because of their peer's bytes or silence",
-                traffic.faulty_connections.load(Relaxed),
-            ),
-            (
-                "master_refused_connections",
-                "Connections closed because there were too many",
-                traffic.refused_connections.load(Relaxed),
-            ),
-            (
-                "master_not_admitted_connections",
-                "Connections closed because their peer's address is not admitted",
-                traffic.not_admitted_connections.load(Relaxed),
-            ),
-            (
-                "mooncake_metadata_expired_keys",
-                "Keys that the metadata server removed because their pod is gone",
-                metadata.expired.load(Relaxed),
-            ),
-            (
-                "mooncake_metadata_refused_requests",
-                "Requests that the metadata server refused: a key of another pod, or a limit",
-                metadata.refused.load(Relaxed),
-            ),
-            (
-                "master_refused_segment_calls",
-                "Calls refused because another address has mounted the segment",
-                traffic.refused_segments.load(Relaxed),
-            ),
-        ] {
-            counter(&mut out, name, help, value)?;
-        }
+        latencies(&mut out, traffic)?;
         for (name, counts) in traffic.functions() {
             function(&mut out, name, counts)?;
         }
@@ -299,6 +94,72 @@ impl Collector for Reading {
         }
         tenants.map_or(Ok(()), |tenants| quotas(&mut out, &tenants))
     }
+}
+
+/// Counts by bound, each above the bound before.
+struct Histogram {
+    buckets: Vec<(f64, u64)>,
+    sum: f64,
+}
+
+impl EncodeMetric for Histogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let count = self.buckets.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+/// `counts` has one more number than there are bounds: of what exceeds all.
+fn buckets<const N: usize, const M: usize>(bounds: [f64; N], counts: [u64; M]) -> Vec<(f64, u64)> {
+    let bounds = bounds.into_iter().chain([f64::INFINITY]);
+    bounds.zip(counts).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "beyond 2^53 s")]
+fn seconds_of(seconds: u64) -> f64 {
+    seconds as f64
+}
+
+fn by_cause(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    counts: impl Iterator<Item = (&'static str, u64)>,
+) -> Result<(), std::fmt::Error> {
+    let metric_type = ConstCounter::new(0_u64).metric_type();
+    let mut family = out.encode_descriptor(name, help, None, metric_type)?;
+    for (cause, count) in counts {
+        let labels = [("cause", cause)];
+        ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+/// Functions without a call have no line.
+fn latencies(out: &mut DescriptorEncoder<'_>, traffic: &Traffic) -> Result<(), std::fmt::Error> {
+    let mut family = out.encode_descriptor(
+        "mooncake_call_seconds",
+        "Time from the begin of a call until its reply may be sent, which includes the acknowledgement of owners",
+        None,
+        MetricType::Histogram,
+    )?;
+    for (name, counts) in traffic.functions() {
+        let (calls, time) = counts.latency.read();
+        if calls == [0; Latency::BOUNDS.len() + 1] {
+            continue;
+        }
+        let bounds = Latency::BOUNDS.map(|microseconds| f64::from(microseconds) / 1e6);
+        let latency = Histogram {
+            buckets: buckets(bounds, calls),
+            sum: time.as_secs_f64(),
+        };
+        latency.encode(family.encode_family(&[("function", name)])?)?;
+    }
+    Ok(())
 }
 
 /// The label of all tenants without a quota together: no tenant has this name.

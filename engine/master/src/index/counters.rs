@@ -1,5 +1,68 @@
 //! What the index has counted since its start.
 
+use std::time::Duration;
+
+use super::Moment;
+
+/// Why objects are evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Cause {
+    /// The used space exceeds the watermark.
+    #[default]
+    Watermark,
+    /// The keys take too much memory of the master.
+    IndexMemory,
+    /// A put found no space.
+    FailedPut,
+    /// Owners end, and their objects find no space elsewhere.
+    Drain,
+    /// A put exceeded the quota of its tenant.
+    Quota,
+}
+
+impl Cause {
+    pub const NAMES: [&str; 5] = ["watermark", "index_memory", "failed_put", "drain", "quota"];
+}
+
+/// Why a put finds no space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// No segment is mounted.
+    NoSegment,
+    /// All segments are closed: their ledgers are being loaded, their owners do not keep pace, or they unmount.
+    Closed,
+    /// Every open segment is smaller than the value.
+    TooLarge,
+    /// An open segment has the bytes, but not in one range.
+    Fragmented,
+    Full,
+}
+
+impl Shortage {
+    pub const NAMES: [&str; 5] = ["no_segment", "closed", "too_large", "fragmented", "full"];
+}
+
+/// How long evicted objects were not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Idle {
+    /// Objects up to each bound and above the one before it; then those above all.
+    pub objects: [u64; Self::BOUNDS.len() + 1],
+    pub seconds: u64,
+}
+
+impl Idle {
+    /// Seconds.
+    pub const BOUNDS: [u64; 7] = [1, 10, 60, 600, 3600, 21_600, 86_400];
+
+    /// Counts an object whose last lease ended at this time.
+    pub(super) fn add(&mut self, lease: Moment, now: Moment) {
+        let idle = Duration::from_micros(now.0.saturating_sub(lease.0));
+        let at = Self::BOUNDS.partition_point(|&bound| Duration::from_secs(bound) < idle);
+        self.objects[at] += 1;
+        self.seconds = self.seconds.saturating_add(idle.as_secs());
+    }
+}
+
 /// Counters that only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
@@ -12,8 +75,13 @@ pub struct Counters {
     pub successful_evictions: u64,
     pub evicted_objects: u64,
     pub evicted_bytes: u64,
+    /// Evicted objects by [`Cause`].
+    pub evicted_for: [u64; Cause::NAMES.len()],
+    pub evicted_idle: Idle,
     /// Puts that found no space at all, and puts that got fewer replicas than requested.
     pub failed_allocations: u64,
+    /// The former by [`Shortage`].
+    pub shortages: [u64; Shortage::NAMES.len()],
     pub partial_allocations: u64,
     /// Puts that were refused because the index would take too much memory.
     pub unindexed_puts: u64,

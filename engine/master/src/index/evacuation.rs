@@ -12,7 +12,7 @@ use super::ledger::{LeaveId, Stream, Successor};
 use super::object::{Flag, Object, ObjectId, Replica};
 use super::objects::Objects;
 use super::segments::{Place, SegmentId, Targets};
-use super::{Index, Moment, range};
+use super::{Cause, Index, Moment, range};
 
 /// Copies of one owner at a time, and their bytes if they are more than one.
 const MOST_MOVES: usize = 64;
@@ -385,7 +385,7 @@ impl Index {
                 // What was used longest ago makes room, in the ordinary order.
                 if evacuation.evicted.after(AGAIN) <= now && !self.order.is_active() {
                     evacuation.evicted = now;
-                    self.order.request();
+                    self.order.request(Cause::Drain);
                 }
                 Next::Wait
             }

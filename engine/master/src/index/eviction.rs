@@ -7,7 +7,7 @@ use super::accounts::AccountId;
 use super::groups::GroupId;
 use super::object::{Flag, ObjectId};
 use super::queue::Queue;
-use super::{Index, Moment, Settings};
+use super::{Cause, Index, Moment, Settings};
 
 /// Members of a group that are checked for the cost of one step.
 const CHECKS: usize = 8;
@@ -24,8 +24,10 @@ pub(super) struct Order {
     queue: Queue,
     /// Soft-pinned objects, by the end of their lease.
     pinned: Queue,
-    /// An allocation has failed.
-    requested: bool,
+    /// Space was missing, and for what.
+    requested: Option<Cause>,
+    /// Of the present eviction.
+    pub(super) cause: Cause,
     /// When the last eviction began.
     began: Option<Moment>,
     /// Objects that the present eviction is still to evict.
@@ -40,8 +42,8 @@ pub(super) struct Order {
 }
 
 impl Order {
-    pub(super) fn request(&mut self) {
-        self.requested = true;
+    pub(super) fn request(&mut self, cause: Cause) {
+        self.requested = Some(cause);
     }
 
     pub(super) fn is_active(&self) -> bool {
@@ -113,8 +115,13 @@ impl Index {
 
     /// Adds a complete object to the order, unless it is pinned for ever.
     pub(super) fn enqueue(&mut self, id: ObjectId) {
-        let lease = self.objects.lease(id);
-        let (due, soft_pin) = (self.due(id), self.objects.soft_pin(id));
+        self.enqueue_as_of(id, Moment::default());
+    }
+
+    /// The same for one that counts as used up to a time, although it has no lease.
+    pub(super) fn enqueue_as_of(&mut self, id: ObjectId, used: Moment) {
+        let soft_pin = self.objects.soft_pin(id);
+        let (lease, due) = (self.objects.lease(id).max(used), self.due(id).max(used));
         let object = &mut self.objects[id];
         if [Flag::Queued, Flag::HardPin, Flag::InPut]
             .into_iter()
@@ -155,17 +162,24 @@ impl Index {
         } = self.settings;
         let (indexed, limit) = (self.objects.bytes(), self.settings.index_bytes);
         #[expect(clippy::cast_precision_loss, reason = "ratios to compare with others")]
-        let (full, leaves) = (
-            (used as f64 / capacity as f64).max(indexed as f64 / limit as f64),
+        let (space, memory, leaves) = (
+            used as f64 / capacity as f64,
+            indexed as f64 / limit as f64,
             leaving as f64 >= used as f64 * ratio,
         );
+        let full = space.max(memory);
         let requested = std::mem::take(&mut self.order.requested);
         if full <= watermark {
             let began = self.order.began;
             let waits = leaving > 0 && leaves && began.is_some_and(|at| now < at.after(PATIENCE));
-            if !requested || waits {
+            let Some(cause) = requested.filter(|_| !waits) else {
                 return;
-            }
+            };
+            self.order.cause = cause;
+        } else if memory > space {
+            self.order.cause = Cause::IndexMemory;
+        } else {
+            self.order.cause = Cause::Watermark;
         }
         let ratio = ratio.max(full - watermark + ratio);
         #[expect(
@@ -228,6 +242,7 @@ impl Index {
             of: Some(account),
             keep,
         };
+        let present = std::mem::replace(&mut self.order.cause, Cause::Quota);
         let mut budget = Budget::of(steps);
         let mut freed = 0_u64;
         while u128::from(freed) < bytes && budget.take(1) {
@@ -239,6 +254,7 @@ impl Index {
             };
             freed = freed.saturating_add(evicted.bytes);
         }
+        self.order.cause = present;
         freed
     }
 
@@ -427,6 +443,8 @@ impl Index {
         let object = &self.objects[id];
         let bytes = object.size.saturating_mul(object.replicas.len() as u64);
         self.counters.evicted_objects += 1;
+        self.counters.evicted_for[self.order.cause as usize] += 1;
+        self.counters.evicted_idle.add(lease, now);
         self.counters.evicted_bytes = self.counters.evicted_bytes.saturating_add(bytes);
         // A reader may have found a member of a group that leaves in steps.
         let rest = if now < lease {

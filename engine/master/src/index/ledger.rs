@@ -11,7 +11,8 @@ mod notes;
 mod removed;
 mod tombstones;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use proto::store::ledger::{Changes, ENOUGH_BYTES, Entry, MOST_ENTRIES, Position, Stored, Version};
 use proto::store::release_0_3_13::Segment;
@@ -21,6 +22,7 @@ use smallvec::SmallVec;
 use super::object::{Flag, ObjectId, Replica};
 use super::objects::Objects;
 use super::segments::{Mounted, SegmentId};
+use super::upkeep::LOOK;
 use super::{Index, Moment};
 pub(super) use bulk::{Bulks, Keys};
 pub(super) use epochs::{Age, Epochs};
@@ -36,6 +38,8 @@ const MOST_IDLE_LOOKS: u32 = 10;
 const SILENT_LOOKS: u32 = 20;
 /// Looks in which an owner gets no notes after its ledger was full.
 const FULL_LOOKS: u32 = 100;
+/// Looks that are remembered: ten minutes.
+const MOST_LAG: usize = 6000;
 /// Waiting changes above which nothing is allocated in a segment.
 const MOST_WAITING: usize = 1 << 18;
 /// Longest key with its group that is recorded.
@@ -56,6 +60,8 @@ pub(crate) struct Stream {
     /// The acknowledged number at the last look, and looks since it has changed.
     looked_at: u64,
     idle_looks: u32,
+    /// The last number at each look since the acknowledged one was the last.
+    looked_at_last: VecDeque<u64>,
     /// Looks since the last poll.
     unpolled_looks: u32,
     /// Enough other ledgers name this one.
@@ -144,6 +150,12 @@ impl Stream {
         }
     }
 
+    /// Returns for how many looks the earliest of the waiting changes has waited at least.
+    fn lag(&self) -> u32 {
+        let looks = u32::try_from(self.looked_at_last.len()).unwrap_or(u32::MAX);
+        looks.saturating_sub(1)
+    }
+
     /// Returns whether the owner has polled of late.
     fn is_polled(&self) -> bool {
         self.unpolled_looks < SILENT_LOOKS
@@ -157,6 +169,16 @@ impl Stream {
             self.idle_looks = self.idle_looks.saturating_add(1);
         }
         self.looked_at = self.acknowledged;
+        let (last, acknowledged) = (self.last(), self.acknowledged);
+        while let Some(&first) = self.looked_at_last.front()
+            && first <= acknowledged
+        {
+            self.looked_at_last.pop_front();
+        }
+        // A client without a poll expires long before.
+        if last > acknowledged && self.looked_at_last.len() < MOST_LAG {
+            self.looked_at_last.push_back(last);
+        }
         if !self.is_open() {
             (self.names_all, self.is_signed) = (false, false);
         }
@@ -175,6 +197,8 @@ enum Kind {
     Acknowledged(SegmentId, u64),
     /// A range of the segment is no longer in the ledger.
     Left(SegmentId, LeaveId),
+    /// No range of the segment is in the ledger any more of those up to this one.
+    AllLeft(SegmentId, LeaveId),
     /// Enough ledgers have the note, or nothing needs it any more.
     Noted(NoteId),
     /// No ledger can come that this run has not read.
@@ -200,6 +224,8 @@ pub struct LedgerTotals {
     pub loading: u64,
     /// Changes that no owner has acknowledged yet.
     pub waiting: u64,
+    /// Time for which the earliest of them has waited at least.
+    pub lag: Duration,
     /// Segments in which nothing is allocated because their owner does not acknowledge changes.
     pub late: u64,
     /// Objects that a restart loses, because the ledger is full or their key is too long.
@@ -273,6 +299,9 @@ impl Index {
                 Kind::Left(segment, id) => {
                     self.leaving.contains(id) || self.silent.contains(&segment)
                 }
+                Kind::AllLeft(segment, last) => {
+                    self.leaving.leaves(segment, last) || self.silent.contains(&segment)
+                }
                 Kind::Acknowledged(segment, number) => self.is_unacknowledged(segment, number),
                 Kind::Noted(id) => !self.is_held(id),
                 Kind::AllRead => self.is_ledger_awaited(),
@@ -311,6 +340,7 @@ impl Index {
             totals.loaded += u64::from(stream.loading.is_none());
             totals.loading += u64::from(stream.loading.is_some());
             totals.waiting += stream.waiting.len() as u64;
+            totals.lag = totals.lag.max(LOOK.saturating_mul(stream.lag()));
             totals.late += u64::from(stream.loading.is_none() && !stream.is_open());
             totals.unrecorded = totals
                 .unrecorded
@@ -665,6 +695,7 @@ impl Index {
 
     /// Forgets the changes of a segment that was unmounted. Its memory is gone, or the segment is replaced.
     pub(super) fn drop_stream(&mut self, segment: SegmentId) {
+        self.turnover += 1;
         self.leaving.remove_segment(segment);
         self.signals.progress = true;
         self.take_back(segment);
@@ -676,7 +707,7 @@ impl Index {
     pub(super) fn note_silent(&mut self, segment: SegmentId) {
         let stream = self.segments.stream_of(segment);
         let waits = stream.is_some_and(|(_, stream)| !stream.waiting.is_empty());
-        if waits || self.leaving.all().any(|(of, _)| of == segment) {
+        if waits || self.leaving.leaves(segment, self.leaving.last()) {
             self.silent.insert(segment);
         }
     }
@@ -700,10 +731,15 @@ impl Index {
         self.signals.waits.extend(waits);
     }
 
-    /// The same for all keys.
-    pub(super) fn wait_for_all_removals(&mut self) {
-        let leaving = self.leaving.all();
-        let waits = leaving.map(|(segment, id)| Wait(Kind::Left(segment, id)));
+    /// The same for all keys, in steps: notes what leaves now, also where its segment is unmounted before the last step.
+    pub(super) fn note_removals(&self, noted: &mut BTreeMap<SegmentId, LeaveId>) {
+        noted.extend(self.leaving.segments());
+    }
+
+    /// The present call is answered when no range that was noted is in a ledger.
+    pub(super) fn wait_for_removals(&mut self, noted: BTreeMap<SegmentId, LeaveId>) {
+        let waits = noted.into_iter();
+        let waits = waits.map(|(segment, last)| Wait(Kind::AllLeft(segment, last)));
         self.signals.waits.extend(waits);
     }
 

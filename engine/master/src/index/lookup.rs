@@ -5,7 +5,7 @@ use proto::store::release_0_3_13 as wire;
 
 use super::object::{Object, ObjectId, Replica};
 use super::segments::Segments;
-use super::{Index, Moment, Scope};
+use super::{Index, Moment};
 
 /// A replica as a peer sees it, without allocations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,15 +115,5 @@ impl Index {
     /// Returns whether an object exists, complete or not. Grants no lease.
     pub fn contains(&mut self, key: &str) -> bool {
         self.find(key).is_some()
-    }
-
-    /// Returns all keys of the default tenant, those of unfinished puts included.
-    #[must_use]
-    pub fn keys(&self) -> Vec<String> {
-        let scope = Scope::default();
-        let objects = self.objects.iter();
-        objects
-            .filter_map(|(_, object)| scope.plain(&object.key).map(Into::into))
-            .collect()
     }
 }

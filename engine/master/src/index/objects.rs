@@ -145,6 +145,7 @@ impl Objects {
         self.slots.get(id)
     }
 
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectId, &Object)> {
         self.walk(0, usize::MAX).0
     }

@@ -1,5 +1,5 @@
-//! Calls for all objects whose key matches a pattern, in steps. The keys of a step are compared between it and the next one,
-//! without the index: a pattern may take long, and other requests go on meanwhile.
+//! Calls for all objects, or for those whose key matches a pattern, in steps. The keys of a step are compared between it and the
+//! next one, without the index: a pattern may take long, and other requests go on meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,9 @@ use proto::store::ledger::Version;
 use proto::store::release_0_3_13 as wire;
 use regex::{Regex, RegexBuilder};
 
-use super::ledger::Keys;
+use super::ledger::{Keys, LeaveId};
 use super::object::ObjectId;
+use super::segments::SegmentId;
 use super::{Index, Moment, Scope};
 
 /// Objects that one step looks at, and bytes of their keys.
@@ -33,11 +34,10 @@ pub(super) fn compile(pattern: &str) -> Result<Regex, ErrorCode> {
     regex.map_err(|_| ErrorCode::InvalidParams)
 }
 
-/// A walk over the objects of a tenant.
+/// A walk over objects.
 #[derive(Debug)]
 struct Walk {
-    scope: Scope,
-    pattern: Regex,
+    wanted: Keys,
     /// Positions that are not visited yet. Objects that come later are not visited.
     from: u32,
     end: Option<u32>,
@@ -47,15 +47,18 @@ struct Walk {
 }
 
 impl Walk {
-    fn begin(pattern: &str, scope: Scope) -> Result<Self, ErrorCode> {
-        Ok(Self {
-            scope,
-            pattern: compile(pattern)?,
+    fn of(wanted: Keys) -> Self {
+        Self {
+            wanted,
             from: 0,
             end: None,
             keys: Vec::new(),
             matches: Vec::new(),
-        })
+        }
+    }
+
+    fn begin(pattern: &str, scope: Scope) -> Result<Self, ErrorCode> {
+        Ok(Self::of(Keys::Matching(scope, compile(pattern)?)))
     }
 
     fn has_ended(&self) -> bool {
@@ -63,9 +66,9 @@ impl Walk {
     }
 
     fn compare(&mut self, goes_on: impl Fn() -> bool) {
-        let (keys, pattern) = (&mut self.keys, &self.pattern);
+        let (keys, wanted) = (&mut self.keys, &self.wanted);
         let keys = keys.drain(..).take_while(|_| goes_on());
-        let matches = keys.filter(|(_, key)| pattern.is_match(key));
+        let matches = keys.filter(|(_, key)| wanted.contain(key));
         self.matches.extend(matches.map(|(id, _)| id));
     }
 }
@@ -74,6 +77,7 @@ impl Walk {
 #[derive(Debug)]
 pub struct Listing {
     walk: Walk,
+    scope: Scope,
     found: BTreeMap<String, Vec<wire::ReplicaDescriptor>>,
 }
 
@@ -82,7 +86,8 @@ impl Listing {
     /// `InvalidParams` for a malformed or too large pattern.
     pub fn begin(pattern: &str, scope: Scope) -> Result<Self, ErrorCode> {
         Ok(Self {
-            walk: Walk::begin(pattern, scope)?,
+            walk: Walk::begin(pattern, scope.clone())?,
+            scope,
             found: BTreeMap::new(),
         })
     }
@@ -99,39 +104,47 @@ impl Listing {
     }
 }
 
-/// A removal of all objects of a tenant whose key matches, except leased ones (unless `force`) and unfinished ones.
+/// A removal of all objects that are wanted, except leased ones (unless `force`) and unfinished ones.
 #[derive(Debug)]
 pub struct Removal {
     walk: Walk,
     force: bool,
     removed: i64,
-    /// Ledgers that were installed before the walk.
-    installs: u64,
-    /// After the walk: values that were evicted before it met them, of which those with a match do not come back.
-    leaving: Option<Vec<(Box<str>, Version)>>,
+    /// That of the index before the walk.
+    turnover: u64,
+    /// After the walk: the ranges that leave, of which these are not looked at yet. The walk has not met their values.
+    unseen: Option<(LeaveId, LeaveId)>,
+    /// The values of those that the last step has looked at. Those with a match do not come back.
+    leaving: Vec<(Box<str>, Version)>,
+    /// What must have left before the call is answered.
+    noted: BTreeMap<SegmentId, LeaveId>,
 }
 
 impl Removal {
     /// # Errors
     /// `InvalidParams` for a malformed or too large pattern.
     pub fn begin(pattern: &str, scope: Scope, force: bool) -> Result<Self, ErrorCode> {
-        Ok(Self {
-            walk: Walk::begin(pattern, scope)?,
+        Ok(Self::of(Walk::begin(pattern, scope)?, force))
+    }
+
+    fn of(walk: Walk, force: bool) -> Self {
+        Self {
+            walk,
             force,
             removed: 0,
-            installs: 0,
-            leaving: None,
-        })
+            turnover: 0,
+            unseen: None,
+            leaving: Vec::new(),
+            noted: BTreeMap::new(),
+        }
     }
 
     /// Compares the keys of the last step while `goes_on` is true. Otherwise the result is not needed any more.
     pub fn compare(&mut self, goes_on: impl Fn() -> bool) {
         self.walk.compare(&goes_on);
-        let Walk { scope, pattern, .. } = &self.walk;
-        let matches = |key: &str| scope.plain(key).is_some_and(|key| pattern.is_match(key));
-        if let Some(leaving) = &mut self.leaving {
-            leaving.retain(|(key, _)| goes_on() && matches(key));
-        }
+        let wanted = &self.walk.wanted;
+        self.leaving
+            .retain(|(key, _)| goes_on() && wanted.contain(key));
     }
 
     #[must_use]
@@ -142,18 +155,24 @@ impl Removal {
 
 impl Index {
     /// Notes the keys of the next objects for which `wanted` is true.
-    fn visit(&self, walk: &mut Walk, wanted: impl Fn(&Self, ObjectId) -> bool) {
+    fn visit(&self, walk: &mut Walk, may_be: impl Fn(&Self, ObjectId) -> bool) {
         let end = *walk.end.get_or_insert_with(|| self.objects.end());
         let count = (end.saturating_sub(walk.from) as usize).min(STEP);
         let (objects, next) = self.objects.walk(walk.from, count);
         walk.from = next.unwrap_or(end);
         let mut bytes = 0;
         for (id, object) in objects {
-            if let Some(key) = walk.scope.plain(&object.key)
-                && wanted(self, id)
-            {
-                bytes += key.len();
-                walk.keys.push((id, key.into()));
+            if !may_be(self, id) {
+                continue;
+            }
+            match &walk.wanted {
+                Keys::Matching(scope, _) if scope.plain(&object.key).is_some() => {
+                    bytes += object.key.len();
+                    walk.keys.push((id, object.key.clone()));
+                }
+                Keys::Matching(..) => {}
+                wanted if wanted.contain(&object.key) => walk.matches.push(id),
+                _ => {}
             }
             if bytes > STEP_BYTES {
                 walk.from = id.at + 1;
@@ -168,7 +187,7 @@ impl Index {
     /// # Errors
     /// `BufferOverflow` if the pattern matches too many keys for one reply.
     pub fn list(&mut self, listing: &mut Listing, now: Moment) -> Result<bool, ErrorCode> {
-        let Listing { walk, found } = listing;
+        let Listing { walk, scope, found } = listing;
         if walk.matches.len() > MOST_MATCHES {
             return Err(ErrorCode::BufferOverflow);
         }
@@ -191,26 +210,39 @@ impl Index {
             let replicas = object.replicas.iter();
             let readable = replicas.filter(|replica| replica.is_readable(&self.segments));
             let replicas = readable.map(|replica| self.descriptor(object, replica));
-            let key = walk.scope.plain(&object.key).unwrap_or(&object.key);
+            let key = scope.plain(&object.key).unwrap_or(&object.key);
             found.insert(key.into(), replicas.collect());
         }
         Ok(!walk.matches.is_empty())
     }
 
-    /// Continues a removal by pattern. Returns whether there is more to do after [`Removal::compare`].
-    pub fn remove_matching(&mut self, removal: &mut Removal, now: Moment) -> bool {
+    /// Begins a removal of all objects of a tenant; `None` for a name that no tenant can have. As by the stock master an empty name
+    /// means all tenants. While there are no tenants, each name does, so that also the objects of former ones are removed.
+    #[must_use]
+    pub fn removal_of_all(&self, tenant: &str, force: bool) -> Option<Removal> {
+        let wanted = if tenant.is_empty() || !self.objects.accounts.is_enabled() {
+            Keys::All
+        } else {
+            Keys::Of(self.scope(tenant).ok()?)
+        };
+        Some(Removal::of(Walk::of(wanted), force))
+    }
+
+    /// Continues a removal. Returns whether there is more to do after [`Removal::compare`].
+    pub fn remove_next(&mut self, removal: &mut Removal, now: Moment) -> bool {
         let Removal {
             walk,
             force,
             removed,
-            installs,
+            turnover,
+            unseen,
             leaving,
+            noted,
         } = removal;
         if walk.end.is_none() {
-            *installs = self.installs;
+            *turnover = self.turnover;
             // Ledgers that are to come lack the removal.
-            let keys = Keys::Matching(walk.scope.clone(), walk.pattern.clone());
-            self.keep_removal(keys);
+            self.keep_removal(walk.wanted.clone());
         }
         for id in std::mem::take(&mut walk.matches) {
             // A reader may have got a lease meanwhile.
@@ -219,21 +251,38 @@ impl Index {
                 *removed += 1;
             }
         }
-        if walk.has_ended() && *installs == self.installs {
-            if let Some(dead) = leaving.take() {
-                self.remember_dead(dead);
-                self.wait_for_all_removals();
-                return false;
-            }
-            *leaving = Some(self.leaving_values());
+        self.remember_dead(std::mem::take(leaving));
+        self.note_removals(noted);
+        if walk.has_ended() && *turnover != self.turnover {
+            // An owner that was away has brought objects, also to places that were visited; or an owner that has gone away may bring
+            // values that were evicted and that no step has looked at.
+            (walk.from, walk.end, *turnover) = (0, None, self.turnover);
+            *unseen = None;
+            self.keep_removal(walk.wanted.clone());
+        }
+        if !walk.has_ended() {
+            self.visit(walk, |index, id| index.may_be_removed(id, *force, now));
             return true;
         }
-        if walk.has_ended() {
-            // An owner that was away has brought objects, also to places that were visited.
-            (walk.from, walk.end, *installs) = (0, None, self.installs);
-            *leaving = None;
+        let (after, last) = unseen.unwrap_or_else(|| (LeaveId::default(), self.leaving.last()));
+        let (values, reached) = self.leaving_values((after, last), STEP);
+        *leaving = values;
+        *unseen = Some((reached.unwrap_or(last), last));
+        if reached.is_none() {
+            self.wait_for_removals(std::mem::take(noted));
         }
-        self.visit(walk, |index, id| index.may_be_removed(id, *force, now));
-        true
+        reached.is_some()
+    }
+
+    /// Adds a line with each of the next keys of the default tenant to a text, those of unfinished puts included. Returns the position
+    /// at which the next call goes on; `None` at the end.
+    pub fn list_keys(&self, from: u32, text: &mut String) -> Option<u32> {
+        let scope = Scope::default();
+        let (objects, next) = self.objects.walk(from, STEP);
+        for key in objects.filter_map(|(_, object)| scope.plain(&object.key)) {
+            text.push_str(key);
+            text.push('\n');
+        }
+        next
     }
 }

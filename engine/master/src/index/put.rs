@@ -16,7 +16,7 @@ use super::quota::Demand;
 use super::scope::{MOST_KEY_BYTES, split};
 use super::segments::Place;
 use super::settings::Placement;
-use super::{Index, Moment, Range, range};
+use super::{Cause, Index, Moment, Range, Shortage, range};
 
 /// Longest host ID. No segment has a longer one.
 const MOST_HOST_BYTES: usize = 1024;
@@ -272,7 +272,7 @@ impl Index {
         let bytes = self.objects.bytes() + OBJECT_BYTES + request.key.len() as u64;
         if bytes > self.settings.index_bytes {
             self.counters.unindexed_puts += 1;
-            self.order.request();
+            self.order.request(Cause::IndexMemory);
             return Err(ErrorCode::NoAvailableHandle);
         }
         let preferred: Vec<&str> = if config.preferred_segment.is_empty() {
@@ -295,10 +295,12 @@ impl Index {
         };
         let places = self.segments.place(request.size, count, &preferred, host);
         if places.is_empty() {
+            let shortage = self.segments.shortage(request.size);
             self.counters.failed_allocations += 1;
+            self.counters.shortages[shortage as usize] += 1;
             // Without an open segment an eviction makes no room: after a restart it would remove what the ledgers bring back.
-            if self.segments.has_open() {
-                self.order.request();
+            if !matches!(shortage, Shortage::NoSegment | Shortage::Closed) {
+                self.order.request(Cause::FailedPut);
             }
             return Err(ErrorCode::NoAvailableHandle);
         }

@@ -2,7 +2,6 @@
 
 use proto::store::{ErrorCode, Uuid};
 
-use super::ledger::Keys;
 use super::object::{ObjectId, Replica};
 use super::{Index, Moment, range};
 
@@ -29,37 +28,6 @@ impl Index {
         self.take_out(id, now);
         self.wait_for_removal(key);
         Ok(())
-    }
-
-    /// Removes all objects of a tenant, except leased ones (unless `force`) and unfinished ones. Returns their number, none for
-    /// a name that no tenant can have. As by the stock master an empty name means all tenants. While there are no tenants,
-    /// each name does, so that also the objects of former ones are removed.
-    pub fn remove_all(&mut self, tenant: &str, force: bool, now: Moment) -> i64 {
-        if tenant.is_empty() || !self.objects.accounts.is_enabled() {
-            return self.remove_keys(Keys::All, force, now);
-        }
-        self.scope(tenant)
-            .map_or(0, |scope| self.remove_keys(Keys::Of(scope), force, now))
-    }
-
-    fn remove_keys(&mut self, keys: Keys, force: bool, now: Moment) -> i64 {
-        let chosen: Vec<_> = self
-            .objects
-            .iter()
-            .filter(|(id, object)| {
-                self.may_be_removed(*id, force, now) && keys.contain(&object.key)
-            })
-            .map(|(id, _)| id)
-            .collect();
-        let mut leaving = self.leaving_values();
-        leaving.retain(|(key, _)| keys.contain(key));
-        self.remember_dead(leaving);
-        for &id in &chosen {
-            self.take_out(id, now);
-        }
-        self.wait_for_all_removals();
-        self.keep_removal(keys);
-        i64::try_from(chosen.len()).unwrap_or(i64::MAX)
     }
 
     pub(super) fn may_be_removed(&self, id: ObjectId, force: bool, now: Moment) -> bool {

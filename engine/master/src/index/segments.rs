@@ -7,10 +7,10 @@ use proto::store::Uuid;
 use proto::store::release_0_3_13::{Segment, SegmentStatus};
 use slotmap::{SlotMap, new_key_type};
 
-use super::Moment;
 use super::allocator::{Allocator, Block};
 use super::ledger::Stream;
 use super::object::ObjectId;
+use super::{Moment, Shortage};
 
 /// Limit of the replicas of one object; a put gets no more.
 const MOST_REPLICAS: usize = 64;
@@ -209,9 +209,25 @@ impl Segments {
         }
     }
 
-    /// Returns whether new objects may be placed anywhere.
-    pub(crate) fn has_open(&self) -> bool {
-        self.slots.values().any(Mounted::is_open)
+    /// Returns why nothing of this size was placed.
+    pub(crate) fn shortage(&self, size: u64) -> Shortage {
+        let mut shortage = if self.slots.is_empty() {
+            Shortage::NoSegment
+        } else {
+            Shortage::Closed
+        };
+        for mounted in self.slots.values().filter(|mounted| mounted.is_open()) {
+            let (whole, used) = (mounted.space.size(), mounted.space.used());
+            if whole.saturating_sub(used) >= size {
+                return Shortage::Fragmented;
+            }
+            if whole >= size {
+                shortage = Shortage::Full;
+            } else if shortage == Shortage::Closed {
+                shortage = Shortage::TooLarge;
+            }
+        }
+        shortage
     }
 
     /// Returns whether ledgers of mounted segments are being loaded.

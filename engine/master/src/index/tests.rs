@@ -1,9 +1,11 @@
 //! Tests of the index: what the stock master does not do, what time does, and properties over random calls.
 
 mod evacuation;
+mod flags;
 mod groups;
 mod late;
 mod ledger;
+mod observed;
 mod pressure;
 mod property;
 mod quota;

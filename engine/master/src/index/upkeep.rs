@@ -10,7 +10,7 @@ use super::{Index, Moment};
 const STEPS: usize = 256;
 
 /// Time between two looks at all clients and segments. Their times are seconds.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 /// An unmounted segment whose objects are removed step by step. They cannot be found any more.
 #[derive(Debug)]

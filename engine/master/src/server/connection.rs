@@ -103,6 +103,29 @@ impl Input {
     }
 }
 
+/// Replies that are not sent yet.
+#[derive(Default)]
+struct Unsent {
+    /// What must happen before.
+    waits: Vec<Wait>,
+    /// The numbers of the functions, and when their calls began.
+    calls: Vec<(usize, Instant)>,
+}
+
+impl Unsent {
+    /// Waits until the owners of segments have acknowledged what the calls have changed, and counts the time of the calls.
+    async fn may_be_sent(&mut self, master: &Master) -> Result<(), Ended> {
+        ledger::acknowledged(master, std::mem::take(&mut self.waits)).await?;
+        if !self.calls.is_empty() {
+            let now = Instant::now();
+            for (function, began) in self.calls.drain(..) {
+                master.traffic.answered(function, now - began);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Serves a connection until it ends. The caller closes it.
 pub(super) async fn serve(master: &Master, stream: &mut TcpStream, peer: Peer) -> Ended {
     match converse(master, stream, peer).await {
@@ -123,28 +146,28 @@ async fn converse(
     // When the first byte of the incomplete request arrived.
     let mut began: Option<Instant> = None;
     let mut permit: Option<SemaphorePermit<'_>> = None;
+    let mut unsent = Unsent::default();
     loop {
         let mut answered = false;
-        let mut waits = Vec::new();
         while let Some((header, body)) = frame(input.unread(), limits.frame_bytes)? {
             if ledger::is_poll(header.function_id) {
-                ledger::acknowledged(master, std::mem::take(&mut waits)).await?;
+                unsent.may_be_sent(master).await?;
                 write(master, stream, &mut replies).await?;
                 ledger::wait_for_changes(master, peer, body).await;
             }
-            waits.append(&mut answer(master, peer, header, body, &mut replies).await);
+            answer(master, peer, header, body, &mut replies, &mut unsent).await;
             let length = RequestHeader::BYTES + body.len();
             input.read += length;
             answered = true;
             if replies.len() >= MOST_REPLIES {
-                ledger::acknowledged(master, std::mem::take(&mut waits)).await?;
+                unsent.may_be_sent(master).await?;
                 write(master, stream, &mut replies).await?;
             }
         }
         if answered {
             master.stir();
         }
-        ledger::acknowledged(master, waits).await?;
+        unsent.may_be_sent(master).await?;
         write(master, stream, &mut replies).await?;
         input.settle();
         if input.bytes.is_empty() {
@@ -246,15 +269,16 @@ async fn write(
     Ok(())
 }
 
-/// Appends the reply to one request. Returns what must happen before it is sent.
+/// Appends the reply to one request, and to `unsent` what must happen before it is sent.
 async fn answer(
     master: &Master,
     peer: Peer,
     header: RequestHeader,
     body: &[u8],
     replies: &mut Vec<u8>,
-) -> Vec<Wait> {
-    let mut waits = Vec::new();
+    unsent: &mut Unsent,
+) {
+    let began = Instant::now();
     let start = replies.len();
     replies.extend_from_slice(&[0; ResponseHeader::BYTES]);
     let code = match master.functions.find(header.function_id) {
@@ -263,8 +287,9 @@ async fn answer(
             refuse(replies, NOT_REGISTERED, "the rpc function not registered")
         }
         Some((number, function)) => match function.call(master, peer, body, replies).await {
-            Ok((tally, of_call)) => {
-                waits = of_call;
+            Ok((tally, mut waits)) => {
+                unsent.waits.append(&mut waits);
+                unsent.calls.push((number, began));
                 master.traffic.called(number, tally);
                 0
             }
@@ -288,7 +313,6 @@ async fn answer(
         length: u32::try_from(length).unwrap_or(u32::MAX),
     };
     replies[start..start + ResponseHeader::BYTES].copy_from_slice(&header.encode());
-    waits
 }
 
 /// Appends the message of a failure of the RPC layer, and returns its code for the header.

@@ -8,7 +8,7 @@ use proto::store::release_0_3_13 as wire;
 use proto::store::{BareRpc, ErrorCode, PROTOCOL_VERSION, Rpc, Uuid};
 use proto::struct_pack::{DecodeError, Packed, Reader, Schema};
 
-use super::patterns::{self, Pattern};
+use super::patterns::{self, Visit};
 use super::traffic::Tally;
 use super::{Master, ledger, lookups, refused};
 use crate::admission::{Peer, Role};
@@ -91,8 +91,8 @@ pub(super) struct Function {
 enum Work {
     /// All at once.
     Run(Run),
-    /// What [`patterns::run`] does.
-    Pattern(patterns::Read),
+    /// What [`patterns::run`] does, in steps.
+    Steps(patterns::Read),
 }
 
 impl std::fmt::Debug for Function {
@@ -116,15 +116,28 @@ impl Function {
         }
     }
 
-    /// A function that compares keys with a pattern.
-    pub(super) fn of_pattern<R: Rpc>(read: patterns::Read) -> Self {
+    /// A function that visits all keys.
+    pub(super) fn in_steps<Arguments: Packed, Answer: Packed>(
+        name: &'static str,
+        id: u32,
+        read: patterns::Read,
+    ) -> Self {
         Self {
-            name: R::METHOD,
-            id: R::function_id(),
-            arguments: Schema::of::<R::Arguments>(),
-            answer: Schema::of::<Result<R::Value, ErrorCode>>(),
-            work: Work::Pattern(read),
+            name,
+            id,
+            arguments: Schema::of::<Arguments>(),
+            answer: Schema::of::<Answer>(),
+            work: Work::Steps(read),
         }
+    }
+
+    /// One that compares them with a pattern.
+    pub(super) fn of_pattern<R: Rpc>(read: patterns::Read) -> Self {
+        Self::in_steps::<R::Arguments, Result<R::Value, ErrorCode>>(
+            R::METHOD,
+            R::function_id(),
+            read,
+        )
     }
 
     /// A function whose answer is one result.
@@ -203,7 +216,7 @@ impl Function {
     ) -> Result<(Tally, Vec<Wait>), DecodeError> {
         let reader = self.arguments.open(body)?;
         let mut reader = reader.with_most_elements(master.limits.elements);
-        let pattern: Pattern = match &self.work {
+        let call: Visit = match &self.work {
             Work::Run(run) => {
                 let caller = Caller {
                     master,
@@ -213,9 +226,9 @@ impl Function {
                 let tally = run(&caller, &mut reader, &self.answer, out)?;
                 return Ok((tally, caller.waits.into_inner()));
             }
-            Work::Pattern(read) => read(&mut reader)?,
+            Work::Steps(read) => read(&mut reader)?,
         };
-        Ok(patterns::run(master, self, pattern, out).await)
+        Ok(patterns::run(master, self, call, out).await)
     }
 }
 
@@ -484,10 +497,6 @@ fn removals() -> Vec<Function> {
             let mut scope = index.scope(&tenant)?;
             index.remove(scope.key(&key)?, force, now)
         }),
-        Function::bare::<wire::RemoveAll>(
-            |index, (force, tenant), now| index.remove_all(&tenant, force, now),
-            |_| Tally::one(true),
-        ),
         Function::batch::<wire::BatchRemove, _>(|index, (keys, force, tenant), now| {
             each_key(&keys, index.scope(&tenant), |key| {
                 index.remove(key, force, now)

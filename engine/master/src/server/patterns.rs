@@ -1,8 +1,8 @@
-//! Calls for all keys that match a pattern. They go on step by step, and the keys are compared beside the index, so that no other
-//! call waits for a pattern.
+//! Calls for all keys, or for those that match a pattern. They go on step by step, and the keys are compared beside the index, so
+//! that no other call waits for one.
 
 use proto::store::release_0_3_13 as wire;
-use proto::store::{ErrorCode, Rpc};
+use proto::store::{BareRpc, ErrorCode, Rpc};
 use proto::struct_pack::{DecodeError, Packed, Reader};
 use tokio::time::Instant;
 
@@ -11,9 +11,9 @@ use super::functions::{Function, append};
 use super::traffic::Tally;
 use crate::index::{Listing, Removal, Wait};
 
-/// A call with a pattern, and what it does.
+/// A call that visits all keys, and what it does.
 #[derive(Debug)]
-pub(super) enum Pattern {
+pub(super) enum Visit {
     List {
         pattern: String,
         tenant: String,
@@ -23,27 +23,43 @@ pub(super) enum Pattern {
         force: bool,
         tenant: String,
     },
+    RemoveAll {
+        force: bool,
+        tenant: String,
+    },
 }
 
 /// Reads the arguments of such a call.
-pub(super) type Read = fn(&mut Reader<'_>) -> Result<Pattern, DecodeError>;
+pub(super) type Read = fn(&mut Reader<'_>) -> Result<Visit, DecodeError>;
 
 pub(super) fn functions() -> Vec<Function> {
     vec![
         Function::of_pattern::<wire::GetReplicaListByRegex>(|reader| {
             type Arguments = <wire::GetReplicaListByRegex as Rpc>::Arguments;
             let (pattern, tenant) = Arguments::unpack(reader)?;
-            Ok(Pattern::List { pattern, tenant })
+            Ok(Visit::List { pattern, tenant })
         }),
         Function::of_pattern::<wire::RemoveByRegex>(|reader| {
             type Arguments = <wire::RemoveByRegex as Rpc>::Arguments;
             let (pattern, force, tenant) = Arguments::unpack(reader)?;
-            Ok(Pattern::Remove {
+            Ok(Visit::Remove {
                 pattern,
                 force,
                 tenant,
             })
         }),
+        Function::in_steps::<
+            <wire::RemoveAll as BareRpc>::Arguments,
+            <wire::RemoveAll as BareRpc>::Answer,
+        >(
+            wire::RemoveAll::METHOD,
+            wire::RemoveAll::function_id(),
+            |reader| {
+                type Arguments = <wire::RemoveAll as BareRpc>::Arguments;
+                let (force, tenant) = Arguments::unpack(reader)?;
+                Ok(Visit::RemoveAll { force, tenant })
+            },
+        ),
     ]
 }
 
@@ -51,18 +67,18 @@ pub(super) fn functions() -> Vec<Function> {
 pub(super) async fn run(
     master: &Master,
     function: &Function,
-    call: Pattern,
+    call: Visit,
     out: &mut Vec<u8>,
 ) -> (Tally, Vec<Wait>) {
     let end = Instant::now() + master.limits.pattern_deadline;
     let mut waits = Vec::new();
     let succeeded = match call {
-        Pattern::List { pattern, tenant } => {
+        Visit::List { pattern, tenant } => {
             let found = list(master, pattern, &tenant, end).await;
             append(function.answer(), &found, out);
             found.is_ok()
         }
-        Pattern::Remove {
+        Visit::Remove {
             pattern,
             force,
             tenant,
@@ -70,6 +86,11 @@ pub(super) async fn run(
             let removed = remove(master, pattern, force, &tenant, end, &mut waits).await;
             append(function.answer(), &removed, out);
             removed.is_ok()
+        }
+        Visit::RemoveAll { force, tenant } => {
+            let removed = remove_all(master, &tenant, force, &mut waits).await;
+            append(function.answer(), &removed, out);
+            true
         }
     };
     (Tally::one(succeeded), waits)
@@ -116,8 +137,7 @@ async fn remove(
     let begun = master.beside_index(end, move || Removal::begin(&pattern, scope, force));
     let mut removal = begun.await.unwrap_or_else(|| Err(late(master)))?;
     loop {
-        let (more, of_step) =
-            master.call_index(|index, now| index.remove_matching(&mut removal, now));
+        let (more, of_step) = master.call_index(|index, now| index.remove_next(&mut removal, now));
         waits.extend(of_step);
         if !more {
             return Ok(removal.removed());
@@ -127,5 +147,28 @@ async fn remove(
             removal
         });
         removal = compared.await.ok_or_else(|| late(master))?;
+    }
+}
+
+/// Removes all objects of a tenant. Returns their number.
+pub(super) async fn remove_all(
+    master: &Master,
+    tenant: &str,
+    force: bool,
+    waits: &mut Vec<Wait>,
+) -> i64 {
+    let begun = master.with_index(|index, _| index.removal_of_all(tenant, force));
+    let Some(mut removal) = begun else {
+        return 0;
+    };
+    loop {
+        let (more, of_step) = master.call_index(|index, now| index.remove_next(&mut removal, now));
+        waits.extend(of_step);
+        if !more {
+            return removal.removed();
+        }
+        removal.compare(|| true);
+        // Requests go on between the steps.
+        tokio::task::yield_now().await;
     }
 }

@@ -53,6 +53,35 @@ impl Tally {
     }
 }
 
+/// How long calls of one function took.
+#[derive(Debug, Default)]
+pub struct Latency {
+    /// Calls up to each bound and above the one before it; then those above all.
+    calls: [AtomicU64; Self::BOUNDS.len() + 1],
+    nanoseconds: AtomicU64,
+}
+
+impl Latency {
+    /// Microseconds.
+    pub const BOUNDS: [u32; 7] = [50, 200, 1000, 5000, 20_000, 100_000, 1_000_000];
+
+    fn add(&self, time: Duration) {
+        let microseconds = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        let at = Self::BOUNDS.partition_point(|&bound| bound < microseconds);
+        self.calls[at].fetch_add(1, Relaxed);
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.fetch_add(nanoseconds, Relaxed);
+    }
+
+    /// Returns the calls by bound, and the time of all.
+    #[must_use]
+    pub fn read(&self) -> ([u64; Self::BOUNDS.len() + 1], Duration) {
+        let calls = self.calls.each_ref().map(|calls| calls.load(Relaxed));
+        let nanoseconds = self.nanoseconds.load(Relaxed);
+        (calls, Duration::from_nanos(nanoseconds))
+    }
+}
+
 /// Calls of one function.
 #[derive(Debug, Default)]
 pub struct FunctionTraffic {
@@ -63,6 +92,8 @@ pub struct FunctionTraffic {
     pub partial: AtomicU64,
     pub items: AtomicU64,
     pub failed_items: AtomicU64,
+    /// Of answered calls.
+    pub latency: Latency,
 }
 
 /// What the metadata server stores and has refused.
@@ -143,6 +174,13 @@ impl Traffic {
         }
     }
 
+    /// Counts the time from the begin of a call until its reply may be sent.
+    pub(super) fn answered(&self, function: usize, time: Duration) {
+        if let Some((_, counts)) = self.functions.get(function) {
+            counts.latency.add(time);
+        }
+    }
+
     /// Counts a refused request to the metadata server, and logs one every [`LOG_PERIOD`].
     pub(crate) fn metadata_refused(&self, peer: IpAddr, why: &dyn Display) {
         let all = self.metadata.refused.fetch_add(1, Relaxed) + 1;
@@ -191,5 +229,20 @@ impl Traffic {
                 self.faulty_connections.fetch_add(1, Relaxed);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_call_is_counted_up_to_the_next_bound() {
+        let latency = Latency::default();
+        for microseconds in [0, 50, 51, 999_999, 1_000_000, 1_000_001, u64::MAX >> 20] {
+            latency.add(Duration::from_micros(microseconds));
+        }
+        let (calls, _) = latency.read();
+        assert_eq!(calls, [2, 1, 0, 0, 0, 0, 2, 2]);
     }
 }

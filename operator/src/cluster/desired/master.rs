@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crds::cluster::{DEFAULT_LEASE_SECONDS, MasterType};
+use crds::master::Number;
 use crds::names;
 use crds::pod_template::MasterPodTemplate;
 use k8s_openapi::api::apps::v1::{
@@ -170,6 +171,9 @@ fn spec_fingerprint(cluster: &Valid) -> String {
     {
         spec["leaseSeconds"] = json!(seconds);
     }
+    for (number, value) in changed_numbers(cluster) {
+        spec[number.field] = json!(value);
+    }
     if cluster.master.has_tenants {
         spec["tenants"] = json!(true);
     }
@@ -247,7 +251,7 @@ fn tools(settings: &Settings) -> Container {
 /// The container of a stock master.
 fn stock(cluster: &Valid, settings: &Settings) -> Container {
     let image = cluster.master.image.clone();
-    let mut args = args();
+    let mut args = args(cluster);
     args.push("--logtostderr".to_owned());
     args.extend(metadata_args(cluster));
     Container {
@@ -291,7 +295,7 @@ fn built_in(cluster: &Valid, settings: &Settings) -> Container {
         failure_threshold: Some(failures),
         ..Probe::default()
     };
-    let mut args = args();
+    let mut args = args(cluster);
     args.extend([
         format!("--open_port={}", names::MASTER_OPEN_PORT),
         format!("--admitted_file={ADMITTED}/addresses"),
@@ -397,14 +401,23 @@ fn token() -> Volume {
     serde_json::from_value(projection).expect("a volume, by its schema")
 }
 
+/// The numbers that differ from the defaults of both programs.
+fn changed_numbers(cluster: &Valid) -> impl Iterator<Item = (Number, u32)> {
+    let numbers = cluster.master.numbers.into_iter();
+    numbers.filter(|(number, value)| *value != number.default)
+}
+
 /// The flags that both programs have.
-fn args() -> Vec<String> {
-    vec![
+fn args(cluster: &Valid) -> Vec<String> {
+    let mut args = vec![
         format!("--rpc_port={}", names::MASTER_RPC_PORT),
         format!("--metrics_port={}", names::MASTER_ADMIN_PORT),
         // The successor of a replaced agent must ping before this time.
         format!("--client_ttl={}", names::MASTER_CLIENT_TTL_SECONDS),
-    ]
+    ];
+    // Another flag of a stock master restarts it: with the defaults it has those of earlier releases.
+    args.extend(changed_numbers(cluster).map(|(number, value)| number.argument(value)));
+    args
 }
 
 /// The flags of the metadata service in the master's pod, which both programs have too.

@@ -170,6 +170,38 @@ fn a_master_with_tenants_reads_their_quotas_from_its_cluster_and_restarts_only_f
 }
 
 #[test]
+fn both_masters_get_the_numbers_of_the_index_that_are_not_the_default_as_flags() {
+    let master = |spec: &str| {
+        master::deployment(
+            &fixture::valid(&format!("{{master: {{{spec}}}}}")),
+            &fixture::settings(),
+        )
+    };
+    let flags = |spec: &str| {
+        let pod = master(spec).spec.unwrap().template.spec.unwrap();
+        let flags = pod.containers.into_iter().next().unwrap().args.unwrap();
+        let of_index = |flag: &String| flag.contains("eviction") || flag.contains("_kv_");
+        flags.into_iter().filter(of_index).collect::<Vec<_>>()
+    };
+    let changed = "evictionWatermarkPercent: 100, evictionPercent: 7, kvLeaseSeconds: 30, softPinSeconds: 3600";
+    let default = "evictionWatermarkPercent: 90, evictionPercent: 5, kvLeaseSeconds: 10, softPinSeconds: 1800";
+    for kind in ["type: Stock", "type: BuiltIn"] {
+        let with = |numbers: &str| format!("{kind}, {numbers}");
+        assert_eq!(
+            flags(&with(changed)),
+            [
+                "--eviction_high_watermark_ratio=1.00",
+                "--eviction_ratio=0.07",
+                "--default_kv_lease_ttl=30s",
+                "--default_kv_soft_pin_ttl=3600s",
+            ]
+        );
+        assert_eq!(master(&with(default)), master(kind));
+        assert!(!master::same_spec(&master(&with(changed)), &master(kind)));
+    }
+}
+
+#[test]
 fn drained_nodes_are_excluded_by_name_and_outdate_no_pod() {
     let spec = "{master: {type: BuiltIn}, update: {onCordon: Drain}, pools: [{name: a, podTemplate: {affinity: {nodeAffinity: \
         {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [\

@@ -3,6 +3,7 @@
 
 use proto::store::ledger::Version;
 
+use super::LeaveId;
 use super::removed::Source;
 use crate::index::object::ObjectId;
 use crate::index::segments::SegmentId;
@@ -42,12 +43,19 @@ impl Index {
         }
     }
 
-    /// Values that leave their ledgers, by stored key.
-    pub(in crate::index) fn leaving_values(&self) -> Vec<(Box<str>, Version)> {
-        let leaving = self.leaving.ranges();
-        leaving
-            .map(|range| (range.key.clone(), range.version))
-            .collect()
+    /// Values of the next `most` ranges that leave their ledgers, by stored key, and the last of these ranges.
+    pub(in crate::index) fn leaving_values(
+        &self,
+        (after, last): (LeaveId, LeaveId),
+        most: usize,
+    ) -> (Vec<(Box<str>, Version)>, Option<LeaveId>) {
+        let mut reached = None;
+        let leaving = self.leaving.between(after, last).take(most);
+        let values = leaving.map(|(id, range)| {
+            reached = Some(id);
+            (range.key.clone(), range.version)
+        });
+        (values.collect(), reached)
     }
 
     /// Notes that a removal has met these values, which leave: they do not come back from now on. A value that an object still

@@ -1,7 +1,8 @@
 //! Ranges that no object has any more, and that are still in the ledger of their segment. They are not used again before:
 //! after a restart the record would describe bytes of another object.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 
 use proto::store::ledger::Version;
 use smallvec::SmallVec;
@@ -48,7 +49,9 @@ struct Deferred {
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     last: u64,
-    ranges: HashMap<LeaveId, Range>,
+    ranges: BTreeMap<LeaveId, Range>,
+    /// The same by segment; none is empty.
+    of_segments: HashMap<SegmentId, BTreeSet<LeaveId>>,
     /// Of all ranges.
     bytes: u128,
     keys: HashMap<Box<str>, SmallVec<[LeaveId; 2]>>,
@@ -64,6 +67,10 @@ impl Leaving {
         let id = LeaveId(self.last);
         self.keys.entry(range.key.clone()).or_default().push(id);
         self.bytes += u128::from(range.size);
+        self.of_segments
+            .entry(range.segment)
+            .or_default()
+            .insert(id);
         self.ranges.insert(id, range);
         id
     }
@@ -95,6 +102,12 @@ impl Leaving {
         let range = self.ranges.remove(&id)?;
         self.marked -= usize::from(id <= self.mark);
         self.bytes -= u128::from(range.size);
+        if let Some(ids) = self.of_segments.get_mut(&range.segment) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.of_segments.remove(&range.segment);
+            }
+        }
         if let Some(ids) = self.keys.get_mut(&range.key) {
             ids.retain(|other| *other != id);
             if ids.is_empty() {
@@ -105,10 +118,7 @@ impl Leaving {
     }
 
     pub(crate) fn remove_segment(&mut self, segment: SegmentId) {
-        let there = self.ranges.iter();
-        let there = there.filter(|(_, range)| range.segment == segment);
-        let there: Vec<_> = there.map(|(&id, _)| id).collect();
-        for id in there {
+        for id in self.of_segments.remove(&segment).unwrap_or_default() {
             self.remove(id);
         }
     }
@@ -149,11 +159,35 @@ impl Leaving {
             .filter_map(|id| Some((self.ranges.get(id)?.segment, *id)))
     }
 
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = &Range> {
-        self.ranges.values()
+    /// The last range that has begun to leave.
+    pub(crate) fn last(&self) -> LeaveId {
+        LeaveId(self.last)
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = (SegmentId, LeaveId)> {
-        self.ranges.iter().map(|(&id, range)| (range.segment, id))
+    /// Returns the ranges that have begun to leave after one and not after another one.
+    pub(crate) fn between(
+        &self,
+        after: LeaveId,
+        last: LeaveId,
+    ) -> impl Iterator<Item = (LeaveId, &Range)> {
+        let bounds = (Bound::Excluded(after), Bound::Included(last));
+        // Such bounds must not be equal.
+        let between = (after < last).then(|| self.ranges.range(bounds));
+        between
+            .into_iter()
+            .flatten()
+            .map(|(id, range)| (*id, range))
+    }
+
+    /// Returns the segments that ranges leave, with the last of each.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = (SegmentId, LeaveId)> {
+        let segments = self.of_segments.iter();
+        segments.filter_map(|(segment, ids)| Some((*segment, *ids.last()?)))
+    }
+
+    /// Returns whether ranges leave a segment, of those up to one.
+    pub(crate) fn leaves(&self, segment: SegmentId, last: LeaveId) -> bool {
+        let first = self.of_segments.get(&segment).and_then(BTreeSet::first);
+        first.is_some_and(|first| *first <= last)
     }
 }

@@ -20,6 +20,30 @@ use crate::index::{Index, Moment};
 /// Most records of one segment.
 const MOST_RECORDS: usize = 1 << 24;
 
+/// Spreads the records of a ledger over the first time of a run, so that those of all ledgers are evicted in the order of their age,
+/// and before what is read in this run. When they were read is not known.
+#[derive(Debug, Clone, Copy)]
+struct Ages {
+    records: u64,
+    end: Moment,
+}
+
+impl Ages {
+    fn of(records: usize, end: Moment) -> Self {
+        Self {
+            records: records as u64,
+            end,
+        }
+    }
+
+    /// Returns the time for the record that this many younger ones precede.
+    fn used(self, younger: usize) -> Moment {
+        let older = u128::from(self.records).saturating_sub(younger as u128);
+        let time = u128::from(self.end.0) * older / u128::from(self.records.max(1));
+        Moment(u64::try_from(time).unwrap_or(u64::MAX))
+    }
+}
+
 impl Index {
     /// Takes a part of a ledger. `sent` is the number of entries before it; a load begins again with 0. With the last part
     /// the objects can be found, and new ones are placed in the segment.
@@ -67,6 +91,10 @@ impl Index {
         entries.sort_unstable_by_key(|entry| Reverse(self.age(entry.version)));
         let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
         let mut placed = Vec::with_capacity(entries.len());
+        let ages = Ages::of(
+            entries.len(),
+            now.min(Moment::default().after(self.settings.lease_ttl)),
+        );
         let mut wrong = Vec::new();
         for Entry {
             offset,
@@ -85,7 +113,8 @@ impl Index {
             match (end, stored) {
                 (Some(end), Some(stored)) => {
                     ends.insert(offset, end);
-                    placed.push((offset, version, stored));
+                    let used = ages.used(placed.len());
+                    placed.push((offset, version, stored, used));
                 }
                 _ => wrong.push((offset, version)),
             }
@@ -94,19 +123,19 @@ impl Index {
         let no_object = ObjectId::default();
         let ranges: Vec<_> = placed
             .iter()
-            .map(|(offset, _, stored)| (*offset, stored.length, no_object))
+            .map(|(offset, _, stored, _)| (*offset, stored.length, no_object))
             .collect();
         let (space, blocks) = Allocator::with_used(size, &ranges);
         self.segments.install(segment, space);
         let missed = self.missed_removals(segment);
         let source = self.source(segment);
-        for ((offset, version, stored), block) in placed.into_iter().zip(blocks) {
+        for ((offset, version, stored, used), block) in placed.into_iter().zip(blocks) {
             let place = Place {
                 segment,
                 block,
                 offset,
             };
-            self.adopt(place, version, stored, (&missed, source), now);
+            self.adopt(place, (version, used), stored, (&missed, source), now);
         }
         for (offset, version) in wrong {
             let entry = Entry {
@@ -118,7 +147,7 @@ impl Index {
                 stream.push(entry, Then::Nothing);
             }
         }
-        self.installs += 1;
+        self.turnover += 1;
         self.signals.owners.push(client);
     }
 
@@ -126,7 +155,7 @@ impl Index {
     fn adopt(
         &mut self,
         place: Place,
-        version: Version,
+        (version, used): (Version, Moment),
         stored: Stored,
         (missed, source): (&Missed, Source),
         now: Moment,
@@ -209,6 +238,6 @@ impl Index {
             self.objects.set_soft_pin(id, now.after(pin));
         }
         self.segments.give(place, id);
-        self.enqueue(id);
+        self.enqueue_as_of(id, used);
     }
 }

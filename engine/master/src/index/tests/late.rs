@@ -302,7 +302,7 @@ fn a_removal_in_steps_removes_also_what_an_owner_brings_back_meanwhile() {
         index.tick(Moment(at(0).0 + look * 100_000));
     }
     let mut removal = crate::index::Removal::begin("k", Scope::default(), true).unwrap();
-    assert!(index.remove_matching(&mut removal, at(4)));
+    assert!(index.remove_next(&mut removal, at(4)));
     removal.compare(|| true);
     // All places were visited. Now the engine process of the owner is replaced.
     let id = mount_in(&mut index, 0, 1, 1, at(4));
@@ -314,9 +314,47 @@ fn a_removal_in_steps_removes_also_what_an_owner_brings_back_meanwhile() {
         at(4),
     );
     assert!(find(&mut index, "k", at(4)));
-    while index.remove_matching(&mut removal, at(4)) {
+    while index.remove_next(&mut removal, at(4)) {
         removal.compare(|| true);
     }
     assert_eq!(removal.removed(), 1);
     assert!(!find(&mut index, "k", at(4)));
+}
+
+#[test]
+fn after_a_takeover_the_oldest_objects_of_all_ledgers_are_evicted_first() {
+    let mut index = Index::new(long_lived(), 7).in_epoch(2);
+    let mounts = (0..2).map(|number| mount(&mut index, number, 1, at(0)));
+    let ids: Vec<_> = mounts.collect();
+    for (number, id) in (0..).zip(ids) {
+        // The higher the offset, the older.
+        let records = (0..10).map(|age| {
+            let version = version(1, 100 - 2 * age - number);
+            record(&format!("{number}-{age}"), age * 100, version)
+        });
+        load(&mut index, number, id, records.collect(), at(0));
+    }
+    for look in 0..60 {
+        index.tick(Moment(at(0).0 + look * 100_000));
+        while index.step(at(6)) {}
+    }
+    // What was read in this run leaves last.
+    get(&mut index, "0-9", at(7)).unwrap();
+    index.settings.high_watermark = 0.0001;
+    for _ in 0..12 {
+        index.begin_eviction(at(20));
+        while index.step(at(20)) {}
+        assert!(index.contains("0-9"));
+        let youngest = [8, 9].map(|oldest| {
+            let number = oldest - 8;
+            let is_gone = |age: &u64| !index.contains(&format!("{number}-{age}"));
+            // Of those that are gone none is younger than one that is left.
+            let gone: Vec<_> = (0..=oldest).filter(is_gone).collect();
+            let first = gone.first().copied().unwrap_or(oldest + 1);
+            assert_eq!(gone, (first..=oldest).collect::<Vec<_>>());
+            first
+        });
+        assert!(youngest[0].abs_diff(youngest[1]) <= 1, "{youngest:?}");
+    }
+    assert!(index.counters().evicted_objects >= 12);
 }

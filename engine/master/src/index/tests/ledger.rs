@@ -136,3 +136,25 @@ fn a_segment_with_many_changes_gets_the_part_of_those_with_few() {
     let last = &changes[63].entries[999];
     assert_eq!(last.version, index.latest());
 }
+
+#[test]
+fn the_lag_of_an_owner_is_the_time_for_which_its_earliest_change_waits() {
+    let mut index = settled();
+    let mut now = at(3).0;
+    let mut look = |index: &mut Index| {
+        now += 100_000;
+        index.tick(Moment(now));
+        index.ledger_totals().lag
+    };
+    assert_eq!(look(&mut index), Duration::ZERO);
+    begin(&mut index, "a");
+    assert_eq!(look(&mut index), Duration::ZERO);
+    assert_eq!(look(&mut index), Duration::from_millis(100));
+    begin(&mut index, "b");
+    assert_eq!(look(&mut index), Duration::from_millis(200));
+    // Only the later one waits.
+    poll(&mut index, 1, 2);
+    assert_eq!(look(&mut index), Duration::from_millis(100));
+    poll(&mut index, 1, 3);
+    assert_eq!(look(&mut index), Duration::ZERO);
+}

@@ -2,6 +2,7 @@
 
 use super::evacuation::{Pools, owner};
 use super::*;
+use crate::index::Removal;
 
 const MIB: u64 = 1 << 20;
 /// More than the index remembers of removed keys.
@@ -174,6 +175,57 @@ fn what_is_removed_after_its_eviction_does_not_return() {
         assert!(pools.index.have_happened(&mut waits));
         come_back(&mut pools, 1, at(5));
         assert!(!has(&mut pools, "k", at(5)), "{removal}");
+    }
+}
+
+/// The owner goes away after the only step that looks at objects.
+#[test]
+fn a_removal_in_steps_concerns_the_evicted_values_of_an_owner_that_goes_away_meanwhile() {
+    for pattern in [false, true] {
+        let mut pools = with_evicted();
+        let mut removal = if pattern {
+            Removal::begin("^k", Scope::default(), true).unwrap()
+        } else {
+            pools.index.removal_of_all("", true).unwrap()
+        };
+        assert!(pools.index.remove_next(&mut removal, at(4)));
+        removal.compare(|| true);
+        expire(&mut pools, 1);
+        while pools.index.remove_next(&mut removal, at(4)) {
+            removal.compare(|| true);
+        }
+        come_back(&mut pools, 1, at(5));
+        assert!(!has(&mut pools, "k", at(5)), "{pattern}");
+    }
+}
+
+#[test]
+fn a_removal_in_steps_is_not_answered_if_an_owner_falls_silent_before_its_ranges_have_left() {
+    for silent in [false, true] {
+        let mut pools = acquainted(3);
+        put_at(&mut pools, "k", 100, 1, at(4));
+        pools.follow(1, at(4));
+        pools.index.take_signals();
+        let mut removal = pools.index.removal_of_all("", true).unwrap();
+        for _ in 0..2 {
+            assert!(pools.index.remove_next(&mut removal, at(4)));
+            removal.compare(|| true);
+        }
+        assert_eq!(removal.removed(), 1);
+        if silent {
+            expire(&mut pools, 1);
+        }
+        while pools.index.remove_next(&mut removal, at(4)) {
+            removal.compare(|| true);
+        }
+        let mut waits = pools.index.take_signals().waits;
+        assert!(!pools.index.have_happened(&mut waits));
+        for number in 0..3 {
+            if number != 1 || !silent {
+                pools.follow(number, at(4));
+            }
+        }
+        assert_eq!(pools.index.have_happened(&mut waits), !silent);
     }
 }
 

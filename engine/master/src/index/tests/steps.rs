@@ -1,5 +1,7 @@
 //! Work in steps: calls by pattern, searches, and lists that a slow client makes long.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::index::{Listing, Removal, Search};
 
@@ -26,10 +28,31 @@ impl Index {
         now: Moment,
     ) -> Result<i64, ErrorCode> {
         let mut removal = Removal::begin(pattern, scope.clone(), force)?;
-        while self.remove_matching(&mut removal, now) {
+        while self.remove_next(&mut removal, now) {
             removal.compare(|| true);
         }
         Ok(removal.removed())
+    }
+
+    /// All keys of the default tenant, in their order.
+    pub(super) fn keys(&self) -> Vec<String> {
+        let (mut text, mut next) = (String::new(), Some(0));
+        while let Some(from) = next {
+            next = self.list_keys(from, &mut text);
+        }
+        let mut keys: Vec<_> = text.lines().map(Into::into).collect();
+        keys.sort();
+        keys
+    }
+
+    pub(super) fn remove_all(&mut self, tenant: &str, force: bool, now: Moment) -> i64 {
+        let Some(mut removal) = self.removal_of_all(tenant, force) else {
+            return 0;
+        };
+        while self.remove_next(&mut removal, now) {
+            removal.compare(|| true);
+        }
+        removal.removed()
     }
 
     pub(super) fn begin_search(
@@ -83,18 +106,35 @@ fn puts_that_ended_behind_a_slow_one_are_forgotten_in_steps() {
 
 #[test]
 fn a_call_by_pattern_looks_at_some_objects_in_each_step() {
-    let mut index = with_segments(long_lived(), &[1 << 30]);
-    fill(&mut index, 1000, at(0));
-    let mut removal = Removal::begin("[05]$", Scope::default(), true).unwrap();
-    let mut keys = index.keys().len();
-    let mut steps = 0;
-    while index.remove_matching(&mut removal, at(1)) {
-        removal.compare(|| true);
-        assert!(keys - index.keys().len() <= 256);
-        (keys, steps) = (index.keys().len(), steps + 1);
+    let pattern = |_: &Index| Removal::begin("[05]$", Scope::default(), true).unwrap();
+    let all = |index: &Index| index.removal_of_all("", true).unwrap();
+    let removals = [pattern as fn(&Index) -> Removal, all];
+    for (removal, expected) in removals.into_iter().zip([200, 1000]) {
+        let mut index = with_segments(long_lived(), &[1 << 30]);
+        fill(&mut index, 1000, at(0));
+        let mut removal = removal(&index);
+        let mut keys = index.objects.len();
+        let mut steps = 0;
+        while index.remove_next(&mut removal, at(1)) {
+            removal.compare(|| true);
+            assert!(keys - index.objects.len() <= 256);
+            (keys, steps) = (index.objects.len(), steps + 1);
+        }
+        assert!(steps >= 1000 / 256, "{steps}");
+        assert_eq!(removal.removed(), i64::try_from(expected).unwrap());
+        assert_eq!(index.objects.len(), 1000 - expected);
     }
-    assert!(steps >= 1000 / 256, "{steps}");
-    assert_eq!((removal.removed(), index.keys().len()), (200, 800));
+    let mut index = with_segments(long_lived(), &[1 << 30]);
+    fill(&mut index, 800, at(0));
+    let (mut text, mut next, mut steps) = (String::new(), Some(0), 0);
+    while let Some(from) = next {
+        let before = text.lines().count();
+        next = index.list_keys(from, &mut text);
+        assert!(text.lines().count() - before <= 256);
+        steps += 1;
+    }
+    assert!(steps >= 800 / 256, "{steps}");
+    assert_eq!(text.lines().collect::<BTreeSet<_>>().len(), 800);
     let mut listing = Listing::begin("", Scope::default()).unwrap();
     let mut steps = 0;
     while index.list(&mut listing, at(1)).unwrap() {
@@ -111,19 +151,17 @@ fn a_removal_in_steps_spares_what_gets_a_lease_or_another_value_meanwhile() {
     let mut index = with_segments(long_lived(), &[1 << 30]);
     fill(&mut index, 3, at(0));
     let mut removal = Removal::begin("", Scope::default(), false).unwrap();
-    assert!(index.remove_matching(&mut removal, at(1)));
+    assert!(index.remove_next(&mut removal, at(1)));
     removal.compare(|| true);
     get(&mut index, "k0", at(1)).unwrap();
     let config = ReplicateConfig::default();
     index.upsert_start(CLIENT, "k1", 2, &config, at(1)).unwrap();
     put(&mut index, "later", 1, at(1)).unwrap();
-    while index.remove_matching(&mut removal, at(1)) {
+    while index.remove_next(&mut removal, at(1)) {
         removal.compare(|| true);
     }
-    let mut keys = index.keys();
-    keys.sort();
     assert_eq!(
-        (removal.removed(), keys),
+        (removal.removed(), index.keys()),
         (1, ["k0", "k1", "later"].map(Into::into).to_vec())
     );
 }
