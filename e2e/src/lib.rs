@@ -2,6 +2,7 @@
 //! parts that scenarios are made of. The local Kubernetes is the crate `mooncake-local-cluster`.
 
 pub mod clusters;
+pub mod http;
 pub mod product;
 pub mod scenario;
 pub mod settings;

@@ -2,6 +2,7 @@
 //! nodes, pools and policies, stock pods that carry out work, and waits that report what they saw last.
 
 pub mod audit;
+mod bounds;
 mod charges;
 mod cluster_access;
 mod command_pod;
@@ -12,6 +13,7 @@ mod in_namespace;
 mod load;
 pub mod master;
 pub mod metadata;
+pub mod metrics;
 mod namespace;
 mod node;
 mod policy;
@@ -22,12 +24,14 @@ mod stock_pod;
 mod test_cluster;
 mod watches;
 
+pub use bounds::{Pace, within};
 pub use charges::Charges;
 pub use cluster_access::cluster_names;
 pub use command_pod::CommandPod;
 pub use eventually::{Seen, eventually};
 pub use in_namespace::with_namespace;
 pub use load::{Effort, Load, LoadReport};
+pub use metrics::Metrics;
 pub use namespace::{Namespace, is_ready};
 pub use node::Node;
 pub use policy::Policy;

@@ -451,6 +451,89 @@ fn every_scenario_that_the_troubleshooting_page_names_exists() {
     );
 }
 
+/// The scenarios and counts of the first release, and where they are now.
+const OF_RELEASE_0_1_0: &str = include_str!("release-0.1.0.txt");
+
+/// Whether a file below `e2e/tests` is compiled and has this test, or a part of one that another file calls.
+fn is_tested(file: &str, name: &str) -> bool {
+    let read = |file: &str| fs::read_to_string(root().join("e2e/tests").join(file));
+    let modules = read("scenarios.rs").unwrap();
+    let module = file.strip_prefix("scenarios/").map(|file| {
+        let module = file.trim_end_matches(".rs");
+        (module, format!("mod {module};"))
+    });
+    let Ok(text) = read(file) else {
+        return false;
+    };
+    let Some((before, _)) = text.split_once(&format!("fn {name}(")) else {
+        return false;
+    };
+    let Some((module, line)) = module else {
+        return is_test(before);
+    };
+    let called = format!("{module}::{name}(");
+    modules.contains(&line)
+        && (is_test(before) || sources().iter().any(|(_, text)| text.contains(&called)))
+}
+
+/// Whether the text before a function ends with the attribute of a test, others between them.
+fn is_test(before: &str) -> bool {
+    let attributes = before.lines().rev().skip(1);
+    let mut attributes = attributes.take_while(|line| line.starts_with("#["));
+    attributes.any(|line| line.starts_with("#[tokio::test") || line == "#[test]")
+}
+
+/// The numbers in the arguments of the call that has this text as its first one.
+fn numbers_after(text: &str, first: &str) -> Vec<u64> {
+    let Some((_, rest)) = text.split_once(&format!("\"{first}\",")) else {
+        return Vec::new();
+    };
+    let arguments = rest.split(')').next().unwrap_or_default();
+    let number = |word: &str| {
+        let word = word.trim().trim_matches('"').replace('_', "");
+        let digits = word.split(char::is_alphabetic).next().unwrap_or_default();
+        digits.parse().ok()
+    };
+    arguments.split(',').filter_map(number).collect()
+}
+
+#[test]
+fn each_scenario_of_the_first_release_is_tested_with_its_counts() {
+    let lines = OF_RELEASE_0_1_0.lines();
+    let now: Vec<_> = lines
+        .clone()
+        .filter_map(|line| line.strip_prefix("  ")?.split_once(' '))
+        .collect();
+    let then = lines
+        .clone()
+        .filter(|line| line.contains(".rs ") && !line.starts_with(['c', ' ', '#']));
+    assert_eq!(now.len(), then.count());
+    assert_eq!(now.len(), 53, "a scenario of the release left the list");
+    none(
+        "these scenarios of release 0.1.0 are not tested",
+        now.iter()
+            .filter(|(file, name)| !is_tested(file, name))
+            .map(|(file, name)| format!("{file}: {name}")),
+    );
+    let counts: Vec<_> = lines
+        .filter_map(|line| line.strip_prefix("counts ")?.split_once(" \""))
+        .collect();
+    assert_eq!(counts.len(), 8, "a count of the release left the list");
+    let lower = counts.iter().filter(|(file, rest)| {
+        let (what, least) = rest.split_once("\" ").unwrap();
+        let least: Vec<u64> = least
+            .split(' ')
+            .map(|count| count.parse().unwrap())
+            .collect();
+        let now = numbers_after(&fs::read_to_string(root().join(file)).unwrap(), what);
+        now.len() != least.len() || now.iter().zip(&least).any(|(now, least)| now < least)
+    });
+    none(
+        "these counts are lower than in release 0.1.0",
+        lower.map(|(file, rest)| format!("{file}: \"{rest}")),
+    );
+}
+
 /// Anchors of a page: marked ones and those of its headings, as GitHub forms them.
 fn anchors(page: &str) -> BTreeSet<String> {
     let marked = page.split("<a id=\"").skip(1);

@@ -68,6 +68,10 @@ impl Settings {
 /// Begins the line of a test that does nothing in this run.
 pub const SKIPPED: &str = "skipped: ";
 
+/// Begins the line with the times of a scenario: its test, namespace and cluster, and seconds until its end and until its namespace
+/// is deleted, with tabs between them.
+pub const RAN: &str = "scenario: ";
+
 /// How often tests repeat: reduced counts in everyday runs, full counts in the soak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scale {
@@ -80,6 +84,11 @@ impl Scale {
         Self {
             full: std::env::var("MOONCAKE_SCENARIOS").is_ok_and(|scale| scale == "full"),
         }
+    }
+
+    /// Whether counts are full: in the soak, which nothing else runs beside.
+    pub fn is_full(self) -> bool {
+        self.full
     }
 
     /// Time limit of one scenario.

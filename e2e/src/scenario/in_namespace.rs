@@ -10,6 +10,8 @@ use k8s_openapi::api::core::v1::{Namespace as CoreNamespace, Pod, ServiceAccount
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use local_cluster::Scale;
+use local_cluster::settings::RAN;
+use std::thread;
 use std::time::Instant;
 
 /// Runs a scenario in a new namespace. When it fails or panics, prints the namespace's objects, conditions, Events
@@ -49,6 +51,8 @@ where
     .await?;
     // In a task of its own a panic becomes an error, and the namespace is still deleted.
     let limit = Scale::read().scenario_limit();
+    // libtest names the thread of a test after it; the scenario runs on threads of its own.
+    let test = thread::current().name().unwrap_or_default().to_owned();
     let started = Instant::now();
     let running = tokio::spawn(tokio::time::timeout(limit, scenario(namespace.clone())));
     let outcome = match running.await {
@@ -61,7 +65,12 @@ where
     }
     let ran = started.elapsed();
     let cleared = clear(&namespace).await;
-    print_duration(&namespace, ran.as_secs(), started.elapsed().as_secs());
+    print_duration(
+        &test,
+        &namespace,
+        ran.as_secs(),
+        started.elapsed().as_secs(),
+    );
     if cleared.is_err() {
         evidence::print(&namespace).await;
     }
@@ -69,13 +78,9 @@ where
 }
 
 #[expect(clippy::print_stdout, reason = "the reader of a test run reads this")]
-fn print_duration(namespace: &Namespace, ran: u64, all: u64) {
-    println!(
-        "{} on {}: ran {ran} s, deleted {} s later",
-        namespace.name,
-        namespace.cluster.local.name(),
-        all.saturating_sub(ran)
-    );
+fn print_duration(test: &str, namespace: &Namespace, ran: u64, all: u64) {
+    let (name, cluster) = (&namespace.name, namespace.cluster.local.name());
+    println!("{RAN}{test}\t{name}\t{cluster}\t{ran} s\t{all} s");
 }
 
 /// Deletes the clusters and the pods without owner, then the namespace. The namespace controller looks again at a

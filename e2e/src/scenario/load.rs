@@ -1,5 +1,6 @@
 //! A stock client that puts, gets and verifies while a scenario disturbs the cluster, and its report.
 
+use super::bounds::Pace;
 use super::eventually::{Seen, eventually};
 use super::namespace::Namespace;
 use super::processes;
@@ -170,16 +171,17 @@ impl LoadReport {
         Ok(())
     }
 
-    /// The load went on: no operation took longer than `stall`, and at least a tenth of the operations that it tries in
-    /// `time` succeeded.
+    /// The load went on: no operation took longer than the pace allows, and as many of those that it tries in `time`
+    /// succeeded as it requires.
     ///
     /// # Errors
     /// The whole report.
-    pub fn went_on(&self, effort: Effort, time: Duration, stall: Duration) -> anyhow::Result<()> {
-        let floor = u64::from(effort.rate) * time.as_secs() / 10;
+    pub fn went_on(&self, effort: Effort, time: Duration, pace: Pace) -> anyhow::Result<()> {
+        let floor = u64::from(effort.rate) * time.as_secs() * pace.percent / 100;
         ensure!(
-            self.longest <= stall.as_secs_f64() && self.put + self.got >= floor,
-            "an operation took longer than {stall:?}, or fewer than {floor} succeeded in {time:?}: {self:?}"
+            self.longest <= pace.longest.as_secs_f64() && self.put + self.got >= floor,
+            "an operation took longer than {:?}, or fewer than {floor} succeeded in {time:?}: {self:?}",
+            pace.longest
         );
         Ok(())
     }
@@ -208,5 +210,36 @@ impl LoadReport {
             self.kept,
             self.longest
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_that_stalled_or_was_slow_did_not_go_on() {
+        let report = |longest: f64, got: u64| LoadReport {
+            put: 10,
+            got,
+            failed: 0,
+            missing: 0,
+            wrong: 0,
+            bytes: 0,
+            longest,
+            kept: 48,
+            unread: 0,
+            failures: Vec::new(),
+        };
+        let pace = Pace {
+            longest: Duration::from_secs(1),
+            percent: 50,
+        };
+        let went_on =
+            |report: LoadReport| report.went_on(Effort::default(), Duration::from_secs(100), pace);
+        // Half of 25 operations a second.
+        assert!(went_on(report(0.9, 1240)).is_ok());
+        assert!(went_on(report(1.1, 1240)).is_err());
+        assert!(went_on(report(0.9, 1239)).is_err());
     }
 }

@@ -14,12 +14,16 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 use local_cluster::command::Run;
 use local_cluster::{Cluster, NodeKind, Scale, Settings};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OnceCell;
 
 /// Images of the product, once built.
 static IMAGES: OnceCell<Arc<Vec<Image>>> = OnceCell::const_new();
+
+/// The command line, once built: cargo takes a second also where it builds nothing.
+static CLI: OnceCell<PathBuf> = OnceCell::const_new();
 
 /// Time limit to become ready, after an installation or a disturbance.
 const READY: Duration = Duration::from_secs(180);
@@ -136,16 +140,12 @@ impl Product {
     /// # Errors
     /// An exit status other than 0, with its output.
     pub async fn cli(&self, words: &[&str]) -> anyhow::Result<String> {
-        let kubeconfig = self.cluster.local.kubeconfig();
-        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        let run = move || {
-            Run::new(product::cli()?)
-                .args(words)
-                .arg("--kubeconfig")
-                .arg(kubeconfig)
-                .output()
-        };
-        Ok(tokio::task::spawn_blocking(run).await??)
+        let build = || async { anyhow::Ok(tokio::task::spawn_blocking(product::cli).await??) };
+        let run = Run::new(CLI.get_or_try_init(build).await?)
+            .args(words)
+            .arg("--kubeconfig")
+            .arg(self.cluster.local.kubeconfig());
+        output(run).await
     }
 
     /// The output of `kubectl mooncake doctor` for all namespaces, also when it exits with 1 because of a failure.

@@ -7,7 +7,7 @@ use crds::names::{COMPONENT_AGENT, COMPONENT_OPERATOR, master_endpoint};
 use mooncake_e2e::scenario::master::Segment;
 use mooncake_e2e::scenario::pool::{READY, ip};
 use mooncake_e2e::scenario::{
-    Effort, Load, Namespace, Pool, Product, StockPod, StockWork, processes, with_namespace,
+    Effort, Load, Namespace, Pool, Product, StockPod, StockWork, metrics, processes, with_namespace,
 };
 use serde_json::Value;
 use std::time::Duration;
@@ -58,7 +58,7 @@ async fn pods_without_access_read_and_write_no_pool_bytes() -> anyhow::Result<()
             }
             let mut arguments = vec!["load-n1-kept-0".to_owned(), address.clone()];
             arguments.extend(hosts.clone());
-            arguments.extend(metrics(&product).await?);
+            arguments.extend(urls_of_metrics(&product).await?);
             let admitted = StockPod::new("admitted", StockWork::Idle);
             admitted.inject("kv").start(&namespace).await?;
             namespace.pod_ready("admitted", WAIT).await?;
@@ -112,16 +112,11 @@ fn unused(segment: &Segment) -> anyhow::Result<String> {
 }
 
 /// URLs of the metrics of every agent and operator.
-async fn metrics(product: &Product) -> anyhow::Result<Vec<String>> {
+async fn urls_of_metrics(product: &Product) -> anyhow::Result<Vec<String>> {
     let mut urls = Vec::new();
     for component in [COMPONENT_AGENT, COMPONENT_OPERATOR] {
         for pod in product.pods(component).await? {
-            let ports = pod.spec.iter().flat_map(|spec| &spec.containers);
-            let port = ports
-                .flat_map(|container| container.ports.iter().flatten())
-                .find(|port| port.name.as_deref() == Some("metrics"))
-                .with_context(|| format!("a pod of {component} has no port for metrics"))?
-                .container_port;
+            let port = metrics::port(&pod)?;
             urls.push(format!("https://{}:{port}/metrics", ip(&pod)?));
         }
     }

@@ -12,7 +12,7 @@ use kube::{Resource, ResourceExt};
 use local_cluster::Part;
 use mooncake_e2e::scenario::product::AGENT;
 use mooncake_e2e::scenario::{
-    Namespace, Node, Pool, Product, Seen, StockPod, StockWork, eventually,
+    Metrics, Namespace, Node, Pool, Product, Seen, StockPod, StockWork, eventually,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -46,10 +46,17 @@ async fn a_missing_agent_is_reported_within_a_minute_and_the_node_recovers() -> 
                 "the message does not name n2: {message}"
             );
             is_unknown(&product, &pool).await?;
+            let metrics = Metrics::reader(&product, &namespace).await?;
+            let ready = ConditionType::Ready;
+            let unknown = ("Unknown", Reason::AgentMissing);
+            metrics.condition(&pool, ready, unknown, BACK).await?;
 
             agents_on(&product, &Value::Null).await?;
             product.wait_ready(BACK).await?;
             pool.ready(BACK).await?;
+            metrics
+                .condition(&pool, ready, ("True", Reason::AsExpected), BACK)
+                .await?;
             eventually("the agent to report again", BACK, || async {
                 let serving = condition(&product, "n2", ConditionType::PoolsServing).await?;
                 let done = serving.status == "True";

@@ -1,7 +1,7 @@
 //! The manifests of docs/examples run with the stacks' own connectors: a first replica saves to the pool, a
 //! second one loads and compares.
 
-use super::stack_image;
+use super::{stack_image, stock_operations};
 use anyhow::{Context, ensure};
 use crds::cluster::MasterType;
 use k8s_openapi::api::core::v1::Pod;
@@ -107,7 +107,8 @@ async fn every_example_moves_bytes_through_the_pool_with_the_stacks_own_connecto
                 "{}",
                 namespace.kubectl(&["logs", "job/python-client"]).await?
             );
-            Ok(())
+            // Here, because no other image has torch.
+            stock_operations::tensors_are_the_same(&namespace, stack_image::STACKS).await
         })
         .await
 }

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use crds::{ConditionType, FixId, Reason};
+use crds::{CheckId, ConditionType, FixId, Reason, Verdict};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use mooncake_e2e::scenario::{Node, Policy, Product};
+use mooncake_e2e::scenario::{Metrics, Node, Policy, Product};
 
 const SOON: Duration = Duration::from_secs(60);
 const COMMAND: Duration = Duration::from_secs(20);
@@ -23,12 +23,15 @@ async fn a_policy_ignores_downgrades_or_fixes_a_finding_and_deleting_it_reverts_
     // All pods of a node share its ephemeral ports.
     let product = Product::exclusive().await?;
     product
-        .run("policy", async move |_, namespace| {
+        .run("policy", async move |product, namespace| {
+            let metrics = Metrics::reader(&product, &namespace).await?;
             let node = Node::new(&namespace.cluster, "n2");
             let policy = Policy::of(&node, "scenario");
             let before = range(&node).await?;
             set_range(&node, NARROW).await?;
-            let outcome = policy.delete_after(run(&node, &policy).await).await;
+            let outcome = policy
+                .delete_after(run(&node, &policy, &metrics).await)
+                .await;
             if outcome.is_err() {
                 node.no_fix(FIX, SOON).await.ok();
             }
@@ -38,16 +41,23 @@ async fn a_policy_ignores_downgrades_or_fixes_a_finding_and_deleting_it_reverts_
         .await
 }
 
-async fn run(node: &Node, policy: &Policy) -> anyhow::Result<()> {
+async fn run(node: &Node, policy: &Policy, metrics: &Metrics) -> anyhow::Result<()> {
+    let counted = async |verdict: Verdict, present: bool| {
+        let labels = (CheckId::EphemeralPorts, verdict, Reason::EphemeralPortsLow);
+        metrics.findings(&node.name, labels, present, SOON).await
+    };
     healthy(node, "the finding", |text| {
         text.starts_with("False EphemeralPortsLow")
     })
     .await?;
+    counted(Verdict::Fail, true).await?;
 
     policy
         .apply("checks: [{id: EphemeralPorts, action: Warn}]")
         .await?;
     healthy(node, "it to be a warning", |text| text.starts_with("True ")).await?;
+    counted(Verdict::Warn, true).await?;
+    counted(Verdict::Fail, false).await?;
 
     policy
         .apply("checks: [{id: EphemeralPorts, action: Ignore}]")
@@ -75,6 +85,8 @@ async fn run(node: &Node, policy: &Policy) -> anyhow::Result<()> {
         !text.contains("EphemeralPortsLow")
     })
     .await?;
+    counted(Verdict::Warn, false).await?;
+    counted(Verdict::Fail, false).await?;
 
     policy.delete().await?;
     node.no_fix(FIX, SOON).await?;

@@ -9,8 +9,12 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const WAIT: Duration = Duration::from_secs(120);
+const STOCK_ENDPOINT: &str = "master:50051";
 const STOCK_MASTER: &str = include_str!("../../manifests/stock-master.yaml");
 const OPERATIONS: &str = include_str!("../workload/operations.py");
+/// Fewer results mean that the program has ended early.
+pub(super) const OPERATIONS_LEAST: usize = 150;
+const TENSORS_LEAST: usize = 100;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
@@ -95,23 +99,20 @@ async fn every_stock_operation_returns_the_same_as_with_stock_segments() -> anyh
             let segments = pool.mounted(2, WAIT).await?;
             let ours = operations(&namespace, StockPod::new("ours", work()).inject("kv")).await?;
             let after = pool.segments().await?;
-            same(&stock, &ours)
+            same(&stock, &ours, OPERATIONS_LEAST)
                 .with_context(|| format!("mounted before: {segments:?}, after: {after:?}"))
         })
         .await
 }
 
-/// Compares the results of operations on stock segments with those on ours.
-pub(super) fn same(stock: &[Value], ours: &[Value]) -> anyhow::Result<()> {
-    ensure!(stock.len() > 150, "too few operations: {}", stock.len());
+/// Compares the results of at least so many operations on stock segments with those on ours.
+pub(super) fn same(stock: &[Value], ours: &[Value], least: usize) -> anyhow::Result<()> {
+    ensure!(stock.len() > least, "too few operations: {}", stock.len());
     for (stock, ours) in stock.iter().zip(ours) {
         ensure!(
             stock == ours,
             "stock segments: {stock}; our segments: {ours}"
         );
-        if let Some(reason) = ours.get("skipped") {
-            println!("skipped: {}: {reason}", ours["operation"]);
-        }
     }
     ensure!(
         stock.len() == ours.len(),
@@ -120,6 +121,26 @@ pub(super) fn same(stock: &[Value], ours: &[Value]) -> anyhow::Result<()> {
         ours.len()
     );
     println!("{} operations returned the same", ours.len());
+    Ok(())
+}
+
+/// Compares the operations on tensors, in pods with an image that has torch. The cluster `kv` serves.
+pub(super) async fn tensors_are_the_same(namespace: &Namespace, image: &str) -> anyhow::Result<()> {
+    let pod = |name: &str| {
+        let work = StockWork::Program {
+            text: OPERATIONS,
+            arguments: vec!["tensor".to_owned(), "tensors".to_owned()],
+        };
+        StockPod::new(name, work).image(image)
+    };
+    stock_segments(namespace).await?;
+    let stock = pod("stock-tensors").master(STOCK_ENDPOINT);
+    let stock = operations(namespace, stock).await?;
+    let ours = operations(namespace, pod("our-tensors").inject("kv")).await?;
+    same(&stock, &ours, TENSORS_LEAST)?;
+    // Two errors are also the same.
+    let right = ours.iter().filter(|line| line["answer"] == "right");
+    ensure!(right.count() > 20, "too few tensors were read: {ours:?}");
     Ok(())
 }
 
@@ -134,12 +155,12 @@ pub(super) async fn stock_segments(namespace: &Namespace) -> anyhow::Result<Stoc
         let name = format!("segment-{node}");
         StockPod::new(&name, StockWork::Segment { bytes: 256 * MIB })
             .node(node)
-            .master("master:50051")
+            .master(STOCK_ENDPOINT)
             .start(namespace)
             .await?;
         namespace.pod_ready(&name, WAIT).await?;
     }
-    Ok(StockPod::new("stock", work()).master("master:50051"))
+    Ok(StockPod::new("stock", work()).master(STOCK_ENDPOINT))
 }
 
 pub(super) fn work() -> StockWork {

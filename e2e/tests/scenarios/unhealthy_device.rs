@@ -10,7 +10,7 @@ use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::ResourceExt;
 use kube::api::Api;
 use local_cluster::images;
-use mooncake_e2e::scenario::{Policy, Seen, eventually};
+use mooncake_e2e::scenario::{Metrics, Policy, Seen, eventually};
 use serde_json::json;
 
 use super::rdma_device_claims;
@@ -38,9 +38,12 @@ async fn from_fault_to_repair(vm: &VmNode, policy: &Policy) -> anyhow::Result<()
     let is = |found: &CheckFinding| found.reason == Reason::MkeyExhausted;
     // A protection domain, but no memory region: the errno of a device without memory keys.
     limit_objects(vm, "1").await?;
-    let message = vm.node.finding(place, SLOW, is).await?.message;
-    println!("{message}");
-    ensure!(message.contains("EAGAIN"), "{message}");
+    let found = vm.node.finding(place, SLOW, is).await?;
+    println!("{}", found.message);
+    ensure!(found.message.contains("EAGAIN"), "{found:?}");
+    let metrics = Metrics::reader(&vm.product, &vm.namespace).await?;
+    let labels = (place.0, found.verdict.severity(), Reason::MkeyExhausted);
+    metrics.findings(&vm.node.name, labels, true, SLOW).await?;
     published(vm, false).await?;
     println!("{DEVICE} is published as unusable, rxe0 as usable");
     let doctor = vm.product.doctor().await;
@@ -70,6 +73,7 @@ async fn from_fault_to_repair(vm: &VmNode, policy: &Policy) -> anyhow::Result<()
 
     limit_objects(vm, "max").await?;
     vm.node.no_finding(place, SLOW, is).await?;
+    metrics.findings(&vm.node.name, labels, false, SLOW).await?;
     published(vm, true).await?;
     eventually("the pod to get the device", SLOW, || async {
         let status = pods.get(POD).await?.status.unwrap_or_default();

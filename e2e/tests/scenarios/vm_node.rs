@@ -13,6 +13,9 @@ use std::time::Duration;
 /// Time limit on the emulated processor, where everything takes 10 to 20 times as long.
 pub(crate) const SLOW: Duration = Duration::from_secs(420);
 
+/// Whether every run, not only the soak, has the scenario of [`with_vm_node_in_chosen_runs`].
+const IN_EVERY_RUN: bool = false;
+
 /// The node, for the duration of a scenario.
 #[derive(Clone)]
 pub(crate) struct VmNode {
@@ -57,6 +60,21 @@ where
     with_vm_nodes(title, async |[vm]: [VmNode; 1]| scenario(vm).await).await
 }
 
+/// Like [`with_vm_node`], for the one scenario that is worth the minutes outside the soak ([`IN_EVERY_RUN`]).
+pub(crate) async fn with_vm_node_in_chosen_runs<F>(
+    title: &str,
+    scenario: impl FnOnce(VmNode) -> F + Send + 'static,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    if !IN_EVERY_RUN && !soak_has(1) {
+        return Ok(());
+    }
+    let scenario = async |[vm]: [VmNode; 1]| scenario(vm).await;
+    with_nodes(NodeKind::Machine, title, scenario).await
+}
+
 /// Like [`with_vm_node`], with a machine that runs systemd and has the systemd cgroup driver.
 pub(crate) async fn with_systemd_node<F>(
     title: &str,
@@ -65,6 +83,9 @@ pub(crate) async fn with_systemd_node<F>(
 where
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
+    if !soak_has(1) {
+        return Ok(());
+    }
     let scenario = async |[vm]: [VmNode; 1]| scenario(vm).await;
     with_nodes(NodeKind::SystemdMachine, title, scenario).await
 }
@@ -77,7 +98,15 @@ pub(crate) async fn with_vm_nodes<const COUNT: usize, F>(
 where
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
+    if !soak_has(COUNT) {
+        return Ok(());
+    }
     with_nodes(NodeKind::Machine, title, scenario).await
+}
+
+/// Whether this run is the soak. Asked before a scenario waits for a cluster that others need.
+fn soak_has(machines: usize) -> bool {
+    Scale::read().has("virtual machines", machines)
 }
 
 async fn with_nodes<const COUNT: usize, F>(
@@ -88,10 +117,6 @@ async fn with_nodes<const COUNT: usize, F>(
 where
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
-    // Before it waits for a cluster that others need.
-    if !Scale::read().has("virtual machines", COUNT) {
-        return Ok(());
-    }
     let mut product = Product::exclusive().await?;
     let mut names = Vec::new();
     let outcome = async {

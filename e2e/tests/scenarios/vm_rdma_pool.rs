@@ -1,4 +1,4 @@
-//! A pool that is served over RDMA on one virtual machine node, to stock pods of another one. Only the soak runs this.
+//! A pool that is served over RDMA on a virtual machine node, to stock pods of this machine, and to those of another one.
 
 use anyhow::{Context, ensure};
 use crds::cluster::Transport;
@@ -7,12 +7,43 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams};
 use mooncake_e2e::scenario::{Pool, Report, Seen, StockPod, StockWork, eventually};
 
-use super::vm_node::{SLOW, VmNode, with_vm_nodes};
+use super::vm_node::{SLOW, VmNode, with_vm_node_in_chosen_runs, with_vm_nodes};
 
 const KEYS: u32 = 4;
 const BYTES: u64 = 1 << 20;
 /// Payload of a packet on Soft-RoCE at most, so that a transfer has at least this many packets.
 const MTU: u64 = 4096;
+
+/// The essentials of the scenario below, in one boot.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster and a virtual machine: root and 8 GiB of memory"]
+async fn a_required_rdma_pool_serves_a_stock_pod_with_a_device_of_its_own_machine()
+-> anyhow::Result<()> {
+    with_vm_node_in_chosen_runs("rdmaone", async |vm: VmNode| {
+        let namespace = &vm.namespace;
+        let pool = Pool::apply(namespace, "kv", &spec(&vm, "Require")).await?;
+        pool.ready(SLOW).await?;
+        over(&pool, &vm, Transport::Rdma).await?;
+        unprivileged_engine(&vm).await?;
+        let stock = |name: &str, work: StockWork| {
+            let pod = StockPod::new(name, work).inject("kv");
+            pod.node(&vm.node.name)
+        };
+        moved_over_rdma(&vm, stock).await?;
+        let pods: Api<Pod> = namespace.api();
+        let claims = pods
+            .get("verify")
+            .await?
+            .spec
+            .and_then(|spec| spec.resource_claims);
+        ensure!(
+            claims.is_some_and(|claims| claims.len() == 1),
+            "the pod has not one claim of a device"
+        );
+        Ok(())
+    })
+    .await
+}
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster and two virtual machines: root and 12 GiB of memory"]
@@ -20,14 +51,7 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_
 -> anyhow::Result<()> {
     with_vm_nodes("rdma", async |[pool_node, pod_node]: [VmNode; 2]| {
         let namespace = &pool_node.namespace;
-        let spec = |rdma: &str| {
-            format!(
-                "{{master: {{type: BuiltIn, replicas: 1}}, transports: {{rdma: {rdma}}},
-                injection: {{deadlineSeconds: 300}}, pools: [{{name: default, size: 64Mi, drainSeconds: 2,
-                nodeSelector: {{kubernetes.io/hostname: {}}}}}]}}",
-                pool_node.node.name
-            )
-        };
+        let spec = |rdma: &str| spec(&pool_node, rdma);
         let idle = resources(&pool_node).await?;
         let pool = Pool::apply(namespace, "kv", &spec("Require")).await?;
         pool.ready(SLOW).await?;
@@ -38,15 +62,7 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_
             let pod = StockPod::new(name, work).inject("kv");
             pod.node(&pod_node.node.name)
         };
-        let received = packets(&pool_node, "rcvd_pkts").await?;
-        all(&stock("put", StockWork::put(KEYS, BYTES)).run(namespace, SLOW).await?)?;
-        let received = packets(&pool_node, "rcvd_pkts").await? - received;
-        let sent = packets(&pool_node, "sent_pkts").await?;
-        all(&stock("verify", StockWork::verify(KEYS, BYTES)).run(namespace, SLOW).await?)?;
-        let sent = packets(&pool_node, "sent_pkts").await? - sent;
-        println!("the device received {received} packets for the puts and sent {sent} for the gets");
-        let least = u64::from(KEYS) * BYTES / MTU;
-        ensure!(received >= least && sent >= least, "not over RDMA: {received}, {sent}");
+        moved_over_rdma(&pool_node, stock).await?;
 
         // A pod without a device uses the same memory over TCP.
         let over_tcp = |name: &str, work: StockWork| {
@@ -62,7 +78,9 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_
         pool_node.run(&format!("kill -9 {ENGINE}")).await?;
         over(&pool, &pool_node, Transport::Rdma).await?;
         pool.ready(SLOW).await?;
-        all(&stock("killed", StockWork::verify(KEYS, BYTES)).run(namespace, SLOW).await?)?;
+        all(&stock("killed", StockWork::verify(KEYS, BYTES))
+            .run(namespace, SLOW)
+            .await?)?;
         let after = resources(&pool_node).await?;
         println!("resources of the device: {before}, after the replacement: {after}");
 
@@ -83,9 +101,16 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_
         // Its one node has proved RDMA, so a cluster that prefers it keeps it.
         pods.delete("elsewhere", &DeleteParams::default()).await?;
         Pool::apply(namespace, "kv", &spec("Prefer")).await?;
-        reports(&pool, Reason::AsExpected, "stock pods use RDMA, over which 1").await?;
+        reports(
+            &pool,
+            Reason::AsExpected,
+            "stock pods use RDMA, over which 1",
+        )
+        .await?;
         over(&pool, &pool_node, Transport::Rdma).await?;
-        all(&stock("preferred", StockWork::verify(KEYS, BYTES)).run(namespace, SLOW).await?)?;
+        all(&stock("preferred", StockWork::verify(KEYS, BYTES))
+            .run(namespace, SLOW)
+            .await?)?;
 
         Pool::apply(namespace, "kv", &spec("Forbid")).await?;
         over(&pool, &pool_node, Transport::Tcp).await?;
@@ -94,7 +119,10 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_
         all(&verify.inject("kv").node("n1").run(namespace, SLOW).await?)?;
         eventually("the device to be free", SLOW, || async {
             let now = resources(&pool_node).await?;
-            Ok(Seen::when((now == idle).then_some(()), format!("{now}, not {idle}")))
+            Ok(Seen::when(
+                (now == idle).then_some(()),
+                format!("{now}, not {idle}"),
+            ))
         })
         .await?;
 
@@ -103,24 +131,74 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_
             pools: [{name: default, size: 64Mi, drainSeconds: 2}]}";
         let everywhere = Pool::apply(namespace, "all", everywhere).await?;
         everywhere.ready(SLOW).await?;
-        let cause = reports(&everywhere, Reason::TransportDegraded, "n1 (no RDMA device)").await?;
+        let cause = reports(
+            &everywhere,
+            Reason::TransportDegraded,
+            "n1 (no RDMA device)",
+        )
+        .await?;
         ensure!(cause.contains("n2 (no RDMA device)"), "{cause}");
         println!("{cause}");
         let pod = |name: &str, work: StockWork| {
-            StockPod::new(name, work).inject("all").node(&pod_node.node.name)
+            StockPod::new(name, work)
+                .inject("all")
+                .node(&pod_node.node.name)
         };
-        all(&pod("all-put", StockWork::put(KEYS, BYTES)).run(namespace, SLOW).await?)?;
-        all(&pod("all-verify", StockWork::verify(KEYS, BYTES)).run(namespace, SLOW).await?)?;
+        all(&pod("all-put", StockWork::put(KEYS, BYTES))
+            .run(namespace, SLOW)
+            .await?)?;
+        all(&pod("all-verify", StockWork::verify(KEYS, BYTES))
+            .run(namespace, SLOW)
+            .await?)?;
 
         // A pool on a node without devices is not served, and the condition states why.
-        let without = "{transports: {rdma: Require}, pools: [{name: default, size: 64Mi, drainSeconds: 2,
+        let without =
+            "{transports: {rdma: Require}, pools: [{name: default, size: 64Mi, drainSeconds: 2,
             nodeSelector: {kubernetes.io/hostname: n1}}]}";
         let without = Pool::apply(namespace, "without", without).await?;
-        let message = without.unready(Some(Reason::NoUsableTransport), SLOW).await?;
-        ensure!(message.contains("n1") && message.contains("no RDMA device"), "{message}");
+        let message = without
+            .unready(Some(Reason::NoUsableTransport), SLOW)
+            .await?;
+        ensure!(
+            message.contains("n1") && message.contains("no RDMA device"),
+            "{message}"
+        );
         Ok(())
     })
     .await
+}
+
+/// A cluster whose only pool pod is on this node.
+fn spec(pool_node: &VmNode, rdma: &str) -> String {
+    format!(
+        "{{master: {{type: BuiltIn, replicas: 1}}, transports: {{rdma: {rdma}}},
+        injection: {{deadlineSeconds: 300}}, pools: [{{name: default, size: 64Mi, drainSeconds: 2,
+        nodeSelector: {{kubernetes.io/hostname: {}}}}}]}}",
+        pool_node.node.name
+    )
+}
+
+/// Runs a pod that puts and one that verifies every byte, and checks by the counters of the pool's device that both used it.
+async fn moved_over_rdma(
+    pool_node: &VmNode,
+    stock: impl Fn(&str, StockWork) -> StockPod,
+) -> anyhow::Result<()> {
+    let namespace = &pool_node.namespace;
+    let received = packets(pool_node, "rcvd_pkts").await?;
+    let put = stock("put", StockWork::put(KEYS, BYTES));
+    all(&put.run(namespace, SLOW).await?)?;
+    let received = packets(pool_node, "rcvd_pkts").await? - received;
+    let sent = packets(pool_node, "sent_pkts").await?;
+    let verify = stock("verify", StockWork::verify(KEYS, BYTES));
+    all(&verify.run(namespace, SLOW).await?)?;
+    let sent = packets(pool_node, "sent_pkts").await? - sent;
+    println!("the device received {received} packets for the puts and sent {sent} for the gets");
+    let least = u64::from(KEYS) * BYTES / MTU;
+    ensure!(
+        received >= least && sent >= least,
+        "not over RDMA: {received}, {sent}"
+    );
+    Ok(())
 }
 
 /// The process ID of the engine process, in its own words.

@@ -1,6 +1,7 @@
 """Runs every operation of the stock store on values from 1 byte to 64 MiB; prints each result as a JSON line.
 
-operations.py PREFIX
+operations.py PREFIX [tensors]
+With `tensors` only the operations on tensors, in an image with torch.
 The lines contain no addresses and times, so that two pools which behave the same print the same.
 """
 import ctypes
@@ -147,16 +148,73 @@ def many(store):
 
 
 def tensors(store):
-    try:
-        import torch
-    except ImportError:
-        report("tensors", skipped="torch is not in this image")
-        return
-    tensor = torch.arange(1 << 18, dtype=torch.float32).reshape(512, 512)
-    key = f"{PREFIX}-tensor"
-    report("put_tensor", code=store.put_tensor(key, tensor))
-    report("get_tensor", answer=bool(torch.equal(store.get_tensor(key), tensor)))
-    report("remove of tensor", code=retry_remove(store, key))
+    """Tensors of several types and shapes, alone, in a batch, into a buffer and in shards."""
+    import torch
+
+    def called(call, *arguments):
+        """The answer, or the name of the error: its text may have addresses."""
+        try:
+            return call(*arguments)
+        except Exception as error:  # noqa: BLE001
+            return type(error).__name__
+
+    def same(got, want):
+        if not isinstance(got, torch.Tensor):
+            return f"no tensor: {got}"
+        if got.dtype != want.dtype or got.shape != want.shape:
+            return f"wrong: {got.dtype} {tuple(got.shape)}"
+        return "right" if torch.equal(got, want) else "wrong: bytes"
+
+    def tensor(shape, kind=torch.float32):
+        count = 1
+        for size in shape:
+            count *= size
+        return (torch.arange(count) % 113).reshape(shape).to(kind)
+
+    kinds = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+             torch.int8, torch.uint8, torch.bool)
+    wanted = [tensor((3, 1000), kind) for kind in kinds] + [tensor(shape) for shape in ((1,), (7,), (512, 512), (2, 3, 4, 5))]
+    for want in wanted:
+        about = {"type": str(want.dtype), "shape": list(want.shape)}
+        key = f"{PREFIX}-tensor-{want.dtype}-{want.shape}"
+        report("put_tensor", **about, code=called(store.put_tensor, key, want))
+        report("size of tensor", **about, answer=store.get_size(key))
+        report("get_tensor", **about, answer=same(called(store.get_tensor, key), want))
+        report("put_tensor again", **about, code=called(store.put_tensor, key, want))
+        report("remove of tensor", **about, code=retry_remove(store, key))
+        report("get_tensor after remove", **about, answer=str(called(store.get_tensor, key)))
+
+    keys = [f"{PREFIX}-tensors-{number}" for number in range(8)]
+    wanted = [tensor((number + 1, 4096)) for number in range(8)]
+    report("batch_put_tensor", answer=called(store.batch_put_tensor, keys, wanted))
+    got = called(store.batch_get_tensor, keys)
+    report("batch_get_tensor", answer=[same(one, want) for one, want in zip(got, wanted)])
+    other = tensor((5, 77), torch.int32)
+    report("upsert_tensor", code=called(store.upsert_tensor, keys[0], other))
+    report("get_tensor of upsert", answer=same(called(store.get_tensor, keys[0]), other))
+    report("batch_remove of tensors", answer=store.batch_remove(keys, True))
+
+    want, key = tensor((256, 1024)), f"{PREFIX}-tensor-into"
+    memory = ctypes.create_string_buffer(2 << 20)
+    start = ctypes.addressof(memory)
+    report("register_buffer for tensors", code=store.register_buffer(start, len(memory)))
+    report("put_tensor for a buffer", code=called(store.put_tensor, key, want))
+    report("get_tensor_into", answer=same(called(store.get_tensor_into, key, start, len(memory)), want))
+    report("unregister_buffer of tensors", code=store.unregister_buffer(start))
+
+    key = f"{PREFIX}-tensor-shards"
+    report("put_tensor_with_tp", code=called(store.put_tensor_with_tp, key, want, 0, 4, 0))
+    for rank in range(4):
+        shard = called(store.get_tensor_with_tp, key, rank, 4, 0)
+        report("get_tensor_with_tp", rank=rank, answer=same(shard, want.chunk(4)[rank]))
+
+    config = ReplicateConfig()
+    config.replica_num = 2
+    key = f"{PREFIX}-tensor-replicas"
+    report("pub_tensor", code=called(store.pub_tensor, key, want, config))
+    report("replicas of a tensor", count=len(store.get_replica_desc(key)))
+    report("get_tensor of replicas", answer=same(called(store.get_tensor, key), want))
+    report("remove_all of tensors", answer=store.remove_all(True) > 0)
 
 
 def refusals(store):
@@ -169,7 +227,8 @@ def refusals(store):
 
 def main():
     store = connect()
-    for part in (sizes, batches, parts, buffers, upserts, replicas, tensors, refusals, many):
+    usual = (sizes, batches, parts, buffers, upserts, replicas, refusals, many)
+    for part in (tensors,) if sys.argv[2:] == ["tensors"] else usual:
         part(store)
     report("end")
     os._exit(0)

@@ -2,13 +2,10 @@
 
 use crate::error::Error;
 use local_cluster::kubectl::Kubectl;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use mooncake_e2e::http;
+use std::io::{self, BufRead, BufReader};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Seconds after which kubectl ends by itself.
@@ -73,7 +70,7 @@ impl PortForward {
 
     /// Sends GET and returns the body.
     pub(crate) fn get(&self, path: &str) -> io::Result<String> {
-        request(self.connect()?, path, "")
+        http::get(self.connect()?, path, "")
     }
 
     /// The same over TLS, to a server that has this name in a certificate of one of these authorities (PEM).
@@ -81,44 +78,15 @@ impl PortForward {
         &self,
         path: &str,
         token: &str,
-        (name, authorities): (&str, &str),
+        server: (&str, &str),
     ) -> io::Result<String> {
-        let mut roots = RootCertStore::empty();
-        for authority in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
-            let authority = authority.map_err(io::Error::other)?;
-            roots.add(authority).map_err(io::Error::other)?;
-        }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let client = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
-        let client = ClientConnection::new(Arc::new(client), name).map_err(io::Error::other)?;
-        let stream = StreamOwned::new(client, self.connect()?);
-        request(stream, path, &format!("Authorization: Bearer {token}\r\n"))
+        http::get_secure(self.connect()?, path, token, server)
     }
 
     fn connect(&self) -> io::Result<TcpStream> {
         let stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(READ_TIMEOUT))?;
         Ok(stream)
-    }
-}
-
-/// Sends GET with these header lines and returns the body.
-fn request(mut stream: impl Read + Write, path: &str, headers: &str) -> io::Result<String> {
-    let request = format!("GET {path} HTTP/1.0\r\nHost: pod\r\n{headers}\r\n");
-    stream.write_all(request.as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    if head.split(' ').nth(1) == Some("200") {
-        Ok(body.to_owned())
-    } else {
-        let status = head.lines().next().unwrap_or_default();
-        Err(io::Error::other(format!("status `{status}`")))
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the output of a test run states about its failures, without I/O.
 
+use crate::scenario_times;
 use local_cluster::settings::SKIPPED;
 use std::collections::BTreeSet;
 
@@ -12,7 +13,8 @@ const EXCERPTS: usize = 12;
 /// that had not run.
 const TESTS_FAILED: i32 = 101;
 
-/// Collects the excerpts, the names of the failed tests and the number of skipped ones from the lines of a run.
+/// Collects the excerpts, the names of the failed tests, the number of skipped ones and the times of scenarios from the lines of
+/// a run.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
     excerpts: Vec<Vec<String>>,
@@ -24,6 +26,7 @@ pub(crate) struct Collector {
     summaries: usize,
     counted: usize,
     skipped: usize,
+    times: Vec<String>,
 }
 
 /// The number of failed tests in a summary of libtest, `test result: FAILED. 3 passed; 1 failed; …`.
@@ -75,6 +78,8 @@ impl Collector {
         if without_marks(line).starts_with(SKIPPED) {
             self.skipped += 1;
         }
+        let times = scenario_times::parsed(line);
+        self.times.extend(times.map(str::to_owned));
         let line = if begins(without_marks(line)) {
             without_marks(line)
         } else {
@@ -117,6 +122,11 @@ impl Collector {
         }
     }
 
+    /// Takes the times of the scenarios.
+    pub(crate) fn times(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.times)
+    }
+
     /// The number of tests that did nothing, because only the soak runs them.
     pub(crate) fn skipped(&self) -> usize {
         self.skipped
@@ -134,7 +144,7 @@ impl Collector {
     }
 
     /// The excerpts in the order of the output.
-    pub(crate) fn excerpts(self) -> Vec<String> {
+    pub(crate) fn excerpts(&self) -> Vec<String> {
         self.excerpts
             .iter()
             .map(|excerpt| excerpt.join("\n").trim_end().to_owned())

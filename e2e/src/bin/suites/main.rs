@@ -2,6 +2,7 @@
 
 mod args;
 mod failures;
+mod scenario_times;
 mod soak_results;
 mod suite;
 
@@ -50,6 +51,8 @@ struct Outcome {
     failed: Option<Failure>,
     /// Tests that only the soak runs.
     skipped: usize,
+    /// Times of its scenarios.
+    times: Vec<String>,
     /// First attempts that failed, of tests that passed at the second.
     unstable: Vec<Failure>,
 }
@@ -120,7 +123,7 @@ fn run(only: &[String], full: bool, base: &str) -> Result<ExitCode, Box<dyn std:
         .collect();
     let settings = Settings::read();
     // Before the first suite, not minutes later.
-    equip(&settings, &chosen, full)?;
+    equip(&settings, &chosen)?;
     let names: BTreeSet<_> = chosen
         .iter()
         .flat_map(|suite| clusters_of(suite, base))
@@ -165,6 +168,7 @@ fn run(only: &[String], full: bool, base: &str) -> Result<ExitCode, Box<dyn std:
     for text in &left {
         println!("{text}");
     }
+    save_times(&outcomes)?;
     if full {
         save(&outcomes)?;
     }
@@ -186,11 +190,7 @@ fn clusters_of(suite: &Suite, base: &str) -> Vec<String> {
 
 /// Checks what the chosen suites need, lists what will be installed, and installs it.
 #[expect(clippy::print_stdout, reason = "shows what will be installed")]
-fn equip(
-    settings: &Settings,
-    chosen: &[&Suite],
-    full: bool,
-) -> Result<(), Box<dyn std::error::Error>> {
+fn equip(settings: &Settings, chosen: &[&Suite]) -> Result<(), Box<dyn std::error::Error>> {
     let has = |name: &str| chosen.iter().any(|suite| suite.name == name);
     if has("lint") {
         for component in ["fmt", "clippy"] {
@@ -210,7 +210,7 @@ fn equip(
     if !cached || chosen.iter().any(|suite| suite.product) {
         wanted.push(packages::BUILD);
     }
-    if has("rdma") || (full && has("scenarios")) {
+    if has("rdma") || has("scenarios") {
         wanted.push(packages::MACHINE);
     }
     let missing = packages::to_install(&wanted);
@@ -331,16 +331,20 @@ fn run_suite(suite: &'static Suite, full: bool, base: &str) -> Outcome {
     let started = Instant::now();
     let mut unstable = Vec::new();
     let mut skipped = 0;
+    let mut times = Vec::new();
     let failed = lines(suite, full).iter().find_map(|line| {
-        let (first, without) = cargo(suite, line, full, base);
-        skipped += without;
+        let (first, mut output) = cargo(suite, line, full, base);
+        skipped += output.skipped();
+        times.append(&mut output.times());
         let first = first.err()?;
         if full || !first.repeatable() {
             return Some(first);
         }
         let again = only_tests(line, &first.tests);
         println!("== {}: second attempt of {:?}", suite.name, first.tests);
-        let second = cargo(suite, &again, full, base).0.err();
+        let (second, mut output) = cargo(suite, &again, full, base);
+        times.append(&mut output.times());
+        let second = second.err();
         if second.is_none() {
             unstable.push(first);
         }
@@ -351,6 +355,7 @@ fn run_suite(suite: &'static Suite, full: bool, base: &str) -> Outcome {
         took: started.elapsed(),
         failed,
         skipped,
+        times,
         unstable,
     }
 }
@@ -400,8 +405,13 @@ fn fuzz_workspace() -> PathBuf {
     source.join("engine/proto/fuzz")
 }
 
-/// Runs cargo, and counts the tests that were skipped.
-fn cargo(suite: &Suite, line: &str, full: bool, base: &str) -> (Result<(), Failure>, usize) {
+/// Runs cargo, and collects what its output states.
+fn cargo(
+    suite: &Suite,
+    line: &str,
+    full: bool,
+    base: &str,
+) -> (Result<(), Failure>, failures::Collector) {
     let minutes = if full {
         24 * 60
     } else {
@@ -433,13 +443,12 @@ fn cargo(suite: &Suite, line: &str, full: bool, base: &str) -> (Result<(), Failu
     }
     let mut collector = failures::Collector::default();
     let outcome = run.shown(|line| collector.add(line));
-    let skipped = collector.skipped();
     let failed = outcome.map_err(|error| Failure {
         tests: collector.tests(error.exit_code()),
         command: error.to_string(),
         excerpts: collector.excerpts(),
     });
-    (failed, skipped)
+    (failed, collector)
 }
 
 /// Number of clusters that fit into memory. Scenarios with exclusive use mostly wait, so cores do not matter.
@@ -483,6 +492,24 @@ fn table(outcomes: &[Outcome], full: bool) -> String {
         }
     }
     table
+}
+
+/// Writes the times of the scenarios, if any ran, below `target`.
+#[expect(clippy::print_stdout, reason = "shows where they are")]
+fn save_times(outcomes: &[Outcome]) -> Result<(), Box<dyn std::error::Error>> {
+    let lines = outcomes.iter().flat_map(|outcome| {
+        let times = outcome.times.iter();
+        times.map(|fields| (outcome.suite.name, fields.as_str()))
+    });
+    if lines.clone().next().is_some() {
+        let folder = product::source().join("target");
+        // Not made by cargo where CARGO_TARGET_DIR is set.
+        fs::create_dir_all(&folder)?;
+        let path = folder.join(scenario_times::FILE);
+        fs::write(&path, scenario_times::text(lines))?;
+        println!("times of the scenarios: {}", path.display());
+    }
+    Ok(())
 }
 
 /// Writes the results to docs/soak.md, which keeps the last result of each suite.
