@@ -61,9 +61,6 @@ pub enum FixMode {
     Apply,
 }
 
-/// Maximum number of fixes in a policy and in a status.
-pub const FIXES_LIMIT: usize = 16;
-
 /// State of a fix on a node: proposed, applied or rejected.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -96,6 +93,7 @@ mod tests {
             assert_eq!(FixId::of(fix.cures()), Some(*fix));
             assert!(fix.about().ends_with('.'), "{fix}");
         }
-        assert!(FixId::ALL.len() <= FIXES_LIMIT);
+        // The lists of a policy and of a status have at most 16.
+        assert!(FixId::ALL.len() <= 16);
     }
 }

@@ -34,6 +34,7 @@ pub mod reason;
 pub mod sizing;
 pub mod skew;
 pub mod stock;
+pub mod text;
 pub mod update;
 pub mod word;
 

@@ -48,11 +48,8 @@ pub const ANNOTATION_TRANSPORT: &str = "mooncake.io/transport";
 /// Set by the webhook: why a pod of a cluster that requires RDMA was injected without a device claim.
 pub const ANNOTATION_CLAIM_SKIPPED: &str = "mooncake.io/claim-skipped";
 
-/// Set by a person on a MooncakeCluster, its namespace or a CRD: `true` confirms that its deletion may lose objects.
+/// Set by a user on a MooncakeCluster, its namespace or a CRD: `true` confirms that its deletion may lose objects.
 pub const ANNOTATION_CONFIRM_DELETION: &str = "mooncake.io/confirm-deletion";
-
-/// Set by a person on a MooncakeCluster: the new `spec.master.type` confirms that the change may lose every key.
-pub const ANNOTATION_CONFIRM_MASTER: &str = "mooncake.io/confirm-master";
 
 /// Set by the operator on a ComputeDomain that it created: UID of the MooncakeCluster.
 pub const ANNOTATION_CLUSTER_UID: &str = "mooncake.io/cluster-uid";

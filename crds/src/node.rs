@@ -431,7 +431,7 @@ pub struct MooncakeNodeStatus {
     )]
     #[schemars(length(max = 24))]
     pub findings: Vec<CheckFinding>,
-    /// The same of checks that release 0.1.0 does not have, at most 4 and at least the worst of each check. They are not part
+    /// Findings of checks that release 0.1.0 does not have, at most 4 and at least the worst of each check. They are not part
     /// of `checks`. Absent before the first round of checks, and if the agent has no such check.
     #[serde(
         default,
@@ -609,6 +609,26 @@ pub struct PoolReport {
 }
 
 impl PoolReport {
+    /// The report about a pool pod that no engine process serves.
+    pub fn waiting(assignment: &PoolAssignment, reason: Reason, message: String) -> Self {
+        Self {
+            pod_uid: assignment.pod_uid.clone(),
+            namespace: assignment.namespace.clone(),
+            pod_name: assignment.pod_name.clone(),
+            state: PoolState::Waiting.into(),
+            reason: reason.into(),
+            message,
+            endpoint: String::new(),
+            master_pod_uid: String::new(),
+            data_epoch: 0,
+            segments: Vec::new(),
+            mounted: None,
+            page_size_obtained: None,
+            metadata_failure: None,
+            transport: None,
+        }
+    }
+
     /// Returns the Reason for conditions and metrics. A failed metadata service is the cause where the report names no
     /// other; the field `reason` has the words of release 0.1.0 only, which has no metadata services.
     pub fn cause(&self) -> Word<Reason> {

@@ -20,7 +20,6 @@
 //! 4. No byte of a peer that is not admitted is parsed.
 //! 5. A connection that has transferred is never closed for being idle. At a limit new connections
 //!    are refused; open ones stay.
-#![forbid(unsafe_code)]
 
 mod admission;
 mod batch;

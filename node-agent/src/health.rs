@@ -118,7 +118,7 @@ mod tests {
 
     use crds::policy::{CheckAction, CheckRule, PolicyInForce};
     use crds::{CheckId, ConditionStatus, MooncakeNode, Reason};
-    use verbs::{Failure, Report, Stage};
+    use rdma_probe::{Failure, Report, Stage};
 
     use super::*;
     use crate::assignments::Assignments;

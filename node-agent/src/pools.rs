@@ -2,6 +2,7 @@
 //! `pod_tasks` starts the tasks, `pod` is one, `engine_process` starts or adopts the process.
 
 pub(crate) mod available_memory;
+mod disk;
 pub(crate) mod engine_process;
 mod handover;
 pub(crate) mod memory_budget;

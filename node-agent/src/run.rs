@@ -21,7 +21,7 @@ fn end_on_panic() {
 /// Runs one command of the program. Blocks.
 ///
 /// # Errors
-/// Those of the command.
+/// The errors of the command.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let Args { command, settings } = args;
     let settings = || {

@@ -1,20 +1,20 @@
 //! All writes to the API server: server-side apply and delete, each fenced by the Lease, with a deadline and a metric,
 //! and skipped if nothing would change.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crds::Reason;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::lease::{Deposed, Fence, WRITE_LIMIT};
 use crate::metrics::Metrics;
@@ -28,7 +28,7 @@ pub use compare::{covers, fingerprint};
 pub const FIELD_MANAGER: &str = "mooncake-operator";
 /// The label that names who manages an object.
 pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// The same for an EndpointSlice: its controller ignores slices with another value.
+/// The label that names who manages an EndpointSlice: the controller of Kubernetes ignores slices with another value.
 pub const LABEL_SLICE_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 /// The value of both labels.
 pub const MANAGED_BY: &str = "mooncake-operator";
@@ -96,7 +96,7 @@ impl Error {
             if matches!(&**source, kube::Error::Api(status) if status.code == 409))
     }
 
-    /// True if no retry helps until a person changes something.
+    /// True if no retry helps until a user changes something.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NotOurs { .. } | Self::Refused { .. } | Self::Forbidden { .. } => true,
@@ -171,7 +171,7 @@ impl Writer {
         }
     }
 
-    /// The same writer for one reconcile, paused if `paused` or if this one is. It counts what it withholds.
+    /// Returns this writer for one reconcile, paused if `paused` or if this one is. It counts what it withholds.
     pub fn pausing(&self, paused: bool) -> Self {
         Self {
             fence: self.fence.clone(),
@@ -218,7 +218,7 @@ impl Writer {
         self.apply_kind(&K::kind(&()), api, desired, observed).await
     }
 
-    /// The same, for an object that does not know its own kind.
+    /// Applies an object that does not know its own kind, as [`Writer::apply`].
     pub async fn apply_kind<K>(
         &self,
         kind: &str,
@@ -349,13 +349,49 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes fields of the status subresource, also while paused; the caller has compared. Returns the object as
-    /// it was stored.
-    pub async fn apply_status<K>(&self, api: &Api<K>, name: &str, body: &Value) -> Result<K, Error>
+    /// Writes fields of the status of the object with this name and UID, also while paused; the caller has compared.
+    /// Returns the object as it was stored.
+    ///
+    /// # Errors
+    /// The failed write.
+    pub async fn apply_status<K>(
+        &self,
+        api: &Api<K>,
+        metadata: &ObjectMeta,
+        status: &impl Serialize,
+    ) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
+        self.apply_annotated_status(api, metadata, &BTreeMap::new(), status)
+            .await
+    }
+
+    /// Writes fields of the status and annotations, as [`Writer::apply_status`].
+    ///
+    /// # Errors
+    /// The failed write.
+    pub async fn apply_annotated_status<K>(
+        &self,
+        api: &Api<K>,
+        metadata: &ObjectMeta,
+        annotations: &BTreeMap<&str, String>,
+        status: &impl Serialize,
+    ) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let name = metadata.name.as_deref().unwrap_or_default();
         let object = format!("{} {name} (status)", K::kind(&()));
+        let mut body = json!({
+            "apiVersion": K::api_version(&()),
+            "kind": K::kind(&()),
+            "metadata": { "name": name, "uid": metadata.uid },
+            "status": status,
+        });
+        if !annotations.is_empty() {
+            body["metadata"]["annotations"] = json!(annotations);
+        }
         let written: K = self
             .bounded("apply", &object, async {
                 api.patch_status(name, &ours(), &Patch::Apply(body)).await
@@ -386,7 +422,7 @@ impl Writer {
         self.delete_kind(&K::kind(&()), api, victim.meta()).await
     }
 
-    /// The same, for an object that does not know its own kind.
+    /// Deletes an object that does not know its own kind, as [`Writer::delete`].
     pub async fn delete_kind(
         &self,
         kind: &str,
@@ -456,12 +492,16 @@ impl Writer {
         let name = desired.name.clone().unwrap_or_default();
         let found = read(object, api.get_metadata_opt(&name)).await?;
         let Some(found) = found else { return Ok(()) };
-        if owner(&found.metadata) == owner(desired) {
+        let other = owner(&found.metadata);
+        if other.map(|owner| &owner.uid) == owner(desired).map(|owner| &owner.uid) {
             return Ok(());
         }
         Err(Error::NotOurs {
             object: object.to_owned(),
-            owner: owner(&found.metadata).map_or_else(|| "no owner".to_owned(), |(_, name)| name),
+            owner: other.map_or_else(
+                || "no owner".to_owned(),
+                |owner| format!("{} {}", owner.kind, owner.name),
+            ),
         })
     }
 }
@@ -480,14 +520,13 @@ fn ours() -> PatchParams {
     PatchParams::apply(FIELD_MANAGER).force()
 }
 
-/// UID of the controlling owner, and its name for messages.
-fn owner(metadata: &ObjectMeta) -> Option<(String, String)> {
-    let owner = metadata
+/// The controlling owner of an object.
+pub fn owner(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+    metadata
         .owner_references
         .iter()
         .flatten()
-        .find(|owner| owner.controller == Some(true))?;
-    Some((owner.uid.clone(), format!("{} {}", owner.kind, owner.name)))
+        .find(|owner| owner.controller == Some(true))
 }
 
 fn api_error(verb: &'static str, object: &str, error: kube::Error) -> Error {

@@ -14,11 +14,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::api::DynamicObject;
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher;
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource};
 use parking_lot::{Mutex, RwLock};
 use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
@@ -50,7 +49,7 @@ const BACKLOG: usize = 1024;
 pub struct Caches {
     pub clusters: Store<DeserializeGuard<MooncakeCluster>>,
     /// The MooncakeNodes.
-    pub reports: Store<DeserializeGuard<MooncakeNode>>,
+    pub mooncake_nodes: Store<DeserializeGuard<MooncakeNode>>,
     pub node_policies: Store<DeserializeGuard<MooncakeNodePolicy>>,
     pub nodes: Store<Node>,
     /// Pods of masters and pools, and guards.
@@ -96,6 +95,7 @@ impl Caches {
     pub fn start(client: &Client, namespace: &str, metrics: &Metrics) -> Self {
         let (triggers, _) = broadcast::channel(BACKLOG);
         let watches = Watches {
+            client: client.clone(),
             triggers: triggers.clone(),
             metrics: metrics.clone(),
             listed: Mutex::default(),
@@ -124,7 +124,7 @@ impl Caches {
         let labelled_of = Index::new(labelled.clone(), requested_cluster);
         watches.follow(
             pods_writer,
-            untyped::api::<Pod>(client.clone(), &(), None),
+            None,
             every().labels(&components),
             move |pod| {
                 prune::pod(pod);
@@ -144,7 +144,7 @@ impl Caches {
         );
         watches.follow(
             agents_writer,
-            untyped::api::<Pod>(client.clone(), &(), Some(namespace)),
+            Some(namespace),
             every().labels(&agents_wanted),
             prune::pod,
             trigger::of_agent,
@@ -159,7 +159,7 @@ impl Caches {
         );
         watches.follow(
             labelled_writer,
-            untyped::api::<Pod>(client.clone(), &(), None),
+            None,
             every().labels(names::LABEL_INJECT),
             prune::pod,
             trigger::of_labelled,
@@ -172,30 +172,10 @@ impl Caches {
             },
         );
         Self {
-            clusters: watches.start(
-                untyped::api::<DeserializeGuard<MooncakeCluster>>(client.clone(), &(), None),
-                every(),
-                prune::cluster,
-                trigger::of_cluster,
-            ),
-            reports: watches.start(
-                untyped::api::<DeserializeGuard<MooncakeNode>>(client.clone(), &(), None),
-                every(),
-                prune::report,
-                trigger::of_report,
-            ),
-            node_policies: watches.start(
-                untyped::api::<DeserializeGuard<MooncakeNodePolicy>>(client.clone(), &(), None),
-                every(),
-                prune::node_policy,
-                trigger::of_policy,
-            ),
-            nodes: watches.start(
-                untyped::api::<Node>(client.clone(), &(), None),
-                every(),
-                prune::node,
-                trigger::of_machine,
-            ),
+            clusters: watches.start(every(), prune::cluster, trigger::of_cluster),
+            mooncake_nodes: watches.start(every(), prune::mooncake_node, trigger::of_mooncake_node),
+            node_policies: watches.start(every(), prune::node_policy, trigger::of_policy),
+            nodes: watches.start(every(), prune::node, trigger::of_node),
             pods,
             pods_on,
             pods_of,
@@ -205,56 +185,15 @@ impl Caches {
             labelled,
             labelled_on,
             labelled_of,
-            deployments: watches.start(
-                untyped::api::<Deployment>(client.clone(), &(), None),
-                ours(),
-                prune::deployment,
-                trigger::of_child,
-            ),
-            daemon_sets: watches.start(
-                untyped::api::<DaemonSet>(client.clone(), &(), None),
-                ours(),
-                prune::daemon_set,
-                trigger::of_child,
-            ),
-            services: watches.start(
-                untyped::api::<Service>(client.clone(), &(), None),
-                ours(),
-                prune::managed_fields,
-                trigger::of_service,
-            ),
-            accounts: watches.start(
-                untyped::api::<ServiceAccount>(client.clone(), &(), None),
-                ours(),
-                prune::managed_fields,
-                trigger::of_child,
-            ),
-            roles: watches.start(
-                untyped::api::<Role>(client.clone(), &(), None),
-                ours(),
-                prune::managed_fields,
-                trigger::of_child,
-            ),
-            budgets: watches.start(
-                untyped::api::<PodDisruptionBudget>(client.clone(), &(), None),
-                ours(),
-                prune::managed_fields,
-                trigger::of_child,
-            ),
-            bindings: watches.start(
-                untyped::api::<RoleBinding>(client.clone(), &(), None),
-                ours(),
-                prune::managed_fields,
-                trigger::of_child,
-            ),
-            policies: watches.start(
-                untyped::api::<NetworkPolicy>(client.clone(), &(), None),
-                ours(),
-                prune::managed_fields,
-                trigger::of_child,
-            ),
+            deployments: watches.start(ours(), prune::deployment, trigger::of_child),
+            daemon_sets: watches.start(ours(), prune::daemon_set, trigger::of_child),
+            services: watches.start(ours(), prune::managed_fields, trigger::of_service),
+            accounts: watches.start(ours(), prune::managed_fields, trigger::of_child),
+            roles: watches.start(ours(), prune::managed_fields, trigger::of_child),
+            budgets: watches.start(ours(), prune::managed_fields, trigger::of_child),
+            bindings: watches.start(ours(), prune::managed_fields, trigger::of_child),
+            policies: watches.start(ours(), prune::managed_fields, trigger::of_child),
             slices: watches.start(
-                untyped::api::<EndpointSlice>(client.clone(), &(), None),
                 ours().labels(&format!(
                     "{},{}={}",
                     names::LABEL_CLUSTER,
@@ -339,6 +278,7 @@ fn note_ring(
 }
 
 struct Watches {
+    client: Client,
     triggers: broadcast::Sender<Trigger>,
     metrics: Metrics,
     listed: Mutex<Vec<watch::Receiver<bool>>>,
@@ -349,9 +289,9 @@ impl Watches {
         self.listed.lock().clone()
     }
 
+    /// Watches the objects of a kind in all namespaces.
     fn start<K>(
         &self,
-        api: Api<DynamicObject>,
         config: watcher::Config,
         prune: impl Fn(&mut K) + Send + 'static,
         of: fn(Option<&K>, &K) -> Vec<Trigger>,
@@ -360,16 +300,16 @@ impl Watches {
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     {
         let (store, writer) = reflector::store::<K>();
-        self.follow(writer, api, config, prune, of, |_| ());
+        self.follow(writer, None, config, prune, of, |_| ());
         store
     }
 
-    /// `of` gets each object with the one that it replaces in the store; after a deletion that is none. `note` gets
+    /// Watches the objects of a kind in one namespace, or in all. `of` gets each object with the one that it replaces in the store; after a deletion that is none. `note` gets
     /// each event after the store and before the triggers are sent.
     fn follow<K>(
         &self,
         mut writer: reflector::store::Writer<K>,
-        api: Api<DynamicObject>,
+        namespace: Option<&str>,
         config: watcher::Config,
         prune: impl Fn(&mut K) + Send + 'static,
         of: fn(Option<&K>, &K) -> Vec<Trigger>,
@@ -381,6 +321,7 @@ impl Watches {
         let (listed, listener) = watch::channel(false);
         self.listed.lock().push(listener);
         let kind = K::kind(&());
+        let api = untyped::api::<K>(self.client.clone(), &(), namespace);
         let mut events = untyped::watch::<K>(api, config);
         tokio::spawn(async move {
             let store = writer.as_reader();

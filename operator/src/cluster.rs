@@ -15,13 +15,12 @@ use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
-use serde_json::json;
 
 use crate::apply::{Error as WriteError, Writer};
 use crate::cache::{Caches, ClusterName};
 use crate::controller::Failure;
+use crate::cordon_state::is_cordoned;
 use crate::event::Events;
-use crate::machine::is_cordoned;
 use crate::metrics::Metrics;
 use crate::pod::master_instance;
 use crate::untyped;
@@ -208,7 +207,7 @@ impl Session<'_> {
             .iter()
             .map(|pod| {
                 let node = crate::pod::node_of(pod).unwrap_or_default();
-                pool_pod::evaluate(pod, observed.report(&node), master_uid.as_deref())
+                pool_pod::evaluate(pod, observed.mooncake_node(&node), master_uid.as_deref())
             })
             .collect();
         let before = self.old.transport.and_then(Word::known);
@@ -225,7 +224,7 @@ impl Session<'_> {
         let pools = apply::apply(
             &context.client,
             &writer,
-            (&valid.namespace, &valid.name),
+            &self.name,
             desired,
             &observed.existing,
             &mut refused,
@@ -344,8 +343,8 @@ impl Session<'_> {
         let context = self.context;
         let now = Timestamp::now();
         let plan = guards::plan(valid, &cordons.guarded, &observed.guards, now);
-        let of = (valid, &context.settings);
-        match guards::carry_out(&context.client, writer, of, &plan).await {
+        let (client, settings) = (&context.client, &context.settings);
+        match guards::carry_out(client, writer, valid, settings, &plan).await {
             Ok(()) => {
                 let idle = plan.idle_message();
                 Ok((idle.map(|why| (Reason::GuardNotRunning, why)), plan.recheck))
@@ -503,15 +502,14 @@ impl Session<'_> {
         if self.lags || new == self.old {
             return Ok(());
         }
-        let ClusterName { namespace, name } = &self.name;
-        let api = Api::<MooncakeCluster>::namespaced(self.context.client.clone(), namespace);
-        let body = json!({
-            "apiVersion": MooncakeCluster::api_version(&()),
-            "kind": MooncakeCluster::kind(&()),
-            "metadata": { "name": name, "uid": self.cluster.uid() },
-            "status": new,
-        });
-        let stored = self.context.writer.apply_status(&api, name, &body).await?;
+        let client = self.context.client.clone();
+        let api = Api::<MooncakeCluster>::namespaced(client, &self.name.namespace);
+        let metadata = self.cluster.meta();
+        let stored = self
+            .context
+            .writer
+            .apply_status(&api, metadata, &new)
+            .await?;
         self.context
             .events
             .transitions(

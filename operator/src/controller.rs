@@ -24,12 +24,12 @@ const CONCURRENCY: u16 = 8;
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// Longest delay between retries.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
-/// The same after a permanent failure. It bounds the time until a repair outside the object is noticed.
+/// Longest delay between retries after a permanent failure. It bounds the time until a repair outside the object is noticed.
 const LONGEST_RETRY_PERMANENT: Duration = Duration::from_secs(300);
 
 /// Why a reconcile failed.
 pub trait Failure: std::error::Error + Send + 'static {
-    /// True if no retry helps until a person changes something. A change of the object is tried at once.
+    /// True if no retry helps until a user changes something. A change of the object is tried at once.
     fn is_permanent(&self) -> bool;
 }
 

@@ -10,6 +10,16 @@ use kube::runtime::events::{Event, Recorder, Reporter};
 
 use crate::apply::{self, FIELD_MANAGER, Writer};
 
+/// An Event that reports something else than a condition.
+#[derive(Clone, Debug)]
+pub struct Note {
+    pub severity: EventType,
+    pub reason: Reason,
+    /// What the operator or the agent did, in one word.
+    pub action: &'static str,
+    pub text: String,
+}
+
 /// Writes Events.
 pub struct Events {
     recorder: Recorder,
@@ -41,20 +51,13 @@ impl Events {
         }
     }
 
-    /// Publishes one Event. The same applies to errors.
-    pub async fn emit(
-        &self,
-        writer: &Writer,
-        about: ObjectReference,
-        event_type: EventType,
-        (reason, action): (Reason, &str),
-        note: String,
-    ) {
+    /// Publishes one Event. Errors are only logged, as in [`Events::transitions`].
+    pub async fn emit(&self, writer: &Writer, about: ObjectReference, note: Note) {
         let event = Event {
-            type_: event_type,
-            reason: reason.as_str().to_owned(),
-            note: Some(note),
-            action: action.to_owned(),
+            type_: note.severity,
+            reason: note.reason.as_str().to_owned(),
+            note: Some(note.text),
+            action: note.action.to_owned(),
             secondary: None,
         };
         self.publish(writer, &about, &event).await;

@@ -28,7 +28,7 @@ pub(crate) fn cluster(spec: &str) -> MooncakeCluster {
     cluster
 }
 
-/// The same, parsed.
+/// The validated [`cluster`] of this spec.
 pub(crate) fn valid(spec: &str) -> Valid {
     validate(&cluster(spec)).unwrap()
 }

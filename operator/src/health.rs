@@ -1,4 +1,4 @@
-//! /healthz: the process turns over. /readyz: caches are synced and the certificate is loaded.
+//! /healthz: the loop of the Lease runs. /readyz: caches are synced and the certificate is loaded.
 //! Neither requires the API server: a restart does not repair its outage.
 
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use tokio::sync::watch;
 
 use http_server::{Limits, Resolver};
 
-/// The lease loop comes round every three seconds, or after its calls ran into their limits.
+/// Time without a turn of the loop of the Lease after which the process counts as hung. A turn takes three seconds, or the limits
+/// of its calls.
 const STUCK: Duration = Duration::from_secs(60);
 
 /// The kubelet holds one connection.

@@ -23,10 +23,11 @@ const PERIOD: Duration = Duration::from_secs(3);
 /// Deadline of one request for the Lease.
 const CALL_LIMIT: Duration = Duration::from_secs(3);
 
-// A write that starts at the last permitted moment ends before another replica may write.
-/// Deadline of one write to the API server.
+/// Deadline of one write to the API server. A write that starts at the last permitted moment ends before another replica
+/// may write.
 pub const WRITE_LIMIT: Duration = Duration::from_secs(5);
-const _: () = assert!(election::MAY_START_WRITES.as_secs() + WRITE_LIMIT.as_secs() <= 15);
+const _: () =
+    assert!(election::MAY_START_WRITES.as_secs() + WRITE_LIMIT.as_secs() <= DURATION.as_secs());
 
 /// This replica does not lead, or does not know whether it still does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -159,7 +160,7 @@ impl Keeper {
 
     async fn attempt(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let found = timed(self.api.get_opt(&self.settings.name)).await?;
-        let record = found.as_ref().map(record);
+        let record = found.as_ref().map(record_of);
         let started = Instant::now();
         match self.election.look(record.as_ref(), started) {
             Step::Wait => Ok(()),
@@ -248,10 +249,6 @@ async fn timed<T>(
         )
         .into()),
     }
-}
-
-fn record(lease: &Lease) -> Record {
-    record_of(lease)
 }
 
 fn record_of(lease: &Lease) -> Record {

@@ -10,8 +10,6 @@
 //! 4. Pool pods are replaced one at a time, the next only when all others serve.
 //! 5. A pod is served only if a DaemonSet of the operator owns it, regardless of its labels.
 
-#![forbid(unsafe_code)]
-
 pub mod admission;
 pub mod apply;
 pub mod args;
@@ -20,13 +18,14 @@ pub mod certificates;
 pub mod cluster;
 pub mod compute_domain;
 pub mod controller;
+pub mod cordon_state;
 pub mod event;
 pub mod health;
 pub mod lease;
-pub mod machine;
 pub mod metrics;
 pub mod node;
 pub mod pod;
+mod pod_parts;
 pub mod policy;
 pub mod quantity;
 pub mod run;

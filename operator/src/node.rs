@@ -24,7 +24,7 @@ use crate::apply::{Error as WriteError, Writer};
 use crate::cache::Caches;
 use crate::compute_domain::view;
 use crate::controller::Failure;
-use crate::event::{EventType, Events};
+use crate::event::{EventType, Events, Note};
 use crate::untyped;
 
 pub mod desired;
@@ -95,24 +95,21 @@ async fn reconcile_node(node: &Node, context: &Context) -> Result<Action, WriteE
         return Ok(Action::requeue(AFTER_DELETE));
     }
     observed.room = hugepage_capacity::of_node(&observed, node, context).await;
-    let orphaned = orphaned_segments(&observed, context).await;
-    let removed: Vec<String> = orphaned
-        .iter()
-        .map(|orphaned| orphaned.pod_uid.clone())
-        .collect();
+    let lost = find_lost_segments(&observed, context).await;
+    let removed: Vec<String> = lost.iter().map(|lost| lost.pod_uid.clone()).collect();
     let Some(wanted) = desired::desired(&observed, &removed) else {
         return Ok(Action::await_change());
     };
     let applied = context
         .writer
-        .apply(&untyped, wanted, observed.report.as_ref())
+        .apply(&untyped, wanted, observed.mooncake_node.as_ref())
         .await?;
     let Some(object) = applied.object else {
         return Ok(Action::requeue(AFTER_DELETE));
     };
 
-    for orphaned in &orphaned {
-        unmount(orphaned, &object, context).await?;
+    for lost in &lost {
+        unmount(lost, &object, context).await?;
     }
 
     let old = object
@@ -137,15 +134,10 @@ async fn reconcile_node(node: &Node, context: &Context) -> Result<Action, WriteE
     before.sort_by(|one, other| one.type_.cmp(&other.type_));
     let lags = context.writer.status_lags(&object);
     if !lags && !desired::same_conditions(&before, &new) {
-        let body = json!({
-            "apiVersion": MooncakeNode::api_version(&()),
-            "kind": MooncakeNode::kind(&()),
-            "metadata": { "name": observed.name, "uid": object.uid() },
-            "status": { "conditions": new },
-        });
+        let status = json!({ "conditions": new });
         context
             .writer
-            .apply_status(&api, &observed.name, &body)
+            .apply_status(&api, object.meta(), &status)
             .await?;
         context
             .events
@@ -195,30 +187,35 @@ async fn emit_fix_events(object: &MooncakeNode, context: &Context) {
         .status
         .as_ref()
         .map_or(&[][..], |status| &status.fixes);
-    for (reason, note) in context.fixes.note(&object.name_any(), fixes, nodes) {
-        let about = object.object_ref(&());
-        let (events, writer) = (&context.events, &context.writer);
-        let severity = match reason {
-            Reason::FixRefused | Reason::FixReverted | Reason::KubeletRestartRequired => {
-                EventType::Warning
-            }
-            _ => EventType::Normal,
+    let (events, writer) = (&context.events, &context.writer);
+    for (reason, text) in context.fixes.note(&object.name_any(), fixes, nodes) {
+        let note = Note {
+            severity: match reason {
+                Reason::FixRefused | Reason::FixReverted | Reason::KubeletRestartRequired => {
+                    EventType::Warning
+                }
+                _ => EventType::Normal,
+            },
+            reason,
+            action: "Fix",
+            text,
         };
-        events
-            .emit(writer, about, severity, (reason, "Fix"), note)
-            .await;
+        events.emit(writer, object.object_ref(&()), note).await;
     }
 }
 
 /// One Event for each pod that holds a device which became unhealthy: only its owner can end the pod.
 async fn emit_device_owner_events(object: &MooncakeNode, context: &Context) {
     let nodes = context.caches.nodes.len();
-    for (pod, note) in context.device_owners.note(object, nodes) {
-        let (events, writer) = (&context.events, &context.writer);
-        let kind = (Reason::DeviceUnhealthy, "Look");
-        events
-            .emit(writer, pod, EventType::Warning, kind, note)
-            .await;
+    let (events, writer) = (&context.events, &context.writer);
+    for (pod, text) in context.device_owners.note(object, nodes) {
+        let note = Note {
+            severity: EventType::Warning,
+            reason: Reason::DeviceUnhealthy,
+            action: "Look",
+            text,
+        };
+        events.emit(writer, pod, note).await;
     }
 }
 
@@ -233,7 +230,7 @@ fn is_unresponsive(observed: &Observed) -> bool {
 }
 
 /// Segments that masters still list for an unresponsive node; empty if the node responds.
-async fn orphaned_segments(
+async fn find_lost_segments(
     observed: &Observed,
     context: &Context,
 ) -> Vec<lost_segments::LostSegments> {
@@ -262,27 +259,30 @@ async fn orphaned_segments(
 
 /// The agent is assigned another master instance first, so that it starts a new epoch if it still runs.
 async fn unmount(
-    orphaned: &lost_segments::LostSegments,
-    report: &MooncakeNode,
+    lost: &lost_segments::LostSegments,
+    mooncake_node: &MooncakeNode,
     context: &Context,
 ) -> Result<(), WriteError> {
-    context.writer.permit("unmount", &orphaned.pod_name)?;
-    let node = report.name_any();
-    let (pod, master) = (&orphaned.pod_name, orphaned.master);
-    match lost_segments::unmount(orphaned).await {
+    context.writer.permit("unmount", &lost.pod_name)?;
+    let node = mooncake_node.name_any();
+    let (pod, master) = (&lost.pod_name, lost.master);
+    match lost_segments::unmount(lost).await {
         Ok(()) => {
-            tracing::warn!(%node, %pod, %master, segments = orphaned.segments.len(),
+            tracing::warn!(%node, %pod, %master, segments = lost.segments.len(),
                 "unmounted the segments of an unresponsive node from the master");
-            let note = format!(
-                "node {node} does not report and pool pod {pod} does not respond: {} segments were \
-                 unmounted from the master",
-                orphaned.segments.len()
-            );
-            let about = report.object_ref(&());
-            let kind = (Reason::NodeNotReady, "Unmount");
+            let note = Note {
+                severity: EventType::Warning,
+                reason: Reason::NodeNotReady,
+                action: "Unmount",
+                text: format!(
+                    "node {node} does not report and pool pod {pod} does not respond: {} segments were \
+                     unmounted from the master",
+                    lost.segments.len()
+                ),
+            };
             let (events, writer) = (&context.events, &context.writer);
             events
-                .emit(writer, about, EventType::Warning, kind, note)
+                .emit(writer, mooncake_node.object_ref(&()), note)
                 .await;
         }
         Err(error) => {

@@ -7,8 +7,9 @@ use crds::cluster::Transport;
 use crds::{MooncakeCluster, names};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
+
+use crate::apply::owner;
 
 /// Container of a pool pod.
 pub const POOL_CONTAINER: &str = "pool";
@@ -42,21 +43,13 @@ pub fn master_instance(cluster: &MooncakeCluster, serving: Option<&Pod>) -> Opti
     }
 }
 
-/// The ready master pod; where an old one lingers, the newest.
+/// The ready master pod; the newest where a former one is ready too.
 pub fn ready_master(pods: &[Arc<Pod>]) -> Option<&Pod> {
     pods.iter()
         .filter(|pod| is_ready(pod) && pod.meta().deletion_timestamp.is_none())
         .filter(|pod| owner(pod.meta()).is_some_and(|owner| owner.kind == "ReplicaSet"))
         .max_by_key(|pod| pod.creation_timestamp().map(|time| time.0))
         .map(AsRef::as_ref)
-}
-
-/// The controlling owner.
-pub fn owner(meta: &ObjectMeta) -> Option<&OwnerReference> {
-    meta.owner_references
-        .iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true))
 }
 
 /// The pod's condition `Ready`.

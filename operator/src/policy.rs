@@ -19,7 +19,6 @@ use k8s_openapi::api::core::v1::Node;
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
-use serde_json::json;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
@@ -50,9 +49,9 @@ const LONGEST_RETRY: Duration = Duration::from_secs(300);
 pub fn of_node(
     caches: &Caches,
     node: &Node,
-    report: Option<&MooncakeNode>,
+    mooncake_node: Option<&MooncakeNode>,
 ) -> Option<PolicyInForce> {
-    let current = report.and_then(|report| report.spec.policy.as_ref());
+    let current = mooncake_node.and_then(|mooncake_node| mooncake_node.spec.policy.as_ref());
     if let Some(current) = current {
         let named = ObjectRef::<DeserializeGuard<MooncakeNodePolicy>>::new(&current.name);
         let object = caches.node_policies.get(&named);
@@ -71,36 +70,36 @@ fn decoded(caches: &Caches) -> Vec<MooncakeNodePolicy> {
     readable.cloned().collect()
 }
 
+/// What all reconciles share.
+pub struct Context {
+    pub client: Client,
+    pub caches: Caches,
+    pub writer: Arc<Writer>,
+    pub events: Events,
+    pub metrics: Metrics,
+}
+
 /// Writes statuses and cordons on each change of nodes or policies, until dropped.
-pub async fn run(
-    client: Client,
-    caches: Caches,
-    writer: Arc<Writer>,
-    events: Events,
-    metrics: Metrics,
-    mut triggers: broadcast::Receiver<Trigger>,
-) {
-    let api = Api::<MooncakeNodePolicy>::all(client.clone());
-    let mut quarantine = Quarantine::new(client);
+pub async fn run(context: Context) {
+    let mut triggers = context.caches.subscribe();
+    let mut quarantine = Quarantine::new(context.client.clone());
     let mut reported = Reported::default();
     let mut permanent_failures = 0;
     loop {
-        let memory = (&mut quarantine, &mut reported);
-        let (pause, recheck) =
-            match reconcile(&api, &caches, &writer, &events, &metrics, memory).await {
-                Ok(recheck) => {
-                    permanent_failures = 0;
-                    (DEBOUNCE, recheck)
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot apply all MooncakeNodePolicies; retrying");
-                    permanent_failures = match error.is_permanent() {
-                        true => permanent_failures + 1,
-                        false => 0,
-                    };
-                    (RETRY, Some(further_pause(permanent_failures)))
-                }
-            };
+        let (pause, recheck) = match reconcile(&context, &mut quarantine, &mut reported).await {
+            Ok(recheck) => {
+                permanent_failures = 0;
+                (DEBOUNCE, recheck)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot apply all MooncakeNodePolicies; retrying");
+                permanent_failures = match error.is_permanent() {
+                    true => permanent_failures + 1,
+                    false => 0,
+                };
+                (RETRY, Some(further_pause(permanent_failures)))
+            }
+        };
         let recheck = recheck.map(|recheck| Instant::now() + recheck);
         tokio::time::sleep(pause).await;
         loop {
@@ -136,20 +135,24 @@ fn further_pause(permanent_failures: u32) -> Duration {
 }
 
 async fn reconcile(
-    api: &Api<MooncakeNodePolicy>,
-    caches: &Caches,
-    writer: &Writer,
-    events: &Events,
-    metrics: &Metrics,
-    (quarantine, reported): (&mut Quarantine, &mut Reported),
+    context: &Context,
+    quarantine: &mut Quarantine,
+    reported: &mut Reported,
 ) -> Result<Option<Duration>, Error> {
+    let Context {
+        client,
+        caches,
+        writer,
+        events,
+        metrics: _,
+    } = context;
     let policies = decoded(caches);
     let nodes = caches.nodes.state();
     let outcome = quarantine
         .reconcile(caches, writer, events, &nodes, &policies)
         .await;
     let mut failed = outcome.failed;
-    let updated = reported.update(api, caches, writer, events, metrics).await;
+    let updated = reported.update(context).await;
     failed = updated.err().or(failed);
     if policies.is_empty() {
         return failed.map_or(Ok(outcome.recheck), Err);
@@ -158,6 +161,7 @@ async fn reconcile(
         .iter()
         .map(|node| (node.name_any(), node.labels()))
         .collect();
+    let api = Api::<MooncakeNodePolicy>::all(client.clone());
     let kept = undecodable::kept(caches);
     let now = Timestamp::now();
     let statuses = status::statuses(&policies, &labels, &kept, &outcome.conditions, now);
@@ -166,14 +170,7 @@ async fn reconcile(
         if before == status || writer.status_lags(policy) {
             continue;
         }
-        let name = policy.name_any();
-        let body = json!({
-            "apiVersion": MooncakeNodePolicy::api_version(&()),
-            "kind": MooncakeNodePolicy::kind(&()),
-            "metadata": { "name": name, "uid": policy.uid() },
-            "status": status,
-        });
-        if let Err(error) = writer.apply_status(api, &name, &body).await {
+        if let Err(error) = writer.apply_status(&api, policy.meta(), &status).await {
             failed = Some(error);
             continue;
         }

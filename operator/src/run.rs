@@ -8,6 +8,8 @@ use anyhow::Context as _;
 use crds::MooncakeCluster;
 use crds::update::OnCordon;
 use http_server::Resolver;
+use k8s_openapi::api::core::v1::Node;
+use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
@@ -34,7 +36,7 @@ const AGENT_NAME: &str = "mooncake-agent";
 /// Longest time for all to end after SIGTERM.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(20);
 
-/// Runs until SIGTERM or SIGINT, or until a port cannot be had.
+/// Runs until SIGTERM or SIGINT, or until a port cannot be opened.
 ///
 /// Blocks: the runtime is here and not in the program, or the compiler makes the code of all tasks for both.
 #[tokio::main]
@@ -305,20 +307,7 @@ impl Controllers {
             metrics.clone(),
             caches.clusters.clone(),
             caches.subscribe(),
-            |trigger| {
-                let clusters = match trigger {
-                    Trigger::Cluster(cluster) => vec![cluster.clone()],
-                    Trigger::Node(node) | Trigger::Ring(node) => view::clusters_near(caches, node),
-                    Trigger::Domain(uid) => view::clusters_of(caches, uid),
-                    Trigger::Mnnvl(namespace) => view::clusters_in(caches, namespace),
-                    Trigger::Cordons => draining(caches),
-                    Trigger::NodesOf(_) | Trigger::Policies | Trigger::Everything => Vec::new(),
-                };
-                clusters
-                    .iter()
-                    .map(|cluster| ObjectRef::new(&cluster.name).within(&cluster.namespace))
-                    .collect()
-            },
+            |trigger| clusters_of(caches, trigger),
             CLUSTER_DEBOUNCE,
             Arc::new(cluster::Context {
                 client: client.clone(),
@@ -336,27 +325,7 @@ impl Controllers {
             metrics.clone(),
             caches.nodes.clone(),
             caches.subscribe(),
-            |trigger| {
-                let nodes = match trigger {
-                    Trigger::Node(name) => BTreeSet::from([name.clone()]),
-                    Trigger::Ring(name) => {
-                        let around = caches.neighbours(name, []);
-                        let around = around.affected().map(str::to_owned);
-                        around.chain([name.clone()]).collect()
-                    }
-                    Trigger::NodesOf(cluster) => node::observe::of_cluster(caches, cluster),
-                    Trigger::Domain(uid) => view::nodes_of(caches, uid),
-                    Trigger::Policies => {
-                        let nodes = caches.nodes.state();
-                        nodes.iter().map(|node| node.name_any()).collect()
-                    }
-                    Trigger::Cluster(_)
-                    | Trigger::Mnnvl(_)
-                    | Trigger::Cordons
-                    | Trigger::Everything => BTreeSet::new(),
-                };
-                nodes.iter().map(|name| ObjectRef::new(name)).collect()
-            },
+            |trigger| nodes_of(caches, trigger),
             NODE_DEBOUNCE,
             Arc::new(node::Context {
                 client: client.clone(),
@@ -372,18 +341,58 @@ impl Controllers {
             }),
             node::reconcile,
         );
-        let policies = policy::run(
-            client.clone(),
-            caches.clone(),
-            writer.clone(),
-            events(),
-            metrics.clone(),
-            caches.subscribe(),
-        );
+        let policies = policy::run(policy::Context {
+            client: client.clone(),
+            caches: caches.clone(),
+            writer: writer.clone(),
+            events: events(),
+            metrics: metrics.clone(),
+        });
         let domains =
             compute_domain::retire::run(client.clone(), caches.clone(), writer, caches.subscribe());
         tokio::join!(clusters, nodes, policies, domains, usage.run(caches));
     }
+}
+
+/// The clusters that a trigger reconciles.
+fn clusters_of(
+    caches: &Caches,
+    trigger: &Trigger,
+) -> Vec<ObjectRef<DeserializeGuard<MooncakeCluster>>> {
+    let clusters = match trigger {
+        Trigger::Cluster(cluster) => vec![cluster.clone()],
+        Trigger::Node(node) | Trigger::Ring(node) => view::clusters_near(caches, node),
+        Trigger::Domain(uid) => view::clusters_of(caches, uid),
+        Trigger::Mnnvl(namespace) => view::clusters_in(caches, namespace),
+        Trigger::Cordons => draining(caches),
+        Trigger::NodesOf(_) | Trigger::Policies | Trigger::Everything => Vec::new(),
+    };
+    let clusters = clusters.iter();
+    clusters
+        .map(|cluster| ObjectRef::new(&cluster.name).within(&cluster.namespace))
+        .collect()
+}
+
+/// The nodes that a trigger reconciles.
+fn nodes_of(caches: &Caches, trigger: &Trigger) -> Vec<ObjectRef<Node>> {
+    let nodes = match trigger {
+        Trigger::Node(name) => BTreeSet::from([name.clone()]),
+        Trigger::Ring(name) => {
+            let around = caches.neighbours(name, []);
+            let around = around.affected().map(str::to_owned);
+            around.chain([name.clone()]).collect()
+        }
+        Trigger::NodesOf(cluster) => node::observe::of_cluster(caches, cluster),
+        Trigger::Domain(uid) => view::nodes_of(caches, uid),
+        Trigger::Policies => {
+            let nodes = caches.nodes.state();
+            nodes.iter().map(|node| node.name_any()).collect()
+        }
+        Trigger::Cluster(_) | Trigger::Mnnvl(_) | Trigger::Cordons | Trigger::Everything => {
+            BTreeSet::new()
+        }
+    };
+    nodes.iter().map(|name| ObjectRef::new(name)).collect()
 }
 
 #[cfg(test)]

@@ -68,10 +68,16 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_
         let over_tcp = |name: &str, work: StockWork| {
             StockPod::new(name, work).inject("kv").over_tcp().node("n1")
         };
-        all(&over_tcp("tcp-verify", StockWork::verify(KEYS, BYTES)).run(namespace, SLOW).await?)?;
-        let more = over_tcp("tcp-put", StockWork::put(2 * KEYS, BYTES)).run(namespace, SLOW).await?;
+        all(&over_tcp("tcp-verify", StockWork::verify(KEYS, BYTES))
+            .run(namespace, SLOW)
+            .await?)?;
+        let more = over_tcp("tcp-put", StockWork::put(2 * KEYS, BYTES))
+            .run(namespace, SLOW)
+            .await?;
         right(&more, 2 * KEYS)?;
-        let both = stock("rdma-verify", StockWork::verify(2 * KEYS, BYTES)).run(namespace, SLOW).await?;
+        let both = stock("rdma-verify", StockWork::verify(2 * KEYS, BYTES))
+            .run(namespace, SLOW)
+            .await?;
         right(&both, 2 * KEYS)?;
 
         let before = resources(&pool_node).await?;

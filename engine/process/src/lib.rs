@@ -6,7 +6,6 @@
 //! agent ── control socket ──► control::link ──► pod (steps of one pool pod) ──► engine, store session
 //!       ◄── reports, calls ──               ◄──
 //! ```
-#![forbid(unsafe_code)]
 
 #[cfg(feature = "program")]
 pub mod args;

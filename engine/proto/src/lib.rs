@@ -1,7 +1,6 @@
 //! The pure parts of the engine: wire formats and the scheduler. No sockets, clocks or threads; time and
 //! bytes are arguments.
 #![no_std]
-#![forbid(unsafe_code)]
 
 extern crate alloc;
 #[cfg(test)]

@@ -144,13 +144,13 @@ pub enum UrlError {
     )]
     Path(String),
     /// Longer than any service requires.
-    #[error("it is longer than 512 bytes")]
+    #[error("it is longer than {URL_LIMIT} bytes")]
     TooLong,
-    /// Of an etcd.
+    /// An endpoint of an etcd has another form.
     #[error("`{0}` is not a host with a port, such as `etcd.infra.svc:2379` (IPv6 in brackets)")]
     Endpoint(String),
-    /// Of an etcd.
-    #[error("an etcd has from 1 to 9 endpoints, not {0}")]
+    /// An etcd has no endpoint, or too many.
+    #[error("an etcd has from 1 to {ENDPOINTS_LIMIT} endpoints, not {0}")]
     Endpoints(usize),
 }
 

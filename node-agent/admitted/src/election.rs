@@ -136,7 +136,7 @@ pub struct Election {
     /// The version that the last write of this pod replaces. As long as the Lease has it, that write may still be carried out. At
     /// first the version that was read first: the run before this one may have begun to replace it.
     replaces: Option<u64>,
-    /// The same, of the last write that removes the witness.
+    /// The version that the last write which removes the witness replaces.
     removes: Option<u64>,
     /// When the last request to the witness was begun.
     requested: Duration,

@@ -209,7 +209,8 @@ impl Elector {
         self.write(lease, None).await;
     }
 
-    /// The same, and sends a request to the witness meanwhile, whose promise permits the master to go on if the write fails. True: written.
+    /// Writes the Lease, and sends a request to the witness meanwhile, whose promise permits the master to go on if the write
+    /// fails. True: written.
     async fn write(&mut self, lease: Lease, witness: Option<(Witness, u64)>) -> bool {
         let started = boottime();
         let parameters = PostParams::default();

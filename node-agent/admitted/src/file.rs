@@ -24,10 +24,11 @@ pub fn text(members: &Addresses, operators: &Addresses) -> String {
     text
 }
 
-/// Replaces the file, so that a reader sees the old or the new text and nothing between.
+/// Replaces the file, so that a reader sees the old or the new text and nothing between. It is not synced to the disk: it ends
+/// with its pod.
 ///
 /// # Errors
-/// Those of writing and renaming a file in the folder of `path`.
+/// The errors of writing and renaming a file in the folder of `path`.
 pub fn replace(path: &Path, text: &str) -> io::Result<()> {
     let new = path.with_extension("new");
     fs::write(&new, text)?;

@@ -32,7 +32,7 @@ impl Local {
     /// Replaces the socket of an earlier run.
     ///
     /// # Errors
-    /// Those of `unlink` and `bind`.
+    /// The errors of `unlink` and `bind`.
     pub fn listen(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

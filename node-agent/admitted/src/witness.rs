@@ -66,7 +66,7 @@ impl Requests {
     /// Port 0: any free one.
     ///
     /// # Errors
-    /// Those of `bind`.
+    /// The errors of `bind`.
     pub async fn listen(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;

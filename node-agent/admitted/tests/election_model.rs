@@ -565,7 +565,7 @@ impl Stage {
     }
 }
 
-/// The same runs each time; with `ELECTION_RUNS` more of them.
+/// The number of runs, which are equal each time; `ELECTION_RUNS` sets another.
 fn runs() -> u64 {
     let wanted = std::env::var("ELECTION_RUNS").ok();
     wanted.and_then(|text| text.parse().ok()).unwrap_or(RUNS)

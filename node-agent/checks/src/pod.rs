@@ -1,7 +1,10 @@
 //! Shared by the checks of containers: the containers of injected pods, their names and their devices.
 
+use std::fmt::Display;
+
 use crds::CheckId;
 use crds::node::InjectedPod;
+use crds::text::first_names;
 
 use super::CheckInput;
 use host::container::Container;
@@ -49,14 +52,14 @@ pub(super) fn can_open(container: &Container, hca: &Hca) -> bool {
     })
 }
 
-/// Lists the first `most` names, and how many more there are.
-pub(super) fn list(names: impl Iterator<Item = String>, most: usize) -> String {
-    let names: Vec<String> = names.collect();
-    let first = names[..names.len().min(most)].join(", ");
-    match names.len().saturating_sub(most) {
-        0 if names.is_empty() => "none".to_owned(),
-        0 => first,
-        more => format!("{first} and {more} more"),
+/// Joins the first `max` names and counts the others; `none` if there is no name.
+pub(super) fn first_names_or_none<T: Display>(
+    names: impl IntoIterator<Item = T>,
+    max: usize,
+) -> String {
+    match first_names(names, max) {
+        names if names.is_empty() => "none".to_owned(),
+        names => names,
     }
 }
 

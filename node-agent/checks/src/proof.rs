@@ -87,7 +87,7 @@ mod tests {
     use std::time::Duration;
 
     use jiff::Timestamp;
-    use verbs::{Failure, Stage, Timing};
+    use rdma_probe::{Failure, Stage, Timing};
 
     use super::*;
     use crate::debounce::{Debounce, Moment};

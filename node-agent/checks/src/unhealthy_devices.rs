@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crds::node::{DeviceHealth, UNHEALTHY_DEVICES_LIMIT, UnhealthyDevice};
+use crds::text::clip_chars;
 use crds::{ByteSize, CheckId, Reason, Verdict};
 
 use super::debounce::{Health, ReportedFinding};
@@ -50,7 +51,7 @@ pub fn device_health(unhealthy: &UnhealthyDevices, facts: &Facts) -> DeviceHealt
         .iter()
         .take(UNHEALTHY_DEVICES_LIMIT)
         .map(|(name, reason)| UnhealthyDevice {
-            name: name.chars().take(NAME).collect(),
+            name: clip_chars(name, NAME),
             reason: (*reason).into(),
         });
     DeviceHealth {

@@ -2,8 +2,8 @@
 //! answer; lost CDI files are restored, since each container start needs them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::checkpoint::{self, Claims, Prepared};
 use super::refusal::Refusal;
 use super::{allocation, cdi};
-use host::Facts;
+use host::{Facts, atomic_file};
 
 /// Paths on the node.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl ClaimStore {
                     fs::rename(checkpoint, &aside).map_err(failed(&aside))?;
                     tracing::error!(
                         %error, kept = %aside.display(),
-                        "Cannot read the checkpoint of prepared claims; running pods keep their devices"
+                        "cannot read the checkpoint of prepared claims; running pods keep their devices"
                     );
                     Claims::new()
                 }
@@ -217,7 +217,7 @@ impl ClaimStore {
         let path = &self.paths.checkpoint;
         let bytes = checkpoint::render(claims, &self.boot_id)
             .map_err(|error| write_error(path, &error.into()))?;
-        replace(path, &bytes).map_err(|error| write_error(path, &error))
+        atomic_file::replace(path, &bytes, 0o644).map_err(|error| write_error(path, &error))
     }
 
     /// Writes a claim's CDI file unless it is up to date.
@@ -235,25 +235,13 @@ impl ClaimStore {
         }
         // A reboot removes the directory.
         fs::create_dir_all(cdi)
-            .and_then(|()| replace(&path, &bytes))
+            .and_then(|()| atomic_file::replace(&path, &bytes, 0o644))
             .map_err(|error| write_error(&path, &error))
     }
 
     fn lock(&self) -> MutexGuard<'_, Claims> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Replaces a file atomically and durably. The runtime ignores names with a leading dot.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let fresh = folder.join(format!(".{name}.new"));
-    let mut file = File::create(&fresh)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)?;
-    File::open(folder)?.sync_all()
 }
 
 fn write_error(path: &Path, error: &io::Error) -> Refusal {

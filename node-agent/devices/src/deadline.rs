@@ -9,7 +9,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// The answer of the API server.
 ///
 /// # Errors
-/// Those of the call, and [`kube::Error::Service`] if it is not answered in time.
+/// The errors of the call, and [`kube::Error::Service`] if it is not answered in time.
 pub async fn answered<T>(call: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     within(DEADLINE, call).await
 }

@@ -79,7 +79,7 @@ impl Driver {
                 Ok(prepared) => {
                     tracing::info!(
                         namespace = claim.namespace, claim = claim.name, uid = claim.uid,
-                        devices = ?names(&prepared), "Prepared the claim"
+                        devices = ?names(&prepared), "prepared the claim"
                     );
                     PreparedClaim {
                         devices: self.devices(&claim.uid, &prepared),
@@ -89,7 +89,7 @@ impl Driver {
                 Err(refusal) => {
                     tracing::warn!(
                         namespace = claim.namespace, claim = claim.name, uid = claim.uid,
-                        reason = %refusal.reason, "Cannot prepare the claim: {refusal}"
+                        reason = %refusal.reason, "cannot prepare the claim: {refusal}"
                     );
                     PreparedClaim {
                         devices: Vec::new(),
@@ -213,14 +213,14 @@ impl Driver {
                         namespace = claim.namespace,
                         claim = claim.name,
                         uid = claim.uid,
-                        "Unprepared the claim"
+                        "unprepared the claim"
                     );
                     String::new()
                 }
                 Err(refusal) => {
                     tracing::warn!(
                         namespace = claim.namespace, claim = claim.name, uid = claim.uid,
-                        reason = %refusal.reason, "Cannot unprepare the claim: {refusal}"
+                        reason = %refusal.reason, "cannot unprepare the claim: {refusal}"
                     );
                     refusal.to_string()
                 }

@@ -1,13 +1,13 @@
 //! Installs the OCI hook that lifts the memlock limit for containers of a claim: memory registration locks
 //! memory, and CDI cannot set limits. The container runtime starts the program on the node, also without an agent.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use host::atomic_file;
 use tokio::process::Command;
 
 /// File name of the hook, in the agent's image and on the node.
@@ -63,7 +63,7 @@ fn kept(copied: Copied, trial: Result<PathBuf, NotLifted>) -> Result<PathBuf, No
     match (copied, trial) {
         (Copied::WasEqual, Err(NotLifted::Late { path })) => {
             let path_on_node = path.display();
-            tracing::warn!(path = %path_on_node, "The trial of the memlock hook is late; claims keep the hook");
+            tracing::warn!(path = %path_on_node, "the trial of the memlock hook is late; claims keep the hook");
             Ok(path)
         }
         (Copied::WasEqual | Copied::Replaced, trial) => trial,
@@ -105,15 +105,15 @@ fn copy(from: &Path, to: &Path) -> io::Result<Copied> {
     if fs::read(to).is_ok_and(|there| there == program) {
         return Ok(Copied::WasEqual);
     }
-    let draft = to.with_extension("new");
-    fs::write(&draft, program)?;
-    fs::set_permissions(&draft, Permissions::from_mode(0o755))?;
-    fs::rename(&draft, to)?;
+    atomic_file::replace(to, &program, 0o755)?;
     Ok(Copied::Replaced)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     /// A shell script with the name of the hook.

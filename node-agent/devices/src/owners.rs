@@ -86,7 +86,7 @@ async fn look(
             namespace,
             claim,
             error,
-            "Cannot read the claim of an unhealthy device"
+            "cannot read the claim of an unhealthy device"
         );
         return None;
     }

@@ -88,9 +88,9 @@ pub async fn keep(inputs: Inputs) {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => tracing::error!(
                     reason = %Reason::KubeletRefused,
-                    "Cannot serve claims for RDMA devices on this node: {error}"
+                    "cannot serve claims for RDMA devices on this node: {error}"
                 ),
-                Err(error) => tracing::error!(%error, "The DRA driver panicked"),
+                Err(error) => tracing::error!(%error, "the DRA driver panicked"),
             }
             tokio::time::sleep(RESTART).await;
         }
@@ -119,7 +119,7 @@ async fn supported(client: &kube::Client) -> bool {
                 return false;
             }
             Err(error) => {
-                tracing::debug!(%error, "Cannot list ResourceSlices");
+                tracing::debug!(%error, "cannot list ResourceSlices");
                 tokio::time::sleep(RESTART).await;
             }
         }
@@ -206,7 +206,7 @@ async fn installed_hook(settings: &Settings) -> Option<PathBuf> {
             let reason = Reason::MemlockTooLow;
             tracing::warn!(
                 %reason, %error,
-                "Claims for RDMA devices do not lift the memlock limit on this node; retrying"
+                "claims for RDMA devices do not lift the memlock limit on this node; retrying"
             );
         })
         .ok()
@@ -250,7 +250,7 @@ async fn report_missing_kubelet(mut registered: watch::Receiver<Registered>) {
     if tokio::time::timeout(KUBELET_MISSING, came).await.is_err() {
         tracing::warn!(
             reason = %Reason::KubeletRefused,
-            "No kubelet has called within {KUBELET_MISSING:?}. {}", Reason::KubeletRefused.remedy()
+            "no kubelet has called within {KUBELET_MISSING:?}. {}", Reason::KubeletRefused.remedy()
         );
     }
     std::future::pending().await
@@ -276,7 +276,7 @@ impl Registrar {
 
     fn status(&self, status: &RegistrationStatus) {
         if status.plugin_registered {
-            tracing::info!("The kubelet has registered the DRA driver");
+            tracing::info!("the kubelet has registered the DRA driver");
         } else {
             let reason = Reason::KubeletRefused;
             tracing::error!(%reason, "{}: {}. {}", reason.about(), status.error, reason.remedy());

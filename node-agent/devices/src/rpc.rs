@@ -138,7 +138,7 @@ pub async fn serve<S: Service>(
                     connections.spawn(converse(stream, Arc::clone(&service), end.clone()));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "Cannot accept a connection");
+                    tracing::debug!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -149,7 +149,7 @@ pub async fn serve<S: Service>(
     drop(listener);
     let answered = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(SHUTDOWN, answered).await.is_err() {
-        tracing::debug!("Dropped running calls; the kubelet retries them");
+        tracing::debug!("dropped running calls; the kubelet retries them");
     }
 }
 
@@ -169,6 +169,6 @@ async fn converse<S: Service>(stream: UnixStream, service: Arc<S>, mut end: watc
         }
     };
     if let Err(error) = done {
-        tracing::debug!(%error, "A connection of the kubelet failed");
+        tracing::debug!(%error, "a connection of the kubelet failed");
     }
 }

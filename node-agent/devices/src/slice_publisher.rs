@@ -106,13 +106,13 @@ pub(super) async fn keep(inputs: Inputs, mut registered: watch::Receiver<Registe
                             if left_out > 0 {
                                 tracing::warn!(
                                     left_out,
-                                    "More slots than a ResourceSlice can contain. Lower agent.devices.slotsPerHca"
+                                    "more slots than a ResourceSlice can contain. Lower agent.devices.slotsPerHca"
                                 );
                             }
                             settle(&mut found).await;
                         }
                         Err(error) => {
-                            tracing::warn!(error, "Cannot publish the node's RDMA devices");
+                            tracing::warn!(error, "cannot publish the node's RDMA devices");
                             again = Some(pace.failed(Instant::now()));
                         }
                     }
@@ -190,7 +190,7 @@ async fn follow(api: Api<ResourceSlice>, node: &str, publish: watch::Sender<Foun
                 publish.send_replace(Found::Absent);
             }
             Ok(_) => {}
-            Err(error) => tracing::debug!(%error, "Cannot watch the node's ResourceSlice"),
+            Err(error) => tracing::debug!(%error, "cannot watch the node's ResourceSlice"),
         }
     }
 }

@@ -93,9 +93,9 @@ pub struct Hold {
 /// Transport of the pod's engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
-    /// Pool pods are read from.
+    /// Memory of pool pods is read.
     Tcp,
-    /// Of pool pods only the descriptor is read: the gate has no device.
+    /// Only the descriptors of pool pods are read: the gate has no device.
     Rdma,
 }
 

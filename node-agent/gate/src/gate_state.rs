@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use crds::Reason;
 use serde::{Deserialize, Serialize};
 
+use super::atomic_file;
+
 /// Name of the file in the gate's directory.
 const FILE: &str = "state.json";
 
@@ -103,16 +105,9 @@ impl GateState {
             Ok(text) => text,
             Err(cause) => return Err(StateError::Json { path, cause }),
         };
-        write_atomically(&path, &text).map_err(|cause| StateError::Io { path, cause })
+        atomic_file::replace(&path, |draft| fs::write(draft, &text))
+            .map_err(|cause| StateError::Io { path, cause })
     }
-}
-
-/// Replaces a file atomically.
-pub(super) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(".new");
-    fs::write(&draft, content)?;
-    fs::rename(&draft, path)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Delays the pod's start: writes files, then checks the pool until it responds or the deadline passes, then
 //! idles.
 
+use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +12,8 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::args::{File, Hold, OnDeadline};
-use super::gate_state::{GateState, StateError, write_atomically};
+use super::atomic_file;
+use super::gate_state::{GateState, StateError};
 use super::survey::survey;
 
 /// Time between two checks.
@@ -37,7 +39,7 @@ pub(crate) async fn hold(hold: Hold) -> Result<ExitCode, HoldError> {
     let mut end = signal(SignalKind::terminate()).map_err(HoldError::Signals)?;
     write_files(&hold)?;
     if previous(&hold).is_some_and(|state| state.allows_start()) {
-        info!("An earlier start of this container has allowed the pod to start");
+        info!("an earlier start of this container has allowed the pod to start");
         return Ok(idle(&mut end).await);
     }
     let outcome = tokio::select! {
@@ -64,7 +66,7 @@ fn previous(hold: &Hold) -> Option<GateState> {
         Ok(state) => Some(state),
         Err(StateError::Absent { .. }) => None,
         Err(error) => {
-            warn!(%error, "Ignored the earlier state");
+            warn!(%error, "ignored the earlier state");
             None
         }
     }
@@ -73,7 +75,7 @@ fn previous(hold: &Hold) -> Option<GateState> {
 fn write_files(hold: &Hold) -> Result<(), HoldError> {
     for File { name, text } in &hold.files {
         let path = hold.directory.join(name);
-        write_atomically(&path, text.as_bytes())
+        atomic_file::replace(&path, |draft| fs::write(draft, text))
             .map_err(|cause| HoldError::Write { path, cause })?;
     }
     Ok(())
@@ -132,7 +134,7 @@ fn late(hold: &Hold, last: &str) -> Result<ExitCode, HoldError> {
     if *on_deadline == OnDeadline::Start {
         state.save(directory)?;
     }
-    std::fs::write(termination_log, &text).map_err(|cause| HoldError::Write {
+    fs::write(termination_log, &text).map_err(|cause| HoldError::Write {
         path: termination_log.clone(),
         cause,
     })?;

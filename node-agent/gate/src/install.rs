@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use super::atomic_file;
+
 /// The copy failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot copy the gate to {to}: {cause}")]
@@ -27,8 +29,9 @@ pub(crate) fn install(directory: &Path) -> Result<PathBuf, InstallError> {
 }
 
 fn copy(to: &Path) -> io::Result<()> {
-    let draft = to.with_extension("new");
-    fs::copy(std::env::current_exe()?, &draft)?;
-    fs::set_permissions(&draft, Permissions::from_mode(0o755))?;
-    fs::rename(&draft, to)
+    let program = std::env::current_exe()?;
+    atomic_file::replace(to, |draft| {
+        fs::copy(program, draft)?;
+        fs::set_permissions(draft, Permissions::from_mode(0o755))
+    })
 }

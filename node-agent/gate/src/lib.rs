@@ -2,6 +2,7 @@
 //! most until a deadline, and then idles.
 
 pub mod args;
+mod atomic_file;
 mod gate_state;
 mod hold;
 mod http;

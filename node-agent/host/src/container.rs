@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::inventory::Limit;
 use crds::stock::Demand;
+use crds::text::clip_chars;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup;
@@ -272,7 +273,7 @@ fn wheel(root: &Tree, folder: &str) -> Option<Wheel> {
         let (name, version) = name.strip_suffix(".dist-info")?.split_once('-')?;
         let sound = version.len() <= 32 && version.starts_with(|sign: char| sign.is_ascii_digit());
         sound.then(|| Wheel {
-            name: name.chars().take(64).collect(),
+            name: clip_chars(name, 64),
             version: version.to_owned(),
             folder: format!("/{folder}"),
         })

@@ -1,7 +1,7 @@
 //! GPUs, from PCI and from their driver's files in procfs.
 
 use crds::inventory::GpuDriver;
-use nvidia::{Proof, Stage};
+use gpu_probe::{Proof, Stage};
 use serde::{Deserialize, Serialize};
 
 use super::path::FileKind;

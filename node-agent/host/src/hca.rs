@@ -84,7 +84,7 @@ pub struct Port {
     pub chosen: Result<u16, NoGid>,
     /// Partition keys without the empty ones.
     pub partition_keys: Vec<u16>,
-    /// Those of [`COUNTERS`] that the device has.
+    /// The counters of [`COUNTERS`] that the device has.
     pub counters: BTreeMap<String, u64>,
 }
 

@@ -9,6 +9,7 @@ use crds::inventory::{
     PortState, RegistrationMethod,
 };
 use crds::node::HcaLine;
+use crds::text::clip_chars;
 
 use crate::gpu::Reached;
 use crate::pci::PciDevice;
@@ -49,7 +50,7 @@ pub fn inventory(
             .map(|hca| device(hca, snapshot))
             .collect(),
         gpu_driver: facts.gpu_driver.clone().map(|mut driver| {
-            driver.version = short(&driver.version, 64);
+            driver.version = clip_chars(&driver.version, 64);
             driver
         }),
         gpus: facts
@@ -79,7 +80,7 @@ pub fn lines(facts: &Facts) -> (Vec<HcaLine>, Option<u32>) {
     ports.sort_by_key(|(_, port)| (!port.is_usable(), port.state != Some(PortState::Active)));
     let omitted = count(ports.len().saturating_sub(LINES));
     let lines = ports.into_iter().take(LINES).map(|(hca, port)| HcaLine {
-        name: short(&hca.name, 64),
+        name: clip_chars(&hca.name, 64),
         port: port.number,
         state: port.state.map(Into::into),
         rate_mbps: port.rate,
@@ -115,15 +116,18 @@ fn counts(facts: &Facts, published: Option<&MooncakeInventoryStatus>) -> Counts 
 fn kernel(facts: &Facts) -> Kernel {
     let kernel = &facts.kernel;
     Kernel {
-        release: kernel.release.as_ref().map(|text| short(text, 128)),
-        distribution: kernel.distribution.as_ref().map(|text| short(text, 128)),
+        release: kernel.release.as_ref().map(|text| clip_chars(text, 128)),
+        distribution: kernel
+            .distribution
+            .as_ref()
+            .map(|text| clip_chars(text, 128)),
         cgroup_version: kernel.cgroup_version,
         modules: kernel
             .modules
             .iter()
             .cloned()
             .map(|mut module| {
-                module.version = module.version.map(|version| short(&version, 64));
+                module.version = module.version.map(|version| clip_chars(&version, 64));
                 module
             })
             .collect(),
@@ -146,7 +150,7 @@ fn device(hca: &hca::Hca, snapshot: &Snapshot) -> Hca {
             distance: Facts::distance(hca, gpu).into(),
         });
     Hca {
-        name: short(&hca.name, 64),
+        name: clip_chars(&hca.name, 64),
         pci: pci.map(|pci| pci.address.clone()),
         model: pci.and_then(|pci| pci.model.clone()),
         driver: pci.and_then(driver),
@@ -154,14 +158,17 @@ fn device(hca: &hca::Hca, snapshot: &Snapshot) -> Hca {
         virtual_functions: hca.virtual_functions,
         numa_node: pci.and_then(|pci| pci.numa_node),
         link: pci.and_then(|pci| pci.link.clone()).map(|link| PciLink {
-            speed: short(&link.speed, 32),
-            max_speed: short(&link.max_speed, 32),
+            speed: clip_chars(&link.speed, 32),
+            max_speed: clip_chars(&link.max_speed, 32),
             ..link
         }),
-        firmware: hca.firmware.as_ref().map(|text| short(text, 64)),
-        board: hca.board.as_ref().map(|text| short(text, 64)),
-        node_guid: hca.node_guid.as_ref().map(|text| short(text, 24)),
-        device_file: hca.device_file.as_ref().map(|file| short(&file.name, 64)),
+        firmware: hca.firmware.as_ref().map(|text| clip_chars(text, 64)),
+        board: hca.board.as_ref().map(|text| clip_chars(text, 64)),
+        node_guid: hca.node_guid.as_ref().map(|text| clip_chars(text, 24)),
+        device_file: hca
+            .device_file
+            .as_ref()
+            .map(|file| clip_chars(&file.name, 64)),
         limits: snapshot
             .hca_reports
             .get(&hca.name)
@@ -172,7 +179,7 @@ fn device(hca: &hca::Hca, snapshot: &Snapshot) -> Hca {
     }
 }
 
-fn limits(limits: verbs::Limits) -> HcaLimits {
+fn limits(limits: rdma_probe::Limits) -> HcaLimits {
     HcaLimits {
         max_mr_size: ByteSize(limits.max_mr_size),
         max_mr: limits.max_mr,
@@ -182,14 +189,17 @@ fn limits(limits: verbs::Limits) -> HcaLimits {
 }
 
 fn driver(pci: &PciDevice) -> Option<String> {
-    pci.driver.as_ref().map(|text| short(text, 64))
+    pci.driver.as_ref().map(|text| clip_chars(text, 64))
 }
 
 fn port(port: &hca::Port) -> Port {
     Port {
         number: port.number,
         state: port.state.map(Into::into),
-        physical_state: port.physical_state.as_ref().map(|text| short(text, 32)),
+        physical_state: port
+            .physical_state
+            .as_ref()
+            .map(|text| clip_chars(text, 32)),
         link_layer: port.link_layer.map(Into::into),
         rate_mbps: port.rate,
         path_mtu: port.path_mtu(),
@@ -208,10 +218,10 @@ fn port(port: &hca::Port) -> Port {
 
 fn network(interface: &interface::Interface) -> Interface {
     Interface {
-        name: short(&interface.name, 16),
+        name: clip_chars(&interface.name, 16),
         mtu: interface.mtu,
-        state: interface.state.as_ref().map(|text| short(text, 32)),
-        master: interface.master.as_ref().map(|text| short(text, 16)),
+        state: interface.state.as_ref().map(|text| clip_chars(text, 32)),
+        master: interface.master.as_ref().map(|text| clip_chars(text, 16)),
         default_route: interface.default_route,
     }
 }
@@ -222,7 +232,7 @@ fn entry(gid: &gid::Gid) -> Gid {
         gid: gid.address.to_string(),
         protocol: gid.protocol.map(Into::into),
         scope: gid.scope().into(),
-        interface: gid.interface.as_ref().map(|text| short(text, 16)),
+        interface: gid.interface.as_ref().map(|text| clip_chars(text, 16)),
     }
 }
 
@@ -233,13 +243,13 @@ fn graphics(gpu: &gpu::Gpu, snapshot: &Snapshot) -> Gpu {
     Gpu {
         pci: gpu.pci.address.clone(),
         model: gpu.pci.model.clone(),
-        name: gpu.name.as_ref().map(|text| short(text, 96)),
-        uuid: snapshot.gpu_uuid(gpu).map(|text| short(text, 64)),
+        name: gpu.name.as_ref().map(|text| clip_chars(text, 96)),
+        uuid: snapshot.gpu_uuid(gpu).map(|text| clip_chars(text, 64)),
         driver: driver(&gpu.pci),
         numa_node: gpu.pci.numa_node,
         max_link: gpu.pci.link.as_ref().map(|link| {
             let link = format!("{} x{}", link.max_speed, link.max_width);
-            short(&link, 48)
+            clip_chars(&link, 48)
         }),
         fabric: probed.and_then(|probed| probed.fabric.as_ref()).map(fabric),
         dma_buf: cuda.map(|cuda| cuda.dma_buf),
@@ -261,18 +271,18 @@ fn path(path: &gpu::Path) -> GpuPath {
     let method = proof
         .and_then(|proof| proof.method)
         .map(|method| match method {
-            nvidia::Method::DmaBuf => RegistrationMethod::DmaBuf,
-            nvidia::Method::PeerMemory => RegistrationMethod::PeerMemory,
+            gpu_probe::Method::DmaBuf => RegistrationMethod::DmaBuf,
+            gpu_probe::Method::PeerMemory => RegistrationMethod::PeerMemory,
         });
     GpuPath {
-        device: short(&path.device, 64),
+        device: clip_chars(&path.device, 64),
         state: state.into(),
         method: method.map(Into::into),
-        why: why.map(|why| short(&why, 192)),
+        why: why.map(|why| clip_chars(&why, 192)),
     }
 }
 
-fn fabric(fabric: &nvidia::Fabric) -> GpuFabric {
+fn fabric(fabric: &gpu_probe::Fabric) -> GpuFabric {
     let state = match (fabric.state, fabric.status) {
         (1, _) => FabricState::NotStarted,
         (2, _) => FabricState::InProgress,
@@ -283,7 +293,7 @@ fn fabric(fabric: &nvidia::Fabric) -> GpuFabric {
     let joined = matches!(state, FabricState::Completed);
     GpuFabric {
         state: state.into(),
-        cluster: fabric.cluster.as_ref().map(|text| short(text, 36)),
+        cluster: fabric.cluster.as_ref().map(|text| clip_chars(text, 36)),
         clique: joined.then_some(fabric.clique),
     }
 }
@@ -337,20 +347,15 @@ fn whole_gibibytes(bytes: u64) -> u64 {
 fn faults(facts: &Facts) -> Vec<Fault> {
     let mut by_path = BTreeMap::new();
     for fault in &facts.faults {
-        let path = short(&fault.path, 256);
+        let path = clip_chars(&fault.path, 256);
         by_path
             .entry(path)
-            .or_insert_with(|| short(&fault.problem.to_string(), 96));
+            .or_insert_with(|| clip_chars(&fault.problem.to_string(), 96));
     }
     let faults = by_path.into_iter().take(FAULTS);
     faults
         .map(|(path, problem)| Fault { path, problem })
         .collect()
-}
-
-/// The first `most` characters; the schema counts characters.
-fn short(text: &str, most: usize) -> String {
-    text.chars().take(most).collect()
 }
 
 fn count(length: usize) -> u32 {

@@ -42,7 +42,7 @@ pub struct Kernel {
     pub max_map_count: Option<u64>,
     /// First and last ephemeral port of the node's network namespace.
     pub local_ports: Option<(u16, u16)>,
-    /// Of the node's network namespace.
+    /// The sysctl net.ipv4.tcp_tw_reuse of the node's network namespace.
     pub time_wait_reuse: Option<u8>,
     /// Memory lock limit of PID 1.
     pub memlock: Option<Limit>,

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
+pub mod atomic_file;
 pub mod cgroup;
 pub mod container;
 pub mod fault;
@@ -68,7 +69,7 @@ impl Host {
         Self(Tree::recording(recording))
     }
 
-    /// The same node without the files of its network namespace, which cannot be entered.
+    /// Returns the node without the files of its network namespace, which cannot be entered.
     #[must_use]
     pub fn without_network(self, why: Problem) -> Self {
         Self(self.0.hiding(&interface::NETWORK_FILES, why))

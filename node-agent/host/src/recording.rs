@@ -108,7 +108,7 @@ impl Recording {
         self.0.iter().map(|(path, entry)| (path.as_str(), entry))
     }
 
-    /// The same machine with each text changed.
+    /// Returns the machine with each text changed.
     #[must_use]
     pub fn map_texts(&self, mut change: impl FnMut(&str, &str) -> String) -> Self {
         let changed = self.0.iter().map(|(path, entry)| {

@@ -1,5 +1,6 @@
 //! The container runtime's version and CDI settings, which decide whether a claim's devices reach a container.
 
+use crds::text::clip_chars;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -7,8 +8,8 @@ use serde_json::Value;
 pub const FILE: &str = "run/mooncake/runtime";
 
 /// Most characters of a name, version or path, and most folders, that are kept.
-const LONGEST: usize = 128;
-const FOLDERS: usize = 16;
+const MAX_CHARS: usize = 128;
+const MAX_FOLDERS: usize = 16;
 
 /// The runtime that the kubelet uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,8 +34,8 @@ impl Runtime {
     /// From the runtime's answers; `config` is its verbose status, as JSON.
     pub fn of(name: &str, version: &str, config: Option<&str>) -> Self {
         Self {
-            name: cut(name),
-            version: cut(version),
+            name: clip_chars(name, MAX_CHARS),
+            version: clip_chars(version, MAX_CHARS),
             cdi: config.and_then(cdi),
         }
     }
@@ -44,15 +45,11 @@ impl Runtime {
 fn cdi(config: &str) -> Option<Cdi> {
     let config: Value = serde_json::from_str(config).ok()?;
     let folders = config.get("cdiSpecDirs")?.as_array()?;
-    let folders = folders.iter().filter_map(Value::as_str);
+    let folders = folders.iter().filter_map(Value::as_str).take(MAX_FOLDERS);
     Some(Cdi {
         enabled: config.get("enableCDI")?.as_bool()?,
-        folders: folders.take(FOLDERS).map(cut).collect(),
+        folders: folders.map(|path| clip_chars(path, MAX_CHARS)).collect(),
     })
-}
-
-fn cut(text: &str) -> String {
-    text.chars().take(LONGEST).collect()
 }
 
 #[cfg(test)]

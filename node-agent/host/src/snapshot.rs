@@ -47,9 +47,9 @@ pub struct Snapshot {
     pub reading: u64,
     pub facts: Facts,
     /// Last report of the RDMA probe, by device name.
-    pub hca_reports: BTreeMap<String, verbs::Report>,
+    pub hca_reports: BTreeMap<String, rdma_probe::Report>,
     /// Last report of the GPU probe, by PCI address.
-    pub gpu_reports: BTreeMap<String, nvidia::Report>,
+    pub gpu_reports: BTreeMap<String, gpu_probe::Report>,
     /// Results of the GPUDirect probe by the PCI address of the GPU, the nearest RDMA device first.
     pub gpu_paths: BTreeMap<String, Vec<Path>>,
     pub runtime: Option<Runtime>,
@@ -164,7 +164,7 @@ impl Facts {
 
 impl Snapshot {
     /// What NVML and CUDA report about a GPU.
-    pub fn gpu_facts(&self, gpu: &Gpu) -> Option<&nvidia::Facts> {
+    pub fn gpu_facts(&self, gpu: &Gpu) -> Option<&gpu_probe::Facts> {
         self.gpu_reports.get(&gpu.pci.address)?.facts.as_ref()
     }
 

@@ -26,15 +26,15 @@ impl ReadyPort {
         match (status.ready, &self.listener) {
             (true, None) => match open(self.port) {
                 Ok(listener) => {
-                    tracing::info!("Ready: {}", status.reason);
+                    tracing::info!("ready: {}", status.reason);
                     self.listener = Some(listener);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, port = self.port, "Cannot open the port of the readiness probe");
+                    tracing::warn!(%error, port = self.port, "cannot open the port of the readiness probe");
                 }
             },
             (false, Some(_)) => {
-                tracing::info!("Not ready: {}", status.reason);
+                tracing::info!("not ready: {}", status.reason);
                 self.listener = None;
             }
             _ => {}

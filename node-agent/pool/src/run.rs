@@ -8,7 +8,7 @@ use crate::{guard, probe, serve};
 /// Runs one command of the program. Blocks.
 ///
 /// # Errors
-/// Those of the command.
+/// The errors of the command.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

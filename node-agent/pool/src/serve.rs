@@ -80,7 +80,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         namespace = args.pod_namespace,
         uid = args.pod_uid,
         bytes = args.bytes.0,
-        "Waiting for the agent of node {}",
+        "waiting for the agent of node {}",
         args.node_name
     );
     let (inputs, received) = mpsc::channel(64);
@@ -118,14 +118,14 @@ impl Pool {
                 accepted = socket.accept() => {
                     match accepted {
                         Ok((accepted, _)) => self.accept(next, accepted),
-                        Err(error) => tracing::warn!(%error, "Cannot accept a connection"),
+                        Err(error) => tracing::warn!(%error, "cannot accept a connection"),
                     }
                     next += 1;
                     false
                 }
                 probed = self.ready.accept() => {
                     if let Err(error) = probed {
-                        tracing::warn!(%error, "Cannot accept a connection of the readiness probe");
+                        tracing::warn!(%error, "cannot accept a connection of the readiness probe");
                     }
                     false
                 }
@@ -142,7 +142,7 @@ impl Pool {
                 }
                 _ = tick.tick() => {
                     if self.state.abandoned(Instant::now()) {
-                        tracing::warn!("Terminating without an agent to drain; exiting");
+                        tracing::warn!("terminating without an agent to drain; exiting");
                         return Ok(());
                     }
                     false
@@ -152,7 +152,7 @@ impl Pool {
             };
             if terminating {
                 if self.state.end(Instant::now()) {
-                    tracing::info!("Terminated before memory was granted");
+                    tracing::info!("terminated before memory was granted");
                     return Ok(());
                 }
                 tracing::info!("Terminating; requesting the agent to drain");
@@ -166,13 +166,13 @@ impl Pool {
         let caller = match seqpacket::peer(&socket).map(|peer| peer.uid) {
             Ok(0) => Caller::Root,
             Ok(uid) if uid == rustix::process::getuid().as_raw() => Caller::Own,
-            Ok(uid) => return tracing::warn!(uid, "Rejected a connection of another user"),
+            Ok(uid) => return tracing::warn!(uid, "rejected a connection of another user"),
             Err(error) => {
-                return tracing::warn!(%error, "Cannot read the credentials of a connection; closed it");
+                return tracing::warn!(%error, "cannot read the credentials of a connection; closed it");
             }
         };
         if self.open.len() >= CONNECTION_LIMIT {
-            return tracing::warn!("Rejected a connection: too many are open");
+            return tracing::warn!("rejected a connection: too many are open");
         }
         let connection = Rc::new(Connection::from(socket));
         let (stop, stopped) = oneshot::channel();
@@ -195,7 +195,7 @@ impl Pool {
         let (id, caller, call) = match input {
             Input::Closed(id, error) => {
                 if self.state.agent() == Some(id) {
-                    tracing::info!(%error, "The agent disconnected");
+                    tracing::info!(%error, "the agent disconnected");
                 }
                 self.close(id);
                 return false;
@@ -209,7 +209,7 @@ impl Pool {
         let reply = match effect {
             Effect::Answer(reply) => reply,
             Effect::Attach { attached, closes } => {
-                tracing::info!(connection = id, "An agent attached");
+                tracing::info!(connection = id, "an agent attached");
                 if let Some(older) = closes {
                     self.close(older);
                 }
@@ -258,7 +258,7 @@ impl Pool {
         if let Some(open) = self.open.get(&id) {
             let sent = open.connection.send(&answer, &descriptors, SEND_DEADLINE);
             if let Err(error) = sent.await {
-                tracing::warn!(%error, "Cannot send an answer");
+                tracing::warn!(%error, "cannot send an answer");
                 self.close(id);
             }
         }
@@ -281,7 +281,7 @@ impl Pool {
         let page = self.state.page_size();
         match extents(lengths, page) {
             Ok(made) => {
-                tracing::info!(extents = lengths.len(), "Created the granted memory");
+                tracing::info!(extents = lengths.len(), "created the granted memory");
                 self.extents = made;
                 self.state.made(lengths);
                 Reply::Done
@@ -341,7 +341,7 @@ impl Pool {
             return;
         };
         if let Err(error) = open.connection.send(message, &[], SEND_DEADLINE).await {
-            tracing::warn!(%error, "Cannot send to the agent");
+            tracing::warn!(%error, "cannot send to the agent");
             self.close(id);
         }
     }

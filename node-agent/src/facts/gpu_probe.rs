@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nvidia::{Pair, Proof, Report, Request, Stage};
+use gpu_probe::{Pair, Proof, Report, Request, Stage};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio::time::Instant;

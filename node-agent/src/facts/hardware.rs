@@ -55,7 +55,7 @@ pub(super) async fn run(node: Node, inbox: Inbox) {
         }
         let silent = blocked.names();
         let began = Instant::now();
-        // That of a recording is a file as any other.
+        // In a recording it is a file as any other.
         let log = if node.root.is_file() || reads_of_log.next() == Some(0) {
             KernelLog::Read
         } else {
@@ -63,7 +63,7 @@ pub(super) async fn run(node: Node, inbox: Inbox) {
         };
         let request = Request { silent, log };
         let read = read(&mut reader, &node, &request).await;
-        // A machine that is slow to read must not be busy with being read.
+        // A machine that is slow to read is read less often.
         rest = PERIOD.max(began.elapsed() * SHARE);
         match read {
             Ok(snapshot) => {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crds::policy::ProbeRates;
+use rdma_probe::{Leak, Rail, Report, Request, Stage};
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use verbs::{Leak, Rail, Report, Request, Stage};
 
 use crate::args::RdmaClass;
 use crate::process::child::{self, Blocked};

@@ -24,7 +24,7 @@ use host::live::Node;
 /// Deadline of one change; loading a module may wait for its device.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The same for hugepages. The child gives up earlier and frees the pages that it allocated.
+/// Deadline of a change of hugepages. The child gives up earlier and frees the pages that it allocated.
 const HUGEPAGES_DEADLINE: Duration = Duration::from_secs(180);
 
 /// Readings of the hardware to skip after a change: they may have started before it.

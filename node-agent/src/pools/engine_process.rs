@@ -12,6 +12,7 @@ use std::time::Duration;
 use crds::cluster::PageSize;
 use crds::node::HcaLine;
 use crds::pool_memory;
+use crds::text::clip_chars;
 use engine_process::control::message::{self, FromEngine, RdmaPort, ToEngine};
 use engine_process::pidfd::Pidfd;
 use engine_process::start;
@@ -64,6 +65,9 @@ const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Longest message of a failed start or of a panic, in bytes.
 const MESSAGE_LIMIT: u64 = 4 << 10;
+
+/// Most characters of a text that an engine program has written.
+const MAX_CHARS: usize = 1_000;
 
 /// How much more likely than its pool process an engine process is killed where memory is short. It can be replaced.
 const OOM_SCORE_BEYOND_POOL: i32 = 10;
@@ -445,8 +449,7 @@ impl EngineProcesses {
             return Ok(());
         }
         let message = String::from_utf8_lossy(&output.stderr);
-        let message: String = message.trim().chars().take(1_000).collect();
-        Err(message)
+        Err(clip_chars(message.trim(), MAX_CHARS))
     }
 }
 
@@ -531,7 +534,7 @@ impl EngineProcess {
         let file = std::fs::File::open(self.folder.panic()).ok()?;
         file.take(MESSAGE_LIMIT).read_to_end(&mut text).ok()?;
         let text = String::from_utf8_lossy(&text);
-        let text: String = text.trim().chars().take(1_000).collect();
+        let text = clip_chars(text.trim(), MAX_CHARS);
         (!text.is_empty()).then_some(text)
     }
 }

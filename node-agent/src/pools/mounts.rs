@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crds::node::MasterInstance;
 use engine_process::control::message;
 use futures::stream::{self, StreamExt as _};
+use host::atomic_file;
 use parking_lot::Mutex;
 use pool::handover::PACKET_LIMIT;
 use rustix::io::Errno;
@@ -19,6 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::Instrument;
 
+use crate::pools::disk::on_disk;
 use crate::pools::engine_process::EngineProcesses;
 use crate::pools::processes::Process;
 
@@ -27,9 +29,6 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 /// After this time an unreachable master has dropped the segments by itself.
 const CLIENT_TTL: Duration = Duration::from_secs(180);
-
-/// Limit for one file operation.
-const FILE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Longest file in bytes. What an engine process sends fits a packet; the agent adds its names to it.
 const FILE_LIMIT: usize = 2 * PACKET_LIMIT;
@@ -93,11 +92,10 @@ struct Entry {
 
 impl Entry {
     fn new(mount: Mount, served: bool) -> Self {
-        let since = None;
         Self {
             mount,
             served,
-            since,
+            since: None,
         }
     }
 }
@@ -196,7 +194,6 @@ impl Mounts {
         };
         let replaced: Vec<PathBuf> = replaced.into_iter().map(|other| self.path(other)).collect();
         let path = self.path(client);
-        let temporary = path.with_extension("new");
         self.on_disk(move || {
             for other in replaced {
                 match std::fs::remove_file(other) {
@@ -205,8 +202,7 @@ impl Mounts {
                     removed => removed?,
                 }
             }
-            std::fs::write(&temporary, text?)?;
-            std::fs::rename(&temporary, &path)
+            atomic_file::replace(&path, &text?, 0o644)
         })
         .await;
     }
@@ -228,13 +224,12 @@ impl Mounts {
     pub(crate) async fn remove(&self, pod_uid: &str, client: Uuid) {
         let removed = {
             let mut entries = self.entries.lock();
-            let of_pod = |entry: &Entry| entry.mount.pod_uid == pod_uid;
-            entries
+            let is_of_pod = entries
                 .get(&client)
-                .is_some_and(of_pod)
-                .then(|| entries.remove(&client))
+                .is_some_and(|entry| entry.mount.pod_uid == pod_uid);
+            is_of_pod && entries.remove(&client).is_some()
         };
-        if removed.is_some() {
+        if removed {
             let path = self.path(client);
             self.on_disk(move || std::fs::remove_file(path)).await;
         }
@@ -305,11 +300,9 @@ impl Mounts {
         self.folder.join(client.to_string())
     }
 
-    /// Runs file operations on a thread of their own, so that a disk that hangs blocks no task.
     async fn on_disk(&self, work: impl FnOnce() -> io::Result<()> + Send + 'static) {
-        let done = timeout(FILE_DEADLINE, tokio::task::spawn_blocking(work)).await;
-        if !matches!(done, Ok(Ok(Ok(())))) {
-            tracing::warn!(folder = %self.folder.display(), ?done, "cannot write the record of a mount");
+        if let Err(error) = on_disk(work).await {
+            tracing::warn!(folder = %self.folder.display(), %error, "cannot write the record of a mount");
         }
     }
 }

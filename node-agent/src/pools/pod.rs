@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use admitted::{Admitted, members};
 use crds::cluster;
-use crds::node::{PoolAssignment, PoolReport, PoolState};
+use crds::node::{PoolAssignment, PoolReport};
 use crds::reason::Reason;
 use devices::backoff::WatchBackoff;
 use engine_process::control::message::{
@@ -128,7 +128,7 @@ pub(crate) async fn run(
     context.budget.add(&uid, pool, &known.pod_name, untouched);
     let pid = found.pid;
     context.mounts.set_served(&uid, pid, true);
-    context.engines.folders().save(&known);
+    context.engines.folders().save(&known).await;
     tracing::info!(
         namespace = known.namespace,
         pid = found.pid,
@@ -180,7 +180,8 @@ impl Context {
 
 impl Pod {
     async fn keep_served(&mut self, assigned: &mut watch::Receiver<Option<PodAssignment>>) {
-        self.assign(assigned.borrow_and_update().clone());
+        let now = assigned.borrow_and_update().clone();
+        self.assign(now).await;
         let client = self.context.kubernetes.clone();
         let of = &self.assignment.pool;
         let selector = members(&of.cluster);
@@ -262,7 +263,8 @@ impl Pod {
         assigned: &mut watch::Receiver<Option<PodAssignment>>,
     ) {
         sleep(pause).await;
-        self.assign(assigned.borrow_and_update().clone());
+        let now = assigned.borrow_and_update().clone();
+        self.assign(now).await;
     }
 
     /// Serves with one engine process until it ends.
@@ -301,43 +303,44 @@ impl Pod {
         let mut processor_time = self.context.engines.processor_time(engine);
         loop {
             tokio::select! {
-                received = self.pace.receive(engine.receive()) => {
-                    last_message = Instant::now();
-                    next_look = last_message + SILENCE;
-                    process = None;
-                    self.receive(engine, received?).await?;
-                    let silent = self.silent.take();
-                    let hung = match silent {
-                        Some(silent) => threads.look(engine.pid, silent).await,
-                        None => None,
-                    };
-                    if let Some(hung) = hung {
-                        return Ok(End::Hung(hung.describe(engine.pid).await));
-                    }
-                }
-                changed = assigned.changed() => {
-                    if changed.is_err() {
-                        // This agent ends. The engine process goes on.
-                        return std::future::pending().await;
-                    }
-                    self.assign(assigned.borrow_and_update().clone());
-                    self.send_assignment(engine).await?;
-                }
-                () = changed(self.admission.as_mut()) => self.send_admission(engine).await?,
-                () = tokio::time::sleep_until(next_look) => {
-                    next_look += LOOKS;
-                    let hung = match &mut process {
-                        Some(watched) => watched.look(engine.pid, last_message.elapsed()),
-                        None => {
-                            process = Some(SilentProcess::begin(engine.pid));
-                            None
+                    received = self.pace.receive(engine.receive()) => {
+                        last_message = Instant::now();
+                        next_look = last_message + SILENCE;
+                        process = None;
+                        self.receive(engine, received?).await?;
+                        let silent = self.silent.take();
+                        let hung = match silent {
+                            Some(silent) => threads.look(engine.pid, silent).await,
+                            None => None,
+                        };
+                        if let Some(hung) = hung {
+                            return Ok(End::Hung(hung.describe(engine.pid).await));
                         }
-                    };
-                    if let Some(hung) = hung {
-                        return Ok(End::Hung(hung.describe(engine.pid).await));
+                    }
+                    changed = assigned.changed() => {
+                        if changed.is_err() {
+                            // This agent ends. The engine process goes on.
+                            return std::future::pending().await;
+                        }
+                        let now = assigned.borrow_and_update().clone();
+            self.assign(now).await;
+                        self.send_assignment(engine).await?;
+                    }
+                    () = changed(self.admission.as_mut()) => self.send_admission(engine).await?,
+                    () = tokio::time::sleep_until(next_look) => {
+                        next_look += LOOKS;
+                        let hung = match &mut process {
+                            Some(watched) => watched.look(engine.pid, last_message.elapsed()),
+                            None => {
+                                process = Some(SilentProcess::begin(engine.pid));
+                                None
+                            }
+                        };
+                        if let Some(hung) = hung {
+                            return Ok(End::Hung(hung.describe(engine.pid).await));
+                        }
                     }
                 }
-            }
             self.deliver_shortage(processor_time.look(std::time::Instant::now()));
             let verdict = self.judge(engine, &mut lost_since);
             match &verdict {
@@ -435,10 +438,11 @@ impl Pod {
     }
 
     /// Applies an assignment, and stores it for a successor that cannot reach the API server.
-    fn assign(&mut self, assigned: Option<PodAssignment>) {
+    async fn assign(&mut self, assigned: Option<PodAssignment>) {
         let Some(assignment) = assigned else { return };
         if assignment.listed == Listed::Yes && assignment.pool != self.assignment.pool {
-            self.context.engines.folders().save(&assignment.pool);
+            let folders = self.context.engines.folders();
+            folders.save(&assignment.pool).await;
         }
         self.assignment = assignment;
     }
@@ -475,22 +479,7 @@ impl Pod {
     /// Reports that no engine process serves the pod.
     fn report(&self, reason: Reason, message: String) {
         let of = &self.assignment.pool;
-        let report = PoolReport {
-            pod_uid: self.uid.clone(),
-            namespace: of.namespace.clone(),
-            pod_name: of.pod_name.clone(),
-            state: PoolState::Waiting.into(),
-            reason: reason.into(),
-            message,
-            endpoint: String::new(),
-            master_pod_uid: String::new(),
-            data_epoch: 0,
-            segments: Vec::new(),
-            mounted: None,
-            page_size_obtained: None,
-            metadata_failure: None,
-            transport: None,
-        };
+        let report = PoolReport::waiting(of, reason, message);
         self.context.reporter.set_pool(report, of);
         self.context.reporter.set_traffic(&self.uid, None);
     }

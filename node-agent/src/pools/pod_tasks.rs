@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crds::node::{PoolAssignment, PoolReport, PoolState};
+use crds::node::{PoolAssignment, PoolReport};
 use crds::reason::Reason;
 use engine_process::control::message::{Listed, PodAssignment};
 use tokio::sync::watch;
@@ -152,22 +152,8 @@ fn report_missing(context: &Context, now: &Assignments, tasks: &BTreeMap<String,
     let mut missing_uids = BTreeSet::new();
     for assignment in missing {
         missing_uids.insert(assignment.pod_uid.clone());
-        let report = PoolReport {
-            pod_uid: assignment.pod_uid.clone(),
-            namespace: assignment.namespace.clone(),
-            pod_name: assignment.pod_name.clone(),
-            state: PoolState::Waiting.into(),
-            reason: Reason::PoolPodNotReady.into(),
-            message: "the node runs no pool process of this pod yet".to_owned(),
-            endpoint: String::new(),
-            master_pod_uid: String::new(),
-            data_epoch: 0,
-            segments: Vec::new(),
-            mounted: None,
-            page_size_obtained: None,
-            metadata_failure: None,
-            transport: None,
-        };
+        let message = "the node runs no pool process of this pod yet".to_owned();
+        let report = PoolReport::waiting(assignment, Reason::PoolPodNotReady, message);
         context.reporter.set_pool(report, assignment);
     }
     let known = |uid: &String| missing_uids.contains(uid) || tasks.contains_key(uid);

@@ -185,7 +185,7 @@ async fn run<T: DeserializeOwned>(
     result
 }
 
-/// The same without killing it.
+/// Reads the report of a child, which goes on after the deadline.
 async fn report_of<T: DeserializeOwned>(
     command: &mut Command,
     deadline: Duration,

@@ -2,8 +2,8 @@
 //! records in pool pods.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use crds::reason::Reason;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use host::atomic_file;
 use pool::handover::record::Key;
 
 /// Period of the attempts to acquire the node lock.
@@ -91,21 +92,12 @@ pub(crate) fn key(folder: &Path, _: &NodeLock) -> Result<Key, Error> {
             let mut bytes = [0; 32];
             getrandom::fill(&mut bytes)
                 .map_err(|error| at("create", &path)(io::Error::other(error)))?;
-            write_key(folder, &path, &bytes).map_err(at("write", &path))?;
+            // With another key, all records of the node are invalid.
+            atomic_file::replace(&path, &bytes, 0o600).map_err(at("write", &path))?;
             Ok(Key::new(bytes))
         }
         Err(error) => Err(at("open", &path)(error)),
     }
-}
-
-/// Writes the key atomically: with another key, all records of the node are invalid.
-fn write_key(folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let fresh = folder.join("record.key.new");
-    let mut file = File::create(&fresh)?;
-    file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&fresh, path)
 }
 
 fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -118,6 +110,8 @@ fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]

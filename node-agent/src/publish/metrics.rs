@@ -88,32 +88,31 @@ struct ByReason {
     reason: String,
 }
 
-/// Encodes the metrics in the OpenMetrics text format.
-///
-/// # Errors
-/// A label cannot be encoded.
-pub(crate) fn render(
-    pools: &[PoolMetrics],
-    paths: &PeerPaths,
-    report: &Report,
-    snapshot: Option<&Snapshot>,
-) -> Result<String, fmt::Error> {
-    let pods = Family::<ByReason, Gauge>::default();
-    let mounted = Family::<OfCluster, Gauge>::default();
-    let connections = Family::<OfCluster, Gauge>::default();
-    let bytes = Family::<ByDirection, Counter>::default();
-    let requests = Family::<OfCluster, Counter>::default();
-    let handshakes = Family::<OfCluster, Counter>::default();
-    let ended = Family::<ByCause, Counter>::default();
-    let mut names: BTreeSet<(String, String)> = BTreeSet::new();
-    let mut states = BTreeSet::new();
-    let mut worst_peers: BTreeMap<OfCluster, Vec<PeerFailures>> = BTreeMap::new();
-    for pod in pools {
+/// The metrics of pool pods.
+#[derive(Default)]
+struct PoolFamilies {
+    pods: Family<ByReason, Gauge>,
+    mounted: Family<OfCluster, Gauge>,
+    connections: Family<OfCluster, Gauge>,
+    bytes: Family<ByDirection, Counter>,
+    requests: Family<OfCluster, Counter>,
+    handshakes: Family<OfCluster, Counter>,
+    ended: Family<ByCause, Counter>,
+    worst_peers: BTreeMap<OfCluster, Vec<PeerFailures>>,
+    /// Namespaces and names of the clusters with their own series.
+    clusters: BTreeSet<(String, String)>,
+    /// Combinations of state and reason with their own series.
+    states: BTreeSet<ByReason>,
+}
+
+impl PoolFamilies {
+    /// Adds the counters of one pod.
+    fn note(&mut self, pod: &PoolMetrics) {
         let own = (pod.namespace.clone(), pod.cluster.clone());
-        if names.len() < CLUSTERS_LIMIT {
-            names.insert(own.clone());
+        if self.clusters.len() < CLUSTERS_LIMIT {
+            self.clusters.insert(own.clone());
         }
-        let (namespace, cluster) = if names.contains(&own) {
+        let (namespace, cluster) = if self.clusters.contains(&own) {
             own
         } else {
             (OTHERS.to_owned(), OTHERS.to_owned())
@@ -129,67 +128,86 @@ pub(crate) fn render(
             state: pod.state.to_string(),
             reason: pod.reason.to_string(),
         };
-        if states.len() < STATES_LIMIT {
-            states.insert(labels.clone());
-        } else if !states.contains(&labels) {
+        if self.states.len() < STATES_LIMIT {
+            self.states.insert(labels.clone());
+        } else if !self.states.contains(&labels) {
             labels = ByReason::others();
         }
-        pods.get_or_create(&labels).inc();
-        mounted
+        self.pods.get_or_create(&labels).inc();
+        self.mounted
             .get_or_create(&of)
             .inc_by(i64::try_from(pod.mounted).unwrap_or(i64::MAX));
-        let Some(stats) = pod.stats else { continue };
-        connections
+        let Some(stats) = pod.stats else { return };
+        self.connections
             .get_or_create(&of)
             .inc_by(i64::try_from(stats.connections).unwrap_or(i64::MAX));
-        requests.get_or_create(&of).inc_by(stats.requests);
-        handshakes.get_or_create(&of).inc_by(stats.handshakes);
+        self.requests.get_or_create(&of).inc_by(stats.requests);
+        self.handshakes.get_or_create(&of).inc_by(stats.handshakes);
         for (direction, count) in [("read", stats.bytes_read), ("written", stats.bytes_written)] {
             let of = of.clone();
             let labels = ByDirection { of, direction };
-            bytes.get_or_create(&labels).inc_by(count);
+            self.bytes.get_or_create(&labels).inc_by(count);
         }
         for cause in Ended::ALL {
             let labels = ByCause {
                 of: of.clone(),
                 cause: cause.name(),
             };
-            ended.get_or_create(&labels).inc_by(stats.ended[cause]);
+            self.ended.get_or_create(&labels).inc_by(stats.ended[cause]);
         }
-        let peers = worst_peers.entry(of).or_default();
+        let peers = self.worst_peers.entry(of).or_default();
         peers.extend(pod.worst_peers.iter().copied());
     }
-    let by_peer = by_peer(worst_peers);
+
+    fn register(self, registry: &mut Registry) {
+        registry.register(
+            "pool_pods",
+            "Pool pods of this node by state and reason",
+            self.pods,
+        );
+        registry.register_with_unit(
+            "mounted",
+            "Mounted memory of served pool pods",
+            Unit::Bytes,
+            self.mounted,
+        );
+        registry.register("connections", "Open data connections", self.connections);
+        registry.register(
+            "bytes",
+            "Bytes sent to peers (read) and received from them (written)",
+            self.bytes,
+        );
+        registry.register("requests", "Completed requests of peers", self.requests);
+        registry.register("handshakes", "Completed handshakes", self.handshakes);
+        registry.register(
+            "connections_ended",
+            "Connections rejected or closed by the agent, by cause",
+            self.ended,
+        );
+        registry.register(
+            "peer_connections_ended",
+            "Connections rejected or closed by the agent, by cause, for the peers with the most of them",
+            by_peer(self.worst_peers),
+        );
+    }
+}
+
+/// Encodes the metrics in the OpenMetrics text format.
+///
+/// # Errors
+/// A label cannot be encoded.
+pub(crate) fn render(
+    pools: &[PoolMetrics],
+    paths: &PeerPaths,
+    report: &Report,
+    snapshot: Option<&Snapshot>,
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("mooncake_agent");
-    registry.register(
-        "pool_pods",
-        "Pool pods of this node by state and reason",
-        pods,
-    );
-    registry.register_with_unit(
-        "mounted",
-        "Mounted memory of served pool pods",
-        Unit::Bytes,
-        mounted,
-    );
-    registry.register("connections", "Open data connections", connections);
-    registry.register(
-        "bytes",
-        "Bytes sent to peers (read) and received from them (written)",
-        bytes,
-    );
-    registry.register("requests", "Completed requests of peers", requests);
-    registry.register("handshakes", "Completed handshakes", handshakes);
-    registry.register(
-        "connections_ended",
-        "Connections rejected or closed by the agent, by cause",
-        ended,
-    );
-    registry.register(
-        "peer_connections_ended",
-        "Connections rejected or closed by the agent, by cause, for the peers with the most of them",
-        by_peer,
-    );
+    let mut families = PoolFamilies::default();
+    for pod in pools {
+        families.note(pod);
+    }
+    families.register(&mut registry);
     register_paths(&mut registry, paths);
     checks::register(
         &mut registry,

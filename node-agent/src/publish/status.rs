@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::declared_fields::UndeclaredFields;
 use super::report::Report;
 use crate::assignments::Assignments;
-use devices::backoff::WATCH_LONGEST;
+use devices::backoff::{WATCH_LONGEST, WriteBackoff};
 use devices::deadline::answered;
 
 mod compose;
@@ -42,7 +42,7 @@ pub(crate) async fn write(
     let mut written_to = None;
     let mut undeclared = UndeclaredFields::default();
     let mut undeclared_since = Instant::now();
-    let mut wait = WRITE_PERIOD;
+    let mut backoff = WriteBackoff::new(2 * WRITE_PERIOD, WATCH_LONGEST);
     loop {
         let object = assignments.borrow_and_update().node.clone();
         let report_now = report.borrow_and_update().clone();
@@ -78,15 +78,13 @@ pub(crate) async fn write(
                 }
             }
         }
-        wait = if failed {
-            (wait * 2).min(WATCH_LONGEST)
-        } else {
-            WRITE_PERIOD
-        };
-        tokio::time::sleep(wait).await;
+        let now = tokio::time::Instant::now();
         if failed {
+            tokio::time::sleep_until(backoff.failed(now)).await;
             continue;
         }
+        backoff.succeeded(now);
+        tokio::time::sleep(WRITE_PERIOD).await;
         tokio::select! {
             changed = report.changed() => if changed.is_err() { return },
             changed = assignments.changed() => if changed.is_err() { return },

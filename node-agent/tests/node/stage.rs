@@ -180,7 +180,7 @@ impl Node {
         self.pool_with(pod, pool, address, pod_uid, &[])
     }
 
-    /// The same with further flags.
+    /// Starts a pool process with further flags.
     pub(crate) fn pool_with(
         &self,
         pod: &Space,

@@ -114,6 +114,14 @@ pub struct KeysArgs {
     pub limit: usize,
 }
 
+impl KeysArgs {
+    /// True if the key has the prefix and matches the pattern.
+    pub fn matches(&self, key: &str) -> bool {
+        let regex = self.regex.as_ref();
+        key.starts_with(&self.prefix) && regex.is_none_or(|regex| regex.is_match(key))
+    }
+}
+
 /// Most keys that the built-in master lists.
 const MOST_LISTED: usize = 10_000;
 

@@ -58,7 +58,7 @@ pub async fn collect(
     let client = || connection.client.clone();
     let (nodes, webhooks) = (Api::all(client()), Api::all(client()));
     let (nodes, policies, pods, labelled, control_plane, operators, agents, webhooks) = tokio::join!(
-        connection.list_ours(Resources::NODES, CLUSTER_SCOPE, &nodes),
+        connection.list_ours(Resources::MOONCAKE_NODES, CLUSTER_SCOPE, &nodes),
         list_policies(connection),
         list(connection, Resources::POOL_PODS, namespace, &stores),
         list(

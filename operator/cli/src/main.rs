@@ -12,7 +12,7 @@ use mooncake_cli::run;
 const USAGE: u8 = 64;
 /// No object could be read.
 const FAILURE: u8 = 2;
-/// The same for `sizing`, where 2 means that the launch does not start.
+/// No object could be read by `sizing`, where 2 means that the launch does not start.
 const SIZING_FAILURE: u8 = 3;
 
 fn main() -> anyhow::Result<ExitCode> {

@@ -221,7 +221,7 @@ fn is_of(pod: &Pod, cluster: &MooncakeCluster) -> bool {
 /// What a master pod answered; `None`: nothing before the deadline.
 type Answer = Option<Result<Report, Error>>;
 
-/// Of several masters one serves. `None`: the cluster has none that is ready. The error is the API server's refusal.
+/// Returns the answer of the master that serves. `None`: the cluster has none that is ready. The error is the API server's refusal.
 fn outcome(
     mut answers: Vec<(Arc<Pod>, Answer)>,
     deadline: Duration,

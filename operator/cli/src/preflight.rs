@@ -26,6 +26,9 @@ pub use facts::{Attempt, Dra, Facts, GroupVersions};
 pub use permissions::{INSTALLED, Permission, needed};
 pub use plan::{Error as PlanError, Plan};
 
+/// Most names in a message.
+const MAX_NAMES: usize = 3;
+
 /// What a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Check {
@@ -198,15 +201,5 @@ fn counted(number: usize, noun: &str) -> String {
     match number {
         1 => format!("1 {noun}"),
         _ => format!("{number} {noun}s"),
-    }
-}
-
-/// The first names and the number of the others.
-fn some(names: &[&str]) -> String {
-    const NAMED: usize = 3;
-    let shown = names.get(..NAMED).unwrap_or(names).join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
     }
 }

@@ -12,7 +12,7 @@ pub struct Resources(pub &'static str);
 
 impl Resources {
     pub const CLUSTERS: Self = Self("mooncakeclusters.mooncake.io");
-    pub const NODES: Self = Self("mooncakenodes.mooncake.io");
+    pub const MOONCAKE_NODES: Self = Self("mooncakenodes.mooncake.io");
     pub const INVENTORIES: Self = Self("mooncakeinventories.mooncake.io");
     pub const POLICIES: Self = Self("mooncakenodepolicies.mooncake.io");
     pub const POOL_PODS: Self = Self("pods of masters and pools");
@@ -26,7 +26,7 @@ impl Resources {
     pub const PODS: Self = Self("pods");
     pub const PORT_FORWARD: Self = Self("pods/portforward of masters");
     pub const LOGS: Self = Self("pods/log");
-    pub const MACHINES: Self = Self("nodes");
+    pub const NODES: Self = Self("nodes");
     pub const VERSION: Self = Self("version");
     pub const API_GROUPS: Self = Self("API groups");
     pub const DEFINITIONS: Self = Self("customresourcedefinitions.apiextensions.k8s.io");

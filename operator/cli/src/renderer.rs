@@ -84,7 +84,7 @@ impl Renderer {
         self.indented(0, cells);
     }
 
-    /// The same, indented by `depth` spaces.
+    /// Writes a line of cells, indented by `depth` spaces.
     pub fn indented(&mut self, depth: usize, cells: Vec<Cell>) {
         let cells = cells.iter().filter(|cell| !cell.text.is_empty());
         let words: Vec<String> = cells.map(|cell| self.paint(cell, 0)).collect();

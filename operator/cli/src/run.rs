@@ -155,7 +155,7 @@ fn fatal(connection: &Connection, error: ReadError) -> Failure {
 
 async fn one_node(connection: &Connection, name: &str) -> Result<Report, Failure> {
     let (found, inventory) = tokio::join!(
-        get::<MooncakeNode>(connection, Resources::NODES, name),
+        get::<MooncakeNode>(connection, Resources::MOONCAKE_NODES, name),
         get::<MooncakeInventory>(connection, Resources::INVENTORIES, name),
     );
     let mut errors = Vec::new();
@@ -219,7 +219,7 @@ async fn segment_inputs(connection: &Connection, name: &str) -> segment::Inputs 
             .await
     };
     let (nodes, holders) = tokio::join!(
-        connection.list_ours(Resources::NODES, CLUSTER_SCOPE, &nodes),
+        connection.list_ours(Resources::MOONCAKE_NODES, CLUSTER_SCOPE, &nodes),
         holders
     );
     let (nodes, mut read_errors) = nodes;
@@ -267,7 +267,7 @@ async fn hugepages(flags: &Flags, sizes: &args::Sizing) -> Result<Hugepages, Fai
     let connection = Connection::open(flags).await?;
     let (inventory, node) = tokio::join!(
         get(&connection, Resources::INVENTORIES, name),
-        get::<MooncakeNode>(&connection, Resources::NODES, name),
+        get::<MooncakeNode>(&connection, Resources::MOONCAKE_NODES, name),
     );
     let inventory = inventory.map_err(|error| fatal(&connection, error))?;
     Ok(Hugepages {

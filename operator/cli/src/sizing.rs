@@ -22,7 +22,7 @@ pub struct Sizing {
     pub budget: Budget,
     pub pages_for_clean: u64,
     pub pages_for_baseline: u64,
-    /// The same launch without the hugepages of the node's pools; absent when they use none.
+    /// This launch without the hugepages of the node's pools; absent when they use none.
     pub beside_pools: Option<BesidePools>,
 }
 

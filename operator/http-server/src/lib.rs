@@ -1,6 +1,5 @@
 //! HTTP servers of the operator and the agents: addresses of both families, bounded connections and requests, HTTPS with a
 //! certificate that is replaced in memory, and who may read metrics.
-#![forbid(unsafe_code)]
 
 mod certificate;
 mod connections;

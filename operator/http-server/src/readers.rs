@@ -44,7 +44,7 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// Those that the API server authorizes; all clients if there is no API server.
+    /// Admits clients that the API server authorizes; all clients if there is no API server.
     #[must_use]
     pub fn new(client: Option<Client>) -> Self {
         Self {

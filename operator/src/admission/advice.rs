@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::cluster::{MooncakeClusterSpec, PageSize, Pool};
+use crds::text::first_clauses;
 use crds::{ByteSize, names};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 use crate::sizing::LaunchStatus;
 
 /// So many nodes are named, those that lack most.
-const NAMED: usize = 3;
+const MAX_NODES: usize = 3;
 
 /// What a node has for pools.
 #[derive(Clone, Debug, Default)]
@@ -103,20 +104,12 @@ fn shortage(all: &[&Pool], size: PageSize, rooms: &[Room]) -> Option<String> {
         return None;
     }
     short.sort_by_key(|short| (std::cmp::Reverse(short.lacks), short.node));
-    let described: Vec<_> = short[..short.len().min(NAMED)]
-        .iter()
-        .map(|short| described(short, size))
-        .collect();
-    let more = match short.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!("; and {more} more"),
-    };
     Some(format!(
-        "pool {}: {} on {} of {nodes} nodes, {resource}: {}{more}. {}",
+        "pool {}: {} on {} of {nodes} nodes, {resource}: {}. {}",
         pools.into_iter().collect::<Vec<_>>().join(", "),
         LaunchStatus::InsufficientForBaseline,
         short.len(),
-        described.join("; "),
+        first_clauses(short.iter().map(|short| described(short, size)), MAX_NODES),
         match size {
             PageSize::Base => "Lower the pools' size or select other nodes",
             PageSize::Huge2Mi | PageSize::Huge1Gi =>

@@ -10,9 +10,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::post;
+use crds::MooncakeNode;
 use crds::cluster::MooncakeClusterSpec;
 use crds::node::DeviceHealth;
-use crds::{ByteSize, MooncakeNode};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
@@ -26,6 +26,7 @@ use super::advice::{Room, advise};
 use super::resize::{Stored, evicted};
 use super::{default_tenant, master_defaults};
 use crate::cache::{Caches, ClusterName};
+use crate::quantity;
 
 /// Where nodes are known.
 pub trait Rooms: Send + Sync + 'static {
@@ -35,21 +36,23 @@ pub trait Rooms: Send + Sync + 'static {
 
 impl Rooms for Caches {
     fn rooms(&self, but: Option<&ClusterName>) -> Vec<Room> {
-        let (nodes, reports) = (self.nodes.state(), self.reports.state());
-        let reports = reports.iter().filter_map(|report| report.0.as_ref().ok());
-        rooms(nodes.iter().map(AsRef::as_ref), reports, but)
+        let (nodes, mooncake_nodes) = (self.nodes.state(), self.mooncake_nodes.state());
+        let mooncake_nodes = mooncake_nodes
+            .iter()
+            .filter_map(|mooncake_node| mooncake_node.0.as_ref().ok());
+        rooms(nodes.iter().map(AsRef::as_ref), mooncake_nodes, but)
     }
 }
 
 /// Every node, and what is left there beside the pools in `reports` of all clusters but this one.
 pub fn rooms<'a>(
     nodes: impl Iterator<Item = &'a Node>,
-    reports: impl Iterator<Item = &'a MooncakeNode>,
+    mooncake_nodes: impl Iterator<Item = &'a MooncakeNode>,
     but: Option<&ClusterName>,
 ) -> Vec<Room> {
     let mut taken: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
     let mut devices: BTreeMap<String, DeviceHealth> = BTreeMap::new();
-    for node in reports {
+    for node in mooncake_nodes {
         let known = node.status.as_ref().and_then(|s| s.devices.clone());
         devices.extend(known.map(|known| (node.name_any(), known)));
         let others = node.spec.pools.iter().filter(|pool| {
@@ -70,8 +73,7 @@ pub fn rooms<'a>(
         let devices = devices.get(&name);
         let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
         let bytes = |(resource, quantity): (&String, &Quantity)| {
-            let ByteSize(bytes) = quantity.0.parse().ok()?;
-            Some((resource.clone(), bytes))
+            Some((resource.clone(), quantity::bytes(quantity)?))
         };
         Room {
             labels: node.labels().clone(),
@@ -155,4 +157,20 @@ fn respond<R: Rooms>(
         response.warnings = (!warnings.is_empty()).then_some(warnings);
     }
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_node_is_read_in_every_form_of_a_quantity() {
+        let node = r#"{"status": {"allocatable": {"memory": "2e9", "hugepages-2Mi": "1Gi"}}}"#;
+        let node: Node = serde_json::from_str(node).unwrap();
+        let [room] = rooms([&node].into_iter(), std::iter::empty(), None)
+            .try_into()
+            .unwrap();
+        assert_eq!(room.left("memory"), 2_000_000_000);
+        assert_eq!(room.left("hugepages-2Mi"), 1 << 30);
+    }
 }

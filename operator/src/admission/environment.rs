@@ -4,12 +4,13 @@ use std::ops::RangeInclusive;
 
 use crds::policy::HostPorts;
 use crds::stock::{Demand, GLOBAL_SEGMENT_SIZE, LOCAL_BUFFER_SIZE, Set};
-use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector};
+use k8s_openapi::api::core::v1::{Container, EnvVar};
 
 use super::configuration::{self, File};
 use super::target::Target;
 use super::transport::StockTransport;
 use crate::args::RdmaClass;
+use crate::pod_parts::{env, env_from_field};
 
 pub(super) const MASTER: &str = "MOONCAKE_MASTER";
 pub(super) const METADATA_SERVER: &str = "MOONCAKE_TE_META_DATA_SERVER";
@@ -28,7 +29,7 @@ pub const FORCE_TCP: &str = "MC_FORCE_TCP";
 /// device to each: queue pairs are what runs out first.
 pub(super) const DEVICE_AFFINITY: &str = "MC_ENABLE_DEST_DEVICE_AFFINITY";
 
-/// Of the packets that a stock engine sends; those that answer it have the class of its peer. Without them it sends with 0.
+/// Class of the packets that a stock engine sends; those that answer it have the class of its peer. Default: 0.
 const TRAFFIC_CLASS: &str = "MC_IB_TC";
 const SERVICE_LEVEL: &str = "MC_IB_SL";
 
@@ -46,7 +47,7 @@ const CONNECT_TIMEOUT: &str = "MC_RPC_CONNECT_TIMEOUT_MS";
 /// rest is for a request of megabytes, a lost packet, and calls before it. With more, clients would wait for a lost master for no
 /// reason.
 const REQUEST_MILLISECONDS: RangeInclusive<u32> = 5_000..=10_000;
-/// The same for a connection, whose first packet is sent again after 1 s if it was lost.
+/// Least and most for a connection, whose first packet is sent again after 1 s if it was lost.
 const CONNECT_MILLISECONDS: RangeInclusive<u32> = 2_000..=3_000;
 
 /// The deadlines of clients where another master takes over after the Lease has run out: a request that was on its way when the node
@@ -106,26 +107,26 @@ pub(super) fn literal(var: &EnvVar) -> Option<&str> {
 
 fn wanted(container: &Container, target: &Target, file: Option<&File>) -> Vec<EnvVar> {
     let mut vars = vec![
-        plain(MASTER, &target.master),
-        plain(METADATA_SERVER, &target.metadata),
-        from_field(LOCAL_HOSTNAME, "status.podIP"),
+        env(MASTER, &target.master),
+        env(METADATA_SERVER, &target.metadata),
+        env_from_field(LOCAL_HOSTNAME, "status.podIP"),
         // The pod contributes no memory. The default of SGLang is 4 GB.
-        plain(GLOBAL_SEGMENT_SIZE, "0"),
-        plain(LOCAL_BUFFER_SIZE, &target.local_buffer_size.to_string()),
+        env(GLOBAL_SEGMENT_SIZE, "0"),
+        env(LOCAL_BUFFER_SIZE, &target.local_buffer_size.to_string()),
         // Keys are made of Python hashes, which differ between processes unless seeded.
-        plain(HASH_SEED, "0"),
+        env(HASH_SEED, "0"),
     ];
     if let Some(cluster) = &target.metadata_cluster {
-        vars.push(plain(METADATA_CLUSTER, cluster));
+        vars.push(env(METADATA_CLUSTER, cluster));
     }
     if let Some(seconds) = target.elected_for {
-        vars.extend(deadlines(seconds).map(|(name, value)| plain(name, &value.to_string())));
+        vars.extend(deadlines(seconds).map(|(name, value)| env(name, &value.to_string())));
     }
     if configuration::without_file(container, file).is_some() {
-        vars.push(plain(PROTOCOL, target.transport.protocol()));
+        vars.push(env(PROTOCOL, target.transport.protocol()));
     }
     if target.transport == StockTransport::Rdma {
-        vars.push(plain(DEVICE_AFFINITY, "1"));
+        vars.push(env(DEVICE_AFFINITY, "1"));
         let RdmaClass {
             traffic_class,
             service_level,
@@ -135,45 +136,21 @@ fn wanted(container: &Container, target: &Target, file: Option<&File>) -> Vec<En
             (SERVICE_LEVEL, service_level),
         ];
         let others = class.into_iter().filter(|(_, value)| *value != 0);
-        vars.extend(others.map(|(name, value)| plain(name, &value.to_string())));
+        vars.extend(others.map(|(name, value)| env(name, &value.to_string())));
     }
     if let Some(HostPorts { first, last }) = target.host_ports
         && !OLDER_PORTS
             .iter()
             .any(|name| own(container, name).is_some())
     {
-        vars.push(plain(FIRST_PORT, &first.to_string()));
-        vars.push(plain(LAST_PORT, &last.to_string()));
+        vars.push(env(FIRST_PORT, &first.to_string()));
+        vars.push(env(LAST_PORT, &last.to_string()));
     }
     if let Some(file) = file {
         let names = configuration::variables(container);
-        vars.extend(names.map(|name| plain(name, &file.path())));
+        vars.extend(names.map(|name| env(name, &file.path())));
     }
     vars
-}
-
-/// A variable with a literal value.
-pub(super) fn plain(name: &str, value: &str) -> EnvVar {
-    EnvVar {
-        name: name.to_owned(),
-        value: Some(value.to_owned()),
-        ..EnvVar::default()
-    }
-}
-
-/// A variable that the kubelet fills from the pod.
-pub(super) fn from_field(name: &str, path: &str) -> EnvVar {
-    EnvVar {
-        name: name.to_owned(),
-        value_from: Some(EnvVarSource {
-            field_ref: Some(ObjectFieldSelector {
-                api_version: Some("v1".to_owned()),
-                field_path: path.to_owned(),
-            }),
-            ..EnvVarSource::default()
-        }),
-        ..EnvVar::default()
-    }
 }
 
 #[cfg(test)]

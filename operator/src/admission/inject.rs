@@ -53,9 +53,9 @@ impl Decision {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InjectionContext {
     pub claimable: Claimable,
-    /// Of the node's own network, where the pod is in it.
+    /// Ports of the node's own network, where the pod is in it.
     pub host_ports: Option<HostPorts>,
-    /// Of stock engines with RDMA.
+    /// Class of the packets of stock engines with RDMA.
     pub rdma_class: RdmaClass,
 }
 

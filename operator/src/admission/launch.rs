@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use crds::stock::{Demand, Shortage};
 use crds::{ByteSize, MooncakeCluster, Reason};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::advice::{Room, takes};
 use super::claim::{self, Claim};
@@ -15,6 +14,7 @@ use super::environment;
 use super::selection::Selected;
 use super::transport::StockTransport;
 use crate::cache::Claimable;
+use crate::quantity;
 
 /// So many nodes are named, those that lack most.
 const NAMED: usize = 2;
@@ -81,7 +81,8 @@ fn is_limited(container: &Container) -> bool {
     claims.next().is_none() && !privileged && !locks
 }
 
-/// Of nodes with RDMA devices each counts: where the pod goes is not chosen by what it may lock.
+/// The warning about nodes where the container may not lock its memory. Each node with RDMA devices counts: the scheduler
+/// does not choose by what a pod may lock.
 fn beyond_memlock(each: u64, allowed: &[&Room]) -> Option<String> {
     let of = |room: &Room| each.saturating_mul(u64::from(room.devices));
     let mut short: Vec<(&Room, u64)> = allowed
@@ -121,7 +122,7 @@ fn beyond_limit(container: &Container, demand: &Demand) -> Option<String> {
     let limit = match set {
         None => 0,
         // What cannot be read the API server refuses.
-        Some((_, Quantity(text))) => text.parse::<ByteSize>().ok()?.0,
+        Some((_, quantity)) => quantity::bytes(quantity)?,
     };
     let shortage = demand.shortage(limit)?;
     let Shortage {
@@ -205,6 +206,15 @@ mod tests {
              (MC_STORE_USE_HUGEPAGE) and has no limit hugepages-2Mi, without which the kernel gives it none: \
              64Mi (32 pages) too little. Set resources.limits"
         );
+    }
+
+    #[test]
+    fn a_limit_is_read_in_every_form_of_a_quantity() {
+        for limit in ["32Mi", "33554432e0", "33554431.5"] {
+            let limits = json!({"limits": {"hugepages-2Mi": limit}});
+            let [words] = warnings(&pod(&[HUGE], limits)).try_into().unwrap();
+            assert!(words.contains("its limit hugepages-2Mi is 32Mi"), "{words}");
+        }
     }
 
     #[test]

@@ -1,22 +1,21 @@
 //! The gate: the native sidecar that holds an injected pod's start until the pool answers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crds::cluster::OnDeadline;
 use crds::names;
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource,
-    ExecAction, ObjectFieldSelector, Probe, ResourceRequirements, SeccompProfile, SecurityContext,
-    Volume, VolumeMount,
+    Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, ExecAction, Probe,
+    ResourceRequirements, Volume, VolumeMount,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::configuration::File;
-use super::environment::{P2P, from_field};
+use super::environment::P2P;
 use super::target::Target;
 use super::transport::StockTransport;
 use super::volume;
 use crate::pod::{GATE_CONTAINER, GATE_OVER_RDMA};
+use crate::pod_parts::{amounts, empty_dir, env_from_field, field, mount, own_container_security};
 
 /// Lies where a token would be mounted: the gate does not use the API server.
 const NO_TOKEN_VOLUME: &str = "mooncake-gate-no-token";
@@ -29,8 +28,6 @@ const TOKEN_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Requests and limits are equal, so that a Guaranteed pod stays Guaranteed.
 const CPU: &str = "50m";
 const MEMORY: &str = "32Mi";
-/// The user `nonroot` of distroless images; the gate's image has no other user.
-const USER: i64 = 65532;
 /// Nodes that are tried besides the pod's own.
 const SAMPLES: u32 = 3;
 /// Seconds between two looks of the kubelet at the gate.
@@ -49,12 +46,13 @@ pub(super) fn container(target: &Target, image: &str, files: &BTreeSet<File>) ->
         command: Some(vec!["/gate".to_owned()]),
         args: Some(arguments(target, files)),
         env: Some(vec![
-            from_field("NODE_NAME", "spec.nodeName"),
-            from_field("POD_IP", "status.podIP"),
+            env_from_field("NODE_NAME", "spec.nodeName"),
+            env_from_field("POD_IP", "status.podIP"),
         ]),
         resources: Some(resources()),
         restart_policy: Some("Always".to_owned()),
-        security_context: Some(restricted()),
+        // The gate is admitted wherever the user's pod is.
+        security_context: Some(own_container_security()),
         startup_probe: Some(startup_probe(target)),
         termination_message_policy: Some("File".to_owned()),
         volume_mounts: Some(mounts(target)),
@@ -131,14 +129,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
 
 /// The volumes that the gate's mounts name.
 pub(super) fn volumes(target: &Target) -> Vec<Volume> {
-    let empty = [volume::NAME, NO_TOKEN_VOLUME].map(|name| Volume {
-        name: name.to_owned(),
-        empty_dir: Some(EmptyDirVolumeSource {
-            size_limit: Some(Quantity("1Mi".to_owned())),
-            ..EmptyDirVolumeSource::default()
-        }),
-        ..Volume::default()
-    });
+    let empty = [volume::NAME, NO_TOKEN_VOLUME].map(|name| empty_dir(name, "1Mi"));
     let mut volumes = empty.to_vec();
     if target.preflight {
         volumes.push(preflight());
@@ -156,10 +147,7 @@ fn preflight() -> Volume {
         downward_api: Some(DownwardAPIVolumeSource {
             items: Some(vec![DownwardAPIVolumeFile {
                 path: PREFLIGHT_FILE.to_owned(),
-                field_ref: Some(ObjectFieldSelector {
-                    api_version: Some("v1".to_owned()),
-                    field_path: path,
-                }),
+                field_ref: Some(field(&path)),
                 ..DownwardAPIVolumeFile::default()
             }]),
             ..DownwardAPIVolumeSource::default()
@@ -173,46 +161,13 @@ pub(super) fn files_mount() -> VolumeMount {
     mount(volume::NAME, volume::DIRECTORY, true)
 }
 
-fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
-    VolumeMount {
-        name: name.to_owned(),
-        mount_path: path.to_owned(),
-        read_only: read_only.then_some(true),
-        ..VolumeMount::default()
-    }
-}
-
-/// Of the gate.
+/// Resources of the gate.
 pub(super) fn resources() -> ResourceRequirements {
-    let amounts: BTreeMap<String, Quantity> = [("cpu", CPU), ("memory", MEMORY)]
-        .into_iter()
-        .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
-        .collect();
+    let amounts = amounts([("cpu", CPU), ("memory", MEMORY)]);
     ResourceRequirements {
         requests: Some(amounts.clone()),
         limits: Some(amounts),
         ..ResourceRequirements::default()
-    }
-}
-
-/// Pod Security "restricted", so that the gate is admitted wherever the user's pod is.
-fn restricted() -> SecurityContext {
-    SecurityContext {
-        allow_privilege_escalation: Some(false),
-        capabilities: Some(Capabilities {
-            drop: Some(vec!["ALL".to_owned()]),
-            ..Capabilities::default()
-        }),
-        privileged: Some(false),
-        read_only_root_filesystem: Some(true),
-        run_as_group: Some(USER),
-        run_as_non_root: Some(true),
-        run_as_user: Some(USER),
-        seccomp_profile: Some(SeccompProfile {
-            type_: "RuntimeDefault".to_owned(),
-            ..SeccompProfile::default()
-        }),
-        ..SecurityContext::default()
     }
 }
 

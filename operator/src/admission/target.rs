@@ -30,9 +30,9 @@ pub struct Target {
     pub on_deadline: OnDeadline,
     /// The pod waits for the node checks.
     pub preflight: bool,
-    /// On which its engine listens, where the pod is in the node's own network.
+    /// Ports on which its engine listens, where the pod is in the node's own network.
     pub host_ports: Option<HostPorts>,
-    /// Of the packets of its engine, with RDMA.
+    /// Class of the packets of its engine, with RDMA.
     pub rdma_class: RdmaClass,
     /// Secrets with the credentials of the gate's registry.
     pub pull_secrets: Vec<String>,

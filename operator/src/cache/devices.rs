@@ -12,7 +12,6 @@ use kube::runtime::watcher;
 use parking_lot::RwLock;
 
 use super::{ClusterName, Trigger, Watches, of_cluster, prune, trigger};
-use crate::untyped;
 
 /// API of claims, their templates and classes.
 const API: &str = "resource.k8s.io/v1";
@@ -122,13 +121,11 @@ impl Devices {
         }
         let every = watcher::Config::default;
         let templates = watches.start(
-            untyped::api::<ResourceClaimTemplate>(client.clone(), &(), None),
             every().labels(names::LABEL_CLUSTER),
             prune::managed_fields,
             trigger::of_child,
         );
         let classes = watches.start(
-            untyped::api::<DeviceClass>(client, &(), None),
             every().fields(&format!("metadata.name={}", names::DEVICE_CLASS)),
             prune::managed_fields,
             |_, _| vec![Trigger::Everything],

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crds::text::shorten;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use parking_lot::Mutex;
 
-use crate::pod::{is_ready, node_of, owner};
+use crate::apply::owner;
+use crate::pod::{is_ready, node_of};
 
 /// How long an eviction explains why the replacement does not serve.
 pub(crate) const RETENTION: Duration = Duration::from_secs(60 * 60);
@@ -84,18 +86,10 @@ pub fn kubelet_message(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let evicted =
         status.phase.as_deref() == Some("Failed") && status.reason.as_deref() == Some("Evicted");
-    evicted.then(|| shorten(status.message.as_deref().unwrap_or("no message")))
-}
-
-fn shorten(kubelet_message: &str) -> String {
-    let kubelet_message = kubelet_message.trim().trim_end_matches('.');
-    if kubelet_message.len() <= MESSAGE_LIMIT {
-        return kubelet_message.to_owned();
-    }
-    format!(
-        "{}...",
-        &kubelet_message[..kubelet_message.floor_char_boundary(MESSAGE_LIMIT)]
-    )
+    evicted.then(|| {
+        let message = status.message.as_deref().unwrap_or("no message");
+        shorten(message.trim().trim_end_matches('.'), MESSAGE_LIMIT)
+    })
 }
 
 /// `None` if no DaemonSet owns the pod.
@@ -165,15 +159,5 @@ pub(crate) mod tests {
         stranger.metadata.owner_references = None;
         evictions.note(&stranger, now);
         assert!(evictions.of(&sets(), now).is_empty());
-    }
-
-    #[test]
-    fn long_messages_are_cut_at_a_character() {
-        let long = "ü".repeat(MESSAGE_LIMIT);
-        let cut = shorten(&long);
-        assert!(
-            cut.len() <= MESSAGE_LIMIT + 3 && cut.ends_with("ü..."),
-            "{cut}"
-        );
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn cluster(object: &mut DeserializeGuard<MooncakeCluster>) {
 
 /// Node findings are most of the status and only for users; findings about pods are kept
 /// for the pod conditions.
-pub(crate) fn report(object: &mut DeserializeGuard<MooncakeNode>) {
+pub(crate) fn mooncake_node(object: &mut DeserializeGuard<MooncakeNode>) {
     managed_fields(object);
     let status = object.0.as_mut().ok().and_then(|node| node.status.as_mut());
     if let Some(status) = status {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::core::DeserializeGuard;
 use kube::{Resource, ResourceExt};
 
-use crate::machine::is_cordoned;
+use crate::cordon_state::is_cordoned;
 
 /// Names one MooncakeCluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -77,7 +77,7 @@ pub(super) fn of_cluster(
 
 /// The node, after a change of what the operator reads; the clusters whose pool pods changed; and the clusters of
 /// injected pods, whose gates read findings that the cache lacks.
-pub(super) fn of_report(
+pub(super) fn of_mooncake_node(
     old: Option<&DeserializeGuard<MooncakeNode>>,
     new: &DeserializeGuard<MooncakeNode>,
 ) -> Vec<Trigger> {
@@ -88,7 +88,7 @@ pub(super) fn of_report(
         return unique(triggers);
     };
     let mut triggers = Vec::new();
-    if before.is_none_or(|before| of_node(before) != of_node(now)) {
+    if before.is_none_or(|before| read_by_node(before) != read_by_node(now)) {
         triggers.push(Trigger::Node(new.name_any()));
     }
     let same_agent = before.is_some_and(|before| agent(before) == agent(now));
@@ -138,7 +138,7 @@ fn of_pool(pool: &PoolAssignment) -> Trigger {
 }
 
 /// What the reconcile of a node reads of its MooncakeNode.
-fn of_node(node: &MooncakeNode) -> impl PartialEq + '_ {
+fn read_by_node(node: &MooncakeNode) -> impl PartialEq + '_ {
     let status = node.status.as_ref();
     let conditions = status.iter().flat_map(|status| &status.conditions);
     let conditions = conditions.map(|one| (&one.type_, &one.status, &one.reason));
@@ -231,7 +231,7 @@ pub(super) fn of_service(old: Option<&Service>, service: &Service) -> Vec<Trigge
 }
 
 /// The Node, after a change of what its pruned object holds, and clusters that drain cordoned nodes.
-pub(super) fn of_machine(old: Option<&Node>, node: &Node) -> Vec<Trigger> {
+pub(super) fn of_node(old: Option<&Node>, node: &Node) -> Vec<Trigger> {
     let same = old.is_some_and(|old| !differs(old, node));
     let mut changed: Vec<Trigger> = Vec::new();
     if !same {

@@ -138,7 +138,7 @@ impl Stored {
         }
     }
 
-    /// The same with a next identity.
+    /// Returns these certificates with a next identity.
     #[must_use]
     pub fn prepared(&self, next: Identity) -> Self {
         Self {

@@ -114,7 +114,7 @@ impl Keeper {
             tokio::select! {
                 Some(event) = secrets.next() => match event {
                     Ok(secret) => self.take_secret(&mut view, secret),
-                    Err(error) => warn!(%error, secret = self.secret, "Secret cannot be watched"),
+                    Err(error) => warn!(%error, secret = self.secret, "cannot watch the Secret"),
                 },
                 Some(event) = configurations.next() => match event {
                     Ok(configuration) => view.configuration = configuration,

@@ -41,7 +41,7 @@ pub struct Segment {
     pub name: String,
     /// Two decimal numbers with a dash between them.
     pub segment_id: String,
-    /// The same, of the node's client.
+    /// ID of the node's client, as two decimal numbers too.
     pub client_id: String,
 }
 

@@ -14,12 +14,12 @@ use kube::{Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::apply::{Applied, Error, Writer, applied_otherwise};
+use crate::apply::{Applied, Error, Writer, applied_otherwise, owner};
+use crate::cache::ClusterName;
 use crate::cluster::desired::{Children, master};
 use crate::cluster::observe::Existing;
 use crate::cluster::refused::Refused;
 use crate::cluster::status::as_counted;
-use crate::pod::owner;
 use crate::untyped;
 
 /// What became of the DaemonSet of a pool.
@@ -59,7 +59,7 @@ type All<K> = Vec<(String, Option<Applied<K>>)>;
 pub async fn apply(
     client: &Client,
     writer: &Writer,
-    (namespace, cluster): (&str, &str),
+    cluster: &ClusterName,
     desired: Children,
     existing: &Existing,
     refused: &mut Refused,
@@ -67,7 +67,7 @@ pub async fn apply(
     let mut session = Session {
         client,
         writer,
-        namespace,
+        namespace: &cluster.namespace,
         uid: owner(&desired.master.metadata).map(|owner| owner.uid.clone()),
         refused,
     };
@@ -87,7 +87,7 @@ pub async fn apply(
     let mut leader = None;
     if let Some(slice) = desired.leader_slice {
         leader = Some(slice.name_any());
-        if let Some(family) = family(&services, &names::master(cluster)) {
+        if let Some(family) = family(&services, &names::master(&cluster.name)) {
             let existing = &existing.slices;
             session.leader_slice(slice, family, existing).await?;
         }

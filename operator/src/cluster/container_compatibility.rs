@@ -16,7 +16,7 @@ pub const CONDITION: &str = "mooncake.io/ContainersFit";
 const MAX_FINDINGS: usize = 3;
 
 /// The desired condition; none if nothing was ever found. It stays while the agent's report is stale.
-pub fn desired(pod: &Pod, report: Option<&MooncakeNode>) -> Option<DesiredCondition> {
+pub fn desired(pod: &Pod, mooncake_node: Option<&MooncakeNode>) -> Option<DesiredCondition> {
     let current = condition(pod, CONDITION);
     let condition_of = |holds, reason: &str, message| DesiredCondition {
         kind: CONDITION,
@@ -24,13 +24,13 @@ pub fn desired(pod: &Pod, report: Option<&MooncakeNode>) -> Option<DesiredCondit
         reason: reason.to_owned(),
         message,
     };
-    let Ok(report) = current_report(report) else {
+    let Ok(mooncake_node) = current_report(mooncake_node) else {
         let current = current?;
         let reason = current.reason.clone().unwrap_or_default();
         let message = current.message.clone().unwrap_or_default();
         return Some(condition_of(current.status == "True", &reason, message));
     };
-    let found = found(pod, report);
+    let found = found(pod, mooncake_node);
     let Some(worst) = found.first() else {
         let message = "no findings in its containers".to_owned();
         return current.map(|_| condition_of(true, Reason::AsExpected.as_str(), message));
@@ -48,9 +48,12 @@ pub fn desired(pod: &Pod, report: Option<&MooncakeNode>) -> Option<DesiredCondit
 }
 
 /// The pod's findings, worst first, as the agent lists them.
-fn found<'a>(pod: &Pod, report: &'a MooncakeNode) -> Vec<&'a CheckFinding> {
+fn found<'a>(pod: &Pod, mooncake_node: &'a MooncakeNode) -> Vec<&'a CheckFinding> {
     let uid = pod.uid();
-    let findings = report.status.iter().flat_map(|status| &status.findings);
+    let findings = mooncake_node
+        .status
+        .iter()
+        .flat_map(|status| &status.findings);
     findings
         .filter(|finding| finding.pod_uid.is_some() && finding.pod_uid == uid)
         .collect()
@@ -79,7 +82,7 @@ mod tests {
         .unwrap()
     }
 
-    fn report(alive: &str, findings: &str) -> MooncakeNode {
+    fn mooncake_node(alive: &str, findings: &str) -> MooncakeNode {
         serde_yaml_ng::from_str(&format!(
             "{{apiVersion: mooncake.io/v1alpha1, kind: MooncakeNode, metadata: {{name: n1}}, spec: {{}}, \
              status: {{conditions: [{{type: AgentAlive, status: '{alive}', reason: AsExpected, message: '', \
@@ -97,22 +100,26 @@ mod tests {
 
     #[test]
     fn findings_set_the_condition_false_and_no_findings_set_it_true() {
-        let it = desired(&pod(""), Some(&report("True", SKEW))).unwrap();
+        let it = desired(&pod(""), Some(&mooncake_node("True", SKEW))).unwrap();
         assert_eq!((it.holds, it.reason.as_str()), (false, "EngineVersionSkew"));
         assert_eq!(it.message, "container main: it has 0.3.11");
-        let it = desired(&pod(CURRENT), Some(&report("True", OTHER))).unwrap();
+        let it = desired(&pod(CURRENT), Some(&mooncake_node("True", OTHER))).unwrap();
         assert_eq!((it.holds, it.reason.as_str()), (true, "AsExpected"));
     }
 
     #[test]
     fn a_pod_without_findings_gets_no_condition() {
-        assert_eq!(desired(&pod(""), Some(&report("True", OTHER))), None);
+        assert_eq!(desired(&pod(""), Some(&mooncake_node("True", OTHER))), None);
         assert_eq!(desired(&pod(""), None), None);
     }
 
     #[test]
     fn the_condition_stays_while_the_report_is_stale() {
-        for stale in [None, Some(report("False", "")), Some(report("Unknown", ""))] {
+        for stale in [
+            None,
+            Some(mooncake_node("False", "")),
+            Some(mooncake_node("Unknown", "")),
+        ] {
             let it = desired(&pod(CURRENT), stale.as_ref()).unwrap();
             assert!(!it.holds);
             assert_eq!(it.message, "container main: it has 0.3.11");

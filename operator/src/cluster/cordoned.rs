@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crds::text::first_names;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -31,7 +32,7 @@ const KUBELET_LIMIT: Duration = Duration::from_secs(60);
 /// How long the cache may lag behind the DaemonSets.
 const CACHE_LAG: Duration = Duration::from_secs(10);
 /// Most nodes that a message names.
-const NAMED: usize = 4;
+pub(super) const MAX_NODES: usize = 4;
 
 /// True if one of the pools may start a pod on the node, as far as its `nodeSelector` decides.
 pub fn is_selected(node: &Node, pools: &[Pool]) -> bool {
@@ -135,7 +136,10 @@ impl Decision {
                 about(excess)
             ),
         };
-        Some(format!("{HELD} {}: {cause}", listed(&self.held)))
+        Some(format!(
+            "{HELD} {}: {cause}",
+            first_names(&self.held, MAX_NODES)
+        ))
     }
 
     /// Which nodes wait; `None` if none does.
@@ -143,7 +147,7 @@ impl Decision {
         (!self.waiting.is_empty()).then(|| {
             format!(
                 "cordoned nodes that wait for other pool pods (spec.update.maxUnavailable): {}",
-                listed(&self.waiting)
+                first_names(&self.waiting, MAX_NODES)
             )
         })
     }
@@ -151,16 +155,6 @@ impl Decision {
 
 /// The beginning of the message about nodes that are not drained.
 pub const HELD: &str = "pool pods stay on cordoned nodes";
-
-/// The first nodes, and how many more there are.
-pub(crate) fn listed(nodes: &[String]) -> String {
-    let more = nodes.len().saturating_sub(NAMED);
-    let named = nodes.iter().take(NAMED).cloned().collect::<Vec<_>>();
-    match more {
-        0 => named.join(", "),
-        _ => format!("{} and {more} more", named.join(", ")),
-    }
-}
 
 /// Decides anew from what the DaemonSets exclude already. A drain that has begun goes on until its node is uncordoned.
 pub fn decide(facts: &Facts<'_>) -> Decision {
@@ -204,7 +198,7 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
         let excess = used.map(|used| used.saturating_sub(room / 100 * WATERMARK_PERCENT));
         let staying = here.iter().filter(|pod| !pod.ends).count();
         let out = busy(&excluded, &node);
-        // Pods that end already, by a rollout or a person, are not held.
+        // Pods that end already, by a rollout or a user, are not held.
         if staying > 0 && excess != Some(0) {
             if decision.held.is_empty() {
                 decision.excess = excess;

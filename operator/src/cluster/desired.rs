@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::names;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{
-    Capabilities, PodSecurityContext, SeccompProfile, SecurityContext, Service, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -27,9 +25,6 @@ pub mod pool;
 pub mod service;
 
 pub use network::ForeignPeer;
-
-/// User and group of every container in a user's namespace.
-const NONROOT: i64 = 65532;
 
 /// Every object of one cluster.
 #[derive(Clone, Debug)]
@@ -113,35 +108,6 @@ fn with_own(
     let mut all = added.clone();
     all.extend(own);
     all
-}
-
-/// Pod Security "restricted", the pod's part.
-fn pod_security() -> PodSecurityContext {
-    PodSecurityContext {
-        run_as_non_root: Some(true),
-        run_as_user: Some(NONROOT),
-        run_as_group: Some(NONROOT),
-        fs_group: Some(NONROOT),
-        seccomp_profile: Some(SeccompProfile {
-            type_: "RuntimeDefault".to_owned(),
-            localhost_profile: None,
-        }),
-        ..PodSecurityContext::default()
-    }
-}
-
-/// Pod Security "restricted", the container's part, and a read-only root.
-fn container_security() -> SecurityContext {
-    SecurityContext {
-        allow_privilege_escalation: Some(false),
-        capabilities: Some(Capabilities {
-            add: None,
-            drop: Some(vec!["ALL".to_owned()]),
-        }),
-        read_only_root_filesystem: Some(true),
-        run_as_non_root: Some(true),
-        ..SecurityContext::default()
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crds::cluster::MasterType;
+use crds::text::first_names;
 use crds::{ByteSize, ConditionStatus, ConditionType, NewCondition, Reason, condition};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -12,7 +13,7 @@ use crate::cluster::cordoned::{Decision, HELD};
 use crate::pod::{is_over, node_of};
 
 /// Most pool pods that a message names.
-const NAMED: usize = 4;
+const MAX_PODS: usize = 4;
 
 /// What the pool pods that end still have, by the metrics of the built-in master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,12 +109,8 @@ pub fn drained(
         })
         .collect();
     named.sort();
-    let more = named.len().saturating_sub(NAMED);
-    named.truncate(NAMED);
-    let mut message = format!("the keys of {} move to other pool pods", named.join(", "));
-    if more > 0 {
-        message = message.replace(" move to", &format!(" and {more} more pool pods move to"));
-    }
+    let named = first_names(&named, MAX_PODS);
+    let mut message = format!("the keys of {named} move to other pool pods");
     let with_others = |message: String| {
         let mut parts = vec![message];
         parts.extend(others);

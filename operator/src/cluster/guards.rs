@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crds::text::first_names;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 
-use crate::apply::{Error, Writer};
-use crate::cluster::cordoned::listed;
+use crate::apply::{Error, Writer, owner};
+use crate::cluster::cordoned::MAX_NODES;
 use crate::cluster::desired::guard;
 use crate::cluster::pool_pod::pending;
 use crate::cluster::validate::{Settings, Valid};
-use crate::pod::{is_over, not_running, owner};
+use crate::pod::{is_over, not_running};
 use crate::untyped;
 
 /// Most guards that one reconcile creates. The watch event of each causes the next reconcile.
@@ -95,8 +96,7 @@ impl Plan {
     /// Which guards do not run; `None` if all that are old enough do.
     pub fn idle_message(&self) -> Option<String> {
         let (_, cause) = self.idle.first()?;
-        let nodes = self.idle.iter().map(|(node, _)| node.clone());
-        let nodes = listed(&nodes.collect::<Vec<_>>());
+        let nodes = first_names(self.idle.iter().map(|(node, _)| node), MAX_NODES);
         Some(format!(
             "the guards of {nodes} do not run, so kubectl drain does not wait for the pool pods there: {cause}"
         ))
@@ -110,7 +110,8 @@ impl Plan {
 pub async fn carry_out(
     client: &Client,
     writer: &Writer,
-    (cluster, settings): (&Valid, &Settings),
+    cluster: &Valid,
+    settings: &Settings,
     plan: &Plan,
 ) -> Result<(), Error> {
     let api = untyped::api::<Pod>(client.clone(), &(), Some(&cluster.namespace));

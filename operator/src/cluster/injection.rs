@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crds::text::first_clauses;
 use crds::{ConditionType, NewCondition, Reason, names};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
@@ -43,15 +44,7 @@ pub fn finding(cluster: &Valid, labelled: &[Arc<Pod>]) -> NewCondition {
         let message = format!("all {} labelled pods are injected{strangers}", alive.len());
         return NewCondition::new(kind, true, Reason::AsExpected, message);
     };
-    let mut message = left
-        .iter()
-        .take(MAX_PODS)
-        .map(|(_, message)| message.as_str())
-        .collect::<Vec<_>>()
-        .join("; ");
-    if left.len() > MAX_PODS {
-        message.push_str(&format!("; and {} more", left.len() - MAX_PODS));
-    }
+    let mut message = first_clauses(left.iter().map(|(_, message)| message), MAX_PODS);
     message.push_str(&format!("{strangers}. Remedy: {}", reason.remedy()));
     NewCondition::new(kind, false, *reason, message)
 }

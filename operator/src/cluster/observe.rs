@@ -18,10 +18,11 @@ use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
+use crate::apply::owner;
 use crate::cache::evictions::Eviction;
 use crate::cache::{Caches, Claimable, ClusterName, of_cluster};
 use crate::cluster::desired::ForeignPeer;
-use crate::pod::{is_over, leader, node_of, owner, serving_master};
+use crate::pod::{is_over, leader, node_of, serving_master};
 
 /// Observed state of one cluster.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +41,7 @@ pub struct Observed {
     /// Pods that request this cluster, of every namespace.
     pub labelled: Vec<Arc<Pod>>,
     /// MooncakeNodes of the nodes of those pods, by name.
-    pub reports: BTreeMap<String, Arc<DeserializeGuard<MooncakeNode>>>,
+    pub mooncake_nodes: BTreeMap<String, Arc<DeserializeGuard<MooncakeNode>>>,
     pub claimable: Claimable,
 }
 
@@ -86,11 +87,11 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     let sets: Vec<String> = daemon_sets.iter().filter_map(|set| set.uid()).collect();
     let nodes = pool_pods.iter().chain(&labelled);
     let nodes: BTreeSet<String> = nodes.filter_map(|pod| node_of(pod)).collect();
-    let reports = nodes.into_iter().filter_map(|node| {
+    let mooncake_nodes = nodes.into_iter().filter_map(|node| {
         let named = ObjectRef::<DeserializeGuard<MooncakeNode>>::new(&node);
-        Some((node, caches.reports.get(&named)?))
+        Some((node, caches.mooncake_nodes.get(&named)?))
     });
-    let reports = reports.collect();
+    let mooncake_nodes = mooncake_nodes.collect();
     Observed {
         existing: Existing {
             accounts: of_cluster(&caches.accounts, cluster),
@@ -110,15 +111,15 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
         foreign_pods,
         evictions: caches.evictions.of(&sets, Instant::now()),
         labelled,
-        reports,
+        mooncake_nodes,
         claimable: caches.devices.claimable(),
     }
 }
 
 impl Observed {
     /// The MooncakeNode of a node of those pods, if it can be decoded.
-    pub fn report(&self, node: &str) -> Option<&MooncakeNode> {
-        self.reports.get(node)?.0.as_ref().ok()
+    pub fn mooncake_node(&self, node: &str) -> Option<&MooncakeNode> {
+        self.mooncake_nodes.get(node)?.0.as_ref().ok()
     }
 
     /// The name of the elected master of several.

@@ -16,7 +16,7 @@ use crate::cluster::observe::Observed;
 use crate::cluster::pod_condition::DesiredCondition;
 use crate::cluster::validate::Valid;
 use crate::cluster::{container_compatibility, injection, preflight};
-use crate::event::{EventType, Events};
+use crate::event::{EventType, Events, Note};
 use crate::pod::{GATE_CONTAINER, condition, is_over};
 
 /// Timeout for reading one MooncakeNode.
@@ -46,48 +46,45 @@ pub async fn write(
             continue;
         }
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
-        let report = node.and_then(|node| observed.report(node));
-        let desired = desired_conditions(cluster, pod, report);
+        let mooncake_node = node.and_then(|node| observed.mooncake_node(node));
+        let desired = desired_conditions(cluster, pod, mooncake_node);
         let node = nodes.preflight(cluster, pod).await;
         let same = node.as_deref() == preflight::current(pod);
         if same && desired.iter().all(|desired| desired.is_current(pod)) {
             continue;
         }
         let api = Api::<Pod>::namespaced(client.clone(), &namespace);
-        let name = pod.name_any();
         let now = Timestamp::now();
         let conditions: Vec<_> = desired.iter().map(|desired| desired.at(pod, now)).collect();
-        let mut body = json!({
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": { "name": name, "uid": pod.uid() },
-            "status": { "conditions": conditions },
-        });
-        if let Some(node) = node {
-            body["metadata"]["annotations"] = json!({ names::ANNOTATION_PREFLIGHT: node });
-        }
-        if let Err(error) = writer.apply_status(&api, &name, &body).await {
-            tracing::warn!(pod = %name, %error, "cannot write the pod's conditions; retrying at the next reconcile");
+        let status = json!({ "conditions": conditions });
+        let annotations = node.map(|node| (names::ANNOTATION_PREFLIGHT, node));
+        let annotations = annotations.into_iter().collect();
+        let written = writer.apply_annotated_status(&api, pod.meta(), &annotations, &status);
+        if let Err(error) = written.await {
+            tracing::warn!(pod = %pod.name_any(), %error, "cannot write the pod's conditions; retrying at the next reconcile");
             all_written = false;
             continue;
         }
         if let Some((reason, desired)) = new_injection_problem(cluster, pod) {
-            let note = format!("{desired}. Remedy: {}", reason.remedy());
-            let about = pod.object_ref(&());
-            let kind = (reason, "Inject");
-            events
-                .emit(writer, about, EventType::Warning, kind, note)
-                .await;
-        }
-        if let Some((reason, note)) = container_transition(pod, &desired) {
-            let about = pod.object_ref(&());
-            let severity = match reason {
-                Reason::AsExpected => EventType::Normal,
-                _ => EventType::Warning,
+            let note = Note {
+                severity: EventType::Warning,
+                reason,
+                action: "Inject",
+                text: format!("{desired}. Remedy: {}", reason.remedy()),
             };
-            events
-                .emit(writer, about, severity, (reason, "Look"), note)
-                .await;
+            events.emit(writer, pod.object_ref(&()), note).await;
+        }
+        if let Some((reason, text)) = container_transition(pod, &desired) {
+            let note = Note {
+                severity: match reason {
+                    Reason::AsExpected => EventType::Normal,
+                    _ => EventType::Warning,
+                },
+                reason,
+                action: "Look",
+                text,
+            };
+            events.emit(writer, pod.object_ref(&()), note).await;
         }
     }
     all_written && !nodes.failed
@@ -126,8 +123,8 @@ impl Nodes {
         if self.timed_out {
             return current;
         }
-        let report = match tokio::time::timeout(TIMEOUT, self.api.get_opt(node)).await {
-            Ok(Ok(report)) => report,
+        let mooncake_node = match tokio::time::timeout(TIMEOUT, self.api.get_opt(node)).await {
+            Ok(Ok(mooncake_node)) => mooncake_node,
             Ok(Err(error)) => {
                 tracing::warn!(node, %error, "cannot read the MooncakeNode for a waiting pod; retrying");
                 self.failed = true;
@@ -142,7 +139,7 @@ impl Nodes {
                 return current;
             }
         };
-        let results = preflight::annotation(cluster, report.as_ref());
+        let results = preflight::annotation(cluster, mooncake_node.as_ref());
         self.results.insert(node.to_owned(), results.clone());
         Some(results)
     }
@@ -152,12 +149,12 @@ impl Nodes {
 fn desired_conditions(
     cluster: &Valid,
     pod: &Pod,
-    report: Option<&MooncakeNode>,
+    mooncake_node: Option<&MooncakeNode>,
 ) -> Vec<DesiredCondition> {
     [
         injection(cluster, pod),
         gate(pod),
-        container_compatibility::desired(pod, report),
+        container_compatibility::desired(pod, mooncake_node),
     ]
     .into_iter()
     .flatten()

@@ -43,20 +43,24 @@ pub enum PoolService {
 
 /// Evaluates `pod`. `report` is its node's MooncakeNode; `master` is the UID of the pod that is the
 /// master now.
-pub fn evaluate(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> PoolPodStatus {
+pub fn evaluate(
+    pod: &Pod,
+    mooncake_node: Option<&MooncakeNode>,
+    master: Option<&str>,
+) -> PoolPodStatus {
     PoolPodStatus {
         pod: pod.name_any(),
         node: node_of(pod).unwrap_or_default(),
-        service: service(pod, report, master),
-        metadata_failure: metadata_failure(pod, report),
+        service: service(pod, mooncake_node, master),
+        metadata_failure: metadata_failure(pod, mooncake_node),
     }
 }
 
-fn metadata_failure(pod: &Pod, report: Option<&MooncakeNode>) -> Option<String> {
+fn metadata_failure(pod: &Pod, mooncake_node: Option<&MooncakeNode>) -> Option<String> {
     if pod.meta().deletion_timestamp.is_some() || is_over(pod) {
         return None;
     }
-    let status = current_report(report).ok()?.status.as_ref()?;
+    let status = current_report(mooncake_node).ok()?.status.as_ref()?;
     let uid = pod.uid()?;
     let entry = status.pools.iter().find(|entry| entry.pod_uid == uid)?;
     entry.metadata_failure.clone()
@@ -67,7 +71,7 @@ pub fn eviction_message(kubelet: &str) -> String {
     format!("the kubelet evicted it: {kubelet}")
 }
 
-fn service(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> PoolService {
+fn service(pod: &Pod, mooncake_node: Option<&MooncakeNode>, master: Option<&str>) -> PoolService {
     let not = |reason, message: String| PoolService::NotServing { reason, message };
     if let Some(message) = evictions::kubelet_message(pod) {
         return not(Reason::PoolPodEvicted, eviction_message(&message));
@@ -85,8 +89,8 @@ fn service(pod: &Pod, report: Option<&MooncakeNode>, master: Option<&str>) -> Po
     {
         return not(Reason::PoolPodPending, pending(pod));
     }
-    match current_report(report) {
-        Ok(report) => reported_service(pod, report, master),
+    match current_report(mooncake_node) {
+        Ok(mooncake_node) => reported_service(pod, mooncake_node, master),
         Err((reason, message)) => PoolService::Unknown { reason, message },
     }
 }
@@ -115,13 +119,16 @@ pub(crate) fn pending(pod: &Pod) -> String {
 
 /// The node's report, if its agent is alive and reported since this boot of the node.
 pub(crate) fn current_report(
-    report: Option<&MooncakeNode>,
+    mooncake_node: Option<&MooncakeNode>,
 ) -> Result<&MooncakeNode, (Reason, String)> {
-    let Some(report) = report else {
+    let Some(mooncake_node) = mooncake_node else {
         let message = "the node has no MooncakeNode yet".to_owned();
         return Err((Reason::AgentMissing, message));
     };
-    let conditions = report.status.iter().flat_map(|status| &status.conditions);
+    let conditions = mooncake_node
+        .status
+        .iter()
+        .flat_map(|status| &status.conditions);
     let conditions: Vec<_> = conditions.cloned().collect();
     match find(&conditions, ConditionType::AgentAlive) {
         Some(alive) if alive.status == ConditionStatus::True.as_str() => {}
@@ -131,34 +138,35 @@ pub(crate) fn current_report(
             return Err((Reason::AgentMissing, message));
         }
     }
-    if is_stale(report) {
+    if is_stale(mooncake_node) {
         let message = "the agent has not reported since this boot of the node".to_owned();
         return Err((Reason::StaleStatus, message));
     }
-    Ok(report)
+    Ok(mooncake_node)
 }
 
 /// True if the status is from an earlier Node or boot than the spec's.
-pub fn is_stale(report: &MooncakeNode) -> bool {
-    report.status.as_ref().is_none_or(|status| {
-        status.node_uid != report.spec.node_uid || status.boot_id != report.spec.boot_id
+pub fn is_stale(mooncake_node: &MooncakeNode) -> bool {
+    mooncake_node.status.as_ref().is_none_or(|status| {
+        status.node_uid != mooncake_node.spec.node_uid
+            || status.boot_id != mooncake_node.spec.boot_id
     })
 }
 
-fn reported_service(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> PoolService {
+fn reported_service(pod: &Pod, mooncake_node: &MooncakeNode, master: Option<&str>) -> PoolService {
     let uid = pod.uid().unwrap_or_default();
-    let assigned = &report.spec.pools;
+    let assigned = &mooncake_node.spec.pools;
     if assigned.len() >= POOLS_LIMIT && assigned.iter().all(|entry| entry.pod_uid != uid) {
         return PoolService::NotServing {
             reason: Reason::PoolPodNotReady,
             message: format!(
                 "node {} serves {POOLS_LIMIT} pool pods, the maximum of one node, and this one is served when one of them \
                  has ended; use fewer and larger pools, or pools on other nodes",
-                report.name_any()
+                mooncake_node.name_any()
             ),
         };
     }
-    let pools = report.status.iter().flat_map(|status| &status.pools);
+    let pools = mooncake_node.status.iter().flat_map(|status| &status.pools);
     let Some(entry) = pools.into_iter().find(|entry| entry.pod_uid == uid) else {
         return PoolService::NotServing {
             reason: Reason::PoolPodNotReady,
@@ -167,7 +175,9 @@ fn reported_service(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> P
         };
     };
     match entry.state.known() {
-        Some(PoolState::Serving) if is_current(report, &uid, &entry.master_pod_uid, master) => {
+        Some(PoolState::Serving)
+            if is_current(mooncake_node, &uid, &entry.master_pod_uid, master) =>
+        {
             PoolService::Serving {
                 bytes: entry.mounted.map_or(0, |mounted| mounted.0),
                 transport: match entry.transport.and_then(Word::known) {
@@ -203,9 +213,18 @@ fn reported_service(pod: &Pod, report: &MooncakeNode, master: Option<&str>) -> P
 
 /// True if the pod is mounted in its assigned instance of the current master. Without a ready master any
 /// mount counts.
-fn is_current(report: &MooncakeNode, pod: &str, mounted: &str, master: Option<&str>) -> bool {
+fn is_current(
+    mooncake_node: &MooncakeNode,
+    pod: &str,
+    mounted: &str,
+    master: Option<&str>,
+) -> bool {
     let Some(master) = master else { return true };
-    let assigned = report.spec.pools.iter().find(|entry| entry.pod_uid == pod);
+    let assigned = mooncake_node
+        .spec
+        .pools
+        .iter()
+        .find(|entry| entry.pod_uid == pod);
     assigned
         .and_then(|entry| entry.master.as_ref())
         .is_some_and(|assigned| {

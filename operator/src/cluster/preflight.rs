@@ -22,8 +22,8 @@ pub fn waits_for(pod: &Pod) -> Option<&str> {
 
 /// The annotation for a pod that waits for that node. `report` comes from the API server: the cached one
 /// lacks the findings of the node.
-pub fn annotation(cluster: &Valid, report: Option<&MooncakeNode>) -> String {
-    let (reason, message) = evaluate(&cluster.preflight, report);
+pub fn annotation(cluster: &Valid, mooncake_node: Option<&MooncakeNode>) -> String {
+    let (reason, message) = evaluate(&cluster.preflight, mooncake_node);
     // A gate of release 0.1.0 reads it as well.
     shorten(&format!("{}: {message}", reason.written()))
 }
@@ -46,25 +46,25 @@ fn is_open(pod: &Pod) -> bool {
     gates.any(|gate| gate.started == Some(true))
 }
 
-fn evaluate(checks: &[CheckId], report: Option<&MooncakeNode>) -> (Reason, String) {
+fn evaluate(checks: &[CheckId], mooncake_node: Option<&MooncakeNode>) -> (Reason, String) {
     if checks.is_empty() {
         let message = "the cluster requires no node checks";
         return (Reason::AsExpected, message.to_owned());
     }
-    let report = match current_report(report) {
-        Ok(report) => report,
+    let mooncake_node = match current_report(mooncake_node) {
+        Ok(mooncake_node) => mooncake_node,
         Err((reason, message)) => return (reason, message),
     };
-    let node = report.name_any();
+    let node = mooncake_node.name_any();
     let pending = |message: &str| (Reason::PreflightPending, format!("node {node}: {message}"));
-    let Some((status, counts)) = report
+    let Some((status, counts)) = mooncake_node
         .status
         .as_ref()
         .and_then(|status| Some((status, status.checks.as_ref()?)))
     else {
         return pending("its agent has not run the checks yet");
     };
-    if let Some(policy) = &report.spec.policy {
+    if let Some(policy) = &mooncake_node.spec.policy {
         let ignored = |check: &&CheckId| policy.action(**check) == CheckAction::Ignore;
         if let Some(check) = checks.iter().find(ignored) {
             let message = format!(
@@ -134,7 +134,7 @@ mod tests {
         pod("nodeName: n1,", false, PENDING)
     }
 
-    fn report(policy: &str, status: &str) -> MooncakeNode {
+    fn mooncake_node(policy: &str, status: &str) -> MooncakeNode {
         serde_yaml_ng::from_str(&format!(
             "{{apiVersion: mooncake.io/v1alpha1, kind: MooncakeNode, metadata: {{name: n1}}, \
              spec: {{{policy}}}, status: {{conditions: [{{type: AgentAlive, status: 'True', \
@@ -147,20 +147,20 @@ mod tests {
     const WARNS: &str = "findings: [{check: EphemeralPorts, verdict: Warn, reason: EphemeralPortsLow, \
         subject: node, message: it has 900, since: '2026-01-01T00:00:00Z'}]";
 
-    fn result(report: Option<&MooncakeNode>) -> String {
+    fn result(mooncake_node: Option<&MooncakeNode>) -> String {
         let cluster = fixture::valid("{preflight: {checks: [EphemeralPorts, Clock]}}");
-        annotation(&cluster, report)
+        annotation(&cluster, mooncake_node)
     }
 
     #[test]
     fn only_findings_of_required_checks_hold_the_pod() {
-        let found = report("", &format!("{COUNTS}, {WARNS}"));
+        let found = mooncake_node("", &format!("{COUNTS}, {WARNS}"));
         assert_eq!(
             result(Some(&found)),
             "EphemeralPortsLow: node n1: check EphemeralPorts failed on node: it has 900"
         );
         let other = WARNS.replace("EphemeralPorts,", "MapCount,");
-        let other = report("", &format!("{COUNTS}, {other}"));
+        let other = mooncake_node("", &format!("{COUNTS}, {other}"));
         assert_eq!(
             result(Some(&other)),
             "AsExpected: node n1: no findings of EphemeralPorts, Clock"
@@ -169,18 +169,18 @@ mod tests {
 
     #[test]
     fn an_unknown_result_never_passes() {
-        let reason = |report: Option<&MooncakeNode>| {
-            let current = result(report);
+        let reason = |mooncake_node: Option<&MooncakeNode>| {
+            let current = result(mooncake_node);
             current.split_once(':').unwrap().0.to_owned()
         };
         assert_eq!(reason(None), "AgentMissing");
-        assert_eq!(reason(Some(&report("", ""))), "PreflightUntold");
+        assert_eq!(reason(Some(&mooncake_node("", ""))), "PreflightUntold");
         // A warning that is not in the list.
-        assert_eq!(reason(Some(&report("", COUNTS))), "PreflightUntold");
+        assert_eq!(reason(Some(&mooncake_node("", COUNTS))), "PreflightUntold");
         // A check of another release that does not pass; a warning of it holds nothing.
         let of = |verdict: &str| {
             let other = WARNS.replace("check: EphemeralPorts", "check: OfTheNextRelease");
-            report(
+            mooncake_node(
                 "",
                 &format!("{COUNTS}, {}", other.replace("verdict: Warn", verdict)),
             )
@@ -189,10 +189,10 @@ mod tests {
         assert_eq!(reason(Some(&of("verdict: Worse"))), "EphemeralPortsLow");
         assert_eq!(reason(Some(&of("verdict: Warn"))), "AsExpected");
         let unknown = WARNS.replace("reason: EphemeralPortsLow", "reason: OfTheNextRelease");
-        let unknown = report("", &format!("{COUNTS}, {unknown}"));
+        let unknown = mooncake_node("", &format!("{COUNTS}, {unknown}"));
         assert_eq!(reason(Some(&unknown)), "PreflightUntold");
         let ignored = "policy: {name: p, checks: [{id: Clock, action: Ignore}]}";
-        let ignored = report(ignored, &format!("{COUNTS}, {WARNS}"));
+        let ignored = mooncake_node(ignored, &format!("{COUNTS}, {WARNS}"));
         assert_eq!(reason(Some(&ignored)), "CheckIgnored");
     }
 
@@ -200,8 +200,12 @@ mod tests {
     fn a_check_that_release_0_1_0_lacks_passes_only_where_an_agent_reports_it() {
         let cluster = fixture::valid("{preflight: {checks: [EngineProcessorTime]}}");
         let passed = "checks: {passed: 9, warned: 0, failed: 0, unknown: 0, notApplicable: 0}";
-        let result =
-            |later: &str| annotation(&cluster, Some(&report("", &format!("{passed}, {later}"))));
+        let result = |later: &str| {
+            annotation(
+                &cluster,
+                Some(&mooncake_node("", &format!("{passed}, {later}"))),
+            )
+        };
         let by_an_earlier_agent = result("");
         assert!(
             by_an_earlier_agent.starts_with(

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crds::condition::{self, merge};
+use crds::text::first_clauses;
 use crds::{
     ByteSize, ConditionStatus, ConditionType, MooncakeClusterStatus, NewCondition, Reason, names,
 };
@@ -324,7 +325,7 @@ fn master(cluster: &Valid, observed: &Observed) -> NewCondition {
     NewCondition::new(kind, false, Reason::MasterNotReady, message)
 }
 
-/// Of several masters, the one that is elected must be ready.
+/// The condition MasterReady of several masters: the elected one must be ready.
 fn elected_master(cluster: &Valid, observed: &Observed) -> NewCondition {
     let kind = ConditionType::MasterReady;
     let not = |message: String| NewCondition::new(kind, false, Reason::MasterNotReady, message);
@@ -388,23 +389,8 @@ fn trouble(pod: &Pod) -> String {
 }
 
 fn pools_ready(facts: &Facts<'_>) -> NewCondition {
-    let Facts {
-        cluster,
-        observed,
-        pools,
-        pod_statuses,
-        transport: _,
-        rollout,
-        withheld: _,
-        used: _,
-        drains: _,
-        cordons: _,
-        unguarded: _,
-        refused: _,
-        mnnvl: _,
-    } = *facts;
     let kind = ConditionType::PoolsReady;
-    for (pool, set) in cluster.pools.iter().zip(pools) {
+    for (pool, set) in facts.cluster.pools.iter().zip(facts.pools) {
         let Some(wanted) = set.as_ref().and_then(scheduled) else {
             let message = format!("pool {}: its DaemonSet is not processed yet", pool.name);
             return NewCondition::new(kind, false, Reason::Progressing, message);
@@ -413,7 +399,36 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
             return NewCondition::new(kind, false, Reason::NoNodeMatches, no_node(pool));
         }
     }
-    let mut troubles: Vec<(ConditionStatus, Reason, String)> = pod_statuses
+    let troubles = pool_troubles(facts);
+    let Some((state, reason, _)) = troubles.first().cloned() else {
+        let mut message = format!("{} pool pods serve", facts.pod_statuses.len());
+        if facts.rollout.step != rollout::Step::Done {
+            message.push_str(&format!("; {}", facts.rollout.step));
+        }
+        let foreign = &facts.observed.foreign_pods;
+        if !foreign.is_empty() {
+            message.push_str(&format!(
+                "; not served, because no DaemonSet of this cluster made it: {}",
+                first_clauses(foreign, MAX_LISTED)
+            ));
+        }
+        return NewCondition::new(kind, true, Reason::AsExpected, message);
+    };
+    let problems = first_clauses(troubles.iter().map(|(_, _, text)| text), MAX_LISTED);
+    let message = format!(
+        "{}. Remedy: {}",
+        // A foreign message may end with a full stop.
+        problems.trim_end_matches('.'),
+        reason.remedy()
+    );
+    NewCondition::new(kind, state, reason, message)
+}
+
+/// What keeps pool pods from serving. Causes that the user can resolve come first.
+fn pool_troubles(facts: &Facts<'_>) -> Vec<(ConditionStatus, Reason, String)> {
+    let cluster = facts.cluster;
+    let mut troubles: Vec<_> = facts
+        .pod_statuses
         .iter()
         .filter_map(|pod_status| match &pod_status.service {
             PoolService::Serving { .. } => None,
@@ -429,7 +444,7 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
             )),
         })
         .collect();
-    for (pool, set) in cluster.pools.iter().zip(pools) {
+    for (pool, set) in cluster.pools.iter().zip(facts.pools) {
         if let Some(wanted) = set.as_ref().and_then(scheduled)
             && wanted.desired > wanted.current
         {
@@ -447,7 +462,6 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
             ));
         }
     }
-    // Causes that the user can resolve come first.
     troubles.sort_by_key(|(state, reason, _)| {
         (
             *state != ConditionStatus::False,
@@ -456,28 +470,7 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
             *reason == Reason::Draining,
         )
     });
-    let Some((state, reason, _)) = troubles.first().cloned() else {
-        let mut message = format!("{} pool pods serve", pod_statuses.len());
-        if rollout.step != rollout::Step::Done {
-            message.push_str(&format!("; {}", rollout.step));
-        }
-        if !observed.foreign_pods.is_empty() {
-            message.push_str(&format!(
-                "; not served, because no DaemonSet of this cluster made it: {}",
-                listed(&observed.foreign_pods)
-            ));
-        }
-        return NewCondition::new(kind, true, Reason::AsExpected, message);
-    };
-    let listed_problems: Vec<String> = troubles.into_iter().map(|(_, _, text)| text).collect();
-    // A foreign message may end with a full stop.
-    let listed_problems = listed(&listed_problems);
-    let message = format!(
-        "{}. Remedy: {}",
-        listed_problems.trim_end_matches('.'),
-        reason.remedy()
-    );
-    NewCondition::new(kind, state, reason, message)
+    troubles
 }
 
 /// Whether the pool pods can use the metadata service; `None` with P2P.
@@ -497,7 +490,7 @@ fn metadata_ready(facts: &Facts<'_>) -> Option<NewCondition> {
             "{} of {} pool pods cannot use it: {}",
             failed.len(),
             pods.len(),
-            listed(&failed)
+            first_clauses(&failed, MAX_LISTED)
         );
         return Some(NewCondition::new(kind, false, reason, message));
     }
@@ -519,15 +512,6 @@ fn metadata_ready(facts: &Facts<'_>) -> Option<NewCondition> {
             format!("{count} pool pods use the metadata service {endpoint}"),
         ),
     })
-}
-
-/// The first few, and the number of the others.
-fn listed(text: &[String]) -> String {
-    let mut listed_problems = text[..text.len().min(MAX_LISTED)].join("; ");
-    if text.len() > MAX_LISTED {
-        listed_problems.push_str(&format!("; and {} more", text.len() - MAX_LISTED));
-    }
-    listed_problems
 }
 
 fn describe(pod_status: &PoolPodStatus, reason: Reason, message: &str) -> String {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crds::cluster::{MooncakeCluster, Transport, TransportPolicy, Transports};
 use crds::inventory::PortState;
 use crds::node::HcaLine;
+use crds::text::first_names;
 use crds::{MooncakeNode, Word, names};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -169,18 +170,18 @@ fn storing_nodes(observed: &Observed) -> Vec<StoringNode> {
         .filter_map(|pod| node_of(pod))
         .collect();
     let node = |name: String| StoringNode {
-        rdma: rdma(observed.report(&name)),
+        rdma: rdma(observed.mooncake_node(&name)),
         name,
     };
     names.into_iter().map(node).collect()
 }
 
-fn rdma(report: Option<&MooncakeNode>) -> Rdma {
-    let report = match current_report(report) {
-        Ok(report) => report,
+fn rdma(mooncake_node: Option<&MooncakeNode>) -> Rdma {
+    let mooncake_node = match current_report(mooncake_node) {
+        Ok(mooncake_node) => mooncake_node,
         Err((reason, message)) => return Rdma::Unknown(format!("{reason}: {message}")),
     };
-    let ports = report
+    let ports = mooncake_node
         .status
         .as_ref()
         .map_or(&[][..], |status| &status.hcas);
@@ -190,11 +191,7 @@ fn rdma(report: Option<&MooncakeNode>) -> Rdma {
     if ports.iter().any(|port| port.proved && port.gid.is_some()) {
         return Rdma::Proved;
     }
-    let named = ports.iter().take(MAX_PORTS).map(HcaLine::unproved);
-    let mut text = named.collect::<Vec<_>>().join(", ");
-    if ports.len() > MAX_PORTS {
-        text += &format!(" and {} more", ports.len() - MAX_PORTS);
-    }
+    let text = first_names(ports.iter().map(HcaLine::unproved), MAX_PORTS);
     // After a reboot, until the first probe.
     let unprobed = |port: &HcaLine| {
         port.gid.is_some()

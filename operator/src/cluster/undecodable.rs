@@ -3,15 +3,13 @@
 use crds::{MooncakeCluster, MooncakeClusterSpec, MooncakeClusterStatus, Reason};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::api::DynamicObject;
 use kube::core::DeserializeGuard;
-use kube::discovery::ApiResource;
-use kube::{Api, Resource, ResourceExt};
-use serde_json::{Value, json};
+use kube::{Api, ResourceExt};
+use serde_json::Value;
 
-use crate::apply::{self, Error};
+use crate::apply::Error;
 use crate::cluster::{Context, status};
-use crate::undecodable::{conditions, decode};
+use crate::undecodable::{self, decode};
 
 /// Writes the condition and one Event, if the status does not have the condition yet.
 ///
@@ -21,42 +19,19 @@ pub async fn report(
     object: &DeserializeGuard<MooncakeCluster>,
     context: &Context,
 ) -> Result<(), Error> {
-    let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
-    // The cache does not keep what it cannot decode.
-    let kind = ApiResource::erase::<MooncakeCluster>(&());
-    let raw = Api::<DynamicObject>::namespaced_with(context.client.clone(), &namespace, &kind);
-    let label = format!("{} {namespace}/{name}", kind.kind);
-    let Some(found) = apply::read(&label, raw.get_opt(&name)).await? else {
-        return Ok(());
-    };
-    let Some((reason, message)) = defect(&found.data) else {
-        return Ok(());
-    };
-    let generation = found.metadata.generation.unwrap_or_default();
-    let old = conditions(&found.data);
-    let failed = Failed {
-        generation,
-        reason,
-        message,
-    };
-    let Some((status, new)) = failed.status(&found.data["status"], &old, Timestamp::now()) else {
-        return Ok(());
-    };
-    let api =
-        Api::<DeserializeGuard<MooncakeCluster>>::namespaced(context.client.clone(), &namespace);
-    let body = json!({
-        "apiVersion": MooncakeCluster::api_version(&()),
-        "kind": MooncakeCluster::kind(&()),
-        "metadata": { "name": name, "uid": found.metadata.uid },
-        "status": status,
-    });
-    context.writer.apply_status(&api, &name, &body).await?;
-    let about = object.object_ref(&());
-    context
-        .events
-        .transitions(&context.writer, about, &old, &new)
-        .await;
-    Ok(())
+    let namespace = object.namespace().unwrap_or_default();
+    let api = Api::namespaced(context.client.clone(), &namespace);
+    let (writer, events) = (&context.writer, &context.events);
+    undecodable::report(&api, object, writer, events, |found, old, now| {
+        let (reason, message) = defect(&found.data)?;
+        let failed = Failed {
+            generation: found.metadata.generation.unwrap_or_default(),
+            reason,
+            message,
+        };
+        failed.status(&found.data["status"], old, now)
+    })
+    .await
 }
 
 /// Why the object cannot be decoded, with the path of the field; `None` if it can.
@@ -100,13 +75,7 @@ impl Failed {
             true,
             now,
         );
-        if new.conditions == old && raw["observedGeneration"] == self.generation {
-            return None;
-        }
-        let mut written = raw.as_object().cloned().unwrap_or_default();
-        written.insert("conditions".to_owned(), json!(new.conditions));
-        written.insert("observedGeneration".to_owned(), json!(self.generation));
-        Some((Value::Object(written), new.conditions))
+        undecodable::with_conditions(raw, old, new.conditions, Some(self.generation))
     }
 }
 
@@ -114,6 +83,7 @@ impl Failed {
 mod tests {
     use crds::condition::find;
     use crds::{ConditionType, condition};
+    use serde_json::json;
 
     use super::*;
 

@@ -19,9 +19,9 @@ use crate::pod::serving_master;
 
 /// Shortest time between two requests to one master.
 const PERIOD: Duration = Duration::from_secs(60);
-/// The same while pool pods end.
+/// Shortest time between two requests while pool pods end.
 const DRAIN_PERIOD: Duration = Duration::from_secs(10);
-/// The same while the master has not answered yet.
+/// Shortest time between two requests while the master has not answered yet.
 const UNKNOWN_PERIOD: Duration = Duration::from_secs(5);
 /// Masters that are read at a time.
 const CONCURRENCY: usize = 8;

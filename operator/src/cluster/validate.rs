@@ -40,7 +40,7 @@ const KEY_RULE: &str = "[prefix/]name of letters, digits, - _ .";
 const VALUE_RULE: &str = "at most 63 letters, digits, - _ .";
 /// Default of `drainSeconds`. A pod with the built-in master ends when its keys have moved: 600 s suffice for 60 GB at 100 MB/s.
 const DRAIN_SECONDS: u32 = 600;
-/// The same with a stock master, where each pod stays for the whole time.
+/// Default of `drainSeconds` with a stock master, where each pod stays for the whole time.
 const STOCK_DRAIN_SECONDS: u32 = 5;
 
 /// A valid cluster, with all defaults.

@@ -1,6 +1,7 @@
 //! Status of one cluster's ComputeDomain: the condition MnnvlReady and `status.mnnvl`. Pure.
 
 use crds::cluster::MnnvlStatus;
+use crds::text::first_clauses;
 use crds::{ConditionType, NewCondition, Reason};
 
 use crate::cache::compute_domains::objects::{Claim, Domain};
@@ -131,20 +132,7 @@ fn finding(
         Found::Nothing => return nothing(snapshot, request),
     };
     if domain.leaving {
-        return match snapshot.claims_of(&domain.uid).next() {
-            Some(_) => not(
-                Reason::ComputeDomainDeletedInUse,
-                format!(
-                    "ComputeDomain {} is being deleted while in use: {}",
-                    domain.name,
-                    describe(snapshot.claims_of(&domain.uid), &request.namespace)
-                ),
-            ),
-            None => not(
-                Reason::Deleting,
-                format!("ComputeDomain {} is being deleted", domain.name),
-            ),
-        };
+        return leaving(snapshot, request, domain);
     }
     let template = owns_template(snapshot, domain);
     if template == Some(false) {
@@ -154,38 +142,13 @@ fn finding(
         );
         return not(Reason::TemplateNameClash, message);
     }
-    let mut troubles: Vec<(Reason, String)> = memberships
-        .iter()
-        .filter(|membership| !membership.member)
-        .map(|membership| {
-            let NodeMembership {
-                node,
-                reason,
-                message,
-                ..
-            } = membership;
-            (*reason, format!("{node}: {reason}: {message}"))
-        })
-        .collect();
-    troubles.extend(waiting(snapshot, request, domain));
-    troubles.extend(
-        memberships
-            .iter()
-            .filter(|membership| membership.member && !membership.without.is_empty())
-            .map(|membership| {
-                let pods = membership.without.join(", ");
-                let words = format!("{}: pod {pods} holds no channel", membership.node);
-                (Reason::ChannelNotInPod, words)
-            }),
-    );
-    troubles.sort_by_key(|(reason, _)| rank(*reason));
+    let troubles = troubles(snapshot, request, domain, memberships);
     let ready = memberships.len() - memberships.iter().filter(|v| !v.member).count();
     if let Some((reason, _)) = troubles.first() {
-        let words: Vec<String> = troubles.iter().map(|(_, words)| words.clone()).collect();
         let message = format!(
             "{ready} of {} nodes are members; {}",
             memberships.len(),
-            listed(&words)
+            first_clauses(troubles.iter().map(|(_, words)| words), MAX_LISTED)
         );
         return not(*reason, message);
     }
@@ -214,6 +177,57 @@ fn finding(
             domain.name
         ),
     )
+}
+
+/// The condition while the domain is being deleted.
+fn leaving(snapshot: &DomainSnapshot, request: &DomainRequest, domain: &Domain) -> NewCondition {
+    let name = &domain.name;
+    match snapshot.claims_of(&domain.uid).next() {
+        Some(_) => {
+            let claims = describe(snapshot.claims_of(&domain.uid), &request.namespace);
+            let message = format!("ComputeDomain {name} is being deleted while in use: {claims}");
+            not(Reason::ComputeDomainDeletedInUse, message)
+        }
+        None => {
+            let message = format!("ComputeDomain {name} is being deleted");
+            not(Reason::Deleting, message)
+        }
+    }
+}
+
+/// Why nodes are no members, and why pods have no channel; the one to act on first comes first.
+fn troubles(
+    snapshot: &DomainSnapshot,
+    request: &DomainRequest,
+    domain: &Domain,
+    memberships: &[NodeMembership],
+) -> Vec<(Reason, String)> {
+    let mut troubles: Vec<(Reason, String)> = memberships
+        .iter()
+        .filter(|membership| !membership.member)
+        .map(|membership| {
+            let NodeMembership {
+                node,
+                reason,
+                message,
+                ..
+            } = membership;
+            (*reason, format!("{node}: {reason}: {message}"))
+        })
+        .collect();
+    troubles.extend(waiting(snapshot, request, domain));
+    troubles.extend(
+        memberships
+            .iter()
+            .filter(|membership| membership.member && !membership.without.is_empty())
+            .map(|membership| {
+                let pods = membership.without.join(", ");
+                let words = format!("{}: pod {pods} holds no channel", membership.node);
+                (Reason::ChannelNotInPod, words)
+            }),
+    );
+    troubles.sort_by_key(|(reason, _)| rank(*reason));
+    troubles
 }
 
 fn nothing(snapshot: &DomainSnapshot, request: &DomainRequest) -> NewCondition {
@@ -261,7 +275,7 @@ fn waiting(
     if waiting.is_empty() {
         return None;
     }
-    let words = listed(&waiting);
+    let words = first_clauses(&waiting, MAX_LISTED);
     let mut offered = snapshot.channels().peekable();
     if offered.peek().is_none() {
         let message = format!("no node offers a channel: {words}");
@@ -277,15 +291,7 @@ fn waiting(
 }
 
 fn describe<'a>(claims: impl Iterator<Item = &'a Claim>, to: &str) -> String {
-    listed(&claims.map(|claim| claim.describe(to)).collect::<Vec<_>>())
-}
-
-fn listed(words: &[String]) -> String {
-    let mut listed = words[..words.len().min(MAX_LISTED)].join("; ");
-    if words.len() > MAX_LISTED {
-        listed.push_str(&format!("; and {} more", words.len() - MAX_LISTED));
-    }
-    listed
+    first_clauses(claims.map(|claim| claim.describe(to)), MAX_LISTED)
 }
 
 #[cfg(test)]

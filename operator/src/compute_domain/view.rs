@@ -60,15 +60,15 @@ pub fn of_cluster(
     nodes
         .iter()
         .filter_map(|name| {
-            let machine = caches.nodes.get(&ObjectRef::<Node>::new(name));
-            let machine = machine.as_deref().map(machine_of);
+            let node_state = caches.nodes.get(&ObjectRef::<Node>::new(name));
+            let node_state = node_state.as_deref().map(node_state_of);
             let users = users.get(name).map_or(&[][..], Vec::as_slice);
             membership(
                 &caches.compute_domains,
                 snapshot,
                 request,
                 name,
-                machine.as_ref(),
+                node_state.as_ref(),
                 users,
             )
         })
@@ -83,7 +83,7 @@ pub fn of_node(caches: &Caches, node: &Node) -> Option<Vec<DomainMembership>> {
         Availability::Present(snapshot) => snapshot,
     };
     let name = node.name_any();
-    let machine = machine_of(node);
+    let node_state = node_state_of(node);
     let requests = requests(caches);
     if requests.is_empty() {
         return Some(Vec::new());
@@ -94,13 +94,13 @@ pub fn of_node(caches: &Caches, node: &Node) -> Option<Vec<DomainMembership>> {
         .filter_map(|request| {
             let pods = pods.iter().filter(|pod| names_cluster(pod, request));
             let users: Vec<UserPod> = pods.filter_map(|pod| user(pod)).collect();
-            let machine = Some(&machine);
+            let node_state = Some(&node_state);
             let membership = membership(
                 &caches.compute_domains,
                 &snapshot,
                 request,
                 &name,
-                machine,
+                node_state,
                 &users,
             )?;
             Some(spec_entry(&snapshot, request, membership))
@@ -155,14 +155,14 @@ pub fn clusters_near(caches: &Caches, node: &str) -> Vec<ClusterName> {
     if requests.is_empty() {
         return Vec::new();
     }
-    let machine = caches.nodes.get(&ObjectRef::<Node>::new(node));
-    let machine = machine.as_deref().map(machine_of);
+    let node_state = caches.nodes.get(&ObjectRef::<Node>::new(node));
+    let node_state = node_state.as_deref().map(node_state_of);
     let recorded_clusters = recorded(caches, node);
     requests
         .into_iter()
         .filter(|request| {
             recorded_clusters.contains(&request.name())
-                || NodeFacts::of(&snapshot, request, node, machine.as_ref(), &[]).is_some()
+                || NodeFacts::of(&snapshot, request, node, node_state.as_ref(), &[]).is_some()
         })
         .map(|request| request.name())
         .collect()
@@ -214,21 +214,25 @@ fn reported(
     caches: &Caches,
     request: impl Fn(&DomainMembership) -> bool,
 ) -> impl Iterator<Item = String> {
-    let reports = caches.reports.state();
-    let found: Vec<String> = reports
+    let mooncake_nodes = caches.mooncake_nodes.state();
+    let found: Vec<String> = mooncake_nodes
         .iter()
-        .filter_map(|report| report.0.as_ref().ok())
-        .filter(|report| report.spec.domains.iter().any(&request))
-        .map(|report| report.name_any())
+        .filter_map(|mooncake_node| mooncake_node.0.as_ref().ok())
+        .filter(|mooncake_node| mooncake_node.spec.domains.iter().any(&request))
+        .map(|mooncake_node| mooncake_node.name_any())
         .collect();
     found.into_iter()
 }
 
 fn recorded(caches: &Caches, node: &str) -> Vec<ClusterName> {
     let named = ObjectRef::<DeserializeGuard<MooncakeNode>>::new(node);
-    let report = caches.reports.get(&named);
-    let report = report.as_ref().and_then(|report| report.0.as_ref().ok());
-    let entries = report.iter().flat_map(|report| &report.spec.domains);
+    let mooncake_node = caches.mooncake_nodes.get(&named);
+    let mooncake_node = mooncake_node
+        .as_ref()
+        .and_then(|mooncake_node| mooncake_node.0.as_ref().ok());
+    let entries = mooncake_node
+        .iter()
+        .flat_map(|mooncake_node| &mooncake_node.spec.domains);
     entries
         .map(|entry| ClusterName {
             namespace: entry.namespace.clone(),
@@ -242,13 +246,13 @@ fn membership(
     snapshot: &DomainSnapshot,
     request: &DomainRequest,
     node: &str,
-    machine: Option<&NodeState>,
+    node_state: Option<&NodeState>,
     users: &[UserPod],
 ) -> Option<NodeMembership> {
     // Without an offered channel no pod expects NVLink.
     let offered = snapshot.offer(node).is_some_and(|offer| offer.channel);
     let users = if offered { users } else { &[] };
-    let site = NodeFacts::of(snapshot, request, node, machine, users)?;
+    let site = NodeFacts::of(snapshot, request, node, node_state, users)?;
     let domain = match request.found(snapshot) {
         Found::Usable(domain) => Some(domain),
         Found::Foreign(_) | Found::Nothing => None,
@@ -288,7 +292,7 @@ fn spec_entry(
 }
 
 /// Relevant state of the Node.
-fn machine_of(node: &Node) -> NodeState {
+fn node_state_of(node: &Node) -> NodeState {
     let conditions = node
         .status
         .iter()

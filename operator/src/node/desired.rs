@@ -15,7 +15,7 @@ use crate::pod::is_over;
 /// The desired object; `None` if nothing of ours is on the node. `removed`: UIDs of pool pods whose
 /// segments are about to be unmounted from their master.
 pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> {
-    if observed.report.is_none() && observed.agents.is_empty() && observed.pools.is_empty() {
+    if observed.mooncake_node.is_none() && observed.agents.is_empty() && observed.pools.is_empty() {
         return None;
     }
     let mut node = MooncakeNode::new(
@@ -48,9 +48,9 @@ pub fn desired(observed: &Observed, removed: &[String]) -> Option<MooncakeNode> 
 /// every other change of the node: beyond them, those which are served stay, and the oldest pods follow.
 fn assignments(observed: &Observed, removed: &[String]) -> Vec<PoolAssignment> {
     let current: Vec<_> = observed
-        .report
+        .mooncake_node
         .iter()
-        .flat_map(|report| &report.spec.pools)
+        .flat_map(|mooncake_node| &mooncake_node.spec.pools)
         .collect();
     let mut pools: Vec<_> = observed
         .pools
@@ -75,9 +75,9 @@ fn assignments(observed: &Observed, removed: &[String]) -> Vec<PoolAssignment> {
 /// The node's ComputeDomain memberships; the current ones while they are unknown.
 fn domains(observed: &Observed) -> Vec<DomainMembership> {
     observed.domains.clone().unwrap_or_else(|| {
-        let report = observed.report.as_ref();
-        report
-            .map(|report| report.spec.domains.clone())
+        let mooncake_node = observed.mooncake_node.as_ref();
+        mooncake_node
+            .map(|mooncake_node| mooncake_node.spec.domains.clone())
             .unwrap_or_default()
     })
 }

@@ -26,9 +26,9 @@ use crate::node::observe::Observed;
 use crate::pod::is_over;
 use crate::quantity::bytes;
 
-/// Between two lists of the pods while the fix is not decided.
+/// Time between two lists of the pods while the fix is not decided.
 const PERIOD: Duration = Duration::from_secs(180);
-/// The same after a failed list.
+/// Time until the next list after a failed one.
 const RETRY: Duration = Duration::from_secs(20);
 /// Timeout of one list.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -96,7 +96,10 @@ pub fn wait(observed: &Observed) -> Option<Duration> {
 
 /// True while the agent needs the free memory for its hugepages fix.
 fn is_undecided(observed: &Observed) -> bool {
-    let status = observed.report.as_ref().and_then(|it| it.status.as_ref());
+    let status = observed
+        .mooncake_node
+        .as_ref()
+        .and_then(|it| it.status.as_ref());
     let mut fixes = status.iter().flat_map(|status| &status.fixes);
     has_rule(observed)
         && fixes.any(|fix| {
@@ -119,8 +122,8 @@ fn has_rule(observed: &Observed) -> bool {
 }
 
 fn published(observed: &Observed) -> Option<u64> {
-    let report = observed.report.as_ref()?;
-    Some(report.spec.headroom.as_ref()?.memory?.0)
+    let mooncake_node = observed.mooncake_node.as_ref()?;
+    Some(mooncake_node.spec.headroom.as_ref()?.memory?.0)
 }
 
 /// The value from a list of pods, if there is one.
@@ -296,7 +299,7 @@ mod tests {
             headroom: Some(room),
             ..MooncakeNodeSpec::default()
         };
-        let mut report = MooncakeNode::new("n1", spec);
+        let mut mooncake_node = MooncakeNode::new("n1", spec);
         let fixes = reason.into_iter().map(|reason| crds::FixReport {
             id: FixId::Hugepages.into(),
             reason: reason.into(),
@@ -304,13 +307,13 @@ mod tests {
             after: String::new(),
             message: String::new(),
         });
-        report.status = Some(MooncakeNodeStatus {
+        mooncake_node.status = Some(MooncakeNodeStatus {
             fixes: fixes.collect(),
             ..MooncakeNodeStatus::default()
         });
         Observed {
             name: "n1".to_owned(),
-            report: Some(report),
+            mooncake_node: Some(mooncake_node),
             policy: Some(serde_yaml_ng::from_str(policy).unwrap()),
             ..Observed::default()
         }

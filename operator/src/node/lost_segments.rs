@@ -115,9 +115,9 @@ pub async fn find(observed: &Observed) -> Vec<LostSegments> {
     let mut lost = Vec::new();
     for pool in &observed.pools {
         let entry = observed
-            .report
+            .mooncake_node
             .iter()
-            .flat_map(|report| &report.spec.pools)
+            .flat_map(|mooncake_node| &mooncake_node.spec.pools)
             .find(|entry| Some(&entry.pod_uid) == pool.pod.uid().as_ref());
         let (Some(entry), Some(ip)) = (entry, pool.master_ip) else {
             continue;

@@ -14,11 +14,12 @@ use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
 
+use crate::apply::owner;
 use crate::cache::probe_ring::Neighbours;
 use crate::cache::{Caches, ClusterName};
 use crate::compute_domain::view;
 use crate::node::injected_pods;
-use crate::pod::{address, master_instance, owner, serving_master};
+use crate::pod::{address, master_instance, serving_master};
 use crate::policy;
 
 /// Observed state of one node.
@@ -29,7 +30,7 @@ pub struct Observed {
     pub boot_id: String,
     /// `None`: the node has no condition `Ready` yet.
     pub ready: Option<Ready>,
-    pub report: Option<MooncakeNode>,
+    pub mooncake_node: Option<MooncakeNode>,
     /// Agent pods on the node.
     pub agents: Vec<Arc<Pod>>,
     /// Pods with the label of a pool pod that are bound to the node.
@@ -82,12 +83,12 @@ pub struct PoolPod {
 pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
     let name = node.name_any();
     let status = node.status.as_ref();
-    let report = caches
-        .reports
+    let mooncake_node = caches
+        .mooncake_nodes
         .get(&ObjectRef::<DeserializeGuard<MooncakeNode>>::new(&name));
-    let report = match report.as_deref() {
+    let mooncake_node = match mooncake_node.as_deref() {
         None => None,
-        Some(DeserializeGuard(Ok(report))) => Some(report.clone()),
+        Some(DeserializeGuard(Ok(mooncake_node))) => Some(mooncake_node.clone()),
         Some(DeserializeGuard(Err(invalid))) => {
             tracing::warn!(node = %name, error = %invalid.error, "cannot decode the MooncakeNode; the node is not reconciled");
             return None;
@@ -104,8 +105,8 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         .map(|pod| pool_pod(caches, pod))
         .collect();
     pools.sort_by_key(|pool| pool.pod.uid());
-    let neighbours = neighbours(caches, &name, report.as_ref());
-    let policy = policy::of_node(caches, node, report.as_ref());
+    let neighbours = neighbours(caches, &name, mooncake_node.as_ref());
+    let policy = policy::of_node(caches, node, mooncake_node.as_ref());
     Some(Observed {
         uid: node.uid()?,
         boot_id: status
@@ -121,7 +122,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
                 silent: condition.status == "Unknown",
                 message: condition.message.clone().unwrap_or_default(),
             }),
-        report,
+        mooncake_node,
         agents: caches.agents_on.of(&name),
         pools,
         domains: view::of_node(caches, node),
@@ -146,21 +147,21 @@ fn is_upgrading(node: &Node) -> bool {
 impl Observed {
     /// The MooncakeNode, if it belongs to an earlier Node of this name.
     pub fn of_an_earlier_node(&self) -> Option<&MooncakeNode> {
-        let report = self.report.as_ref()?;
-        let owners = report.meta().owner_references.iter().flatten();
+        let mooncake_node = self.mooncake_node.as_ref()?;
+        let owners = mooncake_node.meta().owner_references.iter().flatten();
         let mine = owners.clone().any(|owner| owner.uid == self.uid);
         let another = owners.clone().any(|owner| owner.kind == "Node");
-        let leaving = report.meta().deletion_timestamp.is_some();
-        (another && !mine && !leaving).then_some(report)
+        let leaving = mooncake_node.meta().deletion_timestamp.is_some();
+        (another && !mine && !leaving).then_some(mooncake_node)
     }
 }
 
 /// A node's neighbours on the ring. An agent whose pod is being replaced keeps its place: otherwise each
 /// restart would change its neighbours twice.
-fn neighbours(caches: &Caches, name: &str, report: Option<&MooncakeNode>) -> Neighbours {
-    let current = report
+fn neighbours(caches: &Caches, name: &str, mooncake_node: Option<&MooncakeNode>) -> Neighbours {
+    let current = mooncake_node
         .into_iter()
-        .flat_map(|report| &report.spec.probes)
+        .flat_map(|mooncake_node| &mooncake_node.spec.probes)
         .filter(|probe| caches.nodes.get(&ObjectRef::new(&probe.node)).is_some())
         .filter_map(|probe| Some((probe.node.as_str(), probe.address.parse().ok()?)));
     caches.neighbours(name, current)

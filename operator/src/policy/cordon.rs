@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use crds::node::DeviceHealth;
 use crds::policy::{CordonWhen, Repair, UnhealthyDevicesRule};
+use crds::text::first_names;
 use crds::{ConditionType, NewCondition, Reason, Word};
 use jiff::Timestamp;
 
-use super::status::some;
+use super::status::MAX_NAMES;
 
 /// One node with a rule or with our cordon.
 #[derive(Clone, Debug, Default)]
@@ -186,16 +187,23 @@ impl<'a> Tally<'a> {
         let finding = if waiting.is_empty() {
             NewCondition::new(kind, true, Reason::AsExpected, count)
         } else if let Some(hold) = hold {
-            let message = format!("not cordoned: {}; {}", some(&waiting), hold.message);
+            let message = format!(
+                "not cordoned: {}; {}",
+                first_names(&waiting, MAX_NAMES),
+                hold.message
+            );
             NewCondition::new(kind, false, hold.reason, message)
         } else if most {
             let message = format!(
                 "not cordoned: {}; {unhealthy} of {nodes} nodes have unhealthy RDMA devices, and {count}",
-                some(&waiting)
+                first_names(&waiting, MAX_NAMES)
             );
             NewCondition::new(kind, false, Reason::MostNodesUnhealthy, message)
         } else {
-            let message = format!("not cordoned: {}; {count}", some(&waiting));
+            let message = format!(
+                "not cordoned: {}; {count}",
+                first_names(&waiting, MAX_NAMES)
+            );
             NewCondition::new(kind, false, Reason::CordonLimitReached, message)
         };
         plan.conditions.insert(policy.to_owned(), finding);

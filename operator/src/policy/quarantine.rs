@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crds::condition::{is_true, shorten};
 use crds::node::DeviceHealth;
+use crds::text::first_names;
 use crds::{ConditionType, MooncakeNode, MooncakeNodePolicy, NewCondition, Reason, names};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -18,11 +19,11 @@ use serde_json::{Value, json};
 
 use super::choice;
 use super::cordon::{self, Candidate, Hold, Step};
-use super::status::some;
+use super::status::MAX_NAMES;
 use super::undecodable;
 use crate::apply::{Error, FIELD_MANAGER, Writer};
 use crate::cache::Caches;
-use crate::event::{EventType, Events};
+use crate::event::{EventType, Events, Note};
 
 /// Time within which the watch shows a change that made a write fail.
 const CONFLICT_DELAY: Duration = Duration::from_secs(2);
@@ -169,7 +170,7 @@ fn hold(caches: &Caches, writer: &Writer) -> Option<Hold> {
     let kind = MooncakeNodePolicy::kind(&());
     (!unknown.is_empty()).then(|| Hold {
         reason: Reason::InvalidSpec,
-        message: format!("{kind} {} cannot be read", some(&unknown)),
+        message: format!("{kind} {} cannot be read", first_names(&unknown, MAX_NAMES)),
     })
 }
 
@@ -186,11 +187,11 @@ fn is_unschedulable(node: &Node) -> bool {
 /// The device health that the agent reported, if it is alive and reported since this boot of the node.
 fn device_health(caches: &Caches, node: &str) -> Option<DeviceHealth> {
     let reference = ObjectRef::<DeserializeGuard<MooncakeNode>>::new(node);
-    let report = caches.reports.get(&reference)?;
-    let DeserializeGuard(Ok(report)) = report.as_ref() else {
+    let mooncake_node = caches.mooncake_nodes.get(&reference)?;
+    let DeserializeGuard(Ok(mooncake_node)) = mooncake_node.as_ref() else {
         return None;
     };
-    let (spec, status) = (&report.spec, report.status.as_ref()?);
+    let (spec, status) = (&mooncake_node.spec, mooncake_node.status.as_ref()?);
     let this_boot = (&spec.node_uid, &spec.boot_id) == (&status.node_uid, &status.boot_id);
     let alive = is_true(&status.conditions, ConditionType::AgentAlive);
     status.devices.clone().filter(|_| this_boot && alive)
@@ -223,26 +224,28 @@ fn body(step: &Step) -> Value {
 async fn emit_events(node: &Node, step: &Step, writer: &Writer, events: &Events) {
     const HEALTHY: &str =
         "uncordoned: its RDMA devices are healthy, or no MooncakeNodePolicy requires the cordon";
-    let cordon = (EventType::Warning, (Reason::NodeCordoned, "Cordon"));
-    let repair = (EventType::Warning, (Reason::RepairRequested, "Repair"));
-    let news: Vec<(_, &str)> = match step {
-        Step::Cordon { why, repair: None } => vec![(cordon, why)],
-        Step::Cordon {
-            why,
-            repair: Some(tool),
-        } => vec![(cordon, why), (repair, tool)],
-        Step::SetRepair(tool) => tool.iter().map(|tool| (repair, tool.as_str())).collect(),
+    let note = |severity, reason, action, text: &str| Note {
+        severity,
+        reason,
+        action,
+        text: shorten(text),
+    };
+    let cordon = |why: &str| note(EventType::Warning, Reason::NodeCordoned, "Cordon", why);
+    let repair = |tool: &String| note(EventType::Warning, Reason::RepairRequested, "Repair", tool);
+    let notes: Vec<Note> = match step {
+        Step::Cordon { why, repair: tool } => {
+            let repair = tool.as_ref().map(repair);
+            [cordon(why)].into_iter().chain(repair).collect()
+        }
+        Step::SetRepair(tool) => tool.iter().map(repair).collect(),
         // Manually uncordoned before.
         Step::Uncordon if !is_unschedulable(node) => Vec::new(),
         Step::Uncordon => {
-            let uncordon = (EventType::Normal, (Reason::NodeUncordoned, "Uncordon"));
-            vec![(uncordon, HEALTHY)]
+            let (reason, action) = (Reason::NodeUncordoned, "Uncordon");
+            vec![note(EventType::Normal, reason, action, HEALTHY)]
         }
     };
-    for ((severity, kind), note) in news {
-        let about = node.object_ref(&());
-        events
-            .emit(writer, about, severity, kind, shorten(note))
-            .await;
+    for note in notes {
+        events.emit(writer, node.object_ref(&()), note).await;
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::condition::merge;
+use crds::text::first_names;
 use crds::{ConditionType, MooncakeNodePolicy, MooncakeNodePolicyStatus, NewCondition, Reason};
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -10,7 +11,7 @@ use kube::ResourceExt;
 use super::choice;
 
 /// Most names in a message.
-const NAMED: usize = 3;
+pub(super) const MAX_NAMES: usize = 3;
 
 /// Counts for one policy over all nodes.
 #[derive(Debug, Default)]
@@ -98,13 +99,16 @@ impl Tally {
         } = self;
         let instead = match self.instead.len() {
             0 => String::new(),
-            _ => format!("; {} applies to the others", some(&self.instead)),
+            _ => format!(
+                "; {} applies to the others",
+                first_names(&self.instead, MAX_NAMES)
+            ),
         };
         if let Some(example) = &self.example {
             let message = format!(
                 "conflicts with {}, which has the same priority, on {} of {selected} nodes, e.g. \
                  {example}; this policy applies to {holds}{instead}",
-                some(&self.rivals),
+                first_names(&self.rivals, MAX_NAMES),
                 self.disputed,
             );
             return NewCondition::new(kind, false, Reason::PolicyConflict, message);
@@ -114,14 +118,6 @@ impl Tally {
             _ => format!("applies to {holds} of {selected} selected nodes{instead}"),
         };
         NewCondition::new(kind, true, Reason::AsExpected, message)
-    }
-}
-
-pub(super) fn some(names: &BTreeSet<String>) -> String {
-    let shown: Vec<&str> = names.iter().take(NAMED).map(String::as_str).collect();
-    match names.len().saturating_sub(NAMED) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 

@@ -10,17 +10,14 @@ use crds::{
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::api::DynamicObject;
 use kube::core::DeserializeGuard;
-use kube::discovery::ApiResource;
 use kube::{Api, Resource, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::apply::{self, Error, Writer};
+use super::Context;
+use crate::apply::Error;
 use crate::cache::Caches;
-use crate::event::Events;
-use crate::metrics::Metrics;
-use crate::undecodable::{conditions, decode};
+use crate::undecodable::{self, decode};
 
 /// Names of the policies that cannot be decoded.
 pub(super) fn names(caches: &Caches) -> BTreeSet<String> {
@@ -35,12 +32,12 @@ pub(super) fn kept(caches: &Caches) -> BTreeMap<String, String> {
     if undecodable.is_empty() {
         return BTreeMap::new();
     }
-    let reports = caches.reports.state();
-    let kept = reports.iter().filter_map(|report| {
-        let report = report.0.as_ref().ok()?;
-        let policy = &report.spec.policy.as_ref()?.name;
+    let mooncake_nodes = caches.mooncake_nodes.state();
+    let kept = mooncake_nodes.iter().filter_map(|node| {
+        let node = node.0.as_ref().ok()?;
+        let policy = &node.spec.policy.as_ref()?.name;
         let kept = undecodable.contains(policy);
-        kept.then(|| (report.name_any(), policy.clone()))
+        kept.then(|| (node.name_any(), policy.clone()))
     });
     kept.collect()
 }
@@ -55,24 +52,18 @@ impl Reported {
     ///
     /// # Errors
     /// The last read or write that failed; the other policies are reported nevertheless.
-    pub(super) async fn update(
-        &mut self,
-        api: &Api<MooncakeNodePolicy>,
-        caches: &Caches,
-        writer: &Writer,
-        events: &Events,
-        metrics: &Metrics,
-    ) -> Result<(), Error> {
+    pub(super) async fn update(&mut self, context: &Context) -> Result<(), Error> {
         let mut result = Ok(());
         let mut reported = BTreeMap::new();
-        for policy in caches.node_policies.state() {
+        for policy in context.caches.node_policies.state() {
             let Err(invalid) = &policy.0 else { continue };
             let (name, version) = (policy.name_any(), policy.resource_version());
             if self.0.get(&name) != Some(&version) {
+                let metrics = &context.metrics;
                 metrics.count_undecodable(&MooncakeNodePolicy::kind(&()));
                 tracing::warn!(policy = %name, error = %invalid.error,
                     "cannot decode MooncakeNodePolicy; its nodes keep its last rules");
-                if let Err(error) = report(api, &policy, writer, events).await {
+                if let Err(error) = report(&policy, context).await {
                     result = Err(error);
                     continue;
                 }
@@ -85,36 +76,15 @@ impl Reported {
 }
 
 async fn report(
-    api: &Api<MooncakeNodePolicy>,
     policy: &DeserializeGuard<MooncakeNodePolicy>,
-    writer: &Writer,
-    events: &Events,
+    context: &Context,
 ) -> Result<(), Error> {
-    let name = policy.name_any();
-    // The cache does not keep what it cannot decode.
-    let kind = ApiResource::erase::<MooncakeNodePolicy>(&());
-    let client = api.clone().into_client();
-    let raw = Api::<DynamicObject>::all_with(client.clone(), &kind);
-    let label = format!("{} {name}", kind.kind);
-    let Some(found) = apply::read(&label, raw.get_opt(&name)).await? else {
-        return Ok(());
-    };
-    let old = conditions(&found.data);
-    let generation = found.metadata.generation;
-    let Some((status, new)) = status(&found.data, &old, generation, Timestamp::now()) else {
-        return Ok(());
-    };
-    let body = json!({
-        "apiVersion": MooncakeNodePolicy::api_version(&()),
-        "kind": MooncakeNodePolicy::kind(&()),
-        "metadata": { "name": name, "uid": found.metadata.uid },
-        "status": status,
-    });
-    let guarded = Api::<DeserializeGuard<MooncakeNodePolicy>>::all(client);
-    writer.apply_status(&guarded, &name, &body).await?;
-    let about = policy.object_ref(&());
-    events.transitions(writer, about, &old, &new).await;
-    Ok(())
+    let api = Api::all(context.client.clone());
+    let (writer, events) = (&context.writer, &context.events);
+    undecodable::report(&api, policy, writer, events, |found, old, now| {
+        status(&found.data, old, found.metadata.generation, now)
+    })
+    .await
 }
 
 /// The status to write and its conditions; `None` if they are there already, or if the object can be decoded.
@@ -146,14 +116,7 @@ fn status(
         ));
     }
     let new = merge(old, &findings, generation, now);
-    let raw = &object["status"];
-    if new == old && raw["observedGeneration"] == json!(generation) {
-        return None;
-    }
-    let mut written = raw.as_object().cloned().unwrap_or_default();
-    written.insert("conditions".to_owned(), json!(new));
-    written.insert("observedGeneration".to_owned(), json!(generation));
-    Some((Value::Object(written), new))
+    undecodable::with_conditions(&object["status"], old, new, generation)
 }
 
 #[cfg(test)]

@@ -316,7 +316,7 @@ impl Harness {
         self.replace_operator(&self.settings).await
     }
 
-    /// The same, with other settings.
+    /// Starts another operator with these settings.
     pub(crate) async fn replace_operator(&self, settings: &Settings) -> anyhow::Result<()> {
         let next = start_cached(&self.client, settings, &self.metrics).await?;
         {
@@ -700,7 +700,7 @@ pub(crate) async fn start(
     Ok(start_cached(client, settings, metrics).await?.0)
 }
 
-/// The same, with its caches, to trigger reconciles.
+/// Starts an operator, and returns its caches, which trigger reconciles.
 async fn start_cached(
     client: &Client,
     settings: &Settings,

@@ -41,7 +41,7 @@ fn run(input: &CheckInput<'_>) -> Vec<Observation> {
     } else if !read {
         format!(
             "{who} reads CDI files from {}; the agent writes them to {}",
-            pod::list(cdi.folders.iter().cloned(), LISTED),
+            pod::first_names_or_none(&cdi.folders, LISTED),
             own.display()
         )
     } else {

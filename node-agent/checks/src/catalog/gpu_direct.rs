@@ -59,7 +59,7 @@ fn run(input: &CheckInput<'_>) -> Vec<Observation> {
 #[cfg(test)]
 mod tests {
     use crds::MooncakeNodeSpec;
-    use nvidia::{Cuda, Report};
+    use gpu_probe::{Cuda, Report};
 
     use super::*;
     use host::Host;
@@ -78,7 +78,7 @@ mod tests {
         snapshot.gpu_reports.clear();
         for gpu in &facts.gpus {
             let report = can.map(|cuda| Report {
-                facts: Some(nvidia::Facts {
+                facts: Some(gpu_probe::Facts {
                     uuid: String::new(),
                     name: String::new(),
                     driver: String::new(),

@@ -2,7 +2,7 @@
 //! be probed, such as GPUs in use, are skipped.
 
 use crds::{CheckId, Reason};
-use nvidia::Method;
+use gpu_probe::Method;
 
 use crate::{Check, CheckInput, Observation};
 use host::gpu::Reached;

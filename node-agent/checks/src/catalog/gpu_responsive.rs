@@ -2,7 +2,7 @@
 //! driver's libraries are not on the node.
 
 use crds::{CheckId, Reason};
-use nvidia::{Report, Stage};
+use gpu_probe::{Report, Stage};
 
 use crate::{Check, CheckInput, Observation};
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crds::text::first_names;
 use crds::{CheckId, Reason};
 
 use crate::{Check, CheckInput, CheckRun, NODE, Observation};
@@ -9,6 +10,9 @@ use host::fault::Fault;
 use host::hca::CLASS;
 
 pub(crate) const CHECK: Check = Check::new(CheckId::HostReadable, &[Reason::HostUnreadable], run);
+
+/// Most files of a folder in a message.
+const MAX_FILES: usize = 3;
 
 /// One observation for each folder, as all of its files often share one cause.
 fn run(input: &CheckInput<'_>) -> Vec<Observation> {
@@ -24,16 +28,11 @@ fn run(input: &CheckInput<'_>) -> Vec<Observation> {
         return vec![Observation::pass(NODE)];
     }
     let observe = |(folder, faults): (&str, Vec<&Fault>)| {
-        let first = faults.iter().take(3).map(|fault| {
+        let files = faults.iter().map(|fault| {
             let name = fault.path.rsplit('/').next().unwrap_or_default();
             format!("{name}: {}", fault.problem)
         });
-        let first: Vec<String> = first.collect();
-        let more = match faults.len().saturating_sub(first.len()) {
-            0 => String::new(),
-            count => format!(", and {count} more"),
-        };
-        let message = format!("cannot read {}{more}", first.join(", "));
+        let message = format!("cannot read {}", first_names(files, MAX_FILES));
         Observation::unknown(format!("/{folder}"), Reason::HostUnreadable, message)
     };
     folders.into_iter().map(observe).collect()

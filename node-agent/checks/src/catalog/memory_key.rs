@@ -2,8 +2,8 @@
 //! sysfs. The probe has few mappings and locks little memory, which separates the causes of one errno.
 
 use crds::{ByteSize, CheckId, Reason};
+use rdma_probe::{Failure, Report, Stage};
 use rustix::io::Errno;
-use verbs::{Failure, Report, Stage};
 
 use crate::{Check, CheckInput, Observation};
 use host::fault::Problem;

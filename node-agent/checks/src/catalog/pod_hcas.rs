@@ -48,5 +48,5 @@ pub(crate) fn count(facts: &Facts, container: &Container) -> usize {
 }
 
 fn named(facts: &Facts) -> String {
-    pod::list(rails::devices(facts).map(|hca| hca.name.clone()), LISTED)
+    pod::first_names_or_none(rails::devices(facts).map(|hca| &hca.name), LISTED)
 }

@@ -4,6 +4,7 @@
 use crds::cluster::TransportPolicy;
 use crds::inventory::{GidProtocol, GidScope, LinkLayer, PortState};
 use crds::node::InjectedPod;
+use crds::text::clip_chars;
 use crds::{CheckId, Reason};
 
 use super::pod_hcas;
@@ -71,7 +72,7 @@ fn unknown(facts: &Facts, container: &Container) -> Option<String> {
     let listed = listed.map(|(variable, name)| (variable.clone(), name));
     let of_matrix = matrix(container).map(|name| (matrix_file(container), name));
     let (what, name) = listed.chain(of_matrix).find(|(_, name)| !has(name))?;
-    let there = pod::list(rails::devices(facts).map(|hca| hca.name.clone()), LISTED);
+    let there = pod::first_names_or_none(rails::devices(facts).map(|hca| &hca.name), LISTED);
     Some(format!(
         "{what} names {name}, which the node does not have; it has {there}"
     ))
@@ -94,7 +95,7 @@ fn closed(facts: &Facts, container: &Container) -> Option<String> {
     let mut of_matrix = matrix(container).filter(|name| closed(name));
     let of_matrix = || of_matrix.next().map(|name| (matrix_file(container), name));
     let (what, name) = listed.or_else(of_matrix)?;
-    let open = pod::list(open.iter().map(|name| (*name).to_owned()), LISTED);
+    let open = pod::first_names_or_none(&open, LISTED);
     Some(format!(
         "{what} names {name}, which the container cannot open; it can open {open}"
     ))
@@ -133,7 +134,7 @@ fn matrix_file(container: &Container) -> String {
         .matrix
         .as_deref()
         .unwrap_or_default();
-    let path: String = path.chars().take(PATH).collect();
+    let path = clip_chars(path, PATH);
     format!("{path} of {MATRIX}")
 }
 
@@ -184,7 +185,7 @@ fn uses(container: &Container, hca: &Hca) -> bool {
 fn port_mismatch(hca: &Hca, number: u8, port: Option<&Port>) -> Option<String> {
     let others = |wanted: fn(&Port) -> bool| {
         let others = hca.ports.iter().filter(|port| wanted(port));
-        pod::list(others.map(|port| port.number.to_string()), LISTED)
+        pod::first_names_or_none(others.map(|port| port.number), LISTED)
     };
     match port {
         None => Some(format!(
@@ -217,7 +218,7 @@ fn gid_mismatch(variable: &str, index: &str, hca: &Hca, port: &Port) -> Option<S
     };
     let found = port.gids.iter().find(|gid| Some(gid.index) == wanted);
     let Some(gid) = found else {
-        let there = pod::list(port.gids.iter().map(|gid| gid.index.to_string()), LISTED);
+        let there = pod::first_names_or_none(port.gids.iter().map(|gid| gid.index), LISTED);
         return Some(format!(
             "{variable} is {index}; {name} has GIDs {there}; {best}"
         ));

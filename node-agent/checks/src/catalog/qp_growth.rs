@@ -2,7 +2,7 @@
 //! until nothing on the node can connect. Reported while there is time.
 
 use crds::{CheckId, Reason};
-use verbs::Leak;
+use rdma_probe::Leak;
 
 use crate::{Check, CheckInput, Observation, pod};
 

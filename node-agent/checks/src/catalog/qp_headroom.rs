@@ -2,7 +2,7 @@
 //! few. The kernel counts those of all processes.
 
 use crds::{CheckId, Reason};
-use verbs::Report;
+use rdma_probe::Report;
 
 use crate::debounce::Delays;
 use crate::{Check, CheckInput, Observation};

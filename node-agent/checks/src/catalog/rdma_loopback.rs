@@ -3,7 +3,7 @@
 
 use crds::inventory::PortState;
 use crds::{CheckId, Reason};
-use verbs::Stage;
+use rdma_probe::Stage;
 
 use super::memory_key::describe;
 use crate::rails;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crds::FixId;
+use crds::text::clip_chars;
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use sys::net::Namespace;
@@ -134,7 +135,7 @@ fn load(module: &str) -> io::Result<()> {
         .map_err(|error| at("cannot start the node's modprobe", &error))?;
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
-        let error: String = error.trim().chars().take(STDERR).collect();
+        let error = clip_chars(error.trim(), STDERR);
         return Err(io::Error::other(format!(
             "modprobe {module}: {error} ({})",
             output.status

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crds::text::clip_chars;
 use crds::{FixId, FixReport, Reason};
 
 use super::plan;
@@ -11,7 +12,7 @@ use super::step::{Change, Step};
 /// Least time between two attempts at one fix.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// The same for hugepages: the kernel moves much memory to find them.
+/// Least time between two attempts at hugepages: the kernel moves much memory to find them.
 const HUGEPAGES_PERIOD: Duration = Duration::from_secs(600);
 
 /// Most characters; the schema has the same limits.
@@ -105,14 +106,13 @@ impl Attempts {
 
 fn fix_report(change: &Change, reason: Reason, message: &str) -> FixReport {
     let Change { id, before, after } = change;
-    let cut = |text: &str, most| text.chars().take(most).collect::<String>();
     let message = format!("{}: {message}", id.target());
     FixReport {
         id: (*id).into(),
         reason: reason.into(),
-        before: cut(before, VALUE),
-        after: cut(after, VALUE),
-        message: cut(&message, MESSAGE),
+        before: clip_chars(before, VALUE),
+        after: clip_chars(after, VALUE),
+        message: clip_chars(&message, MESSAGE),
     }
 }
 

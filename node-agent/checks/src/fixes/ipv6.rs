@@ -180,7 +180,7 @@ fn is_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use verbs::{Holder, Report, Usage};
+    use rdma_probe::{Holder, Report, Usage};
 
     use super::*;
     use host::Host;

@@ -2,8 +2,8 @@
 //! valid until the next boot, as the settings are.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crds::FixId;
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::step::Change;
+use host::atomic_file;
 
 const FILE: &str = "fixes.json";
 
@@ -77,7 +78,6 @@ impl Journal {
         self.store(all)
     }
 
-    /// Replaces the file atomically.
     fn store(&mut self, changes: BTreeMap<FixId, Change>) -> io::Result<()> {
         if changes == self.changes {
             return Ok(());
@@ -87,11 +87,7 @@ impl Journal {
             boot_id: self.boot_id.clone(),
             changes: values.collect::<Result<_, _>>()?,
         };
-        let fresh = self.path.with_extension("new");
-        let mut file = File::create(&fresh)?;
-        file.write_all(&serde_json::to_vec(&contents)?)?;
-        file.sync_all()?;
-        fs::rename(&fresh, &self.path)?;
+        atomic_file::replace(&self.path, &serde_json::to_vec(&contents)?, 0o644)?;
         self.changes = changes;
         Ok(())
     }

@@ -13,7 +13,7 @@ const SIZES: [u64; 2] = [2 << 20, 1 << 30];
 /// PageCounts of one size on one NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
-    /// Of one page, in bytes.
+    /// Size of one page in bytes.
     pub(super) size: u64,
     /// None on a machine without NUMA nodes.
     pub(super) node: Option<u32>,

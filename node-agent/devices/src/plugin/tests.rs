@@ -408,7 +408,7 @@ async fn prepare_is_idempotent_and_unprepare_needs_no_object() {
     assert!(!file.exists());
 }
 
-/// Of each slot of a device, whether it is usable and of what it is unhealthy.
+/// Lists for each slot of a device whether it is usable and why it is unhealthy.
 fn health_attributes(slice: &Value, device: &str) -> Vec<(bool, Option<String>)> {
     let devices = slice["spec"]["devices"].as_array().unwrap().iter();
     let slots = devices

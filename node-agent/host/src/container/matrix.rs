@@ -1,6 +1,7 @@
 //! The topology matrix that a stock engine reads from a file instead of discovering devices. Only names of devices are
 //! kept of the file.
 
+use crds::text::clip_chars;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -46,7 +47,7 @@ fn parse(text: &str) -> Matrix {
         for list in lists.ok_or(Flaw::Misshapen)? {
             for name in list.as_array().ok_or(Flaw::Misshapen)? {
                 let name = name.as_str().ok_or(Flaw::Misshapen)?;
-                let name: String = name.chars().take(NAME).collect();
+                let name = clip_chars(name, NAME);
                 if devices.len() < DEVICES && !devices.contains(&name) {
                     devices.push(name);
                 }

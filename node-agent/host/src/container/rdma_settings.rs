@@ -1,5 +1,6 @@
 //! RDMA settings in the environment of a stock engine. Other variables are not kept. Pure.
 
+use crds::text::clip_chars;
 use serde::{Deserialize, Serialize};
 
 /// Most devices, and most characters of a name or value, that are kept.
@@ -39,7 +40,7 @@ impl RdmaSettings {
     pub(super) fn of<'a>(variable: impl Fn(&str) -> Option<&'a str>) -> Self {
         let set = |name: &'static str| {
             let value = variable(name)?.trim();
-            let value_kept: String = value.chars().take(LONGEST).collect();
+            let value_kept = clip_chars(value, LONGEST);
             (!value.is_empty()).then_some((name, value_kept))
         };
         let named = |name: &'static str| {
@@ -87,7 +88,7 @@ fn devices(value: &str) -> Vec<String> {
     };
     let mut devices: Vec<String> = Vec::new();
     for name in lists.iter().flat_map(|list| list.split(',')) {
-        let name: String = name.trim().chars().take(LONGEST).collect();
+        let name = clip_chars(name.trim(), LONGEST);
         if !name.is_empty() && !devices.contains(&name) {
             devices.push(name);
         }

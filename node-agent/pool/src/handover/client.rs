@@ -32,7 +32,7 @@ const EVENT_LIMIT: usize = 4096;
 #[derive(Debug)]
 pub struct Client {
     connection: Connection,
-    /// Of the pool that is attached.
+    /// Version of the protocol of the attached pool.
     protocol: u32,
     next: u64,
     events: VecDeque<Event>,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nvidia::{Pair, Proof, Stage};
+use gpu_probe::{Pair, Proof, Stage};
 use tokio::time::Instant;
 
 use host::gpu::{Gpu, Path, Reached};

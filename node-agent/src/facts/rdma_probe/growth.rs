@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use rdma_probe::{Holder, Usage};
 use tokio::time::Instant;
-use verbs::{Holder, Usage};
 
 /// A process leaks if the number of its queue pairs grows in each of `INTERVALS` intervals in a row. A process that
 /// connects to new peers grows as well, but not for an hour.

@@ -59,7 +59,7 @@ pub(super) mod tests {
     use super::super::{StartError, find};
     use super::*;
 
-    /// Of no process.
+    /// The UID of no process.
     const UID: u32 = 0x7fff_fff0;
 
     /// A process of a user that has the listener and does nothing.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crds::text::clip_chars;
 use engine_process::control::message::{FromEngine, PROTOCOL};
 use tokio::time::{Instant, timeout};
 
@@ -48,7 +49,7 @@ impl EngineProcess {
                 Ok(Ok(other)) => {
                     return Err(StartError::NoAnswer(format!(
                         "it sent {} instead of version {PROTOCOL} of the protocol",
-                        start_of(&format!("{other:?}"))
+                        clip_chars(&format!("{other:?}"), QUOTED)
                     )));
                 }
                 Ok(Err(error)) => return Err(StartError::NoAnswer(error.to_string())),
@@ -68,10 +69,6 @@ impl EngineProcess {
         }
         Err(StartError::Starved)
     }
-}
-
-fn start_of(text: &str) -> String {
-    text.chars().take(QUOTED).collect()
 }
 
 #[cfg(test)]

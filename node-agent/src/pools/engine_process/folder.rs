@@ -8,9 +8,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crds::node::PoolAssignment;
+use host::atomic_file;
 use sys::net::seqpacket;
 
 use super::program;
+use crate::pools::disk::on_disk;
 
 /// Name of the file with the assignment.
 const ASSIGNMENT: &str = "assignment";
@@ -47,17 +49,22 @@ impl Folders {
         (assignment.pod_uid == pod_uid).then_some(assignment)
     }
 
-    /// Stores the assignment of a pod. A failure is logged: a successor then needs the API server to serve the pod.
-    pub(crate) fn save(&self, assignment: &PoolAssignment) {
+    /// Stores the assignment of a pod, unless it is stored already. A failure is logged: a successor then needs the API
+    /// server to serve the pod.
+    pub(crate) async fn save(&self, assignment: &PoolAssignment) {
         let folder = self.of(&assignment.pod_uid).0;
-        let write = || {
+        let path = folder.join(ASSIGNMENT);
+        let bytes = serde_json::to_vec(assignment);
+        let written = on_disk(move || {
+            let bytes = bytes?;
+            if fs::read(&path).is_ok_and(|stored| stored == bytes) {
+                return Ok(());
+            }
             make(&folder)?;
-            let fresh = folder.join("assignment.new");
-            fs::write(&fresh, serde_json::to_vec(assignment)?)?;
-            fs::rename(fresh, folder.join(ASSIGNMENT))
-        };
-        if let Err(error) = write() {
-            tracing::warn!(folder = %folder.display(), %error, "cannot store the assignment of a pool pod");
+            atomic_file::replace(&path, &bytes, 0o600)
+        });
+        if let Err(error) = written.await {
+            tracing::warn!(pod_uid = assignment.pod_uid, %error, "cannot store the assignment of a pool pod");
         }
     }
 

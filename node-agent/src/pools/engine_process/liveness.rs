@@ -15,7 +15,7 @@ use super::processor_time::{THREADS_LIMIT, ThreadTime};
 /// Processor time that a hung data thread spends in its turn while it is watched. A turn takes milliseconds of it.
 const BUSY: Duration = Duration::from_secs(1);
 
-/// The same of a control thread. It unmaps a whole pool in one system call, which frees the pages if the pool process has
+/// Processor time that a hung control thread spends. It unmaps a whole pool in one system call, which frees the pages if the pool process has
 /// ended.
 const CONTROL_BUSY: Duration = Duration::from_secs(30);
 

@@ -3,6 +3,7 @@
 use crds::cluster::Transport;
 use crds::node::{PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
+use crds::text::clip_bytes;
 use crds::word::{Vocabulary, Word};
 use engine_process::control::message::{FromEngine, Report, ToEngine};
 use pool::handover::{self, EXTENT_LIMIT};
@@ -45,7 +46,8 @@ impl Pod {
                 mut lost,
             } => {
                 lost.retain(|device, _| engine.rdma.iter().any(|port| port.device == *device));
-                lost.values_mut().for_each(shorten);
+                lost.values_mut()
+                    .for_each(|why| clip_bytes(why, TEXT_LIMIT));
                 self.lost = lost;
                 self.silent = Some(silent);
                 if let Some(traffic) = &mut traffic {
@@ -82,7 +84,7 @@ impl Pod {
             {
                 report.message +=
                     &format!("; {port} is proved too: the next engine process serves over it");
-                shorten(&mut report.message);
+                clip_bytes(&mut report.message, TEXT_LIMIT);
             }
             if let Verdict::Unproved(why) = verdict {
                 report.state = PoolState::Refused.into();
@@ -92,7 +94,7 @@ impl Pod {
                     "it is served over {}, which peers may not reach: {why}",
                     ports.join(", ")
                 );
-                shorten(&mut report.message);
+                clip_bytes(&mut report.message, TEXT_LIMIT);
             }
         }
         self.context
@@ -116,7 +118,7 @@ fn bounded(mut report: PoolReport, of: &PoolAssignment) -> PoolReport {
         .into_iter()
         .chain(&mut report.segments)
         .chain(&mut report.metadata_failure)
-        .for_each(shorten);
+        .for_each(|text| clip_bytes(text, TEXT_LIMIT));
     report.segments.truncate(EXTENT_LIMIT);
     if !is_word(report.state) || !is_word(report.reason) {
         report.state = PoolState::Waiting.into();
@@ -124,10 +126,6 @@ fn bounded(mut report: PoolReport, of: &PoolAssignment) -> PoolReport {
     }
     report.transport = report.transport.filter(|word| is_word(*word));
     report
-}
-
-fn shorten(text: &mut String) {
-    text.truncate(text.floor_char_boundary(TEXT_LIMIT));
 }
 
 /// Whether a word matches [`crds::word::WORD_PATTERN`]. The API server rejects a whole status with one that does not.

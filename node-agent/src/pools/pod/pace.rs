@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep_until};
 const MESSAGE: Duration = Duration::from_millis(20);
 const MESSAGES: Duration = Duration::from_secs(5);
 
-/// The same of a message for which a file is written on the node's disk: 2 per second.
+/// Least time between messages for which a file is written on the node's disk: 2 per second.
 const FILE: Duration = Duration::from_millis(500);
 
-/// The same of lines of the log: 5 per second, and 1,000 in a row.
+/// Limits of lines of the log: 5 per second, and 1,000 in a row.
 const LINE: Duration = Duration::from_millis(200);
 const LINES: Duration = Duration::from_secs(200);
 

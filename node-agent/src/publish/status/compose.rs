@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crds::condition::{self, ConditionType, NewCondition};
 use crds::node::{MooncakeNodeStatus, PoolReport, PoolState};
 use crds::reason::Reason;
+use crds::text::clip_bytes;
 use crds::{ByteSize, ConditionStatus, MooncakeNodeSpec};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -131,7 +132,7 @@ pub(super) fn compose(
         conditions,
     };
     for report in &mut status.pools {
-        cut(&mut report.message, 512);
+        clip_bytes(&mut report.message, 512);
     }
     shorten(&mut status);
     status
@@ -149,13 +150,13 @@ fn shorten(status: &mut MooncakeNodeStatus) {
         |status| each_pool(status, |report| report.segments.truncate(4)),
         |status| each_pool(status, |report| report.segments.clear()),
         |status| shorten_findings(status, 160),
-        |status| each_pool(status, |report| cut(&mut report.message, 80)),
+        |status| each_pool(status, |report| clip_bytes(&mut report.message, 80)),
         |status| shorten_findings(status, 60),
         |status| each_pool(status, |report| report.message.clear()),
         |status| {
             each_pool(status, |report| {
                 if let Some(failure) = &mut report.metadata_failure {
-                    cut(failure, 80);
+                    clip_bytes(failure, 80);
                 }
             });
         },
@@ -188,18 +189,12 @@ fn each_pool(status: &mut MooncakeNodeStatus, shorten: fn(&mut PoolReport)) {
 fn shorten_findings(status: &mut MooncakeNodeStatus, most: usize) {
     let later = status.later_findings.iter_mut().flatten();
     for finding in status.findings.iter_mut().chain(later) {
-        cut(&mut finding.message, most);
+        clip_bytes(&mut finding.message, most);
     }
 }
 
 fn is_within_limit(status: &MooncakeNodeStatus) -> bool {
     serde_json::to_vec(status).map_or(0, |bytes| bytes.len()) <= STATUS_LIMIT
-}
-
-fn cut(text: &mut String, most: usize) {
-    let most = most.min(text.len());
-    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
-    text.truncate(end.unwrap_or(0));
 }
 
 /// The condition PoolsServing, which names the first pool pod that is not served.

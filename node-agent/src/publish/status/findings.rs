@@ -6,6 +6,7 @@ use crds::check::{CheckCounts, CheckFinding, FINDINGS_LIMIT, LATER_FINDINGS_LIMI
 use crds::condition::{ConditionType, NewCondition};
 use crds::node::InjectedPod;
 use crds::reason::Reason;
+use crds::text::clip_chars;
 use crds::{Verdict, Vocabulary};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -29,8 +30,8 @@ pub(super) fn findings(
             check: reported.check.into(),
             verdict: reported.finding.verdict.into(),
             reason: reported.finding.reason.into(),
-            subject: short(&reported.subject, SUBJECT_LIMIT),
-            message: short(&message(reported), MESSAGE_LIMIT),
+            subject: clip_chars(&reported.subject, SUBJECT_LIMIT),
+            message: clip_chars(&message(reported), MESSAGE_LIMIT),
             pod_uid: pod::uid_of_subject(
                 injected,
                 affected_pods,
@@ -136,9 +137,4 @@ fn summary(counts: &CheckCounts) -> String {
     } else {
         format!("of {run} checks {}{ignored}", problems.join(", "))
     }
-}
-
-/// The first characters of a text. The schema counts characters, not bytes.
-fn short(text: &str, limit: usize) -> String {
-    text.chars().take(limit).collect()
 }

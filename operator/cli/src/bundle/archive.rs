@@ -66,7 +66,7 @@ impl Archive {
         Ok(())
     }
 
-    /// The same for a list of objects, one JSON document per line: a reader needs no memory for all of them.
+    /// Adds a list of objects, one JSON document per line: a reader needs no memory for all of them.
     pub(super) fn objects(
         &mut self,
         path: &str,

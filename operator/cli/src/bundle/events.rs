@@ -48,7 +48,7 @@ pub(super) async fn collect(
     archive.objects("events.jsonl", events)
 }
 
-/// Those of the snapshot; `None` is all.
+/// The namespaces of the snapshot; `None` is all.
 fn namespaces(snapshot: &Snapshot) -> Vec<Option<String>> {
     let Some(own) = snapshot.namespace.clone() else {
         return vec![None];

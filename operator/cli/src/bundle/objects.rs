@@ -58,7 +58,10 @@ pub(super) async fn of_mooncake(
             Resources::CLUSTERS,
             ApiResource::erase::<MooncakeCluster>(&()),
         ),
-        (Resources::NODES, ApiResource::erase::<MooncakeNode>(&())),
+        (
+            Resources::MOONCAKE_NODES,
+            ApiResource::erase::<MooncakeNode>(&()),
+        ),
         (
             Resources::POLICIES,
             ApiResource::erase::<MooncakeNodePolicy>(&()),

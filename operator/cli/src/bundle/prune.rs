@@ -16,7 +16,7 @@ fn pick(object: &Value, names: &[&str]) -> Value {
     Value::Object(fields.collect::<Map<_, _>>())
 }
 
-/// The same of each entry of a list.
+/// Keeps these fields of each entry of a list.
 fn pick_each(list: &Value, names: &[&str]) -> Value {
     let entries = list.as_array().into_iter().flatten();
     entries.map(|entry| pick(entry, names)).collect()

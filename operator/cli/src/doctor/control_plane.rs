@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crds::text::first_names;
 use crds::{Reason, names};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
@@ -204,13 +205,12 @@ fn others(snapshot: &Snapshot, release: &str) -> Option<String> {
         })
         .filter(|(_, reported)| !reported.is_empty() && *reported != release)
         .unzip();
-    let shown = nodes.get(..MAX_NODES).unwrap_or(&nodes).join(", ");
-    let more = match nodes.len().checked_sub(MAX_NODES) {
-        None | Some(0) => String::new(),
-        Some(more) => format!(" and {more} more"),
-    };
+    if nodes.is_empty() {
+        return None;
+    }
+    let nodes = first_names(nodes, MAX_NODES);
     let releases = releases.into_iter().collect::<Vec<_>>().join(", ");
-    (!nodes.is_empty()).then(|| format!("agents on {shown}{more}: {releases}"))
+    Some(format!("agents on {nodes}: {releases}"))
 }
 
 fn release(labels: &BTreeMap<String, String>) -> Option<&str> {

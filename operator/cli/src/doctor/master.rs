@@ -230,7 +230,7 @@ impl Master<'_> {
             .on(node.unwrap_or_default())
     }
 
-    /// The same from totals: a master of an earlier build does not name the pool pods.
+    /// Findings from the totals: a master of an earlier build does not name the pool pods.
     fn of_totals(&self, figures: &Figures) -> Vec<Finding> {
         let totals = [
             (

@@ -6,11 +6,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
 use mooncake_operator::admission::InjectionRequest;
+use mooncake_operator::apply::owner;
 use mooncake_operator::cluster::pool_pod::{PoolService, evaluate, parse_reason};
 use mooncake_operator::cluster::validate::validate;
 use mooncake_operator::cluster::{container_compatibility, injection, pod_conditions};
 use mooncake_operator::pod::{
-    condition, is_ready, master_instance, node_of, not_running, owner, ready_master,
+    condition, is_ready, master_instance, node_of, not_running, ready_master,
 };
 
 use super::finding::{Finding, Object, Severity, elapsed, severity};
@@ -37,7 +38,7 @@ pub(super) fn pool_pods(snapshot: &Snapshot) -> Vec<Finding> {
             None => ready.uid(),
         }
     };
-    let has_nodes = snapshot.has(Resources::NODES);
+    let has_nodes = snapshot.has(Resources::MOONCAKE_NODES);
     with_component(&snapshot.pods, names::COMPONENT_POOL)
         // Labels alone do not make a pool pod.
         .filter(|pod| owner(pod.meta()).is_some_and(|owner| owner.kind == "DaemonSet"))
@@ -130,7 +131,7 @@ fn of_pod(snapshot: &Snapshot, pod: &Pod, now: Timestamp) -> Option<Finding> {
     let Some(gate) = pod_conditions::gate(pod).filter(|gate| !gate.holds) else {
         // The finding of the MooncakeNode is preferred.
         let condition = condition(pod, container_compatibility::CONDITION)
-            .filter(|_| !snapshot.has(Resources::NODES))?;
+            .filter(|_| !snapshot.has(Resources::MOONCAKE_NODES))?;
         let reason = parse_reason(condition.reason.as_deref().unwrap_or_default());
         let message = condition.message.as_deref().unwrap_or_default();
         let since = condition.last_transition_time.as_ref().map(|time| time.0);

@@ -104,32 +104,32 @@ pub async fn undrain(connection: &Connection, node: &str) -> Result<Drain, Error
 }
 
 async fn set_label(connection: &Connection, node: &str, drained: bool) -> Result<(), ReadError> {
-    let machines = Api::<Node>::all(connection.client.clone());
+    let nodes = Api::<Node>::all(connection.client.clone());
     let value = drained.then_some(names::DRAIN_POOLS);
     let patch = Patch::Merge(json!({"metadata": {"labels": {names::LABEL_DRAIN: value}}}));
     let params = PatchParams::default();
-    let request = machines.patch(node, &params, &patch);
-    let changed = connection.request(Resources::MACHINES, node, request).await;
+    let request = nodes.patch(node, &params, &patch);
+    let changed = connection.request(Resources::NODES, node, request).await;
     changed.map(|_| ())
 }
 
 /// The objects of the node.
 async fn look(connection: &Connection, node: &str) -> Result<Seen, ReadError> {
     let client = || connection.client.clone();
-    let (machines, pods) = (Api::<Node>::all(client()), Api::<Pod>::all(client()));
-    let nodes = Api::<DeserializeGuard<MooncakeNode>>::all(client());
+    let (nodes, pods) = (Api::<Node>::all(client()), Api::<Pod>::all(client()));
+    let mooncake_nodes = Api::<DeserializeGuard<MooncakeNode>>::all(client());
     let component = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_POOL);
     let of_node = ListParams::default()
         .labels(&component)
         .fields(&format!("spec.nodeName={node}"));
-    let (machine, pods, report) = tokio::join!(
-        connection.get(Resources::MACHINES, &machines, node),
-        connection.list(Resources::POOL_PODS, node, &pods, of_node),
+    let (core_node, pods, mooncake_node) = tokio::join!(
         connection.get(Resources::NODES, &nodes, node),
+        connection.list(Resources::POOL_PODS, node, &pods, of_node),
+        connection.get(Resources::MOONCAKE_NODES, &mooncake_nodes, node),
     );
-    let label = machine?.labels().get(names::LABEL_DRAIN).cloned();
-    let nodes = match report {
-        Ok(DeserializeGuard(report)) => report.into_iter().collect(),
+    let label = core_node?.labels().get(names::LABEL_DRAIN).cloned();
+    let nodes = match mooncake_node {
+        Ok(DeserializeGuard(decoded)) => decoded.into_iter().collect(),
         // A node without an agent.
         Err(error) if error.cause == Cause::NotFound => Vec::new(),
         Err(error) => return Err(error),
@@ -142,7 +142,7 @@ async fn look(connection: &Connection, node: &str) -> Result<Seen, ReadError> {
     })
 }
 
-/// The same with all clusters and MooncakeNodes, which show what is lost. One that cannot be decoded hides no other.
+/// The objects of the node, and all clusters and MooncakeNodes, which show what is lost. One that cannot be decoded hides no other.
 async fn survey(connection: &Connection, node: &str) -> Result<Seen, ReadError> {
     let client = || connection.client.clone();
     let clusters = Api::<DeserializeGuard<MooncakeCluster>>::all(client());
@@ -150,7 +150,7 @@ async fn survey(connection: &Connection, node: &str) -> Result<Seen, ReadError> 
     let (seen, clusters, nodes) = tokio::join!(
         look(connection, node),
         connection.list_ours(Resources::CLUSTERS, "all namespaces", &clusters),
-        connection.list_ours(Resources::NODES, CLUSTER_SCOPE, &nodes),
+        connection.list_ours(Resources::MOONCAKE_NODES, CLUSTER_SCOPE, &nodes),
     );
     let mut failed = clusters.1.into_iter().chain(nodes.1);
     if let Some(error) = failed.find(|error| error.cause != Cause::DecodeFailed) {

@@ -7,7 +7,6 @@ use crds::names::DEFAULT_TENANT;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use regex::Regex;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -15,12 +14,15 @@ pub use crate::admin_port::Error;
 use crate::admin_port::{AdminPort, decode};
 use crate::args::KeysArgs;
 
+/// Keys in one lookup: the length of a path is limited.
+const LOOKUP: usize = 20;
+
 /// What a master answered.
 #[derive(Debug)]
 pub enum Answer {
-    /// Of the built-in master.
+    /// The built-in master has searched the keys.
     Search(Found),
-    /// All keys were listed, and matched here.
+    /// A stock master has listed all keys, and they were matched here.
     List {
         count: u64,
         /// The first matching keys with their readable replicas.
@@ -93,7 +95,7 @@ pub async fn read(
 /// Reads the keys over a connection to the admin port.
 ///
 /// # Errors
-/// As of [`read`].
+/// As [`read`].
 pub async fn exchange<S>(stream: S, wanted: &KeysArgs, seconds: u64) -> Result<Answer, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -148,9 +150,6 @@ async fn list(port: &mut AdminPort, wanted: &KeysArgs) -> Result<Answer, Error> 
     })
 }
 
-/// Keys in one lookup: the length of a path is limited.
-const LOOKUP: usize = 20;
-
 fn search_path(wanted: &KeysArgs, seconds: u64) -> String {
     let mut path = format!(
         "/find_keys?prefix={}&limit={}&seconds={seconds}",
@@ -169,11 +168,4 @@ fn search_path(wanted: &KeysArgs, seconds: u64) -> String {
 /// Encodes a value of a query.
 fn encode(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
-}
-
-impl KeysArgs {
-    fn matches(&self, key: &str) -> bool {
-        let regex = self.regex.as_ref();
-        key.starts_with(&self.prefix) && regex.is_none_or(|regex: &Regex| regex.is_match(key))
-    }
 }

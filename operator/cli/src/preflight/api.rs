@@ -1,10 +1,11 @@
 //! Releases and API groups of Kubernetes: the oldest supported one, device claims, ComputeDomains.
 
 use crds::cluster::TransportPolicy;
+use crds::text::first_names;
 use kube::ResourceExt;
 use mooncake_operator::cache::compute_domains::objects as nvidia;
 
-use super::{Check, Facts, Finding, Plan, some};
+use super::{Check, Facts, Finding, MAX_NAMES, Plan};
 use crate::doctor::Severity;
 
 /// Major and minor of the oldest Kubernetes that the tests run, as `kubeVersion` of the chart.
@@ -115,7 +116,7 @@ fn compute_domains(facts: &Facts, plan: &Plan) -> Option<Finding> {
             Severity::Warning,
             format!(
                 "{} are in an NVLink fabric, which no MooncakeCluster can use",
-                some(nodes)
+                first_names(nodes, MAX_NAMES)
             ),
         ),
     };

@@ -34,9 +34,19 @@ pub async fn collect(connection: &Connection, plan: &Plan) -> Facts {
         Api::all(client()),
         Api::<Node>::all(client()),
     );
-    let reports = Api::all(client());
+    let mooncake_nodes = Api::all(client());
     let operator = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_OPERATOR);
-    let (version, groups, definitions, denied, namespace, operators, webhooks, nodes, reports) = tokio::join!(
+    let (
+        version,
+        groups,
+        definitions,
+        denied,
+        namespace,
+        operators,
+        webhooks,
+        nodes,
+        mooncake_nodes,
+    ) = tokio::join!(
         connection.request(Resources::VERSION, "API server", async {
             connection.client.apiserver_version().await
         }),
@@ -59,12 +69,16 @@ pub async fn collect(connection: &Connection, plan: &Plan) -> Facts {
             ListParams::default()
         ),
         connection.list(
-            Resources::MACHINES,
+            Resources::NODES,
             CLUSTER_SCOPE,
             &nodes,
             ListParams::default()
         ),
-        connection.list_ours::<MooncakeNode>(Resources::NODES, CLUSTER_SCOPE, &reports),
+        connection.list_ours::<MooncakeNode>(
+            Resources::MOONCAKE_NODES,
+            CLUSTER_SCOPE,
+            &mooncake_nodes
+        ),
     );
     let mut read_errors = Vec::new();
     let errors = &mut read_errors;
@@ -81,7 +95,12 @@ pub async fn collect(connection: &Connection, plan: &Plan) -> Facts {
     });
     // Before the installation the API server does not serve the kind.
     let not_installed = |error: &ReadError| error.cause == Cause::NotInstalled;
-    errors.extend(reports.1.into_iter().filter(|error| !not_installed(error)));
+    errors.extend(
+        mooncake_nodes
+            .1
+            .into_iter()
+            .filter(|error| !not_installed(error)),
+    );
     let (namespace_labels, agent_pod) = or_error(namespace, errors).unwrap_or_default();
     Facts {
         kubernetes,
@@ -96,7 +115,7 @@ pub async fn collect(connection: &Connection, plan: &Plan) -> Facts {
         operators: or_error(operators, errors),
         webhooks: or_error(webhooks, errors),
         nodes: or_error(nodes, errors),
-        reports: reports.0,
+        mooncake_nodes: mooncake_nodes.0,
         read_errors,
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crds::text::first_names;
 use crds::{MooncakeCluster, MooncakeInventory, MooncakeNode, MooncakeNodePolicy};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResourceExt, ResourceExt};
 use serde_json::Value;
 
 use super::installation::foreign_release;
-use super::{Check, Facts, Finding, Plan, some};
+use super::{Check, Facts, Finding, MAX_NAMES, Plan};
 use crate::doctor::Severity;
 
 const CHECK: Check = Check::CustomResourceDefinitions;
@@ -37,7 +38,10 @@ pub(super) fn findings(facts: &Facts, plan: &Plan) -> Vec<Finding> {
         found.push(Finding::new(
             Severity::Error,
             CHECK,
-            format!("CustomResourceDefinition {}", some(&names)),
+            format!(
+                "CustomResourceDefinition {}",
+                first_names(&names, MAX_NAMES)
+            ),
             format!(
                 "belongs to Helm {owner}; helm install fails with `invalid ownership metadata`"
             ),
@@ -76,7 +80,10 @@ fn compared(
             Severity::Warning,
             CHECK,
             object,
-            format!("is of an older release: it lacks {}", some(older)),
+            format!(
+                "is of an older release: it lacks {}",
+                first_names(older, MAX_NAMES)
+            ),
             "Nothing to do with Helm: the chart replaces it. Without Helm, apply charts/install.yaml of this release first.",
         )),
         (newer, _) => Some(Finding::new(
@@ -85,7 +92,7 @@ fn compared(
             object,
             format!(
                 "is of a newer release: it has {}, which this release ({}) does not know",
-                some(newer),
+                first_names(newer, MAX_NAMES),
                 env!("CARGO_PKG_VERSION")
             ),
             "Install the newer release, or read docs/version-skew.md before you go back.",

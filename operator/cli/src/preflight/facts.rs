@@ -53,6 +53,6 @@ pub struct Facts {
     pub webhooks: Option<Vec<MutatingWebhookConfiguration>>,
     pub nodes: Option<Vec<Node>>,
     /// MooncakeNodes of an earlier installation, whose pools use memory.
-    pub reports: Vec<MooncakeNode>,
+    pub mooncake_nodes: Vec<MooncakeNode>,
     pub read_errors: Vec<ReadError>,
 }

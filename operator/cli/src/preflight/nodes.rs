@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use crds::text::first_names;
 use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use kube::ResourceExt;
 use mooncake_operator::admission::{advise, rooms};
 use mooncake_operator::cache::ClusterName;
 
 use super::api::{OLDEST_KUBERNETES, major_minor};
-use super::{Check, Facts, Finding, Plan, some};
+use super::{Check, Facts, Finding, MAX_NAMES, Plan};
 use crate::doctor::Severity;
 
 /// Architecture for which the images are built.
@@ -40,7 +41,7 @@ pub(super) fn findings(facts: &Facts, plan: &Plan) -> Vec<Finding> {
         found.push(Finding::new(
             Severity::Error,
             Check::Nodes,
-            format!("Nodes {}", some(&unserved)),
+            format!("Nodes {}", first_names(&unserved, MAX_NAMES)),
             "a pool selects them and agent.nodeSelector does not: no agent serves a pool pod there",
             "Extend agent.nodeSelector of the chart, or narrow nodeSelector of the pool.",
         ));
@@ -51,7 +52,11 @@ pub(super) fn findings(facts: &Facts, plan: &Plan) -> Vec<Finding> {
             namespace: cluster.namespace().unwrap_or_default(),
             name: cluster.name_any(),
         };
-        let rooms = rooms(linux.iter().copied(), facts.reports.iter(), Some(&own));
+        let rooms = rooms(
+            linux.iter().copied(),
+            facts.mooncake_nodes.iter(),
+            Some(&own),
+        );
         for message in advise(&cluster.spec, &rooms) {
             let nowhere = message.contains("no node of this cluster matches");
             found.push(Finding::new(
@@ -138,7 +143,7 @@ fn images(nodes: &[&Node]) -> Vec<Finding> {
         .filter(|(_, names, ..)| !names.is_empty());
     found
         .map(|(check, names, message, remedy)| {
-            let object = format!("Nodes {}", some(&names));
+            let object = format!("Nodes {}", first_names(&names, MAX_NAMES));
             Finding::new(Severity::Warning, check, object, message, remedy)
         })
         .collect()

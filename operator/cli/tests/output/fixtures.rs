@@ -62,7 +62,7 @@ pub(crate) fn of_tenant(mut snapshot: Snapshot) -> Snapshot {
     snapshot.control_plane.clear();
     snapshot.webhooks.clear();
     for (resource, scope) in [
-        (Resources::NODES, "cluster scope"),
+        (Resources::MOONCAKE_NODES, "cluster scope"),
         (Resources::POLICIES, "cluster scope"),
         (Resources::CONTROL_PLANE_PODS, "all namespaces"),
         (Resources::OPERATORS, "all namespaces"),

@@ -227,7 +227,7 @@ fn memory_of_pools_of_an_earlier_installation_is_not_free() {
             "pool": "default", "size": "40Gi", "pageSize": "2Mi", "numaPolicy": "Spread", "drainSeconds": 5,
         }]},
     });
-    facts.reports = vec![serde_json::from_value(node).unwrap()];
+    facts.mooncake_nodes = vec![serde_json::from_value(node).unwrap()];
     let found = preflight(&facts, &plan(&[], CLUSTER)).findings;
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(
@@ -237,7 +237,7 @@ fn memory_of_pools_of_an_earlier_installation_is_not_free() {
         "{found:?}"
     );
     // Its own pools do not take room from it.
-    for pool in &mut facts.reports[0].spec.pools {
+    for pool in &mut facts.mooncake_nodes[0].spec.pools {
         (pool.namespace, pool.cluster) = ("team".to_owned(), "kv".to_owned());
     }
     assert_eq!(preflight(&facts, &plan(&[], CLUSTER)).findings, []);

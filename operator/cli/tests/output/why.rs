@@ -75,7 +75,10 @@ fn tcp_is_explained_by_the_transport_policy() {
     let require = "{transports: {rdma: Require}}";
     inputs.cluster = Some(with_spec(&healthy.clusters[0], require));
     let message = why(&inputs).transport.unwrap().message;
-    assert!(message.contains("the pod requests it by the annotation"), "{message}");
+    assert!(
+        message.contains("the pod requests it by the annotation"),
+        "{message}"
+    );
     inputs.pod.spec.as_mut().unwrap().containers[0].env =
         Some(vec![env("MOONCAKE_PROTOCOL", "rdma")]);
     let message = why(&inputs).transport.unwrap().message;

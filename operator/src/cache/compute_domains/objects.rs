@@ -69,7 +69,7 @@ pub struct Member {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clique {
     pub domain: String,
-    /// That of the driver.
+    /// Namespace of the driver.
     pub namespace: String,
     pub members: Vec<Member>,
 }

@@ -84,7 +84,7 @@ fn reported(injected: &str, change: impl FnOnce(&mut crds::MooncakeNodeStatus)) 
     let (old, mut new) = (node(injected), node(injected));
     new.metadata.resource_version = Some("2".to_owned());
     change(new.status.as_mut().unwrap());
-    of_report(Some(&DeserializeGuard(Ok(old))), &DeserializeGuard(Ok(new)))
+    of_mooncake_node(Some(&DeserializeGuard(Ok(old))), &DeserializeGuard(Ok(new)))
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_report_triggers_only_those_whom_the_change_concerns() {
     let booted = |status: &mut crds::MooncakeNodeStatus| status.boot_id = "c".to_owned();
     assert_eq!(reported("", booted), all);
     assert_eq!(
-        of_report(None, &DeserializeGuard(Ok(node("")))),
+        of_mooncake_node(None, &DeserializeGuard(Ok(node("")))),
         all,
         "new or deleted"
     );
@@ -156,13 +156,13 @@ fn an_assignment_that_came_or_went_triggers_its_cluster() {
     new.spec.pools.remove(0);
     let (old, new) = (DeserializeGuard(Ok(old)), DeserializeGuard(Ok(new)));
     let expected = [Trigger::Node("n1".to_owned()), named_cluster("a")];
-    assert_eq!(of_report(Some(&old), &new), expected);
-    assert_eq!(of_report(Some(&new), &old), expected);
+    assert_eq!(of_mooncake_node(Some(&old), &new), expected);
+    assert_eq!(of_mooncake_node(Some(&new), &old), expected);
 }
 
 #[test]
 fn a_heartbeat_of_a_kubelet_triggers_nothing() {
-    let machine = |version: &str, ready: &str, heartbeat: &str| {
+    let core_node = |version: &str, ready: &str, heartbeat: &str| {
         let mut node: Node = serde_yaml_ng::from_str(&format!(
             "{{metadata: {{name: n1, resourceVersion: '{version}'}}, status: {{conditions: [{{type: Ready, \
              status: '{ready}', lastHeartbeatTime: '{heartbeat}'}}, {{type: DiskPressure, status: 'False', \
@@ -172,27 +172,31 @@ fn a_heartbeat_of_a_kubelet_triggers_nothing() {
         super::super::prune::node(&mut node);
         node
     };
-    let first = machine("1", "True", "2026-01-01T00:00:00Z");
-    let beats = machine("2", "True", "2026-01-01T00:05:00Z");
-    assert!(of_machine(Some(&first), &beats).is_empty());
-    let dies = machine("3", "Unknown", "2026-01-01T00:05:00Z");
-    assert_eq!(of_machine(Some(&beats), &dies).len(), 1);
-    assert_eq!(of_machine(None, &first).len(), 1);
+    let first = core_node("1", "True", "2026-01-01T00:00:00Z");
+    let beats = core_node("2", "True", "2026-01-01T00:05:00Z");
+    assert!(of_node(Some(&first), &beats).is_empty());
+    let dies = core_node("3", "Unknown", "2026-01-01T00:05:00Z");
+    assert_eq!(of_node(Some(&beats), &dies).len(), 1);
+    assert_eq!(of_node(None, &first).len(), 1);
 }
 
 #[test]
 fn a_cordon_triggers_the_clusters_that_drain_cordoned_nodes() {
-    let machine = |version: &str, cordoned: bool| {
+    let core_node = |version: &str, cordoned: bool| {
         let text = format!(
             "{{metadata: {{name: n1, resourceVersion: '{version}'}}, spec: {{unschedulable: {cordoned}}}}}"
         );
         serde_yaml_ng::from_str::<Node>(&text).unwrap()
     };
-    let (free, cordoned, later) = (machine("1", false), machine("2", true), machine("3", true));
+    let (free, cordoned, later) = (
+        core_node("1", false),
+        core_node("2", true),
+        core_node("3", true),
+    );
     let both = [Trigger::Node("n1".to_owned()), Trigger::Cordons];
-    assert_eq!(of_machine(Some(&free), &cordoned), both);
-    assert_eq!(of_machine(Some(&cordoned), &free), both);
+    assert_eq!(of_node(Some(&free), &cordoned), both);
+    assert_eq!(of_node(Some(&cordoned), &free), both);
     // A deleted Node.
-    assert_eq!(of_machine(None, &cordoned), both);
-    assert!(of_machine(Some(&cordoned), &later).is_empty());
+    assert_eq!(of_node(None, &cordoned), both);
+    assert!(of_node(Some(&cordoned), &later).is_empty());
 }

@@ -9,14 +9,14 @@ use k8s_openapi::api::core::v1::{
     Pod, PodSpec, ResourceRequirements, Toleration,
 };
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 
 use crate::apply::fingerprint;
-use crate::cluster::desired::{component, container_security, metadata, pod_security};
+use crate::cluster::desired::{component, metadata};
 use crate::cluster::validate::{Settings, Valid};
+use crate::pod_parts::{amounts, container_security, pod_security};
 
 /// On a guard: the node that it guards.
 const ANNOTATION_NODE: &str = "mooncake.io/node";
@@ -68,7 +68,6 @@ pub fn pod(cluster: &Valid, settings: &Settings, node: &str) -> Pod {
         ANNOTATION_NODE.to_owned(),
         node.to_owned(),
     )]));
-    let amount = |resource: &str, amount: &str| (resource.to_owned(), Quantity(amount.to_owned()));
     Pod {
         metadata,
         spec: Some(PodSpec {
@@ -86,11 +85,8 @@ pub fn pod(cluster: &Valid, settings: &Settings, node: &str) -> Pod {
                 image_pull_policy: Some("IfNotPresent".to_owned()),
                 command: Some(vec!["/pool".to_owned(), "guard".to_owned()]),
                 resources: Some(ResourceRequirements {
-                    requests: Some(BTreeMap::from([
-                        amount("cpu", "1m"),
-                        amount("memory", "8Mi"),
-                    ])),
-                    limits: Some(BTreeMap::from([amount("memory", "16Mi")])),
+                    requests: Some(amounts([("cpu", "1m"), ("memory", "8Mi")])),
+                    limits: Some(amounts([("memory", "16Mi")])),
                     claims: None,
                 }),
                 security_context: Some(container_security()),
@@ -137,7 +133,7 @@ fn on(node: &str) -> Affinity {
     }
 }
 
-/// Those of all pools, and what pods of DaemonSets tolerate.
+/// The tolerations of all pools, and those that pods of DaemonSets get.
 fn tolerations(cluster: &Valid) -> Vec<Toleration> {
     let mut all: Vec<Toleration> = Vec::new();
     for pool in &cluster.pools {

@@ -10,20 +10,22 @@ use k8s_openapi::api::apps::v1::{
     Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment,
 };
 use k8s_openapi::api::core::v1::{
-    Affinity, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, ExecAction,
-    HTTPGetAction, ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSpec, PodTemplateSpec,
-    Probe, ResourceRequirements, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
+    Affinity, Container, ContainerPort, ExecAction, HTTPGetAction, PodAffinityTerm,
+    PodAntiAffinity, PodSpec, PodTemplateSpec, Probe, TCPSocketAction, Volume,
+    WeightedPodAffinityTerm,
 };
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use serde_json::json;
 
 use crate::apply::fingerprint;
-use crate::cluster::desired::{component, container_security, metadata, pod_security, with_own};
+use crate::cluster::desired::{component, metadata, with_own};
 use crate::cluster::validate::{Settings, Valid};
+use crate::pod_parts::{
+    container_security, empty_dir, env_from_field, mount, pod_security, port, requests,
+};
 
 /// Container of the master.
 pub const CONTAINER: &str = "master";
@@ -203,12 +205,12 @@ fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
         MasterType::Stock => (
             Some(vec![tools(settings)]),
             vec![stock(cluster, settings)],
-            Some(vec![volume("tools", "16Mi"), volume("tmp", "64Mi")]),
+            Some(vec![empty_dir("tools", "16Mi"), empty_dir("tmp", "64Mi")]),
         ),
         MasterType::BuiltIn => (
             None,
             vec![built_in(cluster, settings), admitted(cluster, settings)],
-            Some(vec![volume("admitted", "4Mi"), token()]),
+            Some(vec![empty_dir("admitted", "4Mi"), token()]),
         ),
     };
     PodSpec {
@@ -341,8 +343,8 @@ fn admitted(cluster: &Valid, settings: &Settings) -> Container {
     let mut ports = Vec::new();
     if let Some(seconds) = cluster.master.elected_for {
         environment = vec![
-            of_pod("POD_NAME", "metadata.name"),
-            of_pod("POD_IPS", "status.podIPs"),
+            env_from_field("POD_NAME", "metadata.name"),
+            env_from_field("POD_IPS", "status.podIPs"),
         ];
         ports = vec![port("elector", names::MASTER_ELECTOR_PORT)];
         args.extend([
@@ -369,21 +371,6 @@ fn admitted(cluster: &Valid, settings: &Settings) -> Container {
         resources: Some(requests("10m", "32Mi")),
         security_context: Some(container_security()),
         ..Container::default()
-    }
-}
-
-/// A variable with a field of the pod.
-fn of_pod(name: &str, field: &str) -> EnvVar {
-    EnvVar {
-        name: name.to_owned(),
-        value_from: Some(EnvVarSource {
-            field_ref: Some(ObjectFieldSelector {
-                api_version: Some("v1".to_owned()),
-                field_path: field.to_owned(),
-            }),
-            ..EnvVarSource::default()
-        }),
-        ..EnvVar::default()
     }
 }
 
@@ -445,15 +432,6 @@ fn ports(cluster: &Valid) -> Vec<ContainerPort> {
     ports
 }
 
-fn port(name: &str, port: u16) -> ContainerPort {
-    ContainerPort {
-        name: Some(name.to_owned()),
-        container_port: port.into(),
-        protocol: Some("TCP".to_owned()),
-        ..ContainerPort::default()
-    }
-}
-
 /// What the containers of both programs have.
 fn container(cluster: &Valid, memory: &str) -> Container {
     let resources = cluster.master.resources.clone();
@@ -477,35 +455,5 @@ fn ready_probe(period: i32, failures: i32) -> Probe {
         timeout_seconds: Some(5),
         failure_threshold: Some(failures),
         ..Probe::default()
-    }
-}
-
-fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
-    VolumeMount {
-        name: name.to_owned(),
-        mount_path: path.to_owned(),
-        read_only: read_only.then_some(true),
-        ..VolumeMount::default()
-    }
-}
-
-fn volume(name: &str, limit: &str) -> Volume {
-    Volume {
-        name: name.to_owned(),
-        empty_dir: Some(EmptyDirVolumeSource {
-            medium: None,
-            size_limit: Some(Quantity(limit.to_owned())),
-        }),
-        ..Volume::default()
-    }
-}
-
-fn requests(cpu: &str, memory: &str) -> ResourceRequirements {
-    ResourceRequirements {
-        requests: Some(BTreeMap::from([
-            ("cpu".to_owned(), Quantity(cpu.to_owned())),
-            ("memory".to_owned(), Quantity(memory.to_owned())),
-        ])),
-        ..ResourceRequirements::default()
     }
 }

@@ -9,9 +9,9 @@ use crds::pod_template::PoolPodTemplate;
 use crds::{ByteSize, names, pool_memory};
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
-    Affinity, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, KeyToPath, Node,
-    NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, Pod, PodSpec, PodTemplateSpec,
-    Probe, ResourceRequirements, SecretVolumeSource, TCPSocketAction, Volume, VolumeMount,
+    Affinity, Container, ExecAction, KeyToPath, Node, NodeSelectorRequirement, NodeSelectorTerm,
+    Pod, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SecretVolumeSource,
+    TCPSocketAction, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -20,9 +20,10 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::apply::fingerprint;
-use crate::cluster::desired::{component, container_security, metadata, pod_security, with_own};
+use crate::cluster::desired::{component, metadata, with_own};
 use crate::cluster::validate::{Pool, Settings, Valid};
 use crate::pod::POOL_CONTAINER;
+use crate::pod_parts::{container_security, env_from_field, mount, pod_security, port};
 
 /// On the pod template: fingerprint of the user's spec of the pool. A pod with another is outdated.
 pub const ANNOTATION_SPEC: &str = "mooncake.io/pool-wish";
@@ -224,12 +225,6 @@ pub fn excluded(set: &DaemonSet) -> BTreeSet<String> {
 }
 
 fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {
-    let port = |name: &str, port: u16| ContainerPort {
-        name: Some(name.to_owned()),
-        container_port: port.into(),
-        protocol: Some("TCP".to_owned()),
-        ..ContainerPort::default()
-    };
     Container {
         name: POOL_CONTAINER.to_owned(),
         image: Some(settings.pool_image.clone()),
@@ -244,7 +239,7 @@ fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {
                 ("POD_IP", "status.podIP"),
                 ("NODE_NAME", "spec.nodeName"),
             ]
-            .map(|(name, path)| from_field(name, path))
+            .map(|(name, path)| env_from_field(name, path))
             .to_vec(),
         ),
         ports: Some(vec![
@@ -256,7 +251,9 @@ fn container(cluster: &Valid, pool: &Pool, settings: &Settings) -> Container {
         readiness_probe: Some(ready_probe()),
         liveness_probe: Some(live_probe()),
         security_context: Some(container_security()),
-        volume_mounts: cluster.metadata_secret().map(|_| vec![mount()]),
+        volume_mounts: cluster
+            .metadata_secret()
+            .map(|_| vec![mount(SECRET_VOLUME, SECRET_FOLDER, true)]),
         ..Container::default()
     }
 }
@@ -297,15 +294,6 @@ fn volume(secret: &str) -> Volume {
     }
 }
 
-fn mount() -> VolumeMount {
-    VolumeMount {
-        name: SECRET_VOLUME.to_owned(),
-        mount_path: SECRET_FOLDER.to_owned(),
-        read_only: Some(true),
-        ..VolumeMount::default()
-    }
-}
-
 /// Connects to the port that the pool process opens while it is ready. A probe that starts a process every 4 s took 1 % of
 /// a core.
 fn ready_probe() -> Probe {
@@ -333,20 +321,6 @@ fn live_probe() -> Probe {
         timeout_seconds: Some(10),
         failure_threshold: Some(3),
         ..Probe::default()
-    }
-}
-
-fn from_field(name: &str, path: &str) -> EnvVar {
-    EnvVar {
-        name: name.to_owned(),
-        value: None,
-        value_from: Some(EnvVarSource {
-            field_ref: Some(ObjectFieldSelector {
-                api_version: Some("v1".to_owned()),
-                field_path: path.to_owned(),
-            }),
-            ..EnvVarSource::default()
-        }),
     }
 }
 

@@ -44,8 +44,8 @@ fn set(desired: i32, current: i32) -> DaemonSet {
 }
 
 /// The report of a node with a pool pod assigned to the master `m1`.
-fn report(node: &str, alive: (&str, &str), pool_status: &str) -> MooncakeNode {
-    let mut report = MooncakeNode::new(
+fn mooncake_node(node: &str, alive: (&str, &str), pool_status: &str) -> MooncakeNode {
+    let mut mooncake_node = MooncakeNode::new(
         node,
         MooncakeNodeSpec {
             injected: Vec::new(),
@@ -65,7 +65,7 @@ fn report(node: &str, alive: (&str, &str), pool_status: &str) -> MooncakeNode {
             .unwrap(),
         },
     );
-    report.status = Some(
+    mooncake_node.status = Some(
         serde_yaml_ng::from_str(&format!(
             "{{nodeUid: node, bootId: boot, pools: [{{podUid: u-{node}, {pool_status}}}], \
              conditions: [{{type: AgentAlive, status: '{}', reason: {}, message: 'node {node} is cut off', \
@@ -74,7 +74,7 @@ fn report(node: &str, alive: (&str, &str), pool_status: &str) -> MooncakeNode {
         ))
         .unwrap(),
     );
-    report
+    mooncake_node
 }
 
 const SERVES: &str =
@@ -105,7 +105,7 @@ impl TestCluster {
         let pool = |number: i32| {
             let node = format!("n{number}");
             let state = if number <= serving { SERVES } else { waits };
-            (pool_pod(&node), Some(report(&node, ALIVE, state)))
+            (pool_pod(&node), Some(mooncake_node(&node, ALIVE, state)))
         };
         Self {
             spec: "{}",
@@ -131,13 +131,13 @@ impl TestCluster {
             master_pods: self.masters.clone(),
             pool_pods: self.pools.iter().map(|(pod, _)| pod.clone()).collect(),
             claimable: self.claimable.clone(),
-            reports: self
+            mooncake_nodes: self
                 .pools
                 .iter()
-                .filter_map(|(_, report)| {
-                    let report = report.clone()?;
-                    let name = report.name_any();
-                    Some((name, Arc::new(DeserializeGuard(Ok(report)))))
+                .filter_map(|(_, mooncake_node)| {
+                    let mooncake_node = mooncake_node.clone()?;
+                    let name = mooncake_node.name_any();
+                    Some((name, Arc::new(DeserializeGuard(Ok(mooncake_node)))))
                 })
                 .collect(),
             ..Observed::default()
@@ -148,7 +148,7 @@ impl TestCluster {
         let pod_statuses: Vec<PoolPodStatus> = self
             .pools
             .iter()
-            .map(|(pod, report)| evaluate(pod, report.as_ref(), master.as_deref()))
+            .map(|(pod, mooncake_node)| evaluate(pod, mooncake_node.as_ref(), master.as_deref()))
             .collect();
         let before = old.transport.and_then(Word::known);
         let transport = transport::Facts::of(&cluster, &observed, &pod_statuses, before, false);
@@ -367,7 +367,7 @@ fn an_unschedulable_pool_pod_is_reported_with_the_schedulers_message() {
 fn an_eviction_is_reported_first_with_node_pod_and_the_kubelets_message() {
     let mut cluster = TestCluster::whole();
     let waits = "state: Waiting, reason: WaitingForGrant, message: 'wait'";
-    cluster.pools[0].1 = Some(report("n1", ALIVE, waits));
+    cluster.pools[0].1 = Some(mooncake_node("n1", ALIVE, waits));
     cluster.pools[1].0 = pod(
         "{metadata: {name: kv-pool-default-x, uid: u-n2}, spec: {nodeName: n2, containers: []}, \
           status: {phase: Failed, reason: Evicted, message: 'The node was low on resource: memory. '}}",
@@ -415,7 +415,7 @@ fn no_matching_node_is_reported_with_the_selector() {
 #[test]
 fn a_dead_agent_makes_its_nodes_state_unknown() {
     let mut cluster = TestCluster::whole();
-    cluster.pools[1].1 = Some(report("n2", ("False", "NodeNotReady"), SERVES));
+    cluster.pools[1].1 = Some(mooncake_node("n2", ("False", "NodeNotReady"), SERVES));
     let status = cluster.fresh();
     let (state, message) = condition(&status, ConditionType::Ready);
     assert_eq!(state, "Unknown/NodeNotReady");
@@ -438,7 +438,7 @@ fn a_report_of_an_earlier_boot_counts_as_unknown() {
 #[test]
 fn memory_in_an_earlier_master_does_not_count() {
     let mut cluster = TestCluster::whole();
-    cluster.pools[0].1 = Some(report(
+    cluster.pools[0].1 = Some(mooncake_node(
         "n1",
         ALIVE,
         "state: Serving, reason: AsExpected, message: '', masterPodUid: m0, mounted: 1Gi",
@@ -454,8 +454,8 @@ fn memory_in_an_earlier_master_does_not_count() {
 #[test]
 fn memory_that_was_unmounted_from_the_master_does_not_count() {
     let mut cluster = TestCluster::whole();
-    if let Some(report) = cluster.pools[0].1.as_mut() {
-        report.spec.pools[0].master.as_mut().unwrap().pod_uid = "m1/1".to_owned();
+    if let Some(mooncake_node) = cluster.pools[0].1.as_mut() {
+        mooncake_node.spec.pools[0].master.as_mut().unwrap().pod_uid = "m1/1".to_owned();
     }
     let status = cluster.fresh();
     assert_eq!(
@@ -467,7 +467,7 @@ fn memory_that_was_unmounted_from_the_master_does_not_count() {
 #[test]
 fn a_master_of_another_release_stalls_with_the_agents_message() {
     let mut cluster = TestCluster::whole();
-    cluster.pools[0].1 = Some(report(
+    cluster.pools[0].1 = Some(mooncake_node(
         "n1",
         ALIVE,
         "state: Refused, reason: EngineVersionSkew, message: 'master speaks 0.3.10, wanted 0.3.13'",
@@ -560,7 +560,7 @@ fn required_rdma_is_ready_while_pool_pods_are_served_over_it_and_none_over_tcp()
         let mut seen = |pools: [&str; 2]| {
             for (pool, state) in cluster.pools.iter_mut().zip(pools) {
                 let node = pool.1.take().unwrap().metadata.name.unwrap();
-                pool.1 = Some(report(&node, ALIVE, state));
+                pool.1 = Some(mooncake_node(&node, ALIVE, state));
             }
             let status = cluster.fresh();
             let (state, message) = condition(&status, ConditionType::TransportsReady);
@@ -642,7 +642,7 @@ fn metadata_is_ready_when_no_pool_pod_reports_a_failure_and_each_failure_names_i
         "2 pool pods use the metadata service http://kv-master.team.svc:8080/metadata"
     );
     let failed = format!("{SERVES}, metadataFailure: connection refused");
-    cluster.pools[1].1 = Some(report("n2", ALIVE, &failed));
+    cluster.pools[1].1 = Some(mooncake_node("n2", ALIVE, &failed));
     let status = cluster.fresh();
     let (state, message) = condition(&status, ConditionType::MetadataReady);
     assert_eq!(state, "False/MetadataUnreachable");
@@ -658,14 +658,14 @@ fn metadata_is_ready_when_no_pool_pod_reports_a_failure_and_each_failure_names_i
     // One that waits for it is not mounted for that cause.
     let waits =
         "state: Mounting, reason: Mounting, message: refused, metadataFailure: connection refused";
-    cluster.pools[1].1 = Some(report("n2", ALIVE, waits));
+    cluster.pools[1].1 = Some(mooncake_node("n2", ALIVE, waits));
     assert_eq!(
         condition(&cluster.fresh(), ConditionType::PoolsReady).0,
         "False/MetadataUnreachable"
     );
     let waits = "state: Mounting, reason: Mounting, message: ''";
     for (pod, node) in ["n1", "n2"].into_iter().enumerate() {
-        cluster.pools[pod].1 = Some(report(node, ALIVE, waits));
+        cluster.pools[pod].1 = Some(mooncake_node(node, ALIVE, waits));
     }
     let (state, _) = condition(&cluster.fresh(), ConditionType::MetadataReady);
     assert_eq!(state, "Unknown/Progressing");
@@ -705,7 +705,7 @@ fn a_refused_write_stalls_the_cluster_and_the_rest_of_its_status_is_current() {
     let before = cluster.fresh();
     let words = "apply Deployment team/kv-master: the API server forbids it: frozen";
     cluster.refused = Some((Reason::ApiForbidden, words.to_owned()));
-    cluster.pools[1].1 = Some(report("n2", ALIVE, SERVES));
+    cluster.pools[1].1 = Some(mooncake_node("n2", ALIVE, SERVES));
     let status = cluster.status(&before, 2);
     for (kind, state) in [
         (ConditionType::Ready, "False"),
@@ -733,7 +733,7 @@ fn a_refused_write_stalls_the_cluster_and_the_rest_of_its_status_is_current() {
 
 #[test]
 fn a_pool_pod_beyond_the_limit_of_its_node_is_named_with_the_cause() {
-    let mut full = report("n1", ALIVE, SERVES);
+    let mut full = mooncake_node("n1", ALIVE, SERVES);
     let entry = full.spec.pools[0].clone();
     full.spec.pools = (0..POOLS_LIMIT)
         .map(|uid| PoolAssignment {
@@ -741,11 +741,13 @@ fn a_pool_pod_beyond_the_limit_of_its_node_is_named_with_the_cause() {
             ..entry.clone()
         })
         .collect();
-    let reason = |report: &MooncakeNode| match evaluate(&pool_pod("n1"), Some(report), None).service
-    {
-        PoolService::NotServing { reason, message } => Some((reason, message)),
-        _ => None,
-    };
+    let reason =
+        |mooncake_node: &MooncakeNode| match evaluate(&pool_pod("n1"), Some(mooncake_node), None)
+            .service
+        {
+            PoolService::NotServing { reason, message } => Some((reason, message)),
+            _ => None,
+        };
     let (reason_of_full, message) = reason(&full).unwrap();
     assert_eq!(reason_of_full, Reason::PoolPodNotReady);
     assert!(

@@ -1,9 +1,10 @@
 //! The condition TransportsReady, and the transport of stock pods that the status states. Pure.
 
 use crds::cluster::Transport;
+use crds::text::first_clauses;
 use crds::{ConditionType, NewCondition, Reason};
 
-use super::{describe, listed};
+use super::{MAX_LISTED, describe};
 use crate::cache::Claimable;
 use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
 use crate::cluster::transport::{Facts, Obstacle, Rdma, StoringNode};
@@ -95,7 +96,7 @@ fn served_over_rdma(
         let message = format!(
             "{lead}, and these pool pods are still served over TCP: {}. Their agents change that, if they are of release \
              0.2.0 or later",
-            listed(&over_tcp)
+            first_clauses(&over_tcp, MAX_LISTED)
         );
         return Err(not(Reason::Progressing, message));
     }
@@ -114,7 +115,7 @@ fn served_over_rdma(
         let message = format!("{lead}, and no pool pod is served over it yet");
         not(Reason::Progressing, message)
     } else {
-        let unproved = listed(&unproved);
+        let unproved = first_clauses(&unproved, MAX_LISTED);
         let message = format!("{lead}, and no pool pod is served over it: {unproved}. {remedy}");
         not(Reason::NoUsableTransport, message)
     })
@@ -137,7 +138,7 @@ fn tcp(pods: &[PoolPodStatus], (reason, why): (Reason, String)) -> NewCondition 
     }
     let message = format!(
         "stock pods use TCP{why}. These pool pods are still served over RDMA, and their agents change that: {}",
-        listed(&over_rdma)
+        first_clauses(&over_rdma, MAX_LISTED)
     );
     not(Reason::Progressing, message)
 }
@@ -192,14 +193,14 @@ fn outlook(facts: &Facts, decided: Transport) -> String {
                 ". This changes to {} when the last of {} injected pods with RDMA has ended: {}",
                 word(wanted),
                 pods.len(),
-                listed(pods)
+                first_clauses(pods, MAX_LISTED)
             );
         }
     }
     if decided == Transport::Tcp && !pods.is_empty() {
         text += &format!(
             ". These injected pods have RDMA, and fail until they are created again: {}",
-            listed(pods)
+            first_clauses(pods, MAX_LISTED)
         );
     }
     text
@@ -218,7 +219,7 @@ fn named(nodes: &[&StoringNode]) -> String {
         Rdma::NoDevice => format!("{} (no RDMA device)", node.name),
         Rdma::Unproved(why) | Rdma::Unknown(why) => format!("{} ({why})", node.name),
     });
-    listed(&named.collect::<Vec<_>>())
+    first_clauses(named, MAX_LISTED)
 }
 
 #[cfg(test)]

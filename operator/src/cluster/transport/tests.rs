@@ -169,8 +169,8 @@ proptest! {
     }
 }
 
-fn report(status: &str) -> MooncakeNode {
-    let mut report = MooncakeNode::new(
+fn mooncake_node(status: &str) -> MooncakeNode {
+    let mut mooncake_node = MooncakeNode::new(
         "n1",
         MooncakeNodeSpec {
             node_uid: "node".to_owned(),
@@ -178,17 +178,17 @@ fn report(status: &str) -> MooncakeNode {
             ..serde_json::from_str("{}").unwrap()
         },
     );
-    report.status = serde_yaml_ng::from_str(&format!(
+    mooncake_node.status = serde_yaml_ng::from_str(&format!(
         "{{nodeUid: node, bootId: boot, {status}, conditions: [{{type: AgentAlive, status: 'True', \
          reason: AsExpected, message: '', lastTransitionTime: '2026-01-01T00:00:00Z'}}]}}"
     ))
     .unwrap();
-    report
+    mooncake_node
 }
 
 #[test]
 fn a_node_has_proved_rdma_by_one_port_and_is_unknown_until_each_port_is_probed() {
-    let of = |ports: &str| rdma(Some(&report(&format!("hcas: [{ports}]"))));
+    let of = |ports: &str| rdma(Some(&mooncake_node(&format!("hcas: [{ports}]"))));
     let proved = "{name: a, port: 1, state: Active, gid: 1, proved: true}";
     let failed = "{name: b, port: 1, state: Active, gid: 1, notProved: LoopbackFailed}";
     let down = "{name: c, port: 1, state: Down}";
@@ -206,7 +206,7 @@ fn a_node_has_proved_rdma_by_one_port_and_is_unknown_until_each_port_is_probed()
     assert!(matches!(unknown, Rdma::Unknown(_)), "{unknown:?}");
 
     assert!(matches!(rdma(None), Rdma::Unknown(_)));
-    let mut rebooted = report(&format!("hcas: [{proved}]"));
+    let mut rebooted = mooncake_node(&format!("hcas: [{proved}]"));
     rebooted.spec.boot_id = "next".to_owned();
     assert!(matches!(rdma(Some(&rebooted)), Rdma::Unknown(_)));
 }
@@ -296,9 +296,9 @@ fn a_metadata_service_excludes_rdma_and_peers_that_get_no_device_do_not() {
 #[test]
 fn cached_reports_keep_what_the_decision_reads() {
     let line = "{name: a, port: 1, state: Active, gid: 1, rateMbps: 100000, proved: true}";
-    let report = report(&format!("hcas: [{line}]"));
-    let mut cached = DeserializeGuard(Ok(report));
-    crate::cache::prune::report(&mut cached);
+    let mooncake_node = mooncake_node(&format!("hcas: [{line}]"));
+    let mut cached = DeserializeGuard(Ok(mooncake_node));
+    crate::cache::prune::mooncake_node(&mut cached);
     assert_eq!(rdma(cached.0.as_ref().ok()), Rdma::Proved);
 }
 

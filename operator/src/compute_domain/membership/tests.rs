@@ -40,7 +40,7 @@ fn clique(members: Vec<Member>) -> Clique {
 struct Case {
     parts: DomainObjects,
     request: DomainRequest,
-    machine: Option<NodeState>,
+    node_state: Option<NodeState>,
     users: Vec<UserPod>,
     waited: Option<Duration>,
 }
@@ -65,7 +65,7 @@ impl Case {
                 offers: vec![offer("n1"), offer("n2")],
             },
             request: domain_request("reference: {name: job}"),
-            machine: Some(NodeState {
+            node_state: Some(NodeState {
                 ready: true,
                 message: "fine".to_owned(),
                 label: Some("d1".to_owned()),
@@ -83,8 +83,8 @@ impl Case {
 
     fn membership(&self) -> Option<NodeMembership> {
         let snapshot = DomainSnapshot::new(self.parts.clone());
-        let machine = self.machine.as_ref();
-        let site = NodeFacts::of(&snapshot, &self.request, "n1", machine, &self.users)?;
+        let node_state = self.node_state.as_ref();
+        let site = NodeFacts::of(&snapshot, &self.request, "n1", node_state, &self.users)?;
         let domain = match self.request.found(&snapshot) {
             Found::Usable(domain) => Some(domain),
             Found::Foreign(_) | Found::Nothing => None,
@@ -106,8 +106,8 @@ impl Case {
 }
 
 fn label(case: &mut Case, value: Option<&str>) {
-    if let Some(machine) = &mut case.machine {
-        machine.label = value.map(str::to_owned);
+    if let Some(node_state) = &mut case.node_state {
+        node_state.label = value.map(str::to_owned);
     }
 }
 
@@ -123,8 +123,8 @@ fn each_missing_precondition_has_its_reason() {
             "cut off, its entry still Ready",
             Reason::NodeNotReady,
             Case::with(|case| {
-                if let Some(machine) = &mut case.machine {
-                    machine.ready = false;
+                if let Some(node_state) = &mut case.node_state {
+                    node_state.ready = false;
                 }
             }),
         ),
@@ -132,7 +132,7 @@ fn each_missing_precondition_has_its_reason() {
             "no Node object, its entry still Ready",
             Reason::NodeNotReady,
             Case::with(|case| {
-                case.machine = None;
+                case.node_state = None;
             }),
         ),
         (

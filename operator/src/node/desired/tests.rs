@@ -53,7 +53,7 @@ fn observed(pools: Vec<PoolPod>) -> Observed {
             silent: false,
             message: String::new(),
         }),
-        report: None,
+        mooncake_node: None,
         agents: Vec::new(),
         pools,
         domains: None,
@@ -147,7 +147,7 @@ fn a_pod_with_forged_labels_is_not_assigned() {
 #[test]
 fn an_assignment_stays_until_the_pod_is_gone_even_without_its_cluster() {
     let mut seen = observed(vec![pool_pod(true)]);
-    seen.report = desired(&seen, &[]);
+    seen.mooncake_node = desired(&seen, &[]);
     let mut orphan = pool_pod(false);
     orphan.cluster = None;
     orphan.cluster_deleted = true;
@@ -186,7 +186,7 @@ fn an_assignment_stays_until_the_pod_is_gone_even_without_its_cluster() {
 #[test]
 fn an_assignment_ends_when_the_pods_processes_end() {
     let mut seen = observed(vec![pool_pod(true)]);
-    seen.report = desired(&seen, &[]);
+    seen.mooncake_node = desired(&seen, &[]);
     let mut evicted = pool_pod(true);
     let mut pod = evicted.pod.as_ref().clone();
     pod.status = Some(serde_yaml_ng::from_str("{phase: Failed, reason: Evicted}").unwrap());
@@ -211,7 +211,7 @@ fn more_pool_pods_than_a_node_can_serve_do_not_displace_those_which_are_served()
         pools.map(|entry| entry.pod_uid.clone()).collect()
     };
     let mut seen = observed(vec![pool(900, "30")]);
-    seen.report = desired(&seen, &[]);
+    seen.mooncake_node = desired(&seen, &[]);
     // The oldest has the greatest of the new UIDs.
     seen.pools.push(pool(899, "10"));
     seen.pools
@@ -223,7 +223,7 @@ fn more_pool_pods_than_a_node_can_serve_do_not_displace_those_which_are_served()
     expected.extend(["u899".to_owned(), "u900".to_owned()]);
     assert_eq!(listed(&full), expected);
     // One ends, and the next takes its place.
-    seen.report = full;
+    seen.mooncake_node = full;
     seen.pools.remove(0);
     let next = listed(&desired(&seen, &[]));
     assert_eq!(next.len(), POOLS_LIMIT);
@@ -241,7 +241,7 @@ fn a_node_without_anything_of_ours_has_no_object() {
 #[test]
 fn an_object_of_an_earlier_node_of_that_name_is_recognized() {
     let mut seen = observed(vec![pool_pod(true)]);
-    seen.report = desired(&seen, &[]);
+    seen.mooncake_node = desired(&seen, &[]);
     assert!(seen.of_an_earlier_node().is_none());
     seen.uid = "another".to_owned();
     assert!(seen.of_an_earlier_node().is_some());
@@ -257,16 +257,16 @@ fn a_node_with_unmounted_segments_gets_another_master_instance_and_keeps_it() {
             .map(|master| master.pod_uid.clone())
     };
     let mut seen = observed(vec![pool_pod(true)]);
-    seen.report = desired(&seen, &[]);
-    assert_eq!(instance(&seen.report).as_deref(), Some("m1"));
-    seen.report = desired(&seen, &["u1".to_owned()]);
-    assert_eq!(instance(&seen.report).as_deref(), Some("m1/1"));
-    seen.report = desired(&seen, &[]);
-    assert_eq!(instance(&seen.report).as_deref(), Some("m1/1"));
+    seen.mooncake_node = desired(&seen, &[]);
+    assert_eq!(instance(&seen.mooncake_node).as_deref(), Some("m1"));
+    seen.mooncake_node = desired(&seen, &["u1".to_owned()]);
+    assert_eq!(instance(&seen.mooncake_node).as_deref(), Some("m1/1"));
+    seen.mooncake_node = desired(&seen, &[]);
+    assert_eq!(instance(&seen.mooncake_node).as_deref(), Some("m1/1"));
     seen.pools[0].master_uid = None;
-    seen.report = desired(&seen, &[]);
+    seen.mooncake_node = desired(&seen, &[]);
     assert_eq!(
-        instance(&seen.report).as_deref(),
+        instance(&seen.mooncake_node).as_deref(),
         Some("m1/1"),
         "briefly not ready"
     );
@@ -289,7 +289,7 @@ fn memberships_stay_while_the_state_is_unknown() {
     };
     let mut here = observed(vec![pool_pod(true)]);
     here.domains = Some(vec![membership.clone()]);
-    here.report = desired(&here, &[]);
+    here.mooncake_node = desired(&here, &[]);
     here.domains = None;
     let unknown = desired(&here, &[]).unwrap();
     assert_eq!(unknown.spec.domains, [membership]);

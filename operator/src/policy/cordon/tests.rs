@@ -35,7 +35,7 @@ fn node(name: &str, unhealthy: u32, rule: UnhealthyDevicesRule) -> Candidate {
     }
 }
 
-/// The same node after the operator cordoned it.
+/// Returns the node as it is after the operator cordoned it.
 fn ours(candidate: Candidate) -> Candidate {
     Candidate {
         unschedulable: true,

@@ -1,6 +1,6 @@
 //! Pairs of a recorded machine with 8 GPUs and 10 RDMA devices.
 
-use nvidia::{Cuda, Failure, Method, Report};
+use gpu_probe::{Cuda, Failure, Method, Report};
 
 use super::*;
 use host::Host;
@@ -13,7 +13,7 @@ fn snapshot() -> Snapshot {
     let mut snapshot = Host::parse(DGX).unwrap().snapshot();
     let reports = snapshot.facts.gpus.iter().map(|gpu| {
         let report = Report {
-            facts: Some(nvidia::Facts {
+            facts: Some(gpu_probe::Facts {
                 uuid: gpu.uuid.clone().unwrap(),
                 name: String::new(),
                 driver: DRIVER.to_owned(),
@@ -150,7 +150,7 @@ type Case<'a> = (&'a dyn Fn(&mut Snapshot), &'a str);
 #[test]
 fn a_pair_that_cannot_be_tested_reports_why_and_is_not_tested() {
     let unloaded = |snapshot: &mut Snapshot| snapshot.facts.kernel.modules.clear();
-    let edit = |snapshot: &mut Snapshot, change: fn(&mut nvidia::Facts)| {
+    let edit = |snapshot: &mut Snapshot, change: fn(&mut gpu_probe::Facts)| {
         for report in snapshot.gpu_reports.values_mut() {
             change(report.facts.as_mut().unwrap());
         }

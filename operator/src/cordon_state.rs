@@ -1,4 +1,4 @@
-//! Facts read from one Node.
+//! Whether a Node is cordoned, or about to be removed.
 
 use k8s_openapi::api::core::v1::Node;
 
