@@ -95,6 +95,8 @@ catalog! {
     RdmaCm;
     /// Data that an RDMA device writes to itself over an active port and reads back is unchanged.
     RdmaLoopback formerly "RailLoop";
+    /// Where pods can claim RDMA devices, the network namespaces of the node share the devices.
+    RdmaNamespaces nearest "ContainerRuntime";
     /// Closed connections in TIME_WAIT leave enough ephemeral ports free.
     TimeWait;
 }

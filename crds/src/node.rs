@@ -2,6 +2,8 @@
 //! the status. In the status the operator owns the condition `AgentAlive`, and sets the agent's conditions to
 //! Unknown while the agent is not alive.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 #[cfg(feature = "kube")]
 use kube::CustomResource;
@@ -509,12 +511,46 @@ pub struct HcaLine {
     /// probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_proved: Option<Word<Reason>>,
+    /// True if `rdmaDevices` of the node's policy does not select the device: no pool pod is served over it. Default: false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub excluded: bool,
+}
+
+/// Maximum number of ports of one pool pod: each registers all of its memory.
+pub const SERVING_PORTS_LIMIT: usize = 16;
+
+/// Returns the ports of a node over which a pool pod that starts now is served: those of one rate, one of each device, sorted.
+/// Peers spread their transfers evenly, so a slower one would hold up the others. Of several rates, the one with the most
+/// bandwidth in sum: a fast card beside many rails is that of the front end.
+pub fn serving_ports(lines: &[HcaLine]) -> Vec<&HcaLine> {
+    let mut rates: BTreeMap<u64, Vec<&HcaLine>> = BTreeMap::new();
+    for line in lines.iter().filter(|line| line.serves()) {
+        let rate = line.rate_mbps.unwrap_or_default();
+        rates.entry(rate).or_default().push(line);
+    }
+    for ports in rates.values_mut() {
+        ports.sort_by(|a, b| (&a.name, a.port).cmp(&(&b.name, b.port)));
+        ports.dedup_by(|a, b| a.name == b.name);
+        ports.truncate(SERVING_PORTS_LIMIT);
+    }
+    let sum = |rate: u64, ports: &[&HcaLine]| rate.saturating_mul(ports.len() as u64);
+    // Of equal sums the highest rate: each port takes keys and queue pairs.
+    let best = rates
+        .into_iter()
+        .max_by_key(|(rate, ports)| (sum(*rate, ports), *rate));
+    best.map(|(_, ports)| ports).unwrap_or_default()
 }
 
 impl HcaLine {
-    /// Device and port, and why RDMA is not proved.
+    /// True if pool pods may be served over the port. Verbs have an octet for the index of a GID.
+    pub fn serves(&self) -> bool {
+        self.proved && !self.excluded && self.gid.is_some_and(|gid| u8::try_from(gid).is_ok())
+    }
+
+    /// Device and port, and why no pool pod is served over it.
     pub fn unproved(&self) -> String {
         let why = match (&self.not_proved, &self.no_gid) {
+            _ if self.excluded => "excluded by rdmaDevices of the MooncakeNodePolicy".to_owned(),
             (Some(reason), _) => reason.to_string(),
             (None, Some(no_gid)) => format!("no GID: {no_gid}"),
             (None, None) => "not probed yet".to_owned(),

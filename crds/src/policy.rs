@@ -133,7 +133,20 @@ pub struct MooncakeNodePolicySpec {
     /// ports are neither set nor checked, and a stock engine uses ports from 15000 to 17000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_ports: Option<HostPorts>,
+
+    /// RDMA devices over which pool pods may be served, at most 32 entries: `mlx5_0` is a name and `mlx5_*` a prefix. `^`
+    /// before either excludes. A device is selected if no entry excludes it and, where an entry has no `^`, one such
+    /// matches. If empty, every device is selected. Claims of other pods are not limited.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = RDMA_DEVICES_LIMIT), inner(length(min = 1, max = 66), regex(pattern = RDMA_DEVICE_PATTERN)))]
+    pub rdma_devices: Vec<String>,
 }
+
+/// Maximum length of `spec.rdmaDevices`.
+pub const RDMA_DEVICES_LIMIT: usize = 32;
+
+/// Pattern of an entry of `spec.rdmaDevices`.
+pub const RDMA_DEVICE_PATTERN: &str = r"^\^?[A-Za-z0-9_.:-]+\*?$";
 
 /// Adds `sickDevices`, the name of `unhealthyDevices` in release 0.1.0, to the schema.
 fn accept_former_field(schema: &mut Schema) {
@@ -393,6 +406,15 @@ pub struct PolicyInForce {
     /// Ports on which engines of injected hostNetwork pods may listen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_ports: Option<HostPorts>,
+    /// RDMA devices over which pool pods may be served: names, prefixes with `*`, and exclusions with `^`. If empty, every
+    /// device.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "readable_entries"
+    )]
+    #[schemars(length(max = RDMA_DEVICES_LIMIT))]
+    pub rdma_devices: Vec<String>,
 }
 
 impl PolicyInForce {
@@ -405,6 +427,26 @@ impl PolicyInForce {
     pub fn mode(&self, fix: FixId) -> Option<FixMode> {
         let rule = self.fixes.iter().find(|rule| rule.id == fix);
         rule.map(|rule| rule.mode)
+    }
+
+    /// Returns true if pool pods may be served over the RDMA device.
+    pub fn selects_device(&self, name: &str) -> bool {
+        let matches = |pattern: &str| match pattern.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == pattern,
+        };
+        let (mut listed, mut included) = (false, false);
+        for entry in &self.rdma_devices {
+            match entry.strip_prefix('^') {
+                Some(excluded) if matches(excluded) => return false,
+                Some(_) => {}
+                None => {
+                    listed = true;
+                    included |= matches(entry);
+                }
+            }
+        }
+        included || !listed
     }
 
     /// Returns the action for the findings of the check.
@@ -441,6 +483,30 @@ mod tests {
         assert_eq!(written(later), later.as_str());
         let read: CheckRule = serde_json::from_value(serde_json::json!(rule(later))).unwrap();
         assert_eq!(read, rule(later));
+    }
+
+    #[test]
+    fn devices_are_selected_by_name_or_prefix_unless_an_entry_excludes_them() {
+        let selected = |entries: &[&str]| -> Vec<&str> {
+            let policy = PolicyInForce {
+                rdma_devices: entries.iter().map(|entry| (*entry).to_owned()).collect(),
+                ..PolicyInForce::default()
+            };
+            let mut names = vec!["mlx5_0", "mlx5_1", "mlx5_10", "irdma0"];
+            names.retain(|name| policy.selects_device(name));
+            names
+        };
+        let all = ["mlx5_0", "mlx5_1", "mlx5_10", "irdma0"];
+        assert_eq!(selected(&[]), all);
+        assert_eq!(selected(&["mlx5_1"]), ["mlx5_1"]);
+        assert_eq!(selected(&["mlx5_1*"]), ["mlx5_1", "mlx5_10"]);
+        assert_eq!(selected(&["irdma0", "mlx5_0"]), ["mlx5_0", "irdma0"]);
+        assert_eq!(selected(&["^mlx5_1"]), ["mlx5_0", "mlx5_10", "irdma0"]);
+        // In any sequence.
+        assert_eq!(selected(&["^mlx5_1*", "mlx5_*"]), ["mlx5_0"]);
+        assert_eq!(selected(&["mlx5_*", "^mlx5_1*"]), ["mlx5_0"]);
+        assert_eq!(selected(&["mlx5_1", "^mlx5_1"]), [""; 0]);
+        assert_eq!(selected(&["mlx5"]), [""; 0]);
     }
 
     #[test]

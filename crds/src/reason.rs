@@ -206,7 +206,7 @@ catalog! {
     NoRoutableGid = (Node, "Give the port's interface an IPv4 or a global IPv6 address, and enable RoCE version 2 in the driver.");
     /// The MTU of a RoCE port's interface is too small for any RDMA packet.
     MtuTooLow = (Node, "Set the MTU of the interface and of the switch to 4200 or 9000.");
-    /// The RoCE ports of the node have different MTUs.
+    /// The RoCE ports of a node, or the RDMA ports of the nodes of a cluster, have different MTUs.
     MtuMismatch = (Node, "Set one MTU on the interfaces of all rails, on every node.");
     /// An InfiniBand port is not a full member of any partition. Limited members cannot reach each other.
     PartitionLimited = (Fabric, "Make the port a full member in the partition configuration of the subnet manager.");
@@ -284,6 +284,8 @@ catalog! {
     HostImexConfigured = (Node, "Stop and disable nvidia-imex.service, and remove /etc/nvidia-imex/nodes_config.cfg.");
     /// The container runtime does not read CDI specifications, so pods start without the RDMA devices that they claim.
     CdiDisabled formerly "CdiUnread" = (Node, "Set enable_cdi = true in the runtime's configuration, add the agent's directory (agent.devices.cdiDir) to its cdi_spec_dirs, and restart the runtime.");
+    /// The RDMA subsystem of the node's kernel is in exclusive network namespace mode, so a device that a pod claims is not visible in the pod.
+    RdmaNetnsExclusive nearest "HcaNotInPod" = (Node, "Add options ib_core netns_mode=1 to /etc/modprobe.d, remove what sets the mode (rdma system set netns exclusive), and reboot the node: rdma system set netns shared is rejected while pods have network namespaces.");
     /// The API server does not serve resource.k8s.io/v1, so RDMA devices cannot be claimed.
     DeviceApiMissing = (Cluster, "Use Kubernetes 1.35 or later, or set agent.devices.enabled to false.");
     /// The kubelet does not register the agent's DRA plugin.

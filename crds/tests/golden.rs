@@ -232,6 +232,7 @@ const NOT_IN_THE_GUIDE: &[CheckId] = &[
     CheckId::PciLink,
     CheckId::PodEngine,
     CheckId::PodHostPorts,
+    CheckId::RdmaNamespaces,
 ];
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crds::node::HcaLine;
+use crds::policy::PolicyInForce;
 use crds::{MooncakeNode, MooncakeNodeSpec};
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -72,6 +73,7 @@ pub(crate) async fn run(
                 let before = lines_before.as_deref().unwrap_or(&published);
                 add_proofs(&mut lines, snapshot, &health, before);
                 lines_before = Some(lines.clone());
+                exclude(&mut lines, spec.policy.as_ref());
                 reporter.set(|report| &mut report.hcas, Some((lines, omitted)));
             }
             let health = apply_policy(health, &runs, spec.policy.as_ref());
@@ -91,6 +93,13 @@ pub(crate) async fn run(
             changed = assigned.changed() => if changed.is_err() { return },
             () = tokio::time::sleep_until(read_at + STALE_AFTER), if !stale => {}
         }
+    }
+}
+
+/// Marks the ports of the devices that the policy does not select.
+fn exclude(lines: &mut [HcaLine], policy: Option<&PolicyInForce>) {
+    for line in lines {
+        line.excluded = policy.is_some_and(|policy| !policy.selects_device(&line.name));
     }
 }
 
@@ -116,7 +125,7 @@ fn check_runs(input: Option<CheckInput<'_>>, stale: bool) -> Vec<CheckRun> {
 mod tests {
     use std::sync::Arc;
 
-    use crds::policy::{CheckAction, CheckRule, PolicyInForce};
+    use crds::policy::{CheckAction, CheckRule};
     use crds::{CheckId, ConditionStatus, MooncakeNode, Reason};
     use rdma_probe::{Failure, Report, Stage};
 
@@ -187,6 +196,42 @@ mod tests {
             node: Some(MooncakeNode::new("n1", spec)),
             read: true,
         }
+    }
+
+    #[tokio::test]
+    async fn ports_that_the_policy_does_not_select_are_published_as_excluded() {
+        const SOON: Duration = Duration::from_secs(30);
+        let text = include_str!("../host/machines/vm-soft-roce.txt");
+        let mut snapshot = Host::parse(text).unwrap().snapshot();
+        snapshot.containers = Some(Vec::new());
+        let (_snapshots, snapshots) = watch::channel(Some(Arc::new(snapshot)));
+        let with = |entries: &[&str]| {
+            let mut assigned = assigned(CheckAction::Enforce);
+            let spec = &mut assigned.node.as_mut().unwrap().spec;
+            let policy = spec.policy.as_mut().unwrap();
+            policy.rdma_devices = entries.iter().map(|entry| (*entry).to_owned()).collect();
+            assigned
+        };
+        let (assign, assignments) = watch::channel(with(&["rxe*", "^rxe1"]));
+        let reporter = Reporter::default();
+        let mut report = reporter.subscribe();
+        let (publish, _unhealthy) = watch::channel(UnhealthyDevices::new());
+        tokio::spawn(run((snapshots, assignments), None, reporter, publish));
+        let mut published = async |wanted: [bool; 2]| {
+            let excluded = |report: &crate::publish::report::Report| {
+                let (lines, _) = report.hcas.as_ref()?;
+                Some(lines.iter().map(|line| line.excluded).collect::<Vec<_>>())
+            };
+            let published = report.wait_for(|report| excluded(report) == Some(wanted.to_vec()));
+            let published = tokio::time::timeout(SOON, published).await;
+            assert!(published.is_ok(), "{wanted:?}");
+        };
+        published([false, true]).await;
+        // A new policy applies at once.
+        assign.send_replace(with(&["rxe1"]));
+        published([true, false]).await;
+        assign.send_replace(with(&[]));
+        published([false, false]).await;
     }
 
     #[tokio::test]

@@ -51,8 +51,8 @@ pub enum Error {
         source: Deposed,
     },
     #[error(
-        "{object} exists and belongs to {owner}, not to this cluster: delete it, or choose another \
-         name for the cluster or the pool"
+        "{object} exists and belongs to {owner}, not to this cluster: {}",
+        instead(owner)
     )]
     NotOurs { object: String, owner: String },
     #[error("{verb} {object}: the API server rejected it: {}", words(source))]
@@ -520,6 +520,17 @@ fn ours() -> PatchParams {
     PatchParams::apply(FIELD_MANAGER).force()
 }
 
+/// What to do about an object with another owner. The pool of a cluster, whose names may be those of another one (pool `pool-b`
+/// of `a` and pool `b` of `a-pool`), is not to be deleted for it.
+fn instead(owner: &str) -> &'static str {
+    match owner.starts_with("MooncakeCluster ") {
+        true => {
+            "choose another name for this cluster or its pool. The object is deleted with its owner"
+        }
+        false => "delete it, or choose another name for the cluster or the pool",
+    }
+}
+
 /// The controlling owner of an object.
 pub fn owner(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     metadata
@@ -701,6 +712,20 @@ mod tests {
             step("w", &desired_service(80), None, None, now),
             Step::Write
         );
+    }
+
+    #[test]
+    fn an_object_of_another_cluster_is_not_to_be_deleted() {
+        let message = |owner: &str| {
+            let owner = owner.to_owned();
+            let object = "DaemonSet team/a-pool-pool-b".to_owned();
+            Error::NotOurs { object, owner }.to_string()
+        };
+        let of_cluster = message("MooncakeCluster a");
+        let lead = "DaemonSet team/a-pool-pool-b exists and belongs to MooncakeCluster a, not to";
+        assert!(of_cluster.starts_with(lead), "{of_cluster}");
+        assert!(!of_cluster.contains("delete it"), "{of_cluster}");
+        assert!(message("no owner").contains("delete it, or choose"));
     }
 
     #[test]

@@ -43,6 +43,7 @@ pub(crate) mod qp_growth;
 pub(crate) mod qp_headroom;
 pub(crate) mod rdma_cm;
 pub(crate) mod rdma_loopback;
+pub(crate) mod rdma_namespaces;
 pub(crate) mod time_wait;
 
 /// Every check, in the order of [`crds::CheckId`].
@@ -88,5 +89,6 @@ pub const CATALOG: &[Check] = &[
     qp_headroom::CHECK,
     rdma_cm::CHECK,
     rdma_loopback::CHECK,
+    rdma_namespaces::CHECK,
     time_wait::CHECK,
 ];

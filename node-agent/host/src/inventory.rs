@@ -91,6 +91,7 @@ pub fn lines(facts: &Facts) -> (Vec<HcaLine>, Option<u32>) {
         no_gid: port.chosen.err().map(Into::into),
         proved: false,
         not_proved: None,
+        excluded: false,
     });
     (lines.collect(), (omitted > 0).then_some(omitted))
 }

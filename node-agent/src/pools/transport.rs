@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::Reason;
-use crds::node::HcaLine;
+use crds::node::{HcaLine, serving_ports};
 use engine_process::control::message::RdmaPort;
 use pool::handover::AGENT_SILENCE;
 
@@ -11,9 +11,6 @@ use crate::args::RdmaClass;
 
 /// Most ports in a message.
 const MESSAGE_PORTS: usize = 4;
-
-/// Most ports of one pool pod: each registers all of its memory.
-const MOST_PORTS: usize = 16;
 
 /// How the peers of a pool pod are to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +47,7 @@ impl Verdict {
 /// What is known of a process when it is judged.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Running<'a> {
-    /// The ports over which it serves peers. None: it serves them over TCP.
+    /// The ports over which it serves peers beside TCP.
     pub(crate) ports: &'a [RdmaPort],
     /// Devices that do not work any more in it, and why.
     pub(crate) lost: &'a BTreeMap<String, String>,
@@ -106,11 +103,19 @@ fn of_ports(lines: &[HcaLine], class: RdmaClass, running: Running<'_>) -> Verdic
         }
         used.push((port, line));
     }
-    let mut proved = used.iter().filter(|(_, line)| line.proved);
+    let mut proved = used.iter().filter(|(_, line)| line.serves());
     if let Some(change) = proved.find_map(|(port, line)| change(port, line)) {
         return Verdict::Replace(change);
     }
     let chosen = choose(Some(lines), class);
+    if chosen.is_ok()
+        && let Some((port, _)) = used.iter().find(|(_, line)| line.excluded)
+    {
+        return Verdict::Replace(format!(
+            "the MooncakeNodePolicy of the node excludes {}",
+            port.device
+        ));
+    }
     let has_class = |port: &RdmaPort| {
         (port.traffic_class, port.service_level) == (class.traffic_class, class.service_level)
     };
@@ -135,7 +140,8 @@ fn of_ports(lines: &[HcaLine], class: RdmaClass, running: Running<'_>) -> Verdic
     }
     // Without a finding it was only not probed yet, as after a start of the agent.
     let is_good = |port: &RdmaPort, line: &HcaLine| {
-        line.proved || (line.not_proved.is_none() && change(port, line).is_none())
+        line.serves()
+            || (line.not_proved.is_none() && !line.excluded && change(port, line).is_none())
     };
     let (good, bad): (Vec<_>, Vec<_>) =
         (used.into_iter()).partition(|(port, line)| is_good(port, line));
@@ -230,23 +236,18 @@ fn port_of(line: &HcaLine, class: RdmaClass) -> Option<RdmaPort> {
     })
 }
 
-/// Chooses the ports that have proved RDMA at the highest rate among those, one of each device: peers spread their
-/// transfers evenly, so a slower one would hold up the others. `lines` are the ports of the node; `None` while they are
+/// Chooses the ports over which a process that starts now serves. `lines` are the ports of the node; `None` while they are
 /// unknown.
 ///
 /// # Errors
 /// Why there is none.
 pub(crate) fn choose(lines: Option<&[HcaLine]>, class: RdmaClass) -> Result<Vec<RdmaPort>, String> {
     let lines = lines.ok_or("the agent has not read the RDMA devices of the node yet")?;
-    let proved = lines.iter().filter(|line| line.proved);
-    let usable = proved.filter_map(|line| Some((line.rate_mbps, port_of(line, class)?)));
-    let mut usable: Vec<_> = usable.collect();
-    let best = usable.iter().map(|(rate, _)| *rate).max();
-    usable.retain(|(rate, _)| Some(*rate) == best);
-    let mut ports: Vec<_> = usable.into_iter().map(|(_, port)| port).collect();
-    ports.sort_by(|a, b| (&a.device, a.number).cmp(&(&b.device, b.number)));
-    ports.dedup_by(|a, b| a.device == b.device);
-    ports.truncate(MOST_PORTS);
+    let ports = serving_ports(lines);
+    let ports: Vec<_> = ports
+        .iter()
+        .filter_map(|line| port_of(line, class))
+        .collect();
     if ports.is_empty() {
         return Err(why(lines));
     }
@@ -273,6 +274,12 @@ fn why(lines: &[HcaLine]) -> String {
         return "the node has no RDMA device".to_owned();
     }
     let all: Vec<_> = lines.iter().collect();
+    if lines.iter().all(|line| line.excluded) {
+        return format!(
+            "rdmaDevices of the node's MooncakeNodePolicy selects none of its RDMA devices: {}",
+            named(&all)
+        );
+    }
     format!("no port of the node has proved RDMA: {}", named(&all))
 }
 
@@ -326,17 +333,82 @@ mod tests {
     }
 
     #[test]
-    fn all_proved_ports_of_the_highest_rate_are_chosen() {
+    fn all_proved_ports_of_the_rate_with_the_most_bandwidth_are_chosen() {
+        let proved = |name: &str, rate: u32| {
+            let more = format!(r#", "rateMbps": {rate}, "gid": 3, "proved": true"#);
+            line(name, &more)
+        };
         let lines = [
-            line("c", r#", "rateMbps": 100000, "gid": 3, "proved": true"#),
+            proved("c", 100_000),
             line("b", r#", "rateMbps": 400000, "gid": 5, "proved": true"#),
             line("a", r#", "rateMbps": 400000, "gid": 7, "proved": true"#),
-            line("e", r#", "rateMbps": 800000, "gid": 3"#),
+            line("e", r#", "rateMbps": 1600000, "gid": 3"#),
             // No index of a GID that verbs accept.
-            line("d", r#", "rateMbps": 800000, "gid": 300, "proved": true"#),
+            line("d", r#", "rateMbps": 1600000, "gid": 300, "proved": true"#),
         ];
         assert_eq!(chosen(&lines), ["a:1:7", "b:1:5"]);
         assert_eq!(chosen(&lines[..1]), ["c:1:3"]);
+
+        let front_end = proved("a", 400_000);
+        let rails = |count: usize| -> Vec<HcaLine> {
+            let rails = (0..count).map(|at| proved(&format!("rail{at}"), 200_000));
+            rails.chain([front_end.clone()]).collect()
+        };
+        assert_eq!(chosen(&rails(8)).len(), 8);
+        assert!(chosen(&rails(8))[0].starts_with("rail0:"));
+        assert_eq!(chosen(&rails(2)), ["a:1:3"], "fewer ports of the same sum");
+        assert_eq!(chosen(&rails(1)), ["a:1:3"]);
+        // Two ports of one device count once.
+        let second = HcaLine {
+            port: 2,
+            ..proved("rail0", 300_000)
+        };
+        let both = [proved("rail0", 300_000), second, front_end.clone()];
+        assert_eq!(chosen(&both), ["a:1:3"]);
+        assert_eq!(
+            chosen(&[line("z", r#", "gid": 3, "proved": true"#)]),
+            ["z:1:3"]
+        );
+    }
+
+    #[test]
+    fn an_excluded_device_is_not_chosen_and_a_selection_of_none_is_named() {
+        let proved = |name| line(name, r#", "rateMbps": 400, "gid": 3, "proved": true"#);
+        let excluded = |name| HcaLine {
+            excluded: true,
+            ..proved(name)
+        };
+        assert_eq!(chosen(&[excluded("a"), proved("b")]), ["b:1:3"]);
+        let cause = "a port 1: excluded by rdmaDevices of the MooncakeNodePolicy";
+        assert_eq!(
+            choose(Some(&[excluded("a")]), CLASS).unwrap_err(),
+            format!(
+                "rdmaDevices of the node's MooncakeNodePolicy selects none of its RDMA devices: {cause}"
+            )
+        );
+        let down = line("b", r#", "gid": 3, "notProved": "PortNotActive""#);
+        assert_eq!(
+            choose(Some(&[excluded("a"), down.clone()]), CLASS).unwrap_err(),
+            format!("no port of the node has proved RDMA: {cause}, b port 1: PortNotActive")
+        );
+
+        // A process over it is replaced once another one may serve, and until then not published.
+        let used: [RdmaPort; 2] = ["a:1:3", "c:1:3"].map(|text| text.parse().unwrap());
+        let judge = |lines: &[HcaLine]| over(lines).judge(running(&used));
+        let unprobed = |name| HcaLine {
+            proved: false,
+            ..proved(name)
+        };
+        let replaced = replace("the MooncakeNodePolicy of the node excludes a");
+        assert_eq!(judge(&[excluded("a"), proved("c")]), replaced);
+        let withheld = Verdict::Keep {
+            withheld: ["a".to_owned()].into(),
+            unused: None,
+        };
+        assert_eq!(judge(&[excluded("a"), unprobed("c")]), withheld);
+        let both = judge(&[excluded("a"), excluded("c")]);
+        let all = format!("{cause}, {}", cause.replacen('a', "c", 1));
+        assert_eq!(both, Verdict::Unproved(all));
     }
 
     #[test]

@@ -42,10 +42,6 @@ pub(crate) fn mooncake_node(object: &mut DeserializeGuard<MooncakeNode>) {
     managed_fields(object);
     let status = object.0.as_mut().ok().and_then(|node| node.status.as_mut());
     if let Some(status) = status {
-        // By the proofs, and their causes where there is none, the transport of clusters is decided.
-        for line in &mut status.hcas {
-            line.rate_mbps = None;
-        }
         status.findings.retain(|finding| finding.pod_uid.is_some());
         status.findings.shrink_to_fit();
         status.later_findings = None;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crds::cluster::{MooncakeCluster, Transport, TransportPolicy, Transports};
 use crds::inventory::PortState;
-use crds::node::HcaLine;
+use crds::node::{HcaLine, serving_ports};
 use crds::text::first_names;
 use crds::{MooncakeNode, Word, names};
 use k8s_openapi::api::core::v1::Pod;
@@ -66,6 +66,8 @@ pub struct Facts {
 pub struct StoringNode {
     pub name: String,
     pub rdma: Rdma,
+    /// Path MTUs in bytes of the ports over which its pool pods are served, as far as they are known.
+    pub mtus: BTreeSet<u32>,
 }
 
 /// What a node reports of its RDMA ports.
@@ -146,6 +148,19 @@ impl Facts {
         (proved && !self.nodes.is_empty()).then_some(Transport::Rdma)
     }
 
+    /// The nodes by the path MTUs of their ports, where they do not have the same. A stock engine sends packets of its own
+    /// port's MTU, which one with a smaller MTU rejects.
+    pub fn unequal_mtus(&self) -> BTreeMap<&BTreeSet<u32>, Vec<String>> {
+        let mut nodes: BTreeMap<_, Vec<String>> = BTreeMap::new();
+        for node in self.nodes.iter().filter(|node| !node.mtus.is_empty()) {
+            nodes.entry(&node.mtus).or_default().push(node.name.clone());
+        }
+        if nodes.len() < 2 {
+            nodes.clear();
+        }
+        nodes
+    }
+
     /// The nodes without a proof; those that do not report only `with_unknown`.
     pub fn lacking(&self, with_unknown: bool) -> Vec<&StoringNode> {
         let lacks = |node: &&StoringNode| match node.rdma {
@@ -169,11 +184,22 @@ fn storing_nodes(observed: &Observed) -> Vec<StoringNode> {
         .iter()
         .filter_map(|pod| node_of(pod))
         .collect();
-    let node = |name: String| StoringNode {
-        rdma: rdma(observed.mooncake_node(&name)),
-        name,
+    let node = |name: String| {
+        let mooncake_node = observed.mooncake_node(&name);
+        StoringNode {
+            rdma: rdma(mooncake_node),
+            mtus: mtus(mooncake_node),
+            name,
+        }
     };
     names.into_iter().map(node).collect()
+}
+
+fn mtus(mooncake_node: Option<&MooncakeNode>) -> BTreeSet<u32> {
+    let mooncake_node = current_report(mooncake_node).ok();
+    let status = mooncake_node.and_then(|mooncake_node| mooncake_node.status.as_ref());
+    let ports = status.map_or_else(Vec::new, |status| serving_ports(&status.hcas));
+    ports.iter().filter_map(|port| port.path_mtu).collect()
 }
 
 fn rdma(mooncake_node: Option<&MooncakeNode>) -> Rdma {
@@ -188,7 +214,7 @@ fn rdma(mooncake_node: Option<&MooncakeNode>) -> Rdma {
     if ports.is_empty() {
         return Rdma::NoDevice;
     }
-    if ports.iter().any(|port| port.proved && port.gid.is_some()) {
+    if ports.iter().any(HcaLine::serves) {
         return Rdma::Proved;
     }
     let text = first_names(ports.iter().map(HcaLine::unproved), MAX_PORTS);
@@ -196,6 +222,7 @@ fn rdma(mooncake_node: Option<&MooncakeNode>) -> Rdma {
     let unprobed = |port: &HcaLine| {
         port.gid.is_some()
             && port.not_proved.is_none()
+            && !port.excluded
             && port.state == Some(Word::Known(PortState::Active))
     };
     match ports.iter().any(unprobed) {

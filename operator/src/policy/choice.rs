@@ -74,6 +74,7 @@ pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
         hugepages,
         probes,
         host_ports,
+        rdma_devices,
         // The operator alone acts on it.
         unhealthy_devices: _,
     } = rules(policy);
@@ -84,6 +85,7 @@ pub fn in_force(policy: &MooncakeNodePolicy) -> PolicyInForce {
         hugepages,
         probes,
         host_ports,
+        rdma_devices,
     }
 }
 
@@ -95,6 +97,7 @@ struct Rules {
     unhealthy_devices: Option<UnhealthyDevicesRule>,
     probes: Option<ProbeRates>,
     host_ports: Option<HostPorts>,
+    rdma_devices: Vec<String>,
 }
 
 /// The rules, sorted: their order has no meaning.
@@ -107,6 +110,8 @@ fn rules(policy: &MooncakeNodePolicy) -> Rules {
     fixes.sort_unstable();
     let mut hugepages = spec.hugepages.clone();
     hugepages.sort_by_key(|rule| rule.page_size.bytes());
+    let mut rdma_devices = spec.rdma_devices.clone();
+    rdma_devices.sort_unstable();
     Rules {
         checks,
         fixes,
@@ -114,6 +119,7 @@ fn rules(policy: &MooncakeNodePolicy) -> Rules {
         unhealthy_devices: spec.unhealthy_devices,
         probes: spec.probes,
         host_ports: spec.host_ports,
+        rdma_devices,
     }
 }
 
@@ -208,6 +214,21 @@ pub(super) mod tests {
         let all: Vec<_> = policies.iter().collect();
         let choice = of(&all, &BTreeMap::new()).unwrap();
         assert_eq!(choice.rivals(&policies[0]).len(), 1);
+    }
+
+    #[test]
+    fn the_selected_devices_reach_the_node_in_one_sequence_and_count_as_a_conflict() {
+        let policies = [
+            policy("rails", 1, "{rdmaDevices: [mlx5_*, ^mlx5_8]}"),
+            policy("same", 2, "{rdmaDevices: [^mlx5_8, mlx5_*]}"),
+            policy("default", 3, "{}"),
+        ];
+        let devices = |of: usize| in_force(&policies[of]).rdma_devices;
+        assert_eq!(devices(0), ["^mlx5_8", "mlx5_*"]);
+        assert_eq!((devices(1), devices(2)), (devices(0), Vec::new()));
+        let all: Vec<_> = policies.iter().collect();
+        let rivals = of(&all, &BTreeMap::new()).unwrap().rivals(&policies[0]);
+        assert_eq!(rivals, [&policies[2]]);
     }
 
     #[test]

@@ -171,7 +171,7 @@ pub(crate) fn pool_of_15_gib() -> Inputs {
 }
 
 /// The agent offers devices to claims.
-fn offered() -> Inputs {
+pub(crate) fn offered() -> Inputs {
     Inputs {
         cdi_folder: Some("/run/cdi"),
         ..Inputs::default()

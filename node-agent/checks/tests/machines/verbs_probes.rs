@@ -5,7 +5,7 @@ use crds::{CheckId, Reason, Verdict};
 use host::recording::{Entry, Recording};
 
 use super::findings::{
-    Becomes, Case, Inputs, injected, no_inputs, observations, pool, pool_of_15_gib,
+    Becomes, Case, Inputs, injected, no_inputs, observations, offered, pool, pool_of_15_gib,
 };
 use super::recorded::machine;
 
@@ -134,6 +134,18 @@ pub(crate) const CASES: &[Case] = &[
         subject: "mlx5_3",
     },
     Case {
+        check: CheckId::RdmaNamespaces,
+        machine: "dgx-h100",
+        inputs: offered,
+        path: "run/mooncake/verbs/mlx5_3",
+        becomes: Text(
+            r#"{"limits":null,"shared":false,"registered":null,"loops":[],"failed":null,"hung":null}"#,
+        ),
+        verdict: Fail,
+        reason: Reason::RdmaNetnsExclusive,
+        subject: "RDMA subsystem",
+    },
+    Case {
         check: CheckId::RdmaLoopback,
         machine: "dgx-h100",
         inputs: no_inputs,
@@ -200,4 +212,26 @@ fn a_failed_read_back_is_a_finding_with_stage_and_gid() {
     for words in ["GID index 3", "waiting for a read", "remote access error"] {
         assert!(finding.message.contains(words), "{}", finding.message);
     }
+}
+
+#[test]
+fn the_mode_of_namespaces_is_not_checked_where_it_is_unknown_or_no_device_is_offered() {
+    let mut recording = machine("dgx-h100").recording;
+    let found = |recording: &Recording, inputs: &Inputs| {
+        observations(recording, inputs, CheckId::RdmaNamespaces)
+    };
+    assert!(found(&recording, &offered()).is_empty());
+    let mut with = |shared: bool| {
+        let answer = format!(
+            r#"{{"limits":null,"shared":{shared},"registered":null,"loops":[],"failed":null,"hung":null}}"#
+        );
+        recording.replace("run/mooncake/verbs/mlx5_3", Entry::Text(answer));
+        [offered(), no_inputs()].map(|inputs| found(&recording, &inputs))
+    };
+    let [offers, none] = with(true);
+    assert!(matches!(&offers[..], [of] if of.finding.is_none()));
+    assert!(none.is_empty());
+    let [offers, none] = with(false);
+    assert!(matches!(&offers[..], [of] if of.finding.is_some()));
+    assert!(none.is_empty());
 }

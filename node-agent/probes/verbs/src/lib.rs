@@ -47,6 +47,10 @@ pub struct Rail {
 #[serde(deny_unknown_fields)]
 pub struct Report {
     pub limits: Option<Limits>,
+    /// Whether the network namespaces of the node share its devices, as is the kernel's default; None if the kernel does not
+    /// report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<bool>,
     /// None if the kernel does not count resources.
     #[serde(rename = "taken")]
     pub usage: Option<Usage>,

@@ -46,6 +46,8 @@ impl Probe<'_> {
     }
 
     fn run_inside(&self, request: &Request) -> Result<(), Failure> {
+        let shared = resources::is_shared().ok().flatten();
+        self.progress.note(|report| report.shared = shared);
         self.progress.at(Stage::Load);
         let devices = verbs::devices().map_err(failure)?;
         let device = devices

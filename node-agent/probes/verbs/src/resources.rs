@@ -1,5 +1,5 @@
 //! Resources of a device in use, as the kernel counts them: queue pairs, registrations, and the processes with the
-//! most queue pairs. Read over netlink (`rdma_netlink.h`), as `rdma resource` does.
+//! most queue pairs; and whether network namespaces share the devices. Read over netlink (`rdma_netlink.h`), as `rdma resource` does.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -26,6 +26,7 @@ const PARTS: usize = 16 << 10;
 
 const NLDEV: u16 = 5 << 10;
 const GET: u16 = NLDEV + 1;
+const SYS_GET: u16 = NLDEV + 6;
 const RES_GET: u16 = NLDEV + 9;
 const RES_QP_GET: u16 = NLDEV + 10;
 
@@ -38,6 +39,7 @@ const ENTRY_COUNT: u16 = 18;
 const QP: u16 = 19;
 const QP_ENTRY: u16 = 20;
 const PID: u16 = 28;
+const NAMESPACE_MODE: u16 = 67;
 
 const REQUEST: u16 = 1;
 const DUMP: u16 = 0x300;
@@ -71,6 +73,22 @@ pub(crate) fn taken(device: &str) -> io::Result<Usage> {
     });
     taken.holders = holders.collect();
     Ok(taken)
+}
+
+/// Whether network namespaces share the devices of the node: `rdma system` shows `netns shared` or `netns exclusive`. `None`
+/// if the kernel does not report it.
+///
+/// # Errors
+/// A netlink error.
+pub(crate) fn is_shared() -> io::Result<Option<bool>> {
+    let mut shared = None;
+    request(SYS_GET, 0, None, |message| shared = shared_mode(message))?;
+    Ok(shared)
+}
+
+fn shared_mode(message: &[u8]) -> Option<bool> {
+    let mode = attribute(message, NAMESPACE_MODE)?.first()?;
+    Some(*mode != 0)
 }
 
 /// Name of the process, or its PID if it has ended.
@@ -237,6 +255,17 @@ mod tests {
         let mut held = BTreeMap::new();
         count(&attribute_of(QP, &entries), &mut held);
         assert_eq!(held.into_iter().collect::<Vec<_>>(), [(7, 2), (8, 1)]);
+    }
+
+    #[test]
+    fn the_mode_of_namespaces_is_one_octet() {
+        let mode = |value: &[u8]| shared_mode(&attribute_of(NAMESPACE_MODE, value));
+        assert_eq!((mode(&[1]), mode(&[0])), (Some(true), Some(false)));
+        // Of a kernel before the mode, and of one with further attributes.
+        let other = attribute_of(NAMESPACE_MODE + 6, &[0]);
+        assert_eq!((mode(&[]), shared_mode(&other)), (None, None));
+        let message = [other, attribute_of(NAMESPACE_MODE, &[0])].concat();
+        assert_eq!(shared_mode(&message), Some(false));
     }
 
     #[test]

@@ -80,14 +80,14 @@ fn of_cluster(cluster: &MooncakeCluster, known: &[Finding], now: Timestamp) -> V
     found
 }
 
-/// A transport that works, but is not the preferred one or not proved any more.
+/// A transport that works, but is not the preferred one, not proved any more, or fails between some nodes.
 fn degraded_transport(cluster: &MooncakeCluster, conditions: &[Condition]) -> Option<Finding> {
     let kind = ConditionType::TransportsReady;
     let condition = find(conditions, kind)?;
-    let reason = Reason::TransportDegraded;
-    if condition.status != ConditionStatus::True.as_str() || condition.reason != reason.as_str() {
-        return None;
-    }
+    let is_true = condition.status == ConditionStatus::True.as_str();
+    let reasons = [Reason::TransportDegraded, Reason::MtuMismatch];
+    let mut reasons = reasons.into_iter().filter(|_| is_true);
+    let reason = reasons.find(|reason| condition.reason == reason.as_str())?;
     let object = Object::of("MooncakeCluster", cluster);
     let finding = Finding::warning(reason, object, &condition.message);
     let since = Some(condition.last_transition_time.0);

@@ -95,9 +95,10 @@ fn port_row(hca: &Hca, port: &Port, line: Option<&HcaLine>) -> Vec<Cell> {
     ]
 }
 
-/// Whether the port has proved RDMA, or the Reason why not.
+/// Whether the port has proved RDMA, or the Reason why not; of an excluded device, whose proof pools do not use, that it is.
 fn port_proof(line: &HcaLine) -> Cell {
     match (line.proved, &line.not_proved) {
+        _ if line.excluded => Cell::from("excluded"),
         (true, _) => Cell::new("yes", Style::Good),
         (false, Some(reason)) => Cell::new(reason.to_string(), Style::Bad),
         (false, None) => Cell::new("no", Style::Warning),

@@ -194,20 +194,23 @@ fn text_limits_findings_of_one_reason_and_json_has_all() {
 }
 
 #[test]
-fn a_cluster_that_uses_another_transport_than_the_preferred_one_is_a_warning() {
-    let mut snapshot = snapshot(HEALTHY);
-    let status = snapshot.clusters[0].status.as_mut().unwrap();
-    let mut conditions = status.conditions.iter_mut();
-    let transports = conditions.find(|c| c.type_ == "TransportsReady").unwrap();
-    transports.reason = "TransportDegraded".to_owned();
-    transports.message = "stock pods use TCP: RDMA is not proved on n2 (no RDMA device)".to_owned();
-    let found = doctor(&snapshot, RELEASE, now()).findings;
-    let [found] = found.as_slice() else {
-        panic!("{found:?}")
-    };
-    assert_eq!(found.severity, Severity::Warning);
-    assert_eq!(found.subject.as_deref(), Some("TransportsReady"));
-    assert!(found.message.contains("n2"), "{}", found.message);
+fn a_transport_that_is_not_the_preferred_one_or_fails_between_nodes_is_a_warning() {
+    for reason in ["TransportDegraded", "MtuMismatch"] {
+        let mut snapshot = snapshot(HEALTHY);
+        let status = snapshot.clusters[0].status.as_mut().unwrap();
+        let mut conditions = status.conditions.iter_mut();
+        let transports = conditions.find(|c| c.type_ == "TransportsReady").unwrap();
+        transports.reason = reason.to_owned();
+        transports.message = "RDMA is not proved on n2".to_owned();
+        let found = doctor(&snapshot, RELEASE, now()).findings;
+        let [found] = found.as_slice() else {
+            panic!("{reason}: {found:?}")
+        };
+        assert_eq!(found.severity, Severity::Warning);
+        assert_eq!(found.reason.as_str(), reason);
+        assert_eq!(found.subject.as_deref(), Some("TransportsReady"));
+        assert!(found.message.contains("n2"), "{}", found.message);
+    }
 }
 
 /// An algorithm that is quadratic in the nodes takes minutes here.

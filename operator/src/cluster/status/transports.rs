@@ -1,8 +1,10 @@
 //! The condition TransportsReady, and the transport of stock pods that the status states. Pure.
 
+use std::collections::BTreeSet;
+
 use crds::cluster::Transport;
 use crds::text::first_clauses;
-use crds::{ConditionType, NewCondition, Reason};
+use crds::{ConditionStatus, ConditionType, NewCondition, Reason};
 
 use super::{MAX_LISTED, describe};
 use crate::cache::Claimable;
@@ -23,8 +25,8 @@ pub(super) fn evaluate(
             (None, not(Reason::Progressing, message))
         }
         (Some(Transport::Rdma), _) => {
-            let condition = required_rdma(pods, claimable);
-            let ready = condition.reason == Reason::AsExpected;
+            let condition = required_rdma(facts, pods, claimable);
+            let ready = condition.state == ConditionStatus::True;
             (transport.filter(|_| ready), condition)
         }
         (None, Some(Transport::Rdma)) => (transport, decided_rdma(facts, pods)),
@@ -41,7 +43,7 @@ fn not(reason: Reason, message: String) -> NewCondition {
     NewCondition::new(ConditionType::TransportsReady, false, reason, message)
 }
 
-fn required_rdma(pods: &[PoolPodStatus], claimable: &Claimable) -> NewCondition {
+fn required_rdma(facts: &Facts, pods: &[PoolPodStatus], claimable: &Claimable) -> NewCondition {
     let lead = "the spec requires RDMA";
     if let Claimable::No(why) = claimable {
         let message = format!("{lead}, and injected pods are given no RDMA device: {why}");
@@ -50,7 +52,10 @@ fn required_rdma(pods: &[PoolPodStatus], claimable: &Claimable) -> NewCondition 
     let remedy = "To use TCP, set spec.transports.rdma to Prefer, spec.transports.tcp not to Forbid, and remove Pd from \
                   spec.usage";
     match served_over_rdma(pods, lead, remedy) {
-        Ok(count) => ready(Reason::AsExpected, use_rdma(count)),
+        Ok(count) => match unequal_mtus(facts) {
+            Some(why) => ready(Reason::MtuMismatch, use_rdma(count) + &why),
+            None => ready(Reason::AsExpected, use_rdma(count)),
+        },
         Err(condition) => condition,
     }
 }
@@ -67,15 +72,40 @@ fn decided_rdma(facts: &Facts, pods: &[PoolPodStatus]) -> NewCondition {
             return condition;
         }
     };
-    let reason = if lacking.is_empty() && rest.is_empty() {
-        Reason::AsExpected
-    } else {
-        Reason::TransportDegraded
+    let mtus = unequal_mtus(facts);
+    let reason = match &mtus {
+        _ if !(lacking.is_empty() && rest.is_empty()) => Reason::TransportDegraded,
+        Some(_) => Reason::MtuMismatch,
+        None => Reason::AsExpected,
     };
     if !lacking.is_empty() {
         rest = format!(", and it is no longer proved on {}{rest}", named(&lacking));
     }
-    ready(reason, use_rdma(count) + &rest)
+    ready(reason, use_rdma(count) + &rest + &mtus.unwrap_or_default())
+}
+
+/// The nodes whose ports have another path MTU than those of other nodes. PortMtu compares the ports of one node.
+fn unequal_mtus(facts: &Facts) -> Option<String> {
+    let nodes = facts.unequal_mtus();
+    let of = |(mtus, names): (&BTreeSet<u32>, &Vec<String>)| {
+        let mtus: Vec<_> = mtus.iter().map(u32::to_string).collect();
+        format!(
+            "{} on {}",
+            mtus.join(" and "),
+            first_clauses(names, MAX_LISTED)
+        )
+    };
+    let named: Vec<_> = nodes
+        .iter()
+        .map(|(mtus, names)| of((mtus, names)))
+        .collect();
+    (!named.is_empty()).then(|| {
+        format!(
+            ". The path MTU of the RDMA ports differs between nodes ({}), and transfers between stock engines and pool pods \
+             with another one fail. Set one MTU on every node",
+            named.join(", ")
+        )
+    })
 }
 
 fn use_rdma(count: usize) -> String {

@@ -15,6 +15,7 @@ fn node(name: &str, rdma: Rdma) -> StoringNode {
     StoringNode {
         name: name.to_owned(),
         rdma,
+        mtus: BTreeSet::new(),
     }
 }
 
@@ -205,10 +206,49 @@ fn a_node_has_proved_rdma_by_one_port_and_is_unknown_until_each_port_is_probed()
     let unknown = of(&format!("{failed}, {unprobed}"));
     assert!(matches!(unknown, Rdma::Unknown(_)), "{unknown:?}");
 
+    // The policy of the node excludes devices.
+    let excluded = "{name: a, port: 1, state: Active, gid: 1, proved: true, excluded: true}";
+    assert_eq!(of(&format!("{excluded}, {proved}")), Rdma::Proved);
+    let why = "a port 1: excluded by rdmaDevices of the MooncakeNodePolicy";
+    assert_eq!(of(excluded), Rdma::Unproved(why.to_owned()));
+    let never_probed = "{name: a, port: 1, state: Active, gid: 1, excluded: true}";
+    assert_eq!(of(never_probed), Rdma::Unproved(why.to_owned()));
+
     assert!(matches!(rdma(None), Rdma::Unknown(_)));
     let mut rebooted = mooncake_node(&format!("hcas: [{proved}]"));
     rebooted.spec.boot_id = "next".to_owned();
     assert!(matches!(rdma(Some(&rebooted)), Rdma::Unknown(_)));
+}
+
+#[test]
+fn nodes_are_grouped_by_the_mtus_of_their_ports_where_these_differ() {
+    let with = |mtus: &[&[u32]]| {
+        let mut facts = facts(&"p".repeat(mtus.len()), 0, None);
+        for (node, mtus) in facts.nodes.iter_mut().zip(mtus) {
+            node.mtus = mtus.iter().copied().collect();
+        }
+        facts
+    };
+    let groups = |mtus: &[&[u32]]| -> Vec<(Vec<u32>, Vec<String>)> {
+        let facts = with(mtus);
+        let groups = facts.unequal_mtus().into_iter();
+        let group = |(mtus, nodes): (&BTreeSet<u32>, _)| (mtus.iter().copied().collect(), nodes);
+        groups.map(group).collect()
+    };
+    assert_eq!(groups(&[&[4096], &[4096], &[]]), []);
+    assert_eq!(
+        groups(&[&[1024, 4096], &[1024, 4096]]),
+        [],
+        "PortMtu of each"
+    );
+    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    assert_eq!(
+        groups(&[&[4096], &[1024], &[4096]]),
+        [
+            (vec![1024], named(&["n1"])),
+            (vec![4096], named(&["n0", "n2"]))
+        ]
+    );
 }
 
 fn pod(text: &str) -> Arc<Pod> {
@@ -295,11 +335,17 @@ fn a_metadata_service_excludes_rdma_and_peers_that_get_no_device_do_not() {
 
 #[test]
 fn cached_reports_keep_what_the_decision_reads() {
-    let line = "{name: a, port: 1, state: Active, gid: 1, rateMbps: 100000, proved: true}";
-    let mooncake_node = mooncake_node(&format!("hcas: [{line}]"));
+    let line =
+        "{name: a, port: 1, state: Active, gid: 1, rateMbps: 100000, pathMtu: 4096, proved: true}";
+    // Pool pods are not served over it.
+    let slow =
+        "{name: b, port: 1, state: Active, gid: 1, rateMbps: 25000, pathMtu: 1024, proved: true}";
+    let mooncake_node = mooncake_node(&format!("hcas: [{line}, {slow}]"));
     let mut cached = DeserializeGuard(Ok(mooncake_node));
     crate::cache::prune::mooncake_node(&mut cached);
-    assert_eq!(rdma(cached.0.as_ref().ok()), Rdma::Proved);
+    let cached = cached.0.as_ref().ok();
+    assert_eq!(rdma(cached), Rdma::Proved);
+    assert_eq!(mtus(cached), [4096].into());
 }
 
 #[test]

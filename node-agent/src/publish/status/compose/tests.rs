@@ -254,6 +254,7 @@ fn a_status_with_the_maximum_of_pods_stays_within_its_limit() {
         no_gid: Some(NoGid::OtherLinkLayer.into()),
         proved: false,
         not_proved: Some(Reason::VerbsProbeFailed.into()),
+        excluded: true,
     };
     let mut ports_down = ports_down(40, 1);
     let health = ports_down.health.as_mut().unwrap();
@@ -311,6 +312,7 @@ fn a_new_agent_keeps_the_published_values_until_it_has_its_own() {
         no_gid: None,
         proved: true,
         not_proved: None,
+        excluded: false,
     };
     let complete = Report {
         hcas: Some((vec![line], None)),

@@ -7,6 +7,7 @@ fn proved(names: &[&str]) -> Vec<StoringNode> {
     let node = |name: &&str| StoringNode {
         name: (*name).to_owned(),
         rdma: Rdma::Proved,
+        mtus: [4096].into(),
     };
     names.iter().map(node).collect()
 }
@@ -152,6 +153,34 @@ fn a_node_that_loses_its_proof_while_pods_use_rdma_is_named_and_changes_nothing(
     assert_eq!(state, "False/NoUsableTransport");
     assert!(message.contains("n1: pool pod"), "{message}");
     assert!(message.contains("has ended: team/a"), "{message}");
+}
+
+#[test]
+fn nodes_with_another_path_mtu_are_named_where_pools_are_served_over_rdma() {
+    let mut facts = facts(RDMA);
+    facts.nodes.extend(proved(&["n3"]));
+    facts.nodes[1].mtus = [1024].into();
+    let words = "stock pods use RDMA, over which 2 pool pods are served. The path MTU of the RDMA ports differs between \
+                 nodes (1024 on n2, 4096 on n1; n3), and transfers between stock engines and pool pods with another one \
+                 fail. Set one MTU on every node";
+    let (transport, state, message) = seen(&facts, &served(RDMA));
+    assert_eq!((transport, &*state), (Some(RDMA), "True/MtuMismatch"));
+    assert_eq!(message, words);
+    facts.required = Some(RDMA);
+    let (transport, state, message) = seen(&facts, &served(RDMA));
+    assert_eq!((transport, &*state), (Some(RDMA), "True/MtuMismatch"));
+    assert_eq!(message, words);
+    facts.required = Some(TCP);
+    assert_eq!(seen(&facts, &served(TCP)).1, "True/AsExpected");
+
+    // What keeps pool pods from being served comes first.
+    facts.required = None;
+    facts.nodes[0].rdma = Rdma::NoDevice;
+    facts.over_rdma = named_pods(&["team/a"]);
+    let (_, state, message) = seen(&facts, &served(RDMA));
+    assert_eq!(state, "True/TransportDegraded");
+    assert!(message.contains("no longer proved on n1"), "{message}");
+    assert!(message.ends_with("Set one MTU on every node"), "{message}");
 }
 
 #[test]
