@@ -401,3 +401,124 @@ fn own_transfers_use_a_device_that_has_registered_their_memory() {
         },
     );
 }
+
+/// What the invented library has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    /// Calls of `ibv_post_send`.
+    doorbells: u64,
+    requests: u64,
+    signalled: u64,
+    /// Of completion queues.
+    events: u64,
+    /// Registrations of memory.
+    keys: u64,
+}
+
+impl Counts {
+    fn now() -> Self {
+        let lines = |file| {
+            let text = std::fs::read_to_string(device::calls().join(file)).unwrap_or_default();
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let posts = lines("posts");
+        let sum = |column| {
+            let numbers = posts
+                .iter()
+                .map(|line| line.split(' ').nth(column).unwrap());
+            numbers.map(|number| number.parse::<u64>().unwrap()).sum()
+        };
+        Self {
+            doorbells: posts.len() as u64,
+            requests: sum(0),
+            signalled: sum(1),
+            events: lines("events").len() as u64,
+            keys: lines("access").len() as u64,
+        }
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            doorbells: self.doorbells - before.doorbells,
+            requests: self.requests - before.requests,
+            signalled: self.signalled - before.signalled,
+            events: self.events - before.events,
+            keys: self.keys - before.keys,
+        }
+    }
+}
+
+#[test]
+fn sixteen_slices_of_a_batch_take_one_doorbell_and_one_signalled_request() {
+    /// As `CHAIN` of a link.
+    const CHAIN: u64 = 16;
+    const SLICE: u64 = 256 << 10;
+    let name = "rdma::sixteen_slices_of_a_batch_take_one_doorbell_and_one_signalled_request";
+    between_two(name, 1, |ours, theirs| async move {
+        if device::is_real() {
+            return;
+        }
+        // Opens the link.
+        transfer(&ours, Op::Write, &theirs.name, 3 * BASE, 1).await;
+        // (transfers, bytes of each, slices of all): depths up to the window of a link, 128.
+        for (count, length, slices) in [
+            (1, 1, 1),
+            (1, 17 * SLICE, 17),
+            (1, 64 * SLICE, 64),
+            (64, 4096, 64),
+            (16, 4 * SLICE, 64),
+            (128, 4096, 128),
+        ] {
+            for op in [Op::Write, Op::Read] {
+                let part = |at| Transfer {
+                    op,
+                    peer: theirs.name.clone(),
+                    remote: 3 * BASE + at * length,
+                    local: ours.id,
+                    local_offset: at * length,
+                    length,
+                };
+                let parts: Vec<_> = (0..count).map(part).collect();
+                let before = Counts::now();
+                let mut batch = ours.endpoint.submit(&parts, Instant::now() + PATIENCE);
+                batch.outcome().await.unwrap();
+                batch.released().await;
+                let made = Counts::now().since(before);
+                println!("{count} of {length} bytes: {made:?}");
+                assert_eq!(made.requests, slices, "{count} of {length} bytes");
+                assert_eq!(made.doorbells, slices.div_ceil(CHAIN), "{made:?}");
+                assert_eq!(made.signalled, made.doorbells, "{made:?}");
+                assert!(made.events <= made.signalled, "{made:?}");
+                assert_eq!(made.keys, 0, "no transfer registers memory");
+            }
+        }
+        close(ours).await;
+        close(theirs).await;
+    });
+}
+
+#[test]
+fn each_region_takes_one_key_of_each_device() {
+    device::with_device("rdma::each_region_takes_one_key_of_each_device", || {
+        if device::is_real() {
+            return;
+        }
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let cards = device::names().map(card_of);
+            for devices in [1, 2] {
+                let before = Counts::now();
+                let engine = Engine::start_rdma(quick(), &cards[..devices]).unwrap();
+                let rig = Rig::with(engine, IpAddr::V4(Ipv4Addr::LOCALHOST), BASE);
+                for extent in 1..4 {
+                    let memory = rig::region(4096);
+                    let base = (3 + extent) * BASE;
+                    rig.endpoint.add_region(memory, base).unwrap();
+                }
+                let keys = Counts::now().since(before).keys;
+                assert_eq!(keys, 4 * devices as u64, "{devices} devices");
+                close(rig).await;
+            }
+        });
+    });
+}

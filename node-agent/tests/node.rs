@@ -10,6 +10,8 @@ mod engine_process;
 mod evacuation;
 #[path = "node/hostile.rs"]
 mod hostile;
+#[path = "node/hostile_master.rs"]
+mod hostile_master;
 #[path = "node/hostile_pools.rs"]
 mod hostile_pools;
 #[path = "node/hugepages.rs"]

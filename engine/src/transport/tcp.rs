@@ -3,6 +3,8 @@
 
 mod outgoing;
 mod served;
+#[cfg(any(test, feature = "test-transports"))]
+pub mod target;
 mod timer;
 
 use std::collections::HashMap;

@@ -303,44 +303,44 @@ impl Pod {
         let mut processor_time = self.context.engines.processor_time(engine);
         loop {
             tokio::select! {
-                    received = self.pace.receive(engine.receive()) => {
-                        last_message = Instant::now();
-                        next_look = last_message + SILENCE;
-                        process = None;
-                        self.receive(engine, received?).await?;
-                        let silent = self.silent.take();
-                        let hung = match silent {
-                            Some(silent) => threads.look(engine.pid, silent).await,
-                            None => None,
-                        };
-                        if let Some(hung) = hung {
-                            return Ok(End::Hung(hung.describe(engine.pid).await));
-                        }
-                    }
-                    changed = assigned.changed() => {
-                        if changed.is_err() {
-                            // This agent ends. The engine process goes on.
-                            return std::future::pending().await;
-                        }
-                        let now = assigned.borrow_and_update().clone();
-            self.assign(now).await;
-                        self.send_assignment(engine).await?;
-                    }
-                    () = changed(self.admission.as_mut()) => self.send_admission(engine).await?,
-                    () = tokio::time::sleep_until(next_look) => {
-                        next_look += LOOKS;
-                        let hung = match &mut process {
-                            Some(watched) => watched.look(engine.pid, last_message.elapsed()),
-                            None => {
-                                process = Some(SilentProcess::begin(engine.pid));
-                                None
-                            }
-                        };
-                        if let Some(hung) = hung {
-                            return Ok(End::Hung(hung.describe(engine.pid).await));
-                        }
+                received = self.pace.receive(engine.receive()) => {
+                    last_message = Instant::now();
+                    next_look = last_message + SILENCE;
+                    process = None;
+                    self.receive(engine, received?).await?;
+                    let silent = self.silent.take();
+                    let hung = match silent {
+                        Some(silent) => threads.look(engine.pid, silent).await,
+                        None => None,
+                    };
+                    if let Some(hung) = hung {
+                        return Ok(End::Hung(hung.describe(engine.pid).await));
                     }
                 }
+                changed = assigned.changed() => {
+                    if changed.is_err() {
+                        // This agent ends. The engine process goes on.
+                        return std::future::pending().await;
+                    }
+                    let now = assigned.borrow_and_update().clone();
+                    self.assign(now).await;
+                    self.send_assignment(engine).await?;
+                }
+                () = changed(self.admission.as_mut()) => self.send_admission(engine).await?,
+                () = tokio::time::sleep_until(next_look) => {
+                    next_look += LOOKS;
+                    let hung = match &mut process {
+                        Some(watched) => watched.look(engine.pid, last_message.elapsed()),
+                        None => {
+                            process = Some(SilentProcess::begin(engine.pid));
+                            None
+                        }
+                    };
+                    if let Some(hung) = hung {
+                        return Ok(End::Hung(hung.describe(engine.pid).await));
+                    }
+                }
+            }
             self.deliver_shortage(processor_time.look(std::time::Instant::now()));
             let verdict = self.judge(engine, &mut lost_since);
             match &verdict {

@@ -32,15 +32,15 @@ use tokio::time::{sleep, timeout};
 
 use crate::hostile::{Deviation, POD, impostor, listener};
 use crate::peers::{Client, Master};
-use crate::stage::{Node, PATIENCE, POOL_IP, SECOND_POOL_IP, eventually};
+use crate::stage::{Node, PATIENCE, POOL_IP, SECOND_POOL_IP, eventually, is_in_sandbox};
 
-const NEIGHBOUR: &str = "abab0000-0000-4000-8000-000000000007";
+pub(crate) const NEIGHBOUR: &str = "abab0000-0000-4000-8000-000000000007";
 const KEYS: u32 = 8;
 const SIZE: u64 = 1 << 20;
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// The pool of another pod, with a client that verifies it.
-struct Neighbour {
+pub(crate) struct Neighbour {
     client: Client,
     /// The 99th percentile of its operations without harm.
     quiet: Duration,
@@ -51,7 +51,7 @@ struct Neighbour {
 }
 
 /// A node with the neighbour only: the keys are in its pool.
-async fn neighbour() -> (Node, Neighbour) {
+pub(crate) async fn neighbour() -> (Node, Neighbour) {
     let node = Node::new().await;
     let space = node.second_pod().await;
     let master = Master::start(&node.peers).await;
@@ -101,7 +101,7 @@ fn percentile_99(mut times: Vec<Duration>) -> Duration {
 }
 
 /// Adds the hostile pod to the assignments.
-fn assign_both(node: &Node) {
+pub(crate) fn assign_both(node: &Node) {
     node.assign_pools(&[("second", NEIGHBOUR), ("default", POD)], "m1", 1);
 }
 
@@ -116,7 +116,11 @@ async fn both_serve(node: &Node) {
 }
 
 /// Runs an attack while the neighbour is verified and the agent is probed.
-async fn during<T>(node: &Node, neighbour: &mut Neighbour, attack: impl Future<Output = T>) -> T {
+pub(crate) async fn during<T>(
+    node: &Node,
+    neighbour: &mut Neighbour,
+    attack: impl Future<Output = T>,
+) -> T {
     let done = AtomicBool::new(false);
     let attack = async {
         let outcome = attack.await;
@@ -148,10 +152,11 @@ async fn during<T>(node: &Node, neighbour: &mut Neighbour, attack: impl Future<O
 }
 
 /// The engine process of the hostile pod.
-async fn engine_of(node: &Node, neighbour: &Neighbour) -> u32 {
+pub(crate) async fn engine_of(node: &Node, neighbour: &Neighbour) -> u32 {
     eventually("the hostile pod has an engine process", || async {
         let engines = node.engine_processes();
-        engines.into_iter().find(|pid| *pid != neighbour.engine)
+        let mut others = engines.into_iter().filter(|pid| *pid != neighbour.engine);
+        others.find(|pid| is_in_sandbox(*pid))
     })
     .await
 }
@@ -208,13 +213,13 @@ fn extents(pool: &Child) -> Vec<OwnedFd> {
 }
 
 /// A thread that repeats something until it is stopped, and counts.
-struct Harm {
+pub(crate) struct Harm {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<u64>,
 }
 
 impl Harm {
-    fn begin(mut work: impl FnMut() -> u64 + Send + 'static) -> Self {
+    pub(crate) fn begin(mut work: impl FnMut() -> u64 + Send + 'static) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
@@ -227,7 +232,7 @@ impl Harm {
         Self { stop, thread }
     }
 
-    fn end(self) -> u64 {
+    pub(crate) fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
@@ -284,7 +289,7 @@ async fn used(node: &Node, seconds: u32) -> Option<Used> {
 }
 
 /// The pool of the hostile pod serves every operation again.
-async fn is_served_again(node: &Node) {
+pub(crate) async fn is_served_again(node: &Node) {
     both_serve(node).await;
     let used = used(node, 1).await.unwrap();
     println!("afterwards: {used:?}");
@@ -629,7 +634,7 @@ fn descriptor(peer: &Namespace) -> Descriptor {
 }
 
 /// Memory of a process that is its own, in bytes.
-fn anonymous(pid: u32) -> u64 {
+pub(crate) fn anonymous(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status
         .lines()

@@ -26,6 +26,8 @@ pub(crate) const POOL_IP: &str = "10.77.0.2";
 /// Addresses of another pool pod, and of the stock peers on its network.
 pub(crate) const SECOND_POOL_IP: &str = "10.79.0.2";
 const SECOND_PEERS_IP: &str = "10.79.0.1";
+/// Port of the master.
+pub(crate) const MASTER_PORT: u16 = 50051;
 /// Memory of the pool pod.
 pub(crate) const POOL_BYTES: u64 = 64 << 20;
 
@@ -221,10 +223,17 @@ impl Node {
 
     /// Assigns a pod of each pool, which reach each other, with a drain period in seconds.
     pub(crate) fn assign_pools(&self, pools: &[(&str, &str)], master: &str, drain: u32) {
-        let pools = pools.iter().map(|(name, uid)| {
+        let pools = pools.iter().map(|(name, uid)| (*name, *uid, MASTER_PORT));
+        self.assign_to_masters(&pools.collect::<Vec<_>>(), master, drain);
+    }
+
+    /// The same, each with the port of its master.
+    pub(crate) fn assign_to_masters(&self, pools: &[(&str, &str, u16)], master: &str, drain: u32) {
+        let pools = pools.iter().map(|(name, uid, port)| {
             let mut pool = assignment(uid, Some(master));
             pool["pool"] = json!(name);
             pool["drainSeconds"] = json!(drain);
+            pool["master"]["address"] = json!(format!("{PEERS_IP}:{port}"));
             pool["addresses"] = json!([PEERS_IP, SECOND_PEERS_IP, POOL_IP, SECOND_POOL_IP]);
             pool
         });
@@ -430,7 +439,7 @@ fn assignment(pod_uid: &str, master: Option<&str>) -> Value {
     });
     if let Some(uid) = master {
         assignment["master"] = json!({
-            "address": format!("{PEERS_IP}:50051"), "podUid": uid, "version": "0.3.13",
+            "address": format!("{PEERS_IP}:{MASTER_PORT}"), "podUid": uid, "version": "0.3.13",
         });
     }
     assignment
@@ -439,4 +448,10 @@ fn assignment(pod_uid: &str, master: Option<&str>) -> Value {
 /// Kills a process like the kernel's OOM killer, and waits for its end.
 pub(crate) async fn kill(mut child: Child) {
     child.kill().await.unwrap();
+}
+
+/// Whether an engine process has finished its start: the process that starts it ends then.
+pub(crate) fn is_in_sandbox(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.contains("Seccomp:\t2")
 }

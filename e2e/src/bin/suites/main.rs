@@ -37,8 +37,6 @@ const NODES: u8 = 2;
 const CLUSTER_MEMORY: u64 = 4 << 30;
 /// Seconds of each fuzz target with reduced counts.
 const FUZZ_SECONDS: u32 = 10;
-/// Inputs of each fuzz target in full.
-const FUZZ_INPUTS: u32 = 10_000_000;
 /// A suite is ended after this many times its budget.
 const BUDGETS: u32 = 3;
 /// With reduced counts, at most this many failed tests of a command get a second attempt. More are not an accident.
@@ -373,13 +371,13 @@ fn lines(suite: &Suite, full: bool) -> Vec<String> {
     match suite.kind {
         Kind::Cargo(lines) => lines.iter().map(|line| (*line).to_owned()).collect(),
         Kind::Fuzz(targets) => {
-            let limit = if full {
-                format!("-runs={FUZZ_INPUTS}")
-            } else {
-                println!("{FUZZ_SECONDS} s instead of {FUZZ_INPUTS} inputs of each fuzz target");
-                format!("-max_total_time={FUZZ_SECONDS}")
-            };
-            let words = |target: &&str| {
+            let words = |(target, inputs): &(&str, u32)| {
+                let limit = if full {
+                    format!("-runs={inputs}")
+                } else {
+                    println!("{FUZZ_SECONDS} s instead of {inputs} inputs of {target}");
+                    format!("-max_total_time={FUZZ_SECONDS}")
+                };
                 // Fails on an input that allocates too much memory.
                 format!(
                     "run --quiet --release --locked --bin {target} -- {limit} \

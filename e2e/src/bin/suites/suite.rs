@@ -19,11 +19,16 @@ pub(crate) enum Kind {
     /// features, a second time. With several test programs a line needs `--no-fail-fast`, because a second
     /// attempt runs the failed tests only.
     Cargo(&'static [&'static str]),
-    /// Runs these targets of `engine/proto/fuzz`.
-    Fuzz(&'static [&'static str]),
+    /// Runs these targets of `engine/proto/fuzz`, at full counts with so many inputs.
+    Fuzz(&'static [(&'static str, u32)]),
     /// Runs a test target of `e2e/tests` on local clusters, with this many test threads.
     Scenarios(&'static str, u32),
 }
+
+/// Inputs of a fuzz target that parses single messages.
+const INPUTS: u32 = 10_000_000;
+/// Inputs of one that needs system calls or several steps: as long.
+const SESSIONS: u32 = 1_000_000;
 
 pub(crate) const SUITES: &[Suite] = &[
     Suite {
@@ -50,15 +55,19 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "fuzz",
         about: "fuzzing of every parser of wire data",
-        budget: 4,
+        budget: 7,
         machine: true,
         product: false,
         kind: Kind::Fuzz(&[
-            "frame",
-            "handshake",
-            "descriptor",
-            "store_calls",
-            "struct_pack",
+            ("frame", INPUTS),
+            ("handshake", INPUTS),
+            ("descriptor", INPUTS),
+            ("rdma", INPUTS),
+            ("store_calls", INPUTS),
+            ("struct_pack", INPUTS),
+            ("agent_messages", SESSIONS),
+            ("ledger_memory", SESSIONS),
+            ("data_session", SESSIONS / 5),
         ]),
     },
     Suite {

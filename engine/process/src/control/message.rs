@@ -1,4 +1,5 @@
-//! Messages between agent and engine process. An engine process of another protocol version is replaced.
+//! Messages between agent and engine process, and of an engine process to its successor. An engine process of another protocol
+//! version is replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -296,6 +297,27 @@ impl Call {
             Self::RemoveMount { .. } => "removeMount",
         }
     }
+}
+
+/// Connections of peers that an engine process passes to its successor. The descriptors of the packet are their sockets, in the
+/// same order.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Passed {
+    /// As many as descriptors.
+    pub connections: Vec<PassedConnection>,
+}
+
+/// One of them.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PassedConnection {
+    /// Address of the peer.
+    pub peer: IpAddr,
+    /// As [`engine::Before::unread`].
+    pub unread: Vec<u8>,
+    /// As [`engine::Before::proven`].
+    pub proven: bool,
 }
 
 /// Segments that a pool pod has, or is about to have, in a master.

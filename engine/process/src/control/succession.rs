@@ -1,7 +1,6 @@
 //! The connections of peers that an engine process passes on to its successor, over a socket of which the agent gives an end
 //! to each. The successor starts when the former process has ended: until then, requests wait in the sockets.
 
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +8,8 @@ use std::time::Duration;
 use engine::{Before, IdleConnection};
 use parking_lot::Mutex;
 use pool::handover::{self, Connection};
-use serde::{Deserialize, Serialize};
+
+use super::message::{Passed, PassedConnection};
 
 /// How long requests that have begun may take before their connections are given up.
 pub(crate) const PASS_DEADLINE: Duration = Duration::from_secs(1);
@@ -29,23 +29,6 @@ const MOST: usize = 32;
 /// Connections of the former process that are not served yet.
 pub(crate) type Inherited = Arc<Mutex<Vec<IdleConnection>>>;
 
-/// One packet. Its descriptors are the sockets, in the same order.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Passed {
-    connections: Vec<Described>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Described {
-    peer: IpAddr,
-    /// As [`Before::unread`].
-    unread: Vec<u8>,
-    /// As [`Before::proven`].
-    proven: bool,
-}
-
 /// Sends connections. Returns their number.
 ///
 /// # Errors
@@ -56,7 +39,7 @@ pub(crate) async fn send(
 ) -> Result<usize, handover::Error> {
     let socket = Connection::new(socket)?;
     for part in connections.chunks(MOST) {
-        let described = part.iter().map(|one| Described {
+        let described = part.iter().map(|one| PassedConnection {
             peer: one.peer,
             unread: one.before.unread.clone(),
             proven: one.before.proven,
@@ -112,6 +95,7 @@ pub(crate) async fn receive(socket: OwnedFd) -> Result<Vec<IdleConnection>, hand
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
+    use std::net::IpAddr;
     use std::os::unix::net::UnixStream;
 
     use sys::net::seqpacket;

@@ -1,9 +1,14 @@
 //! Fuzzes what a client sends to a master on one connection: frames in pieces of any length, and the arguments of every
-//! function. Most inputs are edits of captured connections of a stock client.
+//! function, also of those for ledgers. Most inputs are edits of captured connections of a stock client.
 #![no_main]
 
+#[path = "../captured/edits.rs"]
+mod edits;
+
+use edits::edited;
 use libfuzzer_sys::fuzz_target;
 use mooncake_proto::coro_rpc::RequestHeader;
+use mooncake_proto::store::ledger::{LedgerEvacuate, LedgerLoad, LedgerMount, LedgerPoll};
 use mooncake_proto::store::release_0_3_13::{Visitor, visit_functions};
 use mooncake_proto::store::{BareRpc, Rpc};
 use mooncake_proto::struct_pack::{Packed, decode, encode};
@@ -22,6 +27,10 @@ const CAPTURED: [&[u8]; 3] = [
 static FUNCTIONS: LazyLock<HashMap<u32, Check>> = LazyLock::new(|| {
     let mut functions = Functions::default();
     visit_functions(&mut functions);
+    functions.rpc::<LedgerMount>();
+    functions.rpc::<LedgerLoad>();
+    functions.rpc::<LedgerPoll>();
+    functions.rpc::<LedgerEvacuate>();
     functions.0
 });
 
@@ -45,22 +54,6 @@ fn survives<T: Packed>(body: &[u8]) {
         let again: T = decode(&written).expect("what we write can be read");
         assert_eq!(encode(&again), written);
     }
-}
-
-/// Applies edits of four bytes each: where, what, and a byte.
-fn edited(captured: &[u8], edits: &[u8]) -> Vec<u8> {
-    let mut stream = captured.to_vec();
-    for edit in edits.chunks_exact(4) {
-        let at = usize::from(u16::from_le_bytes([edit[0], edit[1]])) % stream.len();
-        match edit[2] % 4 {
-            0 => stream[at] = edit[3],
-            1 => stream[at] ^= 1 << (edit[3] % 8),
-            2 => stream.insert(at, edit[3]),
-            // Some bytes stay.
-            _ => stream.truncate(at.max(1)),
-        }
-    }
-    stream
 }
 
 fuzz_target!(|input: &[u8]| {

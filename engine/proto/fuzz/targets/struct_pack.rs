@@ -1,8 +1,10 @@
-//! Fuzzes response headers, and message bodies with the right hash.
+//! Fuzzes response headers, and message bodies with the right hash, also arguments and answers of the calls for ledgers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use mooncake_proto::coro_rpc::{Failure, ResponseHeader};
+use mooncake_proto::store::Rpc;
+use mooncake_proto::store::ledger::{LedgerEvacuate, LedgerLoad, LedgerMount, LedgerPoll};
 use mooncake_proto::store::release_0_3_13::{
     GetReplicaListResponse, PingResponse, Segment, TaskAssignment, TaskPayload,
 };
@@ -18,12 +20,16 @@ fuzz_target!(|input: &[u8]| {
     let Some((&choice, rest)) = input.split_first() else {
         return;
     };
-    match choice % 6 {
+    match choice % 10 {
         0 => survives::<GetReplicaListResponse>(rest),
         1 => survives::<PingResponse>(rest),
         2 => survives::<Segment>(rest),
         3 => survives::<Vec<String>>(rest),
         4 => survives::<(u16, String)>(rest),
+        5 => call::<LedgerMount>(rest),
+        6 => call::<LedgerLoad>(rest),
+        7 => call::<LedgerPoll>(rest),
+        8 => call::<LedgerEvacuate>(rest),
         _ => {
             survives::<TaskAssignment>(rest);
             if let Ok(task) = with_hash(rest) {
@@ -32,6 +38,16 @@ fuzz_target!(|input: &[u8]| {
         }
     }
 });
+
+/// Fuzzes arguments and answer of a call.
+fn call<R: Rpc>(rest: &[u8])
+where
+    R::Arguments: PartialEq + Debug,
+    R::Value: PartialEq + Debug,
+{
+    survives::<R::Arguments>(rest);
+    survives::<R::Value>(rest);
+}
 
 /// Checks that a decoded value is decoded again from its encoding.
 fn survives<T: Packed + PartialEq + Debug>(rest: &[u8]) {

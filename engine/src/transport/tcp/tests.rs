@@ -1,95 +1,35 @@
 //! Served connections without a data thread: what happens within one turn.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::AtomicUsize;
+use std::net::{Shutdown, TcpStream};
 
 use proto::frame::{Header, Op, STATUS_LENGTH, Status};
 use sys::mem::{PageSize, memfd};
 
+use super::target::{ENDPOINT, PATIENCE, Target};
 use super::*;
-use crate::admission::{ConnectionLimit, PeerFilter};
 use crate::stats::EndpointStats;
-use crate::transport::reactor::Reactor;
 
 const BASE: u64 = 1 << 58;
 const BYTES: usize = 2 << 20;
 const LENGTH: u64 = BYTES as u64;
-const ENDPOINT: EndpointId = EndpointId(1);
-const REGION: RegionId = RegionId(2);
-const PATIENCE: Duration = Duration::from_secs(30);
-
-#[derive(Debug)]
-struct NoConnector;
-
-impl Connector for NoConnector {
-    fn connect(&self, _: LinkId, _: &TcpPeer) {}
-}
-
-/// A transport that serves one region.
-struct Target {
-    tcp: Tcp,
-    reactor: Reactor,
-    listener: TcpListener,
-    filter: PeerFilter,
-    limit: Arc<ConnectionLimit>,
-    memory: Arc<Region>,
-    counters: Arc<Counters>,
-}
+const REGION: RegionId = target::REGION;
 
 impl Target {
-    fn new() -> Self {
-        let reactor = Reactor::new().unwrap();
-        let bounds = Bounds {
-            header: PATIENCE,
-            stall: PATIENCE,
-        };
-        let mut tcp = Tcp::new(bounds, Box::new(NoConnector), reactor.watcher());
-        let counters = Arc::new(Counters::default());
-        tcp.add_endpoint(ENDPOINT, Admission::Anyone, Arc::clone(&counters));
-        let memory = region();
-        tcp.add_region(ENDPOINT, REGION, &memory, BASE);
-        Self {
-            tcp,
-            reactor,
-            listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
-            filter: PeerFilter::new(Admission::Anyone, Arc::clone(&counters)),
-            limit: ConnectionLimit::new(100, 100, Arc::new(AtomicUsize::new(0))),
-            memory,
-            counters,
-        }
-    }
-
-    /// Adds a connection; returns the peer's end.
-    fn connect(&mut self) -> TcpStream {
-        let peer = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
-        peer.set_nodelay(true).unwrap();
-        peer.set_read_timeout(Some(PATIENCE)).unwrap();
-        let (stream, from) = self.listener.accept().unwrap();
-        stream.set_nonblocking(true).unwrap();
-        let accepted = NewSocket::Accepted {
-            before: None,
-            endpoint: ENDPOINT,
-            socket: OwnedFd::from(stream),
-            permit: self.filter.check(from.ip(), &self.limit).unwrap(),
-        };
-        self.tcp.add_socket(accepted, Instant::now());
-        peer
+    fn serving() -> Self {
+        Self::new(region(), BASE)
     }
 
     /// Waits for descriptors that have work.
     fn wait(&mut self) -> Vec<Ready> {
-        let mut ready = Vec::new();
-        self.reactor.wait(Some(PATIENCE), &mut ready).unwrap();
+        let ready = self.ready(PATIENCE);
         assert!(!ready.is_empty(), "nothing has happened");
         ready
     }
 
     /// Does the work of these descriptors.
     fn serve(&mut self, ready: Vec<Ready>) {
-        let now = Instant::now();
-        self.tcp.ready(&ready, now);
-        self.tcp.progress(now, &mut Vec::new());
+        self.work(&ready, Instant::now());
     }
 
     /// One turn of a connection that has work.
@@ -104,13 +44,9 @@ impl Target {
         }
     }
 
-    fn stats(&self) -> EndpointStats {
-        self.counters.read(self.limit.count())
-    }
-
     fn bytes(&self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        self.memory.copy_out(offset, &mut bytes).unwrap();
+        self.memory().copy_out(offset, &mut bytes).unwrap();
         bytes
     }
 }
@@ -158,8 +94,8 @@ const OK: [u8; STATUS_LENGTH] = *b"\0\0\0\0VTCM";
 
 #[test]
 fn pipelined_requests_are_served_in_one_turn_and_answered_in_one_send() {
-    let mut target = Target::new();
-    target.memory.copy_in(0, b"0123456789abcdef").unwrap();
+    let mut target = Target::serving();
+    target.memory().copy_in(0, b"0123456789abcdef").unwrap();
     let mut peer = target.connect();
     let writes: Vec<_> = (0..16).map(|at| write(100 + at, b"A")).collect();
     peer.write_all(&writes.concat()).unwrap();
@@ -178,7 +114,7 @@ fn pipelined_requests_are_served_in_one_turn_and_answered_in_one_send() {
 
 #[test]
 fn a_single_request_takes_one_turn_and_none_is_left_over() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut peer = target.connect();
     for at in 0..4 {
         peer.write_all(&write(at, b"x")).unwrap();
@@ -198,7 +134,7 @@ fn a_single_request_takes_one_turn_and_none_is_left_over() {
 
 #[test]
 fn reads_and_writes_of_the_same_bytes_take_effect_in_their_order() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut peer = target.connect();
     let mut requests = Vec::new();
     let mut wanted = Vec::new();
@@ -229,9 +165,9 @@ fn reads_and_writes_of_the_same_bytes_take_effect_in_their_order() {
 
 #[test]
 fn a_write_behind_a_read_waits_until_the_read_is_sent() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut peer = target.connect();
-    target.memory.copy_in(0, &[1; BYTES]).unwrap();
+    target.memory().copy_in(0, &[1; BYTES]).unwrap();
     // More than the buffers of both sockets hold together.
     let reads = 8;
     peer.write_all(&read(0, LENGTH).repeat(reads)).unwrap();
@@ -259,7 +195,7 @@ fn a_write_behind_a_read_waits_until_the_read_is_sent() {
 
 #[test]
 fn a_turn_is_bounded_by_requests_and_by_bytes() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut peer = target.connect();
     peer.write_all(&read(0, 1).repeat(1000)).unwrap();
     let mut served = 0;
@@ -289,7 +225,7 @@ fn a_turn_is_bounded_by_requests_and_by_bytes() {
 fn a_small_request_is_served_before_connections_that_had_more_than_their_share() {
     const SIZE: u64 = 64 << 10;
     const READS: u64 = 64;
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut large = target.connect();
     let reader = std::thread::spawn(move || {
         let mut sending = large.try_clone().unwrap();
@@ -329,7 +265,7 @@ fn a_small_request_is_served_before_connections_that_had_more_than_their_share()
 #[test]
 fn answers_before_a_rejected_address_are_sent_and_requests_behind_it_are_not_carried_out() {
     for version in [Version::V1, Version::V2] {
-        let mut target = Target::new();
+        let mut target = Target::serving();
         let mut peer = target.connect();
         let requests = [
             write(0, b"first"),
@@ -353,7 +289,7 @@ fn answers_before_a_rejected_address_are_sent_and_requests_behind_it_are_not_car
 
 #[test]
 fn requests_that_wait_in_the_target_are_rejected_after_their_region_is_withdrawn() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let other = RegionId(3);
     let (memory, other_base) = (region(), BASE * 2);
     target.tcp.add_region(ENDPOINT, other, &memory, other_base);
@@ -388,19 +324,19 @@ fn requests_that_wait_in_the_target_are_rejected_after_their_region_is_withdrawn
 
 #[test]
 fn queued_answers_of_a_withdrawn_region_are_not_sent() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut peer = target.connect();
     peer.write_all(&read(0, LENGTH).repeat(8)).unwrap();
     target.turn();
     assert_eq!(target.limit.count(), 1);
     target.tcp.withdraw(ENDPOINT, REGION, true);
     assert_eq!(target.limit.count(), 0, "the connection is closed");
-    assert_eq!(Arc::strong_count(&target.memory), 1);
+    assert_eq!(Arc::strong_count(target.memory()), 1);
 }
 
 #[test]
 fn bytes_of_a_given_up_write_do_not_land_after_a_later_request_of_the_same_turn() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut first = target.connect();
     let mut second = target.connect();
     // Half of a write, of which a part is received.
@@ -427,7 +363,7 @@ fn bytes_of_a_given_up_write_do_not_land_after_a_later_request_of_the_same_turn(
 
 #[test]
 fn complete_requests_before_a_broken_one_are_answered() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut peer = target.connect();
     peer.write_all(&write(0, b"whole")).unwrap();
     peer.write_all(&read(0, 5)).unwrap();
@@ -443,7 +379,7 @@ fn complete_requests_before_a_broken_one_are_answered() {
 
 #[test]
 fn a_large_payload_wakes_the_thread_in_portions_and_its_last_bytes_as_they_arrive() {
-    let mut target = Target::new();
+    let mut target = Target::serving();
     let mut peer = target.connect();
     let size = 256 << 10;
     let request = write(0, &vec![7; size]);
@@ -474,22 +410,9 @@ fn a_large_payload_wakes_the_thread_in_portions_and_its_last_bytes_as_they_arriv
     assert_eq!(exactly(&mut peer, STATUS_LENGTH), OK);
 }
 
-impl Target {
-    /// Serves a connection on that another target has passed on.
-    fn take_over(&mut self, one: IdleConnection) {
-        let accepted = NewSocket::Accepted {
-            endpoint: ENDPOINT,
-            socket: one.socket,
-            permit: self.filter.check(one.peer, &self.limit).unwrap(),
-            before: Some(one.before),
-        };
-        self.tcp.add_socket(accepted, Instant::now());
-    }
-}
-
 #[test]
 fn connections_are_passed_on_between_requests_and_served_on_without_a_lost_byte() {
-    let mut former = Target::new();
+    let mut former = Target::serving();
     let mut silent = former.connect();
     let mut begun = former.connect();
     let begun_read = read(3, 2);
@@ -527,9 +450,9 @@ fn connections_are_passed_on_between_requests_and_served_on_without_a_lost_byte(
 
     let proven: Vec<_> = connections.iter().map(|one| one.before.proven).collect();
     assert_eq!(proven, [false, false, true]);
-    let mut successor = Target::new();
-    successor.memory.copy_in(3, b"ab").unwrap();
-    successor.memory.copy_in(50, b"cd").unwrap();
+    let mut successor = Target::serving();
+    successor.memory().copy_in(3, b"ab").unwrap();
+    successor.memory().copy_in(50, b"cd").unwrap();
     for one in connections {
         successor.take_over(one);
     }
@@ -548,7 +471,7 @@ fn connections_are_passed_on_between_requests_and_served_on_without_a_lost_byte(
 
 #[test]
 fn requests_that_have_not_begun_are_left_to_the_successor() {
-    let mut former = Target::new();
+    let mut former = Target::serving();
     let mut peer = former.connect();
     let payload = vec![b'x'; 64 << 10];
     let requests: Vec<_> = (0..4).map(|_| write(0, &payload)).collect();
@@ -560,7 +483,7 @@ fn requests_that_have_not_begun_are_left_to_the_successor() {
     former.serve(ready);
     let one = passed.try_recv().unwrap();
     assert_eq!(former.stats().requests, 0);
-    let mut successor = Target::new();
+    let mut successor = Target::serving();
     successor.take_over(one);
     successor.turns_until(|stats| stats.requests == 4);
     assert_eq!(exactly(&mut peer, 4 * OK.len()), OK.repeat(4));

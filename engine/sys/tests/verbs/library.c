@@ -72,7 +72,8 @@ static long number(const char *name, struct device *device, long other) {
     return close(fd), found;
 }
 
-/* Adds a line to the file NAME of the folder. */
+/* Adds a line to the file NAME of the folder: "posts" has the requests of each doorbell and how many of them are signalled,
+ * "events" a line for each completion event, "access" one for each key. */
 static void note(const char *name, const char *line) {
     char path[512];
     const char *folder = getenv("MOONCAKE_TEST_CALLS");
@@ -131,6 +132,7 @@ static void complete(struct qp *qp, uint64_t id, uint32_t status) {
     cq->done[(cq->first + cq->count++) % cq->entries] = (struct wc){.id = id, .status = status, .vendor = status ? 0x81 : 0};
     if (cq->armed && cq->channel) {
         uint64_t one = 1;
+        note("events", cq->context->device->name);
         cq->armed = 0;
         cq->events++;
         cq->channel->signalled = cq;
@@ -208,6 +210,8 @@ static int notify(struct cq *cq, int solicited) {
 
 static int post_send(struct qp *qp, struct wr *wr, struct wr **bad) {
     LOCKED;
+    int requests = 0, signalled = 0;
+    char text[32];
     for (; wr; wr = wr->next) {
         *bad = wr;
         if (qp->state != RTS && qp->state != ERROR)
@@ -218,7 +222,10 @@ static int post_send(struct qp *qp, struct wr *wr, struct wr **bad) {
             return EINVAL;
         qp->source[qp->queued] = *wr->list;
         qp->queue[qp->queued++] = *wr;
+        requests++, signalled += (wr->flags & 2) != 0;
     }
+    snprintf(text, sizeof text, "%d %d", requests, signalled);
+    note("posts", text);
     /* A device works at once; here, only an event that somebody waits for needs it. */
     if (qp->send->armed)
         run(qp);

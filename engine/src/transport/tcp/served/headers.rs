@@ -28,8 +28,19 @@ impl Default for Headers {
 }
 
 impl Headers {
-    /// Headers that another engine has received; `None` if they do not fit.
+    /// Headers that another engine has received; `None` if they do not fit, or bytes of payload are among them: no engine of
+    /// this project receives those here.
     pub(super) fn of(unread: &[u8]) -> Option<Self> {
+        let (headers, begun) = unread.as_chunks::<HEADER_LENGTH>();
+        let followed = if begun.is_empty() {
+            headers.split_last().map_or(headers, |(_, before)| before)
+        } else {
+            headers
+        };
+        let is_write = |header: &[u8; HEADER_LENGTH]| Header::decode(*header).op == Op::Write;
+        if followed.iter().any(is_write) {
+            return None;
+        }
         let mut bytes = Box::new([0; MOST]);
         bytes.get_mut(..unread.len())?.copy_from_slice(unread);
         Some(Self {
@@ -142,6 +153,14 @@ mod tests {
         let mut payload = [0; 7];
         ours.read_exact(&mut payload).unwrap();
         assert_eq!(&payload, b"payload");
+    }
+
+    #[test]
+    fn bytes_behind_the_header_of_a_write_are_no_headers() {
+        let [read, write] = [Op::Read, Op::Write].map(|op| header(op, 1).encode());
+        assert!(Headers::of(&[read, write].concat()).is_some());
+        assert!(Headers::of(&[&write[..], b"p"].concat()).is_none());
+        assert!(Headers::of(&[read, write, read].concat()).is_none());
     }
 
     #[test]
