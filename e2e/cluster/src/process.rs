@@ -200,7 +200,15 @@ mod tests {
         let argv = ["sleep".to_owned(), "60".to_owned()];
         let log = folder.path().join("log");
         let sleeper = start_detached(&argv, "/usr/bin:/bin", &log, folder.path()).unwrap();
-        let found = owned_by(folder.path());
+        // Its environment is empty while it becomes the program.
+        let found = wait_until("the sleeper to be found", Duration::from_secs(10), || {
+            let found = owned_by(folder.path());
+            Ok(match found.is_empty() {
+                true => Err(format!("{found:?}")),
+                false => Ok(found),
+            })
+        })
+        .unwrap();
         let others = owned_by(&folder.path().join("other"));
         sleeper.signal(Signal::KILL);
         assert_eq!(found, BTreeSet::from([sleeper.pid]));
