@@ -11,7 +11,7 @@ pub enum Ended {
     NotAdmitted,
     /// A limit of connections was reached.
     OverLimit,
-    /// No complete valid header arrived in time.
+    /// The first header, or a handshake, was not complete in time.
     HeaderDeadline,
     /// A handshake frame was malformed or had wrong types.
     BadHeader,

@@ -13,7 +13,9 @@ pub struct Settings {
     pub max_connections: usize,
     /// Most served data connections of one peer address at one endpoint.
     pub max_connections_per_address: usize,
-    /// A served connection without a complete valid header is closed after this time.
+    /// A served connection is closed this time after the first byte of its first header, unless the header is complete and
+    /// valid by then. One without a byte stays open: stock peers open connections that they use later. A handshake has
+    /// this time from its connection on.
     pub header_deadline: Duration,
     /// An unresponsive peer is detected within this time (keep-alive, `TCP_USER_TIMEOUT`). A payload
     /// without progress for this time ends its connection.

@@ -117,6 +117,30 @@ async fn a_stock_engine_idle_beyond_the_header_deadline_keeps_its_connection() {
     assert_eq!(rig.endpoint.stats().ended[Ended::HeaderDeadline], 0);
 }
 
+// A stock engine opens a further connection while requests wait for the first one, which often completes them all before the
+// other one is there. Later requests use that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_engine_uses_connections_that_it_opened_long_before() {
+    // Which connections carry the first requests is a race; with closed ones, 10 of 48 second batches failed.
+    let rigs: Vec<_> = (0..48).map(|_| Rig::new(hasty())).collect();
+    let mut stock = Stock::start("127.0.0.1", &[]);
+    let local = stock.allocate(LENGTH);
+    let mut write = |rig: &Rig, count: usize| {
+        let batch = json!({
+            "call": "parallel", "peer": rig.name,
+            "local": local, "remote": BASE, "length": count, "count": count,
+        });
+        stock.request(batch)["code"].clone()
+    };
+    for (number, rig) in rigs.iter().enumerate() {
+        assert_eq!(write(rig, 2 + number % 4), 0);
+    }
+    tokio::time::sleep(2 * hasty().header_deadline).await;
+    for rig in &rigs {
+        assert_eq!(write(rig, 64), 0, "{:?}", rig.endpoint.stats());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn stock_probes_and_messages_are_answered() {
     let rig = Rig::new(quick());

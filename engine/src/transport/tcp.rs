@@ -76,7 +76,7 @@ pub trait Connector: std::fmt::Debug + Send {
 /// Deadlines of served connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// For the first complete valid header.
+    /// For the first valid header, from its first byte on.
     pub header: Duration,
     /// For a payload without progress.
     pub stall: Duration,
@@ -295,7 +295,7 @@ impl Tcp {
                         return;
                     }
                     Ok(turn) => {
-                        if let Some(due) = served.arm_timer(self.bounds.stall) {
+                        if let Some(due) = served.arm_timer(self.bounds) {
                             self.timers.push(due, key.data().as_ffi());
                         }
                         turn
@@ -589,14 +589,9 @@ impl Transport for Tcp {
                 }
                 let begun = served.has_bytes();
                 match self.add(socket, Role::Served(served)) {
-                    Ok(key) => {
-                        self.timers
-                            .push(now + self.bounds.header, key.data().as_ffi());
-                        if begun {
-                            // Epoll does not know these bytes.
-                            self.watch(key, &Turn::Share);
-                        }
-                    }
+                    // Epoll does not know these bytes.
+                    Ok(key) if begun => self.watch(key, &Turn::Share),
+                    Ok(_) => {}
                     Err(error) => tracing::warn!(?endpoint, %error, "connection not watched"),
                 }
             }

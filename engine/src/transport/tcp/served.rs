@@ -10,7 +10,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proto::frame::{HEADER_LENGTH, Header, Op, Status, Version};
 use sys::mem::Region;
@@ -44,9 +44,9 @@ pub(super) struct Served {
     reading: bool,
     /// An address was rejected: the connection ends after the answers.
     rejected: bool,
-    /// A valid header has arrived; from then on the connection is not closed for being idle.
+    /// A valid header has arrived; from then on a header may take any time.
     proven: bool,
-    /// Time of the accept, or of the last payload progress.
+    /// Time of the accept, of the first byte, or of the last payload progress.
     since: Instant,
     /// A timer is set.
     timed: bool,
@@ -200,7 +200,7 @@ impl Served {
             rejected: false,
             proven: false,
             since: now,
-            timed: true,
+            timed: false,
             low_water: 1,
         }
     }
@@ -262,12 +262,30 @@ impl Served {
     }
 
     /// Returns the due time of a timer, if one is needed and none is set.
-    pub(super) fn arm_timer(&mut self, stall: Duration) -> Option<Instant> {
-        if self.timed || !self.is_within_request() {
+    pub(super) fn arm_timer(&mut self, bounds: Bounds) -> Option<Instant> {
+        if self.timed {
             return None;
         }
+        let due = self.due(bounds)?;
         self.timed = true;
-        Some(self.since + stall)
+        Some(due)
+    }
+
+    /// Returns when the connection ends without further progress. A connection without a byte does not: stock peers open
+    /// more than they need, and their later request on one that was closed fails.
+    fn due(&self, bounds: Bounds) -> Option<Instant> {
+        if self.is_within_request() {
+            Some(self.since + bounds.stall)
+        } else if self.is_unproven() {
+            Some(self.since + bounds.header)
+        } else {
+            None
+        }
+    }
+
+    /// Whether its first header has begun and is not complete.
+    fn is_unproven(&self) -> bool {
+        !self.proven && !self.headers.is_empty()
     }
 
     /// Handles its due timer: returns when to check again, or why the connection ends.
@@ -276,24 +294,15 @@ impl Served {
         now: Instant,
         bounds: Bounds,
     ) -> Result<Option<Instant>, Ended> {
-        if !self.proven {
-            let due = self.since + bounds.header;
-            return if due <= now {
-                Err(Ended::HeaderDeadline)
-            } else {
-                Ok(Some(due))
-            };
+        match self.due(bounds) {
+            None => {
+                self.timed = false;
+                Ok(None)
+            }
+            Some(due) if due > now => Ok(Some(due)),
+            Some(_) if self.is_within_request() => Err(Ended::Stalled),
+            Some(_) => Err(Ended::HeaderDeadline),
         }
-        if self.is_within_request() {
-            let due = self.since + bounds.stall;
-            return if due <= now {
-                Err(Ended::Stalled)
-            } else {
-                Ok(Some(due))
-            };
-        }
-        self.timed = false;
-        Ok(None)
     }
 
     /// Returns whether no request is in progress. Bytes of requests that have not begun may be there.
@@ -354,6 +363,7 @@ impl Served {
             Buffer::Holds(bytes) => self.reading && bytes >= 2 * HEADER_LENGTH,
             Buffer::Untried | Buffer::Unknown => false,
         };
+        let was_empty = self.headers.is_empty();
         let received = if many {
             let count = self.headers.receive(visit.socket);
             if let (Ok(count), Buffer::Holds(bytes)) = (&count, visit.buffer) {
@@ -370,7 +380,12 @@ impl Served {
             received
         };
         match received {
-            Ok(Some(count)) if count > 0 => Ok(Step::Progress),
+            Ok(Some(count)) if count > 0 => {
+                if was_empty {
+                    self.since = visit.now;
+                }
+                Ok(Step::Progress)
+            }
             Ok(None) => Ok(Step::Blocked),
             Err(error) if is_wait_error(&error) => Ok(Step::Blocked),
             Ok(_) | Err(_) if self.headers.is_empty() => Ok(Step::Finished),
