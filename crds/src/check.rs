@@ -57,7 +57,7 @@ catalog! {
     MemoryKey;
     /// The kernel modules that the node's devices require are loaded.
     Modules;
-    /// Each RDMA device can register a pool of this node in one piece.
+    /// Each RDMA device can register an extent of a pool (at most 16Gi) in one piece, and better a whole pool of this node.
     MrLimit;
     /// Each InfiniBand port is a full member of a partition.
     PartitionKey;

@@ -22,7 +22,7 @@ use crate::update::{RolloutStatus, Update};
 use crate::word::Word;
 
 /// A memory pool for stock Mooncake pods, with its master and access rules. An empty spec creates one pool of 1Gi on
-/// every schedulable node, over TCP.
+/// every schedulable node, over RDMA if every node has proved it, and over TCP otherwise.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "kube", derive(CustomResource), kube(
     group = "mooncake.io",
@@ -599,7 +599,7 @@ pub struct MooncakeClusterStatus {
     /// Share of the capacity that holds objects, rounded to 5 %. 0 % means that there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<String>,
-    /// Transport of stock pods. Absent until it is decided, and where the spec requires RDMA, until pools are served over it.
+    /// Transport of injected pods, except those that are injected with TCP. Absent until it is decided, and where the spec requires RDMA, until pools are served over it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Word<Transport>>,
     /// Host and port of the master.

@@ -181,10 +181,16 @@ impl Master {
         (self.replicas() > 1).then_some(seconds)
     }
 
+    /// Returns the percentage in effect of the space in use, above which keys are evicted.
+    pub fn eviction_watermark(&self) -> u32 {
+        let percent = self.eviction_watermark_percent;
+        percent.unwrap_or(EVICTION_WATERMARK.default)
+    }
+
     /// Returns the numbers in effect that are flags of the program.
     pub fn numbers(&self) -> [(Number, u32); 4] {
         [
-            (EVICTION_WATERMARK, self.eviction_watermark_percent),
+            (EVICTION_WATERMARK, Some(self.eviction_watermark())),
             (EVICTION, self.eviction_percent),
             (KV_LEASE, self.kv_lease_seconds),
             (SOFT_PIN, self.soft_pin_seconds),

@@ -337,8 +337,8 @@ pub struct PoolAssignment {
     /// The metadata service in which the pod's segment descriptor is published. Absent with metadata type P2P.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<MetadataService>,
-    /// Transport over which the agent serves stock peers: the transport of the cluster. Absent: Tcp. Agents before release
-    /// 0.2.0 serve over TCP whatever it is.
+    /// Transport of the cluster. With Rdma the agent serves stock peers over RDMA and, from the same memory, over TCP. Absent:
+    /// Tcp. Agents before release 0.2.0 serve over TCP whatever it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Word<Transport>>,
     /// Admit the cluster's labelled pods that use the host network. Default: false. Agents of release 0.1.0 read it; later

@@ -135,8 +135,8 @@ pub struct MooncakeNodePolicySpec {
     pub host_ports: Option<HostPorts>,
 
     /// RDMA devices over which pool pods may be served, at most 32 entries: `mlx5_0` is a name and `mlx5_*` a prefix. `^`
-    /// before either excludes. A device is selected if no entry excludes it and, where an entry has no `^`, one such
-    /// matches. If empty, every device is selected. Claims of other pods are not limited.
+    /// before either excludes. A device is selected if no entry with `^` matches it and, if there are entries without
+    /// `^`, at least one of these matches. If empty, every device is selected. Claims of other pods are not limited.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = RDMA_DEVICES_LIMIT), inner(length(min = 1, max = 66), regex(pattern = RDMA_DEVICE_PATTERN)))]
     pub rdma_devices: Vec<String>,

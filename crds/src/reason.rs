@@ -48,7 +48,7 @@ catalog! {
     /// The node's kubelet evicted a pool pod. The message contains the kubelet's message.
     PoolPodEvicted = (Node, "Free the named resource on the node, or set a priorityClassName with a higher priority for the pool.");
     /// No transport that the spec allows is served by a pool pod, or injected pods cannot claim the devices for it.
-    NoUsableTransport = (Fabric, "Repair the named transport (kubectl mooncake node NAME shows RDMA ports), allow another one in the spec, or exclude the named node by the nodeSelector of the pool.");
+    NoUsableTransport = (Fabric, "Repair the named transport (kubectl mooncake node NAME shows RDMA ports), select another device in rdmaDevices of the node's MooncakeNodePolicy, allow another transport in the spec, or exclude the named node by the nodeSelector of the pool.");
     /// A Kubernetes API call failed.
     ApiFailed = (Cluster, "Read the message. The operator retries the call.");
     /// The API server forbids a write of the operator: a permission, a quota or an admission policy is in the way.
@@ -159,7 +159,7 @@ catalog! {
     NamespaceNotAllowed = (Cluster, "Add the namespace to spec.access.allowedNamespaces.");
     /// The pod uses the host network, which the cluster does not allow.
     HostNetworkNotAllowed = (Cluster, "Set spec.access.allowHostNetwork, or remove hostNetwork from the pod.");
-    /// A pod of a cluster that requires RDMA was injected without a claim for an RDMA device.
+    /// A pod of a cluster on RDMA was injected without a claim for an RDMA device.
     DeviceClaimMissing formerly "DeviceUnclaimed" = (App, "Follow the message, or add a device claim to the pod spec (docs/devices.md). Then re-create the pod.");
     /// The gate of an injected pod is still waiting.
     GateWaiting = (Cluster, "Wait. The message names what is pending.");
@@ -207,19 +207,19 @@ catalog! {
     /// The MTU of a RoCE port's interface is too small for any RDMA packet.
     MtuTooLow = (Node, "Set the MTU of the interface and of the switch to 4200 or 9000.");
     /// The RoCE ports of a node, or the RDMA ports of the nodes of a cluster, have different MTUs.
-    MtuMismatch = (Node, "Set one MTU on the interfaces of all rails, on every node.");
+    MtuMismatch = (Node, "Set one MTU on the interfaces of all RoCE rails, on every node, and one path MTU for InfiniBand ports in the subnet manager.");
     /// An InfiniBand port is not a full member of any partition. Limited members cannot reach each other.
     PartitionLimited = (Fabric, "Make the port a full member in the partition configuration of the subnet manager.");
-    /// The kernel does not respond to a query of an RDMA device or a GPU.
+    /// The kernel or driver does not respond to a query or a registration of an RDMA device, or to a query of a GPU.
     DeviceHung = (Node, "Take the device out of use, then reload its driver or reboot the node.");
-    /// The kernel returns an error for a query of an RDMA device.
+    /// The kernel returns an error for a query of an RDMA device, or the device has failed, was reset or removed.
     DeviceFault = (Node, "Read the kernel log of the device. If the error continues, reload its driver or reboot the node.");
     /// The RDMA device has no memory keys left: its firmware leaks keys of killed programs, and registration fails with EAGAIN.
     MkeyExhausted = (Node, "Move the pods off the node, then reload the driver (mlx5_ib, mlx5_core) or reboot.");
     /// A program registers more memory in one piece than the device allows: registration fails with EIO.
     MrTooLarge = (App, "Configure the program to register smaller pieces. The limit is max_mr_size in ibv_devinfo -v.");
     /// The RDMA device cannot register the size of a pool of the node in one piece.
-    MrLimitLow = (App, "Configure programs to register smaller pieces, or not to use RDMA. The limit is limits.maxMrSize of the device in the node's MooncakeInventory. Pools are split automatically.");
+    MrLimitLow = (App, "Configure programs to register smaller pieces, or not to use RDMA. The limit is limits.maxMrSize of the device in the node's MooncakeInventory. A pool is registered in extents of at most 16Gi: where the limit is lower, use pools of at most the limit, or exclude the device by rdmaDevices of a MooncakeNodePolicy.");
     /// The RDMA device cannot be opened or cannot register memory, and no more specific cause is known.
     RegistrationFailed = (Node, "Read the kernel log of the device. If the error continues, reload its driver or reboot the node.");
     /// A loopback write or read of an RDMA device over an active port fails.
@@ -253,7 +253,7 @@ catalog! {
     /// The locked-memory limit of a container is lower than RDMA requires: registration fails with ENOMEM.
     MemlockTooLow = (Node, "Let the pod claim its RDMA devices, which raises the limit. Or set LimitMEMLOCK=infinity for the container runtime and restart it.");
     /// The node has RDMA devices, but a container that may use RDMA can open none. Its engine silently uses another transport.
-    HcaNotInPod = (App, "Give the container a ResourceClaim of the DeviceClass hca.mooncake.io (docs/devices.md), or set spec.transports.rdma of its MooncakeCluster to Forbid.");
+    HcaNotInPod = (App, "Give the container a ResourceClaim of the DeviceClass hca.mooncake.io (docs/devices.md). If the pod needs no RDMA, set its annotation mooncake.io/transport to tcp and re-create it.");
     /// A container names an RDMA device that the node does not have or that the container cannot open.
     DeviceNameUnknown = (App, "Unset the variable that the message names, so that devices are selected automatically. Or set it to devices that the message lists.");
     /// RDMA settings in a container's environment do not match the node's devices.
@@ -301,7 +301,7 @@ catalog! {
     /// The agent cannot write its record of prepared devices or the CDI specification.
     DeviceRecordFailed = (Node, "Check the path in the message: the disk is full, read-only or broken.");
     /// A check of the agent panicked. This is a defect of the agent, not of the node.
-    CheckPanicked formerly "CheckBroken" = (Engine, "Report the defect with the message and a recording (agent record).");
+    CheckPanicked formerly "CheckBroken" = (Engine, "Report the defect with the message and a recording (kubectl -n mooncake-system exec AGENT_POD -- /agent record --help).");
     /// The agent would apply a fix on the node, and the policy allows a dry run only.
     FixProposed = (Cluster, "Set the mode of the fix to Apply in the MooncakeNodePolicy, or apply the fix manually.");
     /// The agent has applied a fix on the node, as the policy specifies.

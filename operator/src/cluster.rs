@@ -325,6 +325,7 @@ impl Session<'_> {
             limit: valid.update.max_unavailable.of(pods.len()),
             replaced: &replaced.map(|pod| pod.node.clone()).collect(),
             used: bytes.and_then(|bytes| cordoned::used(bytes, &pods)),
+            watermark: valid.master.eviction_watermark,
         });
         let drains = &context.drains;
         drains.note(&valid.uid, &decision.excluded, Instant::now());

@@ -105,9 +105,7 @@ fn engine(container: &Container) -> Option<String> {
 fn kept(container: &Container, transport: &str) -> Option<String> {
     let value = environment::literal(environment::own(container, PROTOCOL)?)?;
     (value != transport).then(|| {
-        format!(
-            "{PROTOCOL}={value} remains for its other engines; its store uses {transport}, the transport of the cluster"
-        )
+        format!("{PROTOCOL}={value} remains for its other engines; its store uses {transport}")
     })
 }
 
@@ -304,8 +302,7 @@ mod tests {
         let [words] = warnings(json!({}), set("efa"), None).try_into().unwrap();
         assert_eq!(
             words,
-            "container main: MOONCAKE_PROTOCOL=efa remains for its other engines; its store uses tcp, the transport \
-             of the cluster"
+            "container main: MOONCAKE_PROTOCOL=efa remains for its other engines; its store uses tcp"
         );
         assert!(warnings(json!({}), set("tcp"), None).is_empty());
     }

@@ -58,7 +58,10 @@ pub(super) fn evicted(old: &Stored, new: &MooncakeClusterSpec, rooms: &[Room]) -
     }
     // The smallest space on the way: all pods of the new size, or some of the former ones away.
     let smallest = after.min(before.saturating_sub(absent));
-    let excess = used.checked_sub(smallest).filter(|excess| *excess > 0)?;
+    // Above this share of it the master evicts.
+    let percent_kept = u64::from(new.master.eviction_watermark());
+    let room = smallest / 100 * percent_kept;
+    let excess = used.checked_sub(room).filter(|excess| *excess > 0)?;
     Some(format!(
         "about {} of the keys ({percent}% of {}) do not fit while pool pods are replaced or afterwards: those that were \
          used longest ago are evicted. Add pool pods first, or lower spec.update.maxUnavailable",
@@ -101,25 +104,31 @@ mod tests {
         let smaller = json!([{"name": "a", "size": "8Gi"}]);
         let text = warning("75%", &smaller, "BuiltIn").unwrap();
         assert!(
-            text.starts_with("about 16Gi of the keys (75% of 64Gi) do not fit"),
+            text.starts_with("about 20Gi of the keys (75% of 64Gi) do not fit"),
             "{text}"
         );
-        assert_eq!(warning("50%", &smaller, "BuiltIn"), None);
+        assert_eq!(warning("40%", &smaller, "BuiltIn"), None);
+        assert!(
+            warning("50%", &smaller, "BuiltIn").is_some(),
+            "the watermark is 90%"
+        );
         assert_eq!(warning("75%", &smaller, "Stock"), None);
         assert_eq!(warning("?", &smaller, "BuiltIn"), None);
+        let none = json!([{"name": "a", "size": "1Gi", "nodeSelector": {"gpu": "yes"}}]);
+        assert_eq!(warning("0%", &none, "BuiltIn"), None);
 
         // One of four pods is away at a time.
         let larger = json!([{"name": "a", "size": "32Gi"}]);
-        assert_eq!(warning("75%", &larger, "BuiltIn"), None);
+        assert_eq!(warning("65%", &larger, "BuiltIn"), None);
         let text = warning("100%", &larger, "BuiltIn").unwrap();
-        assert!(text.starts_with("about 16Gi"), "{text}");
+        assert!(text.starts_with("about 21Gi"), "{text}");
 
         // A pool that is removed.
         let other = json!([{"name": "b", "size": "4Gi"}]);
         assert!(
             warning("50%", &other, "BuiltIn")
                 .unwrap()
-                .starts_with("about 16Gi")
+                .starts_with("about 18Gi")
         );
     }
 

@@ -162,7 +162,7 @@ fn agent(node: &MooncakeNode) -> impl PartialEq + '_ {
         status.map(|status| (&status.node_uid, &status.boot_id)),
         alive.map(|alive| (&alive.status, &alive.reason)),
         // By them the transport is decided.
-        status.map(|status| &status.hcas),
+        status.map(|status| (&status.hcas, status.checks.is_some())),
     )
 }
 

@@ -25,8 +25,8 @@ use crate::pod::is_over;
 
 /// Most nodes that DaemonSets exclude: each is an expression in each of their templates.
 pub const MOST_EXCLUDED: usize = 500;
-/// Above this share of the space in use the built-in master evicts keys.
-const WATERMARK_PERCENT: u64 = 90;
+/// Most percent of the other pool pods that a drain may fill. The space in use is known late, and is not in one piece.
+const MOST_FILLED: u32 = 90;
 /// How long after its grace period a pool pod counts. A kubelet that does not respond must not hold other drains.
 const KUBELET_LIMIT: Duration = Duration::from_secs(60);
 /// How long the cache may lag behind the DaemonSets.
@@ -100,6 +100,8 @@ pub struct Facts<'a> {
     pub replaced: &'a BTreeSet<String>,
     /// Bytes that hold keys; `None`: not known yet.
     pub used: Option<u64>,
+    /// Percentage of the space in use, above which the master evicts keys.
+    pub watermark: u32,
 }
 
 /// What happens to the cordoned nodes.
@@ -165,7 +167,9 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
         limit,
         replaced,
         used,
+        watermark,
     } = *facts;
+    let filled = u64::from(watermark.min(MOST_FILLED));
     let mut on: BTreeMap<&str, Vec<&Stored>> = BTreeMap::new();
     for pod in pods {
         on.entry(&pod.node).or_default().push(pod);
@@ -195,7 +199,7 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
             .iter()
             .filter(|pod| pod.serves && pod.node != node && !excluded.contains(&pod.node));
         let room: u64 = others.map(|pod| pod.bytes).sum();
-        let excess = used.map(|used| used.saturating_sub(room / 100 * WATERMARK_PERCENT));
+        let excess = used.map(|used| used.saturating_sub(room / 100 * filled));
         let staying = here.iter().filter(|pod| !pod.ends).count();
         let out = busy(&excluded, &node);
         // Pods that end already, by a rollout or a user, are not held.

@@ -207,12 +207,14 @@ fn rdma(mooncake_node: Option<&MooncakeNode>) -> Rdma {
         Ok(mooncake_node) => mooncake_node,
         Err((reason, message)) => return Rdma::Unknown(format!("{reason}: {message}")),
     };
-    let ports = mooncake_node
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.hcas);
+    let status = mooncake_node.status.as_ref();
+    let ports = status.map_or(&[][..], |status| &status.hcas);
     if ports.is_empty() {
-        return Rdma::NoDevice;
+        return match status.and_then(|status| status.checks.as_ref()) {
+            Some(_) => Rdma::NoDevice,
+            // After a start of the node, until its agent has read the hardware.
+            None => Rdma::Unknown("its agent has not checked the node yet".to_owned()),
+        };
     }
     if ports.iter().any(HcaLine::serves) {
         return Rdma::Proved;

@@ -142,6 +142,8 @@ pub struct Master {
     pub version: &'static str,
     /// Numbers in effect that are flags of the program.
     pub numbers: [(Number, u32); 4],
+    /// Percentage of the space in use, above which it evicts keys: one of `numbers`.
+    pub eviction_watermark: u32,
     /// It has tenants, whose quotas it reads from the object.
     pub has_tenants: bool,
     /// Image of a stock master; `None`: the operator's image for that version.
@@ -311,6 +313,7 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
             replicas: master.replicas(),
             elected_for: master.elected_for(),
             numbers: master.numbers(),
+            eviction_watermark: master.eviction_watermark(),
             has_tenants: !master.tenants.is_empty(),
             version: master.version.as_str(),
             image: master.image.clone(),

@@ -1,6 +1,7 @@
 //! The transport of a cluster that prefers RDMA, from the proofs of its nodes and the injected pods that run.
 
 use anyhow::ensure;
+use crds::Reason;
 use crds::cluster::Transport;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
@@ -85,6 +86,11 @@ async fn preferred_rdma_follows_the_proofs_of_every_node_while_no_injected_pod_u
     reports(&harness, &["True AsExpected", "no storing node"]).await?;
 
     harness.report_port("n1", None).await?;
+    let unknown = "n2 (its agent has not checked the node yet)";
+    reports(&harness, &["True TransportDegraded", unknown]).await?;
+    harness
+        .report_check("n2", Reason::AsExpected, "11 checks passed")
+        .await?;
     reports(&harness, &["True TransportDegraded", "n2 (no RDMA device)"]).await?;
     becomes(&harness, Transport::Tcp).await?;
     harness.report_port("n2", None).await?;

@@ -69,7 +69,7 @@ fn node(injected: &str) -> MooncakeNode {
         "{{apiVersion: mooncake.io/v1alpha1, kind: MooncakeNode, metadata: {{name: n1, uid: u, resourceVersion: '1'}}, \
          spec: {{nodeUid: u, bootId: b, pools: [{{podUid: pa, podName: pa, cluster: a, {POOL}}}, \
          {{podUid: pb, podName: pb, cluster: b, {POOL}}}], injected: [{injected}]}}, \
-         status: {{nodeUid: u, bootId: b, pools: [\
+         status: {{nodeUid: u, bootId: b, checks: {{passed: 10, warned: 0, failed: 0, unknown: 0, notApplicable: 0}}, pools: [\
          {{podUid: pa, state: Mounting, reason: Mounting, message: m}}, \
          {{podUid: pb, state: Serving, reason: AsExpected, message: m, mounted: 1Gi}}], \
          conditions: [{{type: AgentAlive, status: 'True', reason: AsExpected, message: m, \
@@ -133,6 +133,8 @@ fn a_report_triggers_only_those_whom_the_change_concerns() {
         status.hcas = serde_yaml_ng::from_str(line).unwrap();
     };
     assert_eq!(reported("", proof), [a.clone(), b.clone()]);
+    let unchecked = |status: &mut crds::MooncakeNodeStatus| status.checks = None;
+    assert_eq!(reported("", unchecked), [a.clone(), b.clone()]);
     let gone = |status: &mut crds::MooncakeNodeStatus| status.pools.truncate(1);
     assert_eq!(reported("", gone), std::slice::from_ref(&b));
     let dead = |status: &mut crds::MooncakeNodeStatus| {

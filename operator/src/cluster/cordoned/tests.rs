@@ -44,7 +44,33 @@ fn limited(
         limit,
         replaced: &BTreeSet::new(),
         used: used.map(|used| used * GIB),
+        watermark: 90,
     })
+}
+
+#[test]
+fn a_drain_fills_other_pool_pods_up_to_the_watermark_of_the_master_and_to_90_percent_at_most() {
+    let pods = ["n1", "n2", "n3"].map(serving);
+    let (cordoned, none) = (names(&["n1"]), BTreeSet::new());
+    for (watermark, fits) in [(60, 12), (90, 18), (100, 18)] {
+        let held = |used| {
+            let facts = Facts {
+                cordoned: &cordoned,
+                before: &none,
+                pods: &pods,
+                limit: 1,
+                replaced: &none,
+                used: Some(used * GIB),
+                watermark,
+            };
+            decide(&facts).excess.map(|excess| excess / GIB)
+        };
+        assert_eq!(
+            [held(fits - 1), held(fits + 2)],
+            [None, Some(2)],
+            "{watermark}"
+        );
+    }
 }
 
 #[test]
@@ -149,6 +175,7 @@ fn a_rollout_and_a_drain_share_max_unavailable() {
         limit: 1,
         replaced: &replaced,
         used,
+        watermark: 90,
     };
     let decision = decide(&facts);
     assert_eq!(decision.waiting, ["n1"]);

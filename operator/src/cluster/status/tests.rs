@@ -67,7 +67,8 @@ fn mooncake_node(node: &str, alive: (&str, &str), pool_status: &str) -> Mooncake
     );
     mooncake_node.status = Some(
         serde_yaml_ng::from_str(&format!(
-            "{{nodeUid: node, bootId: boot, pools: [{{podUid: u-{node}, {pool_status}}}], \
+            "{{nodeUid: node, bootId: boot, checks: {{passed: 1, warned: 0, failed: 0, unknown: 0, notApplicable: 0}}, \
+             pools: [{{podUid: u-{node}, {pool_status}}}], \
              conditions: [{{type: AgentAlive, status: '{}', reason: {}, message: 'node {node} is cut off', \
              lastTransitionTime: '2026-01-01T00:00:00Z'}}]}}",
             alive.0, alive.1

@@ -195,7 +195,10 @@ fn a_node_has_proved_rdma_by_one_port_and_is_unknown_until_each_port_is_probed()
     let down = "{name: c, port: 1, state: Down}";
     let unprobed = "{name: d, port: 1, state: Active, gid: 1}";
     assert_eq!(of(&format!("{failed}, {proved}")), Rdma::Proved);
-    assert_eq!(of(""), Rdma::NoDevice);
+    assert!(matches!(of(""), Rdma::Unknown(_)), "not checked yet");
+    let checked =
+        mooncake_node("checks: {passed: 1, warned: 0, failed: 0, unknown: 0, notApplicable: 0}");
+    assert_eq!(rdma(Some(&checked)), Rdma::NoDevice);
     let Rdma::Unproved(why) = of(&format!("{failed}, {down}, {down}")) else {
         panic!("{:?}", of(failed))
     };
