@@ -1,4 +1,4 @@
-"""A stock client that times puts and gets on named segments in turn.
+"""A stock client that times puts and gets on named segments in turn, or, run by command_server.py, one turn for each command.
 
 throughput.py FILL_BYTES VOLUME_BYTES ROUNDS [VALUE_BYTES,…] SEGMENT,…
 First puts and removes FILL_BYTES in each segment, because puts of 64 KiB are up to a fifth slower in a segment that was
@@ -14,10 +14,8 @@ import time
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
-FILL, VOLUME, ROUNDS = (int(word) for word in sys.argv[1:4])
-SIZES = [int(word) for word in sys.argv[4].split(",") if word]
-SEGMENTS = sys.argv[5].split(",")
 FILL_VALUE = 4 << 20
+CLIENT = {}
 
 
 def connect():
@@ -33,7 +31,7 @@ def connect():
         config.master_server_address,
     )
     if code != 0:
-        sys.exit(f"setup at {config.master_server_address} returned {code}")
+        raise RuntimeError(f"setup at {config.master_server_address} returned {code}")
     return store
 
 
@@ -46,32 +44,47 @@ def turn(store, segment, size, volume):
     refused = sum(store.put(key, value, wanted) != 0 for key in keys)
     put = time.perf_counter() - start
     if refused:
-        sys.exit(f"{refused} of {len(keys)} puts to {segment} failed")
+        raise RuntimeError(f"{refused} of {len(keys)} puts to {segment or 'the only segment'} failed")
     start = time.perf_counter()
     wrong = sum(store.get(key) != value for key in keys)
     get = time.perf_counter() - start
     if wrong:
-        sys.exit(f"{wrong} of {len(keys)} values of {segment} came back wrong")
+        raise RuntimeError(f"{wrong} of {len(keys)} values of {segment or 'the only segment'} came back wrong")
     removed = store.remove_by_regex("^figure-", True)
     if removed != len(keys):
-        sys.exit(f"{removed} of {len(keys)} keys were removed")
+        raise RuntimeError(f"{removed} of {len(keys)} keys were removed")
     return put, get
 
 
+def one(size, volume):
+    """Seconds of a turn on the only segment of the cluster."""
+    if not CLIENT:
+        CLIENT["store"] = connect()
+    put, get = turn(CLIENT["store"], "", size, volume)
+    return {"put": put, "get": get}
+
+
+COMMANDS = {"turn": one}
+
+
 def main():
+    fill, volume, rounds = (int(word) for word in sys.argv[1:4])
+    sizes = [int(word) for word in sys.argv[4].split(",") if word]
+    segments = sys.argv[5].split(",")
     store = connect()
-    for segment in SEGMENTS:
-        turn(store, segment, FILL_VALUE, FILL)
-    for size in SIZES:
-        for number in range(ROUNDS + 1):
-            for segment in SEGMENTS if number % 2 else reversed(SEGMENTS):
-                put, get = turn(store, segment, size, VOLUME)
+    for segment in segments:
+        turn(store, segment, FILL_VALUE, fill)
+    for size in sizes:
+        for number in range(rounds + 1):
+            for segment in segments if number % 2 else reversed(segments):
+                put, get = turn(store, segment, size, volume)
                 if number > 0:
-                    line = {"segment": segment, "value": size, "bytes": VOLUME // size * size, "put": put, "get": get}
+                    line = {"segment": segment, "value": size, "bytes": volume // size * size, "put": put, "get": get}
                     print(json.dumps(line), flush=True)
     # Skips the stock client's teardown, which is not measured.
     sys.stdout.flush()
     os._exit(0)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,14 +1,15 @@
-//! `figures`: measures throughput of our pool and of a stock segment, and the resources that the product uses, on a
-//! local cluster of its own. Prints a table.
+//! `figures`: measures stock clients on our pool and on a stock segment, and with either master, and the resources that the
+//! product uses, on a local cluster of its own. Prints a table.
 
 mod args;
 mod cost;
+mod masters;
 mod setup;
 mod table;
 mod throughput;
 
 use anyhow::Context;
-use args::Args;
+use args::{Args, Part};
 use clap::Parser;
 use local_cluster::{Cluster, Settings};
 use mooncake_e2e::scenario::Product;
@@ -45,20 +46,29 @@ fn print(table: &Table) {
 async fn measure(args: Args) -> anyhow::Result<Table> {
     let product = Product::exclusive_on(&args.name).await?;
     let table = Arc::new(Mutex::new(Table::default()));
-    let filled = Arc::clone(&table);
-    product
-        .run("figures", async move |product, namespace| {
-            let setup = Setup {
-                product,
-                namespace,
-                args,
-            };
-            let mut table = filled.lock().await;
-            let pool = cost::of_small_pages(&setup, &mut table).await?;
-            cost::of_huge_pages(&setup, &mut table).await?;
-            cost::at_rest(&setup, &pool, &mut table).await
-        })
-        .await?;
+    for part in args.only.clone() {
+        let (filled, args) = (Arc::clone(&table), args.clone());
+        product
+            .run(part.title(), async move |product, namespace| {
+                let setup = Setup {
+                    product,
+                    namespace,
+                    args,
+                };
+                let mut table = filled.lock().await;
+                match part {
+                    Part::Pools => pools(&setup, &mut table).await,
+                    Part::Masters => masters::measure(&setup, &mut table).await,
+                }
+            })
+            .await?;
+    }
     let table = table.lock().await.clone();
     Ok(table)
+}
+
+async fn pools(setup: &Setup, table: &mut Table) -> anyhow::Result<()> {
+    let pool = cost::of_small_pages(setup, table).await?;
+    cost::of_huge_pages(setup, table).await?;
+    cost::at_rest(setup, &pool, table).await
 }

@@ -13,7 +13,8 @@ pub(crate) const STORING: &str = "n1";
 /// The node of clients that reach the segments over the network.
 pub(crate) const OTHER: &str = "n2";
 
-const PROGRAM: &str = include_str!("../../../stock/throughput.py");
+/// A stock client, as a program and for the commands of a pod.
+pub(crate) const PROGRAM: &str = include_str!("../../../stock/throughput.py");
 const CLIENT: Duration = Duration::from_secs(600);
 
 #[derive(Clone)]

@@ -112,7 +112,7 @@ fn cells(ours: &[&Sample], theirs: &[&Sample], rate: fn(&Sample) -> f64) -> [Str
     ]
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
