@@ -1,5 +1,5 @@
 //! A virtual machine as a further node of the test cluster, with its own kernel, memory and cgroups of version 2.
-//! Only the soak runs it, because its processor is emulated.
+//! Only the soak runs most of these scenarios, because its processor is emulated.
 
 use anyhow::Context;
 use crds::names::LABEL_POOL;
@@ -12,9 +12,6 @@ use std::time::Duration;
 
 /// Time limit on the emulated processor, where everything takes 10 to 20 times as long.
 pub(crate) const SLOW: Duration = Duration::from_secs(420);
-
-/// Whether every run, not only the soak, has the scenario of [`with_vm_node_in_chosen_runs`].
-const IN_EVERY_RUN: bool = false;
 
 /// The node, for the duration of a scenario.
 #[derive(Clone)]
@@ -60,17 +57,14 @@ where
     with_vm_nodes(title, async |[vm]: [VmNode; 1]| scenario(vm).await).await
 }
 
-/// Like [`with_vm_node`], for the one scenario that is worth the minutes outside the soak ([`IN_EVERY_RUN`]).
-pub(crate) async fn with_vm_node_in_chosen_runs<F>(
+/// Like [`with_vm_node`], in every run.
+pub(crate) async fn with_vm_node_in_every_run<F>(
     title: &str,
     scenario: impl FnOnce(VmNode) -> F + Send + 'static,
 ) -> anyhow::Result<()>
 where
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
-    if !IN_EVERY_RUN && !soak_has(1) {
-        return Ok(());
-    }
     let scenario = async |[vm]: [VmNode; 1]| scenario(vm).await;
     with_nodes(NodeKind::Machine, title, scenario).await
 }

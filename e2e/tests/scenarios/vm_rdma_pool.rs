@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams};
 use mooncake_e2e::scenario::{Pool, Report, Seen, StockPod, StockWork, eventually};
 
-use super::vm_node::{SLOW, VmNode, with_vm_node_in_chosen_runs, with_vm_nodes};
+use super::vm_node::{SLOW, VmNode, with_vm_node_in_every_run, with_vm_nodes};
 
 const KEYS: u32 = 4;
 const BYTES: u64 = 1 << 20;
@@ -19,7 +19,7 @@ const MTU: u64 = 4096;
 #[ignore = "needs a local cluster and a virtual machine: root and 8 GiB of memory"]
 async fn a_required_rdma_pool_serves_a_stock_pod_with_a_device_of_its_own_machine()
 -> anyhow::Result<()> {
-    with_vm_node_in_chosen_runs("rdmaone", async |vm: VmNode| {
+    with_vm_node_in_every_run("rdmaone", async |vm: VmNode| {
         let namespace = &vm.namespace;
         let pool = Pool::apply(namespace, "kv", &spec(&vm, "Require")).await?;
         pool.ready(SLOW).await?;

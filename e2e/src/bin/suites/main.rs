@@ -181,7 +181,7 @@ fn run(only: &[String], full: bool, base: &str) -> Result<ExitCode, Box<dyn std:
 /// The local clusters that a suite creates.
 fn clusters_of(suite: &Suite, base: &str) -> Vec<String> {
     match suite.kind {
-        Kind::Scenarios(target, _) => clusters::of_target(target, base),
+        Kind::Scenarios { target, .. } => clusters::of_target(target, base),
         Kind::Cargo(_) | Kind::Fuzz(_) => Vec::new(),
     }
 }
@@ -361,8 +361,13 @@ fn run_suite(suite: &'static Suite, full: bool, base: &str) -> Outcome {
 /// The arguments of cargo that run only these tests.
 fn only_tests(line: &str, tests: &BTreeSet<String>) -> String {
     let separator = if line.contains(" -- ") { "" } else { " --" };
+    let exact = if line.contains(" --exact ") {
+        ""
+    } else {
+        " --exact"
+    };
     let names: Vec<_> = tests.iter().map(String::as_str).collect();
-    format!("{line}{separator} --exact {}", names.join(" "))
+    format!("{line}{separator}{exact} {}", names.join(" "))
 }
 
 /// Arguments of cargo, one line per run.
@@ -387,10 +392,19 @@ fn lines(suite: &Suite, full: bool) -> Vec<String> {
             };
             targets.iter().map(words).collect()
         }
-        Kind::Scenarios(target, threads) => vec![format!(
-            "test --quiet --workspace --locked --test {target} \
-             -- --include-ignored --nocapture --test-threads={threads}"
-        )],
+        Kind::Scenarios {
+            target,
+            threads,
+            alone,
+        } => {
+            let common = format!(
+                "test --quiet --workspace --locked --test {target} -- --include-ignored --nocapture"
+            );
+            let skipped: String = alone.iter().map(|test| format!(" --skip {test}")).collect();
+            let together = format!("{common} --test-threads={threads}{skipped}");
+            let alone = alone.iter().map(|test| format!("{common} --exact {test}"));
+            std::iter::once(together).chain(alone).collect()
+        }
     }
 }
 
@@ -418,7 +432,7 @@ fn cargo(
     let directory = match suite.kind {
         // A workspace with compiler flags of its own.
         Kind::Fuzz(_) => &fuzz_workspace(),
-        Kind::Cargo(_) | Kind::Scenarios(..) => product::source(),
+        Kind::Cargo(_) | Kind::Scenarios { .. } => product::source(),
     };
     let mut run = Run::cargo()
         .args(line.split_whitespace())

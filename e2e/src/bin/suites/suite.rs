@@ -21,8 +21,13 @@ pub(crate) enum Kind {
     Cargo(&'static [&'static str]),
     /// Runs these targets of `engine/proto/fuzz`, at full counts with so many inputs.
     Fuzz(&'static [(&'static str, u32)]),
-    /// Runs a test target of `e2e/tests` on local clusters, with this many test threads.
-    Scenarios(&'static str, u32),
+    /// Runs a test target of `e2e/tests` on local clusters.
+    Scenarios {
+        target: &'static str,
+        threads: u32,
+        /// Tests that run afterwards, one by one: others beside them would take the processors from a virtual machine.
+        alone: &'static [&'static str],
+    },
 }
 
 /// Inputs of a fuzz target that parses single messages.
@@ -88,7 +93,7 @@ pub(crate) const SUITES: &[Suite] = &[
         budget: 2,
         machine: true,
         product: false,
-        kind: Kind::Scenarios("stock_pods", 1),
+        kind: scenarios("stock_pods", 1),
     },
     Suite {
         name: "cluster",
@@ -96,7 +101,7 @@ pub(crate) const SUITES: &[Suite] = &[
         budget: 7,
         machine: true,
         product: false,
-        kind: Kind::Scenarios("local_cluster", 4),
+        kind: scenarios("local_cluster", 4),
     },
     Suite {
         name: "rdma",
@@ -104,7 +109,7 @@ pub(crate) const SUITES: &[Suite] = &[
         budget: 4,
         machine: true,
         product: false,
-        kind: Kind::Scenarios("soft_roce", 1),
+        kind: scenarios("soft_roce", 1),
     },
     Suite {
         name: "install",
@@ -112,7 +117,7 @@ pub(crate) const SUITES: &[Suite] = &[
         budget: 6,
         machine: true,
         product: true,
-        kind: Kind::Scenarios("install", 1),
+        kind: scenarios("install", 1),
     },
     Suite {
         name: "scenarios",
@@ -121,6 +126,20 @@ pub(crate) const SUITES: &[Suite] = &[
         machine: true,
         product: true,
         // All scenarios at once: each waits for its cluster.
-        kind: Kind::Scenarios("scenarios", 64),
+        kind: Kind::Scenarios {
+            target: "scenarios",
+            threads: 64,
+            alone: &[
+                "scenarios::vm_rdma_pool::a_required_rdma_pool_serves_a_stock_pod_with_a_device_of_its_own_machine",
+            ],
+        },
     },
 ];
+
+const fn scenarios(target: &'static str, threads: u32) -> Kind {
+    Kind::Scenarios {
+        target,
+        threads,
+        alone: &[],
+    }
+}
