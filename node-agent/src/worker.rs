@@ -18,14 +18,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use engine::Engine;
 use http_server::{Readers, Resolver};
-use kube::Api;
+use kube::{Api, Client};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::args::Settings;
-use crate::assignments;
+use crate::assignments::{self, Assignments};
 use crate::facts::gather;
+use crate::facts::inbox::{Inbox, Publish};
 use crate::health::{self, fixing};
 use crate::peers::{self, PeerPaths};
 use crate::pools::engine_process::EngineProcesses;
@@ -97,56 +98,26 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
     let observed = Observed {
         report: reporter.subscribe(),
         paths: paths.clone(),
-        snapshots: snapshots.clone(),
+        snapshots,
         readers: Arc::new(Readers::new(kubernetes.clone())),
     };
-    let served = kubernetes.as_ref().map(|client| {
-        let secrets = Api::namespaced(client.clone(), &settings.pod_namespace);
-        let served = Arc::new(Resolver::default());
-        let name = settings.certificate_secret.clone();
-        tokio::spawn(certificate::follow(secrets, name, Arc::clone(&served)));
-        served
-    });
+    let served = (kubernetes.as_ref()).map(|client| follow_certificate(&settings, client));
     let metrics = http::serve_metrics(settings.metrics_port, observed, served);
     let metrics = tokio::spawn(metrics);
 
     // An agent without Kubernetes serves pools, but does not observe its node.
-    let mut for_pools = None;
-    if let Some(client) = &kubernetes {
-        let boot_id = kernel::boot_id(&settings.host_proc)?;
-        let inputs = || (snapshots.clone(), assigned.clone());
-        let (spec, publish) = (assigned.clone(), publish_snapshots);
-        let inbox = gather::start(&settings, client.clone(), spec, paths, publish);
-        for_pools = Some(inbox.clone());
-        let (publish_unhealthy, unhealthy) = watch::channel(UnhealthyDevices::new());
-        let offered = settings.devices(&boot_id);
-        let cdi_folder = offered.as_ref().map(|devices| devices.cdi.clone());
-        let health = health::run(inputs(), cdi_folder, reporter.clone(), publish_unhealthy);
-        tokio::spawn(health);
-        let journal = Journal::open(&settings.state_dir, &boot_id);
-        let (node, to) = (settings.node(), inbox.clone());
-        tokio::spawn(fixing::run(node, journal, inputs(), reporter.clone(), to));
-        if let Some(settings) = offered {
-            tokio::spawn(devices::keep(devices::Inputs {
-                settings,
-                client: client.clone(),
-                snapshots: snapshots.clone(),
-                node_uid: assignments::node_uid(assigned.clone()),
-                unhealthy,
-                inbox,
-                stopped,
-            }));
-        }
-        tokio::spawn(inventory::run(client.clone(), name.clone(), inputs()));
-        let (report, spec) = (reporter.subscribe(), assigned.clone());
-        tokio::spawn(status::write(
-            client.clone(),
-            name.clone(),
-            boot_id,
-            report,
-            spec,
-        ));
-    }
+    let inbox = match &kubernetes {
+        None => None,
+        Some(client) => Some(observe_node(
+            &settings,
+            client,
+            &assigned,
+            paths,
+            publish_snapshots,
+            &reporter,
+            stopped,
+        )?),
+    };
     // Without peer probes, the paths stay empty.
     let publish_paths = Arc::new(publish_paths);
     if let Some(ip) = settings.pod_ip {
@@ -155,30 +126,79 @@ async fn run(settings: Settings, stopped: watch::Receiver<bool>) -> anyhow::Resu
         tokio::spawn(peers::keep(engine, address, assigned.clone(), paths));
     }
 
-    let context = Context {
+    let context = Arc::new(Context {
         engines,
         proc: settings.host_proc,
         key,
         budget: MemoryBudget::default(),
         mounts,
         reporter,
-        inbox: for_pools,
+        inbox,
         kubernetes,
-    };
-    let context = Arc::new(context);
+    });
     let of_mounts = Arc::clone(&context);
     tokio::spawn(async move {
-        let Context {
-            proc,
-            engines,
-            mounts,
-            ..
-        } = &*of_mounts;
-        mounts.watch(proc, engines).await;
+        let mounts = &of_mounts.mounts;
+        mounts.watch(&of_mounts.proc, &of_mounts.engines).await;
     });
     tokio::select! {
         () = pod_tasks::run(context, assigned) => anyhow::bail!("the watch of assignments has ended"),
         ended = health => ended?,
         ended = metrics => ended?,
     }
+}
+
+/// Follows the certificate of the metrics.
+fn follow_certificate(settings: &Settings, client: &Client) -> Arc<Resolver> {
+    let secrets = Api::namespaced(client.clone(), &settings.pod_namespace);
+    let served = Arc::new(Resolver::default());
+    let name = settings.certificate_secret.clone();
+    tokio::spawn(certificate::follow(secrets, name, Arc::clone(&served)));
+    served
+}
+
+/// Starts what observes, checks, fixes and reports the node, and offers its devices. Returns the inbox of the sources.
+fn observe_node(
+    settings: &Settings,
+    client: &Client,
+    assigned: &watch::Receiver<Assignments>,
+    paths: watch::Receiver<PeerPaths>,
+    publish: Publish,
+    reporter: &Reporter,
+    stopped: watch::Receiver<bool>,
+) -> anyhow::Result<Inbox> {
+    let boot_id = kernel::boot_id(&settings.host_proc)?;
+    let name = &settings.node_name;
+    let snapshots = publish.subscribe();
+    let inputs = || (snapshots.clone(), assigned.clone());
+    let inbox = gather::start(settings, client.clone(), assigned.clone(), paths, publish);
+    let (publish_unhealthy, unhealthy) = watch::channel(UnhealthyDevices::new());
+    let offered = settings.devices(&boot_id);
+    let cdi_folder = offered.as_ref().map(|devices| devices.cdi.clone());
+    let health = health::run(inputs(), cdi_folder, reporter.clone(), publish_unhealthy);
+    tokio::spawn(health);
+    let journal = Journal::open(&settings.state_dir, &boot_id);
+    let (node, to) = (settings.node(), inbox.clone());
+    tokio::spawn(fixing::run(node, journal, inputs(), reporter.clone(), to));
+    if let Some(settings) = offered {
+        tokio::spawn(devices::keep(devices::Inputs {
+            settings,
+            client: client.clone(),
+            snapshots: snapshots.clone(),
+            node_uid: assignments::node_uid(assigned.clone()),
+            unhealthy,
+            inbox: inbox.clone(),
+            stopped,
+        }));
+    }
+    tokio::spawn(inventory::run(client.clone(), name.clone(), inputs()));
+    let (report, spec) = (reporter.subscribe(), assigned.clone());
+    tokio::spawn(status::write(
+        client.clone(),
+        name.clone(),
+        boot_id,
+        report,
+        spec,
+    ));
+    Ok(inbox)
 }

@@ -2,6 +2,8 @@
 
 use clap::Parser;
 
+use crate::{admission, cluster, lease};
+
 /// How the packets of stock engines in injected pods are queued in the network, with RDMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct RdmaClass {
@@ -102,4 +104,41 @@ pub struct Args {
     /// Log filter, as in RUST_LOG.
     #[arg(long, env = "LOG", default_value = "info,kube=warn")]
     pub log: String,
+}
+
+impl Args {
+    /// Settings that every cluster uses.
+    pub(crate) fn clusters(&self) -> cluster::validate::Settings {
+        let priority_class = Some(self.pool_priority_class.clone());
+        cluster::validate::Settings {
+            operator_namespace: self.namespace.clone(),
+            pool_image: self.pool_image.clone(),
+            gate_image: self.gate_image.clone(),
+            master_image: self.master_image.clone(),
+            admitted_role: self.admitted_role.clone(),
+            pool_priority_class: priority_class.filter(|name| !name.is_empty()),
+            metrics_namespaces: self.metrics_namespaces.clone(),
+        }
+    }
+
+    /// Settings of the Lease.
+    pub(crate) fn lease(&self) -> lease::Settings {
+        lease::Settings {
+            namespace: self.namespace.clone(),
+            name: self.lease_name.clone(),
+            identity: self.identity.clone(),
+        }
+    }
+
+    /// Settings of the webhook.
+    pub(crate) fn webhook(&self) -> admission::Settings {
+        admission::Settings {
+            namespace: self.namespace.clone(),
+            gate_image: self.gate_image.clone(),
+            rdma_class: self.rdma_class,
+            port: self.webhook_port,
+            configuration: self.webhook_config.clone(),
+            secret: self.certificate_secret.clone(),
+        }
+    }
 }

@@ -101,85 +101,20 @@ impl Caches {
             listed: Mutex::default(),
         };
         let every = watcher::Config::default;
-        let components = format!(
-            "{} in ({},{},{})",
-            names::LABEL_COMPONENT,
-            names::COMPONENT_MASTER,
-            names::COMPONENT_POOL,
-            names::COMPONENT_GUARD
-        );
-        let agents_wanted = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_AGENT);
         let ours = || every().labels(names::LABEL_CLUSTER);
         let evictions = Evictions::default();
-        let noted = evictions.clone();
-        let (pods, pods_writer) = reflector::store();
-        let pods_on = Index::new(pods.clone(), index::node);
-        let pods_of = Index::new(pods.clone(), index::clustered);
-        let masters_of = Index::new(pods.clone(), index::mastered);
-        let (agents, agents_writer) = reflector::store();
-        let agents_on = Index::new(agents.clone(), index::node);
-        let ring = Arc::default();
-        let (labelled, labelled_writer) = reflector::store();
-        let labelled_on = Index::new(labelled.clone(), index::node);
-        let labelled_of = Index::new(labelled.clone(), requested_cluster);
-        watches.follow(
-            pods_writer,
-            None,
-            every().labels(&components),
-            move |pod| {
-                prune::pod(pod);
-                // Here: the pod may be deleted before the next reconcile.
-                noted.note(pod, Instant::now());
-            },
-            trigger::of_component,
-            {
-                let (pods_on, pods_of) = (pods_on.clone(), pods_of.clone());
-                let masters_of = masters_of.clone();
-                move |event| {
-                    pods_on.note(event);
-                    pods_of.note(event);
-                    masters_of.note(event);
-                }
-            },
-        );
-        watches.follow(
-            agents_writer,
-            Some(namespace),
-            every().labels(&agents_wanted),
-            prune::pod,
-            trigger::of_agent,
-            {
-                let (agents, agents_on, ring) =
-                    (agents.clone(), agents_on.clone(), Arc::clone(&ring));
-                move |event| {
-                    agents_on.note(event);
-                    note_ring(&ring, &agents, &agents_on, event);
-                }
-            },
-        );
-        watches.follow(
-            labelled_writer,
-            None,
-            every().labels(names::LABEL_INJECT),
-            prune::pod,
-            trigger::of_labelled,
-            {
-                let (labelled_on, labelled_of) = (labelled_on.clone(), labelled_of.clone());
-                move |event| {
-                    labelled_on.note(event);
-                    labelled_of.note(event);
-                }
-            },
-        );
+        let components = Components::start(&watches, &evictions);
+        let (agents_on, ring) = start_agents(&watches, namespace);
+        let (labelled, labelled_on, labelled_of) = start_labelled(&watches);
         Self {
             clusters: watches.start(every(), prune::cluster, trigger::of_cluster),
             mooncake_nodes: watches.start(every(), prune::mooncake_node, trigger::of_mooncake_node),
             node_policies: watches.start(every(), prune::node_policy, trigger::of_policy),
             nodes: watches.start(every(), prune::node, trigger::of_node),
-            pods,
-            pods_on,
-            pods_of,
-            masters_of,
+            pods: components.pods,
+            pods_on: components.on,
+            pods_of: components.of,
+            masters_of: components.masters_of,
             agents_on,
             ring,
             labelled,
@@ -248,6 +183,105 @@ impl Caches {
         let ring = self.ring.read();
         ring.around(node, recorded)
     }
+}
+
+/// The pods of masters and pools, and guards.
+struct Components {
+    pods: Store<Pod>,
+    on: Index<Pod, String>,
+    of: Index<Pod, ClusterName>,
+    masters_of: Index<Pod, ClusterName>,
+}
+
+impl Components {
+    /// Starts their watch, which also notes evictions.
+    fn start(watches: &Watches, evictions: &Evictions) -> Self {
+        let (pods, writer) = reflector::store();
+        let on = Index::new(pods.clone(), index::node);
+        let of = Index::new(pods.clone(), index::clustered);
+        let masters_of = Index::new(pods.clone(), index::mastered);
+        let wanted = format!(
+            "{} in ({},{},{})",
+            names::LABEL_COMPONENT,
+            names::COMPONENT_MASTER,
+            names::COMPONENT_POOL,
+            names::COMPONENT_GUARD
+        );
+        let evictions = evictions.clone();
+        watches.follow(
+            writer,
+            None,
+            watcher::Config::default().labels(&wanted),
+            move |pod| {
+                prune::pod(pod);
+                // Here: the pod may be deleted before the next reconcile.
+                evictions.note(pod, Instant::now());
+            },
+            trigger::of_component,
+            {
+                let (on, of, masters_of) = (on.clone(), of.clone(), masters_of.clone());
+                move |event| {
+                    on.note(event);
+                    of.note(event);
+                    masters_of.note(event);
+                }
+            },
+        );
+        Self {
+            pods,
+            on,
+            of,
+            masters_of,
+        }
+    }
+}
+
+/// Starts the watch of the agents' pods in the operator's namespace. Returns their index by node, and their ring.
+fn start_agents(
+    watches: &Watches,
+    namespace: &str,
+) -> (Index<Pod, String>, Arc<RwLock<ProbeRing>>) {
+    let (agents, writer) = reflector::store();
+    let on = Index::new(agents.clone(), index::node);
+    let ring = Arc::default();
+    let wanted = format!("{}={}", names::LABEL_COMPONENT, names::COMPONENT_AGENT);
+    watches.follow(
+        writer,
+        Some(namespace),
+        watcher::Config::default().labels(&wanted),
+        prune::pod,
+        trigger::of_agent,
+        {
+            let (on, ring) = (on.clone(), Arc::clone(&ring));
+            move |event| {
+                on.note(event);
+                note_ring(&ring, &agents, &on, event);
+            }
+        },
+    );
+    (on, ring)
+}
+
+/// Starts the watch of the pods that request injection. Returns them, and their indices by node and by requested cluster.
+fn start_labelled(watches: &Watches) -> (Store<Pod>, Index<Pod, String>, Index<Pod, ClusterName>) {
+    let (pods, writer) = reflector::store();
+    let on = Index::new(pods.clone(), index::node);
+    let of = Index::new(pods.clone(), requested_cluster);
+    watches.follow(
+        writer,
+        None,
+        watcher::Config::default().labels(names::LABEL_INJECT),
+        prune::pod,
+        trigger::of_labelled,
+        {
+            let (on, of) = (on.clone(), of.clone());
+            move |event| {
+                on.note(event);
+                of.note(event);
+            }
+        },
+    );
+    (pods, on, of)
 }
 
 /// Keeps the ring in step with the agents' pods.

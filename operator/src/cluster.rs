@@ -202,14 +202,7 @@ impl Session<'_> {
         let peers = observed.foreign_peers(&valid.namespace, &valid.name);
         let master = observed.serving_master(&valid.name);
         let master_uid = master_instance(self.cluster, master);
-        let pod_statuses: Vec<PoolPodStatus> = observed
-            .pool_pods
-            .iter()
-            .map(|pod| {
-                let node = crate::pod::node_of(pod).unwrap_or_default();
-                pool_pod::evaluate(pod, observed.mooncake_node(&node), master_uid.as_deref())
-            })
-            .collect();
+        let pod_statuses = pod_statuses(observed, master_uid.as_deref());
         let before = self.old.transport.and_then(Word::known);
         let paused = writer.is_paused();
         let transport = transport::Facts::of(valid, observed, &pod_statuses, before, paused);
@@ -239,7 +232,7 @@ impl Session<'_> {
         let rollout = Rollout {
             pools: &pools,
             pod_statuses: &pod_statuses,
-            excluded: &cordons.excluded,
+            excluded,
         };
         let rollout = self
             .roll(&writer, valid, observed, rollout, &mut refused)
@@ -381,30 +374,15 @@ impl Session<'_> {
         of: Rollout<'_>,
         refused: &mut Refused,
     ) -> Result<rollout::Decision, WriteError> {
-        let Rollout {
-            pools,
-            pod_statuses,
-            excluded,
-        } = of;
         let pods: Vec<rollout::Pod> = observed
             .pool_pods
             .iter()
-            .zip(pod_statuses)
+            .zip(of.pod_statuses)
             .filter_map(|(pod, pod_status)| candidate(valid, pod, pod_status))
             .collect();
-        let before = self.old.rollout.clone();
         let outdated = pods.iter().filter(|pod| pod.outdated).count();
-        let wait = |on: &str, record| rollout::Decision {
-            step: match outdated {
-                0 => rollout::Step::Done,
-                _ => rollout::Step::Wait {
-                    outdated,
-                    on: on.to_owned(),
-                },
-            },
-            record,
-            recheck: None,
-        };
+        let wait = |on, record| rollout::Decision::wait(outdated, on, record);
+        let before = self.old.rollout.clone();
         if writer.is_paused() {
             return Ok(wait("the end of the pause", before));
         }
@@ -412,33 +390,8 @@ impl Session<'_> {
             // The record in the cache is not the latest one.
             return Ok(wait("the cache to show the last status", before));
         }
-        let counts: Option<Vec<status::Scheduled>> = pools
-            .iter()
-            .map(|pool| status::scheduled(pool.current()?))
-            .collect();
-        let counts_of = |count: fn(&status::Scheduled) -> usize| {
-            let counts = counts.as_ref()?.iter();
-            Some(counts.map(count).sum::<usize>())
-        };
-        let drain_seconds = valid
-            .pools
-            .iter()
-            .map(|pool| (pool.name.clone(), pool.drain_seconds))
-            .collect();
-        let given_up = self.given_up(valid, excluded);
-        let facts = rollout::Facts {
-            revision: &desired::pool::revision(&valid.pools),
-            pods: &pods,
-            desired: counts_of(|count| count.desired).unwrap_or(0),
-            missing: counts_of(|count| count.desired.saturating_sub(count.current)),
-            update: &valid.update,
-            drain_seconds: &drain_seconds,
-            given_up: &given_up,
-            // Times are stored in whole seconds.
-            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
-        };
-        let decision = rollout::next(&facts, before.as_ref());
-        let rollout::Step::Replace { pods, .. } = &decision.step else {
+        let decision = self.next_step(valid, &of, &pods);
+        let rollout::Step::Replace { pods: victims, .. } = &decision.step else {
             return Ok(decision);
         };
         if decision.record != before {
@@ -452,17 +405,64 @@ impl Session<'_> {
             let on = "the CRD MooncakeCluster of this release: the API server does not store status.rollout";
             return Ok(wait(on, None));
         }
+        self.replace(writer, observed, victims, refused).await?;
+        Ok(decision)
+    }
+
+    /// Decides on the rollout.
+    fn next_step(
+        &self,
+        valid: &Valid,
+        of: &Rollout<'_>,
+        pods: &[rollout::Pod],
+    ) -> rollout::Decision {
+        let pools = of.pools.iter();
+        let counts: Option<Vec<status::Scheduled>> = pools
+            .map(|pool| status::scheduled(pool.current()?))
+            .collect();
+        let counts_of = |count: fn(&status::Scheduled) -> usize| {
+            let counts = counts.as_ref()?.iter();
+            Some(counts.map(count).sum::<usize>())
+        };
+        let drain_seconds = valid
+            .pools
+            .iter()
+            .map(|pool| (pool.name.clone(), pool.drain_seconds))
+            .collect();
+        let facts = rollout::Facts {
+            revision: &desired::pool::revision(&valid.pools),
+            pods,
+            desired: counts_of(|count| count.desired).unwrap_or(0),
+            missing: counts_of(|count| count.desired.saturating_sub(count.current)),
+            update: &valid.update,
+            drain_seconds: &drain_seconds,
+            given_up: &self.given_up(valid, of.excluded),
+            // Times are stored in whole seconds.
+            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+        };
+        rollout::next(&facts, self.old.rollout.as_ref())
+    }
+
+    /// Deletes pods that a rollout replaces.
+    async fn replace(
+        &self,
+        writer: &Writer,
+        observed: &Observed,
+        victims: &[rollout::Pod],
+        refused: &mut Refused,
+    ) -> Result<(), WriteError> {
         let client = self.context.client.clone();
-        let api = untyped::api::<Pod>(client, &(), Some(&valid.namespace));
-        for pod in pods {
+        let ClusterName { namespace, name } = &self.name;
+        let api = untyped::api::<Pod>(client, &(), Some(namespace));
+        for pod in victims {
             let mut found = observed.pool_pods.iter();
             if let Some(victim) = found.find(|found| found.uid().as_deref() == Some(&pod.uid)) {
-                tracing::info!(namespace = %valid.namespace, cluster = %valid.name, pod = %pod.name,
+                tracing::info!(%namespace, cluster = %name, pod = %pod.name,
                     node = %pod.place.node, "pool pod is outdated, replacing it");
                 refused.pass(writer.delete(&api, victim.as_ref()).await)?;
             }
         }
-        Ok(decision)
+        Ok(())
     }
 
     /// Places of the recorded rollout on nodes that are gone, that no pool of that name selects, or that are drained.
@@ -527,6 +527,16 @@ impl Session<'_> {
         };
         Ok(())
     }
+}
+
+/// What is known of each pool pod, in the order of `observed`.
+fn pod_statuses(observed: &Observed, master_uid: Option<&str>) -> Vec<PoolPodStatus> {
+    let pods = observed.pool_pods.iter();
+    pods.map(|pod| {
+        let node = crate::pod::node_of(pod).unwrap_or_default();
+        pool_pod::evaluate(pod, observed.mooncake_node(&node), master_uid)
+    })
+    .collect()
 }
 
 /// The pod in the rollout. A pod of a removed pool is not part of it: it goes with its DaemonSet.

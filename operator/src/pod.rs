@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crds::cluster::Transport;
 use crds::{MooncakeCluster, names};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Resource, ResourceExt};
 
@@ -52,12 +52,22 @@ pub fn ready_master(pods: &[Arc<Pod>]) -> Option<&Pod> {
         .map(AsRef::as_ref)
 }
 
+/// True where the pod has that value of the component label.
+pub fn is_component(pod: &Pod, component: &str) -> bool {
+    let label = pod.labels().get(names::LABEL_COMPONENT);
+    label.is_some_and(|label| label == component)
+}
+
 /// The pod's condition `Ready`.
 pub fn is_ready(pod: &Pod) -> bool {
-    pod.status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten())
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    condition(pod, "Ready").is_some_and(|ready| ready.status == "True")
+}
+
+/// The scheduler's message on a pod without a node.
+pub(crate) fn unscheduled(pod: &Pod) -> Option<&str> {
+    let scheduled = condition(pod, "PodScheduled")?;
+    let message = scheduled.message.as_deref();
+    message.filter(|_| scheduled.status == "False")
 }
 
 /// True where the pod's containers will not run again.
@@ -68,12 +78,27 @@ pub fn is_over(pod: &Pod) -> bool {
         .is_some_and(|phase| matches!(phase, "Succeeded" | "Failed"))
 }
 
+/// The gate of an injected pod.
+pub(crate) fn gate(pod: &Pod) -> Option<&Container> {
+    let mut init = pod.spec.as_ref()?.init_containers.iter().flatten();
+    init.find(|container| container.name == GATE_CONTAINER)
+}
+
+/// What the kubelet reports of the gate of an injected pod.
+pub fn gate_status(pod: &Pod) -> Option<&ContainerStatus> {
+    let mut init = pod
+        .status
+        .as_ref()?
+        .init_container_statuses
+        .iter()
+        .flatten();
+    init.find(|container| container.name == GATE_CONTAINER)
+}
+
 /// The transport with which an injected pod was injected.
 pub fn injected_transport(pod: &Pod) -> Transport {
-    let init = pod.spec.iter();
-    let mut init = init.flat_map(|spec| spec.init_containers.iter().flatten());
-    let gate = init.find(|container| container.name == GATE_CONTAINER);
-    let mut arguments = gate.into_iter().flat_map(|gate| gate.args.iter().flatten());
+    let gate = gate(pod).into_iter();
+    let mut arguments = gate.flat_map(|gate| gate.args.iter().flatten());
     match arguments.any(|argument| argument == GATE_OVER_RDMA) {
         true => Transport::Rdma,
         false => Transport::Tcp,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use crds::MooncakeCluster;
 use crds::update::OnCordon;
+use futures::TryFutureExt as _;
 use http_server::Resolver;
 use k8s_openapi::api::core::v1::Node;
 use kube::core::DeserializeGuard;
@@ -24,7 +25,7 @@ use crate::cluster::validate::Settings;
 use crate::compute_domain::view;
 use crate::event::Events;
 use crate::health::{self, Health};
-use crate::lease::{self, Fence, Keeper};
+use crate::lease::{Fence, Keeper};
 use crate::metrics::{self, Metrics};
 use crate::{admission, cluster, compute_domain, controller, node, policy};
 
@@ -42,54 +43,17 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(20);
 #[tokio::main]
 pub async fn run(args: Args) -> anyhow::Result<()> {
     end_on_panic();
-    let Args {
-        namespace,
-        identity,
-        pool_image,
-        gate_image,
-        master_image,
-        admitted_role,
-        pool_priority_class,
-        metrics_namespaces,
-        metrics_port,
-        health_port,
-        webhook_port,
-        webhook_config,
-        certificate_secret,
-        agent_certificate_secret,
-        rdma_class,
-        lease_name,
-        paused,
-        log: _,
-    } = args;
-    let settings = Settings {
-        operator_namespace: namespace.clone(),
-        pool_image,
-        gate_image: gate_image.clone(),
-        master_image,
-        admitted_role,
-        pool_priority_class: Some(pool_priority_class).filter(|name| !name.is_empty()),
-        metrics_namespaces,
-    };
     let client = Client::try_default()
         .await
         .context("cannot find a configuration for the API server (in-cluster or kubeconfig)")?;
     let metrics = Metrics::new();
-    let caches = Caches::start(&client, &namespace, &metrics);
+    let caches = Caches::start(&client, &args.namespace, &metrics);
     let certificate = Arc::new(Resolver::default());
     let (stop_work, work_stops) = watch::channel(false);
     let (stop_lease, lease_stops) = watch::channel(false);
     let (leads, leader) = watch::channel(false);
 
-    let (keeper, fence) = Keeper::new(
-        client.clone(),
-        lease::Settings {
-            namespace: namespace.clone(),
-            name: lease_name,
-            identity: identity.clone(),
-        },
-        metrics.clone(),
-    );
+    let (keeper, fence) = Keeper::new(client.clone(), args.lease(), metrics.clone());
     let synced = synced(&caches);
     let health = Health {
         turned: keeper.turned(),
@@ -97,66 +61,39 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         certificate: certificate.clone(),
     };
     let keeper = tokio::spawn(keeper.run(lease_stops));
-    let known = caches.clone();
-    let controllers = tokio::spawn(lead(
-        synced,
-        Controllers {
-            client: client.clone(),
-            caches,
-            fence,
-            metrics: metrics.clone(),
-            settings,
-            identity,
-            paused,
-        },
-        leads,
-        work_stops.clone(),
-    ));
+    let controllers = Controllers {
+        client: client.clone(),
+        caches: caches.clone(),
+        fence,
+        metrics: metrics.clone(),
+        settings: args.clusters(),
+        identity: args.identity.clone(),
+        paused: args.paused,
+    };
+    let controllers = tokio::spawn(lead(synced, controllers, leads, work_stops.clone()));
 
-    let mut servers = JoinSet::new();
-    servers.spawn({
-        let stop = stopped(work_stops.clone());
-        async move { Ok(health::serve(health_port, health, stop).await?) }
-    });
+    let stop = || stopped(work_stops.clone());
+    let mut servers = JoinSet::<anyhow::Result<()>>::new();
+    servers.spawn(health::serve(args.health_port, health, stop()).err_into());
     let endpoint = metrics::Settings {
-        port: metrics_port,
+        port: args.metrics_port,
         certificate: certificate.clone(),
     };
-    servers.spawn({
-        let (client, stop) = (client.clone(), stopped(work_stops.clone()));
-        let clusters = known.clusters.clone();
-        async move { Ok(metrics::serve(endpoint, client, metrics, clusters, stop).await?) }
-    });
+    let clusters = caches.clusters.clone();
+    servers.spawn(metrics::serve(endpoint, client.clone(), metrics, clusters, stop()).err_into());
     let agents = certificates::Keeper::new(
         client.clone(),
-        &namespace,
-        agent_certificate_secret,
-        Endpoint::Pods(format!("{AGENT_NAME}.{namespace}.svc")),
+        &args.namespace,
+        args.agent_certificate_secret.clone(),
+        Endpoint::Pods(format!("{AGENT_NAME}.{}.svc", args.namespace)),
         Schedule::default(),
     );
-    servers.spawn({
-        let (leader, stop) = (leader.clone(), stopped(work_stops.clone()));
-        async move {
-            tokio::select! {
-                () = stop => Ok(()),
-                never = agents.run(leader) => match never {},
-            }
-        }
-    });
-    servers.spawn(async move {
-        let stop = stopped(work_stops);
-        let settings = admission::Settings {
-            namespace,
-            gate_image,
-            rdma_class,
-            port: webhook_port,
-            configuration: webhook_config,
-            secret: certificate_secret,
-        };
-        Ok(admission::serve(settings, client, known, certificate, leader, stop).await?)
-    });
+    servers.spawn(keep(agents, leader.clone(), stop()));
+    let webhook = args.webhook();
+    servers
+        .spawn(admission::serve(webhook, client, caches, certificate, leader, stop()).err_into());
 
-    let outcome: anyhow::Result<()> = tokio::select! {
+    let outcome = tokio::select! {
         () = termination_signal() => Ok(()),
         Some(ended) = servers.join_next() => ended.context("a server panicked")?,
     };
@@ -201,6 +138,18 @@ async fn termination_signal() {
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}
+    }
+}
+
+/// Keeps a certificate until `stop` resolves.
+async fn keep(
+    keeper: certificates::Keeper,
+    leader: watch::Receiver<bool>,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    tokio::select! {
+        () = stop => Ok(()),
+        never = keeper.run(leader) => match never {},
     }
 }
 

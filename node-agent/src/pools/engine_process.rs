@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use pool::handover::Connection;
 use sys::net::seqpacket;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
 use tokio::time::{Instant, timeout};
 
 use super::processes::Process;
@@ -223,23 +224,9 @@ impl EngineProcesses {
             if matches!(answers, Err(StartError::Starved)) {
                 return Err(self.hold(pod.uid, running, passed));
             }
-            let is_own = self.program.is_of(running.pid);
-            let known = Running {
-                ports: &running.rdma,
-                lost: &BTreeMap::new(),
-                registration_seconds: None,
-            };
-            let change = match pod.transport.judge(known) {
-                Verdict::Replace(cause) => Some(cause),
-                Verdict::Keep { .. } | Verdict::Unproved(_) => None,
-            };
-            if is_own && change.is_none() && answers.is_ok() {
+            let Some(cause) = self.unfit(&running, &answers, &pod.transport) else {
                 running.take_over(passed).await;
                 return Ok(running);
-            }
-            let cause = match &answers {
-                Err(error) => error.to_string(),
-                Ok(()) => change.unwrap_or_else(|| "it is of another release".to_owned()),
             };
             tracing::info!(pid = running.pid, cause, "replacing the engine process");
             if answers.is_ok() {
@@ -266,6 +253,29 @@ impl EngineProcesses {
         }
         started.take_over(passed).await;
         Ok(started)
+    }
+
+    /// Returns why a process that runs cannot serve the pod; `None`: it can.
+    fn unfit(
+        &self,
+        running: &EngineProcess,
+        answers: &Result<(), StartError>,
+        transport: &Transport,
+    ) -> Option<String> {
+        if let Err(error) = answers {
+            return Some(error.to_string());
+        }
+        let known = Running {
+            ports: &running.rdma,
+            lost: &BTreeMap::new(),
+            registration_seconds: None,
+        };
+        match transport.judge(known) {
+            Verdict::Replace(cause) => return Some(cause),
+            Verdict::Keep { .. } | Verdict::Unproved(_) => {}
+        }
+        let is_own = self.program.is_of(running.pid);
+        (!is_own).then(|| "it is of another release".to_owned())
     }
 
     /// Keeps a process for the next attempt.
@@ -297,70 +307,17 @@ impl EngineProcesses {
         devices
     }
 
+    /// Starts an engine process, and waits until it listens in its sandbox.
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
         let devices = match &pod.transport {
             Transport::Tcp => Vec::new(),
             Transport::Rdma(lines, class) => self.devices(lines.as_deref(), *class)?,
         };
         folder.clear().map_err(StartError::Prepare)?;
-        let pool = pod.process.pid;
-        let limits = cgroup::Limits {
-            pod: pool_memory::pod_limit(pod.size, pod.page_size),
-            engine: pool_memory::engine_limit(pod.size, pod.page_size),
-        };
-        let cgroups = pod
-            .process
-            .cgroup()
-            .and_then(|text| cgroup::create(&self.host_root, &text, limits));
-        let cgroups = cgroups.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the engine process runs in the agent's cgroup: its memory and time are the agent's");
-            Vec::new()
-        });
-        // None serves the pod now. One that is in their cgroup would never be found again.
-        // One that a device blocks was killed before it could get the memory of the pool.
-        let blocked = |pid| {
-            let blocked = self.blocked.lock();
-            let of_pod = blocked.get(pod.uid).into_iter().flatten();
-            of_pod.into_iter().any(|one| one.has(pid))
-        };
-        if !remains::end(&cgroups, blocked, END_DEADLINE).await {
-            return Err(StartError::NotEnded);
-        }
-        let score = pod.process.oom_score_adj().unwrap_or_default();
-        let mut command = self.program.command();
-        command
-            .arg("serve")
-            .args(["--node-name", &self.node_name])
-            .args(["--pod-uid", pod.uid])
-            .args(["--pool-pid", &pool.to_string()])
-            .arg("--network")
-            .arg(pod.process.network_path())
-            .arg("--control")
-            .arg(folder.control())
-            .arg("--panic-file")
-            .arg(folder.panic())
-            .arg(format!(
-                "--oom-score-adj={}",
-                (score + OOM_SCORE_BEYOND_POOL).min(1000)
-            ))
-            .args(["--data-threads", &self.data_threads.to_string()])
-            .args(["--log", &self.log])
-            .args(["--uid", &uid(pod.uid).to_string()])
-            .args(devices);
-        for folder in &cgroups {
-            command.arg("--cgroup").arg(folder);
-        }
-        let mut child = command
-            .env_clear()
-            .current_dir("/")
-            // Signals to the agent's group are not for it, and one to its own group ends all of a failed start.
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(StartError::Prepare)?;
+        let cgroups = self.cgroups(pod);
+        self.end_remains(pod.uid, &cgroups).await?;
+        let mut command = self.serve(pod, folder, &cgroups);
+        let mut child = command.args(devices).spawn().map_err(StartError::Prepare)?;
         let group = StartGroup::of(child.id());
         // The process closes its standard error when it is in its sandbox.
         let mut written = Vec::new();
@@ -381,19 +338,92 @@ impl EngineProcesses {
             }
             Ok(Ok(status)) => Err(StartError::Start(format!("{failure} ({status})"))),
             Ok(Err(error)) => Err(StartError::Start(error.to_string())),
-            Err(_) => {
-                if let Some(device) = start::opens(&written) {
-                    let left = Blocked::of(device, &group, &cgroups);
-                    let mut blocked = self.blocked.lock();
-                    blocked.entry(pod.uid.to_owned()).or_default().push(left);
-                    return Err(StartError::Blocked(device.to_owned()));
-                }
-                Err(StartError::Start(format!(
-                    "it is not ready after {START_DEADLINE:?}{}",
-                    start::unfinished(&written)
-                )))
-            }
+            Err(_) => Err(self.not_ready(pod.uid, &written, &group, &cgroups)),
         }
+    }
+
+    /// Prepares the cgroups of the engine process of a pod; none where it has to run in the agent's.
+    fn cgroups(&self, pod: &PoolPod<'_>) -> Vec<PathBuf> {
+        let limits = cgroup::Limits {
+            pod: pool_memory::pod_limit(pod.size, pod.page_size),
+            engine: pool_memory::engine_limit(pod.size, pod.page_size),
+        };
+        let cgroups = pod
+            .process
+            .cgroup()
+            .and_then(|text| cgroup::create(&self.host_root, &text, limits));
+        cgroups.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the engine process runs in the agent's cgroup: its memory and time are the agent's");
+            Vec::new()
+        })
+    }
+
+    /// Ends what is left of earlier starts in the cgroups of a pod that no engine process serves now: it would never be found
+    /// again.
+    async fn end_remains(&self, pod_uid: &str, cgroups: &[PathBuf]) -> Result<(), StartError> {
+        // One that a device blocks was killed before it could get the memory of the pool.
+        let blocked = |pid| {
+            let blocked = self.blocked.lock();
+            let of_pod = blocked.get(pod_uid).into_iter().flatten();
+            of_pod.into_iter().any(|one| one.has(pid))
+        };
+        if remains::end(cgroups, blocked, END_DEADLINE).await {
+            Ok(())
+        } else {
+            Err(StartError::NotEnded)
+        }
+    }
+
+    /// The command that serves a pod.
+    fn serve(&self, pod: &PoolPod<'_>, folder: &Folder, cgroups: &[PathBuf]) -> Command {
+        let score = pod.process.oom_score_adj().unwrap_or_default();
+        let mut command = self.program.command();
+        command
+            .arg("serve")
+            .args(["--node-name", &self.node_name])
+            .args(["--pod-uid", pod.uid])
+            .args(["--pool-pid", &pod.process.pid.to_string()])
+            .arg("--network")
+            .arg(pod.process.network_path())
+            .arg("--control")
+            .arg(folder.control())
+            .arg("--panic-file")
+            .arg(folder.panic())
+            .arg(format!(
+                "--oom-score-adj={}",
+                (score + OOM_SCORE_BEYOND_POOL).min(1000)
+            ))
+            .args(["--data-threads", &self.data_threads.to_string()])
+            .args(["--log", &self.log])
+            .args(["--uid", &uid(pod.uid).to_string()]);
+        for folder in cgroups {
+            command.arg("--cgroup").arg(folder);
+        }
+        command
+            // Signals to the agent's group are not for it, and one to its own group ends all of a failed start.
+            .process_group(0)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Returns why a start has failed whose process is not ready in time, and holds what a device blocks of it.
+    fn not_ready(
+        &self,
+        pod_uid: &str,
+        written: &str,
+        group: &StartGroup,
+        cgroups: &[PathBuf],
+    ) -> StartError {
+        if let Some(device) = start::opens(written) {
+            let left = Blocked::of(device, group, cgroups);
+            let mut blocked = self.blocked.lock();
+            blocked.entry(pod_uid.to_owned()).or_default().push(left);
+            return StartError::Blocked(device.to_owned());
+        }
+        StartError::Start(format!(
+            "it is not ready after {START_DEADLINE:?}{}",
+            start::unfinished(written)
+        ))
     }
 
     /// The arguments by which a process opens devices.
@@ -429,12 +459,7 @@ impl EngineProcesses {
                 .program
                 .command()
                 .args(["unmount", "--uid", &FIRST_UID.to_string()])
-                .env_clear()
-                .current_dir("/")
                 .stdin(Stdio::piped())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped())
-                .kill_on_drop(true)
                 .spawn()?;
             if let Some(mut stdin) = child.stdin.take() {
                 stdin.write_all(&serde_json::to_vec(mount)?).await?;

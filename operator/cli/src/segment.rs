@@ -7,7 +7,7 @@ use crds::{MooncakeNode, Reason, names};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use mooncake_operator::pod::is_over;
+use mooncake_operator::pod::{is_component, is_over};
 use serde::Serialize;
 
 use crate::age::age;
@@ -253,13 +253,9 @@ const SERVED: &str = "If a client does not find it, it cannot connect to this ad
 
 fn of_holder(pod: &Pod, now: Timestamp) -> String {
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    let is_pool = pod
-        .labels()
-        .get(names::LABEL_COMPONENT)
-        .is_some_and(|label| label == names::COMPONENT_POOL);
     let since = created(pod).map(|then| format!(", which is {} old", age(then, now)));
     let since = since.unwrap_or_default();
-    if is_pool {
+    if is_component(pod, names::COMPONENT_POOL) {
         format!(
             "pool pod {namespace}/{name}{since}, has the address, and its agent has not reported it"
         )

@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use mooncake_operator::admission::InjectionRequest;
-use mooncake_operator::pod::is_over;
+use mooncake_operator::pod::{is_component, is_over};
 
 use crate::masters;
 use crate::read_error::{Cause, ReadError, Resources};
@@ -101,8 +101,5 @@ pub(crate) fn with_component<'a>(
     pods: &'a [Arc<Pod>],
     component: &'a str,
 ) -> impl Iterator<Item = &'a Arc<Pod>> {
-    pods.iter().filter(move |pod| {
-        let label = pod.labels().get(names::LABEL_COMPONENT);
-        label.is_some_and(|label| label == component)
-    })
+    pods.iter().filter(move |pod| is_component(pod, component))
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::environment::{LOCAL_HOSTNAME, MASTER, METADATA_SERVER, literal, own};
 use super::target::Target;
 use super::volume;
-use crate::pod::GATE_CONTAINER;
+use crate::pod::gate;
 
 /// File of all containers without a setting of their own.
 const SHARED_FILE: &str = "config.json";
@@ -149,10 +149,8 @@ pub fn injected_protocol(pod: &Pod, container: &Container) -> Option<String> {
         .iter()
         .filter_map(|name| own(container, name)?.value.as_deref());
     let (_, name) = paths.find(|path| is_ours(path))?.rsplit_once('/')?;
-    let mut init = pod.spec.as_ref()?.init_containers.iter().flatten();
-    let gate = init.find(|container| container.name == GATE_CONTAINER)?;
     let prefix = format!("--file={name}=");
-    let mut arguments = gate.args.iter().flatten();
+    let mut arguments = gate(pod)?.args.iter().flatten();
     let text = arguments.find_map(|argument| argument.strip_prefix(&prefix))?;
     let file: Value = serde_json::from_str(text).ok()?;
     file.get("protocol")?.as_str().map(str::to_owned)

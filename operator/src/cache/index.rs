@@ -11,6 +11,7 @@ use kube::{Resource, ResourceExt};
 use parking_lot::RwLock;
 
 use super::trigger::ClusterName;
+use crate::pod::is_component;
 
 /// Names by key. The objects are looked up in the store.
 type Names<K, Key> = HashMap<Key, HashSet<ObjectRef<K>>>;
@@ -105,9 +106,7 @@ pub(super) fn clustered(pod: &Pod) -> Option<ClusterName> {
 
 /// The cluster of a pod with the label of a master.
 pub(super) fn mastered(pod: &Pod) -> Option<ClusterName> {
-    let component = pod.labels().get(names::LABEL_COMPONENT);
-    let master = component.map(String::as_str) == Some(names::COMPONENT_MASTER);
-    clustered(pod).filter(|_| master)
+    clustered(pod).filter(|_| is_component(pod, names::COMPONENT_MASTER))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::cluster::pod_condition::DesiredCondition;
 use crate::cluster::validate::Valid;
 use crate::cluster::{container_compatibility, injection, preflight};
 use crate::event::{EventType, Events, Note};
-use crate::pod::{GATE_CONTAINER, condition, is_over};
+use crate::pod::{condition, gate_status, is_over};
 
 /// Timeout for reading one MooncakeNode.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -205,13 +205,7 @@ fn container_transition(pod: &Pod, desired: &[DesiredCondition]) -> Option<(Reas
 
 /// State of the gate container; `None` if the pod has none or it has no status yet.
 pub fn gate(pod: &Pod) -> Option<DesiredCondition> {
-    let container = pod
-        .status
-        .as_ref()?
-        .init_container_statuses
-        .iter()
-        .flatten()
-        .find(|container| container.name == GATE_CONTAINER)?;
+    let container = gate_status(pod)?;
     // The gate ends after the containers that it let start.
     let open = container.started == Some(true) || has_run(pod);
     // Termination message of the gate after its deadline: "<Reason>: text".
@@ -275,6 +269,7 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+    use crate::pod::GATE_CONTAINER;
 
     fn labelled(rest: &str) -> Pod {
         serde_yaml_ng::from_str(&format!(

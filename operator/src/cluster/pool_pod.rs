@@ -9,7 +9,7 @@ use kube::{Resource, ResourceExt};
 
 use crate::cache::evictions;
 use crate::cluster::instance;
-use crate::pod::{POOL_CONTAINER, is_over, node_of, not_running};
+use crate::pod::{POOL_CONTAINER, is_over, node_of, not_running, unscheduled};
 
 /// State of one pool pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,14 +107,10 @@ fn over(pod: &Pod) -> String {
     format!("the pod ended: {}", message.join(": "))
 }
 
-/// The scheduler's message on a pod without a node.
+/// Why a pod has no node.
 pub(crate) fn pending(pod: &Pod) -> String {
-    pod.status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten())
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
-        .and_then(|condition| condition.message.clone())
-        .unwrap_or_else(|| "the pod is not scheduled yet".to_owned())
+    let why = unscheduled(pod).unwrap_or("the pod is not scheduled yet");
+    why.to_owned()
 }
 
 /// The node's report, if its agent is alive and reported since this boot of the node.

@@ -12,7 +12,7 @@ use kube::ResourceExt;
 
 use crate::cluster::pool_pod::current_report;
 use crate::cluster::validate::Valid;
-use crate::pod::GATE_CONTAINER;
+use crate::pod::gate_status;
 
 /// The node whose checks the pod waits for; none if its gate does not read them, or is open.
 pub fn waits_for(pod: &Pod) -> Option<&str> {
@@ -41,9 +41,7 @@ pub fn holds(pod: &Pod) -> Option<&str> {
 }
 
 fn is_open(pod: &Pod) -> bool {
-    let statuses = pod.status.iter().flat_map(|s| &s.init_container_statuses);
-    let mut gates = statuses.flatten().filter(|one| one.name == GATE_CONTAINER);
-    gates.any(|gate| gate.started == Some(true))
+    gate_status(pod).is_some_and(|gate| gate.started == Some(true))
 }
 
 fn evaluate(checks: &[CheckId], mooncake_node: Option<&MooncakeNode>) -> (Reason, String) {
@@ -118,6 +116,7 @@ fn evaluate(checks: &[CheckId], mooncake_node: Option<&MooncakeNode>) -> (Reason
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::pod::GATE_CONTAINER;
 
     fn pod(node: &str, started: bool, annotations: &str) -> Pod {
         serde_yaml_ng::from_str(&format!(

@@ -85,6 +85,21 @@ impl Decision {
             recheck: None,
         }
     }
+
+    /// Nothing is deleted before something else has happened; `record` stays.
+    pub fn wait(outdated: usize, on: &str, record: Option<RolloutStatus>) -> Self {
+        Self {
+            step: match outdated {
+                0 => Step::Done,
+                _ => Step::Wait {
+                    outdated,
+                    on: on.to_owned(),
+                },
+            },
+            record,
+            recheck: None,
+        }
+    }
 }
 
 impl Step {
@@ -205,6 +220,7 @@ fn follow(facts: &Facts<'_>, record: &mut RolloutStatus) {
     record.missing = record.missing.filter(|missing| *missing > 0);
 }
 
+/// Chooses what is deleted now, and records it.
 fn step(facts: &Facts<'_>, record: &mut RolloutStatus, outdated: &[&Pod]) -> Step {
     let count = outdated.len();
     let wait = |on: String| Step::Wait {
@@ -217,102 +233,142 @@ fn step(facts: &Facts<'_>, record: &mut RolloutStatus, outdated: &[&Pod]) -> Ste
             place: place_of(late),
         };
     }
-    let Some(_) = facts.missing else {
+    if facts.missing.is_none() {
         return wait("the DaemonSet to take up its new template".to_owned());
-    };
-    let tolerated: BTreeSet<&PoolPlace> = record.tolerated.iter().collect();
-    let mut replaced: BTreeSet<PoolPlace> = record.replaced.iter().map(place_of).collect();
-    let again = |pod: &&&Pod| {
-        let one = record
-            .replaced
-            .iter()
-            .find(|one| place_of(one) == pod.place);
-        // Recorded by an operator that ended before the deletion, or a successor that an even newer spec may mend.
-        one.is_some_and(|one| one.uid == pod.uid || pod.serving == Some(false))
-    };
-    let mut chosen: Vec<Pod> = outdated
-        .iter()
-        .filter(again)
-        .map(|pod| (*pod).clone())
-        .collect();
-    record.replaced.retain(|one| {
-        let place = place_of(one);
-        !chosen
-            .iter()
-            .any(|pod| pod.place == place && pod.uid != one.uid)
-    });
-    let away: BTreeSet<PoolPlace> = facts
-        .pods
-        .iter()
-        .filter(|pod| pod.leaving || pod.serving != Some(true))
-        .filter(|pod| !tolerated.contains(&pod.place))
-        .map(|pod| pod.place.clone())
-        .collect();
-    let missing = facts
-        .others_missing(record)
-        .saturating_sub(usize::try_from(record.missing.unwrap_or(0)).unwrap_or(usize::MAX));
-    let limit = facts.update.max_unavailable.of(facts.desired);
-    let limit = limit.min(ROLLOUT_LIMIT);
-    let mut unavailable = away.union(&replaced).count() + missing;
-    // A tolerated place is in progress until its successor exists, if the DaemonSet wants one.
-    let begun = record.tolerated.iter().filter(|place| {
-        let absent = facts.pod_at(place).is_none_or(|pod| pod.leaving);
-        absent && !facts.given_up.contains(*place)
-    });
-    let mut in_progress = replaced.len() + begun.count().min(facts.unfilled());
-    let idle = outdated.iter().filter(|pod| pod.serving == Some(false));
-    let serving = outdated.iter().filter(|pod| pod.serving == Some(true));
-    // Idle pods hold no readable data, so they go first.
-    for pod in idle.chain(serving) {
-        if replaced.contains(&pod.place) {
-            continue;
-        }
-        let counted = away.contains(&pod.place) || tolerated.contains(&pod.place);
-        if in_progress >= limit || (!counted && unavailable >= limit) {
-            break;
-        }
-        in_progress += 1;
-        unavailable += usize::from(!counted);
-        chosen.push((*pod).clone());
-        if !tolerated.contains(&pod.place) {
-            replaced.insert(pod.place.clone());
-        }
     }
-    let new = chosen
-        .iter()
-        .filter(|pod| replaced.contains(&pod.place))
-        .filter(|pod| !record.replaced.iter().any(|one| one.uid == pod.uid))
-        .map(|pod| ReplacedPod {
-            pool: pod.place.pool.clone(),
-            node: pod.place.node.clone(),
-            uid: pod.uid.clone(),
-            since: Time(facts.now),
-        });
-    let new: Vec<ReplacedPod> = new.collect();
-    record.replaced.extend(new);
+    let mut room = Room::of(facts, record);
+    let mut chosen = again(record, outdated);
+    chosen.extend(room.fill(outdated));
     if !chosen.is_empty() {
+        room.record(facts.now, &chosen, record);
         return Step::Replace {
             outdated: count,
             pods: chosen,
         };
     }
-    let awaited = record.replaced.first().map(place_of);
-    if let Some(place) = awaited.or_else(|| away.first().cloned()) {
-        return wait(format!(
-            "the pod of pool {} on {} to serve",
-            place.pool, place.node
-        ));
+    if let Some(on) = room.awaited(record) {
+        return wait(on);
     }
-    if missing > 0 {
-        return wait(format!("{missing} pods to be created"));
-    }
-    if in_progress > 0 {
-        return wait("pods that did not serve to be created again".to_owned());
-    }
-    let left: Vec<&str> = outdated.iter().map(|pod| pod.place.node.as_str()).collect();
+    let first = outdated.first().map(|pod| pod.place.node.clone());
     Step::Left {
         outdated: count,
-        on: left.first().copied().unwrap_or_default().to_owned(),
+        on: first.unwrap_or_default(),
+    }
+}
+
+/// Pods at recorded places that are deleted although they are recorded.
+fn again(record: &RolloutStatus, outdated: &[&Pod]) -> Vec<Pod> {
+    let again = outdated.iter().filter(|pod| {
+        let mut replaced = record.replaced.iter();
+        let one = replaced.find(|one| place_of(one) == pod.place);
+        // Recorded by an operator that ended before the deletion, or a successor that an even newer spec may mend.
+        one.is_some_and(|one| one.uid == pod.uid || pod.serving == Some(false))
+    });
+    again.map(|pod| (*pod).clone()).collect()
+}
+
+/// The room in `maxUnavailable`, and what takes it up.
+struct Room {
+    limit: usize,
+    tolerated: BTreeSet<PoolPlace>,
+    /// Places of the record, and those that are added to it now.
+    replaced: BTreeSet<PoolPlace>,
+    /// Places whose pod does not serve, without tolerated ones.
+    away: BTreeSet<PoolPlace>,
+    /// Pods that are not created yet, without those that were not when the rollout began.
+    missing: usize,
+    unavailable: usize,
+    /// Places whose successor does not serve or, where they are tolerated, does not exist.
+    in_progress: usize,
+}
+
+impl Room {
+    fn of(facts: &Facts<'_>, record: &RolloutStatus) -> Self {
+        let tolerated: BTreeSet<PoolPlace> = record.tolerated.iter().cloned().collect();
+        let replaced: BTreeSet<PoolPlace> = record.replaced.iter().map(place_of).collect();
+        let away: BTreeSet<PoolPlace> = facts
+            .pods
+            .iter()
+            .filter(|pod| pod.leaving || pod.serving != Some(true))
+            .filter(|pod| !tolerated.contains(&pod.place))
+            .map(|pod| pod.place.clone())
+            .collect();
+        let missing = facts
+            .others_missing(record)
+            .saturating_sub(usize::try_from(record.missing.unwrap_or(0)).unwrap_or(usize::MAX));
+        // A tolerated place is in progress until its successor exists, if the DaemonSet wants one.
+        let begun = record.tolerated.iter().filter(|place| {
+            let absent = facts.pod_at(place).is_none_or(|pod| pod.leaving);
+            absent && !facts.given_up.contains(*place)
+        });
+        let limit = facts.update.max_unavailable.of(facts.desired);
+        Self {
+            limit: limit.min(ROLLOUT_LIMIT),
+            unavailable: away.union(&replaced).count() + missing,
+            in_progress: replaced.len() + begun.count().min(facts.unfilled()),
+            tolerated,
+            replaced,
+            away,
+            missing,
+        }
+    }
+
+    /// Takes outdated pods while there is room. Idle ones hold no readable data, so they go first.
+    fn fill(&mut self, outdated: &[&Pod]) -> Vec<Pod> {
+        let idle = outdated.iter().filter(|pod| pod.serving == Some(false));
+        let serving = outdated.iter().filter(|pod| pod.serving == Some(true));
+        let mut taken = Vec::new();
+        for pod in idle.chain(serving) {
+            if self.replaced.contains(&pod.place) {
+                continue;
+            }
+            let tolerated = self.tolerated.contains(&pod.place);
+            let counted = tolerated || self.away.contains(&pod.place);
+            if self.in_progress >= self.limit || (!counted && self.unavailable >= self.limit) {
+                break;
+            }
+            self.in_progress += 1;
+            self.unavailable += usize::from(!counted);
+            taken.push((*pod).clone());
+            if !tolerated {
+                self.replaced.insert(pod.place.clone());
+            }
+        }
+        taken
+    }
+
+    /// Records the chosen pods; one whose predecessor is recorded takes its place.
+    fn record(&self, now: Timestamp, chosen: &[Pod], record: &mut RolloutStatus) {
+        record.replaced.retain(|one| {
+            let place = place_of(one);
+            let mut chosen = chosen.iter();
+            !chosen.any(|pod| pod.place == place && pod.uid != one.uid)
+        });
+        let new = chosen
+            .iter()
+            .filter(|pod| self.replaced.contains(&pod.place))
+            .filter(|pod| !record.replaced.iter().any(|one| one.uid == pod.uid))
+            .map(|pod| ReplacedPod {
+                pool: pod.place.pool.clone(),
+                node: pod.place.node.clone(),
+                uid: pod.uid.clone(),
+                since: Time(now),
+            });
+        let new: Vec<ReplacedPod> = new.collect();
+        record.replaced.extend(new);
+    }
+
+    /// What must happen before there is room for the next pod.
+    fn awaited(&self, record: &RolloutStatus) -> Option<String> {
+        let place = record.replaced.first().map(place_of);
+        if let Some(place) = place.or_else(|| self.away.first().cloned()) {
+            let PoolPlace { pool, node } = place;
+            return Some(format!("the pod of pool {pool} on {node} to serve"));
+        }
+        if self.missing > 0 {
+            return Some(format!("{} pods to be created", self.missing));
+        }
+        (self.in_progress > 0).then(|| "pods that did not serve to be created again".to_owned())
     }
 }
 

@@ -23,7 +23,7 @@ use crate::cluster::validate::Valid;
 use crate::cluster::{rollout, transport};
 use crate::compute_domain::status::DomainStatus;
 use crate::compute_domain::view::RECHECK_PERIOD;
-use crate::pod::not_running;
+use crate::pod::{not_running, unscheduled};
 
 mod transports;
 
@@ -368,16 +368,10 @@ fn trouble(pod: &Pod) -> String {
     if pod.metadata.deletion_timestamp.is_some() {
         return "it is being deleted".to_owned();
     }
-    let status = pod.status.as_ref();
-    let unscheduled = status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten())
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
-        .and_then(|condition| condition.message.clone());
-    if let Some(text) = unscheduled {
+    if let Some(text) = unscheduled(pod) {
         return format!("it is not scheduled: {text}");
     }
-    let containers = status.iter().flat_map(|status| {
+    let containers = pod.status.iter().flat_map(|status| {
         let init = status.init_container_statuses.iter().flatten();
         init.filter(|init| !init.ready)
             .chain(status.container_statuses.iter().flatten())

@@ -254,76 +254,26 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
     let owner = cluster
         .controller_owner_ref(&())
         .ok_or(Error::Incomplete { field: "name" })?;
-    let mut addresses = Vec::new();
-    for text in &spec.access.addresses {
-        addresses.push(address(text)?);
-    }
-    addresses.sort_unstable();
-    let master = &spec.master;
-    if master.kind() == MasterType::BuiltIn && master.image.is_some() {
-        return Err(Error::ImageOfBuiltIn);
-    }
-    if master.kind() == MasterType::Stock && master.replicas() > 1 {
-        let replicas = master.replicas();
-        return Err(Error::ReplicasOfStock { replicas });
-    }
-    if let Some(seconds) = master.lease_seconds {
-        if master.elected_for().is_none() {
-            return Err(Error::LeaseOfOne { seconds });
-        }
-        // An API server with the CRD of another release may store any number.
-        if !(LEAST_LEASE_SECONDS..=LONGEST_LEASE_SECONDS).contains(&seconds) {
-            return Err(Error::LeaseSeconds { seconds });
-        }
-    }
-    for (number, value) in master.numbers() {
-        // Such as above: a flag that the program refuses would end every one of its pods.
-        if !(number.least..=number.most).contains(&value) {
-            return Err(Error::MasterNumber { number, value });
-        }
-    }
-    if master.kind() == MasterType::Stock && !master.tenants.is_empty() {
-        return Err(Error::TenantsOfStock);
-    }
+    let addresses = addresses(&spec.access.addresses)?;
+    check_master(&spec.master)?;
     let update = spec.update.clone().unwrap_or_default();
-    if master.kind() == MasterType::Stock && update.on_cordon == OnCordon::Drain {
+    let kind = spec.master.kind();
+    if kind == MasterType::Stock && update.on_cordon == OnCordon::Drain {
         return Err(Error::DrainWithStock);
     }
-    let mut allowed_namespaces: Vec<String> = spec
-        .access
-        .allowed_namespaces
-        .iter()
-        .filter(|name| **name != namespace)
-        .cloned()
-        .collect();
-    allowed_namespaces.sort_unstable();
+    let pools = spec.pools.iter().map(|of| pool(of, kind));
     Ok(Valid {
         name: cluster.name_any(),
-        namespace,
         uid,
         generation: cluster.meta().generation.unwrap_or_default(),
         owner,
-        pools: spec
-            .pools
-            .iter()
-            .map(|of| pool(of, master.kind()))
-            .collect::<Result<_, _>>()?,
-        master: Master {
-            kind: master.kind(),
-            replicas: master.replicas(),
-            elected_for: master.elected_for(),
-            numbers: master.numbers(),
-            eviction_watermark: master.eviction_watermark(),
-            has_tenants: !master.tenants.is_empty(),
-            version: master.version.as_str(),
-            image: master.image.clone(),
-            resources: master.resources.clone(),
-            template: master_template(master.pod_template.as_ref())?,
-        },
+        pools: pools.collect::<Result<_, _>>()?,
+        master: master(&spec.master)?,
         metadata: metadata_service(&spec.metadata)?,
         transports: spec.transports_in_force(),
         preflight: spec.preflight.checks.clone(),
-        allowed_namespaces,
+        allowed_namespaces: others(&namespace, &spec.access.allowed_namespaces),
+        namespace,
         allow_host_network: spec.access.allow_host_network,
         addresses,
         pull_secrets: spec
@@ -334,6 +284,59 @@ pub fn validate(cluster: &MooncakeCluster) -> Result<Valid, Error> {
         update,
         min_ready_percent: spec.min_ready_percent(),
         paused: spec.paused,
+    })
+}
+
+/// The names of namespaces without the cluster's own, sorted.
+fn others(own: &str, names: &[String]) -> Vec<String> {
+    let mut others: Vec<String> = names.iter().filter(|name| *name != own).cloned().collect();
+    others.sort_unstable();
+    others
+}
+
+/// Checks the fields of the master against its type and their limits.
+fn check_master(spec: &crds::cluster::Master) -> Result<(), Error> {
+    let kind = spec.kind();
+    if kind == MasterType::BuiltIn && spec.image.is_some() {
+        return Err(Error::ImageOfBuiltIn);
+    }
+    if kind == MasterType::Stock && spec.replicas() > 1 {
+        let replicas = spec.replicas();
+        return Err(Error::ReplicasOfStock { replicas });
+    }
+    if let Some(seconds) = spec.lease_seconds {
+        if spec.elected_for().is_none() {
+            return Err(Error::LeaseOfOne { seconds });
+        }
+        // An API server with the CRD of another release may store any number.
+        if !(LEAST_LEASE_SECONDS..=LONGEST_LEASE_SECONDS).contains(&seconds) {
+            return Err(Error::LeaseSeconds { seconds });
+        }
+    }
+    for (number, value) in spec.numbers() {
+        // Such as above: a flag that the program refuses would end every one of its pods.
+        if !(number.least..=number.most).contains(&value) {
+            return Err(Error::MasterNumber { number, value });
+        }
+    }
+    if kind == MasterType::Stock && !spec.tenants.is_empty() {
+        return Err(Error::TenantsOfStock);
+    }
+    Ok(())
+}
+
+fn master(spec: &crds::cluster::Master) -> Result<Master, Error> {
+    Ok(Master {
+        kind: spec.kind(),
+        replicas: spec.replicas(),
+        elected_for: spec.elected_for(),
+        numbers: spec.numbers(),
+        eviction_watermark: spec.eviction_watermark(),
+        has_tenants: !spec.tenants.is_empty(),
+        version: spec.version.as_str(),
+        image: spec.image.clone(),
+        resources: spec.resources.clone(),
+        template: master_template(spec.pod_template.as_ref())?,
     })
 }
 
@@ -474,6 +477,14 @@ fn metadata(
         Some(value) => Err(refuse("labels", "value", value, VALUE_RULE)),
         None => Ok(()),
     }
+}
+
+/// Sorted.
+fn addresses(texts: &[String]) -> Result<Vec<IpAddr>, Error> {
+    let addresses = texts.iter().map(|text| address(text));
+    let mut addresses = addresses.collect::<Result<Vec<IpAddr>, Error>>()?;
+    addresses.sort_unstable();
+    Ok(addresses)
 }
 
 fn address(text: &str) -> Result<IpAddr, Error> {

@@ -19,7 +19,7 @@ use crate::cache::probe_ring::Neighbours;
 use crate::cache::{Caches, ClusterName};
 use crate::compute_domain::view;
 use crate::node::injected_pods;
-use crate::pod::{address, master_instance, serving_master};
+use crate::pod::{address, is_component, master_instance, serving_master};
 use crate::policy;
 
 /// Observed state of one node.
@@ -98,10 +98,7 @@ pub fn observe(caches: &Caches, node: &Node) -> Option<Observed> {
         .pods_on
         .of(&name)
         .into_iter()
-        .filter(|pod| {
-            let component = pod.labels().get(names::LABEL_COMPONENT);
-            component.map(String::as_str) == Some(names::COMPONENT_POOL)
-        })
+        .filter(|pod| is_component(pod, names::COMPONENT_POOL))
         .map(|pod| pool_pod(caches, pod))
         .collect();
     pools.sort_by_key(|pool| pool.pod.uid());

@@ -7,6 +7,7 @@ use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use sha2::{Digest, Sha256};
 use tokio::process::Command;
@@ -90,17 +91,27 @@ impl Program {
         Ok(Self { folder, libraries })
     }
 
-    /// A command that runs the program.
+    /// A command that runs the program without the agent's environment. The process is killed with its handle, and the agent reads its
+    /// standard error.
     pub(super) fn command(&self) -> Command {
         let program = self.folder.join(PROGRAM);
-        let Some(libraries) = &self.libraries else {
-            return Command::new(program);
+        let mut command = match &self.libraries {
+            None => Command::new(program),
+            Some(libraries) => {
+                let mut command = Command::new(&libraries.loader);
+                command
+                    .args(["--inhibit-cache", "--library-path"])
+                    .arg(libraries.path())
+                    .arg(program);
+                command
+            }
         };
-        let mut command = Command::new(&libraries.loader);
         command
-            .args(["--inhibit-cache", "--library-path"])
-            .arg(libraries.path())
-            .arg(program);
+            .env_clear()
+            .current_dir("/")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         command
     }
 

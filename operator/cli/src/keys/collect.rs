@@ -1,17 +1,24 @@
 //! Reads the pods of a cluster, and the keys from its first master that answers.
 
+use std::time::Duration;
+
 use crds::{MooncakeCluster, names};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::core::DeserializeGuard;
 use kube::{Api, ResourceExt};
-use mooncake_operator::pod::is_ready;
+use mooncake_operator::pod::{is_component, is_ready};
 use tokio::time::timeout;
 
-use super::{Inputs, master};
+use super::Inputs;
+use super::master::{self, Answer};
 use crate::args::KeysArgs;
 use crate::connection::{Connection, Server};
 use crate::read_error::{ReadError, Resources};
+
+const SEE: &str = "See kubectl mooncake doctor";
+const FORBIDDEN: &str = "Request the right to create pods/portforward in the namespace";
+const SLOW: &str = "Increase --timeout, or check the master and the kubelet of its node";
 
 /// Why there are no keys.
 #[derive(Debug, thiserror::Error)]
@@ -69,15 +76,7 @@ pub async fn collect(
             ListParams::default().labels(&selector)
         ),
     );
-    let DeserializeGuard(decoded) = exists.map_err(fatal)?;
-    let tenants: Vec<String> = match decoded {
-        Ok(cluster) => {
-            let tenants = cluster.spec.master.tenants;
-            tenants.into_iter().map(|tenant| tenant.name).collect()
-        }
-        // One of a later release: its master knows its tenants.
-        Err(_) => vec![wanted.tenant.clone()],
-    };
+    let tenants = tenants(exists.map_err(fatal)?, wanted);
     if tenants.is_empty() && wanted.tenant != names::DEFAULT_TENANT {
         return Err(Error::NoTenants {
             cluster: format!("{namespace}/{cluster}"),
@@ -87,35 +86,73 @@ pub async fn collect(
     let (masters, pools): (Vec<Pod>, Vec<Pod>) = found
         .map_err(fatal)?
         .into_iter()
-        .partition(|pod| is(pod, names::COMPONENT_MASTER));
-    let mut masters: Vec<&Pod> = masters.iter().filter(|pod| is_ready(pod)).collect();
-    // A master that is deleted goes on until another one leads.
-    masters.sort_by_key(|pod| pod.metadata.deletion_timestamp.is_some());
+        .partition(|pod| is_component(pod, names::COMPONENT_MASTER));
+    let masters = in_turn(&masters);
     if masters.is_empty() {
         return Err(Error::NoMaster {
             namespace: namespace.to_owned(),
             cluster: format!("{namespace}/{cluster}"),
         });
     }
+    let answered = first_answer(&pods, &masters, wanted, connection.deadline()).await;
+    let (master, answer) = answered.map_err(|Unanswered { failures, remedy }| Error::Masters {
+        cluster: format!("{namespace}/{cluster}"),
+        failures,
+        remedy,
+    })?;
+    Ok(Inputs {
+        namespace: namespace.to_owned(),
+        cluster: cluster.clone(),
+        tenants,
+        tenant: wanted.tenant.clone(),
+        master,
+        answer,
+        pools,
+    })
+}
+
+/// The names of a cluster's tenants.
+fn tenants(cluster: DeserializeGuard<MooncakeCluster>, wanted: &KeysArgs) -> Vec<String> {
+    match cluster.0 {
+        Ok(cluster) => {
+            let tenants = cluster.spec.master.tenants;
+            tenants.into_iter().map(|tenant| tenant.name).collect()
+        }
+        // One of a later release: its master knows its tenants.
+        Err(_) => vec![wanted.tenant.clone()],
+    }
+}
+
+/// The masters that are ready, in the order in which they are read.
+fn in_turn(masters: &[Pod]) -> Vec<&Pod> {
+    let mut masters: Vec<&Pod> = masters.iter().filter(|pod| is_ready(pod)).collect();
+    // A master that is deleted goes on until another one leads.
+    masters.sort_by_key(|pod| pod.metadata.deletion_timestamp.is_some());
+    masters
+}
+
+/// Why no master has answered.
+struct Unanswered {
+    /// Of each master.
+    failures: Vec<String>,
+    remedy: &'static str,
+}
+
+/// Reads the keys from one master after the other until one answers. Returns also its name.
+async fn first_answer(
+    pods: &Api<Pod>,
+    masters: &[&Pod],
+    wanted: &KeysArgs,
+    deadline: Duration,
+) -> Result<(String, Answer), Unanswered> {
     // The search must end before the request does.
-    let deadline = connection.deadline();
     let seconds = (deadline.as_secs() / 2).max(1);
     let (mut failures, mut remedy) = (Vec::new(), SEE);
     for master in masters {
         let name = master.name_any();
-        let read = master::read(&pods, &name, wanted, seconds);
+        let read = master::read(pods, &name, wanted, seconds);
         let failure = match timeout(deadline, read).await {
-            Ok(Ok(answer)) => {
-                return Ok(Inputs {
-                    namespace: namespace.to_owned(),
-                    cluster: cluster.clone(),
-                    tenants,
-                    tenant: wanted.tenant.clone(),
-                    master: name,
-                    answer,
-                    pools,
-                });
-            }
+            Ok(Ok(answer)) => return Ok((name, answer)),
             Ok(Err(error)) => {
                 if error.is_forbidden() {
                     remedy = FORBIDDEN;
@@ -129,18 +166,5 @@ pub async fn collect(
         };
         failures.push(format!("master pod {name}: {failure}"));
     }
-    Err(Error::Masters {
-        cluster: format!("{namespace}/{cluster}"),
-        failures,
-        remedy,
-    })
-}
-
-const SEE: &str = "See kubectl mooncake doctor";
-const FORBIDDEN: &str = "Request the right to create pods/portforward in the namespace";
-const SLOW: &str = "Increase --timeout, or check the master and the kubelet of its node";
-
-fn is(pod: &Pod, component: &str) -> bool {
-    let label = pod.labels().get(names::LABEL_COMPONENT);
-    label.is_some_and(|label| label == component)
+    Err(Unanswered { failures, remedy })
 }

@@ -9,6 +9,8 @@ use k8s_openapi::api::authorization::v1::{
 };
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroupList;
+use k8s_openapi::apimachinery::pkg::version::Info;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use mooncake_operator::cache::compute_domains::objects as nvidia;
@@ -17,7 +19,7 @@ use tokio::task::JoinSet;
 
 use super::definitions;
 use super::permissions::{Permission, needed};
-use super::{Attempt, Dra, Facts, Plan};
+use super::{Attempt, Dra, Facts, GroupVersions, Plan};
 use crate::collect::{CLUSTER_SCOPE, or_error};
 use crate::connection::Connection;
 use crate::read_error::{Cause, ReadError, Resources};
@@ -45,7 +47,7 @@ pub async fn collect(connection: &Connection, plan: &Plan) -> Facts {
         operators,
         webhooks,
         nodes,
-        mooncake_nodes,
+        (mooncake_nodes, unread),
     ) = tokio::join!(
         connection.request(Resources::VERSION, "API server", async {
             connection.client.apiserver_version().await
@@ -82,31 +84,18 @@ pub async fn collect(connection: &Connection, plan: &Plan) -> Facts {
     );
     let mut read_errors = Vec::new();
     let errors = &mut read_errors;
-    let kubernetes = or_error(version, errors).map(|info| match info.git_version.is_empty() {
-        true => format!("v{}.{}", info.major, info.minor),
-        false => info.git_version,
-    });
-    let versions = or_error(groups, errors).map(|groups| {
-        move |name: &str| {
-            let group = groups.groups.iter().find(|group| group.name == name);
-            let versions = group.into_iter().flat_map(|group| &group.versions);
-            versions.map(|version| version.version.clone()).collect()
-        }
-    });
+    let kubernetes = or_error(version, errors).map(release);
+    let groups = or_error(groups, errors);
+    let served = |group| groups.as_ref().map(|groups| versions(groups, group));
     // Before the installation the API server does not serve the kind.
-    let not_installed = |error: &ReadError| error.cause == Cause::NotInstalled;
-    errors.extend(
-        mooncake_nodes
-            .1
-            .into_iter()
-            .filter(|error| !not_installed(error)),
-    );
+    let unread = unread.into_iter();
+    errors.extend(unread.filter(|error| error.cause != Cause::NotInstalled));
     let (namespace_labels, agent_pod) = or_error(namespace, errors).unwrap_or_default();
     Facts {
         kubernetes,
         groups: Dra {
-            claims: versions.as_ref().map(|versions| versions(CLAIMS)),
-            compute_domains: versions.as_ref().map(|versions| versions(nvidia::GROUP)),
+            claims: served(CLAIMS),
+            compute_domains: served(nvidia::GROUP),
         },
         definitions: or_error(definitions, errors),
         denied: or_error(denied, errors),
@@ -115,9 +104,24 @@ pub async fn collect(connection: &Connection, plan: &Plan) -> Facts {
         operators: or_error(operators, errors),
         webhooks: or_error(webhooks, errors),
         nodes: or_error(nodes, errors),
-        mooncake_nodes: mooncake_nodes.0,
+        mooncake_nodes,
         read_errors,
     }
+}
+
+/// The release of the API server, such as `v1.35.4`.
+fn release(info: Info) -> String {
+    match info.git_version.is_empty() {
+        true => format!("v{}.{}", info.major, info.minor),
+        false => info.git_version,
+    }
+}
+
+/// The versions of a group that the API server serves.
+fn versions(groups: &APIGroupList, name: &str) -> GroupVersions {
+    let group = groups.groups.iter().find(|group| group.name == name);
+    let versions = group.into_iter().flat_map(|group| &group.versions);
+    versions.map(|version| version.version.clone()).collect()
 }
 
 async fn installed_definitions(

@@ -2,11 +2,12 @@
 //! and its cluster.
 
 use crds::condition::find;
-use crds::{ConditionType, names};
+use crds::{ConditionType, MooncakeCluster, names};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition};
 use kube::ResourceExt;
 use mooncake_operator::admission::InjectionRequest;
 use mooncake_operator::cluster::{container_compatibility, pod_conditions};
-use mooncake_operator::pod::{GATE_CONTAINER, condition};
+use mooncake_operator::pod::{GATE_CONTAINER, condition, gate_status};
 use serde::Serialize;
 
 use super::Inputs;
@@ -53,27 +54,11 @@ pub(super) fn of(
         container_compatibility::CONDITION,
     ] {
         if let Some(condition) = condition(pod, kind) {
-            let text = [&condition.reason, &condition.message];
-            let text: Vec<&str> = text.into_iter().flatten().map(String::as_str).collect();
-            let value = format!("{} {}", condition.status, text.join(": "));
-            add(format!("condition {kind}"), value);
+            add(format!("condition {kind}"), of_condition(condition));
         }
     }
-    let status = pod.status.iter();
-    let containers = status.flat_map(|status| status.init_container_statuses.iter().flatten());
-    for gate in containers.filter(|container| container.name == GATE_CONTAINER) {
-        let open = if gate.started == Some(true) {
-            "open"
-        } else {
-            "not open"
-        };
-        let mut value = format!("{open}, {} restarts", gate.restart_count);
-        let states = gate.last_state.iter().chain(&gate.state);
-        let mut ends = states.filter_map(|state| state.terminated.as_ref()?.message.clone());
-        if let Some(last) = ends.next_back() {
-            value += &format!("; termination message: {}", last.trim());
-        }
-        add(format!("sidecar {GATE_CONTAINER}"), value);
+    if let Some(gate) = gate_status(pod) {
+        add(format!("sidecar {GATE_CONTAINER}"), of_gate(gate));
     }
     if let Some(labels) = &inputs.namespace_labels {
         let labels: Vec<String> = labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
@@ -88,28 +73,52 @@ pub(super) fn of(
     let Some(request) = request else { return found };
     let source = format!("MooncakeCluster {}/{}", request.namespace, request.cluster);
     if let Some(cluster) = &inputs.cluster {
-        let access = &cluster.spec.access;
-        let policies = cluster.spec.transports_in_force();
-        let ready = cluster
-            .status
-            .as_ref()
-            .and_then(|status| find(&status.conditions, ConditionType::Ready))
-            .map(|ready| format!("{} {}", ready.status, ready.reason));
-        let or_none = |text: String| match text.as_str() {
-            "" => "none".to_owned(),
-            _ => text,
-        };
-        let value = format!(
-            "Ready {}; allowedNamespaces {}; allowHostNetwork {}; transports tcp {:?}, rdma {:?}",
-            or_none(ready.unwrap_or_default()),
-            or_none(access.allowed_namespaces.join(", ")),
-            access.allow_host_network,
-            policies.tcp,
-            policies.rdma
-        );
-        add(source, value);
+        add(source, of_cluster(cluster));
     } else if inputs.has(Resources::CLUSTERS) {
         add(source, "not found".to_owned());
     }
     found
+}
+
+fn of_condition(condition: &PodCondition) -> String {
+    let text = [&condition.reason, &condition.message];
+    let text: Vec<&str> = text.into_iter().flatten().map(String::as_str).collect();
+    format!("{} {}", condition.status, text.join(": "))
+}
+
+fn of_gate(gate: &ContainerStatus) -> String {
+    let open = if gate.started == Some(true) {
+        "open"
+    } else {
+        "not open"
+    };
+    let mut value = format!("{open}, {} restarts", gate.restart_count);
+    let states = gate.last_state.iter().chain(&gate.state);
+    let mut ends = states.filter_map(|state| state.terminated.as_ref()?.message.clone());
+    if let Some(last) = ends.next_back() {
+        value += &format!("; termination message: {}", last.trim());
+    }
+    value
+}
+
+fn of_cluster(cluster: &MooncakeCluster) -> String {
+    let access = &cluster.spec.access;
+    let policies = cluster.spec.transports_in_force();
+    let ready = cluster
+        .status
+        .as_ref()
+        .and_then(|status| find(&status.conditions, ConditionType::Ready))
+        .map(|ready| format!("{} {}", ready.status, ready.reason));
+    let or_none = |text: String| match text.as_str() {
+        "" => "none".to_owned(),
+        _ => text,
+    };
+    format!(
+        "Ready {}; allowedNamespaces {}; allowHostNetwork {}; transports tcp {:?}, rdma {:?}",
+        or_none(ready.unwrap_or_default()),
+        or_none(access.allowed_namespaces.join(", ")),
+        access.allow_host_network,
+        policies.tcp,
+        policies.rdma
+    )
 }
