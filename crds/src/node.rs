@@ -547,6 +547,15 @@ impl HcaLine {
         self.proved && !self.excluded && self.gid.is_some_and(|gid| u8::try_from(gid).is_ok())
     }
 
+    /// True if the agent has not probed the port yet, as after a reboot or a start of the agent.
+    pub fn awaits_proof(&self) -> bool {
+        self.state == Some(Word::Known(PortState::Active))
+            && self.gid.is_some()
+            && !self.proved
+            && self.not_proved.is_none()
+            && !self.excluded
+    }
+
     /// Device and port, and why no pool pod is served over it.
     pub fn unproved(&self) -> String {
         let why = match (&self.not_proved, &self.no_gid) {

@@ -20,6 +20,7 @@ mod policy;
 pub mod pool;
 pub mod processes;
 pub mod product;
+pub mod reports;
 mod stock_pod;
 mod test_cluster;
 mod watches;

@@ -9,6 +9,7 @@ use mooncake_e2e::product::NAMESPACE;
 use mooncake_e2e::scenario::audit::Audit;
 use mooncake_e2e::scenario::pool::READY;
 use mooncake_e2e::scenario::processes::{self, Process};
+use mooncake_e2e::scenario::reports::{self, Reports};
 use mooncake_e2e::scenario::{Pool, Product, Seen, StockPod, StockWork, TestCluster, eventually};
 use std::time::{Duration, Instant};
 
@@ -64,7 +65,11 @@ async fn an_idle_cluster_writes_nothing_to_the_api_server() -> anyhow::Result<()
 }
 
 async fn at_rest(product: &Product, engines: &[Process], watched: Duration) -> anyhow::Result<()> {
-    settled(&product.cluster).await?;
+    // What earlier scenarios have caused is cleared without an event.
+    let client = &product.cluster.client;
+    reports::cleared(client).await;
+    quiet(&product.cluster, reports::CLEAR + SETTLED).await?;
+    let reports = Reports::read(client).await?;
     let mut pods = product.pods(COMPONENT_OPERATOR).await?;
     pods.extend(product.pods(COMPONENT_AGENT).await?);
     let before = pods.iter().map(cpu).collect::<anyhow::Result<Vec<_>>>()?;
@@ -106,15 +111,26 @@ async fn at_rest(product: &Product, engines: &[Process], watched: Duration) -> a
         );
     }
     let lines: Vec<_> = writes.iter().map(ToString::to_string).collect();
-    ensure!(lines.is_empty(), "written at rest:\n{}", lines.join("\n"));
+    let changes = reports.changes(&Reports::read(client).await?);
+    ensure!(
+        lines.is_empty(),
+        "written at rest:\n{}\nchanged in the statuses of MooncakeNodes:\n{}",
+        lines.join("\n"),
+        changes.join("\n")
+    );
     Ok(())
 }
 
 /// Waits until operator and agents no longer write.
 pub(super) async fn settled(cluster: &TestCluster) -> anyhow::Result<()> {
+    quiet(cluster, SETTLED).await
+}
+
+/// Waits until operator and agents have written nothing for so long.
+async fn quiet(cluster: &TestCluster, time: Duration) -> anyhow::Result<()> {
     eventually("operator and agents to write nothing", SOON, || async {
         let audit = Audit::from_now(cluster)?;
-        tokio::time::sleep(SETTLED).await;
+        tokio::time::sleep(time).await;
         let writes = audit.writes(NAMESPACE)?;
         let last = writes.last().map_or_else(String::new, ToString::to_string);
         Ok(Seen::when(writes.is_empty().then_some(()), last))

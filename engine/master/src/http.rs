@@ -93,12 +93,12 @@ async fn open_health(State(open): State<Open>) -> Response {
     }
 }
 
-/// A master that waits to be elected has no metrics.
+/// Of a master that waits to be elected they show only that.
 async fn open_metrics(State(open): State<Open>) -> Response {
     let master = open.master.borrow().clone();
     match master {
         Some(master) => metrics::metrics(State(master)).await,
-        None => StatusCode::NO_CONTENT.into_response(),
+        None => metrics::of_waiting(),
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -41,6 +41,13 @@ const REST: Duration = Duration::from_millis(100);
 /// A longer time between two looks is one in which this process did not run.
 const STALL: Duration = Duration::from_secs(1);
 const BACKLOG: i32 = 1024;
+/// Time without a byte from a peer before the kernel asks whether it is there, and between two questions.
+const SILENCE: Duration = Duration::from_secs(30);
+const QUESTIONS: Duration = Duration::from_secs(10);
+/// Questions without an answer, after which the connection ends.
+const MOST_QUESTIONS: u32 = 3;
+/// The same end for a peer that acknowledges no bytes.
+const GONE: Duration = Duration::from_secs(60);
 /// Threads that compare keys with patterns at a time.
 const MOST_PATTERNS: usize = 2;
 
@@ -317,7 +324,8 @@ fn stalled(between: Duration) -> Duration {
     }
 }
 
-/// Binds a listener. With address `::` it accepts IPv4 also.
+/// Binds a listener. With address `::` it accepts IPv4 also. Connections end a minute after the host of their peer is gone: they
+/// would take places of its address for ever, because stock clients rest for as long as they want.
 ///
 /// # Errors
 /// Those of `socket`, `bind` and `listen`: the address is in use or not of this host.
@@ -331,6 +339,13 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
         socket.set_only_v6(false)?;
     }
     socket.set_reuse_address(true)?;
+    // Connections get these options from their listener.
+    let keep_alive = TcpKeepalive::new()
+        .with_time(SILENCE)
+        .with_interval(QUESTIONS)
+        .with_retries(MOST_QUESTIONS);
+    socket.set_tcp_keepalive(&keep_alive)?;
+    socket.set_tcp_user_timeout(Some(GONE))?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
@@ -343,5 +358,31 @@ pub async fn serve(master: Arc<Master>, listener: TcpListener, stop: impl Future
         () = Arc::clone(&master).accept(listener) => {}
         () = master.upkeep() => {}
         () = stop => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::SockRef;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_ends_a_minute_after_the_host_of_its_peer_is_gone() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let _client = tokio::net::TcpStream::connect(address).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        let socket = SockRef::from(&accepted);
+        assert!(socket.keepalive().unwrap());
+        let probes = Duration::from_secs(10);
+        assert_eq!(
+            socket.tcp_keepalive_time().unwrap(),
+            Duration::from_secs(30)
+        );
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), probes);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
+        let end = Some(Duration::from_secs(60));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), end);
     }
 }

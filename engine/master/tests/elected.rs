@@ -141,9 +141,17 @@ impl Program {
     }
 
     async fn health(&self) -> String {
+        self.open_port("/health").await
+    }
+
+    async fn metrics(&self) -> String {
+        self.open_port("/metrics").await
+    }
+
+    async fn open_port(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.open).await.unwrap();
-        let request = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-        stream.write_all(request).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         timeout(SOON, stream.read_to_string(&mut answer))
             .await
@@ -171,12 +179,19 @@ async fn a_program_serves_from_the_word_of_its_elector_until_the_end_of_its_term
         standby.starts_with("HTTP/1.1 200 ") && standby.contains("standby"),
         "{standby}"
     );
+    // Prometheus takes no other status for one of a target that is up.
+    let waits = program.metrics().await;
+    assert!(waits.starts_with("HTTP/1.1 200 "), "{waits}");
+    assert!(waits.contains("\nmooncake_master_leader 0\n"), "{waits}");
+    assert!(!waits.contains("master_key_count"), "{waits}");
     program.refuses().await;
 
     elector.lead(7, boottime() + 3600 * SECOND).await;
     let mut client = program.client().await;
     let leads = program.health().await;
     assert!(leads.contains(r#""role":"leader""#), "{leads}");
+    let leads = program.metrics().await;
+    assert!(leads.contains("\nmooncake_master_leader 1\n"), "{leads}");
     // Another elector goes on with the term.
     drop(elector);
     let mut elector = Connection::of(&program.listener, 7).await;

@@ -66,7 +66,7 @@ pub struct ReportedFinding {
     pub finding: Finding,
     /// When it was first observed, in whole seconds.
     pub since: Timestamp,
-    /// It was raised several times in the last minutes.
+    /// It was raised several times in few minutes, and has not cleared since.
     pub flapping: bool,
 }
 
@@ -89,7 +89,7 @@ struct Entry {
     reported: Option<(Finding, Timestamp)>,
     /// A change that is observed but not yet reported, and since when.
     pending: Option<(Direction, Moment)>,
-    /// When the finding was raised within [`FLAPPING_SPAN`].
+    /// When the finding was raised within [`FLAPPING_SPAN`]; of a reported one that flaps, within the span before it was reported.
     raises: Vec<Duration>,
     /// When the message last changed.
     message_changed: Duration,
@@ -140,7 +140,7 @@ impl Debounce {
                 subject: subject.clone(),
                 finding: finding.clone(),
                 since: *since,
-                flapping: entry.raises.len() >= FLAPPING_RAISES,
+                flapping: entry.flaps(),
             })
         });
         Health::new(runs, findings.collect())
@@ -178,9 +178,16 @@ impl Health {
 }
 
 impl Entry {
+    fn flaps(&self) -> bool {
+        self.raises.len() >= FLAPPING_RAISES
+    }
+
     fn observe(&mut self, finding: Option<&Finding>, delays: Delays, now: Moment) {
-        self.raises
-            .retain(|raised| now.up.saturating_sub(*raised) < FLAPPING_SPAN);
+        // A reported finding flaps until it clears: its message must not change by time alone.
+        if self.reported.is_none() || !self.flaps() {
+            self.raises
+                .retain(|raised| now.up.saturating_sub(*raised) < FLAPPING_SPAN);
+        }
         let reported = self.reported.as_ref().map(|(finding, _)| finding);
         let Some(direction) = direction(reported, finding) else {
             self.pending = None;
@@ -197,9 +204,7 @@ impl Entry {
                 delays.raise.max(UNKNOWN_RAISE)
             }
             Direction::Worse => delays.raise,
-            Direction::Better if self.raises.len() >= FLAPPING_RAISES => {
-                delays.clear.max(FLAPPING_CLEAR)
-            }
+            Direction::Better if self.flaps() => delays.clear.max(FLAPPING_CLEAR),
             Direction::Better => delays.clear,
         };
         if now.up.saturating_sub(since.up) < delay {

@@ -10,9 +10,11 @@ use kube::client::Body;
 use super::inbox::Inbox;
 use crate::watched;
 
-/// Time between two comparisons; shorter while the clocks differ.
+/// Time between two comparisons; shorter while the clocks differ, and before the first result, without which the check `Clock` does
+/// not apply.
 const PERIOD: Duration = Duration::from_secs(60);
 const SHORT_PERIOD: Duration = Duration::from_secs(15);
+const FIRST_PERIOD: Duration = Duration::from_secs(5);
 
 /// Deadline of the API server's response.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -22,14 +24,22 @@ const DIFFERENT: i64 = 5;
 
 /// Compares the clocks for as long as the gatherer runs. Without a response the last result stays.
 pub(super) async fn run(client: kube::Client, inbox: Inbox) {
-    let mut period = PERIOD;
+    let mut last = None;
     while !inbox.is_closed() {
         if let Ok(Some(ahead)) = tokio::time::timeout(DEADLINE, compare(&client)).await {
             watched::set(&inbox, |observed| &mut observed.clock_ahead, Some(ahead));
-            let different = ahead.abs() >= DIFFERENT;
-            period = if different { SHORT_PERIOD } else { PERIOD };
+            last = Some(ahead);
         }
-        tokio::time::sleep(period).await;
+        tokio::time::sleep(period(last)).await;
+    }
+}
+
+/// The time until the next comparison, by the last result.
+fn period(last: Option<i64>) -> Duration {
+    match last {
+        None => FIRST_PERIOD,
+        Some(ahead) if ahead.abs() >= DIFFERENT => SHORT_PERIOD,
+        Some(_) => PERIOD,
     }
 }
 
@@ -78,6 +88,13 @@ mod tests {
             let found = ahead(at(sent), at(date), at(received));
             assert_eq!(found, expected, "{sent} {date} {received}");
         }
+    }
+
+    #[test]
+    fn a_comparison_without_a_first_result_is_repeated_soon() {
+        assert_eq!(period(None), Duration::from_secs(5));
+        assert_eq!(period(Some(-5)), Duration::from_secs(15));
+        assert_eq!(period(Some(4)), Duration::from_secs(60));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) enum Verdict {
         /// A port over which another process would serve too. To replace this one costs more than it is worth.
         unused: Option<String>,
     },
-    /// It goes on, but peers may not reach it, for this cause. Nothing could replace it.
+    /// It goes on, but peers over RDMA may not reach it, for this cause. Nothing could replace it.
     Unproved(String),
     /// It is ended for this cause and another one is started, or none if there is no port.
     Replace(String),
@@ -71,14 +71,16 @@ impl Transport {
         match self {
             Self::Tcp if ports.is_empty() => Verdict::KEEP,
             Self::Tcp => Verdict::Replace("its pool is to be served over TCP".to_owned()),
-            // A pool that is served over TCP goes on until a port is proved.
-            Self::Rdma(lines, class) if ports.is_empty() => {
-                match choose(lines.as_deref(), *class) {
+            Self::Rdma(None, _) => Verdict::KEEP,
+            // A pool that is served over TCP goes on until a port is proved: pods with TCP read it, and the cluster may go back
+            // to TCP. Pods with RDMA do not reach it.
+            Self::Rdma(Some(lines), class) if ports.is_empty() => {
+                match choose(Some(lines), *class) {
                     Ok(_) => Verdict::Replace("its pool is to be served over RDMA".to_owned()),
-                    Err(_) => Verdict::KEEP,
+                    Err(_) if lines.iter().any(HcaLine::awaits_proof) => Verdict::KEEP,
+                    Err(why) => Verdict::Unproved(why),
                 }
             }
-            Self::Rdma(None, _) => Verdict::KEEP,
             Self::Rdma(Some(lines), class) => of_ports(lines, *class, running),
         }
     }
@@ -452,11 +454,41 @@ mod tests {
         let one = over(&[proved]);
         let over_rdma = replace("its pool is to be served over RDMA");
         assert_eq!(one.judge(running(&[])), over_rdma);
-        assert_eq!(over(&[]).judge(running(&[])), Verdict::KEEP);
         assert_eq!(
             Transport::Rdma(None, CLASS).judge(running(&[])),
             Verdict::KEEP
         );
+    }
+
+    #[test]
+    fn a_process_over_tcp_is_unproved_once_no_port_of_its_node_awaits_a_proof() {
+        let judge = |lines: &[HcaLine]| over(lines).judge(running(&[]));
+        let unproved = |why: &str| Verdict::Unproved(why.to_owned());
+        let failed = line("a", r#", "gid": 3, "notProved": "LoopbackFailed""#);
+        let unprobed = line("b", r#", "gid": 3"#);
+        let cause = "no port of the node has proved RDMA: a port 1: LoopbackFailed";
+        assert_eq!(judge(std::slice::from_ref(&failed)), unproved(cause));
+        assert_eq!(judge(&[]), unproved("the node has no RDMA device"));
+        // As after a start of the agent.
+        assert_eq!(judge(&[failed.clone(), unprobed.clone()]), Verdict::KEEP);
+        // These are not probed.
+        let excluded = HcaLine {
+            excluded: true,
+            ..unprobed.clone()
+        };
+        let down = HcaLine {
+            state: Some(crds::inventory::PortState::Down.into()),
+            ..unprobed.clone()
+        };
+        let without_gid = HcaLine {
+            gid: None,
+            ..unprobed
+        };
+        for never_probed in [excluded, down, without_gid] {
+            let verdict = judge(&[failed.clone(), never_probed.clone()]);
+            let is_unproved = matches!(verdict, Verdict::Unproved(_));
+            assert!(is_unproved, "{never_probed:?}: {verdict:?}");
+        }
     }
 
     #[test]

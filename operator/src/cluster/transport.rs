@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crds::cluster::{MooncakeCluster, Transport, TransportPolicy, Transports};
-use crds::inventory::PortState;
 use crds::node::{HcaLine, serving_ports};
 use crds::text::first_names;
-use crds::{MooncakeNode, Word, names};
+use crds::{MooncakeNode, names};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
@@ -220,14 +219,7 @@ fn rdma(mooncake_node: Option<&MooncakeNode>) -> Rdma {
         return Rdma::Proved;
     }
     let text = first_names(ports.iter().map(HcaLine::unproved), MAX_PORTS);
-    // After a reboot, until the first probe.
-    let unprobed = |port: &HcaLine| {
-        port.gid.is_some()
-            && port.not_proved.is_none()
-            && !port.excluded
-            && port.state == Some(Word::Known(PortState::Active))
-    };
-    match ports.iter().any(unprobed) {
+    match ports.iter().any(HcaLine::awaits_proof) {
         true => Rdma::Unknown(text),
         false => Rdma::Unproved(text),
     }

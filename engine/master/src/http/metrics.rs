@@ -29,6 +29,7 @@ impl Collector for Reading {
         let segments = master.with_index(|index, _| index.segment_details());
         let tenants = master.with_index(|index, _| index.tenants());
         let sources = Sources::read(master);
+        leader(&mut out, 1)?;
         for single in SINGLES {
             let value = (single.value)(&sources);
             match single.kind {
@@ -56,14 +57,14 @@ impl Collector for Reading {
             "Puts that found no space, by cause",
             Shortage::NAMES.into_iter().zip(counters.shortages),
         )?;
-        let Idle { objects, seconds } = counters.evicted_idle;
+        let Idle { objects, time } = counters.evicted_idle;
         let idle = Histogram {
             buckets: buckets(Idle::BOUNDS.map(seconds_of), objects),
-            sum: seconds_of(seconds),
+            sum: time.as_secs_f64(),
         };
         idle.encode(out.encode_descriptor(
             "mooncake_evicted_idle_seconds",
-            "Time from the end of the last lease of evicted objects to their eviction",
+            "Time from the end of the last lease of evicted objects to their eviction, without objects of ledgers that were not used since",
             None,
             idle.metric_type(),
         )?)?;
@@ -338,9 +339,33 @@ fn function(
     Ok(())
 }
 
+/// The metrics of a program that does not serve.
+#[derive(Debug)]
+struct Waiting;
+
+impl Collector for Waiting {
+    fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        leader(&mut out, 0)
+    }
+}
+
+fn leader(out: &mut DescriptorEncoder<'_>, leads: u64) -> Result<(), std::fmt::Error> {
+    let help = "Whether this master serves; 0 while it waits to be elected";
+    gauge(out, "mooncake_master_leader", help, leads)
+}
+
 pub(super) async fn metrics(State(master): State<Arc<Master>>) -> Response {
+    answer(Reading(master))
+}
+
+/// A status without an error, also without figures: Prometheus takes every other one for a target that is down.
+pub(super) fn of_waiting() -> Response {
+    answer(Waiting)
+}
+
+fn answer(collector: impl Collector) -> Response {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Reading(master)));
+    registry.register_collector(Box::new(collector));
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &registry) {
         Ok(()) => ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),

@@ -47,19 +47,23 @@ impl Shortage {
 pub struct Idle {
     /// Objects up to each bound and above the one before it; then those above all.
     pub objects: [u64; Self::BOUNDS.len() + 1],
-    pub seconds: u64,
+    pub time: Duration,
 }
 
 impl Idle {
     /// Seconds.
     pub const BOUNDS: [u64; 7] = [1, 10, 60, 600, 3600, 21_600, 86_400];
 
-    /// Counts an object whose last lease ended at this time.
+    /// Counts an object whose last lease ended at this time. One that came from a ledger and was not used since has none: when it
+    /// was used before is not known, and it is left out.
     pub(super) fn add(&mut self, lease: Moment, now: Moment) {
+        if lease == Moment::default() {
+            return;
+        }
         let idle = Duration::from_micros(now.0.saturating_sub(lease.0));
         let at = Self::BOUNDS.partition_point(|&bound| Duration::from_secs(bound) < idle);
         self.objects[at] += 1;
-        self.seconds = self.seconds.saturating_add(idle.as_secs());
+        self.time = self.time.saturating_add(idle);
     }
 }
 

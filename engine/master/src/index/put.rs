@@ -298,9 +298,11 @@ impl Index {
             let shortage = self.segments.shortage(request.size);
             self.counters.failed_allocations += 1;
             self.counters.shortages[shortage as usize] += 1;
-            // Without an open segment an eviction makes no room: after a restart it would remove what the ledgers bring back.
-            if !matches!(shortage, Shortage::NoSegment | Shortage::Closed) {
-                self.order.request(Cause::FailedPut);
+            // No eviction makes room for a value that is larger than each segment, or without an open one: after a restart it
+            // would remove what the ledgers bring back.
+            match shortage {
+                Shortage::NoSegment | Shortage::Closed | Shortage::TooLarge => {}
+                Shortage::Fragmented | Shortage::Full => self.order.request(Cause::FailedPut),
             }
             return Err(ErrorCode::NoAvailableHandle);
         }

@@ -106,6 +106,32 @@ fn a_flapping_link_stays_reported_until_it_is_up_for_five_minutes() {
 }
 
 #[test]
+fn a_finding_that_flaps_is_reported_so_until_it_clears() {
+    let mut debounce = Debounce::default();
+    let mut second = 0;
+    let mut round = |debounce: &mut Debounce, observation: Observation| {
+        second += 5;
+        debounce.update(&runs(Delays::SHORT, observation), at(second))
+    };
+    let mut flapping = Health::default();
+    for _ in 0..3 {
+        for _ in 0..4 {
+            round(&mut debounce, good());
+        }
+        flapping = round(&mut debounce, down());
+    }
+    assert!(flapping.findings[0].flapping);
+    // Nothing happens for longer than the span of the raises.
+    for _ in 0..140 {
+        assert_eq!(round(&mut debounce, down()), flapping);
+    }
+    let cleared = (0..100).find(|_| round(&mut debounce, good()).findings.is_empty());
+    assert_eq!(cleared, Some(60), "five minutes");
+    // The raises are long ago.
+    assert!(!round(&mut debounce, down()).findings[0].flapping);
+}
+
+#[test]
 fn a_severer_finding_is_reported_at_once_and_a_milder_one_after_the_clear_delay() {
     let verdicts = reported(Delays::SHORT, &[(3, off()), (3, down()), (6, off())]);
     assert_eq!(verdicts, [(WARN, 3), (FAIL, 3 + 3), (WARN, 3)]);

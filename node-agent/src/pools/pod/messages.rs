@@ -5,7 +5,7 @@ use crds::node::{PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
 use crds::text::clip_bytes;
 use crds::word::{Vocabulary, Word};
-use engine_process::control::message::{FromEngine, Report, ToEngine};
+use engine_process::control::message::{FromEngine, RdmaPort, Report, ToEngine};
 use pool::handover::{self, EXTENT_LIMIT};
 use tokio::time::Instant;
 
@@ -72,35 +72,47 @@ impl Pod {
 
     /// Reports the state of the pod: that of its engine process, as far as a port is proved over which it serves.
     pub(super) fn publish(&self, engine: &EngineProcess, verdict: Verdict) {
-        let Some(mut report) = self.reported.clone() else {
+        let Some(report) = self.reported.clone() else {
             return;
         };
-        if !engine.rdma.is_empty() {
-            report.transport = Some(Transport::Rdma.into());
-            if let Verdict::Keep {
-                unused: Some(port), ..
-            } = &verdict
-                && report.state == PoolState::Serving
-            {
-                report.message +=
-                    &format!("; {port} is proved too: the next engine process serves over it");
-                clip_bytes(&mut report.message, TEXT_LIMIT);
-            }
-            if let Verdict::Unproved(why) = verdict {
-                report.state = PoolState::Refused.into();
-                report.reason = Reason::NoUsableTransport.into();
-                let ports: Vec<_> = engine.rdma.iter().map(ToString::to_string).collect();
-                report.message = format!(
-                    "it is served over {}, which peers may not reach: {why}",
-                    ports.join(", ")
-                );
-                clip_bytes(&mut report.message, TEXT_LIMIT);
-            }
-        }
+        let report = judged(report, &engine.rdma, verdict);
         self.context
             .reporter
             .set_pool(report, &self.assignment.pool);
     }
+}
+
+/// The report of a process that serves peers over these ports beside TCP, as it was judged.
+fn judged(mut report: PoolReport, ports: &[RdmaPort], verdict: Verdict) -> PoolReport {
+    if !ports.is_empty() {
+        report.transport = Some(Transport::Rdma.into());
+    }
+    // One that ends, or that is refused, has its own cause.
+    let ends = [PoolState::Draining, PoolState::Released, PoolState::Refused];
+    let ends = ends.into_iter().any(|state| report.state == state);
+    match verdict {
+        Verdict::Keep {
+            unused: Some(port), ..
+        } if report.state == PoolState::Serving => {
+            report.message +=
+                &format!("; {port} is proved too: the next engine process serves over it");
+        }
+        Verdict::Unproved(why) if !ends => {
+            report.state = PoolState::Refused.into();
+            report.reason = Reason::NoUsableTransport.into();
+            let ports: Vec<_> = ports.iter().map(ToString::to_string).collect();
+            report.message = match ports.is_empty() {
+                true => format!("it is served over TCP only, and its cluster uses RDMA: {why}"),
+                false => format!(
+                    "it is served over {}, which peers may not reach: {why}",
+                    ports.join(", ")
+                ),
+            };
+        }
+        Verdict::Keep { .. } | Verdict::Unproved(_) | Verdict::Replace(_) => {}
+    }
+    clip_bytes(&mut report.message, TEXT_LIMIT);
+    report
 }
 
 /// Makes a report one of this pod that fits the node's status. The process may be under the control of an intruder, who must
@@ -192,6 +204,58 @@ mod tests {
                 "{invalid:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_report_states_that_peers_over_rdma_do_not_reach_a_process() {
+        let serving: PoolReport = serde_json::from_value(serde_json::json!({
+            "podUid": "u", "state": "Serving", "reason": "AsExpected", "message": "serves", "transport": "Tcp",
+        }))
+        .unwrap();
+        let port: RdmaPort = "rxe0:1:3".parse().unwrap();
+        let seen = |ports: &[RdmaPort], verdict| {
+            let report = judged(serving.clone(), ports, verdict);
+            let transport = report.transport.map(|word| word.to_string());
+            let words = [report.state.to_string(), report.reason.to_string()];
+            (words.join("/"), transport.unwrap(), report.message)
+        };
+        let unproved = || Verdict::Unproved("rxe0 port 1: PortNotActive".to_owned());
+        let (state, transport, message) = seen(&[], unproved());
+        assert_eq!((&*state, &*transport), ("Refused/NoUsableTransport", "Tcp"));
+        assert_eq!(
+            message,
+            "it is served over TCP only, and its cluster uses RDMA: rxe0 port 1: PortNotActive"
+        );
+        let (state, transport, message) = seen(std::slice::from_ref(&port), unproved());
+        assert_eq!(
+            (&*state, &*transport),
+            ("Refused/NoUsableTransport", "Rdma")
+        );
+        assert_eq!(
+            message,
+            "it is served over rxe0:1:3, which peers may not reach: rxe0 port 1: PortNotActive"
+        );
+        let ending = PoolReport {
+            state: PoolState::Draining.into(),
+            reason: Reason::Draining.into(),
+            ..serving.clone()
+        };
+        for ports in [&[][..], std::slice::from_ref(&port)] {
+            let report = judged(ending.clone(), ports, unproved());
+            assert_eq!((report.state, report.reason), (ending.state, ending.reason));
+        }
+        let kept = |unused: Option<&str>| Verdict::Keep {
+            withheld: std::collections::BTreeSet::new(),
+            unused: unused.map(str::to_owned),
+        };
+        let (state, transport, message) = seen(&[], kept(None));
+        let as_reported = ("Serving/AsExpected", "Tcp", "serves");
+        assert_eq!((&*state, &*transport, &*message), as_reported);
+        let (state, _, message) = seen(&[port], kept(Some("rxe1 port 1")));
+        assert_eq!(state, "Serving/AsExpected");
+        assert!(
+            message.ends_with("rxe1 port 1 is proved too: the next engine process serves over it")
+        );
     }
 
     #[test]

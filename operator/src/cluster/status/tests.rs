@@ -550,6 +550,7 @@ fn required_rdma_is_ready_while_pool_pods_are_served_over_it_and_none_over_tcp()
     let over_rdma = format!("{SERVES}, transport: Rdma");
     let unproved =
         "state: Waiting, reason: NoUsableTransport, message: 'rxe0 port 1: PortNotActive'";
+    let over_tcp_only = "state: Refused, reason: NoUsableTransport, transport: Tcp, message: 'it is served over TCP only'";
     let of_later_release = format!("{SERVES}, transport: OfTheNextRelease");
     for spec in [
         "{transports: {rdma: Require}}",
@@ -580,13 +581,15 @@ fn required_rdma_is_ready_while_pool_pods_are_served_over_it_and_none_over_tcp()
             assert!(message.contains("kv-pool-default-n2 on n2"), "{message}");
             assert_eq!(ready, "False/Progressing");
         }
-        // A node without a proof does not serve; the others do.
-        let (state, _, transport, ready) = seen([&over_rdma, unproved]);
-        assert_eq!(
-            (&*state, transport),
-            ("True/AsExpected", Some(Transport::Rdma))
-        );
-        assert_eq!(ready, "False/NoUsableTransport");
+        // A node without a proof does not serve, or not over RDMA; the others do.
+        for without in [unproved, over_tcp_only] {
+            let (state, _, transport, ready) = seen([&over_rdma, without]);
+            assert_eq!(
+                (&*state, transport),
+                ("True/AsExpected", Some(Transport::Rdma))
+            );
+            assert_eq!(ready, "False/NoUsableTransport");
+        }
 
         let (state, message, transport, _) = seen([unproved, unproved]);
         assert_eq!((&*state, transport), ("False/NoUsableTransport", None));

@@ -4,7 +4,7 @@ use proto::store::ledger::{Entry, Position, Stored, Version};
 
 use super::evacuation::owner;
 use super::*;
-use crate::index::Wait;
+use crate::index::{Idle, Wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -75,6 +75,31 @@ fn removals(index: &mut Index, number: u64, segment: Uuid) -> usize {
     let changes = changes.unwrap();
     let entries = changes[0].entries.iter();
     entries.filter(|entry| entry.stored.is_none()).count()
+}
+
+#[test]
+fn an_object_of_a_ledger_has_no_idle_time_before_it_is_used() {
+    let mut index = Index::new(long_lived(), 7).in_epoch(2);
+    let id = mount(&mut index, 0, 1, at(0));
+    let entries = vec![
+        record("old", 0, version(1, 1)),
+        record("read", 100, version(1, 2)),
+    ];
+    load(&mut index, 0, id, entries, at(0));
+    let evict = |index: &mut Index, now: Moment| {
+        assert!(put(index, "large", MIB, now).is_err());
+        work(index, now);
+        (
+            index.counters().evicted_objects,
+            index.counters().evicted_idle,
+        )
+    };
+    let mut expected = Idle::default();
+    assert_eq!(evict(&mut index, at(500)), (1, expected));
+    // Its lease ends at 610 s.
+    assert!(find(&mut index, "read", at(600)));
+    (expected.objects[3], expected.time) = (1, Duration::from_secs(90));
+    assert_eq!(evict(&mut index, at(700)), (2, expected));
 }
 
 #[test]

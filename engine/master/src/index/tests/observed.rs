@@ -58,6 +58,23 @@ fn evicted_objects_are_counted_by_cause() {
 }
 
 #[test]
+fn a_put_that_is_larger_than_each_segment_evicts_nothing() {
+    let mut index = with_segments(long_lived(), &[1 << 20, 1 << 19]);
+    for key in ["a", "b", "c", "d"] {
+        put(&mut index, key, 100 << 10, at(0)).unwrap();
+    }
+    for second in 1..4 {
+        let failed = put(&mut index, "large", 2 << 20, at(second));
+        assert_eq!(failed.unwrap_err(), ErrorCode::NoAvailableHandle);
+        work(&mut index, at(second));
+    }
+    let counters = index.counters();
+    assert_eq!(counters.shortages[Shortage::TooLarge as usize], 3);
+    assert_eq!((counters.evictions, counters.evicted_objects), (0, 0));
+    assert_eq!(index.totals().keys, 4);
+}
+
+#[test]
 fn evicted_objects_are_counted_by_the_time_since_their_last_lease() {
     let mut index = with_segments(long_lived(), &[1000]);
     put(&mut index, "read", 500, at(0)).unwrap();
@@ -66,12 +83,13 @@ fn evicted_objects_are_counted_by_the_time_since_their_last_lease() {
     work(&mut index, at(60));
     let mut expected = Idle::default();
     // It was never read: its put ended 60 s ago.
-    (expected.objects[2], expected.seconds) = (1, 60);
+    (expected.objects[2], expected.time) = (1, Duration::from_secs(60));
     assert_eq!(index.counters().evicted_idle, expected);
     put(&mut index, "new", 500, at(100)).unwrap();
-    work(&mut index, at(100));
+    let later = at(100).after(Duration::from_millis(900));
+    work(&mut index, later);
     // Its lease ended at 15 s.
-    (expected.objects[3], expected.seconds) = (1, 60 + 85);
+    (expected.objects[3], expected.time) = (1, Duration::from_millis(60_000 + 85_900));
     assert_eq!(index.counters().evicted_idle, expected);
 }
 
