@@ -35,7 +35,7 @@ use proto::store::release_0_3_13 as wire;
 pub use accounts::{TenantDetail, Tenants};
 pub use counters::{Cause, Counters, Idle, Shortage, Totals};
 pub use evacuation::EvacuationTotals;
-pub use ledger::{LedgerDetail, LedgerState, LedgerTotals, Signals, Wait};
+pub use ledger::{Arranged, Arrangement, LedgerDetail, LedgerState, LedgerTotals, Signals, Wait};
 pub use lookup::{Found, View};
 pub use moment::Moment;
 pub use mount::SegmentDetail;
@@ -48,7 +48,7 @@ use allocator::Block;
 use clients::Clients;
 use evacuation::Evacuations;
 use eviction::Order;
-use ledger::{Age, Bulks, Epochs, Leaving, Members, Notes, Range, Removed};
+use ledger::{Age, Bulks, Epochs, Installs, Leaving, Members, Notes, Range, Removed};
 use object::{Object, ObjectId};
 use objects::Objects;
 use put::Begun;
@@ -84,6 +84,7 @@ pub struct Index {
     /// The first put of this run whose former values got no tombstone for owners that are away.
     unnoted: Option<Age>,
     bulks: Bulks,
+    installs: Installs,
     /// Ledgers that were installed, and segments with one that were unmounted.
     turnover: u64,
     members: Members,
@@ -122,6 +123,7 @@ impl Index {
             removed: Removed::default(),
             unnoted: None,
             bulks: Bulks::default(),
+            installs: Installs::default(),
             turnover: 0,
             members: Members::default(),
             notes: Notes::default(),

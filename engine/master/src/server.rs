@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::admission::{Admission, Peer};
 use crate::http::MetadataLimits;
@@ -119,6 +119,8 @@ pub struct Master {
     /// No request was answered since the last look.
     rests: AtomicBool,
     woken: Notify,
+    /// The records of a ledger can be installed.
+    arranged: Notify,
 }
 
 impl Master {
@@ -141,6 +143,7 @@ impl Master {
             owners: Mutex::default(),
             rests: AtomicBool::new(true),
             woken: Notify::new(),
+            arranged: Notify::new(),
         }
     }
 
@@ -290,6 +293,22 @@ impl Master {
         }
     }
 
+    /// Does some of the work that waits. Returns whether there is more.
+    fn step(self: &Arc<Self>) -> bool {
+        let work = |index: &mut Index, now| (index.step(now), index.next_arrangement(now));
+        let (more, arrangement) = self.with_index(work);
+        if let Some(arrangement) = arrangement {
+            let master = Arc::clone(self);
+            // Takes long, and needs no index.
+            tokio::task::spawn_blocking(move || {
+                let arranged = arrangement.arrange();
+                master.with_index(|index, _| index.install(arranged));
+                master.arranged.notify_one();
+            });
+        }
+        more
+    }
+
     /// Does what is due without a request, until the future is dropped.
     pub async fn upkeep(self: Arc<Self>) {
         let mut last = Instant::now();
@@ -301,15 +320,23 @@ impl Master {
                 self.with_index(|index, _| index.extend_clients(stalled));
             }
             self.with_index(Index::tick);
-            while self.with_index(Index::step) {
+            // Much work takes long, and the next look is due meanwhile.
+            let end = now + TICK;
+            let mut more = self.step();
+            while more && Instant::now() < end {
                 // Requests go on between the steps.
                 tokio::task::yield_now().await;
+                more = self.step();
             }
-            if self.rests.swap(true, Relaxed) {
-                // Elapsed or woken: either way it looks again.
-                let _elapsed = timeout(REST, self.woken.notified()).await;
-            } else {
-                sleep(TICK).await;
+            if more {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let rests = self.rests.swap(true, Relaxed);
+            tokio::select! {
+                () = sleep(if rests { REST } else { TICK }) => {}
+                () = self.woken.notified(), if rests => {}
+                () = self.arranged.notified() => {}
             }
         }
     }

@@ -14,6 +14,7 @@ use client::Client;
 use mooncake_master::admission::{Addresses, Admission};
 use mooncake_master::server::Limits;
 use proto::coro_rpc::{Failure, INVALID_ARGUMENTS, MESSAGE_TOO_LARGE, NOT_REGISTERED};
+use proto::store::ledger::{Entry, LedgerLoad, LedgerMount, MOST_ENTRIES, Stored, Version};
 use proto::store::release_0_3_13 as wire;
 use proto::store::{BareRpc, ErrorCode, Rpc, Uuid};
 use proto::struct_pack;
@@ -398,4 +399,68 @@ async fn random_bytes_never_end_the_server() {
         client.exchange(functions[which], &body).await.unwrap();
     }
     served.serves().await;
+}
+
+/// Its records are arranged beside the index, and become objects in steps.
+#[tokio::test]
+async fn a_ledger_with_thousands_of_records_is_installed_while_others_are_served() {
+    let served = start(Limits::default());
+    let mut client = served.client().await;
+    let owner = Uuid {
+        first: 2,
+        second: 1,
+    };
+    let records = 5 * MOST_ENTRIES as u64;
+    let segment = wire::Segment {
+        id: Uuid {
+            first: 1,
+            second: 1,
+        },
+        name: "pool".into(),
+        base: 1 << 20,
+        size: records,
+        te_endpoint: "10.0.0.1:1".into(),
+        protocol: "tcp".into(),
+        host_id: String::new(),
+    };
+    let id = segment.id;
+    let mounted = client.call::<LedgerMount>(&(owner, segment, 1)).await;
+    assert_eq!(mounted, Ok(false));
+    let record = |offset| Entry {
+        offset,
+        version: Version {
+            epoch: 1,
+            number: offset,
+        },
+        stored: Some(Stored {
+            key: format!("k{offset}"),
+            length: 1,
+            client: owner,
+            group: None,
+            checksum: None,
+            soft_pin_ms: 0,
+            hard_pin: false,
+        }),
+    };
+    let entries: Vec<_> = (0..records).map(record).collect();
+    for (part, sent) in entries
+        .chunks(MOST_ENTRIES)
+        .zip((0..).step_by(MOST_ENTRIES))
+    {
+        let last = sent + MOST_ENTRIES as u64 == records;
+        let load = (owner, id, sent, part.to_vec(), last);
+        assert_eq!(client.call::<LedgerLoad>(&load).await, Ok(()));
+    }
+    let all = async {
+        while served
+            .master
+            .with_index(|index, _| index.ledger_totals().loaded)
+            == 0
+        {
+            served.serves().await;
+        }
+    };
+    timeout(SOON, all).await.expect("the ledger is installed");
+    let keys = served.master.with_index(|index, _| index.totals().keys);
+    assert_eq!(keys, records);
 }

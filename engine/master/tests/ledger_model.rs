@@ -5,6 +5,8 @@
 
 #[path = "ledger_model/moves.rs"]
 mod moves;
+#[path = "ledger_model/work.rs"]
+mod work;
 
 use moves::{Moved, Pool};
 
@@ -13,7 +15,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mooncake_master::index::{Index, Moment, Settings, Wait};
+use mooncake_master::index::{Arrangement, Index, Moment, Settings, Wait};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use proto::store::ledger::{Changes, Ended, Position, Relocation, Version};
@@ -196,6 +198,8 @@ enum Answer {
 
 struct Model {
     index: Index,
+    /// A ledger whose records are arranged.
+    arrangement: Option<Arrangement>,
     epoch: u64,
     seconds: u64,
     owners: Vec<Owner>,
@@ -230,7 +234,9 @@ fn new_index(epoch: u64) -> Index {
         client_ttl: Duration::from_secs(1 << 30),
         ..Settings::default()
     };
-    Index::new(settings, epoch).in_epoch(epoch)
+    Index::new(settings, epoch)
+        .in_epoch(epoch)
+        .with_installed_in_step(1)
 }
 
 impl Model {
@@ -262,6 +268,7 @@ impl Model {
         };
         let mut model = Self {
             index: new_index(1),
+            arrangement: None,
             epoch: 1,
             seconds: 1000,
             owners: (0..OWNERS).map(owner).collect(),
@@ -521,8 +528,10 @@ impl Model {
             let found = self.index.get_replica_list(&name(key), now).err();
             // The put in progress of the key stays.
             if found == Some(ErrorCode::ObjectNotFound) {
-                self.missed.insert(key, self.newest(key));
-                // It may have been removed from a ledger that is away.
+                let newest = self.newest(key);
+                self.missed.insert(key, newest);
+                // It may be removed from a ledger that is away, also a value whose put is not answered yet.
+                self.called.insert(key, newest);
                 self.kept.remove(&key);
             }
         }
@@ -607,6 +616,7 @@ impl Model {
     fn crash_master(&mut self) {
         self.epoch += 1;
         self.index = new_index(self.epoch);
+        self.arrangement = None;
         self.answers.clear();
         self.missed.clear();
         for owner in &mut self.owners {
@@ -688,8 +698,7 @@ impl Model {
 
     fn check(&mut self) {
         self.settle();
-        let now = self.now();
-        while self.index.step(now) {}
+        self.work();
         for key in 0..KEYS {
             self.get(key);
         }
@@ -698,6 +707,7 @@ impl Model {
     /// Changes may cause others.
     fn poll_all(&mut self) {
         for _ in 0..4 {
+            while self.work() {}
             for owner in 0..OWNERS {
                 self.poll(owner, Fate::Done);
             }

@@ -146,6 +146,10 @@ impl Index {
         if self.order.is_active() || self.segments.capacity() == 0 {
             return;
         }
+        // All ranges of a ledger are used before all of its records are objects.
+        if self.installs.is_adopting() {
+            return;
+        }
         // What leaves its ledger is free soon, and an eviction frees nothing that rests.
         let resting = self.segments.resting();
         let used = self.segments.used().saturating_sub(resting);

@@ -4,6 +4,7 @@
 mod bulk;
 mod epochs;
 mod evicted;
+mod install;
 mod leaving;
 mod load;
 mod members;
@@ -26,7 +27,10 @@ use super::upkeep::LOOK;
 use super::{Index, Moment};
 pub(super) use bulk::{Bulks, Keys};
 pub(super) use epochs::{Age, Epochs};
+pub(super) use install::Installs;
+pub use install::{Arranged, Arrangement};
 pub(super) use leaving::{LeaveId, Leaving, Range, Successor};
+use load::{Loading, Stage};
 pub(super) use members::Members;
 use notes::NoteId;
 pub(super) use notes::Notes;
@@ -48,10 +52,8 @@ const MOST_KEY_BYTES: usize = 8 << 10;
 /// The changes of one segment that its owner has not acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
-    /// What the owner has sent, until its whole ledger has arrived.
-    loading: Option<Vec<Entry>>,
-    /// The whole ledger has arrived, and waits for the notes of other ledgers.
-    arrived: bool,
+    /// What the owner has sent, until its whole ledger is installed.
+    loading: Option<Loading>,
     acknowledged: u64,
     waiting: VecDeque<Waiting>,
     /// Objects that the owner could not record, and those whose key is too long.
@@ -97,14 +99,20 @@ enum Then {
 impl Stream {
     fn loading() -> Self {
         Self {
-            loading: Some(Vec::new()),
+            loading: Some(Loading::default()),
             ..Self::default()
         }
     }
 
-    /// Returns whether the whole ledger has arrived.
+    /// Returns whether the whole ledger is installed.
     pub(crate) fn is_loaded(&self) -> bool {
         self.loading.is_none()
+    }
+
+    /// Returns whether the owner has sent its whole ledger.
+    fn has_arrived(&self) -> bool {
+        let loading = self.loading.as_ref();
+        loading.is_none_or(|of| of.stage != Stage::Arriving)
     }
 
     /// Returns whether objects may be placed in the segment: its ledger is loaded, and its owner keeps pace.
@@ -413,7 +421,7 @@ impl Index {
                 .as_ref()
                 .filter(|_| mounted.client == client && mounted.segment == segment);
             let stream = stream.ok_or(ErrorCode::SegmentAlreadyExists)?;
-            return Ok(stream.loading.is_none() || stream.arrived);
+            return Ok(stream.has_arrived());
         }
         let uuid = segment.id;
         let earlier = self.earlier_segments(client, &segment);
@@ -532,7 +540,7 @@ impl Index {
             let (id, stream) = self
                 .ledgered(client, position.segment)
                 .ok_or(ErrorCode::SegmentNotFound)?;
-            if stream.loading.is_some() && !stream.arrived {
+            if !stream.has_arrived() {
                 return Err(ErrorCode::UnavailableInCurrentStatus);
             }
             full |= position.unrecorded > stream.unrecorded;
@@ -694,7 +702,8 @@ impl Index {
     }
 
     /// Forgets the changes of a segment that was unmounted. Its memory is gone, or the segment is replaced.
-    pub(super) fn drop_stream(&mut self, segment: SegmentId) {
+    pub(super) fn drop_stream(&mut self, segment: SegmentId, stream: Stream) {
+        self.installs.discard(stream.loading);
         self.turnover += 1;
         self.leaving.remove_segment(segment);
         self.signals.progress = true;

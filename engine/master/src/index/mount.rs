@@ -140,8 +140,8 @@ impl Index {
             self.scale_quotas();
             self.end_evacuation(mounted.client, id);
             self.unmounted.push_back(Unmounted::new(mounted.space));
-            if mounted.stream.is_some() {
-                self.drop_stream(id);
+            if let Some(stream) = mounted.stream {
+                self.drop_stream(id, stream);
             }
         }
     }

@@ -165,6 +165,12 @@ impl Objects {
         self.slots.end()
     }
 
+    /// Makes room for this many more objects: otherwise the insertion of one of them would move all others.
+    pub(crate) fn reserve(&mut self, objects: usize) {
+        self.slots.reserve(objects);
+        self.table.reserve(objects, |entry| spread(entry.hash));
+    }
+
     /// Inserts an object whose key is not in the index, and which a client has written.
     pub(crate) fn insert(
         &mut self,

@@ -64,6 +64,10 @@ impl Slots {
         }
     }
 
+    pub(crate) fn reserve(&mut self, objects: usize) {
+        self.slots.reserve(objects);
+    }
+
     pub(crate) fn insert(&mut self, mut object: Object) -> ObjectId {
         let at = self.empty;
         self.len += 1;

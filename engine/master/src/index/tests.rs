@@ -3,6 +3,7 @@
 mod evacuation;
 mod flags;
 mod groups;
+mod installs;
 mod late;
 mod ledger;
 mod observed;

@@ -60,8 +60,8 @@ impl Index {
         }
     }
 
-    /// Does some of the work that waits: releases ranges, removes objects of unmounted segments, evicts. Takes less
-    /// than 1 ms. Returns whether more work waits.
+    /// Does some of the work that waits: releases ranges, removes objects of unmounted segments, evicts,
+    /// installs ledgers. Takes less than 1 ms. Returns whether more work waits.
     pub fn step(&mut self, now: Moment) -> bool {
         for _ in 0..STEPS {
             let Some((segment, block, size)) = self.retired.pop(now) else {
@@ -72,11 +72,12 @@ impl Index {
         }
         self.sweep();
         let more_puts = self.forget_puts(now);
-        if self.order.is_active() {
+        // What is not adopted yet may be older.
+        if self.order.is_active() && !self.installs.is_adopting() {
             self.discard_unfinished();
             self.evict(now, STEPS);
         }
-        let more = self.install_due(now) | self.tend_notes();
+        let more = self.install_some(now) | self.tend_notes();
         self.order.is_active() || !self.unmounted.is_empty() || more_puts || more
     }
 

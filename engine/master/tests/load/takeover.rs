@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use mooncake_master::index::{Index, Moment, Settings};
 use proto::store::Uuid;
-use proto::store::ledger::{Entry, Position};
+use proto::store::ledger::{Entry, MOST_ENTRIES, Position, Stored, Version};
 use proto::store::release_0_3_13::Segment;
 
 const SIZE: u64 = 16 << 30;
@@ -120,4 +120,115 @@ fn takeover_of_many_segments() {
             );
         }
     }
+}
+
+/// Times of calls of the index, each of which holds its lock, in their order.
+#[derive(Default)]
+struct Holds(Vec<(&'static str, Duration)>);
+
+impl Holds {
+    fn hold<T>(&mut self, name: &'static str, call: impl FnOnce() -> T) -> T {
+        let begin = Instant::now();
+        let result = call();
+        self.0.push((name, begin.elapsed()));
+        result
+    }
+
+    /// The same calls again: what is longer was interrupted.
+    fn shorten(&mut self, other: &Self) {
+        assert_eq!(self.0.len(), other.0.len());
+        for (of, other) in self.0.iter_mut().zip(&other.0) {
+            of.1 = of.1.min(other.1);
+        }
+    }
+}
+
+/// Owners with a million keys.
+fn with_a_million_keys() -> Vec<Owner> {
+    const OWNERS: u64 = 8;
+    const KEYS: u64 = 1_000_000 / OWNERS;
+    let mut owners: Vec<_> = (0..OWNERS).map(Owner::new).collect();
+    for (number, owner) in (0..).zip(&mut owners) {
+        for at in 0..KEYS {
+            let number = at * OWNERS + number;
+            let stored = Stored {
+                key: super::key(usize::try_from(number).unwrap()),
+                length: 4096,
+                client: owner.client,
+                group: None,
+                checksum: Some(number),
+                soft_pin_ms: 0,
+                hard_pin: false,
+            };
+            // Ranges are used again, so a higher offset is not newer.
+            let offset = (at * 7919 % KEYS) * 8192;
+            let entry = Entry {
+                offset,
+                version: Version { epoch: 1, number },
+                stored: Some(stored),
+            };
+            owner.ledger.insert(offset, entry);
+        }
+    }
+    owners
+}
+
+/// Takes over as the server does. Returns the holds, and the time beside the lock.
+fn take_over(owners: &[Owner]) -> (Holds, Duration) {
+    let settings = Settings {
+        client_ttl: Duration::from_secs(1 << 20),
+        ..Settings::default()
+    };
+    let (mut index, now) = (Index::new(settings, 7).in_epoch(2), Moment(2_000_000_000));
+    let (mut holds, mut beside) = (Holds::default(), Duration::ZERO);
+    for owner in owners {
+        let segment = owner.segment.clone();
+        let mounted = index.mount_ledger(owner.client, segment, 1, now);
+        assert_eq!(mounted, Ok(false));
+    }
+    for owner in owners {
+        let entries: Vec<_> = owner.ledger.values().cloned().collect();
+        let parts = entries.len().div_ceil(MOST_ENTRIES);
+        for (number, part) in entries.chunks(MOST_ENTRIES).enumerate() {
+            let (part, sent) = (part.to_vec(), (number * MOST_ENTRIES) as u64);
+            let (client, id, last) = (owner.client, owner.segment.id, number + 1 == parts);
+            let load = || index.load_ledger(client, id, sent, part, last, now);
+            assert_eq!(holds.hold("load", load), Ok(()));
+        }
+    }
+    while index.ledger_totals().loading > 0 {
+        holds.hold("step", || index.step(now));
+        if let Some(arrangement) = holds.hold("next", || index.next_arrangement(now)) {
+            let begin = Instant::now();
+            let arranged = arrangement.arrange();
+            beside += begin.elapsed();
+            holds.hold("install", || index.install(arranged));
+        }
+    }
+    assert_eq!(index.totals().keys, 1_000_000);
+    (holds, beside)
+}
+
+#[test]
+#[ignore = "measures time; meant for a release build"]
+fn holds_while_a_million_keys_are_taken_over() {
+    let owners = with_a_million_keys();
+    let (mut holds, mut beside) = take_over(&owners);
+    for _ in 0..2 {
+        let (others, time) = take_over(&owners);
+        holds.shorten(&others);
+        beside = beside.min(time);
+    }
+    for name in ["load", "step", "next", "install"] {
+        let of = holds.0.iter().filter(|(of, _)| *of == name);
+        let mut times: Vec<_> = of.map(|(_, time)| *time).collect();
+        times.sort_unstable_by_key(|time| std::cmp::Reverse(*time));
+        let sum: Duration = times.iter().sum();
+        println!(
+            "{name}: {} in {sum:?}, the longest {:?}",
+            times.len(),
+            &times[..3]
+        );
+    }
+    println!("beside the lock {beside:?}");
 }

@@ -1,6 +1,7 @@
 //! Removals of many keys at once. Ledgers that come later in the run may still have such keys.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use regex::{Regex, RegexBuilder};
 
@@ -66,7 +67,7 @@ impl Keys {
 /// A removal that ledgers which come later do not know.
 #[derive(Debug)]
 struct Bulk {
-    keys: Keys,
+    keys: Arc<Keys>,
     latest: Age,
     /// Memories whose ledgers were read. The removal itself has chosen among their objects.
     read: HashSet<Memory>,
@@ -74,7 +75,7 @@ struct Bulk {
 
 /// The removals that a ledger has missed.
 #[derive(Debug)]
-pub(super) struct Missed(Vec<(Keys, Age)>);
+pub(super) struct Missed(Vec<(Arc<Keys>, Age)>);
 
 impl Missed {
     /// Returns whether a record was removed. A record of an object that the index has is none: the removal has left it.
@@ -99,7 +100,7 @@ impl Index {
         // Whatever has not been read since an earlier removal was not read now either.
         self.bulks.0.retain(|earlier| !keys.include(&earlier.keys));
         let kept = keys.bounded().filter(|_| self.bulks.0.len() < MOST);
-        let Some(keys) = kept else {
+        let Some(keys) = kept.map(Arc::new) else {
             return self.signals.waits.push(Wait(Kind::AllRead));
         };
         let mounted = self.segments.iter().map(|(_, mounted)| mounted);
@@ -117,17 +118,25 @@ impl Index {
         self.members.away() > 0 || self.members.is_young() || self.segments.is_loading()
     }
 
-    /// Returns the removals that the ledger of a segment has missed, which is installed now.
-    pub(super) fn missed_removals(&mut self, segment: SegmentId) -> Missed {
+    /// Returns the removals that the ledger of a segment has missed, also those that have begun since a part of it is installed.
+    pub(super) fn missed_removals(&self, segment: SegmentId) -> Missed {
         let Some(memory) = self.segments.get(segment).map(memory) else {
             return Missed(Vec::new());
         };
-        let bulks = self.bulks.0.iter_mut();
-        let missed = bulks.filter_map(|bulk| {
-            let is_new = bulk.read.insert(memory.clone());
-            is_new.then(|| (bulk.keys.clone(), bulk.latest))
-        });
-        Missed(missed.collect())
+        let bulks = self.bulks.0.iter();
+        let missed = bulks.filter(|bulk| !bulk.read.contains(&memory));
+        Missed(
+            missed
+                .map(|bulk| (Arc::clone(&bulk.keys), bulk.latest))
+                .collect(),
+        )
+    }
+
+    /// Notes that the ledger of a memory is installed: it misses no removal any more.
+    pub(super) fn note_read(&mut self, memory: &Memory) {
+        for bulk in &mut self.bulks.0 {
+            bulk.read.insert(memory.clone());
+        }
     }
 
     /// Forgets the kept removals when no ledger can come any more.

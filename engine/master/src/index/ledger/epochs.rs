@@ -18,7 +18,7 @@ pub(crate) struct Age {
     version: Version,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Epochs {
     first: u64,
     /// Ascending.

@@ -1,52 +1,74 @@
-//! Loads the ledger of a segment: its records become objects, unless another value of their key is newer or was removed.
+//! Takes the ledger of a segment in parts. When all have arrived, its notes are taken in steps; then it waits until it is
+//! installed.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::vec;
 
-use proto::store::ledger::{Entry, Stored, Version};
+use proto::store::ledger::Entry;
 use proto::store::{ErrorCode, Uuid};
-use smallvec::smallvec;
 
-use super::Then;
-use super::bulk::Missed;
-use super::leaving::Range;
-use super::removed::{Source, Verdict};
-use crate::index::allocator::{Allocator, Block};
-use crate::index::object::{Flag, Object, ObjectId, Replica};
-use crate::index::objects::Replicas;
-use crate::index::segments::{Place, SegmentId};
+use super::notes::BEGIN;
+use crate::index::segments::SegmentId;
 use crate::index::{Index, Moment};
 
 /// Most records of one segment.
 const MOST_RECORDS: usize = 1 << 24;
 
-/// Spreads the records of a ledger over the first time of a run, so that those of all ledgers are evicted in the order of their age,
-/// and before what is read in this run. When they were read is not known.
-#[derive(Debug, Clone, Copy)]
-struct Ages {
-    records: u64,
-    end: Moment,
+/// Entries of a ledger, as they came.
+pub(super) type Part = vec::IntoIter<Entry>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Stage {
+    #[default]
+    Arriving,
+    /// All has arrived, and its notes are taken.
+    Noting,
+    /// It waits for the notes of other ledgers.
+    Waiting,
+    /// Its records become objects.
+    Installing,
 }
 
-impl Ages {
-    fn of(records: usize, end: Moment) -> Self {
-        Self {
-            records: records as u64,
-            end,
+/// A ledger that is not installed yet.
+#[derive(Debug, Default)]
+pub(super) struct Loading {
+    pub(super) stage: Stage,
+    /// Entries that have arrived, without notes that were taken.
+    pub(super) entries: usize,
+    pub(super) records: Vec<Part>,
+    pub(super) notes: VecDeque<Part>,
+    /// Its notes name its own memory: all others that were known are named there.
+    pub(super) is_signed: bool,
+}
+
+impl Loading {
+    fn add(&mut self, mut entries: Vec<Entry>) {
+        let notes: Vec<_> = entries
+            .extract_if(.., |entry| entry.offset >= BEGIN)
+            .collect();
+        self.entries += notes.len();
+        if !notes.is_empty() {
+            self.notes.push_back(notes.into_iter());
+        }
+        self.keep(entries);
+    }
+
+    pub(super) fn keep(&mut self, records: Vec<Entry>) {
+        self.entries += records.len();
+        if !records.is_empty() {
+            self.records.push(records.into_iter());
         }
     }
 
-    /// Returns the time for the record that this many younger ones precede.
-    fn used(self, younger: usize) -> Moment {
-        let older = u128::from(self.records).saturating_sub(younger as u128);
-        let time = u128::from(self.end.0) * older / u128::from(self.records.max(1));
-        Moment(u64::try_from(time).unwrap_or(u64::MAX))
+    /// All that has arrived.
+    pub(super) fn into_parts(self) -> impl Iterator<Item = Part> {
+        self.records.into_iter().chain(self.notes)
     }
 }
 
 impl Index {
-    /// Takes a part of a ledger. `sent` is the number of entries before it; a load begins again with 0. With the last part
-    /// the objects can be found, and new ones are placed in the segment.
+    /// Takes a part of a ledger. `sent` is the number of entries before it; a load begins again with 0. After the last part
+    /// [`Self::step`] installs it: then the objects can be found, and new ones are placed in the segment.
     ///
     /// # Errors
     /// `SegmentNotFound` if the segment is not mounted with a ledger by this client; `InvalidParams` if a part is
@@ -63,181 +85,79 @@ impl Index {
         let (id, stream) = self
             .ledgered(client, segment)
             .ok_or(ErrorCode::SegmentNotFound)?;
-        let Some(loading) = stream.loading.as_mut().filter(|_| !stream.arrived) else {
+        let loading = stream.loading.as_mut();
+        let Some(loading) = loading.filter(|of| of.stage == Stage::Arriving) else {
             return Ok(());
         };
-        if sent == 0 {
-            loading.clear();
+        let former = (sent == 0).then(|| std::mem::take(loading));
+        let before = loading.entries;
+        let fits = before as u64 == sent && before + entries.len() <= MOST_RECORDS;
+        if fits {
+            loading.add(entries);
         }
-        if loading.len() as u64 != sent || loading.len() + entries.len() > MOST_RECORDS {
+        if fits && last {
+            loading.stage = Stage::Noting;
+        }
+        self.installs.discard(former);
+        if !fits {
             return Err(ErrorCode::InvalidParams);
         }
-        loading.extend(entries);
-        if last && let Some(entries) = stream.loading.take() {
-            self.arrive(id, entries, now);
-        } else {
-            self.advance(id);
+        self.advance(id);
+        if last {
+            self.installs.note(id);
+            // A small one is installed at once.
+            self.install_some(now);
         }
         Ok(())
     }
 
-    /// Replaces the empty space of a segment by the ranges of its records.
-    pub(super) fn install(&mut self, segment: SegmentId, mut entries: Vec<Entry>, now: Moment) {
-        let Some(mounted) = self.segments.get(segment) else {
+    /// Takes some notes of a ledger that has arrived.
+    pub(super) fn take_notes(&mut self, now: Moment) {
+        let Some(segment) = self.installs.noted() else {
             return;
         };
-        let (size, client) = (mounted.segment.size, mounted.client);
-        // Of two records of one range the newer one is right.
-        entries.sort_unstable_by_key(|entry| Reverse(self.age(entry.version)));
-        let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
-        let mut placed = Vec::with_capacity(entries.len());
-        let ages = Ages::of(
-            entries.len(),
-            now.min(Moment::default().after(self.settings.lease_ttl)),
-        );
-        let mut wrong = Vec::new();
-        for Entry {
-            offset,
-            version,
-            stored,
-        } in entries
+        let most = self.installs.step();
+        let stream = self.segments.stream_of(segment);
+        let Some(loading) = stream.and_then(|(_, stream)| stream.loading.as_mut()) else {
+            // It was unmounted meanwhile.
+            return self.installs.end_notes();
+        };
+        let mut notes = Vec::new();
+        while notes.len() < most
+            && let Some(mut part) = loading.notes.pop_front()
         {
-            let end = stored.as_ref().and_then(|stored| {
-                let end = offset.checked_add(stored.length)?;
-                let before = ends.range(..=offset).next_back();
-                let is_free = before.is_none_or(|(_, &end)| end <= offset)
-                    && ends.range(offset..end).next().is_none();
-                let fits = !stored.key.is_empty() && stored.length > 0 && end <= size;
-                (is_free && fits).then_some(end)
-            });
-            match (end, stored) {
-                (Some(end), Some(stored)) => {
-                    ends.insert(offset, end);
-                    let used = ages.used(placed.len());
-                    placed.push((offset, version, stored, used));
-                }
-                _ => wrong.push((offset, version)),
+            notes.extend(part.by_ref().take(most - notes.len()));
+            if part.len() > 0 {
+                loading.notes.push_front(part);
             }
         }
-        placed.sort_unstable_by_key(|(offset, ..)| *offset);
-        let no_object = ObjectId::default();
-        let ranges: Vec<_> = placed
-            .iter()
-            .map(|(offset, _, stored, _)| (*offset, stored.length, no_object))
-            .collect();
-        let (space, blocks) = Allocator::with_used(size, &ranges);
-        self.segments.install(segment, space);
-        let missed = self.missed_removals(segment);
-        let source = self.source(segment);
-        for ((offset, version, stored, used), block) in placed.into_iter().zip(blocks) {
-            let place = Place {
-                segment,
-                block,
-                offset,
-            };
-            self.adopt(place, (version, used), stored, (&missed, source), now);
+        loading.entries -= notes.len();
+        let is_last = loading.notes.is_empty();
+        self.note_all(segment, notes, now);
+        if is_last {
+            self.installs.end_notes();
+            self.arrive(segment);
         }
-        for (offset, version) in wrong {
-            let entry = Entry {
-                offset,
-                version,
-                stored: None,
-            };
-            if let Some((_, stream)) = self.segments.stream_of(segment) {
-                stream.push(entry, Then::Nothing);
-            }
-        }
-        self.turnover += 1;
-        self.signals.owners.push(client);
     }
 
-    /// Makes a record an object or one more replica, or lets it leave the ledger.
-    fn adopt(
-        &mut self,
-        place: Place,
-        (version, used): (Version, Moment),
-        stored: Stored,
-        (missed, source): (&Missed, Source),
-        now: Moment,
-    ) {
-        let age = self.age(version);
-        let replica = Replica {
-            id: self.next_replica,
-            offset: place.offset,
-            segment: place.segment,
-            block: place.block,
-            complete: true,
+    /// The notes of a ledger were taken: it waits for those of others, unless nothing in it can be dead.
+    fn arrive(&mut self, segment: SegmentId) {
+        let Some(memory) = self.memory_of(segment) else {
+            return;
         };
-        self.next_replica += 1;
-        let range = |stored: Stored, block: Block| Range {
-            key: stored.key.into(),
-            segment: place.segment,
-            block,
-            offset: place.offset,
-            size: stored.length,
-            version,
-            rest: Moment::default(),
+        let stream = self.segments.stream_of(segment);
+        let Some(loading) = stream.and_then(|(_, stream)| stream.loading.as_mut()) else {
+            return;
         };
-        if self.notes.covers(&stored.key, age) {
-            return self.leave(range(stored, place.block));
+        loading.stage = Stage::Waiting;
+        let is_empty = loading.entries == 0;
+        if loading.is_signed {
+            self.members.sign();
         }
-        match self.find(&stored.key) {
-            Some(id) if self.objects[id].version == version => {
-                let name = self.segments.name(place.segment);
-                let object = &self.objects[id];
-                let elsewhere = object
-                    .replicas
-                    .iter()
-                    .all(|other| self.segments.name(other.segment) != name);
-                if object.size != stored.length || !elsewhere {
-                    return self.leave(range(stored, place.block));
-                }
-                self.objects.add_replica(id, replica);
-                self.segments.give(place, id);
-                return;
-            }
-            _ if missed.contain(&stored.key, age) => return self.leave(range(stored, place.block)),
-            Some(id) if self.age(self.objects[id].version) > age => {
-                let range = range(stored, place.block);
-                let verdict = self.removed.of(&range.key, age, source);
-                if self.objects[id].has(Flag::InPut) && verdict == Verdict::Lives {
-                    // It leaves when the put ends.
-                    self.superseded.entry(id).or_default().push(range);
-                } else {
-                    self.leave(range);
-                }
-                return;
-            }
-            Some(id) => {
-                let lease = self.objects.lease(id);
-                let rest = if now < lease {
-                    lease
-                } else {
-                    Moment::default()
-                };
-                self.drop_object(id, rest);
-            }
-            None => {
-                let verdict = self.removed.of(&stored.key, age, source);
-                self.counters.discarded_records += u64::from(verdict == Verdict::Lost);
-                if verdict != Verdict::Lives {
-                    return self.leave(range(stored, place.block));
-                }
-            }
+        self.members.arrive(&memory, segment);
+        if is_empty {
+            self.installed(segment);
         }
-        let pin = std::time::Duration::from_millis(stored.soft_pin_ms)
-            .min(self.settings.max_soft_pin_ttl);
-        let replicas = Replicas::new(smallvec![replica]);
-        let key = stored.key.into();
-        let mut object = Object::new(key, stored.length, version, replicas);
-        object.set_checksum(stored.checksum);
-        object.set(Flag::HardPin, stored.hard_pin);
-        let group = stored.group.as_deref().filter(|group| !group.is_empty());
-        let id = self.objects.insert(object, stored.client, group);
-        if !pin.is_zero() {
-            self.objects.set_soft_pin(id, now.after(pin));
-        }
-        self.segments.give(place, id);
-        self.enqueue_as_of(id, used);
+        self.notes.scan_again();
     }
 }

@@ -35,7 +35,7 @@ enum State {
         quiet: u32,
         all: u32,
     },
-    /// The ledger has arrived, and is installed when those of all others are read.
+    /// The ledger has arrived. When those of all others are read, it is installed.
     Arrived(SegmentId),
     Present(SegmentId),
     /// The ledger was read in this run.
@@ -120,11 +120,16 @@ impl Members {
         self.has_signed = true;
     }
 
-    /// Notes that a ledger is installed. Returns what was forgotten before its owner was known, if it is the first time.
-    pub(crate) fn install(&mut self, memory: &Memory, segment: SegmentId) -> Option<Option<Age>> {
+    /// Returns what was forgotten before an owner was known, if its ledger was not installed in this run.
+    pub(crate) fn unread(&self, memory: &Memory) -> Option<Option<Age>> {
+        self.unread.get(memory).copied()
+    }
+
+    /// Notes that a ledger is installed.
+    pub(crate) fn install(&mut self, memory: &Memory, segment: SegmentId) {
         self.set(memory, State::Present(segment));
         self.others.retain(|other| *other != segment);
-        self.unread.remove(memory)
+        self.unread.remove(memory);
     }
 
     /// Returns whether all known ledgers were read.

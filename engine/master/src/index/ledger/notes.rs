@@ -13,7 +13,7 @@ use super::members::Memory;
 use crate::index::segments::SegmentId;
 
 /// First offset of notes.
-const BEGIN: u64 = 1 << 63;
+pub(super) const BEGIN: u64 = 1 << 63;
 const REMOVED: &str = "removed";
 const MEMBER: &str = "member";
 /// The client of a tombstone.

@@ -54,7 +54,7 @@ fn takes_notes(mounted: &Mounted) -> bool {
 }
 
 impl Index {
-    fn memory_of(&self, segment: SegmentId) -> Option<Memory> {
+    pub(super) fn memory_of(&self, segment: SegmentId) -> Option<Memory> {
         self.segments.get(segment).map(memory)
     }
 
@@ -95,66 +95,30 @@ impl Index {
         }
     }
 
-    /// Takes the notes of a ledger that has arrived, and installs the ledgers that wait for no other one.
-    pub(super) fn arrive(&mut self, segment: SegmentId, entries: Vec<Entry>, now: Moment) {
+    /// Takes notes of a ledger. What is none becomes a record.
+    pub(super) fn note_all(&mut self, segment: SegmentId, notes: Vec<Entry>, now: Moment) {
         let Some(memory) = self.memory_of(segment) else {
             return;
         };
-        self.members.arrive(&memory, segment);
-        let mut records = Vec::with_capacity(entries.len());
-        let mut learned = Vec::new();
-        for entry in entries {
+        self.members.advance(&memory);
+        let (mut learned, mut others) = (Vec::new(), Vec::new());
+        for entry in notes {
             if !self.take_note(segment, &memory, &entry, &mut learned, now) {
-                records.push(entry);
+                others.push(entry);
             }
         }
         for id in learned {
             self.spread(id);
         }
-        if records.is_empty() {
-            // Nothing there can be dead.
-            self.install_arrived(segment, records, now);
-        } else if let Some((_, stream)) = self.segments.stream_of(segment) {
-            stream.loading = Some(records);
-            stream.arrived = true;
+        let stream = self.segments.stream_of(segment);
+        if let Some(loading) = stream.and_then(|(_, stream)| stream.loading.as_mut()) {
+            loading.keep(others);
         }
-        self.notes.scan_again();
-        self.install_due(now);
-    }
-
-    /// Installs one ledger that waits for no other one. Large ones take long, so requests are answered between them. Returns
-    /// whether more are due.
-    pub(in crate::index) fn install_due(&mut self, now: Moment) -> bool {
-        let due = self.members.due();
-        if let Some(&segment) = due.first() {
-            let stream = self.segments.stream_of(segment);
-            let records = stream.and_then(|(_, stream)| stream.loading.take());
-            self.install_arrived(segment, records.unwrap_or_default(), now);
-        }
-        due.len() > 1
-    }
-
-    fn install_arrived(&mut self, segment: SegmentId, records: Vec<Entry>, now: Moment) {
-        let Some(memory) = self.memory_of(segment) else {
-            return;
-        };
-        let unread = self.members.install(&memory, segment);
-        if let Some((_, stream)) = self.segments.stream_of(segment) {
-            stream.unread = stream.unread.or(unread);
-        }
-        self.segments.each_stream(|stream| stream.named = false);
-        // First: a later record of this ledger is acknowledged after the names of the others.
-        self.name_members(segment);
-        self.install(segment, records, now);
-        self.notes.scan_again();
-        self.mark();
-        self.look_at_awaited();
-        self.signals.progress = true;
     }
 
     /// Lets the ledger of a segment that is open now name all members, and signs it after that. Members that become known later
     /// are named in all open segments then.
-    fn name_members(&mut self, segment: SegmentId) {
+    pub(super) fn name_members(&mut self, segment: SegmentId) {
         let Some(mounted) = self.segments.get(segment).filter(|of| keeps_pace(of)) else {
             return;
         };
@@ -200,7 +164,7 @@ impl Index {
     }
 
     /// Tombstones stay at least until all changes up to now are acknowledged.
-    fn mark(&mut self) {
+    pub(super) fn mark(&mut self) {
         self.segments
             .each_stream(|stream| stream.mark = stream.last());
     }
@@ -221,8 +185,12 @@ impl Index {
         let mut is_new = false;
         match &subject {
             Subject::Member(memory) => {
-                if memory == own {
-                    self.members.sign();
+                if memory == own
+                    && let Some((_, stream)) = self.segments.stream_of(segment)
+                    && let Some(loading) = &mut stream.loading
+                {
+                    // Counts when all notes of the ledger are taken.
+                    loading.is_signed = true;
                 }
                 is_new = self.learn(memory);
                 if !self.members.is_known(memory) {
@@ -601,9 +569,10 @@ impl Index {
             && self.segments.iter().all(|(_, mounted)| settled(mounted))
     }
 
-    /// Returns whether all notes are in as many ledgers as they are to be.
+    /// Returns whether all notes are in as many ledgers as they are to be, also those of ledgers that have arrived.
     #[must_use]
     pub fn are_notes_held(&self) -> bool {
-        self.notes.is_scanned() && self.notes.ids().all(|id| self.is_held(id))
+        let are_read = !self.installs.is_noting() && self.notes.is_scanned();
+        are_read && self.notes.ids().all(|id| self.is_held(id))
     }
 }
