@@ -43,6 +43,22 @@ pub(crate) enum Command {
         memory: Arc<Region>,
         wire_base: u64,
     },
+    /// As `AddRegion`, for what needs no registration with RDMA devices.
+    #[cfg(feature = "rdma")]
+    AddUnregistered {
+        endpoint: EndpointId,
+        region: RegionId,
+        memory: Arc<Region>,
+        wire_base: u64,
+    },
+    /// RDMA devices have registered a region that was added before.
+    #[cfg(feature = "rdma")]
+    Registered {
+        endpoint: EndpointId,
+        region: RegionId,
+        memory: Arc<Region>,
+        wire_base: u64,
+    },
     RemoveRegion {
         endpoint: EndpointId,
         region: RegionId,

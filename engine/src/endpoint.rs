@@ -219,23 +219,49 @@ impl Endpoint {
         self.publish_region(id, region, wire_base)
     }
 
-    /// As [`Self::add_region`], in tokio: a device may register for minutes.
+    /// Serves a region over TCP, which needs no registration. [`Self::register_region`] is to follow.
     ///
     /// # Errors
-    /// As [`Self::add_region`].
+    /// [`Error::Unmappable`] and [`Error::Stopped`], as [`Self::add_region`].
     #[cfg(feature = "rdma")]
-    pub async fn add_region_in_tokio(
-        &self,
-        region: Arc<Region>,
-        wire_base: u64,
-    ) -> Result<RegionId, Error> {
+    pub fn add_unregistered(&self, region: Arc<Region>, wire_base: u64) -> Result<RegionId, Error> {
         let id = self.engine.new_region();
-        let beside = self.handshake.identity.beside(id);
+        self.publish(id, &region, wire_base)?;
+        self.engine.send(|| Command::AddUnregistered {
+            endpoint: self.id,
+            region: id,
+            memory: Arc::clone(&region),
+            wire_base,
+        })?;
+        Ok(id)
+    }
+
+    /// Registers a region of [`Self::add_unregistered`] with the RDMA devices, if there are any, which may take minutes, and
+    /// serves it over them too. Later changes of the region wait for it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRegion`]; `Error::Card` and [`Error::Stopped`], as [`Self::add_region`]; it is served over TCP alone then.
+    #[cfg(feature = "rdma")]
+    pub async fn register_region(&self, region: RegionId) -> Result<(), Error> {
+        if self.engine.cards.is_empty() {
+            return Ok(());
+        }
+        let added = self.added(region)?;
+        let _in_order = added.change.lock().await;
+        let identity = &self.handshake.identity;
+        // None if the earlier change has removed it.
+        let wire_base = identity.base(region).ok_or(Error::UnknownRegion)?;
         self.engine
             .cards
-            .register_in_tokio(id, &region, wire_base, &beside)
+            .register_in_tokio(region, &added.memory, wire_base, &identity.beside(region))
             .await?;
-        self.publish_region(id, region, wire_base)
+        identity.publish_over_devices(region);
+        self.engine.send(|| Command::Registered {
+            endpoint: self.id,
+            region,
+            memory: Arc::clone(&added.memory),
+            wire_base,
+        })
     }
 
     /// Publishes a region that is registered, and passes it to the data threads.
@@ -245,21 +271,13 @@ impl Endpoint {
         region: Arc<Region>,
         wire_base: u64,
     ) -> Result<RegionId, Error> {
-        let mut regions = self.regions.lock();
-        let published = self
-            .handshake
-            .identity
-            .publish(id, wire_base, region.length());
+        let published = self.publish(id, &region, wire_base);
         #[cfg(feature = "rdma")]
-        if published.is_err() {
-            self.engine.cards.forget(id, wire_base);
+        match published {
+            Ok(()) => self.handshake.identity.publish_over_devices(id),
+            Err(_) => self.engine.cards.forget(id, wire_base),
         }
         published?;
-        let added = Added {
-            memory: Arc::clone(&region),
-            change: tokio::sync::Mutex::default(),
-        };
-        regions.insert(id, Arc::new(added));
         self.engine.send(|| Command::AddRegion {
             endpoint: self.id,
             region: id,
@@ -267,6 +285,18 @@ impl Endpoint {
             wire_base,
         })?;
         Ok(id)
+    }
+
+    fn publish(&self, id: RegionId, region: &Arc<Region>, wire_base: u64) -> Result<(), Error> {
+        let mut regions = self.regions.lock();
+        let identity = &self.handshake.identity;
+        identity.publish(id, wire_base, region.length())?;
+        let added = Added {
+            memory: Arc::clone(region),
+            change: tokio::sync::Mutex::default(),
+        };
+        regions.insert(id, Arc::new(added));
+        Ok(())
     }
 
     /// Stops serving a region: its addresses are rejected, peers' requests in progress are cut, own

@@ -1,6 +1,8 @@
 //! Builds an endpoint's descriptor from its name and the regions that it serves.
 
 #[cfg(feature = "rdma")]
+use std::collections::BTreeSet;
+#[cfg(feature = "rdma")]
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -27,6 +29,9 @@ pub(crate) struct Identity {
     /// The devices of an engine over RDMA.
     #[cfg(feature = "rdma")]
     cards: Cards,
+    /// The regions of `extents` that are published over devices. Locked after it.
+    #[cfg(feature = "rdma")]
+    registered: Mutex<BTreeSet<RegionId>>,
 }
 
 impl Identity {
@@ -38,6 +43,8 @@ impl Identity {
             extents: Mutex::default(),
             #[cfg(feature = "rdma")]
             cards: Cards::default(),
+            #[cfg(feature = "rdma")]
+            registered: Mutex::default(),
         }
     }
 
@@ -69,10 +76,13 @@ impl Identity {
     fn rdma_descriptor(&self) -> proto::rdma::Descriptor {
         // Locked until the end: the keys of a former base end after its regions have moved to another.
         let extents = self.extents.lock();
-        let regions: Vec<_> = extents.iter().map(|(addr, _, id)| (id, addr)).collect();
+        let regions = self.registered(&extents);
         let cards = self.cards.published(&regions);
         let devices: Vec<_> = cards.iter().map(|card| card.published()).collect();
-        let buffers = extents.iter().filter_map(|(addr, length, region)| {
+        let registered = extents
+            .iter()
+            .filter(|(addr, _, region)| regions.contains(&(*region, *addr)));
+        let buffers = registered.filter_map(|(addr, length, region)| {
             let keys = cards
                 .iter()
                 .map(|card| Some(card.key(region, addr)?.0))
@@ -100,19 +110,26 @@ impl Identity {
         }
     }
 
-    /// Returns the other regions than this one, with their wire bases.
+    /// Returns the regions that are published over devices, with their wire bases.
+    #[cfg(feature = "rdma")]
+    fn registered(&self, extents: &ExtentMap<RegionId>) -> Vec<(RegionId, u64)> {
+        let registered = self.registered.lock();
+        let known = extents.iter().filter(|(_, _, id)| registered.contains(id));
+        known.map(|(addr, _, id)| (id, addr)).collect()
+    }
+
+    /// Returns the other regions than this one that are published over devices, with their wire bases.
     #[cfg(feature = "rdma")]
     pub(crate) fn beside(&self, region: RegionId) -> Vec<(RegionId, u64)> {
-        let extents = self.extents.lock();
-        let others = extents.iter().filter(|(_, _, other)| *other != region);
-        others.map(|(addr, _, id)| (id, addr)).collect()
+        let mut others = self.registered(&self.extents.lock());
+        others.retain(|(other, _)| *other != region);
+        others
     }
 
     /// Returns why devices are not published, of those that do not serve all regions.
     #[cfg(feature = "rdma")]
     pub(crate) fn left_out(&self) -> Vec<String> {
-        let extents = self.extents.lock();
-        let regions: Vec<_> = extents.iter().map(|(addr, _, id)| (id, addr)).collect();
+        let regions = self.registered(&self.extents.lock());
         self.cards.left_out(&regions)
     }
 
@@ -135,8 +152,26 @@ impl Identity {
         Ok(extents.insert(base, length, region)?)
     }
 
+    /// Returns the wire base of a region.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn base(&self, region: RegionId) -> Option<u64> {
+        let extents = self.extents.lock();
+        let found = extents.iter().find(|(_, _, id)| *id == region);
+        found.map(|(addr, _, _)| addr)
+    }
+
+    /// Publishes a region over devices, too, which have registered it.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn publish_over_devices(&self, region: RegionId) {
+        let _extents = self.extents.lock();
+        self.registered.lock().insert(region);
+    }
+
     pub(crate) fn withdraw(&self, region: RegionId) {
-        self.extents.lock().remove(region);
+        let mut extents = self.extents.lock();
+        extents.remove(region);
+        #[cfg(feature = "rdma")]
+        self.registered.lock().remove(&region);
     }
 
     /// Moves a region to another base. On error nothing changes.

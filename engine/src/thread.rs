@@ -187,6 +187,24 @@ impl DataThread {
             } => self
                 .transport
                 .add_region(endpoint, region, &memory, wire_base),
+            #[cfg(feature = "rdma")]
+            Command::AddUnregistered {
+                endpoint,
+                region,
+                memory,
+                wire_base,
+            } => self
+                .transport
+                .add_unregistered(endpoint, region, &memory, wire_base),
+            #[cfg(feature = "rdma")]
+            Command::Registered {
+                endpoint,
+                region,
+                memory,
+                wire_base,
+            } => self
+                .transport
+                .registered(endpoint, region, &memory, wire_base),
             Command::RemoveRegion {
                 endpoint,
                 region,

@@ -220,6 +220,20 @@ pub trait Transport: Debug + Send {
         memory: &Arc<Region>,
         wire_base: u64,
     );
+    /// As [`Self::add_region`], before RDMA devices have registered the memory.
+    #[cfg(feature = "rdma")]
+    fn add_unregistered(
+        &mut self,
+        endpoint: EndpointId,
+        region: RegionId,
+        memory: &Arc<Region>,
+        wire_base: u64,
+    ) {
+        self.add_region(endpoint, region, memory, wire_base);
+    }
+    /// RDMA devices have registered memory of [`Self::add_unregistered`].
+    #[cfg(feature = "rdma")]
+    fn registered(&mut self, _: EndpointId, _: RegionId, _: &Arc<Region>, _: u64) {}
     /// Rejects this region's addresses from now on and cuts peers' requests in it. Answered by
     /// [`Event::Withdrawn`], for one region in the order of the calls. `forget` also drops the memory.
     fn withdraw(&mut self, endpoint: EndpointId, region: RegionId, forget: bool);

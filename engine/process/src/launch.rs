@@ -245,6 +245,13 @@ fn report_panics(file: Arc<Mutex<File>>) {
     }));
 }
 
+/// Ends the process at once: devices give up its memory keys with it, and a device that hangs would delay any other end.
+fn end(file: &Mutex<File>, cause: &str) -> ! {
+    // An error of this write cannot be reported.
+    let _ = writeln!(file.lock(), "{cause}");
+    std::process::abort();
+}
+
 async fn run(
     settings: Serve,
     opened: Opened,
@@ -296,8 +303,14 @@ async fn run(
         counted,
         inherited,
     };
+    let end_message = opened.end_message;
+    let serve = async move {
+        if let Err(failure) = pod::run(context, assigned, admission).await {
+            end(&end_message, &failure.message);
+        }
+    };
     tokio::select! {
         linked = link.run() => linked.context("the control socket failed"),
-        () = pod::run(context, assigned, admission) => Ok(()),
+        () = serve => Ok(()),
     }
 }

@@ -102,7 +102,7 @@ struct Pod {
     /// Mappings of memory that was released but may still be used.
     mapped: Vec<Weak<Region>>,
     served: Option<Served>,
-    /// Until peers are served.
+    /// Until RDMA devices have registered the memory.
     registering: Option<Registering>,
     /// Since peers were served last.
     registration_failed: bool,
@@ -134,14 +134,17 @@ struct Pod {
 }
 
 /// Serves the pool pod until its process has ended and its memory is released.
+///
+/// # Errors
+/// A failure after which this process must end at once.
 pub(crate) async fn run(
     context: Context,
     mut assigned: watch::Receiver<Option<PodAssignment>>,
     admission: watch::Receiver<Option<BTreeSet<IpAddr>>>,
-) {
+) -> Result<(), Failure> {
     let Some(PodAssignment { listed, pool }) = first_assignment(&context, &mut assigned).await
     else {
-        return;
+        return Ok(());
     };
     let mut pod = Pod {
         context,
@@ -180,8 +183,9 @@ pub(crate) async fn run(
         backoff: Backoff::default(),
         next_heartbeat: Instant::now(),
     };
-    while pod.take_step(&mut assigned).await {}
+    while pod.take_step(&mut assigned).await? {}
     tracing::info!("this process no longer serves the pool pod");
+    Ok(())
 }
 
 /// Waits for the assignment with which the agent started this process; `None` if the pool process ends before, or the agent
@@ -205,15 +209,24 @@ async fn first_assignment(
 
 impl Pod {
     /// Takes one step or waits once. Returns false when nothing remains to do.
-    async fn take_step(&mut self, assigned: &mut watch::Receiver<Option<PodAssignment>>) -> bool {
+    ///
+    /// # Errors
+    /// A failure that ends this process.
+    async fn take_step(
+        &mut self,
+        assigned: &mut watch::Receiver<Option<PodAssignment>>,
+    ) -> Result<bool, Failure> {
         let assignment = assigned.borrow_and_update().clone();
         self.apply_assignment(assignment);
         if std::mem::take(&mut self.superseded) {
             // A pool process that ends closes its sockets a moment before.
             tokio::time::sleep(CLOSE_GRACE).await;
             if self.context.pool.runs() && !self.context.agent.is_connected() {
-                return false;
+                return Ok(false);
             }
+        }
+        if let Some((_, failure)) = self.failure.as_ref().filter(|(_, of)| of.ends_process) {
+            return Err(failure.clone());
         }
         let facts = self.facts();
         let step = step::step(&facts);
@@ -224,10 +237,10 @@ impl Pod {
                 self.clear_failure();
             }
             self.wait(assigned).await;
-            return true;
+            return Ok(true);
         };
         if action == Action::Finish {
-            return false;
+            return Ok(false);
         }
         // A new attach does not clear the failure of another action: a pool process with invalid answers
         // would receive requests without a pause.
@@ -238,7 +251,7 @@ impl Pod {
         }
         if self.backoff.left(Instant::now()).is_some() {
             self.wait(assigned).await;
-            return true;
+            return Ok(true);
         }
         match self.act(action, &step).await {
             Ok(()) => {
@@ -247,6 +260,7 @@ impl Pod {
                     self.clear_failure();
                 }
             }
+            Err(failure) if failure.ends_process => return Err(failure),
             Err(failure) => {
                 let logged = self.failure.as_ref().map(|(_, failure)| failure);
                 if logged != Some(&failure) {
@@ -255,7 +269,7 @@ impl Pod {
                 self.fail(action, failure);
             }
         }
-        true
+        Ok(true)
     }
 
     fn fail(&mut self, action: Action, failure: Failure) {
@@ -320,10 +334,9 @@ impl Pod {
                 self.serve_registered(registered);
                 None
             }
-            changed = self.admission.changed() => {
-                if changed.is_err() {
-                    std::future::pending::<()>().await;
-                }
+            () = changed(&mut self.admission) => {
+                // Before the next step, which may take minutes.
+                self.refresh_admission().await;
                 None
             }
             () = tokio::time::sleep(wait) => None,
@@ -406,8 +419,9 @@ impl Pod {
     /// Closes the hand-over connection. Memory and endpoint stay.
     fn detach(&mut self, error: &handover::Error) {
         let attached = self.client.take().is_some();
-        // A pool process closes the connection for a newer one only. Without an agent of this release that is an agent
-        // of release 0.1.0, after a rollback: it serves the pod itself, and may begin a new epoch.
+        // A pool process closes the connection for a newer one, or of a process that was stopped for long. Without an agent of
+        // this release the newer one is of an agent of release 0.1.0, after a rollback: it serves the pod itself, and may
+        // begin a new epoch. Which of the two it was is not known, and only an agent can connect again.
         let closed = attached && matches!(error, handover::Error::Closed { .. });
         self.superseded |= closed && self.context.pool.runs() && !self.context.agent.is_connected();
         if attached && self.context.pool.runs() {
@@ -448,6 +462,13 @@ async fn ended(registering: &mut Option<Registering>) -> Result<Registered, engi
     match registering {
         Some(registering) => registering.ended().await,
         None => std::future::pending().await,
+    }
+}
+
+/// Waits for a change; forever when the process ends.
+async fn changed<T>(watched: &mut watch::Receiver<T>) {
+    if watched.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -6,41 +6,51 @@
 mod stock;
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use crds::node::PoolState;
 use crds::reason::Reason;
-use engine::Namespace;
+use engine::{Ended, Namespace};
 use engine_process::control::message::{
-    Answer, Call, FromEngine, Listed, PROTOCOL, PodAssignment, RdmaPort, ToEngine,
+    Answer, Call, FromEngine, Listed, PROTOCOL, Passed, PassedConnection, PodAssignment, RdmaPort,
+    ToEngine,
 };
 use engine_process::pidfd::Pidfd;
 use engine_process::start;
-use mooncake_stock::Space;
+use mooncake_stock::{MOONCAKE, Space};
 use pool::args;
 use pool::handover::{ADDRESS, Connection};
+use proto::frame::{Header, Op, STATUS_LENGTH, Status, Version};
 use proto::handshake::{self, Kind};
 use serde_json::{Value, json};
 use stock::Stock;
 use sys::net::seqpacket;
+use tokio::net::TcpSocket;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// As in the tests of the engine: `real` in the virtual machine.
 const DEVICE: &str = "MOONCAKE_TEST_VERBS";
 /// Address of the pool pod; in the virtual machine that of the device.
 const HOST: &str = "10.9.0.1";
 const HANDSHAKE: u16 = 12_001;
+const DATA: u16 = 12_002;
+/// Address of a peer over TCP.
+const PEER: &str = "10.9.0.2";
 const UID: u32 = 70_001;
 const POOL: u64 = 16 << 20;
 /// Of each wait, in an emulated machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long each registration takes on the invented library, in milliseconds.
+const DELAY: &str = "MOONCAKE_TEST_DELAY";
 
 fn is_real() -> bool {
     std::env::var(DEVICE).is_ok_and(|device| device == "real")
@@ -52,10 +62,12 @@ fn isolated(test: impl FnOnce() + Send + 'static) {
         let runtime = runtime();
         let _space = (!is_real()).then(|| {
             let space = runtime.block_on(Space::new()).unwrap();
-            let mut address = space.command("ip");
-            address.args(["addr", "add", HOST, "dev", "lo"]);
-            let added = runtime.block_on(async move { address.status().await });
-            assert!(added.unwrap().success());
+            for one in [HOST, PEER] {
+                let mut address = space.command("ip");
+                address.args(["addr", "add", one, "dev", "lo"]);
+                let added = runtime.block_on(async move { address.status().await });
+                assert!(added.unwrap().success());
+            }
             Namespace::of_process(space.pid()).unwrap().enter().unwrap();
             space
         });
@@ -125,9 +137,9 @@ fn libraries(folder: &Path) {
     assert!(made.unwrap().success());
 }
 
-/// Starts the program as the agent does. Returns when it has closed its standard error. On the invented library each
-/// registration takes so long.
-fn launch(folder: &Path, ports: &[RdmaPort], registration: Duration) -> Output {
+/// Starts the program as the agent does. Returns when it has closed its standard error. The invented library reads this
+/// environment.
+fn launch(folder: &Path, ports: &[RdmaPort], environment: &[(&str, &str)]) -> Output {
     let root = folder.join("libraries");
     fs::create_dir(&root).unwrap();
     libraries(&root);
@@ -156,7 +168,7 @@ fn launch(folder: &Path, ports: &[RdmaPort], registration: Duration) -> Output {
         .arg("--panic-file")
         .arg(folder.join("panic"))
         .env_clear()
-        .env("MOONCAKE_TEST_DELAY", registration.as_millis().to_string())
+        .envs(environment.iter().copied())
         .current_dir("/")
         .output()
         .unwrap()
@@ -184,6 +196,10 @@ fn own_memory() {
 
 /// With the address of a master, if there is one.
 fn assignment(master: Option<&str>) -> ToEngine {
+    assignment_that_is(Listed::Yes, master)
+}
+
+fn assignment_that_is(listed: Listed, master: Option<&str>) -> ToEngine {
     let master =
         master.map(|address| json!({"address": address, "podUid": "m", "version": "0.3.13"}));
     let pool = json!({
@@ -192,7 +208,7 @@ fn assignment(master: Option<&str>) -> ToEngine {
         "master": master,
     });
     let assignment = PodAssignment {
-        listed: Listed::Yes,
+        listed,
         pool: serde_json::from_value(pool).unwrap(),
     };
     ToEngine::Assign {
@@ -200,10 +216,27 @@ fn assignment(master: Option<&str>) -> ToEngine {
     }
 }
 
-/// Does what an agent does for an engine process, and passes on its messages.
-async fn agent(connection: Connection, assignment: ToEngine, messages: Sender<FromEngine>) {
-    connection.send(&assignment, &[], PATIENCE).await.unwrap();
-    while let Ok((message, _)) = connection.receive::<FromEngine>().await {
+/// What the agent of a test sends, with a descriptor.
+type Sent = (ToEngine, Option<OwnedFd>);
+
+/// Does what an agent does for an engine process, sends what the test wants, and passes on its messages.
+async fn agent(
+    connection: Connection,
+    mut wanted: UnboundedReceiver<Sent>,
+    messages: Sender<FromEngine>,
+) {
+    loop {
+        let received = tokio::select! {
+            biased;
+            Some((message, descriptor)) = wanted.recv() => {
+                let descriptor = descriptor.as_ref().map(AsFd::as_fd);
+                let sent = connection.send(&message, descriptor.as_slice(), PATIENCE).await;
+                sent.unwrap();
+                continue;
+            }
+            received = connection.receive::<FromEngine>() => received,
+        };
+        let Ok((message, _)) = received else { return };
         if let FromEngine::Call { id, call } = &message {
             let mut socket = None;
             let answer = match call {
@@ -234,16 +267,33 @@ async fn agent(connection: Connection, assignment: ToEngine, messages: Sender<Fr
     }
 }
 
+/// A child that ends with its test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A started engine process with an agent.
 struct Served {
     pid: u32,
     process: Pidfd,
+    to: UnboundedSender<Sent>,
     messages: Receiver<FromEngine>,
     seen: Vec<FromEngine>,
 }
 
 impl Served {
     fn connect(folder: &Path, master: Option<&str>) -> Self {
+        Self::connect_after(folder, master, Vec::new())
+    }
+
+    /// Sends these messages before the assignment.
+    fn connect_after(folder: &Path, master: Option<&str>, before: Vec<Sent>) -> Self {
         let socket = seqpacket::connect_path(&folder.join("control"));
         let socket = socket.unwrap_or_else(|error| {
             let ended = fs::read_to_string(folder.join("panic")).unwrap();
@@ -251,15 +301,19 @@ impl Served {
         });
         let pid = seqpacket::peer(&socket).unwrap().pid.unwrap();
         let (sender, messages) = channel();
-        let assignment = assignment(master);
+        let (to, wanted) = unbounded_channel();
+        for message in before.into_iter().chain([(assignment(master), None)]) {
+            to.send(message).unwrap();
+        }
         std::thread::spawn(move || {
             let connection = async { Connection::new(socket).unwrap() };
-            runtime().block_on(async { agent(connection.await, assignment, sender).await });
+            runtime().block_on(async { agent(connection.await, wanted, sender).await });
         });
         let process = Pidfd::open(pid).unwrap();
         Self {
             pid,
             process,
+            to,
             messages,
             seen: Vec::new(),
         }
@@ -300,18 +354,96 @@ impl Drop for Served {
     }
 }
 
+/// Whether it reports this state, with this text.
+fn of(message: &FromEngine, state: PoolState, text: &str) -> bool {
+    matches!(message, FromEngine::Report(report)
+        if report.pool.state == state && report.pool.message.contains(text))
+}
+
 /// Asks for the descriptor as a stock peer does.
 fn descriptor() -> Value {
-    let mut stream = TcpStream::connect((HOST, HANDSHAKE)).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
-        .write_all(&handshake::encode(Some(Kind::Metadata), b"{}"))
-        .unwrap();
+    descriptor_for(HOST, b"{}").unwrap()
+}
+
+/// Asks for it from an address, with this request.
+fn descriptor_for(from: &str, request: &[u8]) -> std::io::Result<Value> {
+    let mut stream = connect_from(from, HANDSHAKE);
+    stream.write_all(&handshake::encode(Some(Kind::Metadata), request))?;
     let mut prefix = [0; handshake::PREFIX_LENGTH];
-    stream.read_exact(&mut prefix).unwrap();
+    stream.read_exact(&mut prefix)?;
     let mut reply = vec![0; handshake::length(prefix).unwrap()];
-    stream.read_exact(&mut reply).unwrap();
-    serde_json::from_slice(handshake::reply_body(Kind::Metadata, &reply).unwrap()).unwrap()
+    stream.read_exact(&mut reply)?;
+    let body = handshake::reply_body(Kind::Metadata, &reply).unwrap();
+    Ok(serde_json::from_slice(body).unwrap())
+}
+
+/// Connects to the pool from an address.
+fn connect_from(from: &str, port: u16) -> TcpStream {
+    let connected = runtime().block_on(async {
+        let socket = TcpSocket::new_v4().unwrap();
+        let from: IpAddr = from.parse().unwrap();
+        socket.bind(SocketAddr::new(from, 0)).unwrap();
+        let to = SocketAddr::new(HOST.parse().unwrap(), port);
+        socket.connect(to).await.unwrap().into_std().unwrap()
+    });
+    connected.set_nonblocking(false).unwrap();
+    connected.set_read_timeout(Some(PATIENCE)).unwrap();
+    connected
+}
+
+/// Reads a page of the pool over TCP.
+fn read_page(stream: &mut TcpStream, address: u64) -> std::io::Result<Status> {
+    let request = Header {
+        size: 4096,
+        address,
+        op: Op::Read,
+        version: Version::V2,
+    };
+    stream.write_all(&request.encode())?;
+    let mut status = [0; STATUS_LENGTH];
+    stream.read_exact(&mut status)?;
+    let status = Status::decode(status).unwrap();
+    if status == Status::Ok {
+        stream.read_exact(&mut [0; 4096])?;
+    }
+    Ok(status)
+}
+
+/// Waits for the end of a connection.
+fn ends(stream: &mut TcpStream) {
+    let ended = stream.read(&mut [0]);
+    let reset = matches!(&ended, Err(error) if error.kind() == ErrorKind::ConnectionReset);
+    assert!(reset || matches!(ended, Ok(0)), "{ended:?}");
+}
+
+/// The addresses that may connect, beside the pool's own.
+fn admit(addresses: &[&str]) -> Sent {
+    let addresses = addresses.iter().map(|one| one.parse().unwrap()).collect();
+    let last = true;
+    (ToEngine::Admit { addresses, last }, None)
+}
+
+/// A connection that a former process has passed on: the end of its peer, and the message with the socket for it.
+fn inherited() -> (TcpStream, Sent) {
+    let listener = TcpListener::bind((HOST, 0)).unwrap();
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (accepted, from) = listener.accept().unwrap();
+    accepted.set_nonblocking(true).unwrap();
+    let (ours, theirs) = seqpacket::pair().unwrap();
+    let passed = Passed {
+        connections: vec![PassedConnection {
+            peer: from.ip(),
+            unread: Vec::new(),
+            proven: false,
+        }],
+    };
+    runtime().block_on(async {
+        let ours = Connection::new(ours).unwrap();
+        let sent = ours.send(&passed, &[accepted.as_fd()], PATIENCE).await;
+        sent.unwrap();
+    });
+    (peer, (ToEngine::TakeOver, Some(theirs)))
 }
 
 /// Writes the pool from a stock engine over one of its devices, and reads it back.
@@ -340,7 +472,7 @@ fn a_pool_is_served_over_rdma_by_a_process_without_rights() {
         // One of them cannot be opened.
         let mut given = ports().to_vec();
         given.insert(1, "none_0:1:1".parse().unwrap());
-        let started = launch(folder.path(), &given, Duration::ZERO);
+        let started = launch(folder.path(), &given, &[]);
         let written = String::from_utf8_lossy(&started.stderr);
         assert!(
             started.status.success() && start::failure(&written).is_empty(),
@@ -425,16 +557,13 @@ fn a_successor_connects_to_the_master_while_devices_register_the_pool() {
                 .inspect(|_| sender.send(()).unwrap_or_default())
                 .collect();
         });
-        let start = |registration| {
+        let start = |registration: Duration| {
             let folder = tempfile::tempdir().unwrap();
-            let started = launch(folder.path(), &ports(), registration);
+            let takes = registration.as_millis().to_string();
+            let started = launch(folder.path(), &ports(), &[(DELAY, &takes)]);
             assert!(started.status.success(), "{started:?}");
             let served = Served::connect(folder.path(), Some(&address));
             (folder, served)
-        };
-        let of = |message: &FromEngine, state: PoolState, text: &str| {
-            matches!(message, FromEngine::Report(report)
-                if report.pool.state == state && report.pool.message.contains(text))
         };
         let (_folder, mut first) = start(Duration::ZERO);
         first.wait_for("it mounts", |message| of(message, PoolState::Mounting, ""));
@@ -471,14 +600,185 @@ fn a_successor_connects_to_the_master_while_devices_register_the_pool() {
 }
 
 #[test]
+fn peers_over_tcp_are_served_and_admitted_while_devices_register_the_pool() {
+    if is_real() {
+        return;
+    }
+    isolated(|| {
+        const PROGRESS: &str = "0 % of the memory is registered";
+        own_memory();
+        let folder = tempfile::tempdir().unwrap();
+        let started = launch(folder.path(), &ports(), &[(DELAY, "8000")]);
+        assert!(started.status.success(), "{started:?}");
+        let (mut passed, take_over) = inherited();
+        let before = vec![take_over, admit(&[PEER])];
+        let mut served = Served::connect_after(folder.path(), None, before);
+        served.wait_for("it registers", |message| {
+            of(message, PoolState::Preparing, PROGRESS)
+        });
+        let described = descriptor_for(PEER, br#"{"name":"a:1","protocol":"tcp"}"#).unwrap();
+        let base = described["buffers"][0]["addr"].as_u64().unwrap();
+        assert_eq!(descriptor()["buffers"], json!([]), "no device has it yet");
+        assert_eq!(read_page(&mut passed, base).unwrap(), Status::Ok);
+        let mut other = connect_from(PEER, DATA);
+        assert_eq!(read_page(&mut other, base).unwrap(), Status::Ok);
+
+        served.to.send(admit(&[])).unwrap();
+        ends(&mut other);
+        assert!(descriptor_for(PEER, b"{}").is_err());
+        assert_eq!(read_page(&mut passed, base).unwrap(), Status::Ok);
+        served.seen.extend(served.messages.try_iter());
+        let registered = |message: &FromEngine| matches!(message, FromEngine::Report(report) if report.pool.reason == Reason::MasterNotReady);
+        assert!(!served.seen.iter().any(registered), "{:#?}", served.seen);
+
+        served.wait_for("it is registered", registered);
+        assert_eq!(descriptor()["buffers"][0]["addr"], base);
+        served.wait_for("the counters", |message| {
+            matches!(
+                message,
+                FromEngine::Traffic {
+                    traffic: Some(_),
+                    ..
+                }
+            )
+        });
+        let rejected = |message: &FromEngine| matches!(message, FromEngine::Traffic { traffic: Some(traffic), .. } if traffic.stats.ended[Ended::BadAddress] > 0);
+        assert!(!served.seen.iter().any(rejected), "{:#?}", served.seen);
+    });
+}
+
+#[test]
+fn a_device_that_may_use_former_addresses_ends_the_process_before_another_master_gets_the_pool() {
+    if is_real() {
+        return;
+    }
+    isolated(|| {
+        own_memory();
+        let listen = || {
+            let listener = TcpListener::bind((HOST, 0)).unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            listener.set_nonblocking(true).unwrap();
+            (listener, address)
+        };
+        let ((_former, first), (other, second)) = (listen(), listen());
+        let folder = tempfile::tempdir().unwrap();
+        let refused = ("MOONCAKE_TEST_REFUSED", "ibv_dereg_mr-invented_1");
+        let started = launch(folder.path(), &ports(), &[refused, (DELAY, "3000")]);
+        assert!(started.status.success(), "{started:?}");
+        let before = vec![admit(&[PEER])];
+        let mut served = Served::connect_after(folder.path(), Some(&first), before);
+        served.wait_for("it mounts", |message| of(message, PoolState::Mounting, ""));
+        let base = descriptor()["buffers"][0]["addr"].clone();
+        let mut peer = connect_from(PEER, DATA);
+        let read = read_page(&mut peer, base.as_u64().unwrap());
+        assert_eq!(read.unwrap(), Status::Ok);
+        served.to.send((assignment(Some(&second)), None)).unwrap();
+        served.to.send(admit(&[])).unwrap();
+        // While the devices register the memory under its next address.
+        ends(&mut peer);
+        assert_eq!(descriptor()["buffers"][0]["addr"], base);
+        let begun = Instant::now();
+        while served.process.runs() {
+            assert!(other.accept().is_err(), "the other master gets the pool");
+            assert!(begun.elapsed() < PATIENCE, "{:#?}", served.seen);
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        assert!(other.accept().is_err(), "the other master gets the pool");
+        let cause = fs::read_to_string(folder.path().join("panic")).unwrap();
+        for part in [
+            "serving extent 0 of 1 in data epoch 2: RDMA device invented_1 may still access memory that is no longer served: deregistering memory: ",
+            "its successor serves the recorded data epoch",
+        ] {
+            assert!(cause.contains(part), "{cause}");
+        }
+
+        let folder = tempfile::tempdir().unwrap();
+        let started = launch(folder.path(), &ports(), &[]);
+        assert!(started.status.success(), "{started:?}");
+        let mut served = Served::connect(folder.path(), Some(&second));
+        served.wait_for("it mounts", |message| of(message, PoolState::Mounting, ""));
+        assert_ne!(descriptor()["buffers"][0]["addr"], base);
+    });
+}
+
+#[test]
+fn a_master_that_has_lost_its_index_gets_the_pool_when_no_device_may_use_former_addresses() {
+    if is_real() {
+        return;
+    }
+    isolated(|| {
+        own_memory();
+        let program = MOONCAKE.site().unwrap().join("mooncake/mooncake_master");
+        let master = || {
+            let mut command = Command::new(&program);
+            command.args([&format!("--rpc_address={HOST}"), "--rpc_port=50051"]);
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            Killed(command.spawn().unwrap())
+        };
+        let serves = |message: &FromEngine| of(message, PoolState::Serving, "");
+        let start = |environment: &[(&str, &str)]| {
+            let folder = tempfile::tempdir().unwrap();
+            let started = launch(folder.path(), &ports(), environment);
+            assert!(started.status.success(), "{started:?}");
+            let mut served = Served::connect(folder.path(), Some(&format!("{HOST}:50051")));
+            served.wait_for("it serves", serves);
+            (folder, served)
+        };
+        let former = master();
+        let refused = ("MOONCAKE_TEST_REFUSED", "ibv_dereg_mr-invented_0");
+        let (folder, served) = start(&[refused]);
+        drop(former);
+        let _master = master();
+        let begun = Instant::now();
+        while served.process.runs() {
+            assert!(begun.elapsed() < PATIENCE, "it goes on");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        let cause = fs::read_to_string(folder.path().join("panic")).unwrap();
+        assert!(cause.contains("in data epoch 2: "), "{cause}");
+        let (_folder, mut served) = start(&[]);
+        let logged = |message: &FromEngine| matches!(message, FromEngine::Log { line, .. } if line.contains("session started"));
+        if !served.seen.iter().any(logged) {
+            served.wait_for("the session", logged);
+        }
+        let session = format!("{:?}", served.seen.iter().find(|one| logged(one)));
+        assert!(session.contains("epoch=2 taken_over=false"), "{session}");
+    });
+}
+
+#[test]
+fn a_device_that_may_use_released_memory_ends_the_process() {
+    if is_real() {
+        return;
+    }
+    isolated(|| {
+        own_memory();
+        let folder = tempfile::tempdir().unwrap();
+        let refused = ("MOONCAKE_TEST_REFUSED", "ibv_dereg_mr-invented_0");
+        let started = launch(folder.path(), &ports(), &[refused]);
+        assert!(started.status.success(), "{started:?}");
+        let mut served = Served::connect(folder.path(), None);
+        served.wait_for("peers are served", |message| {
+            matches!(message, FromEngine::Report(report) if report.pool.reason == Reason::MasterNotReady)
+        });
+        let removed = assignment_that_is(Listed::No, None);
+        served.to.send((removed, None)).unwrap();
+        let begun = Instant::now();
+        while served.process.runs() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "it goes on");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        let cause = fs::read_to_string(folder.path().join("panic")).unwrap();
+        let named = "releasing the memory: RDMA device invented_0 may still access memory";
+        assert!(cause.starts_with(named), "{cause}");
+    });
+}
+
+#[test]
 fn a_device_that_the_node_does_not_have_is_an_error_with_its_name() {
     isolated(|| {
         let folder = tempfile::tempdir().unwrap();
-        let started = launch(
-            folder.path(),
-            &["none_0:1:1".parse().unwrap()],
-            Duration::ZERO,
-        );
+        let started = launch(folder.path(), &["none_0:1:1".parse().unwrap()], &[]);
         // The parent of the process has ended by then; what is written to standard error is the failure.
         let written = String::from_utf8(started.stderr).unwrap();
         let message = start::failure(&written);

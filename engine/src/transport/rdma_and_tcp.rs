@@ -138,6 +138,26 @@ impl Transport for RdmaAndTcp {
         self.tcp.add_region(endpoint, region, memory, wire_base);
     }
 
+    fn add_unregistered(
+        &mut self,
+        endpoint: EndpointId,
+        region: RegionId,
+        memory: &Arc<Region>,
+        wire_base: u64,
+    ) {
+        self.tcp.add_region(endpoint, region, memory, wire_base);
+    }
+
+    fn registered(
+        &mut self,
+        endpoint: EndpointId,
+        region: RegionId,
+        memory: &Arc<Region>,
+        wire_base: u64,
+    ) {
+        self.rdma.add_region(endpoint, region, memory, wire_base);
+    }
+
     fn withdraw(&mut self, endpoint: EndpointId, region: RegionId, forget: bool) {
         self.rdma.withdraw(endpoint, region, forget);
         self.tcp.withdraw(endpoint, region, forget);

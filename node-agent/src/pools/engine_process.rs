@@ -61,6 +61,9 @@ const SEND_DEADLINE: Duration = Duration::from_secs(2);
 /// Limit for the end of a process that passes its connections on. Requests that have begun get a second of it.
 const PASS_DEADLINE: Duration = Duration::from_secs(3);
 
+/// How long connections that were passed on wait for a process that serves them: stock clients give up a transfer then.
+const PASSED_LIFE: Duration = Duration::from_secs(30);
+
 /// Limit for unmounting the segments of an ended pool pod, by its engine process or by a child.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -118,7 +121,9 @@ pub(crate) enum StartError {
 pub(crate) struct EngineProcesses {
     folders: Folders,
     /// By pod UID, held for the next attempt: the backlog of a control socket is short.
-    starved: Mutex<BTreeMap<String, Starved>>,
+    starved: Mutex<BTreeMap<String, EngineProcess>>,
+    /// Connections that a process has passed on and no other one has got yet, by pod UID.
+    passed: Mutex<BTreeMap<String, Passed>>,
     /// Processes of failed starts that a device still blocks, by pod UID.
     blocked: Mutex<BTreeMap<String, Vec<Blocked>>>,
     program: Program,
@@ -132,12 +137,12 @@ pub(crate) struct EngineProcesses {
     rdma_class: RdmaClass,
 }
 
-/// An engine process that gets no processor time to send its first message.
+/// The connections that an engine process has passed on.
 #[derive(Debug)]
-struct Starved {
-    process: EngineProcess,
-    /// The connections that its predecessor has passed on.
-    passed: Option<OwnedFd>,
+struct Passed {
+    /// The socket that has them.
+    connections: OwnedFd,
+    since: Instant,
 }
 
 /// A running engine process with a connection to it.
@@ -168,6 +173,7 @@ impl EngineProcesses {
             program: Program::install(folders.path(), &beside_agent()?, root)?,
             folders,
             starved: Mutex::default(),
+            passed: Mutex::default(),
             blocked: Mutex::default(),
             host_root: settings.host_root.clone(),
             host_network: settings.host_network.clone(),
@@ -208,30 +214,38 @@ impl EngineProcesses {
     /// Why none serves the pod. Trying again may help.
     pub(crate) async fn obtain(&self, pod: &PoolPod<'_>) -> Result<EngineProcess, StartError> {
         let folder = self.folders.of(pod.uid);
+        self.passed
+            .lock()
+            .retain(|_, passed| passed.since.elapsed() < PASSED_LIFE);
         let starved = self.starved.lock().remove(pod.uid);
-        let (running, mut passed) = match starved {
-            Some(Starved { process, passed }) => (Some(process), passed),
+        let running = match starved {
+            Some(process) => Some(process),
             None => match find(&folder) {
                 Err(StartError::Unreachable) => {
-                    let waited = unreachable::wait(&folder, uid(pod.uid), HELLO).await;
-                    (waited?, None)
+                    unreachable::wait(&folder, uid(pod.uid), HELLO).await?
                 }
-                found => (found?, None),
+                found => found?,
             },
         };
         if let Some(mut running) = running {
             let answers = running.greet(HELLO).await;
             if matches!(answers, Err(StartError::Starved)) {
-                return Err(self.hold(pod.uid, running, passed));
+                return Err(self.hold(pod.uid, running));
             }
             let Some(cause) = self.unfit(&running, &answers, &pod.transport) else {
-                running.take_over(passed).await;
+                self.hand_over(pod.uid, &running).await;
                 return Ok(running);
             };
             tracing::info!(pid = running.pid, cause, "replacing the engine process");
             if answers.is_ok() {
                 match running.pass_on().await {
-                    Ok(connections) => passed = Some(connections),
+                    Ok(connections) => {
+                        let since = Instant::now();
+                        let passed = Passed { connections, since };
+                        // Those of an earlier process that this one was not given are all there are.
+                        let mut kept = self.passed.lock();
+                        kept.entry(pod.uid.to_owned()).or_insert(passed);
+                    }
                     Err(error) => {
                         tracing::warn!(pid = running.pid, %error, "the connections of peers end");
                     }
@@ -248,10 +262,10 @@ impl EngineProcesses {
         let mut started = started.ok_or_else(ended)?;
         match started.greet(HELLO).await {
             Ok(()) => {}
-            Err(StartError::Starved) => return Err(self.hold(pod.uid, started, passed)),
+            Err(StartError::Starved) => return Err(self.hold(pod.uid, started)),
             Err(error) => return Err(error),
         }
-        started.take_over(passed).await;
+        self.hand_over(pod.uid, &started).await;
         Ok(started)
     }
 
@@ -279,17 +293,27 @@ impl EngineProcesses {
     }
 
     /// Keeps a process for the next attempt.
-    fn hold(&self, pod_uid: &str, process: EngineProcess, passed: Option<OwnedFd>) -> StartError {
-        let starved = Starved { process, passed };
-        self.starved.lock().insert(pod_uid.to_owned(), starved);
+    fn hold(&self, pod_uid: &str, process: EngineProcess) -> StartError {
+        self.starved.lock().insert(pod_uid.to_owned(), process);
         StartError::Starved
+    }
+
+    /// Lets a process serve the connections that a former one of its pod has passed on.
+    async fn hand_over(&self, pod_uid: &str, to: &EngineProcess) {
+        let passed = self.passed.lock().remove(pod_uid);
+        let Some(Passed { connections, .. }) = passed else {
+            return;
+        };
+        if let Err(error) = to.send(&ToEngine::TakeOver, Some(connections)).await {
+            tracing::warn!(pid = to.pid, %error, "the connections of peers end");
+        }
     }
 
     /// Waits until no engine process of a pod whose pool process has ended runs any more: until then it may hold the pod's
     /// memory. It ends by itself when it has unmounted; one that does not is killed.
     pub(crate) async fn wait_for_end(&self, pod_uid: &str) {
-        let starved = self.starved.lock().remove(pod_uid);
-        let held = starved.map(|starved| starved.process);
+        self.passed.lock().remove(pod_uid);
+        let held = self.starved.lock().remove(pod_uid);
         end::wait(&self.folders.of(pod_uid), uid(pod_uid), held).await;
     }
 
@@ -500,15 +524,6 @@ impl EngineProcess {
             "DEBUG" => tracing::debug!(engine = self.pid, "{line}"),
             "TRACE" => tracing::trace!(engine = self.pid, "{line}"),
             _ => tracing::info!(engine = self.pid, "{line}"),
-        }
-    }
-
-    /// Lets it serve the connections that its predecessor has passed on.
-    async fn take_over(&self, passed: Option<OwnedFd>) {
-        if let Some(passed) = passed
-            && let Err(error) = self.send(&ToEngine::TakeOver, Some(passed)).await
-        {
-            tracing::warn!(pid = self.pid, %error, "the connections of peers end");
         }
     }
 

@@ -109,6 +109,25 @@ async fn an_upgrade_of_the_engine_program_under_load_costs_no_operation_and_no_c
 }
 
 #[tokio::test]
+async fn an_upgrade_whose_first_start_fails_costs_no_connection() {
+    let node = Node::new().await;
+    let (_master, mut client, [_pool, agent]) = serving(&node).await;
+    let connections = node.connections();
+    assert!(connections > 0);
+    let former = node.engine_process().unwrap();
+    kill(agent).await;
+    let (_agent, failed) = node.agent_whose_first_start_fails();
+    eventually("the former process has ended", || async {
+        (!fs::exists(format!("/proc/{former}")).unwrap()).then_some(())
+    })
+    .await;
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+    assert!(failed.exists());
+    serves(&node).await;
+    assert_eq!(node.connections(), connections, "none was closed");
+}
+
+#[tokio::test]
 async fn a_pool_for_rdma_waits_for_a_proved_port_and_one_that_is_served_over_tcp_goes_on() {
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;

@@ -309,6 +309,24 @@ impl Node {
         self.agent_of(&self.agents, &agent)
     }
 
+    /// Starts a worker of another release whose first start of an engine process fails. Returns the file that marks that too.
+    pub(crate) fn agent_whose_first_start_fails(&self) -> (Child, PathBuf) {
+        let folder = self.path("release-that-fails");
+        std::fs::create_dir(&folder).unwrap();
+        let from = Path::new(env!("CARGO_BIN_EXE_agent"));
+        let [agent, engine, failed] = ["agent", "engine", "failed"].map(|name| folder.join(name));
+        std::fs::copy(from, &agent).unwrap();
+        let own = from.with_file_name("engine");
+        // With its permissions.
+        std::fs::copy(&own, &engine).unwrap();
+        let (marker, own) = (failed.display(), own.display());
+        let script = format!(
+            "#!/bin/sh\n[ -e {marker} ] && exec {own} \"$@\"\n: > {marker}\necho failed >&2\nexit 1\n"
+        );
+        std::fs::write(&engine, script).unwrap();
+        (self.agent_of(&self.agents, &agent), failed)
+    }
+
     /// Starts a second worker, in another network namespace.
     pub(crate) fn second_agent(&self) -> Child {
         self.agent_in(&self.peers)

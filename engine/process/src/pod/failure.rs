@@ -34,6 +34,8 @@ pub(crate) fn bounded(mut text: String) -> String {
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
     pub(crate) message: String,
+    /// Nothing but the end of this process ends an access of a device, or makes the served addresses those of the record.
+    pub(crate) ends_process: bool,
 }
 
 impl Failure {
@@ -41,6 +43,21 @@ impl Failure {
         Self {
             reason,
             message: bounded(message.to_string()),
+            ends_process: false,
+        }
+    }
+
+    /// A failure after which a device may use an address of a former epoch, or peers get others than the record has. This
+    /// process ends; its successor serves all of the recorded epoch.
+    pub(crate) fn unfenced(what: &str, error: &engine::Error) -> Self {
+        Self {
+            ends_process: true,
+            ..Self::new(
+                of_engine(error),
+                format!(
+                    "{what}: {error}. The engine process ends, so that no device uses a former address, and its successor serves the recorded data epoch"
+                ),
+            )
         }
     }
 
@@ -90,11 +107,14 @@ impl From<handover::Error> for Failure {
 
 impl From<engine::Error> for Failure {
     fn from(error: engine::Error) -> Self {
-        let reason = match &error {
-            engine::Error::Card(error) => of_card(error),
-            _ => Reason::PoolPodNotReady,
-        };
-        Self::new(reason, error)
+        Self::new(of_engine(&error), error)
+    }
+}
+
+fn of_engine(error: &engine::Error) -> Reason {
+    match error {
+        engine::Error::Card(error) => of_card(error),
+        _ => Reason::PoolPodNotReady,
     }
 }
 
@@ -236,7 +256,12 @@ mod tests {
             what: "registering memory",
             within: Duration::from_secs(300),
         };
-        let hung = Failure::from(engine::Error::Card(hung));
+        let hung = engine::Error::Card(hung);
+        let unfenced = Failure::unfenced("serving extent 1 of 2", &hung);
+        assert_eq!(unfenced.reason, Reason::DeviceHung);
+        assert!(unfenced.ends_process);
+        let hung = Failure::from(hung);
+        assert!(!hung.ends_process);
         assert_eq!(hung.reason, Reason::DeviceHung);
         assert_eq!(hung.state(PoolState::Preparing), PoolState::Preparing);
     }

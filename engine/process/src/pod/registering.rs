@@ -1,8 +1,7 @@
-//! The registration of a pool's memory before peers are served: RDMA devices pin its pages, for seconds to minutes. It has a
-//! task of its own, so that master, pool process and agent get their heartbeats meanwhile. Over TCP it ends at once.
+//! The registration of a pool's memory before peers over RDMA are served: the devices pin its pages, for seconds to minutes. It has a
+//! task of its own, so that master, pool process and agent get their heartbeats, and peers over TCP are served, meanwhile. Over
+//! TCP alone it ends at once.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -29,8 +28,6 @@ struct Progress {
 pub(super) struct Registering {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) service: Option<Service>,
-    /// The addresses that the endpoint admits.
-    pub(super) admitted: BTreeSet<IpAddr>,
     pub(super) places: Vec<WireExtent>,
     begun: Instant,
     bytes: u64,
@@ -46,40 +43,43 @@ pub(super) struct Registered {
 }
 
 impl Registering {
-    /// Begins to register `memory` at these wire addresses, one extent after the other. Each is published when it is
-    /// registered.
+    /// Serves `memory` at these wire addresses over TCP, and begins to register it with the devices, one extent after the
+    /// other. Each is published over them when it is registered.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::add_unregistered`].
     pub(super) fn begin(
         endpoint: Arc<Endpoint>,
         service: Option<Service>,
-        admitted: BTreeSet<IpAddr>,
-        (memory, places): (Vec<Arc<Region>>, Vec<WireExtent>),
-    ) -> Self {
+        (memory, places): (&[Arc<Region>], Vec<WireExtent>),
+    ) -> Result<Self, Error> {
         let bytes = memory.iter().map(|region| region.length()).sum();
         let progress = Arc::new(Progress::default());
-        let extents = memory.into_iter().zip(places.clone());
+        let extents = memory.iter().zip(&places).map(|(region, place)| {
+            let id = endpoint.add_unregistered(Arc::clone(region), place.base)?;
+            Ok((id, region.length()))
+        });
+        let extents = extents.collect::<Result<Vec<_>, Error>>()?;
         let (serving, shared) = (Arc::clone(&endpoint), Arc::clone(&progress));
         let register = async move {
-            let mut regions = Vec::new();
-            for (region, place) in extents {
+            for (region, length) in &extents {
                 if shared.stopped.load(Ordering::Relaxed) {
                     break;
                 }
-                let length = region.length();
-                regions.push(serving.add_region_in_tokio(region, place.base).await?);
-                shared.done.fetch_add(length, Ordering::Relaxed);
+                serving.register_region(*region).await?;
+                shared.done.fetch_add(*length, Ordering::Relaxed);
             }
-            Ok(regions)
+            Ok(extents.into_iter().map(|(region, _)| region).collect())
         };
-        Self {
+        Ok(Self {
             endpoint,
             service,
-            admitted,
             places,
             begun: Instant::now(),
             bytes,
             progress,
             task: tokio::spawn(register),
-        }
+        })
     }
 
     pub(super) fn begun(&self) -> Instant {
@@ -103,7 +103,7 @@ impl Registering {
     /// Waits for the end. To be called once. Cancel safe.
     ///
     /// # Errors
-    /// Those of [`Endpoint::add_region_in_tokio`]; [`Error::Stopped`] after a panic, which ends the process.
+    /// Those of [`Endpoint::register_region`]; [`Error::Stopped`] after a panic, which ends the process.
     pub(super) async fn ended(&mut self) -> Result<Registered, Error> {
         let regions = (&mut self.task).await.map_err(|_| Error::Stopped)??;
         Ok(Registered {

@@ -99,7 +99,7 @@ impl Pod {
     pub(super) fn progress(&self) -> String {
         let percent = self.registering.as_ref().map(Registering::percent);
         format!(
-            "{} % of the memory is registered with the RDMA devices; peers are served when all is",
+            "{} % of the memory is registered with the RDMA devices; peers over RDMA are served when all is",
             percent.unwrap_or_default()
         )
     }

@@ -213,8 +213,13 @@ impl Rig {
     }
 
     fn add(&self, region: &Arc<Region>, base: u64) -> Result<RegionId, Error> {
-        let adding = self.endpoint.add_region_in_tokio(Arc::clone(region), base);
-        self.bounded(adding)
+        let id = self.endpoint.add_unregistered(Arc::clone(region), base)?;
+        let registered = self.bounded(self.endpoint.register_region(id));
+        if registered.is_err() {
+            // It would be served over TCP alone.
+            self.bounded(self.endpoint.remove_region(id)).unwrap();
+        }
+        registered.map(|()| id)
     }
 
     fn rebase(&self, region: RegionId, base: u64) -> Result<(), Error> {
@@ -354,8 +359,8 @@ test!(
         };
         let rig = Rig::new(hasty, PATIENCE);
         let registering = Hang::of("ibv_reg_mr_iova2");
-        let adding = rig.endpoint.add_region_in_tokio(region(), BASE);
-        let mut adding = Box::pin(adding);
+        let added = rig.endpoint.add_unregistered(region(), BASE).unwrap();
+        let mut adding = Box::pin(rig.endpoint.register_region(added));
         let meanwhile = async {
             let soon = Duration::from_millis(1);
             tokio::time::timeout(soon, &mut adding).await.is_err()
@@ -389,6 +394,23 @@ fn named(at: &[usize], buffers: usize) -> (Vec<String>, usize) {
     let names = at.iter().map(|at| device::names()[*at].to_owned());
     (names.collect(), buffers)
 }
+
+test!(a_region_is_published_over_devices_when_it_is_registered, {
+    let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+    let add = |base| rig.endpoint.add_unregistered(region(), base).unwrap();
+    let (first, second) = (add(BASE), add(3 * BASE));
+    let register = |id| rig.bounded(rig.endpoint.register_region(id));
+    assert_eq!(rig.published(), named(&[0, 1], 0));
+    register(second).unwrap();
+    assert_eq!(rig.published(), named(&[0, 1], 1));
+    rig.rebase(second, 5 * BASE).unwrap();
+    register(first).unwrap();
+    assert_eq!(rig.published(), named(&[0, 1], 2));
+    rig.bounded(rig.endpoint.remove_region(first)).unwrap();
+    assert_eq!(rig.published(), named(&[0, 1], 1));
+    assert!(matches!(register(first), Err(Error::UnknownRegion)));
+    rig.close();
+});
 
 test!(
     a_device_that_does_not_register_is_left_out_by_name_until_it_does,

@@ -87,10 +87,13 @@ static void note(const char *name, const char *line) {
 
 /* With a folder in MOONCAKE_TEST_CALLS a call adds the name of its thread to the file of its name, hangs while there is
  * a file "hang-NAME" or "hang-NAME-DEVICE", and fails with the errno in "fail-NAME-DEVICE". Without the lock: other calls
- * go on. */
+ * go on. For a process without files: the call NAME-DEVICE in MOONCAKE_TEST_REFUSED fails with EIO. */
 static int called(const char *name, struct device *device) {
     char path[512], one[512], thread[17] = {0}, failing[64];
-    const char *folder = getenv("MOONCAKE_TEST_CALLS");
+    const char *folder = getenv("MOONCAKE_TEST_CALLS"), *refused = getenv("MOONCAKE_TEST_REFUSED");
+    snprintf(one, sizeof one, "%s-%s", name, device->name);
+    if (refused && !strcmp(refused, one))
+        return errno = EIO;
     if (!folder)
         return 0;
     pthread_getname_np(pthread_self(), thread, 16);

@@ -209,6 +209,7 @@ mod tests {
         let folders = Folders::open(folder).unwrap();
         let engines = EngineProcesses {
             starved: Mutex::default(),
+            passed: Mutex::default(),
             blocked: Mutex::default(),
             program: Program::install(folders.path(), &program, None).unwrap(),
             folders,

@@ -169,10 +169,11 @@ impl Pod {
         }
         *self.context.counted.lock() = None;
         self.withdraw().await;
+        let mut unfenced = None;
         if let Some(served) = self.served.take() {
             for region in &served.regions {
                 if let Err(error) = served.endpoint.remove_region(*region).await {
-                    tracing::warn!(%error, "cannot remove a region");
+                    unfenced.get_or_insert(error);
                 }
             }
         }
@@ -185,6 +186,13 @@ impl Pod {
             if let Err(failure) = self.change_master().await {
                 tracing::warn!("no new epoch after the unmount: {}", failure.message);
             }
+        }
+        if let Some(error) = unfenced {
+            // A pod that drains is not listed again: the memory ends with its processes.
+            if !self.draining {
+                return Err(Failure::unfenced("releasing the memory", &error));
+            }
+            tracing::warn!(%error, "an RDMA device may use the memory until this process ends");
         }
         match self.still_mapped() {
             0 => {

@@ -15,7 +15,7 @@ use crate::pod::epoch::{Epoch, WireExtent};
 use crate::pod::failure::Failure;
 use crate::pod::mover::EngineMover;
 use crate::pod::record::Record;
-use crate::pod::{HEARTBEAT, Pod};
+use crate::pod::{HEARTBEAT, Pod, changed};
 use crate::unmount;
 
 impl Pod {
@@ -70,16 +70,14 @@ impl Pod {
             self.write(record.clone()).await?;
             Origin::Fresh { segments, former }
         };
-        let served = self.served.as_ref().map(|served| &served.endpoint);
-        let registering = (self.registering.as_ref()).map(|registering| &registering.endpoint);
-        let Some(endpoint) = served.or(registering) else {
+        let Some(endpoint) = self.endpoint() else {
             return Err(Failure::new(
                 Reason::PoolPodNotReady,
                 "peers are not served yet",
             ));
         };
         let mover = EngineMover {
-            endpoint: Arc::clone(endpoint),
+            endpoint,
             extents: self.mounted.clone(),
         };
         // This process is in the pod's network namespace.
@@ -114,10 +112,14 @@ impl Pod {
         if let Some(served) = &self.served {
             let endpoint = Arc::clone(&served.endpoint);
             let moves: Vec<_> = served.regions.iter().copied().zip(&places).collect();
-            for (region, place) in moves {
+            for (index, (region, place)) in moves.into_iter().enumerate() {
                 // RDMA devices pin the pages again.
-                self.with_heartbeats(endpoint.rebase_region(region, place.base))
-                    .await?;
+                let rebased = self.with_heartbeats(endpoint.rebase_region(region, place.base));
+                rebased.await.map_err(|error| {
+                    let (epoch, count) = (record.epoch.number, places.len());
+                    let what = format!("serving extent {index} of {count} in data epoch {epoch}");
+                    Failure::unfenced(&what, &error)
+                })?;
             }
         }
         self.set_wire_extents(&places);
@@ -128,16 +130,16 @@ impl Pod {
         Ok(record)
     }
 
-    /// Waits for the end of a call, and sends heartbeats to the pool process meanwhile.
+    /// Waits for the end of a call. Meanwhile sends heartbeats to the pool process and applies changes of the admission.
     async fn with_heartbeats<T>(&mut self, call: impl Future<Output = T>) -> T {
         let mut call = std::pin::pin!(call);
         loop {
             tokio::select! {
                 biased;
                 ended = &mut call => return ended,
-                () = tokio::time::sleep(HEARTBEAT) => {}
+                () = changed(&mut self.admission) => self.refresh_admission().await,
+                () = tokio::time::sleep(HEARTBEAT) => self.heartbeat().await,
             }
-            self.heartbeat().await;
         }
     }
 
@@ -158,13 +160,27 @@ impl Pod {
             record.renewed = true;
             record.former.retain(may_be_mounted);
         };
-        let record = self.next_epoch(change).await?;
-        let segments = self.segments(&record);
+        let begun = self.next_epoch(change).await;
+        if begun.as_ref().is_err_and(|failure| failure.ends_process) {
+            self.leave_unmounted().await;
+        }
+        let segments = self.segments(&begun?);
         if let Some(session) = &self.session {
             session.begin_epoch(epoch, segments);
             self.replaced_epoch = Some(epoch);
         }
         Ok(())
+    }
+
+    /// Records that no master has the recorded epoch: a successor that took it over would have to begin a next one.
+    async fn leave_unmounted(&mut self) {
+        let Some(mut record) = self.record.clone() else {
+            return;
+        };
+        record.mounted_in = None;
+        if let Err(failure) = self.write(record).await {
+            tracing::warn!("the epoch is recorded as mounted: {}", failure.message);
+        }
     }
 
     pub(super) async fn change_master(&mut self) -> Result<(), Failure> {
@@ -249,18 +265,14 @@ impl Pod {
     async fn drain(&mut self, session: &Session, ids: &[Uuid]) -> Vec<Uuid> {
         let mut unmounting = std::pin::pin!(unmount_by_session(session, ids, self.drain_period()));
         loop {
-            let heartbeat = tokio::time::sleep(HEARTBEAT);
             tokio::select! {
                 failed = &mut unmounting => return failed,
-                changed = self.admission.changed() => {
-                    if changed.is_ok() {
-                        self.refresh_admission().await;
-                        continue;
-                    }
+                () = changed(&mut self.admission) => {
+                    self.refresh_admission().await;
+                    continue;
                 }
-                () = heartbeat => {}
+                () = tokio::time::sleep(HEARTBEAT) => self.heartbeat().await,
             }
-            self.heartbeat().await;
             if !self.context.pool.runs() {
                 tracing::warn!("the pool process ended during its drain");
                 return unmount_by_session(session, ids, Duration::ZERO).await;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 
 use crds::reason::Reason;
-use engine::{Admission, EndpointSpec, Error, Targets};
+use engine::{Admission, CardError, Endpoint, EndpointSpec, Error, Targets};
 use metadata::{Credentials, Service};
 
 use crate::pod::epoch::WireExtent;
@@ -19,7 +19,7 @@ use crate::pod::{Pod, RDMA, Served};
 use pool::handover::{self, message::Request};
 
 impl Pod {
-    /// Opens the endpoint and begins to register the memory. [`Self::serve_registered`] ends it.
+    /// Opens the endpoint, serves peers over TCP, and begins to register the memory. [`Self::serve_registered`] ends it.
     pub(super) async fn serve_peers(&mut self) -> Result<(), Failure> {
         let record = self.recorded()?;
         let answer = self.client()?.descriptors::<2>(Request::Listeners).await;
@@ -54,9 +54,35 @@ impl Pod {
         });
         let endpoint = Arc::new(endpoint?);
         let places = record.epoch.wire_extents(self.memory.len());
-        let extents = (self.memory.clone(), places);
-        self.registering = Some(Registering::begin(endpoint, service, admitted, extents));
+        let extents = (&self.memory[..], places);
+        let registering = Registering::begin(Arc::clone(&endpoint), service, extents)?;
+        self.registering = Some(registering);
+        let inherited = std::mem::take(&mut *self.context.inherited.lock());
+        let connections = endpoint.take_over(inherited)?;
+        tracing::info!(
+            name,
+            connections,
+            epoch = record.epoch.number,
+            admitted = admitted.len(),
+            "serving peers over TCP"
+        );
+        self.admitted = Some(admitted);
+        *self.context.counted.lock() = Some(endpoint);
         Ok(())
+    }
+
+    /// Returns the endpoint, also while its memory is registered.
+    pub(super) fn endpoint(&self) -> Option<Arc<Endpoint>> {
+        let served = self.served.as_ref().map(|served| &served.endpoint);
+        let registering = self.registering.as_ref();
+        let endpoint = served.or_else(|| registering.map(|registering| &registering.endpoint));
+        endpoint.map(Arc::clone)
+    }
+
+    /// Ends the service to peers whose memory could not be registered.
+    fn close(&mut self) {
+        *self.context.counted.lock() = None;
+        self.admitted = None;
     }
 
     /// Serves the memory that is registered, or fails [`Action::ServePeers`].
@@ -66,41 +92,43 @@ impl Pod {
         };
         if registering.is_stopped() {
             // Released meanwhile. The end of the endpoint ends the registrations.
-            return;
+            return self.close();
         }
-        let served = registered.and_then(|registered| self.serve(registering, registered));
-        self.registration_failed = served.is_err();
-        match served {
-            Ok(()) => self.clear_failure(),
+        self.registration_failed = registered.is_err();
+        match registered {
+            Ok(registered) => {
+                self.serve(registering, registered);
+                self.clear_failure();
+            }
             Err(error) => {
-                let failure = Failure::from(error);
+                self.close();
+                let refused = matches!(error, Error::Card(CardError::Refused { .. }));
+                let failure = if refused {
+                    // Such a device gets no memory from this process again.
+                    Failure::unfenced("registering the memory", &error)
+                } else {
+                    Failure::from(error)
+                };
                 if self.failure.as_ref().map(|(_, before)| before) != Some(&failure) {
                     tracing::warn!(reason = %failure.reason, "{}", failure.message);
                 }
-                // It would keep what no peer can read.
+                // It would keep what peers cannot read until a later attempt.
                 self.session = None;
                 self.fail(Action::ServePeers, failure);
             }
         }
     }
 
-    fn serve(&mut self, registering: Registering, registered: Registered) -> Result<(), Error> {
+    fn serve(&mut self, registering: Registering, registered: Registered) {
         let Registering {
             endpoint,
             service,
-            admitted,
             places,
             ..
         } = registering;
-        let inherited = std::mem::take(&mut *self.context.inherited.lock());
-        let connections = endpoint.take_over(inherited)?;
-        let epoch = self.record.as_ref().map(|record| record.epoch.number);
         tracing::info!(
             name = self.server_name(),
-            connections,
             protocol = self.context.protocol,
-            epoch,
-            admitted = admitted.len(),
             "serving peers"
         );
         if self.context.protocol == RDMA {
@@ -111,15 +139,12 @@ impl Pod {
                 "the RDMA devices have registered the memory"
             );
         }
-        self.admitted = Some(admitted);
-        *self.context.counted.lock() = Some(Arc::clone(&endpoint));
         self.publication = service.map(|service| Publication::start(service, &endpoint));
         self.served = Some(Served {
             endpoint,
             regions: registered.regions,
         });
         self.set_wire_extents(&places);
-        Ok(())
     }
 
     pub(super) fn set_wire_extents(&self, places: &[WireExtent]) {
@@ -203,14 +228,14 @@ impl Pod {
     /// Updates the admitted addresses in the engine and in the record.
     pub(in crate::pod) async fn refresh_admission(&mut self) {
         let wanted = self.wanted_admission();
-        let (Some(served), Some(before)) = (&self.served, &self.admitted) else {
+        let (Some(endpoint), Some(before)) = (self.endpoint(), &self.admitted) else {
             return;
         };
         if *before == wanted {
             return;
         }
         let admission = Admission::only(wanted.iter().copied());
-        if let Err(error) = served.endpoint.admit(admission) {
+        if let Err(error) = endpoint.admit(admission) {
             return tracing::error!(%error, "the engine rejected the admitted addresses");
         }
         tracing::info!(peers = wanted.len(), "admission changed");
