@@ -65,11 +65,15 @@ impl ConnectionLimit {
         })
     }
 
-    /// Counts a new connection of a peer; `None` if a limit is reached.
+    /// Counts a new connection of a peer; `None` if a limit is reached. A peer gets at most as many as are left for the others
+    /// then, so that a few addresses cannot take all.
     pub(crate) fn acquire(self: &Arc<Self>, peer: &Arc<Peer>) -> Option<ConnectionPermit> {
         let mut open = self.open.lock();
         let of_peer = open.get(&peer.address()).copied().unwrap_or(0);
-        if of_peer >= self.per_address || self.total.load(Ordering::Relaxed) >= self.in_total {
+        let left = self
+            .in_total
+            .saturating_sub(self.total.load(Ordering::Relaxed));
+        if of_peer >= self.per_address.min(left) {
             return None;
         }
         open.insert(peer.address(), of_peer + 1);
@@ -161,6 +165,7 @@ impl PeerFilter {
 mod tests {
     use super::*;
     use crate::peers::Peers;
+    use crate::settings::Settings;
 
     #[test]
     fn ipv4_mapped_addresses_count_as_ipv4() {
@@ -173,14 +178,46 @@ mod tests {
     fn connections_over_a_limit_are_refused_until_others_close() {
         let limit = ConnectionLimit::new(2, 3, Arc::default());
         let peers = Peers::default();
-        let [a, b] = ["10.0.0.1", "10.0.0.2"].map(|text| peers.of(text.parse().unwrap()));
+        let [a, b, c] =
+            ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|text| peers.of(text.parse().unwrap()));
         let first = limit.acquire(&a).unwrap();
         let _second = limit.acquire(&a).unwrap();
         assert!(limit.acquire(&a).is_none());
         let _third = limit.acquire(&b).unwrap();
-        assert!(limit.acquire(&b).is_none());
+        assert!(limit.acquire(&c).is_none());
         drop(first);
-        assert!(limit.acquire(&b).is_some());
+        assert!(limit.acquire(&c).is_some());
         assert_eq!(limit.count(), 2);
+    }
+
+    #[test]
+    fn addresses_that_take_what_they_get_leave_room_for_others() {
+        let Settings {
+            max_connections_per_address: most,
+            max_connections: total,
+            ..
+        } = Settings::default();
+        // With few of them each has its limit; of the rest all get less.
+        for hostile in [1, 4, 64] {
+            let limit = ConnectionLimit::new(most, total, Arc::default());
+            let peers = Peers::default();
+            let addresses = (1..=hostile).map(|last| peers.of(IpAddr::from([10, 0, 0, last])));
+            let addresses: Vec<_> = addresses.collect();
+            let mut held = Vec::new();
+            loop {
+                let taken = addresses.iter().filter_map(|peer| limit.acquire(peer));
+                let before = held.len();
+                held.extend(taken);
+                if held.len() == before {
+                    break;
+                }
+            }
+            let each = most.min(total / (usize::from(hostile) + 1));
+            let held = held.len() / usize::from(hostile);
+            assert!(held.abs_diff(each) <= 1, "{hostile} hold {held} each");
+            let newcomer = peers.of(IpAddr::from([10, 0, 1, 1]));
+            let lanes = [(); 32].map(|()| limit.acquire(&newcomer));
+            assert!(lanes.iter().all(Option::is_some), "beside {hostile}");
+        }
     }
 }

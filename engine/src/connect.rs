@@ -1,5 +1,6 @@
 //! Outgoing sockets: created in the endpoint's network namespace, connected within a deadline and, where others
-//! choose the peers, to admitted addresses only, and configured so that the kernel detects a dead peer.
+//! choose the peers, to admitted addresses only. Sockets are configured so that the kernel detects a dead peer: soon if they
+//! are own ones, and late if they are served.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
@@ -104,8 +105,27 @@ impl Dialer {
     }
 }
 
-/// Configures the kernel to report a dead peer within `bound`, with or without bytes in flight.
-pub(crate) fn detect_dead_peer(socket: impl AsFd, bound: Duration) -> io::Result<()> {
+/// Pause before the first probe of an idle served connection, pause between the next ones, and their number.
+const SERVED_IDLE: Duration = Duration::from_secs(600);
+const SERVED_INTERVAL: Duration = Duration::from_secs(60);
+const SERVED_PROBES: u32 = 5;
+
+/// Configures the kernel to end a served connection when its peer has been silent for a quarter of an hour. A network may fail
+/// for minutes (a switch restarts, a virtual machine moves): a stock peer does not notice it, and its next request on a
+/// connection that was ended meanwhile fails, hours later. A peer without progress within a request is found by a timer.
+pub(crate) fn outlast_gaps(socket: impl AsFd) -> io::Result<()> {
+    let socket = socket.as_fd();
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, SERVED_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, SERVED_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, SERVED_PROBES)?;
+    // None: an engine of an earlier release has set one on the sockets that it passed on.
+    Ok(sockopt::set_tcp_user_timeout(socket, 0)?)
+}
+
+/// Configures the kernel to report a dead peer of an own link within `bound`, with or without bytes in flight.
+fn detect_dead_peer(socket: impl AsFd, bound: Duration) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use crate::admission::{Admission, ConnectionLimit, PeerFilter, Targets};
 use crate::batch::{Batch, Completions, Submission};
 use crate::command::Command;
-use crate::connect::Dialer;
+use crate::connect::{Dialer, outlast_gaps};
 use crate::control::accept;
 use crate::control::handshake::{self, HandshakeState};
 use crate::engine_state::Shared;
@@ -179,7 +179,6 @@ impl Endpoint {
                 Arc::clone(&filter),
                 Arc::clone(&limit),
                 Arc::clone(&engine.commands),
-                settings.user_timeout,
                 stopped.clone(),
             )),
             engine.runtime.spawn(handshake::serve(
@@ -525,6 +524,10 @@ impl Endpoint {
             let Some(permit) = self.filter.check(one.peer, &self.limit) else {
                 continue;
             };
+            // Fails if the peer has already closed the connection.
+            if outlast_gaps(&one.socket).is_err() {
+                continue;
+            }
             let threads = &self.engine.commands;
             threads[taken % threads.len()].send(Command::AddSocket(NewSocket::Accepted {
                 endpoint: self.id,

@@ -5,13 +5,15 @@
 mod rig;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
+use std::net::{IpAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use mooncake_engine::{Ended, Settings};
 use proto::frame::Status;
 use proto::handshake::{self, Kind};
-use rig::{BASE, LENGTH, Rig, connect, get, hasty, is_closed, pattern, put, quick, until};
+use rig::{
+    BASE, LENGTH, Rig, connect, connect_from, get, hasty, is_closed, pattern, put, quick, until,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_headers_write_nothing() {
@@ -86,39 +88,68 @@ async fn malformed_handshakes_get_no_answer_and_valid_ones_do() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_idle_handshake_is_closed_and_blocks_no_peer() {
-    // Time to open all connections, also on a busy machine.
-    let rig = Rig::new(Settings {
-        header_deadline: Duration::from_secs(6),
-        ..quick()
-    });
-    let mut idle: Vec<_> = (0..32).map(|_| connect(rig.handshake)).collect();
-    // Announced but never sent: memory is proportional to the received bytes.
-    let mut announced = Vec::new();
-    for stream in &mut idle {
-        stream.write_all(&(1_u64 << 20).to_le_bytes()).unwrap();
-        announced.push(stream);
-    }
-    until("the bound is reached", || {
-        is_closed(&mut connect(rig.handshake)) && rig.endpoint.stats().ended[Ended::OverLimit] > 0
-    })
-    .await;
-    for stream in announced {
-        assert!(is_closed(stream));
-    }
-    let mut honest = connect(rig.handshake);
-    honest
-        .write_all(&handshake::encode(Some(Kind::Metadata), b"null\n"))
+/// Fetches the descriptor with a large request, and returns how long its answer took.
+fn fetch(stream: &mut TcpStream) -> Duration {
+    let begun = Instant::now();
+    let request = [b"null".as_slice(), &[b' '; 20_000]].concat();
+    stream
+        .write_all(&handshake::encode(Some(Kind::Metadata), &request))
         .unwrap();
     let mut reply = Vec::new();
-    honest.read_to_end(&mut reply).unwrap();
+    stream.read_to_end(&mut reply).unwrap();
     let body = handshake::reply_body(Kind::Metadata, &reply[8..]).unwrap();
     let descriptor = proto::descriptor::Descriptor::parse(body).unwrap();
     assert_eq!(
         (descriptor.buffers[0].addr, descriptor.tcp_proto_version),
         (BASE, 2)
     );
+    begun.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_handshakes_are_closed_and_delay_their_own_address_only() {
+    // Time to open all connections, also on a busy machine.
+    let header_deadline = Duration::from_secs(6);
+    let rig = Rig::new(Settings {
+        header_deadline,
+        ..quick()
+    });
+    let begun = Instant::now();
+    let mut idle: Vec<_> = (0..32).map(|_| connect(rig.handshake)).collect();
+    // Announced but never sent: memory is proportional to the received bytes.
+    for stream in &mut idle {
+        stream.write_all(&(1_u64 << 20).to_le_bytes()).unwrap();
+    }
+    // They have their turn by then.
+    tokio::time::sleep(header_deadline / 12).await;
+    let mut waits = connect(rig.handshake);
+    let mut other = connect_from(IpAddr::from([127, 0, 0, 2]), rig.handshake);
+    let took = fetch(&mut other);
+    assert!(took < header_deadline / 2, "{took:?}");
+    assert_eq!(rig.endpoint.stats().ended[Ended::HeaderDeadline], 0);
+    fetch(&mut waits);
+    assert!(begun.elapsed() >= header_deadline, "{:?}", begun.elapsed());
+    for stream in &mut idle {
+        assert!(is_closed(stream));
+    }
+    assert_eq!(rig.endpoint.stats().ended[Ended::OverLimit], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_stays_after_its_answer_is_closed_and_not_counted() {
+    let rig = Rig::new(Settings {
+        header_deadline: Duration::from_secs(1),
+        ..quick()
+    });
+    let mut stream = connect(rig.handshake);
+    fetch(&mut stream);
+    // Bytes that arrive at a closed connection are answered by a reset.
+    until("it is closed", || stream.write_all(b"x").is_err()).await;
+    until("it is counted as answered", || {
+        rig.endpoint.stats().handshakes == 1
+    })
+    .await;
+    assert_eq!(rig.endpoint.worst_peers(10), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

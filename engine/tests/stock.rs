@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use mooncake_engine::{Ended, Engine, Namespace, Op, Settings, Transfer, TransferError};
 use mooncake_stock::Space;
+use proto::frame::Status;
 use rig::{BASE, Rig, bounded, hasty, quick, soon};
 use rustix::process::{Pid, Signal};
 use serde_json::json;
@@ -102,6 +103,30 @@ async fn concurrent_requests_of_a_stock_engine_all_complete() {
     assert_eq!(stock.request(batch)["code"], 0);
     assert!(region_has(&rig, 0, &stock_pattern(9, LENGTH)));
     assert_eq!(rig.endpoint.stats().requests, 256);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_engine_without_its_connection_pool_has_a_connection_for_each_request() {
+    const COUNT: u64 = 512;
+    rig::allow_descriptors();
+    let rig = Rig::new(quick());
+    // Of other engines at its address.
+    let mut others: Vec<_> = (0..256).map(|_| rig.connect()).collect();
+    let mut stock = Stock::start("127.0.0.1", &[("MC_TCP_ENABLE_CONNECTION_POOL", "0")]);
+    let length = COUNT << 15;
+    let local = stock.allocate(length);
+    stock.fill(local, length, 9);
+    let batch = json!({
+        "call": "parallel", "peer": rig.name,
+        "local": local, "remote": BASE, "length": length, "count": COUNT,
+    });
+    let code = stock.request(batch)["code"].clone();
+    assert_eq!(code, 0, "{:?}", rig.endpoint.stats());
+    assert!(region_has(&rig, 0, &stock_pattern(9, length)));
+    assert_eq!(rig.endpoint.stats().requests, COUNT);
+    for stream in &mut others {
+        assert_eq!(rig::put(stream, BASE, b"x"), Status::Ok);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

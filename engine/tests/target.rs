@@ -5,17 +5,20 @@
 mod rig;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use mooncake_engine::{Admission, Ended, PeerFailures, Settings};
 use proto::frame::{Op, Status, Version};
+use proto::handshake::{self, Kind};
 use rig::{
     BASE, LENGTH, Rig, connect, connect_from, get, hasty, header, is_closed, pattern, put, quick,
     status, until,
 };
+use rustix::net::sockopt;
 use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn version_two_writes_are_answered_after_the_last_byte_and_read_back() {
@@ -351,6 +354,36 @@ async fn connections_over_the_limits_are_refused_and_open_ones_stay() {
     assert_eq!(put(&mut rig.connect(), BASE, b"new"), Status::Ok);
 }
 
+/// Sends a probe, as a peer that closes soon after its answer.
+async fn probe(from: IpAddr, to: SocketAddr) -> std::io::Result<Vec<u8>> {
+    let socket = tokio::net::TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(from, 0))?;
+    let mut stream = socket.connect(to).await?;
+    let request = handshake::encode(Some(Kind::Probe), b"{}");
+    stream.write_all(&request).await?;
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).await?;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    Ok(reply)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_of_handshakes_is_answered() {
+    let rig = Rig::new(quick());
+    rig::allow_descriptors();
+    let others = (0..75).flat_map(|_| 2..10);
+    let all = (0..64).map(|_| 1).chain(others);
+    let mut peers = tokio::task::JoinSet::new();
+    for last in all {
+        peers.spawn(probe(IpAddr::from([127, 0, 0, last]), rig.handshake));
+    }
+    for reply in rig::bounded(peers.join_all()).await {
+        assert_eq!(reply.unwrap(), handshake::probe_reply());
+    }
+    assert_eq!(rig.endpoint.stats().handshakes, 664);
+    assert_eq!(rig.endpoint.worst_peers(10), []);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn admission_is_by_address_and_its_removal_closes_connections() {
     let rig = Rig::new(quick());
@@ -474,6 +507,21 @@ async fn closing_an_endpoint_closes_connections_and_releases_memory() {
     assert_eq!(Arc::strong_count(&rig.region), 1);
     assert!(TcpStream::connect(rig.data).is_err());
     assert!(TcpStream::connect(rig.handshake).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_an_earlier_release_passes_on_outlasts_minutes_without_packets() {
+    let former = Rig::new(quick());
+    let mut stream = former.connect();
+    assert_eq!(put(&mut stream, BASE, b"before"), Status::Ok);
+    let passed = rig::bounded(former.endpoint.pass_on(rig::TIMEOUT));
+    let passed = passed.await.unwrap();
+    let socket = passed[0].socket.try_clone().unwrap();
+    sockopt::set_tcp_user_timeout(&socket, 25_000).unwrap();
+    let rig = Rig::new(quick());
+    assert_eq!(rig.endpoint.take_over(passed).unwrap(), 1);
+    assert_eq!(sockopt::tcp_user_timeout(&socket).unwrap(), 0);
+    assert_eq!(put(&mut stream, BASE, b"after"), Status::Ok);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::admission::{ConnectionLimit, PeerFilter};
 use crate::command::{Command, CommandSender};
-use crate::connect::detect_dead_peer;
+use crate::connect::outlast_gaps;
 use crate::transport::{EndpointId, NewSocket};
 
 /// Pause after the kernel failed to accept a connection (descriptors, memory).
@@ -40,7 +40,6 @@ pub(crate) async fn data(
     filter: Arc<PeerFilter>,
     limit: Arc<ConnectionLimit>,
     threads: Arc<[CommandSender]>,
-    user_timeout: Duration,
     mut stop: watch::Receiver<bool>,
 ) {
     for turn in 0_usize.. {
@@ -52,7 +51,7 @@ pub(crate) async fn data(
             continue;
         };
         let socket = stream.into_std().and_then(|stream| {
-            detect_dead_peer(&stream, user_timeout)?;
+            outlast_gaps(&stream)?;
             Ok(OwnedFd::from(stream))
         });
         // Fails if the peer has already closed the connection.
@@ -65,5 +64,44 @@ pub(crate) async fn data(
         });
         // Fails only after the engine has stopped.
         let _stopped = threads[turn % threads.len()].send(accepted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::sockopt;
+
+    use super::*;
+    use crate::admission::Admission;
+    use crate::command::channel;
+
+    #[tokio::test]
+    async fn a_served_connection_outlasts_minutes_without_packets() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let filter = Arc::new(PeerFilter::new(Admission::Anyone, Arc::default()));
+        let limit = ConnectionLimit::new(1, 1, Arc::default());
+        let (sender, mut commands) = channel().unwrap();
+        let (_stop, stopped) = watch::channel(false);
+        let endpoint = EndpointId(1);
+        let threads = Arc::from([sender]);
+        tokio::spawn(data(listener, endpoint, filter, limit, threads, stopped));
+        let _peer = TcpStream::connect(at).await.unwrap();
+        let next = async {
+            loop {
+                match commands.next() {
+                    Some(Command::AddSocket(NewSocket::Accepted { socket, .. })) => break socket,
+                    _ => tokio::task::yield_now().await,
+                }
+            }
+        };
+        let socket = tokio::time::timeout(Duration::from_secs(30), next).await;
+        let socket = socket.unwrap();
+        assert!(sockopt::socket_keepalive(&socket).unwrap());
+        let idle = sockopt::tcp_keepidle(&socket).unwrap();
+        let interval = sockopt::tcp_keepintvl(&socket).unwrap();
+        let probes = sockopt::tcp_keepcnt(&socket).unwrap();
+        assert_eq!(idle + interval * probes, Duration::from_secs(15 * 60));
+        assert_eq!(sockopt::tcp_user_timeout(&socket).unwrap(), 0);
     }
 }

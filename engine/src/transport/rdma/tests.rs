@@ -241,6 +241,11 @@ impl Rig {
 
     /// A rendezvous of a peer at the handshake port.
     fn rendezvous(&self, qp_num: &[u32]) -> Rendezvous {
+        self.rendezvous_after(Duration::ZERO, qp_num)
+    }
+
+    /// The same, of a peer that sends its request so long after it has connected.
+    fn rendezvous_after(&self, pause: Duration, qp_num: &[u32]) -> Rendezvous {
         let request = Rendezvous {
             local_gid: self.card.published().gid,
             local_nic_path: "127.0.0.1:1@r0".to_owned(),
@@ -251,6 +256,8 @@ impl Rig {
         };
         let mut stream = TcpStream::connect(self.handshake).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let connected = Instant::now();
+        until("the pause is over", || connected.elapsed() >= pause);
         stream.write_all(&request.frame(true)).unwrap();
         let mut prefix = [0; PREFIX_LENGTH];
         stream.read_exact(&mut prefix).expect("an answer");
@@ -388,6 +395,17 @@ test!(
         assert_eq!(rig.endpoint.worst_peers(10), []);
     }
 );
+
+test!(a_peer_that_sends_its_request_late_is_connected, {
+    let deadline = Duration::from_secs(8);
+    let settings = Settings {
+        header_deadline: deadline,
+        ..Settings::default()
+    };
+    let rig = Rig::new(settings, PATIENCE);
+    let connected = rig.rendezvous_after(deadline * 17 / 20, &[100, 101]);
+    assert_eq!((&*connected.reply_msg, connected.qp_num.len()), ("", 2));
+});
 
 /// Names of the devices in the form of [`Rig::published`].
 fn named(at: &[usize], buffers: usize) -> (Vec<String>, usize) {
