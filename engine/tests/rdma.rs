@@ -101,6 +101,18 @@ async fn write_to_changed(rig: &Rig, peer: &str, remote: u64, length: u64) {
     panic!("the descriptor is not read again");
 }
 
+/// The stock engine writes a range of our region from its memory at `local`, and reads it back.
+fn accesses(rig: &Rig, stock: &mut Stock, local: u64, (offset, length): (u64, u64), seed: u64) {
+    stock.fill(local, length, seed);
+    let written = stock.transfer("write", &rig.name, local, BASE + offset, length);
+    assert_eq!(written, 0, "{length} bytes");
+    assert!(bytes(rig, offset, length) == pattern(seed, length));
+    stock.fill(local, length, 0);
+    let read = stock.transfer("read", &rig.name, local, BASE + offset, length);
+    assert_eq!(read, 0, "{length} bytes");
+    assert!(stock.check(local, length, seed), "{length} bytes differ");
+}
+
 async fn close(rig: Rig) {
     let closed = tokio::time::timeout(PATIENCE, rig.endpoint.close()).await;
     closed.expect("the device ends everything").unwrap();
@@ -117,14 +129,7 @@ async fn a_stock_engine_reads_and_writes_our_region() {
     for (round, length) in LENGTHS.into_iter().enumerate() {
         let seed = round as u64 * 17 + 1;
         let offset = 4096 * round as u64 + 13;
-        stock.fill(local, length, seed);
-        let written = stock.transfer("write", &rig.name, local, BASE + offset, length);
-        assert_eq!(written, 0, "{length} bytes");
-        assert!(bytes(&rig, offset, length) == pattern(seed, length));
-        stock.fill(local, length, 0);
-        let read = stock.transfer("read", &rig.name, local, BASE + offset, length);
-        assert_eq!(read, 0, "{length} bytes");
-        assert!(stock.check(local, length, seed), "{length} bytes differ");
+        accesses(&rig, &mut stock, local, (offset, length), seed);
     }
     close(rig).await;
 }
@@ -212,14 +217,7 @@ fn a_stock_engine_over_tcp_and_an_engine_over_rdma_access_each_other() {
         for (round, length) in LENGTHS.into_iter().enumerate() {
             let seed = round as u64 * 13 + 1;
             let offset = 4096 * round as u64 + 13;
-            stock.fill(there, length, seed);
-            let written = stock.transfer("write", &rig.name, there, BASE + offset, length);
-            assert_eq!(written, 0, "{length} bytes");
-            assert!(bytes(&rig, offset, length) == pattern(seed, length));
-            stock.fill(there, length, 0);
-            let read = stock.transfer("read", &rig.name, there, BASE + offset, length);
-            assert_eq!(read, 0, "{length} bytes");
-            assert!(stock.check(there, length, seed), "{length} bytes differ");
+            accesses(&rig, &mut stock, there, (offset, length), seed);
 
             rig.region.copy_in(100, &pattern(seed + 5, length)).unwrap();
             transfer(&rig, Op::Write, &stock.name, there, length).await;

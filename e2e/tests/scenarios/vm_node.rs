@@ -98,7 +98,7 @@ where
     with_nodes(NodeKind::Machine, title, scenario).await
 }
 
-/// Whether this run is the soak. Asked before a scenario waits for a cluster that others need.
+/// Whether this run is the soak. To be called before a scenario waits for a cluster that others need.
 fn soak_has(machines: usize) -> bool {
     Scale::read().has("virtual machines", machines)
 }

@@ -41,7 +41,7 @@ const REST: Duration = Duration::from_millis(100);
 /// A longer time between two looks is one in which this process did not run.
 const STALL: Duration = Duration::from_secs(1);
 const BACKLOG: i32 = 1024;
-/// Time without a byte from a peer before the kernel asks whether it is there, and between two questions.
+/// Time without a byte from a peer before the kernel probes it, and between two probes.
 const SILENCE: Duration = Duration::from_secs(30);
 const QUESTIONS: Duration = Duration::from_secs(10);
 /// Questions without an answer, after which the connection ends.

@@ -365,7 +365,7 @@ fn descriptor() -> Value {
     descriptor_for(HOST, b"{}").unwrap()
 }
 
-/// Asks for it from an address, with this request.
+/// Requests it from an address, with this request body.
 fn descriptor_for(from: &str, request: &[u8]) -> std::io::Result<Value> {
     let mut stream = connect_from(from, HANDSHAKE);
     stream.write_all(&handshake::encode(Some(Kind::Metadata), request))?;

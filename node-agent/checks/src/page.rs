@@ -9,8 +9,8 @@ pub fn page() -> String {
     let mut page = String::from(
         "# Checks\n\nThe agent runs these checks on its node. Findings are reported in the status of the MooncakeNode \
          (`kubectl describe mooncakenode NODE`) and in the metric `mooncake_agent_check_findings`; \
-         `kubectl -n mooncake-system exec AGENT_POD -- /agent checks --root=/host --network=/proc/1/ns/net` shows them \
-         as the agent reads them now. A check reports nothing about hardware that the node does not have.\n\n\
+         `kubectl -n mooncake-system exec AGENT_POD -- /agent checks --root=/host --network=/proc/1/ns/net` (on the \
+         local cluster without `--network`) shows them as the agent reads them now. A check reports nothing about hardware that the node does not have.\n\n\
          `Fail`: something that the node has cannot be used. `Warn`: it works, but slower or closer to a limit \
          than it should. `Unknown`: the state could not be read for 30 seconds. A \
          [MooncakeNodePolicy](policy.md) can make the findings of a check warnings, or ignore the check.\n\n\

@@ -340,7 +340,7 @@ fn a_load_that_begins_again_is_freed_in_steps() {
     assert_eq!(found(&mut index).len() as u64, RECORDS);
 }
 
-/// The own name of a ledger says that it names all others: it counts when these are read.
+/// The own name of a ledger means that it names all others: it counts when these are read.
 #[test]
 fn the_notes_of_a_ledger_are_taken_in_steps_before_it_counts_as_read() {
     let mut index = new_run();
