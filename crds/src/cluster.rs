@@ -14,8 +14,8 @@ use crate::ByteSize;
 use crate::catalog::catalog;
 use crate::check::CheckId;
 pub use crate::master::{
-    DEFAULT_LEASE_SECONDS, LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS, Master, MasterType,
-    MooncakeVersion, Tenant,
+    DEFAULT_LEASE_SECONDS, LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS, Master, MasterCommit,
+    MasterType, MooncakeVersion, Tenant,
 };
 use crate::pod_template::PoolPodTemplate;
 use crate::update::{RolloutStatus, Update};

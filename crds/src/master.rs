@@ -87,6 +87,7 @@ impl Number {
         { "rule": "!(has(self.image) && has(self.type) && self.type == 'BuiltIn')", "message": "image is the image of a Stock master: remove it, because a BuiltIn master runs from the operator's gate image", "fieldPath": ".image" },
         { "rule": "!(has(self.replicas) && self.replicas > 1 && !(has(self.type) && self.type == 'BuiltIn'))", "message": "a Stock master has one replica: set replicas 1, or type BuiltIn", "fieldPath": ".replicas" },
         { "rule": "!has(self.leaseSeconds) || (has(self.replicas) && self.replicas > 1)", "message": "one master has no Lease: remove leaseSeconds, or set replicas 2", "fieldPath": ".leaseSeconds" },
+        { "rule": "!has(self.commit) || self.commit == 'Sync' || (has(self.type) && self.type == 'BuiltIn')", "message": "a Stock master records no keys: remove commit, or set type BuiltIn", "fieldPath": ".commit" },
         { "rule": "!has(self.tenants) || size(self.tenants) == 0 || (has(self.type) && self.type == 'BuiltIn')", "message": "a Stock master has no tenants here: remove tenants, or set type BuiltIn", "fieldPath": ".tenants" }
     ]))]
 pub struct Master {
@@ -138,6 +139,13 @@ pub struct Master {
     #[schemars(range(min = SOFT_PIN.least, max = SOFT_PIN.most))]
     pub soft_pin_seconds: Option<u32>,
 
+    /// When a `BuiltIn` master answers a put. `Sync`: after the pool pods have the record of its key, so that no answered put is
+    /// lost while a pool pod with its bytes lives. `Async`: before, unless a record has waited for 10 ms; the end of the master
+    /// or of an engine process loses the puts of the last moments, for at most that time. A change restarts the master; keys
+    /// survive. Default: Sync.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<MasterCommit>,
+
     /// Tenants of a `BuiltIn` master: each has its own keys, and a quota of the pools' memory. Clients name their tenant
     /// (`MOONCAKE_TENANT_ID`); those that name none are the tenant `default`. Puts for a tenant that is not listed are
     /// refused. The first tenant and the removal of the last one restart the master; other changes take effect within
@@ -179,6 +187,11 @@ impl Master {
     pub fn elected_for(&self) -> Option<u32> {
         let seconds = self.lease_seconds.unwrap_or(DEFAULT_LEASE_SECONDS);
         (self.replicas() > 1).then_some(seconds)
+    }
+
+    /// Returns when a put is answered.
+    pub fn commit(&self) -> MasterCommit {
+        self.commit.unwrap_or(MasterCommit::Sync)
     }
 
     /// Returns the percentage in effect of the space in use, above which keys are evicted.
@@ -226,6 +239,16 @@ catalog! {
     Stock;
     /// `mooncake-master` of this project.
     BuiltIn;
+}
+
+catalog! {
+    /// When the end of a put is answered.
+    MasterCommit: ();
+
+    /// After the pool pods have the record of its key.
+    Sync;
+    /// Before.
+    Async;
 }
 
 /// Mooncake releases with a supported wire schema.

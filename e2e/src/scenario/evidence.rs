@@ -38,7 +38,8 @@ pub(super) async fn print(namespace: &Namespace) {
         .await
         .unwrap_or_default();
     for pod in names.split_whitespace() {
-        let arguments = [&["logs", pod, "--all-containers"][..], &LOG].concat();
+        let words = ["logs", pod, "--all-containers", "--ignore-errors"];
+        let arguments = [&words[..], &LOG].concat();
         section(namespace, &format!("log of {pod}"), &arguments).await;
     }
     for component in [COMPONENT_OPERATOR, COMPONENT_AGENT] {

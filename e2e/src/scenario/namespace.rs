@@ -137,7 +137,9 @@ impl Namespace {
         if phase == "Succeeded" {
             return Ok(());
         }
-        let log = self.kubectl(&["logs", name, "--all-containers"]).await?;
+        // A container that the kubelet has removed has no log.
+        let words = ["logs", name, "--all-containers", "--ignore-errors"];
+        let log = self.kubectl(&words).await?;
         Err(anyhow!("pod {name} failed:\n{}", tail(&log, 40)))
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Parser, ValueEnum};
 
-use crate::index::{Placement, Settings};
+use crate::index::{Commit, Placement, Settings};
 use crate::server::Limits;
 
 /// The master of the store: the index of keys for stock clients 0.3.13.
@@ -85,6 +85,10 @@ pub struct Args {
     /// Where new objects are placed.
     #[arg(long = "allocation_strategy", value_enum, default_value_t = Strategy::Random)]
     allocation_strategy: Strategy,
+    /// When a put is answered: `sync`, after the pool pods have the record of its key; `async`, before, which is faster. The puts
+    /// of the last moments before the end of the master are then lost.
+    #[arg(long = "commit", value_enum, default_value_t = Committed::Sync)]
+    commit: Committed,
 
     /// Bytes of memory that keys may take in the index; 0 means three quarters of the memory limit of the container, or any number
     /// without one.
@@ -122,6 +126,13 @@ pub struct Args {
 enum Strategy {
     Random,
     LocalFirst,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Committed {
+    Sync,
+    Async,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -196,6 +207,10 @@ impl Args {
             placement: match self.allocation_strategy {
                 Strategy::Random => Placement::Random,
                 Strategy::LocalFirst => Placement::LocalFirst,
+            },
+            commit: match self.commit {
+                Committed::Sync => Commit::Sync,
+                Committed::Async => Commit::Async,
             },
             index_bytes: if self.max_index_bytes > 0 {
                 self.max_index_bytes

@@ -35,14 +35,16 @@ use proto::store::release_0_3_13 as wire;
 pub use accounts::{TenantDetail, Tenants};
 pub use counters::{Cause, Counters, Idle, Shortage, Totals};
 pub use evacuation::EvacuationTotals;
-pub use ledger::{Arranged, Arrangement, LedgerDetail, LedgerState, LedgerTotals, Signals, Wait};
+pub use ledger::{
+    Arranged, Arrangement, Due, LedgerDetail, LedgerState, LedgerTotals, Signals, Wait,
+};
 pub use lookup::{Found, View};
 pub use moment::Moment;
 pub use mount::SegmentDetail;
 pub use patterns::{Listing, Removal};
 pub use scope::{DEFAULT_TENANT, Scope, is_tenant_name};
 pub use search::{Match, Search, SearchedSegment};
-pub use settings::{Placement, Settings};
+pub use settings::{Commit, Placement, Settings};
 
 use allocator::Block;
 use clients::Clients;

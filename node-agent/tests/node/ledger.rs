@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::peers::{Client, Master};
 use crate::stage::{Node, PATIENCE, kill};
@@ -73,6 +73,38 @@ async fn every_key_survives_kills_of_our_master_and_of_the_engine_process() {
     let mut fresh = Client::start(&node.peers).await;
     assert_eq!(fresh.verify("k", KEYS, SIZE).await, (u64::from(KEYS), 0));
     assert_eq!(fresh.verify("gone", 50, SIZE).await, (0, 50));
+}
+
+#[tokio::test]
+async fn early_answers_lose_only_the_last_puts_before_the_master_ends() {
+    const MOST: u32 = 20_000;
+    const SIZE: u64 = 1 << 10;
+    let node = Node::new().await;
+    let mut master = Master::start_early(&node.peers);
+    let mut client = Client::start(&node.peers).await;
+    let _pool = node.pool(POD);
+    let _agent = node.agent();
+    node.assign(&[(POD, Some("m1"))]);
+    node.ready().await;
+    for round in 0..3 {
+        let prefix = format!("k{round}");
+        let kill_soon = async {
+            sleep(Duration::from_millis(700)).await;
+            kill(master.child).await;
+        };
+        let puts = client.put_until_failure(&prefix, MOST, SIZE);
+        let (answered, ()) = tokio::join!(puts, kill_soon);
+        assert!((1..MOST).contains(&answered), "{answered}");
+        master = Master::start_early(&node.peers);
+        self::puts(&mut client, &format!("after-{round}")).await;
+        let (read, _) = client.verify(&prefix, answered, SIZE).await;
+        let read = u32::try_from(read).unwrap();
+        assert!(read > 0);
+        println!("{answered} puts answered, {} of them lost", answered - read);
+        // None that was followed by one that is not lost.
+        let kept = client.verify(&prefix, read, SIZE).await;
+        assert_eq!(kept, (u64::from(read), 0));
+    }
 }
 
 /// The elector of one master, which the test plays.

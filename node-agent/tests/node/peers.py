@@ -32,7 +32,7 @@ def main():
             done = failed = wrong = 0
             for index in range(count):
                 key = f"{prefix}-{index}"
-                if verb == "put":
+                if verb in ("put", "puts"):
                     ok = store.put(key, value(key, size)) == 0
                 elif verb == "remove":
                     ok = store.remove(key, True) == 0
@@ -42,6 +42,8 @@ def main():
                     wrong += ok and got != value(key, size)
                 done += ok
                 failed += not ok
+                if verb == "puts" and failed:
+                    break
             answer = {"done": done, "failed": failed, "wrong": wrong}
         print(json.dumps(answer), flush=True)
 

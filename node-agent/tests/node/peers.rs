@@ -27,6 +27,11 @@ impl Master {
         Self::start_program(space, &master_program())
     }
 
+    /// The same, with early answers of puts.
+    pub(crate) fn start_early(space: &Space) -> Self {
+        Self::start_with(space, &master_program(), &["--commit=async"])
+    }
+
     /// Starts one of several masters of ours, which serves while it leads.
     pub(crate) fn start_elected(space: &Space, socket: &Path) -> Self {
         let flag = format!("--elector_socket={}", socket.display());
@@ -144,6 +149,12 @@ impl Client {
             answer["done"].as_u64().unwrap(),
             answer["failed"].as_u64().unwrap(),
         )
+    }
+
+    /// Puts keys one after the other until one fails. Returns how many succeeded.
+    pub(crate) async fn put_until_failure(&mut self, prefix: &str, most: u32, size: u64) -> u32 {
+        let answer = self.request(&format!("puts {prefix} {most} {size}")).await;
+        u32::try_from(answer["done"].as_u64().unwrap()).unwrap()
     }
 
     /// Gets keys and compares every byte. Returns how many succeeded and how many failed.

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use crds::CheckId;
 use crds::cluster::{
-    LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS, MasterType, MetadataType, NumaPolicy, PageSize,
-    Transports,
+    LEAST_LEASE_SECONDS, LONGEST_LEASE_SECONDS, MasterCommit, MasterType, MetadataType, NumaPolicy,
+    PageSize, Transports,
 };
 use crds::master::Number;
 use crds::pod_template::{MasterPodTemplate, PoolPodTemplate};
@@ -144,6 +144,8 @@ pub struct Master {
     pub numbers: [(Number, u32); 4],
     /// Percentage of the space in use, above which it evicts keys: one of `numbers`.
     pub eviction_watermark: u32,
+    /// When a put is answered.
+    pub commit: MasterCommit,
     /// It has tenants, whose quotas it reads from the object.
     pub has_tenants: bool,
     /// Image of a stock master; `None`: the operator's image for that version.
@@ -216,6 +218,10 @@ pub enum Error {
         "spec.master.tenants is set, and a Stock master has no tenants here: remove the field, or set spec.master.type BuiltIn"
     )]
     TenantsOfStock,
+    #[error(
+        "spec.master.commit is Async, and a Stock master records no keys: remove the field, or set spec.master.type BuiltIn"
+    )]
+    CommitOfStock,
     #[error(
         "spec.master.replicas is {replicas}, and a Stock master has one replica: set 1, or spec.master.type BuiltIn"
     )]
@@ -322,6 +328,9 @@ fn check_master(spec: &crds::cluster::Master) -> Result<(), Error> {
     if kind == MasterType::Stock && !spec.tenants.is_empty() {
         return Err(Error::TenantsOfStock);
     }
+    if kind == MasterType::Stock && spec.commit() == MasterCommit::Async {
+        return Err(Error::CommitOfStock);
+    }
     Ok(())
 }
 
@@ -332,6 +341,7 @@ fn master(spec: &crds::cluster::Master) -> Result<Master, Error> {
         elected_for: spec.elected_for(),
         numbers: spec.numbers(),
         eviction_watermark: spec.eviction_watermark(),
+        commit: spec.commit(),
         has_tenants: !spec.tenants.is_empty(),
         version: spec.version.as_str(),
         image: spec.image.clone(),
@@ -655,6 +665,8 @@ mod tests {
             kind(&format!("{{master: {{{tenants}}}}}")),
             Err(Error::TenantsOfStock)
         );
+        assert_eq!(kind("{master: {commit: Async}}"), Err(Error::CommitOfStock));
+        assert_eq!(kind("{master: {commit: Sync}}"), Ok(MasterType::Stock));
         assert_eq!(
             kind(&format!("{{master: {{type: BuiltIn, {tenants}}}}}")),
             Ok(MasterType::BuiltIn)

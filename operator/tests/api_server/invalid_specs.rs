@@ -108,6 +108,14 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
         "{master: {type: BuiltIn, image: mine}}",
         "image is the image of a Stock master",
     ),
+    (
+        "{master: {commit: Async}}",
+        "a Stock master records no keys",
+    ),
+    (
+        "{master: {type: BuiltIn, commit: Soon}}",
+        "Unsupported value",
+    ),
     ("{master: {replicas: 2}}", "a Stock master has one replica"),
     (
         "{master: {tenants: [{name: a, quota: 1Gi}]}}",

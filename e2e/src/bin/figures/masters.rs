@@ -1,5 +1,5 @@
-//! Measures stock clients of two MooncakeClusters, one with the built-in master and one with the stock master, in alternating
-//! rounds. Pools and masters are on one node.
+//! Measures stock clients of three MooncakeClusters in turn, with the built-in master, with the same and early answers, and with
+//! the stock master. Pools and masters are on one node.
 
 use crate::args::Args;
 use crate::setup::{OTHER, PROGRAM, STORING, Setup};
@@ -12,9 +12,12 @@ use serde::Deserialize;
 use serde_json::json;
 use std::time::Duration;
 
-/// Names of the clusters.
-const OURS: &str = "builtin";
-const STOCK: &str = "stock";
+/// The clusters: name and master. The last one is the one that the others are compared with.
+const CLUSTERS: [(&str, &str); 3] = [
+    ("sync", "type: BuiltIn"),
+    ("async", "type: BuiltIn, commit: Async"),
+    ("stock", "type: Stock"),
+];
 const VALUES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
 /// Most values of a turn. All of `--volume` in values of 4 KiB would take longer than the other sizes together.
 const MOST: u64 = 1024;
@@ -31,53 +34,51 @@ struct Turn {
     get: f64,
 }
 
-/// Two turns in immediate succession.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Pair {
-    ours: Turn,
-    stock: Turn,
-}
+/// A turn of each cluster, in immediate succession.
+type Round = [Turn; CLUSTERS.len()];
 
 /// Measures from both nodes.
 pub(crate) async fn measure(setup: &Setup, table: &mut Table) -> anyhow::Result<()> {
-    apply(setup, OURS, "BuiltIn").await?;
-    apply(setup, STOCK, "Stock").await?;
+    for (cluster, master) in CLUSTERS {
+        apply(setup, cluster, master).await?;
+    }
     for node in [STORING, OTHER] {
-        let (ours, stock) = tokio::try_join!(
-            Client::start(setup, OURS, node),
-            Client::start(setup, STOCK, node)
-        )?;
-        let clients = Clients { ours, stock };
+        let [sync, early, stock] = CLUSTERS.map(|(cluster, _)| Client::start(setup, cluster, node));
+        let (sync, early, stock) = tokio::try_join!(sync, early, stock)?;
+        let clients = Clients([sync, early, stock]);
         if node == STORING {
             let bytes = (setup.args.pool << 20) / 8 * 7;
-            clients.ours.turn(LARGE, bytes).await?;
-            clients.stock.turn(LARGE, bytes).await?;
+            for client in &clients.0 {
+                client.turn(LARGE, bytes).await?;
+            }
         }
-        tracing::info!(node, "stock clients of both masters put and get in turn");
-        let pairs = clients.rounds(&setup.args).await?;
-        table.title(
-            format!("stock pod on {node}, pools and masters on {STORING}"),
-            &[
-                &wide("built-in: op/s"),
-                &wide("stock: op/s"),
-                &wide("built-in/stock"),
-                "faster in",
-            ],
-        );
-        for (value, pairs) in VALUES.into_iter().zip(&pairs) {
-            let amount = number(operations(&setup.args, value));
-            table.row(
-                format!("  {} KiB, put", value >> 10),
-                cells(pairs, |turn| amount / turn.put),
+        tracing::info!(node, "stock clients of all masters put and get in turn");
+        let rounds = clients.rounds(&setup.args).await?;
+        let [built_in @ .., _] = CLUSTERS;
+        for (at, (_, master)) in built_in.into_iter().enumerate() {
+            table.title(
+                format!("stock pod on {node}, pools and masters on {STORING}; {{{master}}}"),
+                &[
+                    &wide("built-in: op/s"),
+                    &wide("stock: op/s"),
+                    &wide("built-in/stock"),
+                    "faster in",
+                ],
             );
-            table.row(
-                format!("  {} KiB, get", value >> 10),
-                cells(pairs, |turn| amount / turn.get),
-            );
+            for (value, rounds) in VALUES.into_iter().zip(&rounds) {
+                let amount = number(operations(&setup.args, value));
+                table.row(
+                    format!("  {} KiB, put", value >> 10),
+                    cells(rounds, at, |turn| amount / turn.put),
+                );
+                table.row(
+                    format!("  {} KiB, get", value >> 10),
+                    cells(rounds, at, |turn| amount / turn.get),
+                );
+            }
         }
-        setup
-            .remove(&[&clients.ours.name, &clients.stock.name])
-            .await?;
+        let names = clients.0.each_ref().map(|client| client.name.as_str());
+        setup.remove(&names).await?;
     }
     Ok(())
 }
@@ -95,7 +96,7 @@ fn spec(mebibytes: u64, master: &str) -> String {
     format!(
         "{{pools: [{{name: default, size: {mebibytes}Mi, drainSeconds: 2, \
          nodeSelector: {{kubernetes.io/hostname: {STORING}}}}}], \
-         master: {{type: {master}, kvLeaseSeconds: 2, podTemplate: {{affinity: {{nodeAffinity: \
+         master: {{{master}, kvLeaseSeconds: 2, podTemplate: {{affinity: {{nodeAffinity: \
          {{requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{{matchExpressions: \
          [{{key: kubernetes.io/hostname, operator: In, values: [{STORING}]}}]}}]}}}}}}}}}}}}"
     )
@@ -126,41 +127,38 @@ impl Client {
     }
 }
 
-struct Clients {
-    ours: Client,
-    stock: Client,
-}
+/// One of each of [`CLUSTERS`].
+struct Clients([Client; CLUSTERS.len()]);
 
 impl Clients {
-    /// The pairs of each of [`VALUES`], after a round that does not count. All sizes have turns in each round, and the first
-    /// client changes with the round.
-    async fn rounds(&self, args: &Args) -> anyhow::Result<[Vec<Pair>; VALUES.len()]> {
-        let mut pairs: [Vec<Pair>; VALUES.len()] = Default::default();
-        for round in 0..=args.rounds {
-            for (value, pairs) in VALUES.into_iter().zip(&mut pairs) {
+    /// The rounds of each of [`VALUES`], after one that does not count. All sizes have turns in each round, and the first client
+    /// changes with the round.
+    async fn rounds(&self, args: &Args) -> anyhow::Result<[Vec<Round>; VALUES.len()]> {
+        let mut rounds: [Vec<Round>; VALUES.len()] = Default::default();
+        for number in 0..=args.rounds {
+            for (value, rounds) in VALUES.into_iter().zip(&mut rounds) {
                 let bytes = operations(args, value) * value;
-                let pair = if round % 2 == 0 {
-                    let ours = self.ours.turn(value, bytes).await?;
-                    let stock = self.stock.turn(value, bytes).await?;
-                    Pair { ours, stock }
-                } else {
-                    let stock = self.stock.turn(value, bytes).await?;
-                    let ours = self.ours.turn(value, bytes).await?;
-                    Pair { ours, stock }
-                };
-                if round > 0 {
-                    pairs.push(pair);
+                let mut round = [Turn { put: 0.0, get: 0.0 }; CLUSTERS.len()];
+                for next in 0..CLUSTERS.len() {
+                    let at = (number + next) % CLUSTERS.len();
+                    round[at] = self.0[at].turn(value, bytes).await?;
+                }
+                if number > 0 {
+                    rounds.push(round);
                 }
             }
         }
-        Ok(pairs)
+        Ok(rounds)
     }
 }
 
-/// Both rates, their ratio in each pair, and in how many pairs ours is greater.
-fn cells(pairs: &[Pair], rate: impl Fn(Turn) -> f64) -> [String; 4] {
-    let ours: Vec<_> = pairs.iter().map(|pair| rate(pair.ours)).collect();
-    let stock: Vec<_> = pairs.iter().map(|pair| rate(pair.stock)).collect();
+/// The rates of a cluster and of the last one, their ratio in each round, and in how many rounds that of the former is greater.
+fn cells(rounds: &[Round], at: usize, rate: impl Fn(Turn) -> f64) -> [String; 4] {
+    let ours: Vec<_> = rounds.iter().map(|round| rate(round[at])).collect();
+    let stock: Vec<_> = rounds
+        .iter()
+        .map(|round| rate(round[CLUSTERS.len() - 1]))
+        .collect();
     let ratios: Vec<_> = ours
         .iter()
         .zip(&stock)
@@ -171,7 +169,7 @@ fn cells(pairs: &[Pair], rate: impl Fn(Turn) -> f64) -> [String; 4] {
         spread(ours, 0),
         spread(stock, 0),
         spread(ratios, 2),
-        format!("{faster} of {}", pairs.len()),
+        format!("{faster} of {}", rounds.len()),
     ]
 }
 
@@ -194,20 +192,17 @@ mod tests {
     use super::*;
     use clap::Parser;
     use crds::MooncakeClusterSpec;
-    use crds::cluster::MasterType;
+    use crds::cluster::{MasterCommit, MasterType};
 
     #[test]
-    fn the_ratio_is_of_pairs_and_every_spread_is_shown() {
-        let pair = |ours: f64, stock: f64| {
+    fn the_ratio_is_of_each_round_and_every_spread_is_shown() {
+        let round = |ours: f64, stock: f64| {
             let turn = |put| Turn { put, get: 1.0 };
-            Pair {
-                ours: turn(ours),
-                stock: turn(stock),
-            }
+            [turn(7.0), turn(ours), turn(stock)]
         };
         // The medians of the rates alone have the ratio 1.25.
-        let pairs = [pair(1.0, 2.0), pair(2.0, 3.0), pair(5.0, 2.5)];
-        let cells = cells(&pairs, |turn| 600.0 / turn.put);
+        let rounds = [round(1.0, 2.0), round(2.0, 3.0), round(5.0, 2.5)];
+        let cells = cells(&rounds, 1, |turn| 600.0 / turn.put);
         let shown = cells.each_ref().map(|cell| cell.trim());
         let expected = [
             "300 (120–600)",
@@ -220,22 +215,19 @@ mod tests {
     }
 
     #[test]
-    fn the_masters_of_both_types_are_on_the_node_of_the_pools() {
-        let types = [
-            ("BuiltIn", MasterType::BuiltIn),
-            ("Stock", MasterType::Stock),
+    fn all_masters_are_on_the_node_of_the_pools() {
+        let expected = [
+            (MasterType::BuiltIn, MasterCommit::Sync),
+            (MasterType::BuiltIn, MasterCommit::Async),
+            (MasterType::Stock, MasterCommit::Sync),
         ];
-        for (word, kind) in types {
-            let parsed: MooncakeClusterSpec = serde_yaml_ng::from_str(&spec(64, word)).unwrap();
-            assert_eq!(
-                parsed.pools[0].node_selector["kubernetes.io/hostname"],
-                STORING
-            );
-            assert_eq!(
-                (parsed.pools[0].size.0, parsed.master.kind()),
-                (64 << 20, kind)
-            );
-            let affinity = parsed.master.pod_template.unwrap().affinity.unwrap();
+        for ((_, master), expected) in CLUSTERS.into_iter().zip(expected) {
+            let parsed: MooncakeClusterSpec = serde_yaml_ng::from_str(&spec(64, master)).unwrap();
+            let (pool, master) = (&parsed.pools[0], parsed.master);
+            assert_eq!(pool.node_selector["kubernetes.io/hostname"], STORING);
+            assert_eq!(pool.size.0, 64 << 20);
+            assert_eq!((master.kind(), master.commit()), expected);
+            let affinity = master.pod_template.unwrap().affinity.unwrap();
             let required = affinity
                 .node_affinity
                 .unwrap()

@@ -89,6 +89,10 @@ pub struct Counters {
     pub partial_allocations: u64,
     /// Puts that were refused because the index would take too much memory.
     pub unindexed_puts: u64,
+    /// Puts that were answered before their owners had their records, and such records that their owners had not acknowledged
+    /// when their segments were unmounted.
+    pub early_puts: u64,
+    pub lost_records: u64,
     /// Ranges of unfinished puts that were taken away from their writer.
     pub discarded_puts: u64,
     /// Ranges that were used again after their time of rest.

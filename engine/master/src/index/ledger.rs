@@ -9,19 +9,19 @@ mod leaving;
 mod load;
 mod members;
 mod notes;
+mod records;
 mod removed;
 mod tombstones;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use proto::store::ledger::{Changes, ENOUGH_BYTES, Entry, MOST_ENTRIES, Position, Stored, Version};
+use proto::store::ledger::{Changes, ENOUGH_BYTES, Entry, MOST_ENTRIES, Position, Version};
 use proto::store::release_0_3_13::Segment;
 use proto::store::{ErrorCode, Uuid};
 use smallvec::SmallVec;
 
-use super::object::{Flag, ObjectId, Replica};
-use super::objects::Objects;
+use super::object::ObjectId;
 use super::segments::{Mounted, SegmentId};
 use super::upkeep::LOOK;
 use super::{Index, Moment};
@@ -34,6 +34,8 @@ use load::{Loading, Stage};
 pub(super) use members::Members;
 use notes::NoteId;
 pub(super) use notes::Notes;
+pub use records::Due;
+use records::Early;
 pub(super) use removed::Removed;
 
 /// Looks without progress after which nothing is allocated in a segment. There are ten in a second.
@@ -46,8 +48,6 @@ const FULL_LOOKS: u32 = 100;
 const MOST_LAG: usize = 6000;
 /// Waiting changes above which nothing is allocated in a segment.
 const MOST_WAITING: usize = 1 << 18;
-/// Longest key with its group that is recorded.
-const MOST_KEY_BYTES: usize = 8 << 10;
 
 /// The changes of one segment that its owner has not acknowledged.
 #[derive(Debug, Default)]
@@ -56,6 +56,7 @@ pub(crate) struct Stream {
     loading: Option<Loading>,
     acknowledged: u64,
     waiting: VecDeque<Waiting>,
+    early: Early,
     /// Objects that the owner could not record, and those whose key is too long.
     unrecorded: u64,
     too_long: u64,
@@ -143,6 +144,7 @@ impl Stream {
                 done.push((change.then, change.entry.version));
             }
         }
+        self.early.acknowledge(self.acknowledged);
         done
     }
 
@@ -465,7 +467,7 @@ impl Index {
         Some((id, mounted.stream.as_mut()?))
     }
 
-    /// Acknowledges changes, and returns whether there are further ones.
+    /// Acknowledges changes, and returns when the owner is to get the next ones.
     ///
     /// # Errors
     /// Those of [`Self::poll_ledger`].
@@ -474,12 +476,15 @@ impl Index {
         client: Uuid,
         positions: &[Position],
         now: Moment,
-    ) -> Result<bool, ErrorCode> {
+    ) -> Result<Due, ErrorCode> {
         self.acknowledge(client, positions, now)?;
-        let mut streams = positions
-            .iter()
-            .filter_map(|of| self.segments.get(self.segments.find(of.segment)?));
-        Ok(streams.any(|of| of.stream.as_ref().is_some_and(|of| !of.waiting.is_empty())))
+        let streams = positions.iter().filter_map(|of| {
+            self.segments
+                .get(self.segments.find(of.segment)?)?
+                .stream
+                .as_ref()
+        });
+        Ok(streams.map(Stream::due).max().unwrap_or(Due::Never))
     }
 
     /// Acknowledges changes, and returns the next ones of each segment.
@@ -566,51 +571,6 @@ impl Index {
             self.send_deferred();
         }
         Ok(())
-    }
-
-    /// Sends the records of replicas that a put has completed. What the object replaces leaves the ledger after them.
-    pub(super) fn record(&mut self, id: ObjectId, completed: &[Replica], now: Moment) {
-        let mut records: SmallVec<[(SegmentId, u64); 1]> = SmallVec::new();
-        for replica in completed {
-            if let Some((segment, number)) = self.send_record(id, replica, now) {
-                records.push((segment, number));
-                let wait = Wait(Kind::Acknowledged(segment, number));
-                self.signals.waits.push(wait);
-                self.wait_for_name(segment);
-            }
-        }
-        if let Some(ranges) = self.superseded.remove(&id) {
-            for range in ranges {
-                self.leave_after(range, &records);
-            }
-        }
-        self.wait_for_key(id);
-    }
-
-    /// Sends the record of a replica. Returns its number; `None` if it has none.
-    pub(super) fn send_record(
-        &mut self,
-        id: ObjectId,
-        replica: &Replica,
-        now: Moment,
-    ) -> Option<(SegmentId, u64)> {
-        let object = &self.objects[id];
-        let group = self.objects.group(id);
-        let length = object.key.len() + group.map_or(0, str::len);
-        let mounted = self.segments.get_mut(replica.segment)?;
-        let stream = mounted.stream.as_mut()?;
-        if length > MOST_KEY_BYTES {
-            stream.too_long += 1;
-            return None;
-        }
-        let entry = Entry {
-            offset: replica.offset,
-            version: object.version,
-            stored: Some(stored(&self.objects, id, now)),
-        };
-        let number = stream.push(entry, Then::Nothing);
-        self.signals.owners.push(mounted.client);
-        Some((replica.segment, number))
     }
 
     /// Lets a range leave the ledger of its segment. It is free when the owner has confirmed that.
@@ -704,6 +664,7 @@ impl Index {
     /// Forgets the changes of a segment that was unmounted. Its memory is gone, or the segment is replaced.
     pub(super) fn drop_stream(&mut self, segment: SegmentId, stream: Stream) {
         self.installs.discard(stream.loading);
+        self.counters.lost_records += stream.early.count();
         self.turnover += 1;
         self.leaving.remove_segment(segment);
         self.signals.progress = true;
@@ -752,45 +713,10 @@ impl Index {
         self.signals.waits.extend(waits);
     }
 
-    /// The present call is answered when the records of an object are acknowledged.
-    pub(super) fn wait_for_records(&mut self, id: ObjectId) {
-        for replica in &self.objects[id].replicas {
-            let mounted = self.segments.get(replica.segment);
-            if let Some(stream) = mounted.and_then(|mounted| mounted.stream.as_ref()) {
-                let wait = Kind::Acknowledged(replica.segment, stream.last());
-                self.signals.waits.push(Wait(wait));
-            }
-        }
-        self.wait_for_key(id);
-    }
-
-    /// Returns whether a replica may be in the ledger of its segment.
-    pub(super) fn is_recorded(&self, replica: &Replica) -> bool {
-        replica.complete
-            && self
-                .segments
-                .get(replica.segment)
-                .is_some_and(|mounted| mounted.stream.is_some())
-    }
-
     /// Looks whether owners keep pace.
     pub(super) fn look_at_ledgers(&mut self) {
         self.segments.each_stream(Stream::look);
         self.look_at_members();
         self.look_at_removed();
-    }
-}
-
-fn stored(objects: &Objects, id: ObjectId, now: Moment) -> Stored {
-    let (object, group) = (&objects[id], objects.group(id));
-    let pin = objects.soft_pin(id).0.saturating_sub(now.0) / 1000;
-    Stored {
-        key: object.key.to_string(),
-        length: object.size,
-        client: objects.client(id),
-        group: group.map(Into::into),
-        checksum: object.checksum(),
-        soft_pin_ms: pin,
-        hard_pin: object.has(Flag::HardPin),
     }
 }

@@ -12,6 +12,17 @@ pub enum Placement {
     LocalFirst,
 }
 
+/// When the end of a put is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Commit {
+    /// When the owners of its replicas have the record of its key: no answered put is lost while one of them lives.
+    #[default]
+    Sync,
+    /// Before, unless a record of an owner has waited for 10 ms: a put that was answered just before the end of the master, or of
+    /// the engine process that has its bytes, may be lost.
+    Async,
+}
+
 /// Settings of the index. The defaults are those of the stock master 0.3.13.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -34,6 +45,7 @@ pub struct Settings {
     /// Time after which the space of a discarded put is used again.
     pub put_release: Duration,
     pub placement: Placement,
+    pub commit: Commit,
     /// Bytes of memory that objects may take in the index, whatever the size of their values. Puts that exceed it are refused,
     /// and from the watermark on objects are evicted.
     pub index_bytes: u64,
@@ -52,6 +64,7 @@ impl Default for Settings {
             put_discard: Duration::from_secs(30),
             put_release: Duration::from_secs(600),
             placement: Placement::Random,
+            commit: Commit::Sync,
             index_bytes: u64::MAX,
         }
     }

@@ -15,10 +15,12 @@ use super::Master;
 use super::connection::Ended;
 use super::functions::Function;
 use crate::admission::Peer;
-use crate::index::{EvacuationTotals, Index, Moment, Signals, Wait};
+use crate::index::{Due, EvacuationTotals, Index, Moment, Signals, Wait};
 
 /// How long a poll waits for the first change.
 const POLL: Duration = Duration::from_secs(1);
+/// How long it waits for more changes after the first one, if no call waits for them.
+const GATHER: Duration = Duration::from_millis(1);
 
 /// Wakes polls and waiting calls.
 #[derive(Debug, Default)]
@@ -134,7 +136,8 @@ pub(super) async fn wait_for_changes(master: &Master, peer: Peer, body: &[u8]) {
         return;
     };
     let bell = master.bells.owner(client);
-    let end = Instant::now() + POLL;
+    let mut end = Instant::now() + POLL;
+    let mut gathers = false;
     loop {
         let polled = master.with_index(|index, now| {
             let owners = master.owners.lock();
@@ -144,8 +147,13 @@ pub(super) async fn wait_for_changes(master: &Master, peer: Peer, body: &[u8]) {
             }
             index.has_changes(client, &positions, now)
         });
-        let waits = polled == Ok(false);
-        if !waits || timeout_at(end, bell.notified()).await.is_err() {
+        match polled {
+            Ok(Due::Never) => {}
+            Ok(Due::Soon) if gathers => {}
+            Ok(Due::Soon) => (gathers, end) = (true, end.min(Instant::now() + GATHER)),
+            Ok(Due::Now) | Err(_) => break,
+        }
+        if timeout_at(end, bell.notified()).await.is_err() {
             break;
         }
     }

@@ -1,8 +1,10 @@
 //! Owners of the model that end: their objects move to the others.
 
+use mooncake_master::index::Commit;
 use proto::store::ledger::{Ended, Relocation, Version};
 
-use crate::{Answer, Fate, Model, uuid};
+use crate::steps::Fate;
+use crate::{Answer, Model, uuid};
 
 /// A pool pod: the number of its owner, and of the pool.
 pub(super) type Pool = (usize, u64);
@@ -152,7 +154,7 @@ impl Model {
 #[test]
 fn a_moved_value_survives_its_new_owner() {
     for silent in [false, true] {
-        let mut model = Model::new();
+        let mut model = Model::new(Commit::Sync);
         model.start(0, false, 4, 1);
         let owner = model.resolve(model.puts[0].replicas[0].0).unwrap().0;
         model.write(0);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use proto::coro_rpc::{RequestHeader, ResponseHeader};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
@@ -15,6 +15,8 @@ use super::error::Lost;
 
 /// Limit of a reply after the deadline of its call, which is not kept.
 const MOST_LATE_BYTES: u32 = 16 << 20;
+/// Bytes of one read.
+const READ: usize = 16 << 10;
 /// Most queued requests; further callers wait, within their deadlines.
 const QUEUED_REQUESTS: usize = 64;
 
@@ -149,9 +151,11 @@ async fn write_requests(
 }
 
 async fn read_replies(
-    mut socket: OwnedReadHalf,
+    socket: OwnedReadHalf,
     calls: &Mutex<Calls>,
 ) -> Result<std::convert::Infallible, Lost> {
+    // Header and body of a small reply take one system call.
+    let mut socket = BufReader::with_capacity(READ, socket);
     loop {
         let mut header = [0; ResponseHeader::BYTES];
         socket.read_exact(&mut header).await.map_err(broken)?;
@@ -200,7 +204,7 @@ async fn skip(socket: &mut (impl AsyncRead + Unpin), length: u32) -> Result<(), 
 
 /// Memory grows with the bytes that arrive, not with the announced length.
 async fn read_body(socket: &mut (impl AsyncRead + Unpin), length: u32) -> Result<Vec<u8>, Lost> {
-    let mut body = Vec::new();
+    let mut body = Vec::with_capacity(READ.min(length as usize));
     let read = socket
         .take(u64::from(length))
         .read_to_end(&mut body)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crds::cluster::{DEFAULT_LEASE_SECONDS, MasterType};
+use crds::cluster::{DEFAULT_LEASE_SECONDS, MasterCommit, MasterType};
 use crds::master::Number;
 use crds::names;
 use crds::pod_template::MasterPodTemplate;
@@ -179,6 +179,9 @@ fn spec_fingerprint(cluster: &Valid) -> String {
     if cluster.master.has_tenants {
         spec["tenants"] = json!(true);
     }
+    if cluster.master.commit != MasterCommit::Sync {
+        spec["commit"] = json!(cluster.master.commit);
+    }
     if cluster.master.template != MasterPodTemplate::default() {
         spec["podTemplate"] = json!(cluster.master.template);
     }
@@ -304,6 +307,9 @@ fn built_in(cluster: &Valid, settings: &Settings) -> Container {
     ]);
     if cluster.elects() {
         args.push(format!("--elector_socket={ELECTOR}"));
+    }
+    if cluster.master.commit == MasterCommit::Async {
+        args.push("--commit=async".to_owned());
     }
     if cluster.master.has_tenants {
         args.extend([

@@ -202,6 +202,27 @@ fn both_masters_get_the_numbers_of_the_index_that_are_not_the_default_as_flags()
 }
 
 #[test]
+fn a_built_in_master_gets_a_flag_for_early_answers_alone_and_restarts_for_it() {
+    let master = |spec: &str| {
+        master::deployment(
+            &fixture::valid(&format!("{{master: {{type: BuiltIn{spec}}}}}")),
+            &fixture::settings(),
+        )
+    };
+    let (default, early) = (master(""), master(", commit: Async"));
+    assert_eq!(master(", commit: Sync"), default);
+    assert!(!master::same_spec(&early, &default));
+    let flags = |deployment: Deployment| {
+        let pod = deployment.spec.unwrap().template.spec.unwrap();
+        pod.containers.into_iter().next().unwrap().args.unwrap()
+    };
+    let (mut expected, early) = (flags(default), flags(early));
+    let at = early.iter().position(|flag| flag == "--commit=async");
+    expected.insert(at.unwrap(), "--commit=async".to_owned());
+    assert_eq!(early, expected);
+}
+
+#[test]
 fn drained_nodes_are_excluded_by_name_and_outdate_no_pod() {
     let spec = "{master: {type: BuiltIn}, update: {onCordon: Drain}, pools: [{name: a, podTemplate: {affinity: {nodeAffinity: \
         {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [\

@@ -233,6 +233,16 @@ pub(super) static SINGLES: &[Single] = &[
         "Puts that were refused because the index would take too much memory",
         |of| of.counters.unindexed_puts,
     ),
+    counter(
+        "mooncake_ledger_early_puts",
+        "Puts that were answered before the owners of their replicas had acknowledged their records",
+        |of| of.counters.early_puts,
+    ),
+    counter(
+        "mooncake_ledger_lost_records",
+        "Records of such puts that an owner had not acknowledged when its segment was unmounted",
+        |of| of.counters.lost_records,
+    ),
     counter("master_expired_clients", "Clients that expired", |of| {
         of.counters.expired_clients
     }),

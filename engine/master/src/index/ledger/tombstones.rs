@@ -5,7 +5,8 @@ use proto::store::ledger::{Entry, Version};
 
 use super::members::Memory;
 use super::notes::{Holder, NoteId, Subject, subject_of};
-use super::{Kind, MOST_KEY_BYTES, Stream, Then, Wait};
+use super::records::MOST_KEY_BYTES;
+use super::{Kind, Stream, Then, Wait};
 use crate::index::object::{Flag, ObjectId};
 use crate::index::segments::{Mounted, SegmentId};
 use crate::index::{Index, Moment};

@@ -3,7 +3,7 @@
 use proto::store::ledger::Position;
 
 use super::*;
-use crate::index::Wait;
+use crate::index::{Commit, Due, Wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -54,7 +54,11 @@ fn begin(index: &mut Index, key: &str) {
 
 /// An index of a run that knows its owners: no other ledger comes. The first change of the ledger was its own name.
 fn settled() -> Index {
-    let mut index = Index::new(long_lived(), 7).in_epoch(1);
+    settled_with(long_lived())
+}
+
+fn settled_with(settings: Settings) -> Index {
+    let mut index = Index::new(settings, 7).in_epoch(1);
     mount(&mut index, 1);
     for look in 0..30 {
         index.tick(Moment(at(0).0 + look * 100_000));
@@ -76,6 +80,84 @@ fn a_call_is_answered_after_its_change_is_acknowledged() {
     assert!(!index.have_happened(&mut removal));
     poll(&mut index, 1, 3);
     assert!(index.have_happened(&mut removal));
+}
+
+fn with_early_answers() -> Index {
+    settled_with(Settings {
+        commit: Commit::Async,
+        ..long_lived()
+    })
+}
+
+/// Ends a put of 100 bytes this many microseconds after the first second.
+fn end_put(index: &mut Index, key: &str, microseconds: u64) {
+    let now = Moment(at(1).0 + microseconds);
+    let config = ReplicateConfig::default();
+    index.put_start(CLIENT, key, 100, &config, now).unwrap();
+    waits(index);
+    let meta = meta(key);
+    let ended = index.put_end(CLIENT, &meta, ReplicaType::All, now);
+    assert_eq!(ended, Ok(()));
+}
+
+#[test]
+fn an_early_answer_waits_for_no_record_until_one_is_late() {
+    let mut index = with_early_answers();
+    end_put(&mut index, "a", 0);
+    assert!(waits(&mut index).is_empty());
+    end_put(&mut index, "b", 10_000);
+    assert!(waits(&mut index).is_empty());
+    end_put(&mut index, "c", 10_001);
+    let mut late = waits(&mut index);
+    poll(&mut index, 1, 2);
+    assert!(!index.have_happened(&mut late));
+    // The second record has waited for more than 10 ms.
+    end_put(&mut index, "d", 20_001);
+    assert!(!waits(&mut index).is_empty());
+    poll(&mut index, 1, 5);
+    assert!(index.have_happened(&mut late));
+    end_put(&mut index, "e", 30_000);
+    assert!(waits(&mut index).is_empty());
+    assert_eq!(index.counters().early_puts, 3);
+}
+
+#[test]
+fn a_removal_and_a_put_that_replaces_a_value_wait_in_spite_of_early_answers() {
+    let mut index = with_early_answers();
+    end_put(&mut index, "a", 0);
+    waits(&mut index);
+    let config = ReplicateConfig::default();
+    let now = at(1);
+    index.upsert_start(CLIENT, "a", 50, &config, now).unwrap();
+    waits(&mut index);
+    index
+        .put_end(CLIENT, &meta("a"), ReplicaType::All, now)
+        .unwrap();
+    let mut replaced = waits(&mut index);
+    // The record of the first value, then that of the second.
+    poll(&mut index, 1, 2);
+    assert!(!index.have_happened(&mut replaced));
+    index.remove("a", true, now).unwrap();
+    let mut removed = waits(&mut index);
+    poll(&mut index, 1, 4);
+    assert!(index.have_happened(&mut replaced));
+    assert!(!index.have_happened(&mut removed));
+    poll(&mut index, 1, 5);
+    assert!(index.have_happened(&mut removed));
+    assert_eq!(index.counters().early_puts, 1);
+}
+
+#[test]
+fn answered_puts_without_a_record_are_counted_when_their_segment_ends() {
+    let mut index = with_early_answers();
+    for key in ["a", "b", "c"] {
+        end_put(&mut index, key, 0);
+    }
+    poll(&mut index, 1, 2);
+    assert_eq!(index.counters().lost_records, 0);
+    mount(&mut index, 2);
+    assert_eq!(index.counters().lost_records, 2);
+    assert!(!index.contains("b"));
 }
 
 #[test]
@@ -114,7 +196,7 @@ fn a_segment_with_many_changes_gets_the_part_of_those_with_few() {
     // They name each other.
     for look in 0..30 {
         index.tick(Moment(at(0).0 + look * 100_000));
-        while index.has_changes(OWNER, &positions, at(0)) == Ok(true) {
+        while index.has_changes(OWNER, &positions, at(0)) == Ok(Due::Now) {
             let changes = index.poll_ledger(OWNER, &positions, at(0)).unwrap();
             for (position, changes) in positions.iter_mut().zip(&changes) {
                 position.applied += changes.entries.len() as u64;
@@ -128,7 +210,7 @@ fn a_segment_with_many_changes_gets_the_part_of_those_with_few() {
     for number in 0..1000 {
         put_with(&mut index, &number.to_string(), 1, &config, at(0)).unwrap();
     }
-    assert_eq!(index.has_changes(OWNER, &positions, at(0)), Ok(true));
+    assert_eq!(index.has_changes(OWNER, &positions, at(0)), Ok(Due::Now));
     let changes = index.poll_ledger(OWNER, &positions, at(0)).unwrap();
     let counts = changes.iter().map(|of| of.entries.len());
     let counts: Vec<_> = counts.collect();
