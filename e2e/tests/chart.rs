@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where its set-up fails")]
 
 use crds::Reason;
+use crds::cluster::MasterType;
 use kube::CustomResourceExt;
 use local_cluster::Settings;
 use local_cluster::binaries::Binaries;
@@ -112,18 +113,31 @@ fn reasons() -> String {
     )
 }
 
-#[test]
-fn each_reason_belongs_to_the_alert_of_its_area() {
-    check(&chart().join("files/reasons.yaml"), &reasons());
+/// The rules of the chart by the name of their alert.
+fn rules() -> BTreeMap<String, serde_json::Value> {
     let rendered = render(&["--set", "monitoring.enabled=true"]).unwrap();
     let mut documents = rendered.split("\n---");
     let rule = documents.find(|document| document.contains("\nkind: PrometheusRule\n"));
     let rule: serde_json::Value = serde_yaml_ng::from_str(rule.unwrap()).unwrap();
     let rules = rule["spec"]["groups"][0]["rules"].as_array().unwrap();
+    let named =
+        |rule: &serde_json::Value| (rule["alert"].as_str().unwrap().to_owned(), rule.clone());
+    let named: BTreeMap<_, _> = rules.iter().map(named).collect();
+    assert_eq!(named.len(), rules.len(), "two alerts have one name");
+    named
+}
+
+fn expression(rule: &serde_json::Value) -> &str {
+    rule["expr"].as_str().unwrap()
+}
+
+#[test]
+fn each_reason_belongs_to_the_alert_of_its_area() {
+    check(&chart().join("files/reasons.yaml"), &reasons());
+    let rules = rules();
     for reason in Reason::ALL {
         let alert = format!("Mooncake{:?}Finding", reason.owner());
-        let rule = rules.iter().find(|rule| rule["alert"] == alert.as_str());
-        let text = rule.unwrap()["expr"].as_str().unwrap();
+        let text = expression(&rules[&alert]);
         let (_, list) = text.split_once("reason=~\"").unwrap();
         let (list, _) = list.split_once('"').unwrap();
         assert!(
@@ -136,15 +150,8 @@ fn each_reason_belongs_to_the_alert_of_its_area() {
 /// A policy sets the period of the probes: a path whose probes all fail raises the alert at each of them.
 #[test]
 fn the_alert_of_failing_paths_does_not_depend_on_the_period_of_the_probes() {
-    let rendered = render(&["--set", "monitoring.enabled=true"]).unwrap();
-    let mut documents = rendered.split("\n---");
-    let rule = documents.find(|document| document.contains("\nkind: PrometheusRule\n"));
-    let rule: serde_json::Value = serde_yaml_ng::from_str(rule.unwrap()).unwrap();
-    let rules = rule["spec"]["groups"][0]["rules"].as_array().unwrap();
-    let alert = rules
-        .iter()
-        .find(|rule| rule["alert"] == "MooncakePathFails");
-    let expression = alert.unwrap()["expr"].as_str().unwrap();
+    let rules = rules();
+    let found = expression(&rules["MooncakePathFails"]);
     let policy = serde_json::to_value(crds::MooncakeNodePolicy::crd()).unwrap();
     let probes = &policy["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
         ["properties"]["probes"];
@@ -159,76 +166,172 @@ fn the_alert_of_failing_paths_does_not_depend_on_the_period_of_the_probes() {
         )
     };
     let wanted = format!("{} / {} > 0.5", rate("{outcome=\"failed\"}"), rate(""));
-    assert_eq!(expression, wanted);
+    assert_eq!(found, wanted);
 }
 
-/// Each metric of an alert is in the table of metrics.
+/// A typing error in an expression gives an alert that is never raised.
 #[test]
-fn alerts_use_documented_metrics_only() {
-    let rendered = render(&["--set", "monitoring.enabled=true"]).unwrap();
-    let documented = fs::read_to_string(source().join("docs/metrics.md")).unwrap();
-    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let names = rendered.split(|c| !is_part(c));
-    let metrics: BTreeSet<&str> = names
-        .filter(|name| {
-            name.starts_with("mooncake_agent_") || name.starts_with("mooncake_operator_")
-        })
-        .collect();
-    assert!(metrics.len() > 3, "{metrics:?}");
-    for metric in metrics {
-        assert!(documented.contains(&format!("| `{metric}` |")), "{metric}");
+fn each_alert_reads_documented_metrics_and_labels_and_is_documented() {
+    let metrics = documented_metrics();
+    let rules = rules();
+    for (alert, rule) in &rules {
+        let text = expression(rule);
+        let queries = queried(text, &metrics);
+        assert!(!queries.is_empty(), "{alert}: {text}");
+        for (name, labels) in queries {
+            let metric = metrics.get(name);
+            let metric = metric.unwrap_or_else(|| panic!("{alert}: {name} is not registered"));
+            for label in labels {
+                assert!(
+                    metric.has(name, label),
+                    "{alert}: {name} has no label {label}"
+                );
+            }
+        }
     }
+    let page = fs::read_to_string(source().join("docs/metrics.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| `Mooncake"));
+    let names = rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2));
+    let documented: BTreeSet<&str> = names.collect();
+    let all: BTreeSet<&str> = rules.keys().map(String::as_str).collect();
+    assert_eq!(documented, all);
+}
+
+/// The values of a label that an expression selects.
+fn selected<'a>(expression: &'a str, label: &str) -> Vec<&'a str> {
+    let matchers = expression.split(['{', '}', ',']);
+    let matchers = matchers.filter_map(|matcher| matcher.strip_prefix(label));
+    let values = matchers.filter_map(|rest| {
+        let value = rest.trim_start_matches(['=', '!', '~']).strip_prefix('"')?;
+        value.strip_suffix('"')
+    });
+    values.flat_map(|value| value.split('|')).collect()
+}
+
+/// The conditions whose change a user must know of.
+#[test]
+fn alerts_on_conditions_select_existing_types_states_and_reasons() {
+    let page = fs::read_to_string(source().join("docs/operations.md")).unwrap();
+    let reasons: BTreeSet<&str> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+    let mut alerted = BTreeSet::new();
+    for (alert, rule) in &rules() {
+        let text = expression(rule);
+        if !text.contains("mooncake_operator_cluster_condition") {
+            continue;
+        }
+        let types = selected(text, "type");
+        for kind in &types {
+            assert!(
+                page.contains(&format!("\n| `{kind}` | ")),
+                "{alert}: {kind}"
+            );
+        }
+        for status in selected(text, "status") {
+            assert!(["True", "False", "Unknown"].contains(&status), "{alert}");
+        }
+        for reason in selected(text, "reason") {
+            assert!(reasons.contains(reason), "{alert}: {reason}");
+        }
+        alerted.insert(types[0].to_owned());
+    }
+    let wanted = ["Ready", "PodsInjected", "Stalled", "Degraded"].map(str::to_owned);
+    assert_eq!(alerted, BTreeSet::from(wanted));
+}
+
+/// Its reason changes while pool pods end again and again: a label with it would begin the time again.
+#[test]
+fn a_cluster_that_is_not_ready_for_several_reasons_in_turn_raises_one_alert() {
+    let rules = rules();
+    let rule = &rules["MooncakeClusterNotReady"];
+    let (raised, left_out) = expression(rule).split_once(" unless ").unwrap();
+    let wanted = "max by (namespace, cluster) \
+                  (mooncake_operator_cluster_condition{type=\"Ready\",status!=\"True\",reason!=\"Deleting\"}) > 0";
+    assert_eq!(raised, wanted);
+    // A pause alone does not end the alert: pods that ended are not replaced in it.
+    assert_eq!(selected(left_out, "type"), ["Paused", "PoolsReady"]);
+    assert!(left_out.contains(" and on (namespace, cluster) "));
+    assert_eq!(rule["for"], "10m");
+    assert_eq!(rule["labels"]["severity"], "critical");
 }
 
 /// One row of the tables of docs/metrics.md, which are compared with what operator and agent register
-/// (`the_page_of_metrics_lists_every_registered_metric_and_no_other`).
+/// (`the_page_of_metrics_lists_every_registered_metric_and_no_other`) and with what a built-in master answers
+/// (`engine/master/tests/program.rs`).
 struct Metric {
     kind: String,
     labels: BTreeSet<String>,
 }
 
-fn documented_metrics() -> BTreeMap<String, Metric> {
-    let page = fs::read_to_string(source().join("docs/metrics.md")).unwrap();
-    let rows = page.lines().filter(|line| line.starts_with("| `mooncake_"));
-    rows.map(|row| {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let quoted = cells[3].split('`').skip(1).step_by(2);
-        let metric = Metric {
-            kind: cells[2].to_owned(),
-            labels: quoted.map(str::to_owned).collect(),
+impl Metric {
+    /// Whether it is queried with that label. The PodMonitors add the node of the agent, and namespace and cluster of the master;
+    /// a histogram has buckets.
+    fn has(&self, name: &str, label: &str) -> bool {
+        let added: &[&str] = match name {
+            name if name.starts_with("mooncake_agent_") => &["agent_node"],
+            name if name.starts_with("mooncake_operator_") => &[],
+            _ => &["namespace", "cluster"],
         };
-        (cells[1].trim_matches('`').to_owned(), metric)
-    })
-    .collect()
+        let buckets = self.kind == "histogram" && label == "le";
+        buckets || added.contains(&label) || self.labels.contains(label)
+    }
+
+    /// Whether a rate is read. Some counters of the stock master have the type of a gauge.
+    fn only_grows(&self, name: &str) -> bool {
+        self.kind != "gauge" || name.ends_with("_get_nums_")
+    }
 }
 
-/// What a query reads: the metric, and the labels that it selects, groups and shows.
-fn queried(expression: &str) -> (&str, BTreeSet<&str>) {
+fn documented_metrics() -> BTreeMap<String, Metric> {
+    let page = fs::read_to_string(source().join("docs/metrics.md")).unwrap();
+    let metrics = page.lines().filter_map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [_, first, second, labels, ..] = cells[..] else {
+            return None;
+        };
+        // The table of built-in masters begins with the type.
+        let is_type = |cell: &str| ["gauge", "counter", "histogram"].contains(&cell);
+        let (name, kind) = match (is_type(first), is_type(second)) {
+            (true, _) => (second, first),
+            (_, true) => (first, second),
+            (false, false) => return None,
+        };
+        let labels = labels.split('`').skip(1).step_by(2);
+        let metric = Metric {
+            kind: kind.to_owned(),
+            labels: labels.map(str::to_owned).collect(),
+        };
+        Some((name.trim_matches('`').to_owned(), metric))
+    });
+    metrics.collect()
+}
+
+/// What a query reads: each metric, and the labels by which it is selected, grouped, matched and shown.
+fn queried<'a>(
+    expression: &'a str,
+    metrics: &BTreeMap<String, Metric>,
+) -> Vec<(&'a str, BTreeSet<&'a str>)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let start = expression.find("mooncake_").unwrap();
-    let rest = &expression[start..];
-    let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-    let (metric, rest) = rest.split_at(end);
-    assert!(
-        !rest.contains("mooncake_"),
-        "more than one metric: {expression}"
-    );
-    fn inside(text: &str, open: char, close: char) -> Option<&str> {
-        Some(text.split_once(open)?.1.split_once(close)?.0)
+    let lists = [" by (", " on ("].map(|word| expression.split(word).skip(1));
+    let lists = lists.into_iter().flatten();
+    let grouped = lists.filter_map(|rest| Some(rest.split_once(')')?.0));
+    let grouped: Vec<&str> = grouped.flat_map(|labels| labels.split(", ")).collect();
+    let mut found = Vec::new();
+    let mut rest = expression;
+    while let Some(start) = rest.find(is_part) {
+        let word = &rest[start..];
+        let (word, after) = word.split_at(word.find(|c| !is_part(c)).unwrap_or(word.len()));
+        rest = after;
+        if !word.starts_with("mooncake_") && !metrics.contains_key(word) {
+            continue;
+        }
+        let matchers = after
+            .strip_prefix('{')
+            .and_then(|rest| rest.split_once('}'));
+        let matchers = matchers.map_or("", |(matchers, _)| matchers).split(',');
+        let selected = matchers.filter_map(|matcher| Some(matcher.split_once(['=', '!'])?.0));
+        found.push((word, selected.chain(grouped.iter().copied()).collect()));
     }
-    let selected = match rest.starts_with('{') {
-        true => inside(rest, '{', '}').unwrap(),
-        false => "",
-    };
-    let selected = selected
-        .split(',')
-        .filter_map(|matcher| Some(matcher.split_once(['=', '!'])?.0));
-    let grouped = expression
-        .split(" by ")
-        .skip(1)
-        .filter_map(|rest| inside(rest, '(', ')'))
-        .flat_map(|labels| labels.split(", "));
-    (metric, selected.chain(grouped).collect())
+    found
 }
 
 fn dashboard() -> serde_json::Value {
@@ -266,24 +369,27 @@ fn each_query_of_the_dashboard_reads_a_registered_metric_and_its_labels() {
     assert!(queries.len() > 20, "{queries:?}");
     let mut shown = BTreeSet::new();
     for (panel, expression, legend) in &queries {
-        let (name, labels) = queried(expression);
-        let base = name.strip_suffix("_bucket").unwrap_or(name);
-        let found = metrics.get(base);
-        let metric = found.unwrap_or_else(|| panic!("{panel}: {name} is not registered"));
-        shown.insert(base);
-        let histogram = metric.kind == "histogram";
-        assert_eq!(histogram, base != name, "{panel}: {expression}");
-        let counted = expression.contains("rate(") || expression.contains("increase(");
-        assert_eq!(counted, metric.kind != "gauge", "{panel}: {expression}");
-        for label in &labels {
-            // The PodMonitor adds the node of the agent; a histogram has buckets.
-            let added = *label == "agent_node" && base.starts_with("mooncake_agent_");
-            let known = added || (histogram && *label == "le") || metric.labels.contains(*label);
-            assert!(known, "{panel}: {name} has no label {label}");
-        }
-        for label in legend.split("{{").skip(1) {
-            let (label, _) = label.split_once("}}").unwrap();
-            assert!(labels.contains(label), "{panel}: {label} is not in by ()");
+        let read = queried(expression, &metrics);
+        assert!(!read.is_empty(), "{panel}: {expression}");
+        for (name, labels) in read {
+            let base = name.strip_suffix("_bucket").unwrap_or(name);
+            let found = metrics.get(base);
+            let metric = found.unwrap_or_else(|| panic!("{panel}: {name} is not registered"));
+            shown.insert(base);
+            let histogram = metric.kind == "histogram";
+            assert_eq!(histogram, base != name, "{panel}: {expression}");
+            let counted = expression.contains("rate(") || expression.contains("increase(");
+            assert_eq!(counted, metric.only_grows(name), "{panel}: {expression}");
+            for label in &labels {
+                assert!(
+                    metric.has(base, label),
+                    "{panel}: {name} has no label {label}"
+                );
+            }
+            for label in legend.split("{{").skip(1) {
+                let (label, _) = label.split_once("}}").unwrap();
+                assert!(labels.contains(label), "{panel}: {label} is not in by ()");
+            }
         }
     }
     let all: BTreeSet<&str> = metrics.keys().map(String::as_str).collect();
@@ -413,4 +519,68 @@ fn no_role_has_a_wildcard_or_reads_all_secrets() {
             );
         }
     }
+}
+
+/// The commands of NOTES.txt run as they are pasted: an indented END would not end the here-document.
+#[test]
+fn the_notes_apply_a_cluster_with_the_master_of_the_demo() {
+    let notes = fs::read_to_string(chart().join("templates/NOTES.txt")).unwrap();
+    let (_, rest) = notes.split_once("\nkubectl apply -f - <<END\n").unwrap();
+    let (manifest, rest) = rest.split_once("\nEND\n").unwrap();
+    assert!(
+        rest.starts_with("kubectl wait mooncakecluster/demo "),
+        "{rest}"
+    );
+    let of_notes: serde_json::Value = serde_yaml_ng::from_str(manifest).unwrap();
+    let demo = fs::read_to_string(source().join("e2e/demo/cluster.yaml")).unwrap();
+    let demo: serde_json::Value = serde_yaml_ng::from_str(&demo).unwrap();
+    for field in ["/apiVersion", "/kind", "/metadata/name", "/spec/master"] {
+        assert_eq!(of_notes.pointer(field), demo.pointer(field), "{field}");
+    }
+}
+
+/// The webhook adds type and number to new objects, except where it does not answer yet: a tool that applies manifests from Git
+/// at once would get one stock master.
+#[test]
+fn each_manifest_of_a_cluster_names_type_and_number_of_its_masters() {
+    let manifests = [
+        "e2e/demo/cluster.yaml",
+        "e2e/demo/cluster-rdma.yaml",
+        "docs/examples/cluster.yaml",
+    ];
+    for path in manifests {
+        let text = fs::read_to_string(source().join(path)).unwrap();
+        let cluster: crds::MooncakeCluster = serde_yaml_ng::from_str(&text).unwrap();
+        let master = cluster.spec.master;
+        assert_eq!(
+            (master.kind(), master.replicas),
+            (MasterType::BuiltIn, Some(2)),
+            "{path}"
+        );
+    }
+}
+
+/// Helm returns to the default of each value that a command does not pass, so that an upgrade would remove the pull secrets.
+#[test]
+fn each_command_of_the_documentation_passes_the_values_of_the_installation() {
+    let mut commands = 0;
+    for page in fs::read_dir(source().join("docs")).unwrap() {
+        let page = page.unwrap().path();
+        if page.extension().is_none_or(|ending| ending != "md") {
+            continue;
+        }
+        let text = fs::read_to_string(&page).unwrap();
+        let helm = |line: &&str| line.contains("helm upgrade ") || line.contains("helm install ");
+        for line in text.lines().filter(helm) {
+            if line.contains("--values images.yaml") {
+                commands += 1;
+                assert!(
+                    line.contains("--values my-values.yaml"),
+                    "{}: {line}",
+                    page.display()
+                );
+            }
+        }
+    }
+    assert!(commands >= 5, "only {commands} commands are found");
 }

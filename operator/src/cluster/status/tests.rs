@@ -311,6 +311,21 @@ fn a_pause_is_reported_and_keeps_waits_going_while_changes_wait() {
     assert!(message.starts_with("spec.paused is true: "), "{message}");
 }
 
+/// By these the alert MooncakeClusterNotReady of the chart leaves such a cluster out.
+#[test]
+fn a_cluster_that_was_paused_before_its_pools_were_created_is_distinguished() {
+    let mut cluster = TestCluster::of_nodes(0, 0);
+    cluster.spec = "{paused: true}";
+    cluster.masters = Vec::new();
+    cluster.sets = vec![None];
+    cluster.withheld = Some(9);
+    let status = cluster.fresh();
+    let state = |kind| condition(&status, kind).0;
+    assert_eq!(state(ConditionType::Ready), "False/MasterNotReady");
+    assert_eq!(state(ConditionType::Paused), "True/Paused");
+    assert_eq!(state(ConditionType::PoolsReady), "False/Progressing");
+}
+
 #[test]
 fn a_complete_cluster_is_ready_and_counted() {
     let status = TestCluster::whole().fresh();
