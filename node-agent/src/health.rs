@@ -74,7 +74,7 @@ pub(crate) async fn run(
                 add_proofs(&mut lines, snapshot, &health, before);
                 lines_before = Some(lines.clone());
                 exclude(&mut lines, spec.policy.as_ref());
-                reporter.set(|report| &mut report.hcas, Some((lines, omitted)));
+                reporter.set_ports((lines, omitted), is_assigned);
             }
             let health = apply_policy(health, &runs, spec.policy.as_ref());
             // The policy decides which findings make a device unhealthy.
@@ -264,12 +264,14 @@ mod tests {
         };
         tokio::time::timeout(SOON, reported).await.unwrap();
         assert!(unhealthy.borrow().is_empty(), "the policy is not known yet");
+        assert!(report.borrow().hcas.is_some() && !report.borrow().policy_known);
 
         assign.send_replace(assigned(CheckAction::Enforce));
         let published = unhealthy.wait_for(|unhealthy| !unhealthy.is_empty());
         let published = tokio::time::timeout(SOON, published).await.unwrap();
         let expected = UnhealthyDevices::from([("rxe1".to_owned(), Reason::RegistrationFailed)]);
         assert_eq!(*published.unwrap(), expected);
+        assert!(report.borrow().policy_known);
         assign.send_replace(assigned(CheckAction::Warn));
         let cleared = unhealthy.wait_for(UnhealthyDevices::is_empty);
         let cleared = tokio::time::timeout(SOON, cleared).await.unwrap();

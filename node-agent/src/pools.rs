@@ -5,6 +5,7 @@ pub(crate) mod available_memory;
 mod disk;
 pub(crate) mod engine_process;
 mod handover;
+mod lost_devices;
 pub(crate) mod memory_budget;
 pub(crate) mod mounts;
 mod pauses;

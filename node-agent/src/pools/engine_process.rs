@@ -23,6 +23,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 use tokio::time::{Instant, timeout};
 
+use super::lost_devices::LostDevices;
 use super::processes::Process;
 use super::transport::{self, Running, Transport, Verdict};
 use crate::args::{RdmaClass, Settings};
@@ -87,6 +88,8 @@ pub(crate) struct PoolPod<'a> {
     pub(crate) size: u64,
     pub(crate) page_size: PageSize,
     pub(crate) transport: Transport,
+    /// The ID of a process that is to be replaced, and why: what was learned of it while it served is not known here.
+    pub(crate) replace: Option<&'a (u32, String)>,
 }
 
 /// Why no engine process serves a pod.
@@ -159,6 +162,8 @@ pub(crate) struct EngineProcess {
     pub(crate) rdma: Vec<RdmaPort>,
     /// It was started by an earlier agent or for an earlier connection.
     pub(crate) adopted: bool,
+    /// Its program is not that of this agent.
+    pub(crate) outdated: bool,
 }
 
 impl EngineProcesses {
@@ -207,8 +212,9 @@ impl EngineProcesses {
         OomKills::begin(engine.pid, &self.host_root)
     }
 
-    /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs is not this agent's
-    /// program or serves peers over another transport. One of another program passes its TCP connections to its successor.
+    /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs serves peers over another
+    /// transport, is to be replaced, or is not this agent's program while a successor can be started. It passes its TCP
+    /// connections to its successor.
     ///
     /// # Errors
     /// Why none serves the pod. Trying again may help.
@@ -228,11 +234,18 @@ impl EngineProcesses {
             },
         };
         if let Some(mut running) = running {
+            running.outdated = !self.program.is_of(running.pid);
             let answers = running.greet(HELLO).await;
             if matches!(answers, Err(StartError::Starved)) {
                 return Err(self.hold(pod.uid, running));
             }
-            let Some(cause) = self.unfit(&running, &answers, &pod.transport) else {
+            let Some(cause) = unfit(&running, &answers, pod) else {
+                if running.outdated {
+                    tracing::info!(
+                        pid = running.pid,
+                        "the engine process is of another release: it goes on until RDMA is proved for a successor"
+                    );
+                }
                 self.hand_over(pod.uid, &running).await;
                 return Ok(running);
             };
@@ -267,29 +280,6 @@ impl EngineProcesses {
         }
         self.hand_over(pod.uid, &started).await;
         Ok(started)
-    }
-
-    /// Returns why a process that runs cannot serve the pod; `None`: it can.
-    fn unfit(
-        &self,
-        running: &EngineProcess,
-        answers: &Result<(), StartError>,
-        transport: &Transport,
-    ) -> Option<String> {
-        if let Err(error) = answers {
-            return Some(error.to_string());
-        }
-        let known = Running {
-            ports: &running.rdma,
-            lost: &BTreeMap::new(),
-            registration_seconds: None,
-        };
-        match transport.judge(known) {
-            Verdict::Replace(cause) => return Some(cause),
-            Verdict::Keep { .. } | Verdict::Unproved(_) => {}
-        }
-        let is_own = self.program.is_of(running.pid);
-        (!is_own).then(|| "it is of another release".to_owned())
     }
 
     /// Keeps a process for the next attempt.
@@ -335,7 +325,10 @@ impl EngineProcesses {
     async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
         let devices = match &pod.transport {
             Transport::Tcp => Vec::new(),
-            Transport::Rdma(lines, class) => self.devices(lines.as_deref(), *class)?,
+            Transport::Rdma(node, class) => {
+                let lines = node.as_ref().map(|node| node.lines.as_slice());
+                self.devices(lines, *class)?
+            }
         };
         folder.clear().map_err(StartError::Prepare)?;
         let cgroups = self.cgroups(pod);
@@ -579,6 +572,34 @@ impl EngineProcess {
     }
 }
 
+/// Returns why a process that runs cannot serve the pod; `None`: it can.
+fn unfit(
+    running: &EngineProcess,
+    answers: &Result<(), StartError>,
+    pod: &PoolPod<'_>,
+) -> Option<String> {
+    if let Err(error) = answers {
+        return Some(error.to_string());
+    }
+    if let Some((pid, cause)) = pod.replace
+        && *pid == running.pid
+    {
+        return Some(cause.clone());
+    }
+    let known = Running {
+        ports: &running.rdma,
+        outdated: running.outdated,
+        lost: &LostDevices::default(),
+        now: Instant::now(),
+        registration_seconds: None,
+        exclusion_due: false,
+    };
+    match pod.transport.judge(known) {
+        Verdict::Replace(cause) => Some(cause),
+        Verdict::Keep { .. } | Verdict::Unproved(_) => None,
+    }
+}
+
 /// Waits for the end of a process. Cancel-safe.
 async fn until_ended(process: &Pidfd) {
     while process.runs() {
@@ -623,6 +644,7 @@ fn connect(folder: &Folder, adopted: bool) -> io::Result<Option<EngineProcess>> 
         silent: None,
         folder: folder.clone(),
         adopted,
+        outdated: false,
         rdma: Vec::new(),
     }))
 }
@@ -639,4 +661,43 @@ fn uid(pod_uid: &str) -> u32 {
 /// The path of the program beside the agent's.
 fn beside_agent() -> io::Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name("engine"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_that_was_judged_is_replaced_and_one_of_another_release_by_one_that_serves() {
+        let state = tempfile::tempdir().unwrap();
+        let folder = Folders::open(state.path()).unwrap().of("u");
+        folder.clear().unwrap();
+        let listener = seqpacket::bind_path(&folder.control()).unwrap();
+        seqpacket::start_listening(&listener, 1).unwrap();
+        let mut running = connect(&folder, true).unwrap().unwrap();
+        let process = Process::open(Path::new("/proc"), running.pid).unwrap();
+        let seen = |running: &EngineProcess, transport, replace| {
+            let pod = PoolPod {
+                uid: "u",
+                process: &process,
+                size: 1 << 20,
+                page_size: PageSize::Base,
+                transport,
+                replace,
+            };
+            unfit(running, &Ok(()), &pod)
+        };
+        let unread = || Transport::Rdma(None, RdmaClass::default());
+        let [judged, other] = [0, 1].map(|more| (running.pid + more, "reset".to_owned()));
+        let cause = seen(&running, unread(), Some(&judged));
+        assert_eq!(cause.as_ref(), Some(&judged.1));
+        assert_eq!(seen(&running, unread(), Some(&other)), None);
+        assert_eq!(seen(&running, unread(), None), None);
+        running.outdated = true;
+        assert_eq!(seen(&running, unread(), None), None, "none could start");
+        let cause = seen(&running, Transport::Tcp, None);
+        assert_eq!(cause.unwrap(), "it is of another release");
+    }
 }

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::Instrument;
 
-use crate::pools::disk::on_disk;
+use crate::pools::disk::Disk;
 use crate::pools::engine_process::EngineProcesses;
 use crate::pools::processes::Process;
 
@@ -106,6 +106,7 @@ impl Entry {
 pub(crate) struct Mounts {
     folder: PathBuf,
     entries: Mutex<BTreeMap<Uuid, Entry>>,
+    disk: Disk,
     changed: Notify,
 }
 
@@ -157,6 +158,7 @@ impl Mounts {
         Ok(Self {
             folder,
             entries: Mutex::new(entries),
+            disk: Disk::default(),
             changed: Notify::new(),
         })
     }
@@ -164,7 +166,7 @@ impl Mounts {
     /// Records what a pool is about to mount, in place of another client of its process. If the write fails, segments left
     /// behind stay until the master's client TTL ends.
     pub(crate) async fn save(&self, mount: Mount) {
-        let client = mount.client;
+        let (client, pod_uid) = (mount.client, mount.pod_uid.clone());
         let text = serde_json::to_vec(&mount);
         if text.as_ref().is_ok_and(|text| text.len() > FILE_LIMIT) {
             tracing::warn!(%client, "the mount is too long: not recorded");
@@ -194,7 +196,7 @@ impl Mounts {
         };
         let replaced: Vec<PathBuf> = replaced.into_iter().map(|other| self.path(other)).collect();
         let path = self.path(client);
-        self.on_disk(move || {
+        self.on_disk(&pod_uid, move || {
             for other in replaced {
                 match std::fs::remove_file(other) {
                     // It could not be written.
@@ -231,7 +233,8 @@ impl Mounts {
         };
         if removed {
             let path = self.path(client);
-            self.on_disk(move || std::fs::remove_file(path)).await;
+            self.on_disk(pod_uid, move || std::fs::remove_file(path))
+                .await;
         }
     }
 
@@ -300,8 +303,8 @@ impl Mounts {
         self.folder.join(client.to_string())
     }
 
-    async fn on_disk(&self, work: impl FnOnce() -> io::Result<()> + Send + 'static) {
-        if let Err(error) = on_disk(work).await {
+    async fn on_disk(&self, pod_uid: &str, work: impl FnOnce() -> io::Result<()> + Send + 'static) {
+        if let Err(error) = self.disk.run(pod_uid, work).await {
             tracing::warn!(folder = %self.folder.display(), %error, "cannot write the record of a mount");
         }
     }

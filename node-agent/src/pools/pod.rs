@@ -1,7 +1,7 @@
 //! The task of one pool pod: keeps an engine process running for it, sends it the assignment and the admitted
 //! addresses, answers its calls, and passes its reports on. Parses nothing that the pod sends.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,11 +24,12 @@ use tokio::time::{Instant, sleep, timeout};
 use super::engine_process::liveness::{SilentProcess, SilentThreads};
 use super::engine_process::oom_kills;
 use super::engine_process::{EngineProcess, EngineProcesses, PoolPod, StartError};
+use super::lost_devices::LostDevices;
 use super::memory_budget::{MemoryBudget, PoolId, to_touch};
 use super::mounts::Mounts;
 use super::pauses::Pauses;
 use super::processes::{PoolProcess, Process};
-use super::transport::{self, Running, Transport, Verdict};
+use super::transport::{self, NodePorts, Running, Transport, Verdict};
 use crate::facts::inbox::Inbox;
 use crate::publish::report::Reporter;
 
@@ -47,10 +48,6 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long an engine process may take to unmount and end after its pool process.
 const END_DEADLINE: Duration = Duration::from_secs(30);
-
-/// How long a device is left alone that does not work any more, while others serve: by then one that was reset is back, and
-/// the next engine process has it too.
-const RESET: Duration = Duration::from_secs(15);
 
 /// How long the end of a process may come after that of its connection.
 const END_LAG: Duration = Duration::from_millis(100);
@@ -81,12 +78,16 @@ struct Pod {
     reported: Option<PoolReport>,
     /// Its silent data threads, as reported since the last look.
     silent: Option<Vec<SilentThread>>,
-    /// RDMA devices that do not work any more in the engine process, and why.
-    lost: BTreeMap<String, String>,
+    /// RDMA devices that do not work any more in the engine process.
+    lost: LostDevices,
+    /// Since when the policy excludes an RDMA device over which the pod is served.
+    excluded_since: Option<Instant>,
     /// How long the engine process took to register the pool.
     registration_seconds: Option<u64>,
     /// Why the last engine process was killed, until another one serves.
     hung: Option<String>,
+    /// The ID of the engine process that is to be replaced, and why, until another one serves.
+    replace: Option<(u32, String)>,
     /// How much more its engine processes may send.
     pace: Pace,
 }
@@ -97,8 +98,8 @@ enum End {
     Ended,
     /// It, or one of its data threads, is silent for this cause.
     Hung(String),
-    /// It serves peers over another transport than the assigned one, or over a port that is gone or has changed.
-    OtherTransport,
+    /// Another one is to serve, for this cause: for example, its ports have changed.
+    Replaced(String),
     /// Its connection failed; it may still run.
     Disconnected(pool::handover::Error),
 }
@@ -145,9 +146,11 @@ pub(crate) async fn run(
         admission: None,
         reported: None,
         silent: None,
-        lost: BTreeMap::new(),
+        lost: LostDevices::default(),
+        excluded_since: None,
         registration_seconds: None,
         hung: None,
+        replace: None,
         pace: Pace::default(),
         context: Arc::clone(&context),
     };
@@ -197,6 +200,7 @@ impl Pod {
                 size: self.assignment.pool.size.0,
                 page_size: self.assignment.pool.page_size,
                 transport: self.transport(),
+                replace: self.replace.as_ref(),
             };
             let engine = match self.context.engines.obtain(&pod).await {
                 Ok(engine) => engine,
@@ -219,6 +223,7 @@ impl Pod {
                 "an engine process serves the pool pod"
             );
             self.hung = None;
+            self.replace = None;
             let begun = Instant::now();
             let kills = self.context.engines.oom_kills(&engine);
             let end = self.serve(&engine, assigned).await;
@@ -246,8 +251,11 @@ impl Pod {
                     engine.kill();
                     let _ = timeout(KILL_DEADLINE, engine.ended()).await;
                 }
-                // Killed and replaced by `obtain`.
-                End::OtherTransport => {}
+                // Ended by `obtain`.
+                End::Replaced(cause) => {
+                    self.lost.replaced(Instant::now());
+                    self.replace = Some((engine.pid, cause));
+                }
                 End::Disconnected(error) => {
                     tracing::warn!(pid = engine.pid, %error, "the connection to the engine process failed: connecting again");
                 }
@@ -291,9 +299,8 @@ impl Pod {
         self.send_assignment(engine).await?;
         self.send_admission(engine).await?;
         self.reported = None;
-        self.lost = BTreeMap::new();
+        self.lost.forget();
         self.registration_seconds = None;
-        let mut lost_since = None;
         let mut last_message = Instant::now();
         let mut threads = SilentThreads::default();
         let mut process: Option<SilentProcess> = None;
@@ -342,9 +349,9 @@ impl Pod {
                 }
             }
             self.deliver_shortage(processor_time.look(std::time::Instant::now()));
-            let verdict = self.judge(engine, &mut lost_since);
+            let verdict = self.judge(engine);
             match &verdict {
-                Verdict::Replace(_) => return Ok(End::OtherTransport),
+                Verdict::Replace(cause) => return Ok(End::Replaced(cause.clone())),
                 // A former agent may have withheld others.
                 Verdict::Keep {
                     withheld: devices, ..
@@ -367,26 +374,23 @@ impl Pod {
         }
     }
 
-    /// Judges the engine process by what is known of it and of the ports of the node. `lost_since`: when it reported a device
-    /// that does not work any more.
-    fn judge(&self, engine: &EngineProcess, lost_since: &mut Option<Instant>) -> Verdict {
-        let none = BTreeMap::new();
-        let all_lost = (engine.rdma.iter()).all(|port| self.lost.contains_key(&port.device));
-        let settled = match self.lost.is_empty() {
-            true => {
-                *lost_since = None;
-                false
-            }
-            false => lost_since.get_or_insert_with(Instant::now).elapsed() >= RESET,
-        };
-        self.transport().judge(Running {
+    /// Judges the engine process by what is known of it and of the ports of the node.
+    fn judge(&mut self, engine: &EngineProcess) -> Verdict {
+        let (transport, now) = (self.transport(), Instant::now());
+        if !transport.excludes(&engine.rdma) {
+            self.excluded_since = None;
+        } else if self.excluded_since.is_none() {
+            self.excluded_since = Some(now);
+        }
+        let delay = transport::exclusion_delay(self.context.engines.node_name(), &self.uid);
+        transport.judge(Running {
             ports: &engine.rdma,
-            lost: if settled || all_lost {
-                &self.lost
-            } else {
-                &none
-            },
+            outdated: engine.outdated,
+            lost: &self.lost,
+            now,
             registration_seconds: self.registration_seconds,
+            exclusion_due: (self.excluded_since)
+                .is_some_and(|since| now.duration_since(since) >= delay),
         })
     }
 
@@ -427,11 +431,13 @@ impl Pod {
         match assigned {
             Some(cluster::Transport::Rdma) => {
                 let report = self.context.reporter.subscribe();
-                let hcas = &report.borrow().hcas;
+                let report = report.borrow();
                 let blocking = self.context.engines.blocking(&self.uid);
-                let lines = hcas.as_ref().map(|(lines, _)| lines.clone());
-                let lines = lines.map(|lines| transport::without_blocking(lines, &blocking));
-                Transport::Rdma(lines, self.context.engines.rdma_class())
+                let node = report.hcas.as_ref().map(|(lines, _)| NodePorts {
+                    lines: transport::without_blocking(lines.clone(), &blocking),
+                    policy_known: report.policy_known,
+                });
+                Transport::Rdma(node, self.context.engines.rdma_class())
             }
             Some(cluster::Transport::Tcp) | None => Transport::Tcp,
         }

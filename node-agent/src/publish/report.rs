@@ -24,6 +24,8 @@ pub(crate) type HcaLines = (Vec<HcaLine>, Option<u32>);
 pub(crate) struct Report {
     pub(super) pools: BTreeMap<String, Pool>,
     pub(crate) hcas: Option<HcaLines>,
+    /// Whether the policy of the node was read, so those ports are marked that it excludes.
+    pub(crate) policy_known: bool,
     pub(crate) devices: Option<DeviceHealth>,
     pub(crate) health: Option<Health>,
     /// Pods that hold a device which a finding of `health` is about.
@@ -101,6 +103,17 @@ impl Reporter {
             let health = Some(health);
             let changed = report.health != health;
             report.health = health;
+            changed
+        });
+    }
+
+    /// Reports the ports of the node. Only they are in the status.
+    pub(crate) fn set_ports(&self, ports: HcaLines, policy_known: bool) {
+        self.0.send_if_modified(|report| {
+            report.policy_known = policy_known;
+            let ports = Some(ports);
+            let changed = report.hcas != ports;
+            report.hcas = ports;
             changed
         });
     }

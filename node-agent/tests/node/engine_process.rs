@@ -132,7 +132,7 @@ async fn a_pool_for_rdma_waits_for_a_proved_port_and_one_that_is_served_over_tcp
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
-    let (_pool, _agent) = (node.pool(POD), node.agent());
+    let (_pool, agent) = (node.pool(POD), node.agent());
     // This agent does not read devices.
     node.assign_with_transport(POD, "m1", "Rdma");
     eventually("the pool waits", || {
@@ -153,6 +153,13 @@ async fn a_pool_for_rdma_waits_for_a_proved_port_and_one_that_is_served_over_tcp
         Some(engine),
         "nothing can replace it"
     );
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+
+    kill(agent).await;
+    let _agent = node.agent_of_release(1);
+    serves(&node).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(node.engine_process(), Some(engine), "of another release");
     assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
 }
 

@@ -108,6 +108,7 @@ mod tests {
             silent: None,
             folder: Folders::open(state.path()).unwrap().of("u"),
             adopted: true,
+            outdated: false,
             rdma: Vec::new(),
         };
         let patience = Patience {

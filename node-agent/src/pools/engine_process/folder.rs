@@ -12,14 +12,17 @@ use host::atomic_file;
 use sys::net::seqpacket;
 
 use super::program;
-use crate::pools::disk::on_disk;
+use crate::pools::disk::Disk;
 
 /// Name of the file with the assignment.
 const ASSIGNMENT: &str = "assignment";
 
 /// The folder of all.
 #[derive(Debug)]
-pub(crate) struct Folders(PathBuf);
+pub(crate) struct Folders {
+    path: PathBuf,
+    disk: Disk,
+}
 
 /// The folder of one pod.
 #[derive(Debug, Clone)]
@@ -29,15 +32,16 @@ impl Folders {
     pub(super) fn open(state: &Path) -> io::Result<Self> {
         let path = state.join("engines");
         make(&path)?;
-        Ok(Self(path))
+        let disk = Disk::default();
+        Ok(Self { path, disk })
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     pub(super) fn of(&self, pod_uid: &str) -> Folder {
-        Folder(self.0.join(pod_uid))
+        Folder(self.path.join(pod_uid))
     }
 
     /// Returns the last assignment of a pod that an agent of this node has served; `None` for another pod.
@@ -55,7 +59,7 @@ impl Folders {
         let folder = self.of(&assignment.pod_uid).0;
         let path = folder.join(ASSIGNMENT);
         let bytes = serde_json::to_vec(assignment);
-        let written = on_disk(move || {
+        let written = self.disk.run(&assignment.pod_uid, move || {
             let bytes = bytes?;
             if fs::read(&path).is_ok_and(|stored| stored == bytes) {
                 return Ok(());
@@ -76,7 +80,7 @@ impl Folders {
 
     /// Removes the folders of pods that ended while no agent ran, and whose engine processes have ended too.
     pub(crate) fn remove_ended(&self, runs: impl Fn(&str) -> bool) {
-        let Ok(entries) = fs::read_dir(&self.0) else {
+        let Ok(entries) = fs::read_dir(&self.path) else {
             return;
         };
         for entry in entries.flatten() {

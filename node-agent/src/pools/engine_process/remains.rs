@@ -8,6 +8,11 @@ use engine_process::pidfd::Pidfd;
 use rustix::process::{Pid, Signal, getpgid, kill_process_group};
 use tokio::time::{Instant, sleep};
 
+use super::unreachable;
+
+/// The user ID of an engine process until it enters its sandbox. Only there it gets memory of a pool.
+const ROOT: u32 = 0;
+
 /// Period of the look at processes that are about to end.
 const PERIOD: Duration = Duration::from_millis(10);
 
@@ -75,13 +80,16 @@ impl Blocked {
 }
 
 /// Kills the processes in these cgroups, which are those of one engine process, and waits until none is left but those that
-/// are `blocked`. An agent that ended during a start has left them. Returns false if some are left at the deadline.
+/// are `blocked`. An agent that ended during a start has left them. Returns false if some are left at the deadline that may
+/// have memory of the pool. Those that were killed before their sandbox have none: a device may block them for ever, and the
+/// agent that has left them knew which.
 pub(super) async fn end(
     cgroups: &[PathBuf],
     blocked: impl Fn(u32) -> bool,
     deadline: Duration,
 ) -> bool {
     let begun = Instant::now();
+    let mut killed = BTreeSet::new();
     loop {
         let mut listed = members(cgroups);
         listed.retain(|pid| !blocked(*pid));
@@ -89,7 +97,8 @@ pub(super) async fn end(
             return true;
         }
         if begun.elapsed() > deadline {
-            return false;
+            listed.retain(|pid| !killed.contains(pid) || !unreachable::is_of(*pid, ROOT));
+            return listed.is_empty();
         }
         let held: Vec<_> = listed
             .iter()
@@ -103,8 +112,12 @@ pub(super) async fn end(
                     pid,
                     "killing what an earlier start of an engine process has left"
                 );
-                // Fails if it has ended.
-                let _ = process.kill();
+                match process.kill() {
+                    Ok(()) => {
+                        killed.insert(pid);
+                    }
+                    Err(error) => tracing::debug!(pid, %error, "it has ended"),
+                }
             }
         }
         sleep(PERIOD).await;
@@ -140,15 +153,20 @@ mod tests {
     use super::super::{END_DEADLINE, EngineProcesses, PoolPod, Process, StartError, Transport};
     use super::*;
 
-    fn sleeping() -> Child {
-        Command::new("sleep").arg("60").spawn().unwrap()
+    /// The user ID of no other process: that of one in its sandbox.
+    const SANDBOXED: u32 = 0x7fff_fff3;
+
+    fn sleeping(uid: u32) -> Child {
+        let mut command = Command::new("sleep");
+        let command = std::os::unix::process::CommandExt::uid(command.arg("60"), uid);
+        command.spawn().unwrap()
     }
 
     #[tokio::test]
     async fn what_is_in_the_cgroups_of_an_engine_process_is_killed_and_waited_for() {
         let root = tempfile::tempdir().unwrap();
         let cgroups = ["memory", "pids", "absent"].map(|name| root.path().join(name));
-        let mut children = [sleeping(), sleeping(), sleeping()];
+        let mut children = [SANDBOXED; 3].map(sleeping);
         let [one, two, other] = children.each_ref().map(Child::id);
         for (cgroup, pids) in cgroups.iter().zip([vec![0, one], vec![one, two]]) {
             fs::create_dir(cgroup).unwrap();
@@ -178,7 +196,7 @@ mod tests {
         let command = std::os::unix::process::CommandExt::process_group(command.arg("60"), 0);
         // It is blocked in the kernel as far as these calls see.
         let mut child = command.spawn().unwrap();
-        let mut other = sleeping();
+        let mut other = sleeping(SANDBOXED);
         let listed = format!("{}\n{}\n", child.id(), other.id());
         fs::write(root.path().join("cgroup.procs"), listed).unwrap();
         let group = StartGroup::of(Some(child.id()));
@@ -199,6 +217,32 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!blocked.runs() && !blocked.has(child.id()));
+    }
+
+    #[tokio::test]
+    async fn a_process_of_a_former_agent_that_does_not_end_and_has_no_memory_stops_no_start() {
+        const DEADLINE: Duration = Duration::from_millis(50);
+        let root = tempfile::tempdir().unwrap();
+        let cgroups = [root.path().to_owned()];
+        let mut processes = [ROOT, SANDBOXED].map(sleeping);
+        let pids = processes.each_ref().map(Child::id);
+        let list = |pids: &[u32]| {
+            let lines = pids.iter().map(|pid| format!("{pid}\n"));
+            fs::write(root.path().join("cgroup.procs"), lines.collect::<String>()).unwrap();
+        };
+        // The lists do not become shorter, as those of processes that the kernel does not let end.
+        list(&pids[..1]);
+        let begun = Instant::now();
+        assert!(end(&cgroups, |_| false, DEADLINE).await);
+        assert!(begun.elapsed() > DEADLINE, "it may still end");
+        list(&pids);
+        assert!(
+            !end(&cgroups, |_| false, DEADLINE).await,
+            "it may have memory"
+        );
+        for process in &mut processes {
+            assert!(!process.wait().unwrap().success(), "killed");
+        }
     }
 
     /// Starts a script instead of an engine process, and returns why it serves nothing.
@@ -226,6 +270,7 @@ mod tests {
             size: 1 << 20,
             page_size: PageSize::Base,
             transport: Transport::Tcp,
+            replace: None,
         };
         let started = engines.start(&pod, &engines.folders.of("u")).await;
         started.unwrap_err()
@@ -287,7 +332,7 @@ mod tests {
         fs::create_dir_all(cgroups.join(POD).join("engine")).unwrap();
         fs::write(cgroups.join("cgroup.controllers"), "memory\n").unwrap();
         fs::write(cgroups.join(POD).join("memory.max"), "max\n").unwrap();
-        let mut left = sleeping();
+        let mut left = sleeping(SANDBOXED);
         // A file, so the process is listed also when it has ended.
         let procs = cgroups.join(POD).join("engine/cgroup.procs");
         fs::write(procs, format!("{}\n", left.id())).unwrap();

@@ -104,7 +104,7 @@ fn processes(uid: u32) -> Vec<Unreachable> {
 }
 
 /// Whether a process runs with this user ID.
-fn is_of(pid: u32, uid: u32) -> bool {
+pub(super) fn is_of(pid: u32, uid: u32) -> bool {
     // The owner of the folder does not show it: it is root where a process has given up rights.
     let path = Path::new("/proc").join(pid.to_string()).join("status");
     let status = fs::read_to_string(path).unwrap_or_default();

@@ -48,7 +48,7 @@ impl Pod {
                 lost.retain(|device, _| engine.rdma.iter().any(|port| port.device == *device));
                 lost.values_mut()
                     .for_each(|why| clip_bytes(why, TEXT_LIMIT));
-                self.lost = lost;
+                self.lost.report(lost, Instant::now());
                 self.silent = Some(silent);
                 if let Some(traffic) = &mut traffic {
                     traffic.worst_peers.truncate(PEERS_LIMIT);
@@ -87,9 +87,18 @@ fn judged(mut report: PoolReport, ports: &[RdmaPort], verdict: Verdict) -> PoolR
     if !ports.is_empty() {
         report.transport = Some(Transport::Rdma.into());
     }
-    // One that ends, or that is refused, has its own cause.
-    let ends = [PoolState::Draining, PoolState::Released, PoolState::Refused];
-    let ends = ends.into_iter().any(|state| report.state == state);
+    // One that ends, or that is refused, has its own cause. So has one that does not serve yet and needs no port for that.
+    let own_cause: &[PoolState] = match ports.is_empty() {
+        true => &[
+            PoolState::Waiting,
+            PoolState::Preparing,
+            PoolState::Draining,
+            PoolState::Released,
+            PoolState::Refused,
+        ],
+        false => &[PoolState::Draining, PoolState::Released, PoolState::Refused],
+    };
+    let has_own_cause = own_cause.iter().any(|state| report.state == *state);
     match verdict {
         Verdict::Keep {
             unused: Some(port), ..
@@ -97,7 +106,7 @@ fn judged(mut report: PoolReport, ports: &[RdmaPort], verdict: Verdict) -> PoolR
             report.message +=
                 &format!("; {port} is proved too: the next engine process serves over it");
         }
-        Verdict::Unproved(why) if !ends => {
+        Verdict::Unproved(why) if !has_own_cause => {
             report.state = PoolState::Refused.into();
             report.reason = Reason::NoUsableTransport.into();
             let ports: Vec<_> = ports.iter().map(ToString::to_string).collect();
@@ -244,6 +253,19 @@ mod tests {
             let report = judged(ending.clone(), ports, unproved());
             assert_eq!((report.state, report.reason), (ending.state, ending.reason));
         }
+        let waiting = PoolReport {
+            state: PoolState::Waiting.into(),
+            reason: Reason::MemoryUnavailable.into(),
+            ..serving.clone()
+        };
+        let report = judged(waiting.clone(), &[], unproved());
+        assert_eq!(report, waiting, "it never served");
+        let mounting = PoolReport {
+            state: PoolState::Mounting.into(),
+            ..waiting
+        };
+        let report = judged(mounting, &[], unproved());
+        assert_eq!(report.reason, Reason::NoUsableTransport);
         let kept = |unused: Option<&str>| Verdict::Keep {
             withheld: std::collections::BTreeSet::new(),
             unused: unused.map(str::to_owned),
