@@ -236,10 +236,12 @@ impl Endpoint {
     }
 
     /// Registers a region of [`Self::add_unregistered`] with the RDMA devices, if there are any, which may take minutes, and
-    /// serves it over them too. Later changes of the region wait for it.
+    /// serves it over them too. Later changes of the region wait for it. Another call registers it with the devices that have
+    /// failed, which may be necessary for the next region.
     ///
     /// # Errors
-    /// [`Error::UnknownRegion`]; `Error::Card` and [`Error::Stopped`], as [`Self::add_region`]; it is served over TCP alone then.
+    /// [`Error::UnknownRegion`]; `Error::Card` and [`Error::Stopped`], as [`Self::add_region`]; it is served as before then, and
+    /// the call can be made again.
     #[cfg(feature = "rdma")]
     pub async fn register_region(&self, region: RegionId) -> Result<(), Error> {
         if self.engine.cards.is_empty() {
@@ -252,7 +254,7 @@ impl Endpoint {
         let wire_base = identity.base(region).ok_or(Error::UnknownRegion)?;
         self.engine
             .cards
-            .register_in_tokio(region, &added.memory, wire_base, &identity.beside(region))
+            .register_missing(region, &added.memory, wire_base, &identity.beside(region))
             .await?;
         identity.publish_over_devices(region);
         self.engine.send(|| Command::Registered {

@@ -102,7 +102,7 @@ struct Pod {
     /// Mappings of memory that was released but may still be used.
     mapped: Vec<Weak<Region>>,
     served: Option<Served>,
-    /// Until RDMA devices have registered the memory.
+    /// Until RDMA devices have registered the memory, also between two attempts.
     registering: Option<Registering>,
     /// Since peers were served last.
     registration_failed: bool,
@@ -232,7 +232,7 @@ impl Pod {
         let step = step::step(&facts);
         self.publish(&step);
         let Some(action) = step.action else {
-            // While it is registered again, the failure of before is the status.
+            // While the memory is registered again, the failure of before is the status.
             if self.registering.is_none() {
                 self.clear_failure();
             }
@@ -390,8 +390,7 @@ impl Pod {
         let Some(client) = &mut self.client else {
             return;
         };
-        let registering = self.registering.as_ref();
-        let registering = registering.map(|registering| registering.begun().elapsed());
+        let registering = self.registering.as_ref().and_then(Registering::running);
         self.reported_serving = reported(self.reported_serving, registering);
         let sent = match self.reported_serving {
             Some(serving) => {
@@ -457,7 +456,7 @@ async fn next(client: &mut Option<Client>) -> Result<Event, handover::Error> {
     }
 }
 
-/// Waits until the memory is registered; forever if it is not being registered.
+/// Waits for the end of an attempt to register the memory; forever if there is none.
 async fn ended(registering: &mut Option<Registering>) -> Result<Registered, engine::Error> {
     match registering {
         Some(registering) => registering.ended().await,

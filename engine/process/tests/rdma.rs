@@ -2,6 +2,8 @@
 //! Soft-RoCE in a virtual machine (`cargo test -p mooncake-e2e --test soft_roce`).
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+#[path = "rdma/registration.rs"]
+mod registration;
 #[path = "../../tests/fixture/stock.rs"]
 mod stock;
 
@@ -140,10 +142,20 @@ fn libraries(folder: &Path) {
 /// Starts the program as the agent does. Returns when it has closed its standard error. The invented library reads this
 /// environment.
 fn launch(folder: &Path, ports: &[RdmaPort], environment: &[(&str, &str)]) -> Output {
+    launch_beside(std::process::id(), folder, ports, environment)
+}
+
+/// The same, for the memory of this pool process.
+fn launch_beside(
+    pool: u32,
+    folder: &Path,
+    ports: &[RdmaPort],
+    environment: &[(&str, &str)],
+) -> Output {
     let root = folder.join("libraries");
     fs::create_dir(&root).unwrap();
     libraries(&root);
-    let pool = std::process::id();
+    let own = std::process::id();
     Command::new(env!("CARGO_BIN_EXE_engine"))
         .args([
             "serve",
@@ -159,7 +171,7 @@ fn launch(folder: &Path, ports: &[RdmaPort], environment: &[(&str, &str)]) -> Ou
                 .iter()
                 .map(|port| format!("--rdma={}", port.argument())),
         )
-        .arg(format!("--host-network=/proc/{pool}/ns/net"))
+        .arg(format!("--host-network=/proc/{own}/ns/net"))
         .arg("--host-root=/")
         .arg("--libraries")
         .arg(root)
@@ -176,6 +188,10 @@ fn launch(folder: &Path, ports: &[RdmaPort], environment: &[(&str, &str)]) -> Ou
 
 /// Owns the memory of a pool pod in this process.
 fn own_memory() {
+    std::thread::spawn(own_memory_until_drained);
+}
+
+fn own_memory_until_drained() {
     let arguments = [
         "pool",
         "serve",
@@ -191,7 +207,7 @@ fn own_memory() {
     let args::Command::Serve(settings) = args::Args::parse_from(arguments).command else {
         panic!("`serve` is another command");
     };
-    std::thread::spawn(move || runtime().block_on(pool::serve::serve(*settings)).unwrap());
+    runtime().block_on(pool::serve::serve(*settings)).unwrap();
 }
 
 /// With the address of a master, if there is one.
@@ -600,54 +616,6 @@ fn a_successor_connects_to_the_master_while_devices_register_the_pool() {
 }
 
 #[test]
-fn peers_over_tcp_are_served_and_admitted_while_devices_register_the_pool() {
-    if is_real() {
-        return;
-    }
-    isolated(|| {
-        const PROGRESS: &str = "0 % of the memory is registered";
-        own_memory();
-        let folder = tempfile::tempdir().unwrap();
-        let started = launch(folder.path(), &ports(), &[(DELAY, "8000")]);
-        assert!(started.status.success(), "{started:?}");
-        let (mut passed, take_over) = inherited();
-        let before = vec![take_over, admit(&[PEER])];
-        let mut served = Served::connect_after(folder.path(), None, before);
-        served.wait_for("it registers", |message| {
-            of(message, PoolState::Preparing, PROGRESS)
-        });
-        let described = descriptor_for(PEER, br#"{"name":"a:1","protocol":"tcp"}"#).unwrap();
-        let base = described["buffers"][0]["addr"].as_u64().unwrap();
-        assert_eq!(descriptor()["buffers"], json!([]), "no device has it yet");
-        assert_eq!(read_page(&mut passed, base).unwrap(), Status::Ok);
-        let mut other = connect_from(PEER, DATA);
-        assert_eq!(read_page(&mut other, base).unwrap(), Status::Ok);
-
-        served.to.send(admit(&[])).unwrap();
-        ends(&mut other);
-        assert!(descriptor_for(PEER, b"{}").is_err());
-        assert_eq!(read_page(&mut passed, base).unwrap(), Status::Ok);
-        served.seen.extend(served.messages.try_iter());
-        let registered = |message: &FromEngine| matches!(message, FromEngine::Report(report) if report.pool.reason == Reason::MasterNotReady);
-        assert!(!served.seen.iter().any(registered), "{:#?}", served.seen);
-
-        served.wait_for("it is registered", registered);
-        assert_eq!(descriptor()["buffers"][0]["addr"], base);
-        served.wait_for("the counters", |message| {
-            matches!(
-                message,
-                FromEngine::Traffic {
-                    traffic: Some(_),
-                    ..
-                }
-            )
-        });
-        let rejected = |message: &FromEngine| matches!(message, FromEngine::Traffic { traffic: Some(traffic), .. } if traffic.stats.ended[Ended::BadAddress] > 0);
-        assert!(!served.seen.iter().any(rejected), "{:#?}", served.seen);
-    });
-}
-
-#[test]
 fn a_device_that_may_use_former_addresses_ends_the_process_before_another_master_gets_the_pool() {
     if is_real() {
         return;
@@ -743,34 +711,6 @@ fn a_master_that_has_lost_its_index_gets_the_pool_when_no_device_may_use_former_
         }
         let session = format!("{:?}", served.seen.iter().find(|one| logged(one)));
         assert!(session.contains("epoch=2 taken_over=false"), "{session}");
-    });
-}
-
-#[test]
-fn a_device_that_may_use_released_memory_ends_the_process() {
-    if is_real() {
-        return;
-    }
-    isolated(|| {
-        own_memory();
-        let folder = tempfile::tempdir().unwrap();
-        let refused = ("MOONCAKE_TEST_REFUSED", "ibv_dereg_mr-invented_0");
-        let started = launch(folder.path(), &ports(), &[refused]);
-        assert!(started.status.success(), "{started:?}");
-        let mut served = Served::connect(folder.path(), None);
-        served.wait_for("peers are served", |message| {
-            matches!(message, FromEngine::Report(report) if report.pool.reason == Reason::MasterNotReady)
-        });
-        let removed = assignment_that_is(Listed::No, None);
-        served.to.send((removed, None)).unwrap();
-        let begun = Instant::now();
-        while served.process.runs() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "it goes on");
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
-        let cause = fs::read_to_string(folder.path().join("panic")).unwrap();
-        let named = "releasing the memory: RDMA device invented_0 may still access memory";
-        assert!(cause.starts_with(named), "{cause}");
     });
 }
 

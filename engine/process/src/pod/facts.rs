@@ -41,9 +41,12 @@ impl Pod {
     fn peers(&self) -> PeersFact {
         match (&self.served, &self.registering) {
             (Some(_), _) => PeersFact::Served,
-            (None, Some(_)) => PeersFact::Registering {
-                again: self.registration_failed,
-            },
+            (None, Some(registering)) if registering.running().is_some() => {
+                PeersFact::Registering {
+                    again: self.registration_failed,
+                }
+            }
+            (None, Some(_)) => PeersFact::Unregistered,
             (None, None) => PeersFact::None,
         }
     }

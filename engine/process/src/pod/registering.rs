@@ -1,6 +1,6 @@
 //! The registration of a pool's memory before peers over RDMA are served: the devices pin its pages, for seconds to minutes. It has a
-//! task of its own, so that master, pool process and agent get their heartbeats, and peers over TCP are served, meanwhile. Over
-//! TCP alone it ends at once.
+//! task of its own, so that master, pool process and agent get their heartbeats, and peers over TCP are served, meanwhile, and
+//! also after a failure, until another attempt. Over TCP alone it ends at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::pod::epoch::WireExtent;
 /// The unit of the rate in the log.
 const UNIT: u64 = 100 << 30;
 
-/// What the task shares with its handle.
+/// What the task of an attempt shares with its handle.
 #[derive(Debug, Default)]
 struct Progress {
     /// Bytes that are registered.
@@ -24,15 +24,19 @@ struct Progress {
     stopped: AtomicBool,
 }
 
-/// Memory that is being registered, with what is needed to serve it afterwards.
+/// Memory that is served over TCP and is being registered, with what is needed to serve it afterwards.
 pub(super) struct Registering {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) service: Option<Service>,
     pub(super) places: Vec<WireExtent>,
+    /// With their lengths.
+    extents: Arc<[(RegionId, u64)]>,
+    /// How long the registrations of earlier attempts took, without those that failed: an attempt does not repeat the others.
+    took: Duration,
     begun: Instant,
-    bytes: u64,
     progress: Arc<Progress>,
-    task: JoinHandle<Result<Vec<RegionId>, Error>>,
+    /// `None` when the attempt has ended.
+    task: Option<JoinHandle<(Duration, Result<(), Error>)>>,
 }
 
 /// Registered memory.
@@ -53,42 +57,42 @@ impl Registering {
         service: Option<Service>,
         (memory, places): (&[Arc<Region>], Vec<WireExtent>),
     ) -> Result<Self, Error> {
-        let bytes = memory.iter().map(|region| region.length()).sum();
-        let progress = Arc::new(Progress::default());
         let extents = memory.iter().zip(&places).map(|(region, place)| {
             let id = endpoint.add_unregistered(Arc::clone(region), place.base)?;
             Ok((id, region.length()))
         });
-        let extents = extents.collect::<Result<Vec<_>, Error>>()?;
-        let (serving, shared) = (Arc::clone(&endpoint), Arc::clone(&progress));
-        let register = async move {
-            for (region, length) in &extents {
-                if shared.stopped.load(Ordering::Relaxed) {
-                    break;
-                }
-                serving.register_region(*region).await?;
-                shared.done.fetch_add(*length, Ordering::Relaxed);
-            }
-            Ok(extents.into_iter().map(|(region, _)| region).collect())
-        };
-        Ok(Self {
+        let extents = extents.collect::<Result<_, Error>>()?;
+        let mut registering = Self {
             endpoint,
             service,
             places,
+            extents,
+            took: Duration::ZERO,
             begun: Instant::now(),
-            bytes,
-            progress,
-            task: tokio::spawn(register),
-        })
+            progress: Arc::default(),
+            task: None,
+        };
+        registering.attempt();
+        Ok(registering)
     }
 
-    pub(super) fn begun(&self) -> Instant {
-        self.begun
+    /// Begins an attempt, after one that has ended. What is registered stays so: peers may use it.
+    pub(super) fn attempt(&mut self) {
+        self.begun = Instant::now();
+        self.progress = Arc::default();
+        let (endpoint, extents) = (Arc::clone(&self.endpoint), Arc::clone(&self.extents));
+        let registered = register(endpoint, extents, Arc::clone(&self.progress));
+        self.task = Some(tokio::spawn(registered));
+    }
+
+    /// Returns for how long the attempt has run; `None` when it has ended.
+    pub(super) fn running(&self) -> Option<Duration> {
+        self.task.as_ref().map(|_| self.begun.elapsed())
     }
 
     /// Returns the share that is registered, in steps of 10 percent: each change is a write to the API.
     pub(super) fn percent(&self) -> u64 {
-        percent(self.progress.done.load(Ordering::Relaxed), self.bytes)
+        percent(self.progress.done.load(Ordering::Relaxed), self.bytes())
     }
 
     /// Begins no further extent. A device cannot be interrupted while it registers one.
@@ -96,22 +100,59 @@ impl Registering {
         self.progress.stopped.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the last attempt was stopped.
     pub(super) fn is_stopped(&self) -> bool {
         self.progress.stopped.load(Ordering::Relaxed)
     }
 
-    /// Waits for the end. To be called once. Cancel safe.
+    pub(super) fn regions(&self) -> Vec<RegionId> {
+        self.extents.iter().map(|(region, _)| *region).collect()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.extents.iter().map(|(_, length)| length).sum()
+    }
+
+    /// Waits for the end of the attempt; forever after that. Cancel safe.
     ///
     /// # Errors
-    /// Those of [`Endpoint::register_region`]; [`Error::Stopped`] after a panic, which ends the process.
+    /// Those of [`Endpoint::register_region`], after which the memory is served as before; [`Error::Stopped`] after a panic,
+    /// which ends the process.
     pub(super) async fn ended(&mut self) -> Result<Registered, Error> {
-        let regions = (&mut self.task).await.map_err(|_| Error::Stopped)??;
-        Ok(Registered {
-            regions,
-            took: self.begun.elapsed(),
-            bytes: self.bytes,
+        let Some(task) = &mut self.task else {
+            return std::future::pending().await;
+        };
+        let ended = task.await;
+        self.task = None;
+        let (took, registered) = ended.map_err(|_| Error::Stopped)?;
+        self.took += took;
+        registered.map(|()| Registered {
+            regions: self.regions(),
+            took: self.took,
+            bytes: self.bytes(),
         })
     }
+}
+
+/// Registers each extent, until one fails. Returns how long the others took.
+async fn register(
+    endpoint: Arc<Endpoint>,
+    extents: Arc<[(RegionId, u64)]>,
+    progress: Arc<Progress>,
+) -> (Duration, Result<(), Error>) {
+    let mut took = Duration::ZERO;
+    for (region, length) in &*extents {
+        if progress.stopped.load(Ordering::Relaxed) {
+            break;
+        }
+        let begun = Instant::now();
+        if let Err(error) = endpoint.register_region(*region).await {
+            return (took, Err(error));
+        }
+        took += begun.elapsed();
+        progress.done.fetch_add(*length, Ordering::Relaxed);
+    }
+    (took, Ok(()))
 }
 
 impl Registered {

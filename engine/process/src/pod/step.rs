@@ -61,6 +61,8 @@ pub(super) enum PeersFact {
     Registering {
         again: bool,
     },
+    /// Over TCP alone: the devices have not registered all memory, and do not try.
+    Unregistered,
     Served,
 }
 
@@ -140,6 +142,7 @@ pub(super) enum Action {
     Touch(usize),
     /// Draw client id and first epoch, and record them.
     CreateRecord,
+    /// Serve peers, or register the memory again.
     ServePeers,
     StartSession,
     /// Mount new ids and wire bases in the same session.
@@ -224,7 +227,7 @@ fn prepare(facts: &Facts) -> Option<Step> {
         return Some(preparing(Some(Action::CreateRecord)));
     }
     match facts.peers {
-        PeersFact::None => Some(preparing(Some(Action::ServePeers))),
+        PeersFact::None | PeersFact::Unregistered => Some(preparing(Some(Action::ServePeers))),
         PeersFact::Registering { again } => {
             // The master drops the keys of a client that does not ping. After a failure it may: peers get the keys from
             // other pools, and this one may never serve.

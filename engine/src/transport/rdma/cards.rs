@@ -159,6 +159,28 @@ impl Cards {
         self.settle(region, base, beside, results)
     }
 
+    /// As [`Self::register_in_tokio`], with the devices that do not have the region at this wire base. After an attempt that
+    /// has failed, such a device can be the only one that has the others.
+    ///
+    /// # Errors
+    /// As [`Self::register`]. Registrations of earlier attempts stay.
+    pub(crate) async fn register_missing(
+        &self,
+        region: RegionId,
+        memory: &Arc<Region>,
+        base: u64,
+        beside: &[(RegionId, u64)],
+    ) -> Result<(), CardError> {
+        let calls = self.iter().map(|card| async move {
+            if card.has_all(&[(region, base)]) {
+                return Ok(());
+            }
+            card.register_in_tokio(region, memory, base).await
+        });
+        let results = futures::future::join_all(calls).await;
+        self.settle(region, base, beside, results)
+    }
+
     fn settle(
         &self,
         region: RegionId,
@@ -191,6 +213,7 @@ impl Cards {
             }
             return Ok(());
         }
+        // Of an earlier attempt there is none: a region that it has published is with a device that has all.
         for card in made {
             card.forget(region, base);
         }

@@ -431,6 +431,49 @@ test!(a_region_is_published_over_devices_when_it_is_registered, {
 });
 
 test!(
+    a_registration_that_fails_is_made_again_with_the_devices_that_lack_the_region,
+    {
+        let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+        let memories = [region(), region()];
+        let add = |at: usize, base| {
+            let memory = Arc::clone(&memories[at]);
+            rig.endpoint.add_unregistered(memory, base).unwrap()
+        };
+        let (first, second) = (add(0, BASE), add(1, 3 * BASE));
+        let register = |id| rig.bounded(rig.endpoint.register_region(id));
+        let failing = |device| fail("ibv_reg_mr_iova2", device, ENOMEM);
+        let failure = failing(1);
+        register(first).unwrap();
+        drop(failure);
+        // The one that registers it lacks the other.
+        let failure = failing(0);
+        for _ in 0..2 {
+            let refused = register(second).unwrap_err().to_string();
+            assert!(refused.contains("invented_0"), "{refused}");
+            assert_eq!(rig.published(), named(&[0], 1), "it stays");
+        }
+        register(first).unwrap();
+        assert_eq!(rig.published(), named(&[0, 1], 1));
+        register(second).unwrap();
+        assert_eq!(rig.published(), named(&[1], 2));
+        drop(failure);
+        for id in [second, first, second] {
+            register(id).unwrap();
+        }
+        assert_eq!(rig.published(), named(&[0, 1], 2));
+        assert!(rig.endpoint.left_out().is_empty());
+        // Keys of each attempt end.
+        for id in [first, second] {
+            rig.bounded(rig.endpoint.remove_region(id)).unwrap();
+        }
+        until("not forgotten", || {
+            memories.iter().all(|one| Arc::strong_count(one) == 1)
+        });
+        rig.close();
+    }
+);
+
+test!(
     a_device_that_does_not_register_is_left_out_by_name_until_it_does,
     {
         let rig = Rig::of(Settings::default(), &[card(0), card(1)]);

@@ -318,12 +318,19 @@ int ibv_dealloc_pd(struct pd *pd) {
     return wrong_order("the domain", pd->held), pd->context->held--, 0;
 }
 
-/* With a number in MOONCAKE_TEST_DELAY each registration takes so many milliseconds. */
+/* With a number in MOONCAKE_TEST_DELAY each registration takes so many milliseconds. For a process without files: with 0 and 1
+ * in MOONCAKE_TEST_REGISTRATIONS those of each device with a 1 fail, the last digit counts for all that follow. */
 static struct mr *reg(struct pd *pd, void *addr, size_t length, uint64_t base, unsigned access) {
-    const char *delay = getenv("MOONCAKE_TEST_DELAY");
+    static size_t registrations[2];
+    const char *delay = getenv("MOONCAKE_TEST_DELAY"), *failing = getenv("MOONCAKE_TEST_REGISTRATIONS");
     if (delay)
         poll(NULL, 0, atoi(delay));
     LOCKED;
+    size_t at = registrations[pd->context->device - devices]++, most = failing ? strlen(failing) : 0;
+    if (most && failing[at < most ? at : most - 1] == '1') {
+        errno = ENOMEM;
+        return NULL;
+    }
     static uint32_t next = 1;
     char text[16];
     snprintf(text, sizeof text, "%#x", access);

@@ -10,11 +10,11 @@ use store::Ledger;
 use sys::mem::{PageSize, Region};
 
 use crate::control::message::MemoryReport;
-use crate::pod::Pod;
 use crate::pod::failure::Failure;
 use crate::pod::ledger::LedgerMemory;
 use crate::pod::numa;
 use crate::pod::step::Step;
+use crate::pod::{Pod, Served};
 use pool::handover::EXTENT_LIMIT;
 use pool::handover::message::{ExtentState, Request};
 
@@ -160,8 +160,9 @@ impl Pod {
 
     /// Stops serving and unmaps the memory when no transfer can touch it.
     pub(super) async fn release(&mut self) -> Result<(), Failure> {
-        if let Some(registering) = &self.registering {
-            registering.stop();
+        let registering = self.registering.as_ref();
+        if let Some(running) = registering.filter(|one| one.running().is_some()) {
+            running.stop();
             return Err(Failure::new(
                 Reason::PreviousPoolNotReleased,
                 "RDMA devices still register an extent of this pod",
@@ -170,9 +171,16 @@ impl Pod {
         *self.context.counted.lock() = None;
         self.withdraw().await;
         let mut unfenced = None;
-        if let Some(served) = self.served.take() {
+        let unregistered = self.registering.take().map(|one| Served {
+            regions: one.regions(),
+            endpoint: one.endpoint,
+        });
+        // Devices may have registered a part of what was not served over them yet.
+        if let Some(served) = self.served.take().or(unregistered) {
             for region in &served.regions {
-                if let Err(error) = served.endpoint.remove_region(*region).await {
+                // A device takes up to a minute to end its access, or does not end it.
+                let removed = self.with_heartbeats(served.endpoint.remove_region(*region));
+                if let Err(error) = removed.await {
                     unfenced.get_or_insert(error);
                 }
             }

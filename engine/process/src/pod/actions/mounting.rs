@@ -131,7 +131,7 @@ impl Pod {
     }
 
     /// Waits for the end of a call. Meanwhile sends heartbeats to the pool process and applies changes of the admission.
-    async fn with_heartbeats<T>(&mut self, call: impl Future<Output = T>) -> T {
+    pub(super) async fn with_heartbeats<T>(&mut self, call: impl Future<Output = T>) -> T {
         let mut call = std::pin::pin!(call);
         loop {
             tokio::select! {

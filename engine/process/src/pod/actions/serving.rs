@@ -19,8 +19,13 @@ use crate::pod::{Pod, RDMA, Served};
 use pool::handover::{self, message::Request};
 
 impl Pod {
-    /// Opens the endpoint, serves peers over TCP, and begins to register the memory. [`Self::serve_registered`] ends it.
+    /// Opens the endpoint, serves peers over TCP, and begins to register the memory; only the last, if it has failed before.
+    /// [`Self::serve_registered`] ends it.
     pub(super) async fn serve_peers(&mut self) -> Result<(), Failure> {
+        if let Some(registering) = &mut self.registering {
+            registering.attempt();
+            return Ok(());
+        }
         let record = self.recorded()?;
         let answer = self.client()?.descriptors::<2>(Request::Listeners).await;
         let listeners = self.checked_answer(answer)?;
@@ -71,7 +76,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Returns the endpoint, also while its memory is registered.
+    /// Returns the endpoint, also before its memory is registered.
     pub(super) fn endpoint(&self) -> Option<Arc<Endpoint>> {
         let served = self.served.as_ref().map(|served| &served.endpoint);
         let registering = self.registering.as_ref();
@@ -79,21 +84,12 @@ impl Pod {
         endpoint.map(Arc::clone)
     }
 
-    /// Ends the service to peers whose memory could not be registered.
-    fn close(&mut self) {
-        *self.context.counted.lock() = None;
-        self.admitted = None;
-    }
-
-    /// Serves the memory that is registered, or fails [`Action::ServePeers`].
+    /// Serves the memory that is registered, or fails [`Action::ServePeers`]: peers over TCP are served on.
     pub(in crate::pod) fn serve_registered(&mut self, registered: Result<Registered, Error>) {
-        let Some(registering) = self.registering.take() else {
+        // A stopped one is released, or tried again if the pod is listed again.
+        let Some(registering) = self.registering.take_if(|one| !one.is_stopped()) else {
             return;
         };
-        if registering.is_stopped() {
-            // Released meanwhile. The end of the endpoint ends the registrations.
-            return self.close();
-        }
         self.registration_failed = registered.is_err();
         match registered {
             Ok(registered) => {
@@ -101,7 +97,7 @@ impl Pod {
                 self.clear_failure();
             }
             Err(error) => {
-                self.close();
+                self.registering = Some(registering);
                 let refused = matches!(error, Error::Card(CardError::Refused { .. }));
                 let failure = if refused {
                     // Such a device gets no memory from this process again.
@@ -112,7 +108,7 @@ impl Pod {
                 if self.failure.as_ref().map(|(_, before)| before) != Some(&failure) {
                     tracing::warn!(reason = %failure.reason, "{}", failure.message);
                 }
-                // It would keep what peers cannot read until a later attempt.
+                // It would keep what peers over RDMA cannot read until a later attempt.
                 self.session = None;
                 self.fail(Action::ServePeers, failure);
             }

@@ -208,6 +208,29 @@ fn a_successor_keeps_the_keys_in_the_master_while_devices_register_its_memory() 
 }
 
 #[test]
+fn a_registration_that_has_failed_is_tried_again_until_the_pod_is_released() {
+    let failed = Facts {
+        peers: PeersFact::Unregistered,
+        session: SessionFact::None,
+        maybe_mounted: false,
+        reported_serving: None,
+        ..serving()
+    };
+    assert_eq!(step(&failed).action, Some(Action::ServePeers));
+    assert_eq!(step(&failed).state, PoolState::Preparing);
+    let removed = |draining, mapped| Facts {
+        listed: Listed::No,
+        draining,
+        mapped,
+        ..failed.clone()
+    };
+    for (draining, mapped) in [(false, true), (false, false), (true, false)] {
+        let action = step(&removed(draining, mapped)).action;
+        assert_eq!(action, Some(Action::Release), "{draining} {mapped}");
+    }
+}
+
+#[test]
 fn nothing_is_granted_before_the_spec_names_the_pod() {
     let unlisted = Facts {
         listed: Listed::Unknown,
