@@ -1,6 +1,7 @@
 //! Command-line flags, with the names that the stock master gives them. A flag that the stock master has and this list
 //! has not would be without effect; it is refused.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,9 +24,12 @@ pub struct Args {
     /// Address for RPC.
     #[arg(long = "rpc_address", default_value = "0.0.0.0")]
     rpc_address: IpAddr,
-    /// Threads; 0 means one per processor, at most 16.
+    /// Threads; 0 means the value of --max_threads.
     #[arg(long = "rpc_thread_num", default_value_t = 0)]
     rpc_thread_num: usize,
+    /// Threads, if --rpc_thread_num is not set; 0 means one per processor, at most 16.
+    #[arg(long = "max_threads", default_value_t = 0)]
+    max_threads: usize,
     /// Seconds without a request after which a connection is closed; 0 means never.
     #[arg(long = "rpc_conn_timeout_seconds", default_value_t = 0)]
     rpc_conn_timeout_seconds: u64,
@@ -167,7 +171,25 @@ fn ratio(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("{text:?} is not a number from 0 to 1"))
 }
 
+/// Writes two dashes before each flag: the stock master takes one or two. A short flag of one letter stays.
+fn with_two_dashes(argument: OsString) -> OsString {
+    match argument.as_encoded_bytes() {
+        [b'-', b'a'..=b'z', _, ..] => {
+            let mut flag = OsString::from("-");
+            flag.push(argument);
+            flag
+        }
+        _ => argument,
+    }
+}
+
 impl Args {
+    /// Reads the arguments of this process. It ends if they are wrong, or if they request help.
+    #[must_use]
+    pub fn of_process() -> Self {
+        Self::parse_from(std::env::args_os().map(with_two_dashes))
+    }
+
     /// Checks what no single flag shows, and returns the settings of the index in a container with this limit of memory.
     ///
     /// # Errors
@@ -285,8 +307,9 @@ impl Args {
     /// Returns the number of worker threads.
     #[must_use]
     pub fn threads(&self) -> usize {
-        if self.rpc_thread_num > 0 {
-            return self.rpc_thread_num;
+        let flags = [self.rpc_thread_num, self.max_threads];
+        if let Some(threads) = flags.into_iter().find(|&threads| threads > 0) {
+            return threads;
         }
         std::thread::available_parallelism().map_or(1, |processors| processors.get().min(16))
     }
@@ -328,6 +351,29 @@ mod tests {
         assert_eq!(args.metadata(), None);
         assert_eq!((args.open(), args.admitted_file()), (None, None));
         assert_eq!(args.elector_socket(), None);
+    }
+
+    #[test]
+    fn command_lines_of_the_stock_master_are_accepted() {
+        let of = |arguments: &[&str]| {
+            let all = ["mooncake_master"].iter().chain(arguments);
+            let args = Args::try_parse_from(all.map(OsString::from).map(with_two_dashes));
+            args.map(|args| (args.rpc().port(), args.admin().port(), args.threads()))
+                .map_err(|error| error.kind())
+        };
+        // That of upstream's test of its command line.
+        let expected = Ok((61351, 19003, 2));
+        let upstream = ["--port=61351", "--max_threads=2", "--metrics_port=19003"];
+        assert_eq!(of(&upstream), expected);
+        let single = ["-port", "61351", "-max_threads=2", "-metrics_port=19003"];
+        assert_eq!(of(&single), expected);
+        let preferred = [&upstream[..], &["--rpc_thread_num=3", "-rpc_port=1"]].concat();
+        assert_eq!(of(&preferred), Ok((1, 19003, 3)));
+        assert_eq!(of(&["-h"]), Err(clap::error::ErrorKind::DisplayHelp));
+        assert_eq!(
+            of(&["-none=1"]),
+            Err(clap::error::ErrorKind::UnknownArgument)
+        );
     }
 
     #[test]

@@ -10,6 +10,8 @@ mod client;
 mod compared;
 #[path = "fixture/http.rs"]
 mod http;
+#[path = "differential/named.rs"]
+mod named;
 #[path = "fixture/namespace.rs"]
 mod namespace;
 #[path = "differential/timed.rs"]

@@ -83,6 +83,8 @@ async fn the_http_paths_answer_as_those_of_the_stock_master() {
         ("GET", "/query_segment?segment=none"),
         ("GET", "/api/v1/segments/status?segment=a.segment"),
         ("GET", "/api/v1/segments/status?segment=none"),
+        ("GET", "/api/v1/segments/status?segment="),
+        ("GET", "/api/v1/segments/status"),
         ("GET", "/api/v1/tenant_quotas"),
         // Only the query of one key has granted a lease: of k1.
         ("POST", "/api/v1/remove_all"),
@@ -224,6 +226,8 @@ async fn the_metadata_server_answers_as_that_of_the_stock_master() {
         ("DELETE", "/metadata?key=a"),
         ("DELETE", "/metadata?key=a"),
         ("GET", "/metadata"),
+        ("GET", "/metadata?key="),
+        ("PUT", "/metadata?key="),
     ] {
         let stock = http(&host, SocketAddr::new(STOCK.ip(), 8080), method, path).await;
         let ours = http(&host, SocketAddr::new(OURS.ip(), 8081), method, path).await;

@@ -120,10 +120,11 @@ impl Metadata {
     fn key(&self, query: Option<&str>) -> Result<Vec<u8>, Failed> {
         let bad = |text: &'static str| Err((StatusCode::BAD_REQUEST, text.into()));
         let mut fields = query.unwrap_or_default().split('&');
-        let Some(key) = fields.find_map(|field| field.strip_prefix("key=")) else {
+        let key = fields.find_map(|field| field.strip_prefix("key="));
+        let key = decode(key.unwrap_or_default());
+        if key.is_empty() {
             return bad("Missing key parameter");
-        };
-        let key = decode(key);
+        }
         if key.len() > self.limits.key_bytes {
             return bad("the key is too long");
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use proto::store::ErrorCode;
 use serde_json::{Value, json};
 
 use super::{body, constant, failure};
@@ -87,6 +88,14 @@ pub(super) async fn query_segment(
 
 pub(super) async fn status(State(master): State<Arc<Master>>, Query(query): Named) -> Response {
     let name = query.get("segment").map_or("", String::as_str);
+    if name.is_empty() {
+        let value = json!({
+            "success": false,
+            "error_code": ErrorCode::InvalidParams.code(),
+            "error_message": "Missing segment query parameter",
+        });
+        return body(StatusCode::BAD_REQUEST, &value);
+    }
     match master.with_index(|index, _| index.segment_status(name)) {
         Ok(status) => body(
             StatusCode::OK,

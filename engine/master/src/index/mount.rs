@@ -1,6 +1,7 @@
 //! Segments and the clients that hold them.
 
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 
 use proto::store::release_0_3_13::{ClientStatus, Segment, SegmentStatus};
 use proto::store::{ErrorCode, Uuid};
@@ -31,6 +32,18 @@ impl From<&Mounted> for SegmentDetail {
             used: mounted.space.used(),
         }
     }
+}
+
+/// Returns the host of an endpoint: without port, and without the brackets of an IPv6 address.
+fn host_of(endpoint: &str) -> &str {
+    let bracketed = endpoint.strip_prefix('[');
+    if let Some((host, _port)) = bracketed.and_then(|rest| rest.split_once(']')) {
+        return host;
+    }
+    if endpoint.parse::<Ipv6Addr>().is_ok() {
+        return endpoint;
+    }
+    endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
 }
 
 impl Index {
@@ -221,12 +234,10 @@ impl Index {
             if !clients.contains(&mounted.client) {
                 continue;
             }
-            let endpoint = &mounted.segment.te_endpoint;
-            let host = endpoint
-                .rsplit_once(':')
-                .map_or(&**endpoint, |(host, _)| host);
+            let endpoint = mounted.segment.te_endpoint.as_str();
+            let host = host_of(endpoint);
             let hosts = found.entry(mounted.client).or_default();
-            if !host.is_empty() && !hosts.iter().any(|other| other == host) {
+            if !endpoint.is_empty() && !hosts.iter().any(|other| other == host) {
                 hosts.push(host.into());
             }
         }

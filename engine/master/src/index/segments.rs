@@ -1,6 +1,7 @@
 //! Mounted segments: found by ID and by name, and chosen for new objects.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound::{self, Excluded, Unbounded};
 use std::sync::Arc;
 
 use proto::store::Uuid;
@@ -93,7 +94,7 @@ pub(crate) struct Segments {
     by_id: HashMap<Uuid, SegmentId>,
     names: Vec<Name>,
     by_name: HashMap<Box<str>, usize>,
-    by_host: HashMap<Box<str>, Vec<SegmentId>>,
+    by_host: BTreeMap<Box<str>, Vec<SegmentId>>,
     random: u64,
     /// Sums may exceed 64 bits: the owner of a segment reports its size.
     capacity: u128,
@@ -266,7 +267,8 @@ impl Segments {
         Some(mounted)
     }
 
-    /// Allocates at most `count` ranges of `size` bytes below different names, below `preferred` names first.
+    /// Allocates at most `count` ranges of `size` bytes below different names: below `preferred` names first, then in segments of
+    /// this host and of the next ones by name.
     pub(crate) fn place(
         &mut self,
         size: u64,
@@ -283,12 +285,11 @@ impl Segments {
         let first: Vec<usize> = preferred
             .iter()
             .filter_map(|name| self.by_name.get(*name).copied())
-            .chain(self.local(host, start))
             .collect();
         // The last pass comes to each name once, so without others nothing is noted. A full cluster tries all names.
         let mut tried = vec![
             false;
-            if first.is_empty() {
+            if first.is_empty() && host.is_empty() {
                 0
             } else {
                 self.names.len()
@@ -298,6 +299,15 @@ impl Segments {
             if places.len() < wanted && !std::mem::replace(&mut tried[at], true) {
                 self.place_below(at, size, &mut places);
             }
+        }
+        let mut near = (!host.is_empty()).then(|| Box::from(host));
+        while let Some(name) = near.filter(|_| places.len() < wanted) {
+            for at in self.local(&name, start) {
+                if places.len() < wanted && !std::mem::replace(&mut tried[at], true) {
+                    self.place_below(at, size, &mut places);
+                }
+            }
+            near = self.host_after(&name, host);
         }
         for step in 0..self.names.len() {
             if places.len() >= wanted {
@@ -309,6 +319,18 @@ impl Segments {
             }
         }
         places
+    }
+
+    /// Returns the host with segments that follows `host` by name, in a cycle that ends before `first`. The stock master has this
+    /// order too.
+    fn host_after(&self, host: &str, first: &str) -> Option<Box<str>> {
+        let next = |range: (Bound<&str>, Bound<&str>)| self.by_host.range::<str, _>(range).next();
+        let found = if host < first {
+            next((Excluded(host), Excluded(first)))
+        } else {
+            next((Excluded(host), Unbounded)).or_else(|| next((Unbounded, Excluded(first))))
+        };
+        found.map(|(name, _)| name.clone())
     }
 
     /// Returns the positions of the names with segments of this host, in a cycle that begins with `start`.
