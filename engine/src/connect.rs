@@ -106,13 +106,15 @@ impl Dialer {
 }
 
 /// Pause before the first probe of an idle served connection, pause between the next ones, and their number.
-const SERVED_IDLE: Duration = Duration::from_secs(600);
+/// Firewalls forget a connection without packets, some after 350 s.
+const SERVED_IDLE: Duration = Duration::from_secs(60);
 const SERVED_INTERVAL: Duration = Duration::from_secs(60);
-const SERVED_PROBES: u32 = 5;
+const SERVED_PROBES: u32 = 14;
 
 /// Configures the kernel to end a served connection when its peer has been silent for a quarter of an hour. A network may fail
 /// for minutes (a switch restarts, a virtual machine moves): a stock peer does not notice it, and its next request on a
-/// connection that was ended meanwhile fails, hours later. A peer without progress within a request is found by a timer.
+/// connection that was ended meanwhile fails, hours later. A timer finds a peer without progress within a request, or one that
+/// does not acknowledge its answers.
 pub(crate) fn outlast_gaps(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_tcp_nodelay(socket, true)?;
@@ -120,7 +122,8 @@ pub(crate) fn outlast_gaps(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, SERVED_IDLE)?;
     sockopt::set_tcp_keepintvl(socket, SERVED_INTERVAL)?;
     sockopt::set_tcp_keepcnt(socket, SERVED_PROBES)?;
-    // None: an engine of an earlier release has set one on the sockets that it passed on.
+    // None: it would also end the connection at the second probe without an answer. An engine of an earlier release has set one
+    // on the sockets that it passed on.
     Ok(sockopt::set_tcp_user_timeout(socket, 0)?)
 }
 

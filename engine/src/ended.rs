@@ -17,7 +17,7 @@ pub enum Ended {
     BadHeader,
     /// The peer requested a range that is not inside one region.
     BadAddress,
-    /// The payload made no progress.
+    /// The payload made no progress, or the peer acknowledged no byte of an answer.
     Stalled,
     /// The peer closed the connection within a request.
     Broken,

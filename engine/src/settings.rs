@@ -20,8 +20,8 @@ pub struct Settings {
     /// has this time from its turn on, its answer the same time again; it waits for its turn for six times as long.
     pub header_deadline: Duration,
     /// An unresponsive peer of an own transfer is detected within this time (keep-alive, `TCP_USER_TIMEOUT`). A payload
-    /// without progress for this time ends its connection. Served connections that are idle end only when their peer is silent
-    /// for a quarter of an hour.
+    /// without progress for this time ends its connection; so do answers of which no byte is acknowledged, after up to twice
+    /// this time. Other served connections that are idle end only when their peer is silent for a quarter of an hour.
     pub user_timeout: Duration,
     /// Most bytes of one outgoing wire request; larger transfers are split.
     pub slice_bytes: u64,

@@ -8,16 +8,19 @@ mod rig;
 #[path = "fixture/wire.rs"]
 mod wire;
 
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mooncake_engine::{
-    Admission, Endpoint, EndpointSpec, Engine, Namespace, Op, RegionId, Settings, Targets, Transfer,
+    Admission, Ended, Endpoint, EndpointSpec, Engine, Namespace, Op, RegionId, Settings, Targets,
+    Transfer,
 };
 use proto::address::ServerName;
-use proto::frame::Status;
-use rig::{BASE, bounded, put, quick, region, soon};
+use proto::frame::{Status, Version};
+use rig::{BASE, bounded, header, put, quick, region, soon, until};
+use socket2::{Domain, Socket, Type};
 use wire::Wire;
 
 fn endpoint(
@@ -92,12 +95,40 @@ async fn transfers_use_the_endpoints_namespace_and_only_own_links_end_in_a_gap()
     let mut idle = wire.namespace(0).run(connect).unwrap();
     idle.set_read_timeout(Some(rig::TIMEOUT)).unwrap();
     assert_eq!(put(&mut idle, BASE, b"before"), Status::Ok);
+    // The end of its answer stays in the send buffer of the target.
+    let narrow = || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_recv_buffer_size(1)?;
+        socket.connect(&data.into())?;
+        Ok(TcpStream::from(socket))
+    };
+    let requests = theirs.stats().requests;
+    let mut gone = wire.namespace(0).run(narrow).unwrap();
+    let read = header(Op::Read, Version::V2, BASE, 32 << 10);
+    gone.write_all(&read).unwrap();
+    until("it is answered", || theirs.stats().requests > requests).await;
+    // The status of the idle one is acknowledged by then.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let theirs_of_gone = || {
+        let port = format!(":{:04X} ", gone.local_addr()?.port());
+        let sockets = std::fs::read_to_string("/proc/thread-self/net/tcp")?;
+        Ok(sockets.lines().any(|line| line.contains(&port)))
+    };
+    assert!(wire.namespace(1).run(theirs_of_gone).unwrap());
     wire.die();
     let begun = Instant::now();
     let error = bounded(ours.transfer(write, begun + 4 * bound)).await;
     assert!(error.is_err());
     assert!(begun.elapsed() <= 3 * bound, "{:?}", begun.elapsed());
     tokio::time::sleep_until((begun + 2 * bound).into()).await;
+    until("a peer is found that takes no answer", || {
+        theirs.stats().ended[Ended::Stalled] == 1
+    })
+    .await;
+    assert!(
+        !wire.namespace(1).run(theirs_of_gone).unwrap(),
+        "it is left to the kernel"
+    );
     wire.revive();
     assert_eq!(put(&mut idle, BASE, b"after"), Status::Ok);
 }

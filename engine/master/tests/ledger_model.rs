@@ -448,7 +448,7 @@ impl Model {
         let before: Vec<_> = (0..KEYS).filter(|key| self.is_readable(*key)).collect();
         let mut removal = self.index.removal_of_all("", true).unwrap();
         while self.index.remove_next(&mut removal, now) {
-            removal.compare(|| true);
+            assert!(removal.compare(|| true));
         }
         let waits = self.collect();
         for key in 0..KEYS {

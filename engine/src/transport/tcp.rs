@@ -448,9 +448,13 @@ impl Tcp {
         while let Some(bits) = self.timers.due(now) {
             let key = connection_key(bits);
             self.turn(key, Cause::Due, now);
-            let served = match self.connections.get_mut(key).map(|one| &mut one.role) {
-                Some(Role::Served(served)) => served,
-                Some(Role::Outgoing(link)) => {
+            let Some(connection) = self.connections.get_mut(key) else {
+                continue;
+            };
+            let socket = connection.socket.as_fd();
+            let served = match &mut connection.role {
+                Role::Served(served) => served,
+                Role::Outgoing(link) => {
                     let id = link.link;
                     match link.expire(now, self.bounds.stall, &mut self.events) {
                         Ok(None) => {}
@@ -459,14 +463,16 @@ impl Tcp {
                     }
                     continue;
                 }
-                None => continue,
             };
-            match served.expire(now, self.bounds) {
+            match served.expire(now, self.bounds, socket) {
                 Ok(None) => {}
                 Ok(Some(later)) => self.timers.push(later, bits),
                 Err(ended) => {
                     if let Some(endpoint) = self.endpoints.get(&served.endpoint) {
                         endpoint.counters.ended(served.permit.peer(), ended);
+                    }
+                    if ended == Ended::Stalled {
+                        abort_on_close(&connection.socket);
                     }
                     self.drop_connection(key);
                 }
@@ -588,10 +594,18 @@ impl Transport for Tcp {
                     return;
                 }
                 let begun = served.has_bytes();
+                // The former process may have sent answers.
+                let due = served.arm_timer(self.bounds);
                 match self.add(socket, Role::Served(served)) {
-                    // Epoll does not know these bytes.
-                    Ok(key) if begun => self.watch(key, &Turn::Share),
-                    Ok(_) => {}
+                    Ok(key) => {
+                        if let Some(due) = due {
+                            self.timers.push(due, key.data().as_ffi());
+                        }
+                        // Epoll does not know these bytes.
+                        if begun {
+                            self.watch(key, &Turn::Share);
+                        }
+                    }
                     Err(error) => tracing::warn!(?endpoint, %error, "connection not watched"),
                 }
             }
@@ -742,8 +756,8 @@ impl Transport for Tcp {
     }
 }
 
-/// Makes closing this socket a reset that discards what was not sent. After a graceful close the kernel would
-/// go on sending bytes of a write whose transfer has ended.
+/// Makes closing this socket a reset that discards what was not sent. After a graceful close the kernel would go on sending
+/// bytes of a write whose transfer has ended, or would keep answers for a peer that takes none.
 fn abort_on_close(socket: &OwnedFd) {
     if let Err(error) = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)) {
         tracing::error!(%error, "a connection cannot be set to end with a reset");

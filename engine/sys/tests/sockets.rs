@@ -1,13 +1,13 @@
 //! Socket options.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use mooncake_sys::mem::parts::{Inward, Received};
-use mooncake_sys::net::socket::{report_queued, set_receive_low_water};
+use mooncake_sys::net::socket::{report_queued, set_receive_low_water, unacknowledged};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 fn readable_within(stream: &TcpStream, seconds: i64) -> bool {
@@ -71,6 +71,21 @@ fn a_receive_reports_what_is_left_in_the_buffer() {
     assert!(has_within(&receiver, PollFlags::RDHUP, 10));
     assert_eq!(receive(1), left(1, 1));
     assert_eq!(receive(1).count, 0);
+}
+
+#[test]
+fn bytes_are_unacknowledged_until_the_peer_has_space_for_them() {
+    let (mut sender, mut receiver) = connection();
+    sender.set_nonblocking(true).unwrap();
+    let mut sent = 0;
+    while let Ok(count) = sender.write(&[0; 4096]) {
+        sent += count;
+    }
+    assert!(unacknowledged(sender.as_fd()).unwrap() > 0);
+    receiver.read_exact(&mut vec![0; sent]).unwrap();
+    while unacknowledged(sender.as_fd()).unwrap() > 0 {
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -633,19 +633,13 @@ fn descriptor(peer: &Namespace) -> Descriptor {
     Descriptor::parse(body).unwrap()
 }
 
-/// Memory of a process that is its own, in bytes.
-pub(crate) fn anonymous(pid: u32) -> u64 {
+/// Memory of a process in bytes, by its name in `/proc/PID/status`.
+pub(crate) fn memory(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib: u64 = line
-        .unwrap()
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .unwrap();
-    kib << 10
+    let mut lines = status.lines().map(|line| line.split_once(':').unwrap());
+    let (_, amount) = lines.find(|(found, _)| *found == name).unwrap();
+    let kib = amount.trim().trim_end_matches(" kB").parse::<u64>();
+    kib.unwrap() << 10
 }
 
 #[tokio::test]
@@ -656,7 +650,7 @@ async fn handshakes_of_one_mebibyte_in_a_loop_cost_other_peers_nothing() {
     let (node, mut neighbour) = neighbour().await;
     let _pool = hostile_pool(&node).await;
     let engine = engine_of(&node, &neighbour).await;
-    let before = anonymous(engine);
+    let before = memory(engine, "RssAnon");
     let mut body = String::from("{\"segments\":[0");
     while body.len() < MAX_LENGTH - 16 {
         write!(body, ",{}", body.len() % 10).unwrap();
@@ -687,7 +681,7 @@ async fn handshakes_of_one_mebibyte_in_a_loop_cost_other_peers_nothing() {
         })
         .collect();
     let used = during(&node, &mut neighbour, used(&node, 4)).await.unwrap();
-    let most = anonymous(engine);
+    let most = memory(engine, "RssAnon");
     let sent: u64 = floods.into_iter().map(Harm::end).sum();
     println!(
         "{sent} handshakes, {} answered; the engine process has {} KiB, {} before; others: {used:?}",
@@ -707,7 +701,7 @@ async fn peers_that_read_eight_mebibytes_and_stop_cost_other_peers_nothing() {
     let (node, mut neighbour) = neighbour().await;
     let _pool = hostile_pool(&node).await;
     let engine = engine_of(&node, &neighbour).await;
-    let before = anonymous(engine);
+    let before = memory(engine, "RssAnon");
     let peer = Namespace::of_process(neighbour.space.pid()).unwrap();
     let address = descriptor(&peer).buffers[0].addr;
     let header = Header {
@@ -725,7 +719,7 @@ async fn peers_that_read_eight_mebibytes_and_stop_cost_other_peers_nothing() {
     };
     let stopped: Vec<_> = (0..READERS).map(|_| peer.run(read).unwrap()).collect();
     let used = during(&node, &mut neighbour, used(&node, 4)).await.unwrap();
-    let most = anonymous(engine);
+    let most = memory(engine, "RssAnon");
     println!(
         "{} readers; the engine process has {} KiB, {} before; others: {used:?}",
         stopped.len(),

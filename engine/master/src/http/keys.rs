@@ -146,10 +146,10 @@ pub(super) async fn find_keys(
     while more && Instant::now() < end {
         more = master.with_index(|index, _| index.continue_search(&mut search));
         let compared = master.beside_index(end + LAST_STEP, move || {
-            search.compare(|| Instant::now() < end + LAST_STEP);
-            search
+            let all = search.compare(|| Instant::now() < end + LAST_STEP);
+            all.then_some(search)
         });
-        match compared.await {
+        match compared.await.flatten() {
             Some(compared) => search = compared,
             None => return failure(StatusCode::BAD_REQUEST, ErrorCode::RpcTimeout),
         }

@@ -65,11 +65,16 @@ impl Walk {
         self.end.is_some_and(|end| self.from >= end)
     }
 
-    fn compare(&mut self, goes_on: impl Fn() -> bool) {
-        let (keys, wanted) = (&mut self.keys, &self.wanted);
-        let keys = keys.drain(..).take_while(|_| goes_on());
-        let matches = keys.filter(|(_, key)| wanted.contain(key));
-        self.matches.extend(matches.map(|(id, _)| id));
+    fn compare(&mut self, goes_on: impl Fn() -> bool) -> bool {
+        for (id, key) in self.keys.drain(..) {
+            if !goes_on() {
+                return false;
+            }
+            if self.wanted.contain(&key) {
+                self.matches.push(id);
+            }
+        }
+        true
     }
 }
 
@@ -92,9 +97,11 @@ impl Listing {
         })
     }
 
-    /// Compares the keys of the last step while `goes_on` is true. Otherwise the result is not needed any more.
-    pub fn compare(&mut self, goes_on: impl Fn() -> bool) {
-        self.walk.compare(goes_on);
+    /// Compares the keys of the last step while `goes_on` is true. Returns whether all were compared: otherwise the lookup is
+    /// incomplete, and must not go on.
+    #[must_use]
+    pub fn compare(&mut self, goes_on: impl Fn() -> bool) -> bool {
+        self.walk.compare(goes_on)
     }
 
     /// The readable replicas by key.
@@ -139,12 +146,17 @@ impl Removal {
         }
     }
 
-    /// Compares the keys of the last step while `goes_on` is true. Otherwise the result is not needed any more.
-    pub fn compare(&mut self, goes_on: impl Fn() -> bool) {
-        self.walk.compare(&goes_on);
+    /// Compares the keys of the last step while `goes_on` is true. Returns whether all were compared: otherwise the removal is
+    /// incomplete, and must not go on.
+    #[must_use]
+    pub fn compare(&mut self, goes_on: impl Fn() -> bool) -> bool {
+        let mut all = self.walk.compare(&goes_on);
         let wanted = &self.walk.wanted;
-        self.leaving
-            .retain(|(key, _)| goes_on() && wanted.contain(key));
+        self.leaving.retain(|(key, _)| {
+            all = all && goes_on();
+            all && wanted.contain(key)
+        });
+        all
     }
 
     #[must_use]

@@ -119,11 +119,14 @@ impl Search {
         })
     }
 
-    /// Compares the keys that the last step has found, while `goes_on` is true. A pattern may take long, so this does without the
-    /// index.
-    pub fn compare(&mut self, goes_on: impl Fn() -> bool) {
-        let candidates = std::mem::take(&mut self.candidates).into_iter();
-        for Candidate { found, here } in candidates.take_while(|_| goes_on()) {
+    /// Compares the keys that the last step has found, while `goes_on` is true. Returns whether all were compared. A pattern may
+    /// take long, so this does without the index.
+    #[must_use]
+    pub fn compare(&mut self, goes_on: impl Fn() -> bool) -> bool {
+        for Candidate { found, here } in std::mem::take(&mut self.candidates) {
+            if !goes_on() {
+                return false;
+            }
             let pattern = self.pattern.as_ref();
             if !pattern.is_none_or(|pattern| pattern.is_match(&found.key)) {
                 continue;
@@ -138,6 +141,7 @@ impl Search {
                 self.list(found);
             }
         }
+        true
     }
 
     fn list(&mut self, found: Match) {

@@ -117,10 +117,10 @@ async fn list(
     let mut listing = begun.await.unwrap_or_else(|| Err(late(master)))?;
     while master.with_index(|index, now| index.list(&mut listing, now))? {
         let compared = master.beside_index(end, move || {
-            listing.compare(|| Instant::now() < end);
-            listing
+            let all = listing.compare(|| Instant::now() < end);
+            all.then_some(listing)
         });
-        listing = compared.await.ok_or_else(|| late(master))?;
+        listing = compared.await.flatten().ok_or_else(|| late(master))?;
     }
     Ok(listing.into_found())
 }
@@ -143,10 +143,10 @@ async fn remove(
             return Ok(removal.removed());
         }
         let compared = master.beside_index(end, move || {
-            removal.compare(|| Instant::now() < end);
-            removal
+            let all = removal.compare(|| Instant::now() < end);
+            all.then_some(removal)
         });
-        removal = compared.await.ok_or_else(|| late(master))?;
+        removal = compared.await.flatten().ok_or_else(|| late(master))?;
     }
 }
 
@@ -167,8 +167,91 @@ pub(super) async fn remove_all(
         if !more {
             return removal.removed();
         }
-        removal.compare(|| true);
+        let _all = removal.compare(|| true);
         // Requests go on between the steps.
         tokio::task::yield_now().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::park_timeout;
+    use std::time::Duration;
+
+    use proto::store::Uuid;
+    use proto::store::release_0_3_13::{ObjectMeta, ReplicaType, ReplicateConfig, Segment};
+    use tokio::task::{spawn_blocking, yield_now};
+
+    use super::*;
+    use crate::admission::Admission;
+    use crate::index::{Index, Settings};
+    use crate::leadership::Leadership;
+    use crate::server::Limits;
+
+    /// A master with one key.
+    fn master() -> Master {
+        let index = Index::new(Settings::default(), 7);
+        let limits = Limits::default();
+        let master = Master::new(index, limits, Admission::Anyone, Leadership::alone());
+        let id = Uuid {
+            first: 1,
+            second: 2,
+        };
+        let segment = Segment {
+            id,
+            name: "s".into(),
+            base: 1 << 40,
+            size: 1000,
+            te_endpoint: "node:12001".into(),
+            protocol: "tcp".into(),
+            host_id: String::new(),
+        };
+        let meta = ObjectMeta {
+            key: "k".into(),
+            object_checksum: None,
+        };
+        let put = |index: &mut Index, now| {
+            index.mount_segment(segment, id, now)?;
+            index.put_start(id, "k", 1, &ReplicateConfig::default(), now)?;
+            index.put_end(id, &meta, ReplicaType::All, now)
+        };
+        master.with_index(put).unwrap();
+        master
+    }
+
+    /// Carries out a call whose keys are compared after its end. It continues when that is done, so that it finds both.
+    fn delayed<T>(call: impl AsyncFnOnce(&Master, Instant) -> T) -> T {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build();
+        runtime.unwrap().block_on(async {
+            let master = master();
+            let end = Instant::now() + Duration::from_millis(500);
+            let delay = async {
+                let compiled = spawn_blocking(|| ());
+                spawn_blocking(move || {
+                    while Instant::now() <= end {
+                        park_timeout(Duration::from_millis(1));
+                    }
+                });
+                compiled.await.unwrap();
+                // The call begins to compare.
+                yield_now().await;
+                let (send, compared) = std::sync::mpsc::channel();
+                spawn_blocking(move || send.send(()));
+                compared.recv().unwrap();
+            };
+            // In this order.
+            futures::future::join(call(&master, end), delay).await.0
+        })
+    }
+
+    #[test]
+    fn a_call_whose_keys_were_not_all_compared_in_time_fails() {
+        let listed = delayed(async |master, end| list(master, String::new(), "", end).await);
+        assert_eq!(listed, Err(ErrorCode::RpcTimeout));
+        let removed = delayed(async |master, end| {
+            remove(master, String::new(), true, "", end, &mut Vec::new()).await
+        });
+        assert_eq!(removed, Err(ErrorCode::RpcTimeout));
     }
 }

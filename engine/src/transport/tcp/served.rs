@@ -15,7 +15,7 @@ use std::time::Instant;
 use proto::frame::{HEADER_LENGTH, Header, Op, Status, Version};
 use sys::mem::Region;
 use sys::mem::parts::{Inward, Received};
-use sys::net::socket::set_receive_low_water;
+use sys::net::socket::{set_receive_low_water, unacknowledged};
 
 use super::super::Before;
 use super::{Bounds, EndpointId, PeerEnd, RegionId, SEND_BYTES, ServedEndpoint, TURN_BYTES, Turn};
@@ -29,6 +29,8 @@ use headers::Headers;
 /// peer sends 64 KiB at a time; a wakeup for each would take processor time from it on a small machine.
 /// Smaller payloads arrive whole; the sender of a larger one would wait for space in the buffers.
 const AT_ONCE: RangeInclusive<u64> = 128 << 10..=1 << 20;
+/// Bytes were sent, and how many of them are not acknowledged is not looked at on each request.
+const UNKNOWN: u64 = u64::MAX;
 /// Most requests of one connection before the others are served.
 const TURN_REQUESTS: u32 = 64;
 
@@ -46,8 +48,10 @@ pub(super) struct Served {
     rejected: bool,
     /// A valid header has arrived; from then on a header may take any time.
     proven: bool,
-    /// Time of the accept, of the first byte, or of the last payload progress.
+    /// Time of the accept, of the first byte, or of the last progress of a payload or of acknowledgements.
     since: Instant,
+    /// Bytes of answers that the peer has not acknowledged, as the timer has last seen them, or [`UNKNOWN`].
+    unacknowledged: u64,
     /// A timer is set.
     timed: bool,
     /// The socket's receive low-water mark, in bytes.
@@ -200,6 +204,7 @@ impl Served {
             rejected: false,
             proven: false,
             since: now,
+            unacknowledged: 0,
             timed: false,
             low_water: 1,
         }
@@ -213,6 +218,7 @@ impl Served {
         };
         self.headers = headers;
         self.proven = before.proven;
+        self.unacknowledged = UNKNOWN;
         true
     }
 
@@ -271,13 +277,15 @@ impl Served {
         Some(due)
     }
 
-    /// Returns when the connection ends without further progress. A connection without a byte does not: stock peers open
-    /// more than they need, and their later request on one that was closed fails.
+    /// Returns when the timer looks, and the connection ends if it sees no progress. A connection without a byte does not end:
+    /// stock peers open more than they need, and their later request on one that was closed fails.
     fn due(&self, bounds: Bounds) -> Option<Instant> {
         if self.is_within_request() {
             Some(self.since + bounds.stall)
         } else if self.is_unproven() {
             Some(self.since + bounds.header)
+        } else if self.unacknowledged > 0 {
+            Some(self.since + bounds.stall)
         } else {
             None
         }
@@ -293,16 +301,31 @@ impl Served {
         &mut self,
         now: Instant,
         bounds: Bounds,
+        socket: BorrowedFd<'_>,
     ) -> Result<Option<Instant>, Ended> {
-        match self.due(bounds) {
-            None => {
-                self.timed = false;
-                Ok(None)
+        if self.due(bounds).is_some_and(|due| due <= now) {
+            if self.is_within_request() {
+                return Err(Ended::Stalled);
             }
-            Some(due) if due > now => Ok(Some(due)),
-            Some(_) if self.is_within_request() => Err(Ended::Stalled),
-            Some(_) => Err(Ended::HeaderDeadline),
+            if self.is_unproven() {
+                return Err(Ended::HeaderDeadline);
+            }
+            self.acknowledged(unacknowledged(socket).map_err(|_| Ended::Broken)?, now)?;
         }
+        let due = self.due(bounds);
+        self.timed = due.is_some();
+        Ok(due)
+    }
+
+    /// Notes how many bytes of answers the peer has not acknowledged. The kernel would send them again for a quarter of an hour to
+    /// a peer that is gone, and their memory is charged to this process.
+    fn acknowledged(&mut self, left: u64, now: Instant) -> Result<(), Ended> {
+        if left >= self.unacknowledged {
+            return Err(Ended::Stalled);
+        }
+        self.unacknowledged = left;
+        self.since = now;
+        Ok(())
     }
 
     /// Returns whether no request is in progress. Bytes of requests that have not begun may be there.
@@ -505,6 +528,7 @@ impl Served {
             let most = visit.share.saturating_sub(visit.moved);
             let sent = self.answers.send(visit.socket, most);
             let sent = sent.map_err(|_| Ended::Broken)?;
+            self.unacknowledged = UNKNOWN;
             visit.full = sent.full || most == 0;
             if sent.payload > 0 {
                 self.since = visit.now;

@@ -4,7 +4,9 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 
 use proto::frame::{Header, Op, STATUS_LENGTH, Status};
+use rustix::net::sockopt;
 use sys::mem::{PageSize, memfd};
+use sys::net::socket::unacknowledged;
 
 use super::target::{ENDPOINT, PATIENCE, Target};
 use super::*;
@@ -88,6 +90,28 @@ fn exactly(peer: &mut TcpStream, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     peer.read_exact(&mut bytes).unwrap();
     bytes
+}
+
+/// Bytes of an answer for which a peer that receives nothing has no space, but the send buffer of the target has.
+const ANSWER: usize = 192 << 10;
+
+/// A peer that has requested such an answer, and does not receive it; and the socket of the target.
+fn unreceived(target: &mut Target) -> (TcpStream, OwnedFd) {
+    let (mut peer, one) = target.accepted();
+    let socket = one.socket.try_clone().unwrap();
+    sockopt::set_socket_send_buffer_size(&socket, 1 << 20).unwrap();
+    target.take_over(one);
+    peer.write_all(&read(0, ANSWER as u64)).unwrap();
+    target.turns_until(|stats| stats.requests == 1);
+    (peer, socket)
+}
+
+impl Target {
+    /// Lets all timers that are set become due, so many times after `begun`.
+    fn expire(&mut self, begun: Instant, times: u32) {
+        let after = PATIENCE + Duration::from_secs(1);
+        self.work(&[], begun + times * after);
+    }
 }
 
 const OK: [u8; STATUS_LENGTH] = *b"\0\0\0\0VTCM";
@@ -489,4 +513,59 @@ fn requests_that_have_not_begun_are_left_to_the_successor() {
     assert_eq!(exactly(&mut peer, 4 * OK.len()), OK.repeat(4));
     assert_eq!(former.bytes(0, 1), [0]);
     assert_eq!(successor.bytes(0, 1), [b'x']);
+}
+
+#[test]
+fn a_peer_that_acknowledges_no_byte_of_its_answer_is_disconnected_with_a_reset() {
+    let mut target = Target::serving();
+    let (mut peer, _) = unreceived(&mut target);
+    let begun = Instant::now();
+    target.expire(begun, 1);
+    assert_eq!(target.stats().connections, 1);
+    target.expire(begun, 2);
+    assert_eq!(target.stats().connections, 0);
+    assert_eq!(target.stats().ended[Ended::Stalled], 1);
+    let end = peer.read_to_end(&mut Vec::new()).unwrap_err();
+    assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_peer_that_receives_its_answer_slowly_stays_connected_and_may_then_be_idle() {
+    let mut target = Target::serving();
+    let (mut peer, socket) = unreceived(&mut target);
+    let begun = Instant::now();
+    let mut left = ANSWER + OK.len();
+    for times in 1..=2 {
+        target.expire(begun, times);
+        exactly(&mut peer, ANSWER / 2);
+        left -= ANSWER / 2;
+    }
+    exactly(&mut peer, left);
+    while unacknowledged(socket.as_fd()).unwrap() > 0 {
+        assert!(begun.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    target.expire(begun, 3);
+    assert_eq!(target.tcp.next_deadline(), None);
+    peer.write_all(&read(0, 1)).unwrap();
+    target.turns_until(|stats| stats.requests == 2);
+    assert_eq!(exactly(&mut peer, OK.len() + 1)[..OK.len()], OK);
+    assert_eq!(target.stats().ended[Ended::Stalled], 0);
+}
+
+#[test]
+fn answers_of_a_former_process_without_acknowledgements_end_the_connection() {
+    let mut former = Target::serving();
+    let (mut peer, _) = unreceived(&mut former);
+    let (to, mut passed) = mpsc::unbounded_channel();
+    former.pass_on(to);
+    let mut successor = Target::serving();
+    successor.take_over(passed.try_recv().unwrap());
+    let begun = Instant::now();
+    for times in 1..=2 {
+        assert_eq!(successor.stats().connections, 1);
+        successor.expire(begun, times);
+    }
+    assert_eq!(successor.stats().ended[Ended::Stalled], 1);
+    assert!(peer.read_to_end(&mut Vec::new()).is_err());
 }

@@ -22,6 +22,20 @@ pub fn report_queued(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::IPPROTO_TCP, libc::TCP_INQ, 1)
 }
 
+/// Returns how many bytes a TCP socket holds that its peer has not acknowledged, sent or not (`SIOCOUTQ`).
+///
+/// # Errors
+/// From `ioctl(2)`: the socket is a listener.
+pub fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the call writes one int, which is valid during the call.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
 /// Sets an option whose value is an int.
 fn set(
     socket: BorrowedFd<'_>,

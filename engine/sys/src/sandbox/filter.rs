@@ -84,7 +84,7 @@ const ALLOWED: &[Rule] = &[
             &[Is(1, libc::FIONBIO as i64)],
             &[Is(1, libc::FIOCLEX as i64)],
             &[Is(1, libc::FIONREAD as i64)],
-            // Also SIOCOUTQ.
+            // SIOCOUTQ.
             &[Is(1, libc::TIOCOUTQ as i64)],
         ],
     ),

@@ -82,6 +82,7 @@ fn tcp() {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
     sockopt::set_socket_linger(&stream, None).unwrap();
     socket::set_receive_low_water(stream.as_fd(), 4).unwrap();
+    assert_eq!(socket::unacknowledged(stream.as_fd()).unwrap(), 0);
     let mut request = [0; 4];
     stream.read_exact(&mut request).unwrap();
     assert_eq!(&request, b"ping");

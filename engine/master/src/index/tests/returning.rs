@@ -189,10 +189,10 @@ fn a_removal_in_steps_concerns_the_evicted_values_of_an_owner_that_goes_away_mea
             pools.index.removal_of_all("", true).unwrap()
         };
         assert!(pools.index.remove_next(&mut removal, at(4)));
-        removal.compare(|| true);
+        assert!(removal.compare(|| true));
         expire(&mut pools, 1);
         while pools.index.remove_next(&mut removal, at(4)) {
-            removal.compare(|| true);
+            assert!(removal.compare(|| true));
         }
         come_back(&mut pools, 1, at(5));
         assert!(!has(&mut pools, "k", at(5)), "{pattern}");
@@ -209,14 +209,14 @@ fn a_removal_in_steps_is_not_answered_if_an_owner_falls_silent_before_its_ranges
         let mut removal = pools.index.removal_of_all("", true).unwrap();
         for _ in 0..2 {
             assert!(pools.index.remove_next(&mut removal, at(4)));
-            removal.compare(|| true);
+            assert!(removal.compare(|| true));
         }
         assert_eq!(removal.removed(), 1);
         if silent {
             expire(&mut pools, 1);
         }
         while pools.index.remove_next(&mut removal, at(4)) {
-            removal.compare(|| true);
+            assert!(removal.compare(|| true));
         }
         let mut waits = pools.index.take_signals().waits;
         assert!(!pools.index.have_happened(&mut waits));

@@ -15,7 +15,7 @@ impl Index {
     ) -> Result<BTreeMap<String, Vec<ReplicaDescriptor>>, ErrorCode> {
         let mut listing = Listing::begin(pattern, scope.clone())?;
         while self.list(&mut listing, now)? {
-            listing.compare(|| true);
+            assert!(listing.compare(|| true));
         }
         Ok(listing.into_found())
     }
@@ -29,7 +29,7 @@ impl Index {
     ) -> Result<i64, ErrorCode> {
         let mut removal = Removal::begin(pattern, scope.clone(), force)?;
         while self.remove_next(&mut removal, now) {
-            removal.compare(|| true);
+            assert!(removal.compare(|| true));
         }
         Ok(removal.removed())
     }
@@ -50,7 +50,7 @@ impl Index {
             return 0;
         };
         while self.remove_next(&mut removal, now) {
-            removal.compare(|| true);
+            assert!(removal.compare(|| true));
         }
         removal.removed()
     }
@@ -69,7 +69,7 @@ impl Index {
 
     pub(super) fn search(&self, search: &mut Search) -> bool {
         let more = self.continue_search(search);
-        search.compare(|| true);
+        assert!(search.compare(|| true));
         more
     }
 }
@@ -116,7 +116,7 @@ fn a_call_by_pattern_looks_at_some_objects_in_each_step() {
         let mut keys = index.objects.len();
         let mut steps = 0;
         while index.remove_next(&mut removal, at(1)) {
-            removal.compare(|| true);
+            assert!(removal.compare(|| true));
             assert!(keys - index.objects.len() <= 256);
             (keys, steps) = (index.objects.len(), steps + 1);
         }
@@ -138,7 +138,7 @@ fn a_call_by_pattern_looks_at_some_objects_in_each_step() {
     let mut listing = Listing::begin("", Scope::default()).unwrap();
     let mut steps = 0;
     while index.list(&mut listing, at(1)).unwrap() {
-        listing.compare(|| true);
+        assert!(listing.compare(|| true));
         steps += 1;
     }
     // It looks at them, and then describes them.
@@ -147,18 +147,38 @@ fn a_call_by_pattern_looks_at_some_objects_in_each_step() {
 }
 
 #[test]
+fn a_comparison_that_is_given_up_is_reported() {
+    let mut index = with_segments(long_lived(), &[1 << 30]);
+    fill(&mut index, 3, at(0));
+    let scope = Scope::default();
+    let mut listing = Listing::begin("", scope.clone()).unwrap();
+    assert!(index.list(&mut listing, at(1)).unwrap());
+    let mut search = index.begin_search(&scope, "", Some(""), 9).unwrap();
+    index.continue_search(&mut search);
+    let mut removal = Removal::begin("", scope, true).unwrap();
+    assert!(index.remove_next(&mut removal, at(1)));
+    let left = std::cell::Cell::new(2);
+    let twice = || left.replace(left.get() - 1) > 0;
+    assert!(!listing.compare(twice));
+    left.set(2);
+    assert!(!search.compare(twice));
+    left.set(2);
+    assert!(!removal.compare(twice));
+}
+
+#[test]
 fn a_removal_in_steps_spares_what_gets_a_lease_or_another_value_meanwhile() {
     let mut index = with_segments(long_lived(), &[1 << 30]);
     fill(&mut index, 3, at(0));
     let mut removal = Removal::begin("", Scope::default(), false).unwrap();
     assert!(index.remove_next(&mut removal, at(1)));
-    removal.compare(|| true);
+    assert!(removal.compare(|| true));
     get(&mut index, "k0", at(1)).unwrap();
     let config = ReplicateConfig::default();
     index.upsert_start(CLIENT, "k1", 2, &config, at(1)).unwrap();
     put(&mut index, "later", 1, at(1)).unwrap();
     while index.remove_next(&mut removal, at(1)) {
-        removal.compare(|| true);
+        assert!(removal.compare(|| true));
     }
     assert_eq!(
         (removal.removed(), index.keys()),
