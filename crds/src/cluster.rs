@@ -585,7 +585,7 @@ pub struct MooncakeClusterStatus {
     /// Generation of the spec to which this status belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions: Ready, MasterReady, PoolsReady, TransportsReady, PodsInjected and, with `spec.metadata.type` HTTP or Etcd, MetadataReady, with `spec.mnnvl` MnnvlReady, and with the built-in master, from the first drain on, Drained.
+    /// Conditions: Ready, MasterReady, PoolsReady, TransportsReady, PodsInjected and, with `spec.metadata.type` HTTP or Etcd, MetadataReady, with `spec.mnnvl` MnnvlReady, with the built-in master, from the first drain on, Drained, and from a change from RDMA to TCP until RDMA is used again, RdmaUsable.
     /// Reconciling, Stalled, Degraded and Paused are present only while they are True.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -31,6 +31,9 @@ pub enum ConditionType {
     MetadataReady,
     /// MooncakeCluster: the transports that the spec requires are proven to work.
     TransportsReady,
+    /// MooncakeCluster, only from a change from RDMA to TCP until RDMA is used again: every storing node has proved RDMA again. The
+    /// operator measures from its transition how long RDMA has been usable. `Ready` does not wait for it.
+    RdmaUsable,
     /// MooncakeCluster: every labelled pod was injected.
     PodsInjected,
     /// MooncakeCluster, only with `spec.mnnvl`: every participating node is a member of the
@@ -65,6 +68,7 @@ impl ConditionType {
             Self::PoolsReady => "PoolsReady",
             Self::MetadataReady => "MetadataReady",
             Self::TransportsReady => "TransportsReady",
+            Self::RdmaUsable => "RdmaUsable",
             Self::PodsInjected => "PodsInjected",
             Self::MnnvlReady => "MnnvlReady",
             Self::Drained => "Drained",

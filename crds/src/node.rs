@@ -422,7 +422,7 @@ pub struct MooncakeNodeStatus {
     /// on nodes without RDMA devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<DeviceHealth>,
-    /// Number of checks by result. Absent before the first round of checks.
+    /// Number of checks by result. Absent until the agent has read the node's hardware and run them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckCounts>,
     /// Findings of the checks that did not pass, the worst of each check first, at most 24.

@@ -1,7 +1,10 @@
 //! Every setting of the operator, parsed once.
 
+use std::time::Duration;
+
 use clap::Parser;
 
+use crate::cluster::transport::SETTLING;
 use crate::{admission, cluster, lease};
 
 /// How the packets of stock engines in injected pods are queued in the network, with RDMA.
@@ -93,6 +96,10 @@ pub struct Args {
     #[command(flatten)]
     pub rdma_class: RdmaClass,
 
+    /// Seconds for which every node has to have proved RDMA before a cluster that has fallen back to TCP returns to it.
+    #[arg(long, env = "RDMA_SETTLING_SECONDS", default_value_t = SETTLING.as_secs())]
+    pub rdma_settling_seconds: u64,
+
     /// Lease in the operator's namespace by which one replica leads.
     #[arg(long, env = "LEASE_NAME", default_value = "mooncake-operator")]
     pub lease_name: String,
@@ -118,6 +125,7 @@ impl Args {
             admitted_role: self.admitted_role.clone(),
             pool_priority_class: priority_class.filter(|name| !name.is_empty()),
             metrics_namespaces: self.metrics_namespaces.clone(),
+            rdma_settling: Duration::from_secs(self.rdma_settling_seconds),
         }
     }
 

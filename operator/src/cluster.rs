@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::update::PoolPlace;
-use crds::{MooncakeCluster, MooncakeClusterStatus, Reason, Word};
+use crds::{MooncakeCluster, MooncakeClusterStatus, Reason};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -199,21 +199,29 @@ impl Session<'_> {
         let context = self.context;
         let mut refused = Refused::default();
         let writer = context.writer.pausing(valid.paused);
-        let peers = observed.foreign_peers(&valid.namespace, &valid.name);
-        let master = observed.serving_master(&valid.name);
-        let master_uid = master_instance(self.cluster, master);
-        let pod_statuses = pod_statuses(observed, master_uid.as_deref());
-        let before = self.old.transport.and_then(Word::known);
-        let paused = writer.is_paused();
-        let transport = transport::Facts::of(valid, observed, &pod_statuses, before, paused);
-        let claims = transport::has_claims(transport.decide(), before);
-        let cordons = self.cordons(valid, observed, &pod_statuses);
-        let excluded = &cordons.excluded;
-        let desired = desired::desired(valid, &context.settings, &peers, claims, excluded);
         let begins = self.old.observed_generation != Some(valid.generation);
         if begins && !writer.is_paused() {
             self.begin(valid).await?;
         }
+        let now = now();
+        let peers = observed.foreign_peers(&valid.namespace, &valid.name);
+        let master = observed.serving_master(&valid.name);
+        let master_uid = master_instance(self.cluster, master);
+        let pod_statuses = pod_statuses(observed, master_uid.as_deref());
+        let (paused, settling) = (writer.is_paused(), context.settings.rdma_settling);
+        let transport = transport::Facts::of(
+            valid,
+            observed,
+            &pod_statuses,
+            &self.old,
+            paused,
+            settling,
+            now,
+        );
+        let claims = transport::has_claims(transport.decide(), transport.before);
+        let cordons = self.cordons(valid, observed, &pod_statuses);
+        let excluded = &cordons.excluded;
+        let desired = desired::desired(valid, &context.settings, &peers, claims, excluded);
         let pools = apply::apply(
             &context.client,
             &writer,
@@ -261,8 +269,7 @@ impl Session<'_> {
             refused: finding.as_ref(),
             mnnvl: mnnvl.as_ref(),
         };
-        self.write(status::compute(&facts, &self.old, Timestamp::now()))
-            .await?;
+        self.write(status::compute(&facts, &self.old, now)).await?;
         let all_written = pod_conditions::write(
             &context.client,
             &context.writer,
@@ -437,8 +444,7 @@ impl Session<'_> {
             update: &valid.update,
             drain_seconds: &drain_seconds,
             given_up: &self.given_up(valid, of.excluded),
-            // Times are stored in whole seconds.
-            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+            now: now(),
         };
         rollout::next(&facts, self.old.rollout.as_ref())
     }
@@ -527,6 +533,11 @@ impl Session<'_> {
         };
         Ok(())
     }
+}
+
+/// The time. Statuses store whole seconds.
+fn now() -> Timestamp {
+    Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default()
 }
 
 /// What is known of each pool pod, in the order of `observed`.

@@ -15,6 +15,7 @@ pub(crate) fn settings() -> Settings {
         admitted_role: "mooncake-admitted".to_owned(),
         pool_priority_class: Some("mooncake-pool".to_owned()),
         metrics_namespaces: vec!["monitoring".to_owned()],
+        rdma_settling: crate::cluster::transport::SETTLING,
     }
 }
 

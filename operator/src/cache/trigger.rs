@@ -5,6 +5,7 @@ use crds::condition::find;
 use crds::node::{PoolAssignment, PoolReport};
 use crds::{ConditionType, MooncakeCluster, MooncakeNode, MooncakeNodePolicy, names};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::DeserializeGuard;
 use kube::{Resource, ResourceExt};
 
@@ -50,7 +51,7 @@ pub(super) fn differs<K: Resource + Clone + PartialEq>(old: &K, new: &K) -> bool
 }
 
 /// The cluster and its nodes, after a change of the spec, of what the operator remembers of a ComputeDomain, or of the
-/// transport, which the nodes of injected pods read.
+/// transport, which the nodes of injected pods read; the cluster alone, after a change of what is remembered of its change to TCP.
 pub(super) fn of_cluster(
     old: Option<&DeserializeGuard<MooncakeCluster>>,
     new: &DeserializeGuard<MooncakeCluster>,
@@ -67,12 +68,23 @@ pub(super) fn of_cluster(
             status.and_then(|status| status.transport.as_ref()),
         )
     }
-    if old.is_some_and(|old| relevant(old) == relevant(new)) {
+    fn rdma_usable(cluster: &DeserializeGuard<MooncakeCluster>) -> Option<(&str, &Time)> {
+        let status = cluster.0.as_ref().ok()?.status.as_ref()?;
+        let usable = find(&status.conditions, ConditionType::RdmaUsable)?;
+        Some((&*usable.status, &usable.last_transition_time))
+    }
+    let same_for_nodes = old.is_some_and(|old| relevant(old) == relevant(new));
+    if same_for_nodes && old.is_some_and(|old| rdma_usable(old) == rdma_usable(new)) {
         return Vec::new();
     }
-    named(new.namespace(), Some(new.name_any()))
-        .map(|name| vec![Trigger::Cluster(name.clone()), Trigger::NodesOf(name)])
-        .unwrap_or_default()
+    let Some(name) = named(new.namespace(), Some(new.name_any())) else {
+        return Vec::new();
+    };
+    let mut triggers = vec![Trigger::Cluster(name.clone())];
+    if !same_for_nodes {
+        triggers.push(Trigger::NodesOf(name));
+    }
+    triggers
 }
 
 /// The node, after a change of what the operator reads; the clusters whose pool pods changed; and the clusters of

@@ -83,6 +83,7 @@ pub fn compute(
     } = *facts;
     let serving = serving(pod_statuses).len();
     let wanted = wanted(pools, pod_statuses);
+    let rdma_usable = transports::rdma_usable(transport);
     let (transport, transports) =
         transports::evaluate(transport, pod_statuses, &observed.claimable);
     let parts = [
@@ -92,6 +93,7 @@ pub fn compute(
     ];
     let mut findings = summary(facts, &parts, (serving, wanted));
     findings.extend(parts);
+    findings.extend(rdma_usable);
     findings.extend(metadata_ready(facts));
     findings.push(injection::finding(cluster, &observed.labelled));
     findings.extend(mnnvl.map(|outlook| outlook.finding.clone()));
@@ -142,10 +144,16 @@ pub fn next_reconcile(facts: &Facts<'_>, conditions: &[Condition], open: bool) -
             Reason::ComputeDomainNotReady | Reason::Progressing | Reason::ApiFailed
         )
     });
+    let transport = facts.transport;
+    let settles = transport.settles_at().and_then(|at| {
+        let left = at.duration_since(transport.now);
+        Duration::try_from(left).ok()
+    });
     let periods = [
         (!at_rest).then_some(PERIOD),
         facts.rollout.recheck,
         waits.then_some(RECHECK_PERIOD),
+        settles,
     ];
     periods.into_iter().flatten().min()
 }
@@ -187,6 +195,7 @@ pub fn failed(
         }
     }
     for kind in [
+        ConditionType::RdmaUsable,
         ConditionType::MetadataReady,
         ConditionType::MnnvlReady,
         ConditionType::Drained,

@@ -2,12 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crds::cluster::{MooncakeCluster, Transport, TransportPolicy, Transports};
+use crds::condition::find;
 use crds::node::{HcaLine, serving_ports};
 use crds::text::first_names;
-use crds::{MooncakeNode, names};
+use crds::{ConditionStatus, ConditionType, MooncakeClusterStatus, MooncakeNode, Word, names};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
 use crate::cache::Claimable;
@@ -20,6 +24,10 @@ use crate::pod::{injected_transport, is_over, node_of};
 
 /// Most ports of a node in a message.
 const MAX_PORTS: usize = 2;
+
+/// Default of the time for which RDMA has to be usable before a cluster that has fallen back to TCP returns to it. Each change
+/// publishes the segments again and interrupts clients, so a port that flaps must not cause one each time.
+pub const SETTLING: Duration = Duration::from_secs(300);
 
 /// The transport that the policies in force require; `None` where RDMA is used if it is proved.
 pub fn required(policies: &Transports) -> Option<Transport> {
@@ -58,6 +66,20 @@ pub struct Facts {
     pub obstacle: Option<Obstacle>,
     /// No object may be changed.
     pub paused: bool,
+    /// The change to TCP after which the cluster has not returned to RDMA; `None`: there was none.
+    pub fallback: Option<Fallback>,
+    /// How long RDMA has to be usable before the cluster returns to it.
+    pub settling: Duration,
+    /// In whole seconds, as the status stores times.
+    pub now: Timestamp,
+}
+
+/// What is known of RDMA in a cluster that has changed from it to TCP, because it was no longer usable. The condition RdmaUsable
+/// stores it: a restarted operator goes on from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallback {
+    Unusable,
+    UsableSince(Timestamp),
 }
 
 /// A node with a pool pod of the cluster.
@@ -97,12 +119,14 @@ impl Facts {
         cluster: &Valid,
         observed: &Observed,
         pods: &[PoolPodStatus],
-        before: Option<Transport>,
+        old: &MooncakeClusterStatus,
         paused: bool,
+        settling: Duration,
+        now: Timestamp,
     ) -> Self {
         Self {
             required: required(&cluster.transports),
-            before,
+            before: old.transport.and_then(Word::known),
             nodes: storing_nodes(observed),
             complete: is_complete(cluster, observed),
             serves: pods
@@ -111,12 +135,16 @@ impl Facts {
             over_rdma: injected_over_rdma(cluster, &observed.labelled),
             obstacle: obstacle(cluster, &observed.claimable),
             paused,
+            fallback: stored_fallback(&old.conditions),
+            settling,
+            now,
         }
     }
 
     /// Decides. A stock engine has one transport for its life, so injected pods with RDMA decide for their cluster, whatever was
     /// decided before: a pod may be created while a decision is on its way to the webhook. Those with TCP are served in any case.
-    /// Without pods on RDMA, it is used if every storing node has proved it. `None` while nothing is known.
+    /// Without pods on RDMA, it is used if every storing node has proved it, after a fallback for some time. `None` while nothing
+    /// is known.
     pub fn decide(&self) -> Option<Transport> {
         if let Some(required) = self.required {
             return Some(required);
@@ -130,8 +158,45 @@ impl Facts {
         };
         (!self.over_rdma.is_empty())
             .then_some(Transport::Rdma)
-            .or_else(|| self.wanted())
+            .or_else(|| self.wanted().filter(|_| self.settles_at().is_none()))
             .or_else(fallback)
+    }
+
+    /// When a cluster that has fallen back to TCP has waited long enough with usable RDMA; `None`: it does not wait.
+    pub fn settles_at(&self) -> Option<Timestamp> {
+        let at = self.returns_at(self.usable_since()?);
+        (at > self.now).then_some(at)
+    }
+
+    /// When a cluster that has fallen back returns to RDMA, if RDMA stays usable.
+    pub fn returns_at(&self, usable_since: Timestamp) -> Timestamp {
+        let at = usable_since.saturating_add(self.settling);
+        at.unwrap_or(Timestamp::MAX)
+    }
+
+    fn usable_since(&self) -> Option<Timestamp> {
+        let fallback = self.fallback?;
+        (self.wanted() == Some(Transport::Rdma)).then_some(match fallback {
+            Fallback::Unusable => self.now,
+            Fallback::UsableSince(since) => since,
+        })
+    }
+
+    /// What has to be stored of a fallback until the cluster uses RDMA again. One that the spec causes is none: who changes
+    /// the spec back does not expect to wait.
+    pub fn next_fallback(&self) -> Option<Fallback> {
+        let by_spec = self.required.is_some() || matches!(self.obstacle, Some(Obstacle::Spec(_)));
+        let fell_back = self.fallback.is_some() || self.before == Some(Transport::Rdma);
+        if by_spec || !fell_back || self.decide() != Some(Transport::Tcp) {
+            return None;
+        }
+        let last = self.fallback.unwrap_or(Fallback::Unusable);
+        Some(match self.wanted() {
+            Some(Transport::Tcp) => Fallback::Unusable,
+            Some(Transport::Rdma) => self.usable_since().map_or(last, Fallback::UsableSince),
+            // Silence of an agent is no loss of a proof.
+            None => last,
+        })
     }
 
     /// The transport that a cluster without injected pods on RDMA is to use; `None` while that is unknown, which changes nothing.
@@ -174,6 +239,15 @@ impl Facts {
 /// Whether the cluster has the template of claims by which its injected pods get a device. It exists before a pod can name it.
 pub fn has_claims(decided: Option<Transport>, before: Option<Transport>) -> bool {
     [decided, before].contains(&Some(Transport::Rdma))
+}
+
+fn stored_fallback(conditions: &[Condition]) -> Option<Fallback> {
+    let usable = find(conditions, ConditionType::RdmaUsable)?;
+    Some(if usable.status == ConditionStatus::True.as_str() {
+        Fallback::UsableSince(usable.last_transition_time.0)
+    } else {
+        Fallback::Unusable
+    })
 }
 
 /// The nodes with pool pods in any state: one that is being replaced leaves no node out.

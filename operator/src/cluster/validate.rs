@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crds::CheckId;
 use crds::cluster::{
@@ -34,6 +35,8 @@ pub struct Settings {
     pub pool_priority_class: Option<String>,
     /// Namespaces whose pods may read the master's metrics.
     pub metrics_namespaces: Vec<String>,
+    /// How long RDMA has to be usable before a cluster that has fallen back to TCP returns to it.
+    pub rdma_settling: Duration,
 }
 
 const KEY_RULE: &str = "[prefix/]name of letters, digits, - _ .";

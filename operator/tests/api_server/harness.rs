@@ -29,6 +29,8 @@ pub(crate) const TEAM: &str = "team";
 pub(crate) const SYSTEM: &str = "mooncake-system";
 const SET: &str = "kv-pool-default";
 const LIMIT: Duration = Duration::from_secs(30);
+/// Long enough to be observed, short enough to be waited for.
+pub(crate) const SETTLING: Duration = Duration::from_secs(5);
 const NODES: [&str; 2] = ["n1", "n2"];
 
 pub(crate) struct Harness {
@@ -688,6 +690,7 @@ pub(crate) fn settings() -> Settings {
         admitted_role: "mooncake-admitted".to_owned(),
         pool_priority_class: None,
         metrics_namespaces: vec!["monitoring".to_owned()],
+        rdma_settling: SETTLING,
     }
 }
 

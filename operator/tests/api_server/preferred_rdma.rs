@@ -1,5 +1,7 @@
 //! The transport of a cluster that prefers RDMA, from the proofs of its nodes and the injected pods that run.
 
+use std::time::{Duration, Instant};
+
 use anyhow::ensure;
 use crds::Reason;
 use crds::cluster::Transport;
@@ -8,7 +10,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
-use super::harness::{Harness, eventually};
+use super::harness::{Harness, SETTLING, eventually};
 use super::server::Server;
 
 /// The decided transport, the one that is assigned to the pool pod of `n2`, and whether pods can claim devices.
@@ -122,10 +124,26 @@ async fn preferred_rdma_follows_the_proofs_of_every_node_while_no_injected_pod_u
     becomes(&harness, Transport::Tcp).await?;
     harness.ready().await?;
 
-    // Pods with TCP are served beside RDMA, so they hold nothing.
+    // Pods with TCP are served beside RDMA, so they hold nothing. A fallback does, until RDMA was usable for some time, which a
+    // new operator knows from the status.
     inject(&harness, "over-tcp", Transport::Tcp).await?;
+    let since = Instant::now();
     harness.report_port("n2", None).await?;
+    let waits = [
+        "True TransportDegraded",
+        "although every storing node",
+        "This changes to RDMA at",
+    ];
+    reports(&harness, &waits).await?;
+    let usable = harness.condition("RdmaUsable").await?;
+    ensure!(usable.starts_with("True Progressing"), "{usable}");
+    harness.restart_operator().await?;
     becomes(&harness, Transport::Rdma).await?;
+    // Times are stored in whole seconds.
+    let waited = since.elapsed() + Duration::from_secs(1);
+    ensure!(waited >= SETTLING, "{waited:?}");
+    let usable = harness.condition("RdmaUsable").await?;
+    ensure!(usable.is_empty(), "{usable}");
     harness.ready().await?;
     reports(&harness, &["True AsExpected", "over which 2 pool pods"]).await?;
 

@@ -93,6 +93,10 @@ pub(super) fn compose(
     conditions.sort_by(|one, other| one.type_.cmp(&other.type_));
     let found = previous.map_or(&[][..], |previous| &previous.findings);
     let found_later = previous.and_then(|previous| previous.later_findings.as_deref());
+    let previous_checks = previous.and_then(|previous| previous.checks);
+    // Before the first reading of the hardware, the only check that ran is the one that reports this. With its count, the operator
+    // would take ports that were not read for ports that the node does not have.
+    let read = report.hcas.is_some();
     let (checks, findings, later_findings) = match report.health.as_ref().map(findings::by_release)
     {
         Some((health, later)) => {
@@ -100,13 +104,13 @@ pub(super) fn compose(
                 findings::findings(reported, before, &spec.injected, &report.affected_pods)
             };
             (
-                Some(health.counts),
+                read.then_some(health.counts).or(previous_checks),
                 listed(&health.findings, found),
                 Some(listed(&later, found_later.unwrap_or_default())),
             )
         }
         None => (
-            previous.and_then(|previous| previous.checks),
+            previous_checks,
             found.to_vec(),
             found_later.map(<[_]>::to_vec),
         ),

@@ -57,6 +57,13 @@ fn a_status_of_a_cluster_triggers_nothing_and_its_spec_the_cluster_and_its_nodes
     assert_eq!(after(|cluster| status(cluster, domain)), all);
     let transport = "{nodes: 2/2, transport: Tcp}";
     assert_eq!(after(|cluster| status(cluster, transport)), all);
+    // A deletion of the condition ends the wait for RDMA.
+    let usable = "{nodes: 1/2, conditions: [{type: RdmaUsable, status: 'True', reason: Progressing, message: m, \
+                  lastTransitionTime: '2026-01-01T00:00:00Z'}]}";
+    assert_eq!(after(|cluster| status(cluster, usable)), all[..1]);
+    let ready = "{nodes: 1/2, conditions: [{type: Ready, status: 'True', reason: AsExpected, message: m, \
+                 lastTransitionTime: '2026-01-01T00:00:00Z'}]}";
+    assert_eq!(after(|cluster| status(cluster, ready)), nothing);
     let new = DeserializeGuard(Ok(cluster()));
     assert_eq!(of_cluster(None, &new), all, "new or deleted");
 }

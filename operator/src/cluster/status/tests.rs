@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crds::MooncakeNode;
 use crds::cluster::{MasterType, Transport};
 use crds::condition::find;
 use crds::node::{MooncakeNodeSpec, POOLS_LIMIT, PoolAssignment};
-use crds::{MooncakeNode, Word};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use kube::core::DeserializeGuard;
@@ -15,6 +15,7 @@ use crate::cache::Claimable;
 use crate::cluster::pool_pod::evaluate;
 use crate::fixture;
 
+mod fallback;
 mod next_reconcile;
 
 fn pod(text: &str) -> Arc<Pod> {
@@ -123,10 +124,19 @@ impl TestCluster {
 
     fn status(&self, old: &MooncakeClusterStatus, second: i64) -> MooncakeClusterStatus {
         let now = Timestamp::from_second(second).unwrap();
-        self.with_facts(old, |facts| compute(facts, old, now))
+        self.with_facts_at(now, old, |facts| compute(facts, old, now))
     }
 
     fn with_facts<T>(&self, old: &MooncakeClusterStatus, of: impl FnOnce(&Facts<'_>) -> T) -> T {
+        self.with_facts_at(Timestamp::UNIX_EPOCH, old, of)
+    }
+
+    fn with_facts_at<T>(
+        &self,
+        now: Timestamp,
+        old: &MooncakeClusterStatus,
+        of: impl FnOnce(&Facts<'_>) -> T,
+    ) -> T {
         let cluster = fixture::valid(self.spec);
         let observed = Observed {
             master_pods: self.masters.clone(),
@@ -151,8 +161,16 @@ impl TestCluster {
             .iter()
             .map(|(pod, mooncake_node)| evaluate(pod, mooncake_node.as_ref(), master.as_deref()))
             .collect();
-        let before = old.transport.and_then(Word::known);
-        let transport = transport::Facts::of(&cluster, &observed, &pod_statuses, before, false);
+        let settling = transport::SETTLING;
+        let transport = transport::Facts::of(
+            &cluster,
+            &observed,
+            &pod_statuses,
+            old,
+            false,
+            settling,
+            now,
+        );
         let facts = Facts {
             cluster: &cluster,
             transport: &transport,

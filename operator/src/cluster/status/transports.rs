@@ -9,7 +9,7 @@ use crds::{ConditionStatus, ConditionType, NewCondition, Reason};
 use super::{MAX_LISTED, describe};
 use crate::cache::Claimable;
 use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
-use crate::cluster::transport::{Facts, Obstacle, Rdma, StoringNode};
+use crate::cluster::transport::{Facts, Fallback, Obstacle, Rdma, StoringNode};
 
 /// Evaluates the decided transport and the one over which pool pods are served. Where the spec requires RDMA, the status
 /// states no transport while no pool pod is served over it; where the transport is decided, agents and webhook read it there.
@@ -33,6 +33,28 @@ pub(super) fn evaluate(
         (Some(Transport::Tcp), _) => (transport, tcp(pods, (Reason::AsExpected, String::new()))),
         (None, Some(Transport::Tcp)) => (transport, tcp(pods, why_tcp(facts))),
     }
+}
+
+/// The condition by which the operator remembers a fallback to TCP; `None` where there was none.
+pub(super) fn rdma_usable(facts: &Facts) -> Option<NewCondition> {
+    let kind = ConditionType::RdmaUsable;
+    Some(match facts.next_fallback()? {
+        Fallback::Unusable => {
+            let message = format!(
+                "the cluster has changed from RDMA to TCP, and TransportsReady has the cause. It returns when RDMA has \
+                 been usable for {} s",
+                facts.settling.as_secs()
+            );
+            NewCondition::new(kind, false, Reason::TransportDegraded, message)
+        }
+        Fallback::UsableSince(since) => {
+            let at = facts.returns_at(since);
+            let message = format!(
+                "every storing node has proved RDMA again, and the cluster returns to it at {at} if it stays so"
+            );
+            NewCondition::new(kind, true, Reason::Progressing, message)
+        }
+    })
 }
 
 fn ready(reason: Reason, message: String) -> NewCondition {
@@ -224,6 +246,13 @@ fn outlook(facts: &Facts, decided: Transport) -> String {
                 word(wanted),
                 pods.len(),
                 first_clauses(pods, MAX_LISTED)
+            );
+        } else if let Some(at) = facts.settles_at() {
+            text += &format!(
+                ". This changes to {} at {at} if every proof is kept until then: after a change to TCP, RDMA has to be \
+                 usable for {} s",
+                word(wanted),
+                facts.settling.as_secs()
             );
         }
     }

@@ -49,8 +49,17 @@ fn facts(letters: &str, over_rdma: usize, before: Option<Transport>) -> Facts {
         over_rdma: pods(over_rdma),
         obstacle: None,
         paused: false,
+        fallback: None,
+        settling: SETTLING,
+        now: at(0),
     }
 }
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+const SETTLING_SECONDS: i64 = 300;
 
 #[test]
 fn the_transport_follows_the_pods_on_rdma_and_without_them_the_proofs_of_every_node() {
@@ -124,6 +133,83 @@ fn an_obstacle_is_tcp_and_one_that_is_not_known_yet_changes_nothing() {
     assert_eq!(with(Obstacle::Unknown, TCP), TCP);
 }
 
+#[test]
+fn a_cluster_that_has_fallen_back_returns_when_rdma_was_usable_for_the_settling_time() {
+    let since = Some(Fallback::UsableSince(at(100)));
+    let due = 100 + SETTLING_SECONDS;
+    for (letters, second, fallback, decided) in [
+        ("pp", 100, Some(Fallback::Unusable), TCP),
+        ("pp", due - 1, since, TCP),
+        ("pp", due, since, RDMA),
+        ("pn", due, since, TCP),
+        // What is unknown changes nothing.
+        ("pu", due, since, TCP),
+        // It has not fallen back: its nodes were checked only now.
+        ("pp", 100, None, RDMA),
+    ] {
+        let mut facts = facts(letters, 0, TCP);
+        (facts.fallback, facts.now) = (fallback, at(second));
+        assert_eq!(facts.decide(), decided, "{letters} {second} {fallback:?}");
+    }
+    let mut waits = facts("pp", 0, TCP);
+    (waits.fallback, waits.now) = (since, at(due - 1));
+    assert_eq!(waits.settles_at(), Some(at(due)));
+    // Pods on RDMA do not wait, and without a time to settle nothing does.
+    waits.over_rdma = pods(1);
+    assert_eq!(waits.decide(), RDMA);
+    waits.over_rdma.clear();
+    (waits.settling, waits.fallback) = (Duration::ZERO, Some(Fallback::Unusable));
+    assert_eq!((waits.decide(), waits.settles_at()), (RDMA, None));
+}
+
+#[test]
+fn a_fallback_is_stored_until_rdma_is_used_and_its_time_while_no_proof_is_lost() {
+    let since = Fallback::UsableSince(at(100));
+    let unusable = Fallback::Unusable;
+    for (letters, before, stored, next) in [
+        ("pn", RDMA, None, Some(unusable)),
+        ("pd", RDMA, None, Some(unusable)),
+        ("pn", TCP, Some(unusable), Some(unusable)),
+        (
+            "pp",
+            TCP,
+            Some(unusable),
+            Some(Fallback::UsableSince(at(200))),
+        ),
+        ("pp", TCP, Some(since), Some(since)),
+        ("pu", TCP, Some(since), Some(since)),
+        ("pu", TCP, Some(unusable), Some(unusable)),
+        ("pn", TCP, Some(since), Some(unusable)),
+        // It has not used RDMA.
+        ("pn", None, None, None),
+        ("pn", TCP, None, None),
+        ("pp", RDMA, None, None),
+    ] {
+        let mut facts = facts(letters, 0, before);
+        (facts.fallback, facts.now) = (stored, at(200));
+        let found = facts.next_fallback();
+        assert_eq!(found, next, "{letters} {before:?} {stored:?}");
+    }
+    let with = |change: fn(&mut Facts)| {
+        let mut facts = facts("pn", 0, TCP);
+        facts.fallback = Some(unusable);
+        change(&mut facts);
+        facts.next_fallback()
+    };
+    assert_eq!(with(|_| ()), Some(unusable));
+    assert_eq!(with(|facts| facts.paused = true), Some(unusable));
+    assert_eq!(with(|facts| facts.over_rdma = pods(1)), None);
+    for required in [TCP, RDMA] {
+        let mut facts = facts("pn", 0, RDMA);
+        facts.required = required;
+        assert_eq!(facts.next_fallback(), None);
+    }
+    let by_spec = with(|facts| facts.obstacle = Some(Obstacle::Spec("no")));
+    assert_eq!(by_spec, None);
+    let by_claims = with(|facts| facts.obstacle = Some(Obstacle::NoClaims(String::new())));
+    assert_eq!(by_claims, Some(unusable));
+}
+
 fn transport() -> impl Strategy<Value = Option<Transport>> {
     prop::option::of(prop_oneof![Just(Transport::Tcp), Just(Transport::Rdma)])
 }
@@ -151,9 +237,12 @@ proptest! {
         steps in prop::collection::vec(("[pdnu]{1,3}", any::<bool>(), 0_u8..4), 1..60),
     ) {
         let (mut last, mut running) = (None, Vec::new());
+        let mut fallback = None;
         for (letters, complete, event) in steps {
             let mut facts = facts(&letters, 0, last);
             (facts.over_rdma, facts.complete) = (running.clone(), complete);
+            facts.fallback = fallback;
+            fallback = facts.next_fallback();
             let decided = facts.decide();
             if !running.is_empty() {
                 prop_assert_eq!(decided, RDMA);
@@ -168,6 +257,45 @@ proptest! {
             }
         }
     }
+
+    /// Each step reports other proofs some seconds later. Between a change to TCP and one back to RDMA, no proof was missing for
+    /// the settling time.
+    #[test]
+    fn a_port_that_flaps_does_not_take_its_cluster_back_to_rdma(
+        steps in prop::collection::vec(("[pu]{2}|[pn]{2}|pp|pp", 1_i64..200), 1..60),
+    ) {
+        let (mut last, mut fallback, mut now) = (RDMA, None, 0);
+        let mut lost = None;
+        for (letters, seconds) in steps {
+            now += seconds;
+            let mut facts = facts(&letters, 0, last);
+            (facts.fallback, facts.now) = (fallback, at(now));
+            let decided = facts.decide();
+            if letters.contains('n') {
+                lost = Some(now);
+                prop_assert_eq!(decided, TCP);
+            }
+            if let (TCP, RDMA, Some(lost)) = (last, decided, lost) {
+                prop_assert!(now - lost > SETTLING_SECONDS, "{} s", now - lost);
+            }
+            (last, fallback) = (decided, facts.next_fallback());
+        }
+    }
+}
+
+#[test]
+fn the_condition_stores_a_fallback_and_its_transition_the_time() {
+    let of =
+        |conditions: &str| stored_fallback(&serde_yaml_ng::from_str::<Vec<_>>(conditions).unwrap());
+    let usable = |status: &str| {
+        of(&format!(
+            "[{{type: RdmaUsable, status: '{status}', reason: Progressing, message: m, lastTransitionTime: \
+             '1970-01-01T00:01:40Z'}}]"
+        ))
+    };
+    assert_eq!(of("[]"), None);
+    assert_eq!(usable("False"), Some(Fallback::Unusable));
+    assert_eq!(usable("True"), Some(Fallback::UsableSince(at(100))));
 }
 
 fn mooncake_node(status: &str) -> MooncakeNode {

@@ -122,6 +122,7 @@ fn ports_down(ports: usize, since: i64) -> Report {
             },
             findings: findings.collect(),
         }),
+        hcas: Some((Vec::new(), None)),
         ..Report::default()
     }
 }
@@ -333,6 +334,41 @@ fn a_new_agent_keeps_the_published_values_until_it_has_its_own() {
     );
     let healthy = condition::find(&rebooted.conditions, ConditionType::NodeHealthy);
     assert_eq!((healthy, rebooted.checks), (None, None));
+}
+
+#[test]
+fn a_node_that_was_not_read_since_its_boot_has_no_counts_of_checks() {
+    let mut unread = Report {
+        hcas: None,
+        ..ports_down(0, 1)
+    };
+    let health = unread.health.as_mut().unwrap();
+    health.findings.push(ReportedFinding {
+        check: CheckId::HostReadable,
+        subject: "node".to_owned(),
+        finding: Finding {
+            verdict: Verdict::Fail,
+            reason: Reason::HostUnreadable,
+            message: "unread".to_owned(),
+        },
+        since: at(1),
+        flapping: false,
+    });
+    let last = compose(
+        &spec(0),
+        "boot",
+        &ports_down(1, 1),
+        &published(&[]),
+        &[],
+        at(1),
+    );
+    assert!(last.checks.is_some());
+    let rebooted = compose(&spec(0), "next", &unread, &last, &[], at(9));
+    assert_eq!((rebooted.checks, rebooted.findings.len()), (None, 1));
+    let healthy = condition::find(&rebooted.conditions, ConditionType::NodeHealthy);
+    assert_eq!(healthy.unwrap().reason, Reason::HostUnreadable.as_str());
+    let restarted = compose(&spec(0), "boot", &unread, &last, &[], at(9));
+    assert_eq!(restarted.checks, last.checks, "of its predecessor");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The condition TransportsReady of a cluster that prefers RDMA.
 
+use jiff::Timestamp;
+
 use super::*;
+use crate::cluster::transport::SETTLING;
 use Transport::{Rdma as RDMA, Tcp as TCP};
 
 fn proved(names: &[&str]) -> Vec<StoringNode> {
@@ -27,6 +30,9 @@ fn facts(before: Transport) -> Facts {
         over_rdma: Vec::new(),
         obstacle: None,
         paused: false,
+        fallback: None,
+        settling: SETTLING,
+        now: Timestamp::UNIX_EPOCH,
     }
 }
 
@@ -119,6 +125,43 @@ fn a_pause_holds_a_change_to_rdma() {
     assert_eq!(
         message,
         "stock pods use TCP, although every storing node has proved RDMA. This changes to RDMA after the pause"
+    );
+}
+
+#[test]
+fn a_cluster_that_has_fallen_back_states_for_what_it_waits_and_until_when() {
+    let usable = |facts: &Facts| {
+        let condition = rdma_usable(facts)?;
+        Some((condition.state, condition.reason, condition.message))
+    };
+    let mut facts = facts(TCP);
+    assert_eq!(usable(&facts), None);
+    facts.fallback = Some(Fallback::Unusable);
+    let since = "every storing node has proved RDMA again, and the cluster returns to it at 1970-01-01T00:05:00Z if it stays so";
+    let (state, reason, message) = usable(&facts).unwrap();
+    assert_eq!(
+        (state, reason),
+        (ConditionStatus::True, Reason::Progressing)
+    );
+    assert_eq!(message, since);
+    let (transport, state, message) = seen(&facts, &served(TCP));
+    assert_eq!((transport, &*state), (Some(TCP), "True/TransportDegraded"));
+    assert_eq!(
+        message,
+        "stock pods use TCP, although every storing node has proved RDMA. This changes to RDMA at 1970-01-01T00:05:00Z \
+         if every proof is kept until then: after a change to TCP, RDMA has to be usable for 300 s"
+    );
+    facts.nodes[0].rdma = Rdma::Unproved("rxe0 port 1: PortNotActive".to_owned());
+    let (state, reason, message) = usable(&facts).unwrap();
+    assert_eq!(
+        (state, reason),
+        (ConditionStatus::False, Reason::TransportDegraded)
+    );
+    assert!(message.contains("usable for 300 s"), "{message}");
+    let (_, _, message) = seen(&facts, &served(TCP));
+    assert_eq!(
+        message,
+        "stock pods use TCP: RDMA is not proved on n1 (rxe0 port 1: PortNotActive)"
     );
 }
 
