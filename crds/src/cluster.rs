@@ -50,7 +50,8 @@ use crate::word::Word;
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "!has(self.usage) || !self.usage.exists(usage, usage == 'Pd') || (self.transports.rdma != 'Forbid' && self.transports.tcp != 'Require')", "message": "usage Pd requires RDMA to transfer the KV cache between GPUs: set transports.rdma to Prefer or Require, and transports.tcp to Prefer or Forbid", "fieldPath": ".usage" },
-        { "rule": "!has(self.update) || self.update.onCordon != 'Drain' || (has(self.master.type) && self.master.type == 'BuiltIn')", "message": "update.onCordon Drain requires master.type BuiltIn, because a Stock master cannot move keys: remove update.onCordon", "fieldPath": ".update" }
+        { "rule": "!has(self.update) || self.update.onCordon != 'Drain' || (has(self.master.type) && self.master.type == 'BuiltIn')", "message": "update.onCordon Drain requires master.type BuiltIn, because a Stock master cannot move keys: remove update.onCordon", "fieldPath": ".update" },
+        { "rule": "self.metadata.type == 'P2P' || (self.transports.rdma != 'Require' && self.transports.tcp != 'Forbid' && (!has(self.usage) || !self.usage.exists(usage, usage == 'Pd')))", "message": "no pool is served over RDMA with metadata.type HTTP or Etcd, and RDMA is required by transports.rdma Require, transports.tcp Forbid or usage Pd: do not require RDMA, or use metadata.type P2P", "fieldPath": ".transports" }
     ]))]
 pub struct MooncakeClusterSpec {
     /// Memory pools. Each is a DaemonSet of pool pods, which own the memory. Adding or removing a pool starts or drains
@@ -354,8 +355,8 @@ impl MooncakeClusterSpec {
     ]))]
 pub struct Metadata {
     /// `P2P`: peers request segment descriptors from each other on the handshake port, without a metadata service. `HTTP`:
-    /// pools publish them in an HTTP metadata service, and peers read them there. `Etcd`: the same in an etcd. Immutable.
-    /// Default: P2P.
+    /// pools publish them in an HTTP metadata service, and peers read them there. `Etcd`: the same in an etcd. With `HTTP` and
+    /// `Etcd` no pool is served over RDMA. Immutable. Default: P2P.
     #[serde(default, rename = "type")]
     #[schemars(extend("x-kubernetes-validations" = [
         { "rule": "self == oldSelf", "message": "metadata.type is immutable because peers cache its results: create another MooncakeCluster" }
@@ -548,7 +549,9 @@ pub struct Access {
     /// `mooncake.io/cluster-namespace`. Default: none.
     #[serde(default)]
     #[schemars(length(max = 64), inner(length(min = 1, max = 63)))]
-    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(extend("x-kubernetes-list-type" = "set", "x-kubernetes-validations" = [
+        { "rule": "self.all(name, name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))", "message": "access.allowedNamespaces must be names of namespaces: list each one, because there is no wildcard" }
+    ]))]
     pub allowed_namespaces: Vec<String>,
 
     /// Admits labelled pods that use the host network. Every process in the network namespace of such a pod's node is

@@ -40,7 +40,7 @@ catalog! {
     /// No node matches a pool's node selector and tolerations.
     NoNodeMatches = (Cluster, "Add the labels of the pool's nodeSelector to a node, or change the selector.");
     /// A pool pod cannot be scheduled. The message contains the scheduler's message.
-    PoolPodPending = (Cluster, "Free memory on the named node, or reduce the size of the pool.");
+    PoolPodPending = (Cluster, "Remove the cause in the message or in the events of the DaemonSet. Where the node lacks memory or hugepages, free them, or reduce the size of the pool.");
     /// The guard of a node does not run, so `kubectl drain` does not wait there until the keys of the pool pods have moved.
     GuardNotRunning nearest "PoolPodPending" = (Cluster, "Remove the cause in the message (pod limit of the node, taint, image) before you drain the node, or drain it with kubectl mooncake drain NODE first.");
     /// A pool pod runs but does not serve yet.
@@ -75,7 +75,7 @@ catalog! {
     /// No pod of a built-in master answers on its admin port.
     MasterNotResponding nearest "MasterUnreachable" = (Engine, "Read the log of the master pods, and check the kubelets of their nodes. While another master takes over, wait and repeat the command.");
     /// Lookups in a built-in master find no key.
-    NoCacheHits nearest "MasterLostIndex" = (App, "Compare the keys that pods look up with the stored ones (kubectl mooncake keys NAME). Model, parallelism, page size and PYTHONHASHSEED of all pods must be equal.");
+    NoCacheHits nearest "MasterLostIndex" = (App, "Compare the keys that pods look up with the stored ones (kubectl mooncake keys NAME -n NAMESPACE). Model, parallelism, page size and PYTHONHASHSEED of all pods must be equal.");
     /// A pool pod does not acknowledge changes of keys, or its ledger is still being loaded. No new objects are placed in it.
     LedgerLate nearest "PoolPodNotReady" = (Node, "Wait. If this continues, check the load of the node and of its network, and read the log of its agent.");
     /// The ledger of a pool pod is missing: the pod is away, or keeps none.
@@ -147,7 +147,7 @@ catalog! {
     /// The operator's Deployment has fewer ready pods than specified.
     OperatorNotReady = (Cluster, "Read the events and logs of the pods that the message names.");
     /// The API server does not call the webhook, so labelled pods start without injection.
-    WebhookMissing = (Cluster, "Install the chart with its MutatingWebhookConfiguration. The operator writes its caBundle.");
+    WebhookMissing = (Cluster, "Where the MutatingWebhookConfiguration does not exist, install the chart with it. Where its caBundle is empty, read the log of the operator that leads (docs/operations.md), which writes it.");
     /// Operator, agents or kubectl-mooncake belong to different releases.
     ReleaseSkew = (Cluster, "Wait until the upgrade ends, or use images and kubectl-mooncake of one release.");
     /// A pod names a MooncakeCluster that does not exist.

@@ -7,3 +7,4 @@ pub(crate) mod inventory;
 pub(crate) mod metrics;
 pub(crate) mod report;
 pub(crate) mod status;
+pub(crate) mod totals;

@@ -27,7 +27,7 @@ mod target;
 mod transport;
 mod volume;
 
-pub use advice::{Room, advise};
+pub use advice::{Room, advise, is_used};
 pub use advisor::{Rooms, rooms};
 pub use claim::Devices;
 pub use configuration::injected_protocol;

@@ -56,6 +56,15 @@ pub struct Args {
     )]
     pub pool_priority_class: String,
 
+    /// PriorityClass of guards of nodes. Empty: none.
+    #[arg(
+        long,
+        env = "GUARD_PRIORITY_CLASS",
+        default_value = "mooncake-guard",
+        hide_default_value = false
+    )]
+    pub guard_priority_class: String,
+
     /// Namespaces whose pods may read the metrics of masters, separated by commas.
     #[arg(long, env = "METRICS_NAMESPACES", value_delimiter = ',')]
     pub metrics_namespaces: Vec<String>,
@@ -116,14 +125,15 @@ pub struct Args {
 impl Args {
     /// Settings that every cluster uses.
     pub(crate) fn clusters(&self) -> cluster::validate::Settings {
-        let priority_class = Some(self.pool_priority_class.clone());
+        let priority_class = |name: &String| Some(name.clone()).filter(|name| !name.is_empty());
         cluster::validate::Settings {
             operator_namespace: self.namespace.clone(),
             pool_image: self.pool_image.clone(),
             gate_image: self.gate_image.clone(),
             master_image: self.master_image.clone(),
             admitted_role: self.admitted_role.clone(),
-            pool_priority_class: priority_class.filter(|name| !name.is_empty()),
+            pool_priority_class: priority_class(&self.pool_priority_class),
+            guard_priority_class: priority_class(&self.guard_priority_class),
             metrics_namespaces: self.metrics_namespaces.clone(),
             rdma_settling: Duration::from_secs(self.rdma_settling_seconds),
         }

@@ -14,6 +14,7 @@ pub(crate) fn settings() -> Settings {
         master_image: "localhost/mooncake-stock:0.3.13".to_owned(),
         admitted_role: "mooncake-admitted".to_owned(),
         pool_priority_class: Some("mooncake-pool".to_owned()),
+        guard_priority_class: Some("mooncake-guard".to_owned()),
         metrics_namespaces: vec!["monitoring".to_owned()],
         rdma_settling: crate::cluster::transport::SETTLING,
     }

@@ -62,6 +62,14 @@ pub(crate) fn empty_dir(name: &str, limit: &str) -> Volume {
     }
 }
 
+/// A small volume in memory that ends with the pod. The cluster-autoscaler does not remove a node with a pod that has a volume on
+/// its disk.
+pub(crate) fn memory_dir(name: &str, limit: &str) -> Volume {
+    let mut volume = empty_dir(name, limit);
+    volume.empty_dir.get_or_insert_default().medium = Some("Memory".to_owned());
+    volume
+}
+
 /// The mount of a volume.
 pub(crate) fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
     VolumeMount {

@@ -213,6 +213,20 @@ fn the_gate_is_first_and_gets_no_variables_of_the_stacks() {
     }
 }
 
+/// The cluster-autoscaler removes no node with a pod that has a volume on its disk.
+#[test]
+fn the_volumes_of_the_gate_are_not_on_the_disk_of_the_node() {
+    for name in ["sglang", "preflight"] {
+        let pod = injected(&case(name));
+        let volumes = pod["spec"]["volumes"].as_array().unwrap();
+        let mut empty = volumes.iter().filter_map(|volume| volume.get("emptyDir"));
+        assert!(
+            empty.all(|volume| volume["medium"] == "Memory"),
+            "{name}: {volumes:?}"
+        );
+    }
+}
+
 #[test]
 fn a_guaranteed_pod_stays_guaranteed() {
     for name in ["sglang", "rdma-containers"] {

@@ -81,10 +81,12 @@ impl LostDevices {
         lost.is_some_and(|lost| now.duration_since(lost.since) >= RESET)
     }
 
-    /// Whether the last replacement for a device is so long ago that there may be another one.
-    pub(crate) fn may_replace(&self, device: &str, now: Instant) -> bool {
+    /// Whether the last replacement for a device is so long ago that there may be another one. `others`: the process has other
+    /// devices that work. Without them no peer over RDMA reaches it, so the next one waits no longer than the second.
+    pub(crate) fn may_replace(&self, device: &str, others: bool, now: Instant) -> bool {
+        let longest = if others { LONGEST } else { SHORTEST };
         let last = self.replaced.get(device);
-        last.is_none_or(|last| now.duration_since(last.at) >= last.delay)
+        last.is_none_or(|last| now.duration_since(last.at) >= last.delay.min(longest))
     }
 }
 
@@ -122,13 +124,15 @@ mod tests {
         let mut now = Instant::now();
         let mut delays = Vec::new();
         for _ in 0..8 {
-            assert!(devices.may_replace("a", now));
+            assert!(devices.may_replace("a", true, now));
             devices.report(lost(&["a"]), now);
             devices.replaced(now);
             devices.forget();
-            assert!(devices.may_replace("b", now), "of another device");
+            assert!(devices.may_replace("b", true, now), "of another device");
+            assert!(!devices.may_replace("a", false, now));
+            assert!(devices.may_replace("a", false, now + SHORTEST));
             let begun = now;
-            while !devices.may_replace("a", now) {
+            while !devices.may_replace("a", true, now) {
                 now += Duration::from_secs(10);
             }
             delays.push(now.duration_since(begun).as_secs());
@@ -137,6 +141,6 @@ mod tests {
         now += REMEMBERED;
         devices.report(lost(&["a"]), now);
         devices.replaced(now);
-        assert!(devices.may_replace("a", now + SHORTEST));
+        assert!(devices.may_replace("a", true, now + SHORTEST));
     }
 }

@@ -270,7 +270,7 @@ fn of_lost(
     let is_lost = |port: &RdmaPort| devices.cause(&port.device).is_some();
     let gained = |port: &&RdmaPort| match is_lost(port) {
         true => {
-            devices.may_replace(&port.device, running.now)
+            devices.may_replace(&port.device, others, running.now)
                 && (!others || devices.is_settled(&port.device, running.now))
         }
         false => !others,

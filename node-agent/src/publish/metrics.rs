@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-use engine::{Ended, PeerFailures};
+use engine::PeerFailures;
 use host::Snapshot;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -16,6 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::peers::PeerPaths;
 use crate::publish::report::{PEERS_LIMIT, PoolMetrics, Report};
+use crate::publish::totals::{Totals, summed};
 
 mod checks;
 mod durations;
@@ -106,9 +107,9 @@ struct PoolFamilies {
 }
 
 impl PoolFamilies {
-    /// Adds the counters of one pod.
-    fn note(&mut self, pod: &PoolMetrics) {
-        let own = (pod.namespace.clone(), pod.cluster.clone());
+    /// The labels of a cluster.
+    fn of(&mut self, namespace: &str, cluster: &str) -> OfCluster {
+        let own = (namespace.to_owned(), cluster.to_owned());
         if self.clusters.len() < CLUSTERS_LIMIT {
             self.clusters.insert(own.clone());
         }
@@ -117,14 +118,19 @@ impl PoolFamilies {
         } else {
             (OTHERS.to_owned(), OTHERS.to_owned())
         };
-        let of = OfCluster {
-            namespace: namespace.clone(),
-            cluster: cluster.clone(),
-            transport: TRANSPORT,
-        };
-        let mut labels = ByReason {
+        OfCluster {
             namespace,
             cluster,
+            transport: TRANSPORT,
+        }
+    }
+
+    /// Adds the counters of one pod.
+    fn note(&mut self, pod: &PoolMetrics) {
+        let of = self.of(&pod.namespace, &pod.cluster);
+        let mut labels = ByReason {
+            namespace: of.namespace.clone(),
+            cluster: of.cluster.clone(),
             state: pod.state.to_string(),
             reason: pod.reason.to_string(),
         };
@@ -141,22 +147,30 @@ impl PoolFamilies {
         self.connections
             .get_or_create(&of)
             .inc_by(i64::try_from(stats.connections).unwrap_or(i64::MAX));
-        self.requests.get_or_create(&of).inc_by(stats.requests);
-        self.handshakes.get_or_create(&of).inc_by(stats.handshakes);
-        for (direction, count) in [("read", stats.bytes_read), ("written", stats.bytes_written)] {
+        self.count(of, &Totals::of(&stats, &pod.worst_peers));
+    }
+
+    /// Adds what endpoints of a cluster have counted.
+    fn count(&mut self, of: OfCluster, totals: &Totals) {
+        self.requests.get_or_create(&of).inc_by(totals.requests);
+        self.handshakes.get_or_create(&of).inc_by(totals.handshakes);
+        for (direction, count) in [
+            ("read", totals.bytes_read),
+            ("written", totals.bytes_written),
+        ] {
             let of = of.clone();
             let labels = ByDirection { of, direction };
             self.bytes.get_or_create(&labels).inc_by(count);
         }
-        for cause in Ended::ALL {
+        for (cause, count) in totals.ended() {
             let labels = ByCause {
                 of: of.clone(),
                 cause: cause.name(),
             };
-            self.ended.get_or_create(&labels).inc_by(stats.ended[cause]);
+            self.ended.get_or_create(&labels).inc_by(count);
         }
         let peers = self.worst_peers.entry(of).or_default();
-        peers.extend(pod.worst_peers.iter().copied());
+        peers.extend(totals.worst_peers.iter().copied());
     }
 
     fn register(self, registry: &mut Registry) {
@@ -206,6 +220,10 @@ pub(crate) fn render(
     let mut families = PoolFamilies::default();
     for pod in pools {
         families.note(pod);
+    }
+    for ((namespace, cluster), totals) in &report.former {
+        let of = families.of(namespace, cluster);
+        families.count(of, totals);
     }
     families.register(&mut registry);
     register_paths(&mut registry, paths);
@@ -270,13 +288,7 @@ fn by_peer(worst_peers: BTreeMap<OfCluster, Vec<PeerFailures>>) -> Family<ByPeer
     let family = Family::<ByPeer, Counter>::default();
     let most = PEERS_LIMIT.min(ALL_PEERS_LIMIT / worst_peers.len().max(1));
     for (of, failures) in worst_peers {
-        let mut sums = BTreeMap::<_, u64>::new();
-        for PeerFailures { peer, cause, count } in failures {
-            *sums.entry((peer, cause)).or_default() += count;
-        }
-        let sums = sums.into_iter();
-        let sums = sums.map(|((peer, cause), count)| PeerFailures { peer, cause, count });
-        for PeerFailures { peer, cause, count } in PeerFailures::worst(sums.collect(), most) {
+        for PeerFailures { peer, cause, count } in PeerFailures::worst(summed(failures), most) {
             let labels = ByPeer {
                 of: of.clone(),
                 peer: peer.to_string(),
@@ -294,9 +306,11 @@ mod tests {
 
     use super::*;
     use crate::peers::path::PeerPath;
-    use crds::node::{PoolState, Probe};
+    use crate::publish::report::Reporter;
+    use crds::node::{PoolAssignment, PoolReport, PoolState, Probe};
     use crds::reason::Reason;
-    use engine::EndpointStats;
+    use engine::{Ended, EndpointStats};
+    use engine_process::control::message::Traffic;
 
     fn pod(cluster: usize) -> PoolMetrics {
         PoolMetrics {
@@ -405,6 +419,67 @@ mod tests {
         let line = "mooncake_agent_bytes_total{namespace=\"ns\",cluster=\"c1\",\
                     transport=\"tcp\",direction=\"read\"} 14";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn counters_of_a_cluster_do_not_fall_when_one_of_its_engine_processes_ends() {
+        let reporter = Reporter::default();
+        let assignment = |uid: &str| -> PoolAssignment {
+            let of = serde_json::json!({
+                "podUid": uid, "podName": "p", "namespace": "ns", "cluster": "c1", "clusterUid": "c", "pool": "a",
+                "size": "1Gi", "pageSize": "4Ki", "numaPolicy": "Spread", "drainSeconds": 5,
+            });
+            serde_json::from_value(of).unwrap()
+        };
+        let begin = |uid: &str| {
+            let of = assignment(uid);
+            let report = PoolReport::waiting(&of, Reason::AsExpected, String::new());
+            reporter.set_pool(report, &of);
+        };
+        let counted = |bytes_read, failures| Traffic {
+            stats: EndpointStats {
+                connections: 3,
+                bytes_read,
+                ..EndpointStats::default()
+            },
+            worst_peers: vec![PeerFailures {
+                peer: address(1),
+                cause: Ended::Stalled,
+                count: failures,
+            }],
+        };
+        let shown = |name: &str, label: &str| {
+            let report = reporter.subscribe().borrow().clone();
+            let pools = report.pool_metrics();
+            let text = render(&pools, &PeerPaths::default(), &report, None).unwrap();
+            let mut lines = text.lines();
+            let line = lines.find(|line| line.starts_with(name) && line.contains(label))?;
+            let (_, count) = line.rsplit_once(' ')?;
+            count.parse::<u64>().ok()
+        };
+        let read = || shown("mooncake_agent_bytes_total", "read");
+        let failures = || shown("mooncake_agent_peer_connections_ended_total", "stalled");
+        begin("u1");
+        begin("u2");
+        reporter.set_traffic("u1", Some(counted(100, 5)));
+        reporter.set_traffic("u2", Some(counted(10, 1)));
+        assert_eq!((read(), failures()), (Some(110), Some(6)));
+        // Its process ends, and the next one begins at 0.
+        reporter.set_traffic("u1", None);
+        assert_eq!((read(), failures()), (Some(110), Some(6)));
+        assert_eq!(shown("mooncake_agent_connections{", ""), Some(3));
+        reporter.set_traffic("u1", Some(counted(7, 1)));
+        assert_eq!((read(), failures()), (Some(117), Some(7)));
+        // The agent has lost a process for a moment.
+        reporter.set_traffic("u1", None);
+        reporter.set_traffic("u1", Some(counted(8, 1)));
+        assert_eq!(read(), Some(118));
+        // A pool pod ends. After the last one nothing is kept.
+        reporter.retain_pools(|uid| uid == "u1");
+        assert_eq!((read(), failures()), (Some(118), Some(7)));
+        reporter.retain_pools(|_| false);
+        assert_eq!(read(), None);
+        assert!(reporter.subscribe().borrow().former.is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The agent's one report of its node: each part of the agent sets its values, the status and the metrics read them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crds::node::{DeviceHealth, HcaLine, PoolAssignment, PoolReport, PoolState};
 use crds::reason::Reason;
@@ -9,6 +9,7 @@ use engine::{EndpointStats, PeerFailures};
 use engine_process::control::message::Traffic;
 use tokio::sync::watch;
 
+use crate::publish::totals::Totals;
 use crate::watched;
 use checks::debounce::Health;
 use host::snapshot::AffectedPod;
@@ -23,6 +24,8 @@ pub(crate) type HcaLines = (Vec<HcaLine>, Option<u32>);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report {
     pub(super) pools: BTreeMap<String, Pool>,
+    /// What ended endpoints have counted, by namespace and name of the cluster, while it has a pool pod here.
+    pub(super) former: BTreeMap<(String, String), Totals>,
     pub(crate) hcas: Option<HcaLines>,
     /// Whether the policy of the node was read, so those ports are marked that it excludes.
     pub(crate) policy_known: bool,
@@ -38,8 +41,14 @@ pub(crate) struct Report {
 pub(super) struct Pool {
     pub(super) report: PoolReport,
     pub(super) cluster: String,
-    /// Absent where no peers are served.
+    /// The last one, without connections where no peers are served.
     pub(super) traffic: Option<Traffic>,
+}
+
+impl Pool {
+    fn cluster(&self) -> (String, String) {
+        (self.report.namespace.clone(), self.cluster.clone())
+    }
 }
 
 /// One pool pod of the metrics.
@@ -62,6 +71,12 @@ impl Report {
             .values()
             .map(|pool| pool.report.clone())
             .collect()
+    }
+
+    /// Keeps what an endpoint that has ended has counted.
+    fn keep(&mut self, of: (String, String), traffic: &Traffic) {
+        let totals = Totals::of(&traffic.stats, &traffic.worst_peers);
+        self.former.entry(of).or_default().add(totals);
     }
 
     /// The pool pods for the metrics.
@@ -139,11 +154,26 @@ impl Reporter {
         });
     }
 
-    /// Reports the counters of a pool pod, which are not in the status.
+    /// Reports the counters of a pool pod, which are not in the status; `None`: no peers are served, or it is not known.
     pub(crate) fn set_traffic(&self, pod_uid: &str, traffic: Option<Traffic>) {
         self.0.send_if_modified(|all| {
-            if let Some(pool) = all.pools.get_mut(pod_uid) {
-                pool.traffic = traffic;
+            let Some(pool) = all.pools.get_mut(pod_uid) else {
+                return false;
+            };
+            let Some(traffic) = traffic else {
+                // The same endpoint may go on: its counts are kept when another one reports.
+                if let Some(last) = &mut pool.traffic {
+                    last.stats.connections = 0;
+                }
+                return false;
+            };
+            let now = Totals::of(&traffic.stats, &[]);
+            let former = pool.traffic.replace(traffic);
+            let of = pool.cluster();
+            if let Some(former) = former
+                && Totals::of(&former.stats, &[]).are_former(&now)
+            {
+                all.keep(of, &former);
             }
             false
         });
@@ -152,9 +182,18 @@ impl Reporter {
     /// Removes all other pool pods.
     pub(crate) fn retain_pools(&self, keep: impl Fn(&String) -> bool) {
         self.0.send_if_modified(|report| {
-            let before = report.pools.len();
-            report.pools.retain(|uid, _| keep(uid));
-            report.pools.len() != before
+            let pools = std::mem::take(&mut report.pools).into_iter();
+            let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                pools.partition(|(uid, _)| keep(uid));
+            report.pools = kept;
+            for pool in gone.values() {
+                if let Some(traffic) = &pool.traffic {
+                    report.keep(pool.cluster(), traffic);
+                }
+            }
+            let clusters: BTreeSet<_> = report.pools.values().map(Pool::cluster).collect();
+            report.former.retain(|of, _| clusters.contains(of));
+            !gone.is_empty()
         });
     }
 }

@@ -235,6 +235,12 @@ fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
+/// The variable that sets a proxy for kubectl.
+pub fn proxy_variable() -> Option<&'static str> {
+    let mut names = ["HTTPS_PROXY", "https_proxy"].into_iter();
+    names.find(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
+}
+
 /// What the environment declares about the terminal.
 #[derive(Debug)]
 pub struct Terminal {

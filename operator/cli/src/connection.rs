@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
-use crate::args::Flags;
+use crate::args::{Flags, proxy_variable};
 use crate::read_error::{Cause, ReadError, Resources};
 
 /// Objects in one response: 8 KiB each, so that a slow network transfers one within the deadline.
@@ -39,6 +39,23 @@ impl fmt::Display for Server {
     }
 }
 
+/// The setting of a proxy, which this program does not use; `None`: there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct UnusedProxy(Option<&'static str>);
+
+impl fmt::Display for UnusedProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(setting) = self.0 else {
+            return Ok(());
+        };
+        write!(
+            f,
+            ". This program uses no proxy, and {setting} is set. If the API server is reached only through it, run \
+             `kubectl proxy` and use a kubeconfig with the address that it shows"
+        )
+    }
+}
+
 /// Why no object can be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -48,20 +65,36 @@ pub enum Error {
         "Cannot use context {context}: {cause}. `kubectl config get-contexts` lists all contexts"
     )]
     Context { context: String, cause: String },
-    #[error("Cannot create a client for {server}: {cause}. Check its entry in the kubeconfig")]
-    Client { server: Server, cause: String },
+    #[error(
+        "Cannot create a client for {server}: {cause}. Check its entry in the kubeconfig{proxy}"
+    )]
+    Client {
+        server: Server,
+        cause: String,
+        proxy: UnusedProxy,
+    },
     #[error(
         "The credential plugin for {server} did not end within {} s. Log in, or increase --timeout",
         limit.as_secs_f64()
     )]
     Credentials { server: Server, limit: Duration },
-    #[error("Cannot connect to {server}: {cause}. Check the address, or use another --context")]
-    Unreachable { server: Server, cause: String },
     #[error(
-        "{server} did not respond within {} s. Check its health, or increase --timeout",
+        "Cannot connect to {server}: {cause}. Check the address, or use another --context{proxy}"
+    )]
+    Unreachable {
+        server: Server,
+        cause: String,
+        proxy: UnusedProxy,
+    },
+    #[error(
+        "{server} did not respond within {} s. Check its health, or increase --timeout{proxy}",
         limit.as_secs_f64()
     )]
-    Timeout { server: Server, limit: Duration },
+    Timeout {
+        server: Server,
+        limit: Duration,
+        proxy: UnusedProxy,
+    },
     #[error("{server} rejected the credentials: {cause}. Log in again, or use another --context")]
     Unauthorized { server: Server, cause: String },
     #[error("{server}: {error}")]
@@ -95,6 +128,8 @@ impl Connection {
             context,
             url: config.cluster_url.to_string(),
         };
+        let of_kubeconfig = config.proxy_url.is_some().then_some("proxy-url");
+        let proxy = UnusedProxy(of_kubeconfig.or_else(proxy_variable));
         let namespace = config.default_namespace.clone();
         // Runs the credential plugin, which may wait for input.
         let client = tokio::task::spawn_blocking(move || Client::try_from(config));
@@ -105,10 +140,20 @@ impl Connection {
         };
         let client = match client {
             Ok(client) => client,
-            Err(cause) => return Err(Error::Client { server, cause }),
+            Err(cause) => {
+                return Err(Error::Client {
+                    server,
+                    cause,
+                    proxy,
+                });
+            }
         };
         match timeout(limit, client.apiserver_version()).await {
-            Err(_) => Err(Error::Timeout { server, limit }),
+            Err(_) => Err(Error::Timeout {
+                server,
+                limit,
+                proxy,
+            }),
             Ok(Err(kube::Error::Api(status))) if status.code == 401 => {
                 let cause = status.message.clone();
                 Err(Error::Unauthorized { server, cause })
@@ -122,7 +167,11 @@ impl Connection {
             }),
             Ok(Err(error)) => {
                 let cause = chain(&error);
-                Err(Error::Unreachable { server, cause })
+                Err(Error::Unreachable {
+                    server,
+                    cause,
+                    proxy,
+                })
             }
         }
     }

@@ -76,7 +76,7 @@ impl ReadError {
             }
             Cause::NotInstalled => {
                 "Install the chart: helm install mooncake charts/mooncake --namespace \
-                 mooncake-system --create-namespace."
+                 mooncake-system --create-namespace --values images.yaml (docs/install.md)."
             }
             Cause::NotFound => "Check the name, the namespace (-n) and the context (--context).",
             Cause::Timeout => "Increase --timeout, or check the health of the API server.",

@@ -46,12 +46,7 @@ pub fn advise(spec: &MooncakeClusterSpec, rooms: &[Room]) -> Vec<String> {
     if rooms.is_empty() {
         return Vec::new();
     }
-    // Which nodes an affinity selects is known to the scheduler only.
-    let placed = |pool: &&Pool| {
-        let template = pool.pod_template.as_ref();
-        template.is_none_or(|template| template.affinity.is_none())
-    };
-    let pools: Vec<&Pool> = spec.pools.iter().filter(placed).collect();
+    let pools: Vec<&Pool> = placed(spec).collect();
     let nowhere = pools
         .iter()
         .filter(|pool| !rooms.iter().any(|room| stores(pool, room)))
@@ -66,6 +61,20 @@ pub fn advise(spec: &MooncakeClusterSpec, rooms: &[Room]) -> Vec<String> {
         .iter()
         .filter_map(|size| shortage(&pools, *size, rooms));
     nowhere.chain(short).collect()
+}
+
+/// Whether a pool of the cluster makes a pod there.
+pub fn is_used(spec: &MooncakeClusterSpec, room: &Room) -> bool {
+    placed(spec).any(|pool| stores(pool, room))
+}
+
+/// The pools without an affinity: which nodes that selects is known to the scheduler only.
+fn placed(spec: &MooncakeClusterSpec) -> impl Iterator<Item = &Pool> {
+    let pools = spec.pools.iter();
+    pools.filter(|pool| {
+        let template = pool.pod_template.as_ref();
+        template.is_none_or(|template| template.affinity.is_none())
+    })
 }
 
 /// A node on which pools of one page size do not fit.

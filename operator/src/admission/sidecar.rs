@@ -15,7 +15,7 @@ use super::target::Target;
 use super::transport::StockTransport;
 use super::volume;
 use crate::pod::{GATE_CONTAINER, GATE_OVER_RDMA};
-use crate::pod_parts::{amounts, empty_dir, env_from_field, field, mount, own_container_security};
+use crate::pod_parts::{amounts, env_from_field, field, memory_dir, mount, own_container_security};
 
 /// Lies where a token would be mounted: the gate does not use the API server.
 const NO_TOKEN_VOLUME: &str = "mooncake-gate-no-token";
@@ -129,7 +129,7 @@ pub(super) fn arguments(target: &Target, files: &BTreeSet<File>) -> Vec<String> 
 
 /// The volumes that the gate's mounts name.
 pub(super) fn volumes(target: &Target) -> Vec<Volume> {
-    let empty = [volume::NAME, NO_TOKEN_VOLUME].map(|name| empty_dir(name, "1Mi"));
+    let empty = [volume::NAME, NO_TOKEN_VOLUME].map(|name| memory_dir(name, "1Mi"));
     let mut volumes = empty.to_vec();
     if target.preflight {
         volumes.push(preflight());

@@ -689,6 +689,7 @@ pub(crate) fn settings() -> Settings {
         master_image: "localhost/mooncake-stock:0.3.13".to_owned(),
         admitted_role: "mooncake-admitted".to_owned(),
         pool_priority_class: None,
+        guard_priority_class: None,
         metrics_namespaces: vec!["monitoring".to_owned()],
         rdma_settling: SETTLING,
     }

@@ -87,6 +87,26 @@ pub(crate) const INVALID: &[InvalidSpec] = &[
     ),
     ("{usage: [Training]}", "Unsupported value"),
     (
+        "{metadata: {type: HTTP}, transports: {rdma: Require}}",
+        "no pool is served over RDMA with metadata.type HTTP",
+    ),
+    (
+        "{metadata: {type: HTTP}, transports: {tcp: Forbid}}",
+        "no pool is served over RDMA with metadata.type HTTP",
+    ),
+    (
+        "{metadata: {type: Etcd, endpoints: ['a:2379']}, usage: [Pd]}",
+        "no pool is served over RDMA with metadata.type HTTP",
+    ),
+    (
+        "{access: {allowedNamespaces: [team, '*']}}",
+        "must be names of namespaces",
+    ),
+    (
+        "{access: {allowedNamespaces: [Team]}}",
+        "must be names of namespaces",
+    ),
+    (
         "{update: {onCordon: Drain}}",
         "update.onCordon Drain requires master.type BuiltIn",
     ),

@@ -40,7 +40,7 @@ pub(crate) fn confirm(
         "This will create in {}:
   namespace {system}: Helm release {release}
     2 operator pods, one privileged agent pod on every node, a webhook for labelled pods,
-    {} CRDs, ValidatingAdmissionPolicies, a PriorityClass, ClusterRoles
+    {} CRDs, ValidatingAdmissionPolicies, two PriorityClasses, ClusterRoles
   namespace {NAMESPACE}: a MooncakeCluster with 1Gi on every schedulable node, and two pods",
         target.name,
         CRDS.len(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crds::text::first_names;
 use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use kube::ResourceExt;
-use mooncake_operator::admission::{advise, rooms};
+use mooncake_operator::admission::{advise, is_used, rooms};
 use mooncake_operator::cache::ClusterName;
 
 use super::api::{OLDEST_KUBERNETES, major_minor};
@@ -28,14 +28,15 @@ pub(super) fn findings(facts: &Facts, plan: &Plan) -> Vec<Finding> {
     let (mut found, selected) = agents(&linux, plan);
     found.extend(images(&selected));
     found.extend(policies(&linux, plan));
-    let unserved: Vec<&str> = linux
+    let all = rooms(linux.iter().copied(), std::iter::empty(), None);
+    let unserved: Vec<&str> = all
         .iter()
-        .filter(|node| !matches(&plan.agent_selector, node))
-        .filter(|node| {
-            let mut pools = plan.clusters.iter().flat_map(|cluster| &cluster.spec.pools);
-            pools.any(|pool| !pool.node_selector.is_empty() && matches(&pool.node_selector, node))
+        .filter(|room| !matches(&plan.agent_selector, &room.labels))
+        .filter(|room| {
+            let mut clusters = plan.clusters.iter();
+            clusters.any(|cluster| is_used(&cluster.spec, room))
         })
-        .filter_map(|node| node.metadata.name.as_deref())
+        .map(|room| room.node.as_str())
         .collect();
     if !unserved.is_empty() {
         found.push(Finding::new(
@@ -84,7 +85,7 @@ fn agents<'a>(linux: &[&'a Node], plan: &Plan) -> (Vec<Finding>, Vec<&'a Node>) 
     let selected: Vec<&Node> = linux
         .iter()
         .copied()
-        .filter(|node| matches(&plan.agent_selector, node))
+        .filter(|node| matches(&plan.agent_selector, node.labels()))
         .collect();
     if !selected.is_empty() {
         return (Vec::new(), selected);
@@ -117,9 +118,11 @@ fn images(nodes: &[&Node]) -> Vec<Finding> {
             Check::Nodes,
             those(&other),
             format!(
-                "are not {ARCHITECTURE}, for which the images are built: agents do not start there"
+                "are not {ARCHITECTURE}, for which the images are built: operator, agents and pool pods do not start there"
             ),
-            format!("Set agent.nodeSelector to kubernetes.io/arch: {ARCHITECTURE}."),
+            format!(
+                "Set kubernetes.io/arch: {ARCHITECTURE} in agent.nodeSelector and operator.nodeSelector of the chart, and in nodeSelector of the pools."
+            ),
         ),
         (
             Check::Nodes,
@@ -152,7 +155,7 @@ fn images(nodes: &[&Node]) -> Vec<Finding> {
 fn policies(nodes: &[&Node], plan: &Plan) -> Vec<Finding> {
     let idle = plan.policies.iter().filter(|policy| {
         let selector = &policy.spec.node_selector;
-        !nodes.iter().any(|node| matches(selector, node))
+        !nodes.iter().any(|node| matches(selector, node.labels()))
     });
     idle.map(|policy| {
         Finding::new(
@@ -166,9 +169,9 @@ fn policies(nodes: &[&Node], plan: &Plan) -> Vec<Finding> {
     .collect()
 }
 
-fn matches(selector: &BTreeMap<String, String>, node: &Node) -> bool {
+fn matches(selector: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
     let mut selector = selector.iter();
-    selector.all(|(key, value)| node.labels().get(key) == Some(value))
+    selector.all(|(key, value)| labels.get(key) == Some(value))
 }
 
 fn info(node: &Node) -> Option<&NodeSystemInfo> {

@@ -208,12 +208,64 @@ fn nodes_that_the_agent_does_not_select_are_not_judged_and_an_unmatched_selector
     let of = |values: &[&str]| preflight(&facts, &plan(values, "")).findings;
     // Old kernel and kubelet of one node, architecture of another.
     assert_eq!(of(&[]).len(), 3, "{:?}", of(&[]));
+    let arm = of(&[]).into_iter().find(|of| of.object == "Nodes arm-1");
+    let remedy = arm.map(|arm| arm.remedy).unwrap_or_default();
+    for place in [
+        "agent.nodeSelector",
+        "operator.nodeSelector",
+        "of the pools",
+    ] {
+        assert!(remedy.contains(place), "{remedy}");
+    }
     let amd64 = "agent: {nodeSelector: {gpu: h100}}";
     assert_eq!(of(&[amd64]).len(), 2, "{:?}", of(&[amd64]));
     // A later file adds a key.
     let none = of(&[amd64, "agent: {nodeSelector: {rack: '7'}}"]);
     assert_eq!(none.len(), 1, "{none:?}");
     assert!(none[0].message.contains("matches none of 3 Linux nodes"));
+}
+
+#[test]
+fn a_pool_on_nodes_without_agents_is_an_error_also_without_a_selector() {
+    let mut facts = clear();
+    let mut nodes: Vec<Node> = documents(NODES);
+    let taints = json!([{"key": "gpu", "value": "gb200", "effect": "NoSchedule"}]);
+    nodes.retain(|node| node.metadata.name.as_deref() != Some("gpu-2"));
+    facts.nodes = Some(nodes);
+    let found = |facts: &Facts, pool: &str| {
+        let manifest = format!(
+            "{{apiVersion: mooncake.io/v1alpha1, kind: MooncakeCluster, metadata: {{name: kv}}, \
+             spec: {{pools: [{{name: a{pool}}}]}}}}"
+        );
+        let found = preflight(
+            facts,
+            &plan(&["agent: {nodeSelector: {gpu: h100}}"], &manifest),
+        );
+        let found = found.findings.into_iter();
+        found
+            .map(|found| (found.object, found.remedy))
+            .collect::<Vec<_>>()
+    };
+    let remedy = "Extend agent.nodeSelector of the chart, or narrow nodeSelector of the pool.";
+    let unserved = vec![("Nodes arm-1".to_owned(), remedy.to_owned())];
+    assert_eq!(found(&facts, ""), unserved);
+    assert_eq!(found(&facts, ", nodeSelector: {gpu: h100}"), []);
+    // Which nodes an affinity selects is not known here.
+    assert_eq!(
+        found(&facts, ", podTemplate: {affinity: {nodeAffinity: {}}}"),
+        []
+    );
+    for node in facts.nodes.iter_mut().flatten() {
+        if node.metadata.name.as_deref() == Some("arm-1") {
+            let taints = serde_json::from_value(taints.clone()).unwrap();
+            node.spec.get_or_insert_default().taints = taints;
+        }
+    }
+    assert_eq!(found(&facts, ""), []);
+    assert_eq!(
+        found(&facts, ", tolerations: [{operator: Exists}]"),
+        unserved
+    );
 }
 
 #[test]

@@ -76,7 +76,8 @@ pub fn pod(cluster: &Valid, settings: &Settings, node: &str) -> Pod {
             enable_service_links: Some(false),
             affinity: Some(on(node)),
             tolerations: Some(tolerations(cluster)),
-            priority_class_name: settings.pool_priority_class.clone(),
+            // Not that of pool pods: autoscalers do not count pods of a low priority, and remove the node without a drain.
+            priority_class_name: settings.guard_priority_class.clone(),
             termination_grace_period_seconds: Some(5),
             security_context: Some(pod_security()),
             containers: vec![Container {

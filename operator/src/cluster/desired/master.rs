@@ -24,7 +24,7 @@ use crate::apply::fingerprint;
 use crate::cluster::desired::{component, metadata, with_own};
 use crate::cluster::validate::{Settings, Valid};
 use crate::pod_parts::{
-    container_security, empty_dir, env_from_field, mount, pod_security, port, requests,
+    container_security, empty_dir, env_from_field, memory_dir, mount, pod_security, port, requests,
 };
 
 /// Container of the master.
@@ -208,12 +208,13 @@ fn pod(cluster: &Valid, settings: &Settings) -> PodSpec {
         MasterType::Stock => (
             Some(vec![tools(settings)]),
             vec![stock(cluster, settings)],
+            // On disk: where it is evicted, every key is lost, and so the cluster-autoscaler leaves it alone.
             Some(vec![empty_dir("tools", "16Mi"), empty_dir("tmp", "64Mi")]),
         ),
         MasterType::BuiltIn => (
             None,
             vec![built_in(cluster, settings), admitted(cluster, settings)],
-            Some(vec![empty_dir("admitted", "4Mi"), token()]),
+            Some(vec![memory_dir("admitted", "4Mi"), token()]),
         ),
     };
     PodSpec {

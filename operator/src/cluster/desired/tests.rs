@@ -278,6 +278,22 @@ fn a_guard_is_small_unprivileged_and_cannot_be_evicted() {
     assert!(name(&long).len() < 40, "{}", name(&long));
 }
 
+/// The cluster-autoscaler removes no node with a pod that has a volume on its disk.
+#[test]
+fn a_built_in_master_may_be_moved_and_a_stock_one_keeps_its_node() {
+    let on_disk = |spec: &str| {
+        let master = master::deployment(&fixture::valid(spec), &fixture::settings());
+        let volumes = master.spec.unwrap().template.spec.unwrap().volumes.unwrap();
+        let mut disks = volumes
+            .iter()
+            .filter_map(|volume| volume.empty_dir.as_ref());
+        disks.any(|volume| volume.medium.is_none())
+    };
+    assert!(!on_disk("{master: {type: BuiltIn}}"));
+    assert!(!on_disk("{master: {type: BuiltIn, replicas: 2}}"));
+    assert!(on_disk("{}"));
+}
+
 #[test]
 fn two_masters_are_spread_over_nodes_unless_the_user_places_them() {
     let spread = |affinity: &str| {
