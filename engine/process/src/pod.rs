@@ -390,7 +390,8 @@ impl Pod {
         let Some(client) = &mut self.client else {
             return;
         };
-        let registering = self.registering.as_ref().and_then(Registering::running);
+        let registering = self.registering.as_ref();
+        let registering = registering.map(Registering::unregistered_for);
         self.reported_serving = reported(self.reported_serving, registering);
         let sent = match self.reported_serving {
             Some(serving) => {
@@ -417,10 +418,13 @@ impl Pod {
 
     /// Closes the hand-over connection. Memory and endpoint stay.
     fn detach(&mut self, error: &handover::Error) {
+        if keeps(error, self.context.agent.is_connected()) {
+            return tracing::warn!(%error, "the pool process does not answer");
+        }
         let attached = self.client.take().is_some();
-        // A pool process closes the connection for a newer one, or of a process that was stopped for long. Without an agent of
-        // this release the newer one is of an agent of release 0.1.0, after a rollback: it serves the pod itself, and may
-        // begin a new epoch. Which of the two it was is not known, and only an agent can connect again.
+        // A pool process closes the connection for a newer one; one of release 0.1.0 also after 10 s without a request, and it is
+        // not known for which of the two. Without an agent of this release the newer one is of an agent of release 0.1.0, after a
+        // rollback: it serves the pod itself, and may begin a new epoch. Only an agent can connect again.
         let closed = attached && matches!(error, handover::Error::Closed { .. });
         self.superseded |= closed && self.context.pool.runs() && !self.context.agent.is_connected();
         if attached && self.context.pool.runs() {
@@ -439,6 +443,12 @@ fn keep_memory(assignment: &mut PoolAssignment, from: &PoolAssignment) {
     assignment.size = from.size;
     assignment.page_size = from.page_size;
     assignment.numa_policy = from.numa_policy;
+}
+
+/// Whether the connection to a pool process stays after an error: one that gets no processor time answers late, and only an agent
+/// can connect again.
+fn keeps(error: &handover::Error, agent: bool) -> bool {
+    !agent && matches!(error, handover::Error::TimedOut { .. })
 }
 
 /// What to report to the pool process about serving. Without a report it stays ready, as it was with the engine process before

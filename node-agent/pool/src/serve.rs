@@ -38,11 +38,13 @@ const BIND_PERIOD: Duration = Duration::from_millis(50);
 /// Deadline of sending one packet.
 const SEND_DEADLINE: Duration = Duration::from_secs(2);
 
-/// An idle connection is closed after this time.
+/// A connection without a request is closed after this time, but not that of the attached engine process.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
 enum Input {
     Call(ConnectionId, Caller, Call),
+    /// No request for [`IDLE_LIMIT`].
+    Idle(ConnectionId),
     Closed(ConnectionId, Error),
 }
 
@@ -198,6 +200,14 @@ impl Pool {
                     tracing::info!(%error, "the agent disconnected");
                 }
                 self.close(id);
+                return false;
+            }
+            Input::Idle(id) => {
+                // An engine process without processor time sends nothing, and without an agent it gets no other connection: to it,
+                // the end of this one means that an agent of release 0.1.0 has attached.
+                if self.state.agent() != Some(id) {
+                    self.close(id);
+                }
                 return false;
             }
             Input::Call(id, caller, call) => (id, caller, call),
@@ -368,13 +378,7 @@ async fn read(
         let input = match call {
             Ok(Ok((call, _))) => Input::Call(id, caller, call),
             Ok(Err(error)) => Input::Closed(id, error),
-            Err(_) => Input::Closed(
-                id,
-                Error::TimedOut {
-                    stage: "waiting for a request",
-                    deadline: IDLE_LIMIT,
-                },
-            ),
+            Err(_) => Input::Idle(id),
         };
         let last = matches!(input, Input::Closed(..));
         if inputs.send(input).await.is_err() || last {

@@ -561,7 +561,18 @@ impl EngineProcess {
         }
     }
 
-    /// Returns what it wrote when it panicked.
+    /// Returns why it is hung. One that was to end has written why: a call of a device that hangs in the kernel keeps it from
+    /// its end, and the message names both.
+    pub(crate) fn hung(&self, cause: String) -> String {
+        match self.panic_message() {
+            Some(written) => {
+                format!("the engine process has not ended after this error: {written}; {cause}")
+            }
+            None => cause,
+        }
+    }
+
+    /// Returns what it wrote before it was to end.
     pub(crate) fn panic_message(&self) -> Option<String> {
         let mut text = Vec::new();
         let file = std::fs::File::open(self.folder.panic()).ok()?;
@@ -699,5 +710,28 @@ mod tests {
         assert_eq!(seen(&running, unread(), None), None, "none could start");
         let cause = seen(&running, Transport::Tcp, None);
         assert_eq!(cause.unwrap(), "it is of another release");
+    }
+
+    #[tokio::test]
+    async fn a_hung_process_that_was_to_end_has_its_error_in_the_message() {
+        let state = tempfile::tempdir().unwrap();
+        let folder = Folders::open(state.path()).unwrap().of("u");
+        folder.clear().unwrap();
+        let listener = seqpacket::bind_path(&folder.control()).unwrap();
+        seqpacket::start_listening(&listener, 1).unwrap();
+        let engine = connect(&folder, true).unwrap().unwrap();
+        let silent = || "it has reported nothing for 10 s".to_owned();
+        assert_eq!(engine.hung(silent()), silent());
+        std::fs::write(folder.panic(), "").unwrap();
+        assert_eq!(engine.hung(silent()), silent());
+        let error = "serving extent 1 of 2: RDMA device mlx5_3 has not finished within 10 s: releasing memory";
+        std::fs::write(folder.panic(), format!("{error}\n")).unwrap();
+        assert_eq!(
+            engine.hung(silent()),
+            format!(
+                "the engine process has not ended after this error: {error}; {}",
+                silent()
+            )
+        );
     }
 }

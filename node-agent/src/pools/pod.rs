@@ -244,6 +244,7 @@ impl Pod {
                     self.report(Reason::EngineNotRunning, message.trim().to_owned());
                 }
                 End::Hung(cause) => {
+                    let cause = engine.hung(cause);
                     let message = self.killed(&cause);
                     tracing::warn!(pid = engine.pid, message);
                     self.report(Reason::EngineHung, message);

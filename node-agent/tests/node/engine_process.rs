@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::net::{Namespace, seqpacket};
 use tokio::io::AsyncReadExt as _;
+use tokio::time::{sleep, timeout};
 
 use crate::peers::{Client, Master};
 use crate::stage::{Node, PATIENCE, eventually, kill};
@@ -21,6 +22,12 @@ use crate::stage::{Node, PATIENCE, eventually, kill};
 const POD: &str = "eeee0000-0000-4000-8000-000000000005";
 const SEGMENT: &str = "c.default.n1.0";
 const MIB: u64 = 1 << 20;
+
+/// How long a pool process is stopped: its engine process gets no answer to several requests.
+const STOPPED: Duration = Duration::from_secs(12);
+
+/// Less than the 20 s after which a pool process that terminates gives up an engine process that sends nothing.
+const DRAINED: Duration = Duration::from_secs(18);
 
 fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
@@ -147,7 +154,7 @@ async fn a_pool_for_rdma_waits_for_a_proved_port_and_one_that_is_served_over_tcp
     let engine = node.engine_process().unwrap();
     node.assign_with_transport(POD, "m1", "Rdma");
     // Longer than the period at which the agent reads the file.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    sleep(Duration::from_secs(3)).await;
     assert_eq!(
         node.engine_process(),
         Some(engine),
@@ -158,7 +165,7 @@ async fn a_pool_for_rdma_waits_for_a_proved_port_and_one_that_is_served_over_tcp
     kill(agent).await;
     let _agent = node.agent_of_release(1);
     serves(&node).await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    sleep(Duration::from_secs(3)).await;
     assert_eq!(node.engine_process(), Some(engine), "of another release");
     assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
 }
@@ -404,6 +411,47 @@ async fn segments_are_unmounted_by_the_engine_process_without_an_agent() {
         (!fs::exists(format!("/proc/{engine}")).unwrap()).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn an_engine_process_without_agent_and_processor_time_keeps_pool_and_connections() {
+    let node = Node::new().await;
+    let (_master, mut client, [_pool, agent]) = serving(&node).await;
+    let engine = node.engine_process().unwrap();
+    let connections = node.connections();
+    assert!(connections > 0);
+    kill(agent).await;
+    signal(engine, Signal::STOP);
+    eventually("the pool is not ready", || async {
+        (!node.ready_port()).then_some(())
+    })
+    .await;
+    signal(engine, Signal::CONT);
+    // By a request on the connection that it has.
+    node.ready().await;
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0), "without an agent");
+    let _agent = node.agent();
+    serves(&node).await;
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0));
+    assert_eq!(node.engine_process(), Some(engine));
+    assert_eq!(node.connections(), connections, "none was closed");
+}
+
+#[tokio::test]
+async fn a_pool_process_without_agent_and_processor_time_is_drained_when_it_ends() {
+    let node = Node::new().await;
+    let (_master, mut client, [mut pool, agent]) = serving(&node).await;
+    let process = pool.id().unwrap();
+    kill(agent).await;
+    signal(process, Signal::STOP);
+    let stopped = Instant::now();
+    assert_eq!(client.verify("k", 8, MIB).await, (8, 0), "it is served");
+    sleep(STOPPED.saturating_sub(stopped.elapsed())).await;
+    signal(process, Signal::CONT);
+    signal(process, Signal::TERM);
+    let ended = timeout(DRAINED, pool.wait()).await;
+    ended.expect("the engine process drains it").unwrap();
+    assert!(client.segments().await.is_empty());
 }
 
 #[tokio::test]

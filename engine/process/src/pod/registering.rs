@@ -33,6 +33,8 @@ pub(super) struct Registering {
     extents: Arc<[(RegionId, u64)]>,
     /// How long the registrations of earlier attempts took, without those that failed: an attempt does not repeat the others.
     took: Duration,
+    /// When the first attempt began, and the last one.
+    since: Instant,
     begun: Instant,
     progress: Arc<Progress>,
     /// `None` when the attempt has ended.
@@ -68,6 +70,7 @@ impl Registering {
             places,
             extents,
             took: Duration::ZERO,
+            since: Instant::now(),
             begun: Instant::now(),
             progress: Arc::default(),
             task: None,
@@ -88,6 +91,11 @@ impl Registering {
     /// Returns for how long the attempt has run; `None` when it has ended.
     pub(super) fn running(&self) -> Option<Duration> {
         self.task.as_ref().map(|_| self.begun.elapsed())
+    }
+
+    /// Returns for how long the memory is not registered, over all attempts.
+    pub(super) fn unregistered_for(&self) -> Duration {
+        self.since.elapsed()
     }
 
     /// Returns the share that is registered, in steps of 10 percent: each change is a write to the API.

@@ -35,6 +35,8 @@ pub struct Client {
     /// Version of the protocol of the attached pool.
     protocol: u32,
     next: u64,
+    /// Calls that were given up, whose answers may still come.
+    given_up: u64,
     events: VecDeque<Event>,
 }
 
@@ -46,6 +48,7 @@ impl Client {
             connection,
             protocol: OLDEST_PROTOCOL,
             next: 1,
+            given_up: 0,
             events: VecDeque::new(),
         }
     }
@@ -147,20 +150,27 @@ impl Client {
         if let Some(event) = self.events.pop_front() {
             return Ok(event);
         }
-        match self.connection.receive().await?.0 {
-            FromPool::Touched {
-                index,
-                bytes,
-                failure,
-            } => Ok(Event::Touched {
-                index,
-                bytes,
-                failure,
-            }),
-            FromPool::DrainRequest => Ok(Event::DrainRequest),
-            FromPool::Answer { .. } => Err(Error::InvalidMessage {
-                cause: "an answer without a request".to_owned(),
-            }),
+        loop {
+            match self.connection.receive().await?.0 {
+                FromPool::Touched {
+                    index,
+                    bytes,
+                    failure,
+                } => {
+                    return Ok(Event::Touched {
+                        index,
+                        bytes,
+                        failure,
+                    });
+                }
+                FromPool::DrainRequest => return Ok(Event::DrainRequest),
+                FromPool::Answer { .. } if self.given_up > 0 => self.given_up -= 1,
+                FromPool::Answer { .. } => {
+                    return Err(Error::InvalidMessage {
+                        cause: "an answer without a request".to_owned(),
+                    });
+                }
+            }
         }
     }
 
@@ -177,8 +187,11 @@ impl Client {
                     (FromPool::Answer { id: of, reply }, descriptors) if of == id => {
                         return Ok((reply, descriptors));
                     }
-                    // The answer to an abandoned call.
-                    (FromPool::Answer { id: of, .. }, _) if of < id => continue,
+                    // The answer to a call that was given up.
+                    (FromPool::Answer { id: of, .. }, _) if of < id => {
+                        self.given_up = self.given_up.saturating_sub(1);
+                        continue;
+                    }
                     (FromPool::Answer { .. }, _) => {
                         return Err(Error::WrongAnswer { request: name });
                     }
@@ -206,10 +219,13 @@ impl Client {
         };
         let answer = tokio::time::timeout(ANSWER_DEADLINE, exchange).await;
         match answer {
-            Err(_) => Err(Error::TimedOut {
-                stage: name,
-                deadline: ANSWER_DEADLINE,
-            }),
+            Err(_) => {
+                self.given_up += 1;
+                Err(Error::TimedOut {
+                    stage: name,
+                    deadline: ANSWER_DEADLINE,
+                })
+            }
             Ok(Err(error)) => Err(error),
             Ok(Ok((Reply::Refused { kind, message }, _))) => Err(Error::Refused {
                 request: name,
@@ -285,6 +301,30 @@ mod tests {
             expected.extend(secret.map(|_| "secret"));
             assert_eq!(requests, expected);
         }
+    }
+
+    #[tokio::test]
+    async fn the_late_answer_to_a_call_that_was_given_up_does_not_end_the_connection() {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (ours, its) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let its = Connection::new(its).unwrap();
+        let mut client = Client::new(Connection::new(ours).unwrap());
+        let late = client.record().await.unwrap_err();
+        assert!(matches!(late, Error::TimedOut { .. }), "{late}");
+        let (Call { id, .. }, _) = its.receive().await.unwrap();
+        let answer = FromPool::Answer {
+            id,
+            reply: Reply::Record { record: None },
+        };
+        for message in [&answer, &FromPool::DrainRequest, &answer] {
+            its.send(message, &[], Duration::from_secs(5))
+                .await
+                .unwrap();
+        }
+        assert_eq!(client.event().await.unwrap(), Event::DrainRequest);
+        let twice = client.event().await.unwrap_err();
+        assert!(matches!(twice, Error::InvalidMessage { .. }), "{twice}");
     }
 
     #[tokio::test]
