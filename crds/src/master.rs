@@ -141,8 +141,8 @@ pub struct Master {
 
     /// When a `BuiltIn` master answers a put. `Sync`: after the pool pods have the record of its key, so that no answered put is
     /// lost while a pool pod with its bytes lives. `Async`: before, unless a record has waited for 10 ms; the end of the master
-    /// or of an engine process loses the puts of the last moments, for at most that time. A change restarts the master; keys
-    /// survive. Default: Sync.
+    /// or of an engine process loses the last puts, those of at most that time. A change restarts the master; keys survive.
+    /// Default: Sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<MasterCommit>,
 

@@ -418,7 +418,8 @@ impl Pod {
 
     /// Closes the hand-over connection. Memory and endpoint stay.
     fn detach(&mut self, error: &handover::Error) {
-        if keeps(error, self.context.agent.is_connected()) {
+        let granted = !self.extents.is_empty();
+        if keeps(error, granted, self.context.agent.is_connected()) {
             return tracing::warn!(%error, "the pool process does not answer");
         }
         let attached = self.client.take().is_some();
@@ -445,10 +446,10 @@ fn keep_memory(assignment: &mut PoolAssignment, from: &PoolAssignment) {
     assignment.numa_policy = from.numa_policy;
 }
 
-/// Whether the connection to a pool process stays after an error: one that gets no processor time answers late, and only an agent
-/// can connect again.
-fn keeps(error: &handover::Error, agent: bool) -> bool {
-    !agent && matches!(error, handover::Error::TimedOut { .. })
+/// Whether the connection to a pool process with granted memory stays after an error: one that gets no processor time answers late,
+/// and only an agent can connect again. Of a grant without an answer only the next connection learns.
+fn keeps(error: &handover::Error, granted: bool, agent: bool) -> bool {
+    granted && !agent && matches!(error, handover::Error::TimedOut { .. })
 }
 
 /// What to report to the pool process about serving. Without a report it stays ready, as it was with the engine process before
@@ -500,5 +501,15 @@ mod tests {
         assert_eq!(reported(None, short), None);
         assert_eq!(reported(None, long), Some(false));
         assert_eq!(reported(Some(true), long), Some(true));
+    }
+    #[test]
+    fn a_late_answer_ends_the_connection_if_another_one_can_follow_or_must() {
+        let late = handover::Error::TimedOut {
+            stage: "waiting for the answer",
+            deadline: Duration::from_secs(5),
+        };
+        assert!(keeps(&late, true, false));
+        assert!(!keeps(&late, true, true));
+        assert!(!keeps(&late, false, false), "the grant may have been made");
     }
 }

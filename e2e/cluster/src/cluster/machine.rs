@@ -16,8 +16,7 @@ use std::time::Duration;
 /// Time limit to boot: the guest is 10 to 20 times slower.
 const BOOT: Duration = Duration::from_secs(600);
 const GUEST_PORT: u16 = 7070;
-/// A stock process with RDMA engines takes 1 GiB beside the node's own programs.
-const MEMORY_MIB: u32 = 3584;
+const MEMORY_MIB: u32 = 3072;
 /// Hugepages of 2 MiB, part of the memory, reserved at boot.
 const HUGE_PAGES: u32 = 96;
 

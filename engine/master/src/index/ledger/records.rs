@@ -99,10 +99,11 @@ impl Index {
     }
 
     /// The present call, the end of a put, is answered when the owners have these records. With [`Commit::Async`] it is answered
-    /// before, unless one of the owners is late, or the put replaces a value: that one would return if the record is lost.
+    /// before, unless one of the owners is late, or the put replaces a value, also one that an owner may have that is away: that one
+    /// would return if the record is lost.
     fn await_records(&mut self, records: &[(SegmentId, u64)], replaces: bool, now: Moment) {
         let may_be_early = self.settings.commit == Commit::Async;
-        let mut answered = may_be_early && !replaces;
+        let mut answered = may_be_early && !replaces && !self.has_absent_owner();
         for (segment, _) in records {
             let stream = self.segments.stream_of(*segment);
             answered &= stream.is_some_and(|(_, stream)| !stream.early.is_late(now));

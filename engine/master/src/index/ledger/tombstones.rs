@@ -306,7 +306,7 @@ impl Index {
         }
     }
 
-    fn has_absent_owner(&self) -> bool {
+    pub(super) fn has_absent_owner(&self) -> bool {
         self.members.away() > 0
             || self.members.is_young()
                 && self.segments.iter().any(|(_, mounted)| keeps_pace(mounted))

@@ -148,6 +148,22 @@ fn a_removal_and_a_put_that_replaces_a_value_wait_in_spite_of_early_answers() {
 }
 
 #[test]
+fn no_put_is_answered_early_while_an_owner_may_be_away_that_has_a_former_value() {
+    let mut index = Index::new(
+        Settings {
+            commit: Commit::Async,
+            ..long_lived()
+        },
+        7,
+    )
+    .in_epoch(1);
+    mount(&mut index, 1);
+    poll(&mut index, 1, 0);
+    end_put(&mut index, "a", 0);
+    assert_eq!(index.counters().early_puts, 0);
+}
+
+#[test]
 fn answered_puts_without_a_record_are_counted_when_their_segment_ends() {
     let mut index = with_early_answers();
     for key in ["a", "b", "c"] {
