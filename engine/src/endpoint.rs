@@ -254,7 +254,7 @@ impl Endpoint {
         let wire_base = identity.base(region).ok_or(Error::UnknownRegion)?;
         self.engine
             .cards
-            .register_missing(region, &added.memory, wire_base, &identity.beside(region))
+            .register_in_tokio(region, &added.memory, wire_base, &identity.beside(region))
             .await?;
         identity.publish_over_devices(region);
         self.engine.send(|| Command::Registered {

@@ -154,7 +154,7 @@ pub(crate) struct EngineProcess {
     pub(crate) pid: u32,
     process: Pidfd,
     connection: Connection,
-    connected: Instant,
+    pub(crate) connected: Instant,
     /// Watched while its first message is late.
     silent: Option<SilentProcess>,
     folder: Folder,
@@ -243,7 +243,7 @@ impl EngineProcesses {
                 if running.outdated {
                     tracing::info!(
                         pid = running.pid,
-                        "the engine process is of another release: it goes on until RDMA is proved for a successor"
+                        "the engine process is of another release: it goes on until the ports and the policy of the node are read and RDMA is proved for a successor"
                     );
                 }
                 self.hand_over(pod.uid, &running).await;
@@ -601,6 +601,7 @@ fn unfit(
         ports: &running.rdma,
         outdated: running.outdated,
         lost: &LostDevices::default(),
+        since: running.connected,
         now: Instant::now(),
         registration_seconds: None,
         exclusion_due: false,
@@ -680,14 +681,20 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_process_that_was_judged_is_replaced_and_one_of_another_release_by_one_that_serves() {
-        let state = tempfile::tempdir().unwrap();
-        let folder = Folders::open(state.path()).unwrap().of("u");
+    /// A connection to a socket of this process, where the engine process of a pool pod would listen.
+    fn connected(state: &Path) -> (Folder, OwnedFd, EngineProcess) {
+        let folder = Folders::open(state).unwrap().of("u");
         folder.clear().unwrap();
         let listener = seqpacket::bind_path(&folder.control()).unwrap();
         seqpacket::start_listening(&listener, 1).unwrap();
-        let mut running = connect(&folder, true).unwrap().unwrap();
+        let engine = connect(&folder, true).unwrap().unwrap();
+        (folder, listener, engine)
+    }
+
+    #[tokio::test]
+    async fn a_process_that_was_judged_is_replaced_and_one_of_another_release_by_one_that_serves() {
+        let state = tempfile::tempdir().unwrap();
+        let (_, _listener, mut running) = connected(state.path());
         let process = Process::open(Path::new("/proc"), running.pid).unwrap();
         let seen = |running: &EngineProcess, transport, replace| {
             let pod = PoolPod {
@@ -715,11 +722,7 @@ mod tests {
     #[tokio::test]
     async fn a_hung_process_that_was_to_end_has_its_error_in_the_message() {
         let state = tempfile::tempdir().unwrap();
-        let folder = Folders::open(state.path()).unwrap().of("u");
-        folder.clear().unwrap();
-        let listener = seqpacket::bind_path(&folder.control()).unwrap();
-        seqpacket::start_listening(&listener, 1).unwrap();
-        let engine = connect(&folder, true).unwrap().unwrap();
+        let (folder, _listener, engine) = connected(state.path());
         let silent = || "it has reported nothing for 10 s".to_owned();
         assert_eq!(engine.hung(silent()), silent());
         std::fs::write(folder.panic(), "").unwrap();

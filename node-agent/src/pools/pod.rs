@@ -388,6 +388,7 @@ impl Pod {
             ports: &engine.rdma,
             outdated: engine.outdated,
             lost: &self.lost,
+            since: engine.connected,
             now,
             registration_seconds: self.registration_seconds,
             exclusion_due: (self.excluded_since)

@@ -19,6 +19,10 @@ const MESSAGE_PORTS: usize = 4;
 /// time of its own: peers over RDMA reach no pool that is registered again.
 const EXCLUSION_SPREAD: Duration = Duration::from_secs(10 * 60);
 
+/// How long an agent waits for the proof of a port that a process of another release uses: without the port, a successor would
+/// register the pool for it once more. A probe may never have a result.
+const PROOF: Duration = Duration::from_secs(2 * 60);
+
 /// How the peers of a pool pod are to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Transport {
@@ -68,6 +72,8 @@ pub(crate) struct Running<'a> {
     pub(crate) outdated: bool,
     /// Devices that do not work any more in it.
     pub(crate) lost: &'a LostDevices,
+    /// Since when this agent has a connection to it.
+    pub(crate) since: Instant,
     pub(crate) now: Instant,
     /// How long it took to register its pool; `None` before.
     pub(crate) registration_seconds: Option<u64>,
@@ -90,7 +96,7 @@ impl Transport {
         let verdict = self.judge_transport(running);
         match verdict {
             Verdict::Keep { .. } | Verdict::Unproved(_)
-                if running.outdated && self.has_successor(running.ports) =>
+                if running.outdated && self.has_successor(running) =>
             {
                 Verdict::Replace("it is of another release".to_owned())
             }
@@ -121,13 +127,15 @@ impl Transport {
 
     /// Whether a process that starts now serves over the ports of one that serves, as far as the node has them: one that serves
     /// is not ended before that is known. At the start of an agent it is not.
-    fn has_successor(&self, ports: &[RdmaPort]) -> bool {
+    fn has_successor(&self, running: Running<'_>) -> bool {
         match self {
             Self::Tcp => true,
             Self::Rdma(None, _) => false,
             Self::Rdma(Some(node), class) => {
+                let is_early = running.now.duration_since(running.since) < PROOF;
                 let awaits = |line: &HcaLine| {
-                    line.awaits_proof() && ports.iter().any(|port| is_of(port, line))
+                    let is_used = || running.ports.iter().any(|port| is_of(port, line));
+                    is_early && line.awaits_proof() && is_used()
                 };
                 node.policy_known
                     && !node.lines.iter().any(awaits)

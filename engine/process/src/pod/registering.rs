@@ -31,7 +31,8 @@ pub(super) struct Registering {
     pub(super) places: Vec<WireExtent>,
     /// With their lengths.
     extents: Arc<[(RegionId, u64)]>,
-    /// How long the registrations of earlier attempts took, without those that failed: an attempt does not repeat the others.
+    /// How long the registrations of earlier attempts took, without those that failed: a device that has an extent does not
+    /// register it again.
     took: Duration,
     /// When the first attempt began, and the last one.
     since: Instant,

@@ -141,30 +141,12 @@ impl Cards {
         self.settle(region, base, beside, results)
     }
 
-    /// As [`Self::register`], in tokio and with all devices at once.
-    ///
-    /// # Errors
-    /// As [`Self::register`].
-    pub(crate) async fn register_in_tokio(
-        &self,
-        region: RegionId,
-        memory: &Arc<Region>,
-        base: u64,
-        beside: &[(RegionId, u64)],
-    ) -> Result<(), CardError> {
-        let calls = self
-            .iter()
-            .map(|card| card.register_in_tokio(region, memory, base));
-        let results = futures::future::join_all(calls).await;
-        self.settle(region, base, beside, results)
-    }
-
-    /// As [`Self::register_in_tokio`], with the devices that do not have the region at this wire base. After an attempt that
-    /// has failed, such a device can be the only one that has the others.
+    /// As [`Self::register`], in tokio and at once with all devices that do not have the region at this wire base. After an
+    /// attempt that has failed, such a device can be the only one that has the others.
     ///
     /// # Errors
     /// As [`Self::register`]. Registrations of earlier attempts stay.
-    pub(crate) async fn register_missing(
+    pub(crate) async fn register_in_tokio(
         &self,
         region: RegionId,
         memory: &Arc<Region>,
@@ -208,7 +190,7 @@ impl Cards {
             for error in failed {
                 tracing::error!(
                     %error,
-                    "the pool is served without this RDMA device until it has registered all memory in a new data epoch"
+                    "the pool is served without this RDMA device until it has registered all memory, in another attempt or a new data epoch"
                 );
             }
             return Ok(());

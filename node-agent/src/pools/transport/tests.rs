@@ -23,6 +23,7 @@ fn of_policy(lines: &[HcaLine], policy_known: bool) -> Transport {
     Transport::Rdma(Some(node), CLASS)
 }
 
+static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
 static NONE: LazyLock<LostDevices> = LazyLock::new(LostDevices::default);
 
 fn running(ports: &[RdmaPort]) -> Running<'_> {
@@ -30,7 +31,8 @@ fn running(ports: &[RdmaPort]) -> Running<'_> {
         ports,
         outdated: false,
         lost: &NONE,
-        now: Instant::now(),
+        since: *BEGUN,
+        now: *BEGUN,
         registration_seconds: None,
         exclusion_due: false,
     }
@@ -91,13 +93,20 @@ fn all_proved_ports_of_the_rate_with_the_most_bandwidth_are_chosen() {
     );
 }
 
+fn of_400_mbps(name: &str) -> HcaLine {
+    line(name, r#", "rateMbps": 400, "gid": 3, "proved": true"#)
+}
+
+fn excluded(name: &str) -> HcaLine {
+    HcaLine {
+        excluded: true,
+        ..of_400_mbps(name)
+    }
+}
+
 #[test]
 fn an_excluded_device_is_not_chosen_and_a_selection_of_none_is_named() {
-    let proved = |name| line(name, r#", "rateMbps": 400, "gid": 3, "proved": true"#);
-    let excluded = |name| HcaLine {
-        excluded: true,
-        ..proved(name)
-    };
+    let proved = of_400_mbps;
     assert_eq!(chosen(&[excluded("a"), proved("b")]), ["b:1:3"]);
     let cause = "a port 1: excluded by rdmaDevices of the MooncakeNodePolicy";
     assert_eq!(
@@ -115,11 +124,7 @@ fn an_excluded_device_is_not_chosen_and_a_selection_of_none_is_named() {
 
 #[test]
 fn an_excluded_device_is_withheld_at_once_and_its_process_replaced_when_that_is_due() {
-    let proved = |name| line(name, r#", "rateMbps": 400, "gid": 3, "proved": true"#);
-    let excluded = |name| HcaLine {
-        excluded: true,
-        ..proved(name)
-    };
+    let proved = of_400_mbps;
     let unproved = |line| HcaLine {
         proved: false,
         ..line
@@ -223,6 +228,14 @@ fn a_process_of_another_release_is_replaced_once_another_one_would_serve() {
         judge(&over(&[proved("a"), unprobed("b")]), &used),
         Verdict::KEEP
     );
+    // Not for ever: the probe of a port may have no result.
+    let later = Running {
+        outdated: true,
+        now: *BEGUN + PROOF,
+        ..running(&used)
+    };
+    let without_result = over(&[proved("a"), unprobed("b")]);
+    assert_eq!(without_result.judge(later), replaced);
     assert_eq!(judge(&over(&[proved("a"), down("b")]), &used), replaced);
     let other = [proved("a"), proved("b"), unprobed("c")];
     assert_eq!(judge(&over(&other), &used), replaced);
