@@ -16,6 +16,9 @@ const DEADLINE: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct Disk(Mutex<BTreeMap<String, Turn>>);
 
+/// Most operations of a pod that wait for one on a disk that hangs.
+const MOST_WAITING: usize = 16;
+
 /// Held by the operations on the files of one pod, in the sequence of their calls.
 type Turn = Arc<tokio::sync::Mutex<()>>;
 
@@ -23,13 +26,18 @@ impl Disk {
     /// Runs operations on the files of a pod on a thread of their own, so that a disk that hangs blocks no task.
     ///
     /// # Errors
-    /// The errors of `work`; `TimedOut` where it goes on, or waits for another one, after [`DEADLINE`].
+    /// The errors of `work`; `TimedOut` where it goes on, or waits for another one, after [`DEADLINE`], and at once where
+    /// [`MOST_WAITING`] wait, without that it is done.
     pub(super) async fn run(
         &self,
         pod_uid: &str,
         work: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
         let turn = self.turn(pod_uid);
+        // One reference is that of the map, one of this call, and one of the operation that runs.
+        if Arc::strong_count(&turn) > MOST_WAITING + 2 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let done = tokio::spawn(async move {
             let _turn = turn.lock_owned().await;
             tokio::task::spawn_blocking(work).await?
@@ -77,5 +85,37 @@ mod tests {
         assert_eq!(*written.lock(), ["other", "old", "new", "newest"]);
         disk.run("b", write("last")).await.unwrap();
         assert_eq!(disk.0.lock().len(), 1, "of those that run only");
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_has_a_bounded_number_of_operations_that_wait() {
+        let disk = Disk::default();
+        let written = Arc::new(Mutex::new(0));
+        let (go_on, hangs) = mpsc::channel::<()>();
+        let hanging = move || {
+            let _ended = hangs.recv();
+            Ok(())
+        };
+        let write = || {
+            let written = Arc::clone(&written);
+            move || {
+                *written.lock() += 1;
+                Ok(())
+            }
+        };
+        let waiting = (0..2 * MOST_WAITING).map(|_| disk.run("a", write()));
+        let all = async { futures::future::join_all(waiting).await };
+        let (first, others) = tokio::join!(disk.run("a", hanging), all);
+        assert!(first.is_err() && others.iter().all(Result::is_err));
+        drop(go_on);
+        let done = async {
+            while *written.lock() < MOST_WAITING {
+                tokio::task::yield_now().await;
+            }
+            // It would be done after them.
+            disk.run("a", || Ok(())).await
+        };
+        timeout(DEADLINE, done).await.unwrap().unwrap();
+        assert_eq!(*written.lock(), MOST_WAITING);
     }
 }

@@ -162,10 +162,12 @@ impl Facts {
             .or_else(fallback)
     }
 
-    /// When a cluster that has fallen back to TCP has waited long enough with usable RDMA; `None`: it does not wait.
+    /// When a cluster that has fallen back to TCP has waited long enough with usable RDMA; `None`: it does not wait. A time that is
+    /// still to come was stored by an operator whose clock was ahead, and is not waited for.
     pub fn settles_at(&self) -> Option<Timestamp> {
-        let at = self.returns_at(self.usable_since()?);
-        (at > self.now).then_some(at)
+        let since = self.usable_since()?;
+        let at = self.returns_at(since);
+        (since <= self.now && self.now < at).then_some(at)
     }
 
     /// When a cluster that has fallen back returns to RDMA, if RDMA stays usable.

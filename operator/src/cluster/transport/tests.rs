@@ -144,6 +144,8 @@ fn a_cluster_that_has_fallen_back_returns_when_rdma_was_usable_for_the_settling_
         ("pn", due, since, TCP),
         // What is unknown changes nothing.
         ("pu", due, since, TCP),
+        // Stored by an operator whose clock was ahead.
+        ("pp", 99, since, RDMA),
         // It has not fallen back: its nodes were checked only now.
         ("pp", 100, None, RDMA),
     ] {
