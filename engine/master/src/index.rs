@@ -4,6 +4,7 @@
 mod accounts;
 mod allocator;
 mod clients;
+mod copies;
 mod counters;
 mod evacuation;
 mod eviction;
@@ -25,6 +26,7 @@ mod search;
 mod segments;
 mod settings;
 mod slots;
+mod tasks;
 mod upkeep;
 mod writers;
 
@@ -48,6 +50,7 @@ pub use settings::{Commit, Placement, Settings};
 
 use allocator::Block;
 use clients::Clients;
+use copies::Copies;
 use evacuation::Evacuations;
 use eviction::Order;
 use ledger::{Age, Bulks, Epochs, Installs, Leaving, Members, Notes, Range, Removed};
@@ -56,6 +59,7 @@ use objects::Objects;
 use put::Begun;
 use retired::Retired;
 use segments::{SegmentId, Segments};
+use tasks::Tasks;
 use upkeep::Unmounted;
 
 /// The index. All calls take the present time, which must not go back.
@@ -76,6 +80,8 @@ pub struct Index {
     /// Unmounted segments whose objects are still to be removed.
     unmounted: VecDeque<Unmounted>,
     next_replica: u64,
+    copies: Copies,
+    tasks: Tasks,
     /// Of this run, and the number of its last object.
     epochs: Epochs,
     last_number: u64,
@@ -103,7 +109,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// `seed` decides where objects are placed.
+    /// `seed` decides where objects are placed, and the IDs of tasks.
     #[must_use]
     pub fn new(settings: Settings, seed: u64) -> Self {
         Self {
@@ -118,6 +124,8 @@ impl Index {
             overdue: VecDeque::new(),
             unmounted: VecDeque::new(),
             next_replica: 1,
+            copies: Copies::default(),
+            tasks: Tasks::new(seed),
             epochs: Epochs::default(),
             last_number: 0,
             leaving: Leaving::default(),
@@ -204,6 +212,8 @@ impl Index {
     }
 
     fn drop_with(&mut self, id: ObjectId, rest: Moment, leave: impl Fn(&mut Self, Range)) {
+        // While the account of its tenant exists.
+        self.abandon_copy(id);
         if let Some(object) = self.objects.remove(id) {
             self.begun.remove(&id);
             for replica in &object.replicas {

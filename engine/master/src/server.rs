@@ -1,6 +1,7 @@
 //! The RPC server: coro_rpc over TCP. Each connection is a task, which answers its requests in order.
 
 mod connection;
+mod copies;
 mod functions;
 mod ledger;
 mod lookups;

@@ -3,6 +3,8 @@
 //! is the limit of the protocol (docs/decisions/ledger.md). A ledger is waited for without end.
 #![allow(clippy::unwrap_used, reason = "a failed set-up ends the test")]
 
+#[path = "ledger_model/copies.rs"]
+mod copies;
 #[path = "ledger_model/moves.rs"]
 mod moves;
 #[path = "ledger_model/steps.rs"]
@@ -10,6 +12,7 @@ mod steps;
 #[path = "ledger_model/work.rs"]
 mod work;
 
+use copies::Transfer;
 use moves::{Moved, Pool};
 use steps::{Fate, Step, step};
 
@@ -106,6 +109,10 @@ enum Answer {
         key: u8,
         newest: u64,
     },
+    Copied {
+        value: u64,
+        to: Pool,
+    },
 }
 
 struct Model {
@@ -134,6 +141,7 @@ struct Model {
     recorded: BTreeSet<u64>,
     losses: u64,
     moved: Vec<Moved>,
+    transfers: Vec<Transfer>,
 }
 
 fn name(key: u8) -> String {
@@ -202,6 +210,7 @@ impl Model {
             recorded: BTreeSet::new(),
             losses: 0,
             moved: Vec::new(),
+            transfers: Vec::new(),
         };
         for owner in 0..OWNERS {
             model.mount(owner);
@@ -308,6 +317,7 @@ impl Model {
                         self.kept.insert(key, (value, pools));
                     }
                 }
+                Answer::Copied { value, to } => self.add_pool(value, to),
                 Answer::Removed { key, newest } => {
                     let dead = self.dead.entry(key).or_default();
                     *dead = (*dead).max(newest);
@@ -724,6 +734,9 @@ fn run(steps: Vec<Step>, commit: Commit) {
             Step::Evacuate { owner, fate } => model.evacuate(owner, fate),
             Step::Copy(owner) => model.copy(owner),
             Step::LateCopy(owner) => model.late_copy(owner),
+            Step::Transfer { key, target, moves } => model.transfer(key, target, moves),
+            Step::Carry(number) => model.carry(number),
+            Step::Finish { number, revoke } => model.finish(number, revoke),
         }
         model.check();
     }

@@ -3,14 +3,17 @@
 
 #[path = "fixture/client.rs"]
 mod client;
+#[path = "fixture/http.rs"]
+mod http;
 #[path = "fixture/namespace.rs"]
 mod namespace;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use namespace::{Host, OURS, STOCK};
+use namespace::{Host, OUR_HTTP, OURS, STOCK, STOCK_HTTP};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
@@ -28,7 +31,7 @@ struct Store {
 
 impl Store {
     /// Starts a client; with `segment` it stores objects itself.
-    async fn start(host: &Host, master: std::net::SocketAddr, segment: u64) -> Self {
+    async fn start(host: &Host, master: SocketAddr, segment: u64) -> Self {
         let mut store = Self::spawn(host, master, segment, &[], &[]);
         assert_eq!(store.reply().await, json!({"setup": 0}));
         store
@@ -40,7 +43,7 @@ impl Store {
     }
 
     /// Starts a client of a tenant.
-    async fn of_tenant(host: &Host, master: std::net::SocketAddr, tenant: &str) -> Self {
+    async fn of_tenant(host: &Host, master: SocketAddr, tenant: &str) -> Self {
         let variables = [("MOONCAKE_TENANT_ID", tenant)];
         let mut store = Self::spawn(host, master, 0, &[], &variables);
         assert_eq!(store.reply().await, json!({"setup": 0}));
@@ -49,7 +52,7 @@ impl Store {
 
     fn spawn(
         host: &Host,
-        master: std::net::SocketAddr,
+        master: SocketAddr,
         segment: u64,
         added: &[&str],
         variables: &[(&str, &str)],
@@ -91,7 +94,7 @@ impl Store {
 }
 
 /// What a writer, a reader and a storing client see of one master.
-async fn operations(host: &Host, master: std::net::SocketAddr) -> Vec<Value> {
+async fn operations(host: &Host, master: SocketAddr) -> Vec<Value> {
     let mut owner = Store::start(host, master, 64 << 20).await;
     let mut writer = Store::start(host, master, 0).await;
     let mut reader = Store::start(host, master, 0).await;
@@ -205,6 +208,73 @@ async fn every_operation_of_the_wheel_gives_the_results_that_it_has_with_the_sto
     );
 }
 
+/// Copies a value between two clients that store objects, moves another one there and back, and reads them.
+async fn tasks(host: &Host, master: SocketAddr, admin: SocketAddr) -> Vec<Value> {
+    let storing = async |name: &str| {
+        let mut store = Store::spawn(host, master, 64 << 20, &[name, "P2PHANDSHAKE"], &[]);
+        assert_eq!(store.reply().await, json!({"setup": 0}));
+        store
+    };
+    let mut first = storing("127.0.0.1").await;
+    // The only segment.
+    for (key, seed) in [("copied", 1), ("moved", 2)] {
+        let put = json!({"call": "put", "key": key, "seed": seed, "bytes": 1_000_000});
+        assert_eq!(first.call(put).await, json!({"code": 0}));
+    }
+    let _second = storing("127.0.0.2").await;
+    let (_, names) = http::http(host, admin, "GET", "/get_all_segments").await;
+    let mut names: Vec<&str> = names.split_whitespace().collect();
+    names.sort_unstable();
+    let [from, to] = names[..] else {
+        panic!("{names:?}");
+    };
+    let of = |key: &str| json!({"call": "places", "key": key});
+    let mut reader = Store::start(host, master, 0).await;
+    let get = |key: &str| json!({"call": "get", "key": key});
+    let mut seen = Vec::new();
+    for request in [
+        json!({"call": "copy_task", "key": "none", "targets": [to]}),
+        json!({"call": "copy_task", "key": "copied", "targets": []}),
+        json!({"call": "copy_task", "key": "copied", "targets": ["elsewhere"]}),
+        json!({"call": "copy_task", "key": "copied", "targets": [to]}),
+        of("copied"),
+        json!({"call": "copy_task", "key": "copied", "targets": [to]}),
+        get("copied"),
+        json!({"call": "move_task", "key": "moved", "source": to, "target": from}),
+        json!({"call": "move_task", "key": "moved", "source": from, "target": from}),
+        json!({"call": "move_task", "key": "moved", "source": from, "target": to}),
+        of("moved"),
+        get("moved"),
+        json!({"call": "move_task", "key": "moved", "source": to, "target": from}),
+        of("moved"),
+        get("moved"),
+        json!({"call": "move_task", "key": "copied", "source": from, "target": to}),
+        of("copied"),
+        get("copied"),
+    ] {
+        seen.push(reader.call(request).await);
+    }
+    seen
+}
+
+#[tokio::test]
+async fn tasks_copy_and_move_values_between_clients_of_the_wheel_as_with_the_stock_master() {
+    let host = Host::new().await;
+    let _ours = host.ours(&[]).await;
+    let ours = tasks(&host, OURS, OUR_HTTP).await;
+    let _stock = host.stock(&[]).await;
+    let stock = tasks(&host, STOCK, STOCK_HTTP).await;
+    for (ours, stock) in ours.iter().zip(&stock) {
+        println!("{stock}");
+        assert_eq!(ours, stock);
+    }
+    let count = |answer: Value| ours.iter().filter(|of| **of == answer).count();
+    assert_eq!(count(json!({"status": "SUCCESS"})), 5);
+    let value = |seed| json!({"bytes": 1_000_000, "right": true, "seed": seed});
+    assert_eq!((count(value(1)), count(value(2))), (2, 2));
+    assert_eq!(count(json!({"places": ["127.0.0.1", "127.0.0.2"]})), 1);
+}
+
 #[tokio::test]
 async fn storing_clients_mount_again_after_a_restart_and_expire_after_their_death() {
     let host = Host::new().await;
@@ -239,7 +309,7 @@ async fn storing_clients_mount_again_after_a_restart_and_expire_after_their_deat
 }
 
 /// Values of a metadata service by HTTP.
-async fn metadata(host: &Host, address: std::net::SocketAddr, key: &str) -> u16 {
+async fn metadata(host: &Host, address: SocketAddr, key: &str) -> u16 {
     let mut stream = host.connect(address).await.unwrap();
     let key = proto::metadata::encode(key);
     let request =
@@ -318,7 +388,7 @@ async fn clients_find_each_other_by_our_metadata_server_and_take_no_name_of_anot
 }
 
 /// What clients of two tenants, of one without a quota and of the default one see of one master.
-async fn operations_of_tenants(host: &Host, master: std::net::SocketAddr) -> Vec<Value> {
+async fn operations_of_tenants(host: &Host, master: SocketAddr) -> Vec<Value> {
     let mut default = Store::start(host, master, 64 << 20).await;
     let mut a = Store::of_tenant(host, master, "a").await;
     let mut b = Store::of_tenant(host, master, "b").await;

@@ -106,7 +106,11 @@ pub(crate) async fn run<M: Mover>(context: Context<M>, task: wire::TaskAssignmen
         message,
     };
     let report = context
-        .call_retried::<wire::MarkTaskToComplete>(&(context.client, completed))
+        .link
+        .call_until::<wire::MarkTaskToComplete>(
+            &(context.client, completed),
+            Instant::now() + FINISH_TIMEOUT,
+        )
         .await;
     if let Err(error) = report {
         tracing::warn!(client = %context.client, task = %task.id, %error, "task not reported");
@@ -125,13 +129,20 @@ impl<M: Mover> Context<M> {
         let client = self.client;
         let Some(fence) = dynamic else {
             let start = (client, key.clone(), tenant.clone(), source.clone(), targets);
-            let started = self.link.call_once::<wire::CopyStart>(&start).await?;
+            let object = (client, key.clone(), tenant.clone());
+            let started = self
+                .start::<wire::CopyStart, wire::CopyRevoke>(&start, &object)
+                .await?;
             let moved = self
                 .move_to_all(&source, &started.source, &started.targets)
                 .await;
-            let object = (client, key, tenant);
+            let written = Written {
+                name: (key, tenant),
+                targets: started.targets,
+                source: None,
+            };
             return self
-                .finish::<wire::CopyEnd, wire::CopyRevoke>(moved, &object)
+                .finish::<wire::CopyEnd, wire::CopyRevoke>(moved, &object, written)
                 .await;
         };
         let wire::DynamicReplication {
@@ -147,16 +158,22 @@ impl<M: Mover> Context<M> {
             lease_id,
             version_epoch,
         );
+        let object = (client, key.clone(), tenant.clone(), lease_id, version_epoch);
         let started = self
-            .link
-            .call_once::<wire::DynamicReplicaCopyStart>(&start)
+            .start::<wire::DynamicReplicaCopyStart, wire::DynamicReplicaCopyRevoke>(&start, &object)
             .await?;
         let moved = self
             .move_to_all(&source, &started.source, &started.targets)
             .await;
-        let object = (client, key, tenant, lease_id, version_epoch);
-        self.finish::<wire::DynamicReplicaCopyEnd, wire::DynamicReplicaCopyRevoke>(moved, &object)
-            .await
+        let written = Written {
+            name: (key, tenant),
+            targets: started.targets,
+            source: None,
+        };
+        self.finish::<wire::DynamicReplicaCopyEnd, wire::DynamicReplicaCopyRevoke>(
+            moved, &object, written,
+        )
+        .await
     }
 
     async fn relocate(&self, moving: wire::MovePayload) -> Result<(), TaskError> {
@@ -173,12 +190,40 @@ impl<M: Mover> Context<M> {
             source.clone(),
             target,
         );
-        let started = self.link.call_once::<wire::MoveStart>(&start).await?;
+        let object = (self.client, key.clone(), tenant.clone());
+        let started = self
+            .start::<wire::MoveStart, wire::MoveRevoke>(&start, &object)
+            .await?;
         let moved = self
             .move_to_all(&source, &started.source, started.target.as_slice())
             .await;
-        self.finish::<wire::MoveEnd, wire::MoveRevoke>(moved, &(self.client, key, tenant))
+        let written = Written {
+            name: (key, tenant),
+            targets: started.target.into_iter().collect(),
+            source: Some(started.source),
+        };
+        self.finish::<wire::MoveEnd, wire::MoveRevoke>(moved, &object, written)
             .await
+    }
+
+    /// Starts the task at the master. If the answer is lost, the task is revoked: nothing else would end it, and the object could
+    /// be neither replaced nor removed meanwhile.
+    async fn start<Start, Revoke>(
+        &self,
+        arguments: &Start::Arguments,
+        object: &Revoke::Arguments,
+    ) -> Result<Start::Value, Error>
+    where
+        Start: Rpc,
+        Revoke: Rpc<Value = ()>,
+    {
+        let started = self.link.call_once::<Start>(arguments).await;
+        if let Err(error) = &started
+            && error.is_connection_error()
+        {
+            self.revoke::<Revoke>(object).await;
+        }
+        started
     }
 
     /// Copies to one target after the other. No targets means that all of them already have the object.
@@ -216,32 +261,72 @@ impl<M: Mover> Context<M> {
         &self,
         moved: Result<(), TaskError>,
         object: &End::Arguments,
+        written: Written,
     ) -> Result<(), TaskError>
     where
         End: Rpc<Value = ()>,
         Revoke: Rpc<Arguments = End::Arguments, Value = ()>,
     {
         let Err(error) = moved else {
-            return Ok(self.call_retried::<End>(object).await?);
+            return Ok(self.end::<End>(object, &written).await?);
         };
-        if !error.may_still_write()
-            && let Err(unrevoked) = self.call_retried::<Revoke>(object).await
-        {
-            let client = self.client;
-            tracing::warn!(%client, error = %unrevoked, "target space not released");
+        if !error.may_still_write() {
+            self.revoke::<Revoke>(object).await;
         }
         Err(error)
     }
 
-    /// Calls with retries. If an answer is lost, the second call is rejected and the task is reported as
-    /// failed although it is done; the master's next attempt then has nothing to copy.
-    async fn call_retried<R: Rpc<Value = ()>>(
+    /// Ends the task. If the answer is lost, the replicas of the object show whether the master has ended it: a repetition would be
+    /// refused then, or would end the next task of the same object.
+    async fn end<End: Rpc<Value = ()>>(
         &self,
-        arguments: &R::Arguments,
+        object: &End::Arguments,
+        written: &Written,
     ) -> Result<(), Error> {
-        self.link
-            .call_until::<R>(arguments, Instant::now() + FINISH_TIMEOUT)
-            .await
+        let deadline = Instant::now() + FINISH_TIMEOUT;
+        loop {
+            let error = match self.link.call_once::<End>(object).await {
+                Err(error) if error.is_connection_error() => error,
+                answer => return answer,
+            };
+            let replicas = self
+                .link
+                .call_until::<wire::GetReplicaList>(&written.name, deadline)
+                .await;
+            match replicas {
+                Ok(found) if written.is_done(&found.replicas) => return Ok(()),
+                Err(unread) if unread.is_connection_error() => return Err(error),
+                _ if Instant::now() >= deadline => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
+    async fn revoke<Revoke: Rpc<Value = ()>>(&self, object: &Revoke::Arguments) {
+        let deadline = Instant::now() + FINISH_TIMEOUT;
+        if let Err(error) = self.link.call_until::<Revoke>(object, deadline).await {
+            let client = self.client;
+            tracing::warn!(%client, %error, "target space not released");
+        }
+    }
+}
+
+/// What a task has written, to recognise its end.
+struct Written {
+    /// Key and tenant of the object.
+    name: (String, String),
+    targets: Vec<ReplicaDescriptor>,
+    /// The replica that is gone then.
+    source: Option<ReplicaDescriptor>,
+}
+
+impl Written {
+    fn is_done(&self, replicas: &[ReplicaDescriptor]) -> bool {
+        let has = |wanted: &ReplicaDescriptor| {
+            let mut replicas = replicas.iter();
+            replicas.any(|of| of.location == wanted.location)
+        };
+        self.targets.iter().all(has) && !self.source.iter().any(has)
     }
 }
 

@@ -43,6 +43,16 @@ impl Evacuations {
     pub(super) fn first_mount(&mut self, now: Moment) -> Moment {
         *self.first_mount.get_or_insert(now)
     }
+
+    /// Notes a range that a client has moved away from a segment: its owner ends after it has left the ledger and its readers are
+    /// done.
+    pub(super) fn note_leaving(&mut self, segment: SegmentId, leaving: LeaveId, readers: Moment) {
+        let mut ending = self.of.values_mut();
+        if let Some(of) = ending.find(|of| of.segments.contains(&segment)) {
+            of.leaving.push(leaving);
+            of.readers_until = of.readers_until.max(readers);
+        }
+    }
 }
 
 /// The owners that end now, and what is still in their segments.
@@ -368,8 +378,9 @@ impl Index {
         if !evacuation.moves.is_empty() && evacuation.bytes.saturating_add(size) > MOST_BYTES {
             return Next::Wait;
         }
-        let replicas = object.replicas.iter().map(|replica| replica.segment);
-        let replicas: Vec<_> = replicas.collect();
+        // Also where a client copies it to.
+        let replicas = object.replicas.iter().chain(self.copies.targets(id));
+        let replicas: Vec<_> = replicas.map(|replica| replica.segment).collect();
         if let Some(place) = self.segments.place_elsewhere(size, &replicas) {
             return Next::Move(replica, place);
         }
@@ -453,7 +464,13 @@ impl Index {
         let Some(at) = at else {
             return self.segments.free(segment, block);
         };
-        if !self.segments.is_mounted(segment) {
+        let Some(name) = self.segments.name(segment) else {
+            return self.fail(evacuation, of, now);
+        };
+        let mut others = self.objects[of.object].replicas.iter().enumerate();
+        if others.any(|(other, of)| other != at && self.segments.name(of.segment) == Some(name)) {
+            // A client has copied it there meanwhile.
+            self.segments.free(segment, block);
             return self.fail(evacuation, of, now);
         }
         let replica = Replica {

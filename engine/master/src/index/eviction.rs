@@ -422,6 +422,7 @@ impl Index {
         }
         let stays = object.has(Flag::HardPin)
             || !object.is_complete(&self.segments)
+            || self.copies.contains(id)
             || (!soft_pinned && self.objects.is_soft_pinned(id, now));
         stays.then(|| now.after(self.settings.lease_ttl))
     }

@@ -10,7 +10,7 @@ use proto::store::Uuid;
 use smallvec::SmallVec;
 
 use super::Moment;
-use super::accounts::Accounts;
+use super::accounts::{AccountId, Accounts};
 use super::groups::Groups;
 use super::object::{Flag, Object, ObjectId, Replica};
 use super::scope;
@@ -239,6 +239,16 @@ impl Objects {
         let object = self.slots.get_mut(id).expect(PRESENT);
         object.replicas.0.push(replica);
         self.accounts.charge(object.account, object.size, 1);
+    }
+
+    /// Charges an account for replicas of this size that a client is about to write.
+    pub(crate) fn charge(&mut self, account: AccountId, size: u64, replicas: usize) {
+        self.accounts.charge(account, size, replicas);
+    }
+
+    /// Ends a charge: what was written is charged with its object.
+    pub(crate) fn discharge(&mut self, account: AccountId, size: u64, replicas: usize) {
+        self.accounts.release(account, size, replicas);
     }
 
     /// Extends the lease of an object and of all others of its group.

@@ -104,8 +104,8 @@ impl Index {
     /// may still read; without space for both, the old value stays.
     ///
     /// # Errors
-    /// `NoAvailableHandle` if no segment has the space; `InvalidParams`, also for another group; `TenantNotRegistered` and
-    /// `TenantQuotaExceeded`.
+    /// `NoAvailableHandle` if no segment has the space; `InvalidParams`, also for another group; `ObjectHasReplicationTask` while
+    /// it is copied; `TenantNotRegistered` and `TenantQuotaExceeded`.
     pub fn upsert_start(
         &mut self,
         client: Uuid,
@@ -124,6 +124,9 @@ impl Index {
         let group: Option<Box<str>> = self.objects.group(old).map(Into::into);
         if config.group_ids.is_some() && request.group.as_deref() != group.as_deref() {
             return Err(ErrorCode::InvalidParams);
+        }
+        if self.copies.contains(old) {
+            return Err(ErrorCode::ObjectHasReplicationTask);
         }
         let object = &self.objects[old];
         let had_value = object.has_complete_replica();
@@ -368,7 +371,7 @@ impl Index {
         let object = &mut self.objects[id];
         let in_memory = matches!(kind, ReplicaType::All | ReplicaType::Memory);
         if !object.has(Flag::InPut) {
-            if !in_memory || !object.is_complete(&self.segments) {
+            if !in_memory || !object.is_complete(&self.segments) || self.copies.writes(id) {
                 return Err(ErrorCode::InvalidWrite);
             }
             self.wait_for_records(id);

@@ -9,7 +9,8 @@ impl Index {
     /// Removes an object.
     ///
     /// # Errors
-    /// `ObjectNotFound`; `ObjectHasLease` unless `force`; `ReplicaIsNotReady` while a put is in progress.
+    /// `ObjectNotFound`; `ObjectHasLease` unless `force`; `ReplicaIsNotReady` while a put or a copy is in progress;
+    /// `ObjectHasReplicationTask` while a copy is that has nothing to write.
     pub fn remove(&mut self, key: &str, force: bool, now: Moment) -> Result<(), ErrorCode> {
         // A removal waits for the earlier ones of its key, also if it finds nothing: the end of an upsert may be in progress.
         self.wait_for_removal(key);
@@ -22,8 +23,11 @@ impl Index {
         if !force && self.objects.is_leased(id, now) {
             return Err(ErrorCode::ObjectHasLease);
         }
-        if !object.is_complete(&self.segments) {
+        if !object.is_complete(&self.segments) || self.copies.writes(id) {
             return Err(ErrorCode::ReplicaIsNotReady);
+        }
+        if self.copies.contains(id) {
+            return Err(ErrorCode::ObjectHasReplicationTask);
         }
         self.take_out(id, now);
         self.wait_for_removal(key);
@@ -35,6 +39,7 @@ impl Index {
         (force || !self.objects.is_leased(id, now))
             && object.is_complete(&self.segments)
             && object.is_readable(&self.segments)
+            && !self.copies.contains(id)
     }
 
     pub(super) fn take_out(&mut self, id: ObjectId, now: Moment) {
@@ -78,7 +83,7 @@ impl Index {
             return false;
         }
         if segment.is_empty() {
-            let complete = object.is_complete(&self.segments);
+            let complete = object.is_complete(&self.segments) && !self.copies.writes(id);
             if complete {
                 self.take_out(id, now);
             }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{self, Excluded, Unbounded};
 use std::sync::Arc;
 
-use proto::store::Uuid;
 use proto::store::release_0_3_13::{Segment, SegmentStatus};
+use proto::store::{ErrorCode, Uuid};
 use slotmap::{SlotMap, new_key_type};
 
 use super::allocator::{Allocator, Block};
@@ -13,8 +13,8 @@ use super::ledger::Stream;
 use super::object::ObjectId;
 use super::{Moment, Shortage};
 
-/// Limit of the replicas of one object; a put gets no more.
-const MOST_REPLICAS: usize = 64;
+/// Limit of the replicas of one object; a put or a copy gets no more.
+pub(super) const MOST_REPLICAS: usize = 64;
 
 new_key_type! {
     /// A mounted segment. An ID is never used for another segment, so a replica of a segment that was unmounted
@@ -360,6 +360,18 @@ impl Segments {
                 return;
             }
         }
+    }
+
+    /// Allocates a range in a segment of this name.
+    ///
+    /// # Errors
+    /// `SegmentNotFound` without one; `NoAvailableHandle` without space there.
+    pub(crate) fn place_at(&mut self, name: &str, size: u64) -> Result<Place, ErrorCode> {
+        let at = self.by_name.get(name).copied();
+        let at = at.ok_or(ErrorCode::SegmentNotFound)?;
+        let mut places = Vec::new();
+        self.place_below(at, size, &mut places);
+        places.pop().ok_or(ErrorCode::NoAvailableHandle)
     }
 
     /// Allocates a range for one more replica of an object: in a segment with a ledger, below another name than its

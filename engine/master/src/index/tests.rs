@@ -1,5 +1,6 @@
 //! Tests of the index: what the stock master does not do, what time does, and properties over random calls.
 
+mod copies;
 mod evacuation;
 mod flags;
 mod groups;

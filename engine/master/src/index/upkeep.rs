@@ -32,6 +32,8 @@ impl Index {
             self.next_look = now.after(LOOK);
             self.expire(now);
             self.look_at_ledgers();
+            self.end_overdue_copies(now);
+            self.tasks.expire(now);
         }
         self.begin_eviction(now);
     }

@@ -10,7 +10,7 @@ use proto::struct_pack::{DecodeError, Packed, Reader, Schema};
 
 use super::patterns::{self, Visit};
 use super::traffic::Tally;
-use super::{Master, ledger, lookups, refused};
+use super::{Master, copies, ledger, lookups, refused};
 use crate::admission::{Peer, Role};
 use crate::index::{Index, Moment, Scope, Wait};
 
@@ -250,6 +250,7 @@ impl Functions {
         let mut functions = life();
         functions.extend(writes());
         functions.extend(removals());
+        functions.extend(copies::functions());
         functions.extend(lookups::functions());
         functions.extend(patterns::functions());
         functions.extend(refused::functions());

@@ -1,5 +1,5 @@
 //! Functions of tiers and modes that this master does not have, refused as the stock master refuses them when they are
-//! disabled; and copy and move tasks, which this master does not have yet.
+//! disabled.
 
 use proto::store::release_0_3_13 as wire;
 use proto::store::{ErrorCode, Rpc};
@@ -9,24 +9,9 @@ use crate::index::Index;
 
 pub(super) fn functions() -> Vec<Function> {
     vec![
-        // No task is ever created.
-        Function::rpc::<wire::FetchTasks>(|_, _, _| Ok(Vec::new())),
-        always::<wire::QueryTask>(ErrorCode::TaskNotFound),
-        Function::rpc::<wire::MarkTaskToComplete>(|_, (_, request), _| match request.status {
-            wire::TaskStatus::Failed | wire::TaskStatus::Success => Err(ErrorCode::TaskNotFound),
-            _ => Err(ErrorCode::InvalidParams),
-        }),
-        always::<wire::CreateCopyTask>(ErrorCode::UnavailableInCurrentMode),
-        always::<wire::CreateMoveTask>(ErrorCode::UnavailableInCurrentMode),
-        always::<wire::CopyStart>(ErrorCode::UnavailableInCurrentMode),
-        always::<wire::CopyEnd>(ErrorCode::UnavailableInCurrentMode),
-        always::<wire::CopyRevoke>(ErrorCode::UnavailableInCurrentMode),
         always::<wire::DynamicReplicaCopyStart>(ErrorCode::UnavailableInCurrentMode),
         always::<wire::DynamicReplicaCopyEnd>(ErrorCode::UnavailableInCurrentMode),
         always::<wire::DynamicReplicaCopyRevoke>(ErrorCode::UnavailableInCurrentMode),
-        always::<wire::MoveStart>(ErrorCode::UnavailableInCurrentMode),
-        always::<wire::MoveEnd>(ErrorCode::UnavailableInCurrentMode),
-        always::<wire::MoveRevoke>(ErrorCode::UnavailableInCurrentMode),
         always::<wire::MountNoFSegment>(ErrorCode::UnavailableInCurrentMode),
         always::<wire::ReMountNoFSegment>(ErrorCode::UnavailableInCurrentMode),
         always::<wire::UnmountNoFSegment>(ErrorCode::UnavailableInCurrentMode),

@@ -1,5 +1,8 @@
 //! Generates random calls, most of which make sense in the state that the calls before have left.
 
+#[path = "copies.rs"]
+mod copies;
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -34,6 +37,8 @@ pub(crate) struct Generator {
     mounted: Vec<bool>,
     /// The masters have tenants.
     tenants: bool,
+    /// Tasks with their IDs at both masters.
+    tasks: Vec<[Uuid; 2]>,
 }
 
 /// A function that has no result of its own.
@@ -89,6 +94,7 @@ impl Generator {
             random: seed,
             mounted: (0..SEGMENTS).map(|_| false).collect(),
             tenants: false,
+            tasks: Vec::new(),
         }
     }
 
@@ -369,6 +375,9 @@ impl Generator {
     #[allow(clippy::too_many_lines, reason = "one arm for each function")]
     pub(crate) async fn next(&mut self, stock: &mut Client, ours: &mut Client) -> Compared {
         let at = [stock, ours];
+        if self.once_in(8) {
+            return copies::next(self, at).await;
+        }
         let tenant = self.tenant();
         match self.below(100) {
             0..12 => {
@@ -569,6 +578,7 @@ impl Generator {
                     stock.bare::<wire::BatchPutRevoke>(&arguments).await;
                     ours.bare::<wire::BatchPutRevoke>(&arguments).await;
                 }
+                copies::revoke_all([&mut *stock, &mut *ours]).await;
                 let at = [stock, ours];
                 self.plain::<wire::UnmountSegment>((mine.id, owner), at)
                     .await
@@ -629,7 +639,7 @@ impl Generator {
             0 => self.plain::<wire::ServiceReady>((), at).await,
             1 => self.plain::<wire::GetStorageConfig>((), at).await,
             2 => self.plain::<wire::GetFsdir>((), at).await,
-            3 => self.plain::<wire::FetchTasks>((client, 16), at).await,
+            3 => self.plain::<wire::FetchTasks>((client, 0), at).await,
             4 => self.plain::<wire::QueryTask>(client, at).await,
             5 => {
                 let request = wire::TaskCompleteRequest {

@@ -36,6 +36,14 @@ pub(crate) const ALLOWED: &[(&str, &str)] = &[
         "the stock master refuses it until the time for the former put has ended, ours allows it; not generated",
     ),
     (
+        "copy to one segment twice",
+        "the stock master makes two replicas there, ours one; not generated",
+    ),
+    (
+        "objects that are copied to a segment which is unmounted meanwhile",
+        "the stock master answers them by what it has swept, ours as unfinished; not generated, tested in the index",
+    ),
+    (
         "answers about objects of a segment that was unmounted less than 20 ms ago",
         "the stock master removes them a little later, ours at once; the test waits",
     ),
@@ -91,6 +99,9 @@ pub(crate) const REACHABLE: &[ErrorCode] = &[
     ErrorCode::ObjectNotFound,
     ErrorCode::ObjectAlreadyExists,
     ErrorCode::ObjectHasLease,
+    ErrorCode::ObjectHasReplicationTask,
+    ErrorCode::ObjectNoReplicationTask,
+    ErrorCode::ReplicaNotFound,
     ErrorCode::UnavailableInCurrentMode,
     ErrorCode::UnableOffload,
     ErrorCode::TaskNotFound,

@@ -11,11 +11,11 @@ pub(super) type Pool = (usize, u64);
 
 /// A copy that was reported as written.
 pub(super) struct Moved {
-    value: u64,
-    from: Pool,
-    to: Pool,
+    pub(super) value: u64,
+    pub(super) from: Pool,
+    pub(super) to: Pool,
     /// Of the value in the new pool.
-    offset: u64,
+    pub(super) offset: u64,
 }
 
 impl Model {
@@ -41,7 +41,7 @@ impl Model {
             let answers = self.answers.iter_mut();
             let answered = answers.filter_map(|(_, answer)| match answer {
                 Answer::Put { value, pools, .. } => Some((*value, pools)),
-                Answer::Removed { .. } => None,
+                _ => None,
             });
             let kept = self.kept.values_mut().map(|(value, pools)| (*value, pools));
             for (_, pools) in answered.chain(kept).filter(|(of, _)| of == value) {
@@ -98,18 +98,8 @@ impl Model {
                 to,
                 offset: offset as u64,
             });
-            let answered = self
-                .answers
-                .iter_mut()
-                .filter_map(|(_, answer)| match answer {
-                    Answer::Put { value, pools, .. } => Some((*value, pools)),
-                    Answer::Removed { .. } => None,
-                });
-            let kept = self.kept.values_mut().map(|(value, pools)| (*value, pools));
-            for (_, pools) in answered.chain(kept).filter(|(of, _)| *of == value) {
-                // Until the target has the record, the former pool must have it.
-                pools.push(to);
-            }
+            // Until the target has the record, the former pool must have it.
+            self.add_pool(value, to);
         }
     }
 

@@ -52,6 +52,17 @@ pub(super) enum Step {
     Copy(usize),
     /// A copy of its former engine process arrives late.
     LateCopy(usize),
+    /// A client begins to copy or move a value.
+    Transfer {
+        key: u8,
+        target: usize,
+        moves: bool,
+    },
+    Carry(usize),
+    Finish {
+        number: usize,
+        revoke: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +91,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (0..3_usize).prop_map(Step::Revoke),
         4 => (key.clone(), any::<bool>()).prop_map(|(key, force)| Step::Remove { key, force }),
         1 => Just(Step::RemoveAll),
-        6 => key.prop_map(Step::Get),
+        6 => key.clone().prop_map(Step::Get),
         2 => (0..8_u64).prop_map(Step::Wait),
         24 => (owner.clone(), fate()).prop_map(|(owner, fate)| Step::Poll { owner, fate }),
         1 => owner.clone().prop_map(Step::Repeat),
@@ -93,6 +104,11 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => owner.clone().prop_map(Step::PoolDies),
         6 => (owner.clone(), fate()).prop_map(|(owner, fate)| Step::Evacuate { owner, fate }),
         6 => owner.clone().prop_map(Step::Copy),
-        1 => owner.prop_map(Step::LateCopy),
+        1 => owner.clone().prop_map(Step::LateCopy),
+        8 => (key, owner, any::<bool>())
+            .prop_map(|(key, target, moves)| Step::Transfer { key, target, moves }),
+        8 => (0..2_usize).prop_map(Step::Carry),
+        8 => (0..2_usize, prop::bool::weighted(0.2))
+            .prop_map(|(number, revoke)| Step::Finish { number, revoke }),
     ]
 }

@@ -1,20 +1,27 @@
 //! Tests of copy and move tasks.
 
+use std::io;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mooncake_stock::MOONCAKE;
 use mooncake_store::wire::{
-    CopyStart, CopyStartResponse, CreateCopyTask, CreateMoveTask, QueryTask, QueryTaskResponse,
-    Segment, TaskStatus,
+    CopyEnd, CopyStart, CopyStartResponse, CreateCopyTask, CreateMoveTask, MoveEnd, QueryTask,
+    QueryTaskResponse, Segment, TaskStatus,
 };
 use mooncake_store::{Error, ErrorCode, Master, Session, Uuid, random_id};
+use proto::store::Rpc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{interval, timeout};
 
-use crate::master::{StockMaster, TIMEOUT};
+use crate::master::{RPC, StockMaster, TIMEOUT};
 use crate::node::{
-    FakeMover, Outcome, fresh, put, reach_loss, reach_mounted, replicas, segment, start, start_with,
+    FakeMover, Outcome, fresh, put, reach_loss, reach_mounted, replicas, segment, settings, start,
+    start_with,
 };
 
 struct TwoNodes {
@@ -209,4 +216,115 @@ async fn a_copy_is_cut_when_the_master_has_lost_its_epoch() {
     nodes.stock.restart().await;
     reach_loss(&nodes.sessions[0]).await;
     assert_eq!(nodes.mover.cut.load(Ordering::SeqCst), 1);
+}
+
+/// Requests of each function that ask for the release of the master.
+const PROBES: usize = 1;
+
+/// Connects by a relay that ends the connection after it has passed the first request of this function on, without the answer.
+fn losing<R: Rpc>(
+    stock: &StockMaster,
+) -> impl Fn() -> BoxFuture<'static, io::Result<TcpStream>> + Send + Sync + 'static {
+    let (connect, seen) = (stock.connector(), Arc::new(AtomicUsize::new(0)));
+    move || {
+        let (connect, seen) = (connect(), Arc::clone(&seen));
+        Box::pin(async move {
+            let mut master = connect.await?;
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            let session = TcpStream::connect(listener.local_addr()?).await?;
+            let (mut relay, _) = listener.accept().await?;
+            tokio::spawn(async move {
+                let id = R::function_id().to_le_bytes();
+                let (mut requests, mut answers) = ([0; 4096], [0; 65_536]);
+                loop {
+                    tokio::select! {
+                        count = relay.read(&mut requests) => {
+                            let count = count.unwrap_or(0);
+                            let request = &requests[..count];
+                            if count == 0 || master.write_all(request).await.is_err() {
+                                return;
+                            }
+                            let is_it = request.windows(id.len()).any(|bytes| bytes == id);
+                            if is_it && seen.fetch_add(1, Ordering::SeqCst) == PROBES {
+                                // The master answers, so it has carried the request out.
+                                let _ = master.read(&mut answers).await;
+                                return;
+                            }
+                        }
+                        count = master.read(&mut answers) => {
+                            let count = count.unwrap_or(0);
+                            if count == 0 || relay.write_all(&answers[..count]).await.is_err() {
+                                return;
+                            }
+                        }
+                    }
+                }
+            });
+            Ok(session)
+        })
+    }
+}
+
+/// Two nodes, of which the first one does not get the first answer to this function.
+async fn with_lost<R: Rpc>() -> TwoNodes {
+    let stock = StockMaster::start_with(MOONCAKE, &[]).await;
+    let mover = Arc::new(FakeMover::default());
+    let segments = [segment("node1.0", 0), segment("node2.0", 1)];
+    let [one, two] = &segments;
+    let owner = random_id().unwrap();
+    let first = Session::start(
+        settings(),
+        owner,
+        fresh(vec![one.clone()]),
+        RPC.to_string(),
+        losing::<R>(&stock),
+        Arc::clone(&mover),
+        None,
+    );
+    let second = start(&stock, random_id().unwrap(), fresh(vec![two.clone()]));
+    reach_mounted(&first, std::slice::from_ref(one)).await;
+    reach_mounted(&second, std::slice::from_ref(two)).await;
+    let master = stock.client().await;
+    put(&master, "k", 1000, Some(&one.name)).await.unwrap();
+    TwoNodes {
+        stock,
+        owner,
+        master,
+        mover,
+        segments,
+        sessions: [first, second],
+    }
+}
+
+#[tokio::test]
+async fn a_copy_whose_end_was_not_answered_is_no_failure() {
+    let nodes = with_lost::<CopyEnd>().await;
+    let create = ("k".into(), default(), vec![nodes.segments[1].name.clone()]);
+    let task = nodes.master.call::<CreateCopyTask>(&create).await.unwrap();
+    let answer = ended(&nodes.master, task).await;
+    assert_eq!(answer.status, TaskStatus::Success, "{}", answer.message);
+    assert_eq!(replicas(&nodes.master, "k").await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_move_whose_end_was_not_answered_is_no_failure() {
+    let nodes = with_lost::<MoveEnd>().await;
+    let [one, two] = &nodes.segments;
+    let create = ("k".into(), default(), one.name.clone(), two.name.clone());
+    let task = nodes.master.call::<CreateMoveTask>(&create).await.unwrap();
+    let answer = ended(&nodes.master, task).await;
+    assert_eq!(answer.status, TaskStatus::Success, "{}", answer.message);
+    let places = replicas(&nodes.master, "k").await.unwrap();
+    assert_eq!(places[0].endpoint, two.te_endpoint);
+}
+
+#[tokio::test]
+async fn a_copy_whose_start_was_not_answered_is_revoked() {
+    let nodes = with_lost::<CopyStart>().await;
+    let create = ("k".into(), default(), vec![nodes.segments[1].name.clone()]);
+    let task = nodes.master.call::<CreateCopyTask>(&create).await.unwrap();
+    let answer = ended(&nodes.master, task).await;
+    assert_eq!(answer.status, TaskStatus::Failed, "{}", answer.message);
+    // Another copy can start.
+    copy_start(&nodes).await.unwrap();
 }

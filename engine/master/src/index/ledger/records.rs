@@ -144,6 +144,36 @@ impl Index {
         Some(record)
     }
 
+    /// Sends the record of a replica that was copied. The present call is answered when its owner has it, whatever the setting.
+    pub(in crate::index) fn record_copy(
+        &mut self,
+        id: ObjectId,
+        replica: &Replica,
+        now: Moment,
+    ) -> Option<(SegmentId, u64)> {
+        let (segment, number) = self.send_record(id, replica, now)?;
+        self.wait_for_name(segment);
+        let wait = Wait(Kind::Acknowledged(segment, number));
+        self.signals.waits.push(wait);
+        Some((segment, number))
+    }
+
+    /// The present call is answered when the owner of a segment has all its records up to now. Returns the last one if the owner
+    /// does not have it yet.
+    pub(in crate::index) fn wait_for_stream(
+        &mut self,
+        segment: SegmentId,
+    ) -> Option<(SegmentId, u64)> {
+        let (_, stream) = self.segments.stream_of(segment)?;
+        let last = stream.last();
+        if stream.waiting.is_empty() {
+            return None;
+        }
+        let wait = Wait(Kind::Acknowledged(segment, last));
+        self.signals.waits.push(wait);
+        Some((segment, last))
+    }
+
     /// Appends the record of a replica to the changes. Returns its number; `None` if it has none.
     fn append_record(
         &mut self,

@@ -102,13 +102,13 @@ impl Pools {
         self.follow_all(now);
     }
 
-    fn call(&mut self, number: u64, ended: &Ended, now: Moment) -> Evacuation {
+    pub(super) fn call(&mut self, number: u64, ended: &Ended, now: Moment) -> Evacuation {
         let answer = self.index.evacuate(owner(number), ATTEMPT, ended, now);
         answer.unwrap()
     }
 
     /// Copies everything until nothing happens any more. Returns the last answer and the keys in the order of their moves.
-    fn run(&mut self, number: u64, now: Moment) -> Evacuation {
+    pub(super) fn run(&mut self, number: u64, now: Moment) -> Evacuation {
         let mut ended = Ended::default();
         for _ in 0..1000 {
             let answer = self.call(number, &ended, now);
@@ -155,7 +155,7 @@ fn ids(answer: &Evacuation) -> Vec<Version> {
     answer.relocations.iter().map(|of| of.id).collect()
 }
 
-fn written(answer: &Evacuation) -> Ended {
+pub(super) fn written(answer: &Evacuation) -> Ended {
     Ended {
         written: ids(answer),
         ..Ended::default()

@@ -1,4 +1,4 @@
-//! Random calls, with the rules that must hold after each: no two live ranges overlap, ranges of readers rest, and all
+//! Random calls, with the rules that must hold after each: no two live ranges overlap, nor those that copies write, ranges of readers rest, and all
 //! space returns.
 
 use proptest::prelude::*;
@@ -23,6 +23,10 @@ enum Call {
     Unmount(u8),
     Mount(u8),
     Wait(u64),
+    /// Begins a copy, or a move, to this segment.
+    Copy(u8, u8, bool),
+    /// Ends or revokes what is in progress.
+    EndCopy(u8, bool),
 }
 
 fn call() -> impl Strategy<Value = Call> {
@@ -35,7 +39,9 @@ fn call() -> impl Strategy<Value = Call> {
         1 => key.clone().prop_map(Call::Revoke),
         3 => (key.clone(), size).prop_map(|(k, s)| Call::Upsert(k, s)),
         4 => key.clone().prop_map(Call::Get),
-        2 => (key, any::<bool>()).prop_map(|(k, f)| Call::Remove(k, f)),
+        2 => (key.clone(), any::<bool>()).prop_map(|(k, f)| Call::Remove(k, f)),
+        4 => (key.clone(), 0..2_u8, any::<bool>()).prop_map(|(k, to, moves)| Call::Copy(k, to, moves)),
+        4 => (key, any::<bool>()).prop_map(|(k, revoke)| Call::EndCopy(k, revoke)),
         1 => any::<bool>().prop_map(Call::RemoveAll),
         1 => (0..2_u8).prop_map(Call::Unmount),
         1 => (0..2_u8).prop_map(Call::Mount),
@@ -49,8 +55,8 @@ type Held = Vec<(u64, u64, Moment)>;
 /// Returns the ranges of all objects, with their keys.
 fn ranges(index: &Index) -> Vec<(u64, u64, String)> {
     let mut ranges = Vec::new();
-    for (_, object) in index.objects.iter() {
-        for replica in &object.replicas {
+    for (id, object) in index.objects.iter() {
+        for replica in object.replicas.iter().chain(index.copies.targets(id)) {
             if let Some(mounted) = index.segments.get(replica.segment) {
                 let address = mounted.segment.base + replica.offset;
                 ranges.push((address, object.size, object.key.to_string()));
@@ -154,6 +160,25 @@ proptest! {
                     let _ = index.mount_segment(segment((*number).into(), SIZE), super::OWNER, now);
                     Ok(Vec::new())
                 }
+                Call::Copy(number, to, moves) => {
+                    let (key, [from, to]) = (key(*number), [1 - to, *to].map(|at| format!("s{at}")));
+                    if *moves {
+                        let started = index.move_start(CLIENT, &key, &from, &to, now);
+                        started.map(|of| of.target.into_iter().collect())
+                    } else {
+                        let started = index.copy_start(CLIENT, &key, &from, &[to], now);
+                        started.map(|of| of.targets)
+                    }
+                }
+                Call::EndCopy(number, revoke) => {
+                    let key = key(*number);
+                    let _ = if *revoke {
+                        index.copy_revoke(CLIENT, &key, now).or_else(|_| index.move_revoke(CLIENT, &key, now))
+                    } else {
+                        index.copy_end(CLIENT, &key, now).or_else(|_| index.move_end(CLIENT, &key, now))
+                    };
+                    Ok(Vec::new())
+                }
                 Call::Wait(time) => {
                     seconds += time;
                     work(&mut index, at(seconds));
@@ -170,6 +195,8 @@ proptest! {
         // Unfinished puts are revoked, everything is removed, all times end: no byte is lost.
         for number in 0..8 {
             let _ = index.put_revoke(CLIENT, &key(number), ReplicaType::All, at(seconds));
+            let _ = index.copy_revoke(CLIENT, &key(number), at(seconds));
+            let _ = index.move_revoke(CLIENT, &key(number), at(seconds));
         }
         index.remove_all("", true, at(seconds));
         work(&mut index, at(seconds + 10_000));

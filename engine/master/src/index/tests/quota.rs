@@ -37,14 +37,15 @@ fn exists(index: &Index, key: &str) -> bool {
     index.objects.find(key).is_some()
 }
 
-/// Compares what tenants are charged for with all replicas.
+/// Compares what tenants are charged for with all replicas, and those that copies write.
 pub(super) fn recount(index: &Index) {
     let mut expected: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for (id, object) in index.objects.iter() {
         let (name, _) = split(&object.key);
         let sum = expected.entry(name.into()).or_default();
         sum.0 += 1;
-        sum.1 += object.size * object.replicas.len() as u64;
+        let replicas = object.replicas.len() + index.copies.targets(id).len();
+        sum.1 += object.size * replicas as u64;
         let account = index.objects[id].account;
         assert_eq!(index.objects.accounts.find(name), Some(account), "{name}");
     }

@@ -1,9 +1,10 @@
 //! The JSON payload of a task.
 
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use serde::Deserialize;
+use serde_json::json;
 
 use super::{TaskAssignment, TaskKind};
 use crate::store::Uuid;
@@ -97,6 +98,48 @@ impl From<CopyJson> for CopyPayload {
 }
 
 impl TaskPayload {
+    /// Returns the kind of a task with this payload.
+    #[must_use]
+    pub fn kind(&self) -> TaskKind {
+        match self {
+            Self::Copy(_) => TaskKind::Copy,
+            Self::Move(_) => TaskKind::Move,
+        }
+    }
+
+    /// Returns the text that [`Self::parse`] and stock clients read.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        match self {
+            Self::Copy(copy) => {
+                let none = DynamicReplication {
+                    lease_id: Uuid {
+                        first: 0,
+                        second: 0,
+                    },
+                    version_epoch: 0,
+                };
+                let dynamic = copy.dynamic.unwrap_or(none);
+                json!({
+                    "tenant_id": copy.tenant_id,
+                    "key": copy.key,
+                    "source": copy.source,
+                    "targets": copy.targets,
+                    "dynamic_replication_lease_id_high": dynamic.lease_id.first,
+                    "dynamic_replication_lease_id_low": dynamic.lease_id.second,
+                    "dynamic_replication_version_epoch": dynamic.version_epoch,
+                })
+            }
+            Self::Move(moved) => json!({
+                "tenant_id": moved.tenant_id,
+                "key": moved.key,
+                "source": moved.source,
+                "target": moved.target,
+            }),
+        }
+        .to_string()
+    }
+
     /// Parses the payload of a task.
     ///
     /// # Errors

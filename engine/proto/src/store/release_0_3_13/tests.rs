@@ -329,6 +329,11 @@ fn task_payloads_are_parsed_and_the_error_names_the_kind() {
     };
     assert_eq!(moved.target, "b");
 
+    for payload in [TaskPayload::Copy(copy), TaskPayload::Move(moved)] {
+        let written = task(payload.kind(), &payload.to_json());
+        assert_eq!(TaskPayload::parse(&written).unwrap(), payload);
+    }
+
     let error = TaskPayload::parse(&task(TaskKind::Move, "{}"))
         .unwrap_err()
         .to_string();
