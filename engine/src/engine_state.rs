@@ -108,7 +108,8 @@ impl Shared {
         #[cfg(feature = "rdma")]
         return tokio::select! {
             biased;
-            answered = answered => answered,
+            // Data threads do not know of registrations that they never got.
+            answered = answered => answered.and_then(|()| Ok(self.cards.check()?)),
             hung = self.cards.hung() => Err(hung.into()),
         };
         #[cfg(not(feature = "rdma"))]

@@ -22,6 +22,9 @@ use checks::{CATALOG, CheckInput, CheckRun, catalog::host_readable, run_checks};
 use host::inventory;
 
 pub(crate) mod fixing;
+mod late_ports;
+
+use late_ports::LatePorts;
 
 /// Age of the facts from which on the node is not healthy. On slow machines, facts come every 40 seconds.
 const STALE_AFTER: Duration = Duration::from_secs(90);
@@ -31,6 +34,7 @@ const CONTAINERS_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Runs the checks until a source ends. `cdi_folder` is set if the agent offers devices.
 pub(crate) async fn run(
+    boot_id: String,
     (mut snapshots, mut assigned): Inputs,
     cdi_folder: Option<PathBuf>,
     reporter: Reporter,
@@ -40,11 +44,17 @@ pub(crate) async fn run(
     let (mut reading, mut read_at) = (0, started);
     let mut debounce = Debounce::default();
     let mut lines_before: Option<Vec<HcaLine>> = None;
+    let mut late = LatePorts::new(started);
     loop {
         let snapshot = snapshots.borrow_and_update().clone();
         let node = assigned.borrow_and_update().node.clone();
         let is_assigned = node.is_some();
-        let published = node.as_ref().map_or_else(Vec::new, published_lines);
+        if let Some(node) = &node {
+            late.expect(|| lines_of(node, |of| of != boot_id));
+        }
+        // The operator may have written the spec before this boot.
+        let published = node.as_ref().map(|node| lines_of(node, |of| of == boot_id));
+        let published = published.unwrap_or_default();
         let spec = node.map_or_else(MooncakeNodeSpec::default, |node| node.spec);
         if let Some(snapshot) = &snapshot
             && snapshot.reading != reading
@@ -74,7 +84,11 @@ pub(crate) async fn run(
                 add_proofs(&mut lines, snapshot, &health, before);
                 lines_before = Some(lines.clone());
                 exclude(&mut lines, spec.policy.as_ref());
-                reporter.set_ports((lines, omitted), is_assigned);
+                let hcas = snapshot.facts.hcas.iter().map(|hca| hca.name.as_str());
+                if late.are_read(&hcas.collect(), Instant::now()) {
+                    let awaited = late.awaited(&lines, Instant::now());
+                    reporter.set_ports((lines, omitted), is_assigned, awaited);
+                }
             }
             let health = apply_policy(health, &runs, spec.policy.as_ref());
             // The policy decides which findings make a device unhealthy.
@@ -103,10 +117,10 @@ fn exclude(lines: &mut [HcaLine], policy: Option<&PolicyInForce>) {
     }
 }
 
-/// The ports that the previous agent has published since this boot of the node.
-fn published_lines(node: &MooncakeNode) -> Vec<HcaLine> {
+/// The ports that an agent has published in such a boot of the node.
+fn lines_of(node: &MooncakeNode, is_of: impl Fn(&str) -> bool) -> Vec<HcaLine> {
     let status = node.status.as_ref();
-    let status = status.filter(|status| status.boot_id == node.spec.boot_id);
+    let status = status.filter(|status| is_of(&status.boot_id));
     status.map_or_else(Vec::new, |status| status.hcas.clone())
 }
 
@@ -126,7 +140,7 @@ mod tests {
     use std::sync::Arc;
 
     use crds::policy::{CheckAction, CheckRule};
-    use crds::{CheckId, ConditionStatus, MooncakeNode, Reason};
+    use crds::{CheckId, ConditionStatus, MooncakeNode, MooncakeNodeStatus, Reason};
     use rdma_probe::{Failure, Report, Stage};
 
     use super::*;
@@ -199,6 +213,48 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn ports_of_an_earlier_boot_are_not_proved_and_a_node_without_them_is_not_read_yet() {
+        const SOON: Duration = Duration::from_secs(30);
+        let text = include_str!("../host/machines/vm-soft-roce.txt");
+        let mut snapshot = Host::parse(text).unwrap().snapshot();
+        snapshot.containers = Some(Vec::new());
+        snapshot.hca_reports.clear();
+        let mut assigned = assigned(CheckAction::Enforce);
+        let (mut lines, _) = inventory::lines(&snapshot.facts);
+        lines.iter_mut().for_each(|line| line.proved = true);
+        let node = assigned.node.as_mut().unwrap();
+        // The operator has not seen the boot yet.
+        node.spec.boot_id = "earlier".to_owned();
+        node.status = Some(MooncakeNodeStatus {
+            boot_id: "earlier".to_owned(),
+            hcas: lines,
+            ..MooncakeNodeStatus::default()
+        });
+        let mut before_drivers = snapshot.clone();
+        before_drivers.facts.hcas.clear();
+        for (boot, snapshot, wanted) in [
+            ("earlier", &snapshot, Some([true; 2])),
+            ("now", &snapshot, Some([false; 2])),
+            ("now", &before_drivers, None),
+        ] {
+            let (_snapshots, snapshots) = watch::channel(Some(Arc::new(snapshot.clone())));
+            let (_assign, assignments) = watch::channel(assigned.clone());
+            let reporter = Reporter::default();
+            let mut report = reporter.subscribe();
+            let (publish, _unhealthy) = watch::channel(UnhealthyDevices::new());
+            let inputs = (snapshots, assignments);
+            let running = run(boot.to_owned(), inputs, None, reporter, publish);
+            let running = tokio::spawn(running);
+            let checked = report.wait_for(|report| report.health.is_some());
+            let checked = tokio::time::timeout(SOON, checked).await.unwrap().unwrap();
+            let lines = checked.hcas.as_ref().map(|(lines, _)| lines);
+            let proved = lines.map(|lines| [0, 1].map(|at| lines[at].proved));
+            assert_eq!(proved, wanted, "{boot}");
+            running.abort();
+        }
+    }
+
+    #[tokio::test]
     async fn ports_that_the_policy_does_not_select_are_published_as_excluded() {
         const SOON: Duration = Duration::from_secs(30);
         let text = include_str!("../host/machines/vm-soft-roce.txt");
@@ -216,7 +272,13 @@ mod tests {
         let reporter = Reporter::default();
         let mut report = reporter.subscribe();
         let (publish, _unhealthy) = watch::channel(UnhealthyDevices::new());
-        tokio::spawn(run((snapshots, assignments), None, reporter, publish));
+        tokio::spawn(run(
+            String::new(),
+            (snapshots, assignments),
+            None,
+            reporter,
+            publish,
+        ));
         let mut published = async |wanted: [bool; 2]| {
             let excluded = |report: &crate::publish::report::Report| {
                 let (lines, _) = report.hcas.as_ref()?;
@@ -256,7 +318,7 @@ mod tests {
         let report = reporter.subscribe();
         let (publish, mut unhealthy) = watch::channel(UnhealthyDevices::new());
         let inputs = (snapshots, assignments);
-        tokio::spawn(run(inputs, None, reporter, publish));
+        tokio::spawn(run(String::new(), inputs, None, reporter, publish));
         let reported = async {
             while report.borrow().health.is_none() {
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -12,6 +12,6 @@ mod pauses;
 pub(crate) mod pod;
 pub(crate) mod pod_tasks;
 pub(crate) mod processes;
-mod transport;
+pub(crate) mod transport;
 
 pub(crate) use pod::Context;

@@ -175,8 +175,13 @@ fn observe_node(
     let (publish_unhealthy, unhealthy) = watch::channel(UnhealthyDevices::new());
     let offered = settings.devices(&boot_id);
     let cdi_folder = offered.as_ref().map(|devices| devices.cdi.clone());
-    let health = health::run(inputs(), cdi_folder, reporter.clone(), publish_unhealthy);
-    tokio::spawn(health);
+    tokio::spawn(health::run(
+        boot_id.clone(),
+        inputs(),
+        cdi_folder,
+        reporter.clone(),
+        publish_unhealthy,
+    ));
     let journal = Journal::open(&settings.state_dir, &boot_id);
     let (node, to) = (settings.node(), inbox.clone());
     tokio::spawn(fixing::run(node, journal, inputs(), reporter.clone(), to));

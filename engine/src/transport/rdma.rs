@@ -7,6 +7,7 @@ mod connect;
 #[cfg(test)]
 #[path = "../../tests/fixture/verbs.rs"]
 pub(super) mod device;
+mod failures;
 mod health;
 mod inbox;
 mod lanes;

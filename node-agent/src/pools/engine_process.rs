@@ -13,7 +13,7 @@ use crds::cluster::PageSize;
 use crds::node::HcaLine;
 use crds::pool_memory;
 use crds::text::clip_chars;
-use engine_process::control::message::{self, FromEngine, RdmaPort, ToEngine};
+use engine_process::control::message::{self, FromEngine, PROTOCOL, RdmaPort, ToEngine};
 use engine_process::pidfd::Pidfd;
 use engine_process::start;
 use parking_lot::Mutex;
@@ -90,6 +90,8 @@ pub(crate) struct PoolPod<'a> {
     pub(crate) transport: Transport,
     /// The ID of a process that is to be replaced, and why: what was learned of it while it served is not known here.
     pub(crate) replace: Option<&'a (u32, String)>,
+    /// No engine process has served the pod for long: a master has no keys of it.
+    pub(crate) is_idle: bool,
 }
 
 /// Why no engine process serves a pod.
@@ -117,6 +119,13 @@ pub(crate) enum StartError {
     Starved,
     #[error("the pool is to be served over RDMA: {0}")]
     NoRdmaPort(String),
+    #[error("the pool is to be served over RDMA: {0}")]
+    PortsPending(String),
+    #[error(
+        "the engine process does not speak version {PROTOCOL} of the protocol ({sent}): it goes on without this agent until RDMA is proved for a successor, for at most {} s",
+        transport::PROOF.as_secs()
+    )]
+    OtherProtocol { sent: String },
 }
 
 /// The settings of engine processes, and those that have sent nothing yet.
@@ -125,6 +134,8 @@ pub(crate) struct EngineProcesses {
     folders: Folders,
     /// By pod UID, held for the next attempt: the backlog of a control socket is short.
     starved: Mutex<BTreeMap<String, EngineProcess>>,
+    /// Processes with another version of the protocol, by pod UID: their IDs, and since when they are known.
+    foreign: Mutex<BTreeMap<String, (u32, Instant)>>,
     /// Connections that a process has passed on and no other one has got yet, by pod UID.
     passed: Mutex<BTreeMap<String, Passed>>,
     /// Processes of failed starts that a device still blocks, by pod UID.
@@ -178,6 +189,7 @@ impl EngineProcesses {
             program: Program::install(folders.path(), &beside_agent()?, root)?,
             folders,
             starved: Mutex::default(),
+            foreign: Mutex::default(),
             passed: Mutex::default(),
             blocked: Mutex::default(),
             host_root: settings.host_root.clone(),
@@ -239,6 +251,13 @@ impl EngineProcesses {
             if matches!(answers, Err(StartError::Starved)) {
                 return Err(self.hold(pod.uid, running));
             }
+            if matches!(answers, Err(StartError::OtherProtocol { .. })) {
+                let since = self.foreign_since(pod.uid, running.pid);
+                let transport = &pod.transport;
+                if transport.keeps_foreign(&running.rdma, since, Instant::now()) {
+                    return answers.map(|()| running);
+                }
+            }
             let Some(cause) = unfit(&running, &answers, pod) else {
                 if running.outdated {
                     tracing::info!(
@@ -282,6 +301,17 @@ impl EngineProcesses {
         Ok(started)
     }
 
+    /// Returns since when a process is known that speaks another version of the protocol.
+    fn foreign_since(&self, pod_uid: &str, pid: u32) -> Instant {
+        let mut foreign = self.foreign.lock();
+        let known = foreign.entry(pod_uid.to_owned());
+        let known = known.or_insert_with(|| (pid, Instant::now()));
+        if known.0 != pid {
+            *known = (pid, Instant::now());
+        }
+        known.1
+    }
+
     /// Keeps a process for the next attempt.
     fn hold(&self, pod_uid: &str, process: EngineProcess) -> StartError {
         self.starved.lock().insert(pod_uid.to_owned(), process);
@@ -303,6 +333,7 @@ impl EngineProcesses {
     /// memory. It ends by itself when it has unmounted; one that does not is killed.
     pub(crate) async fn wait_for_end(&self, pod_uid: &str) {
         self.passed.lock().remove(pod_uid);
+        self.foreign.lock().remove(pod_uid);
         let held = self.starved.lock().remove(pod_uid);
         end::wait(&self.folders.of(pod_uid), uid(pod_uid), held).await;
     }
@@ -326,6 +357,9 @@ impl EngineProcesses {
         let devices = match &pod.transport {
             Transport::Tcp => Vec::new(),
             Transport::Rdma(node, class) => {
+                if let Some(why) = transport::pending(node.as_ref(), *class, pod.is_idle) {
+                    return Err(StartError::PortsPending(why));
+                }
                 let lines = node.as_ref().map(|node| node.lines.as_slice());
                 self.devices(lines, *class)?
             }
@@ -704,6 +738,7 @@ mod tests {
                 page_size: PageSize::Base,
                 transport,
                 replace,
+                is_idle: false,
             };
             unfit(running, &Ok(()), &pod)
         };

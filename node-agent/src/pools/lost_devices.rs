@@ -1,7 +1,7 @@
 //! RDMA devices that do not work any more in the engine process of a pool pod, and when the process is replaced for one.
 //! Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,6 +18,9 @@ const LONGEST: Duration = Duration::from_secs(30 * 60);
 /// How long a replacement counts. Longer than the longest time between two.
 const REMEMBERED: Duration = Duration::from_secs(2 * 60 * 60);
 
+/// The cause of a device that the process has not reported.
+pub(crate) const LEFT: &str = "it was reset or removed";
+
 /// The devices of one pool pod.
 #[derive(Debug, Default)]
 pub(crate) struct LostDevices {
@@ -31,6 +34,8 @@ pub(crate) struct LostDevices {
 struct Lost {
     cause: String,
     since: Instant,
+    /// The agent has seen that it left the node: the process may not know.
+    has_left: bool,
 }
 
 #[derive(Debug)]
@@ -49,13 +54,38 @@ impl LostDevices {
     /// Takes what the process reports: devices, and why each does not work any more.
     pub(crate) fn report(&mut self, reported: BTreeMap<String, String>, now: Instant) {
         let mut before = std::mem::take(&mut self.lost);
-        self.lost = reported
+        let reported: Vec<_> = reported
             .into_iter()
             .map(|(device, cause)| {
-                let since = before.remove(&device).map_or(now, |lost| lost.since);
-                (device, Lost { cause, since })
+                let before = before.remove(&device);
+                let lost = Lost {
+                    cause,
+                    since: before.as_ref().map_or(now, |lost| lost.since),
+                    has_left: before.is_some_and(|lost| lost.has_left),
+                };
+                (device, lost)
             })
             .collect();
+        before.retain(|_, lost| lost.has_left);
+        self.lost = before;
+        self.lost.extend(reported);
+    }
+
+    /// These devices of the process have left the node. What comes back under their names does not work in it.
+    pub(crate) fn leave(&mut self, devices: BTreeSet<String>, now: Instant) {
+        for device in devices {
+            let lost = self.lost.entry(device).or_insert_with(|| Lost {
+                cause: LEFT.to_owned(),
+                since: now,
+                has_left: true,
+            });
+            lost.has_left = true;
+        }
+    }
+
+    /// Whether a device of the process has left the node since it was opened.
+    pub(crate) fn has_left(&self, device: &str) -> bool {
+        self.lost.get(device).is_some_and(|lost| lost.has_left)
     }
 
     /// The process is replaced: this counts for each device that it has lost.
@@ -116,6 +146,25 @@ mod tests {
         assert!(devices.is_settled("b", later + RESET));
         devices.forget();
         assert_eq!(devices.cause("b"), None);
+    }
+
+    #[test]
+    fn a_device_that_has_left_the_node_is_lost_also_when_it_is_back() {
+        let mut devices = LostDevices::default();
+        let begun = Instant::now();
+        devices.report(lost(&["b"]), begun);
+        devices.leave(["a", "b"].map(str::to_owned).into(), begun + RESET);
+        for reported in [&["b"][..], &[]] {
+            devices.report(lost(reported), begun + RESET);
+            assert!(devices.has_left("a") && devices.has_left("b"));
+        }
+        assert_eq!(devices.cause("a"), Some(LEFT));
+        assert_eq!(devices.cause("b"), Some("it failed"));
+        assert!(devices.is_settled("b", begun + RESET) && !devices.is_settled("a", begun + RESET));
+        devices.replaced(begun + RESET);
+        devices.forget();
+        assert!(!devices.has_left("a") && devices.cause("a").is_none());
+        assert!(!devices.may_replace("a", true, begun + 2 * RESET));
     }
 
     #[test]

@@ -46,6 +46,9 @@ const LOOKS: Duration = Duration::from_secs(2);
 /// How long a killed engine process is waited for before the next start is tried.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
+/// Masters drop the keys of a pool pod earlier that no engine process has served for so long.
+const KEYS_LIFE: Duration = Duration::from_secs(30);
+
 /// How long an engine process may take to unmount and end after its pool process.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -90,6 +93,8 @@ struct Pod {
     replace: Option<(u32, String)>,
     /// How much more its engine processes may send.
     pace: Pace,
+    /// When an engine process has served the pod last, since this agent began.
+    last_served: Option<Instant>,
 }
 
 /// Why an engine process no longer serves.
@@ -152,6 +157,7 @@ pub(crate) async fn run(
         hung: None,
         replace: None,
         pace: Pace::default(),
+        last_served: None,
         context: Arc::clone(&context),
     };
     pod.keep_served(&mut assigned).await;
@@ -201,6 +207,7 @@ impl Pod {
                 page_size: self.assignment.pool.page_size,
                 transport: self.transport(),
                 replace: self.replace.as_ref(),
+                is_idle: (self.last_served).is_none_or(|last| last.elapsed() >= KEYS_LIFE),
             };
             let engine = match self.context.engines.obtain(&pod).await {
                 Ok(engine) => engine,
@@ -227,6 +234,7 @@ impl Pod {
             let begun = Instant::now();
             let kills = self.context.engines.oom_kills(&engine);
             let end = self.serve(&engine, assigned).await;
+            self.last_served = Some(Instant::now());
             self.context.deliver(&self.uid, None);
             match end {
                 End::Ended if !self.process.runs() => return,
@@ -378,6 +386,7 @@ impl Pod {
     /// Judges the engine process by what is known of it and of the ports of the node.
     fn judge(&mut self, engine: &EngineProcess) -> Verdict {
         let (transport, now) = (self.transport(), Instant::now());
+        self.lost.leave(transport.left(&engine.rdma), now);
         if !transport.excludes(&engine.rdma) {
             self.excluded_since = None;
         } else if self.excluded_since.is_none() {
@@ -438,6 +447,7 @@ impl Pod {
                 let node = report.hcas.as_ref().map(|(lines, _)| NodePorts {
                     lines: transport::without_blocking(lines.clone(), &blocking),
                     policy_known: report.policy_known,
+                    awaited: report.awaited_ports.clone(),
                 });
                 Transport::Rdma(node, self.context.engines.rdma_class())
             }
@@ -529,6 +539,7 @@ fn reason(error: &StartError) -> Reason {
         StartError::Blocked(_) => Reason::DeviceHung,
         StartError::Starved => Reason::EngineThrottled,
         StartError::Prepare(_) | StartError::Start(_) => Reason::EngineNotRunning,
+        StartError::PortsPending(_) | StartError::OtherProtocol { .. } => Reason::Progressing,
         StartError::NoRdmaPort(_) => Reason::NoUsableTransport,
     }
 }

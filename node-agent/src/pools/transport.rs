@@ -9,7 +9,7 @@ use engine_process::control::message::RdmaPort;
 use pool::handover::AGENT_SILENCE;
 use tokio::time::Instant;
 
-use super::lost_devices::LostDevices;
+use super::lost_devices::{LEFT, LostDevices};
 use crate::args::RdmaClass;
 
 /// Most ports in a message.
@@ -21,7 +21,10 @@ const EXCLUSION_SPREAD: Duration = Duration::from_secs(10 * 60);
 
 /// How long an agent waits for the proof of a port that a process of another release uses: without the port, a successor would
 /// register the pool for it once more. A probe may never have a result.
-const PROOF: Duration = Duration::from_secs(2 * 60);
+pub(crate) const PROOF: Duration = Duration::from_secs(2 * 60);
+
+/// Why nothing is chosen after a start of the agent.
+const UNREAD: &str = "the agent has not read the RDMA devices of the node yet, or waits after a boot of the node for the drivers of devices that it had before";
 
 /// How the peers of a pool pod are to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub(crate) struct NodePorts {
     pub(crate) lines: Vec<HcaLine>,
     /// The policy of the node was read since the start of the agent, so those that it excludes are marked.
     pub(crate) policy_known: bool,
+    /// What more ports wait for, which are proved soon. For a time.
+    pub(crate) awaited: Option<String>,
 }
 
 /// What becomes of an engine process.
@@ -82,11 +87,11 @@ pub(crate) struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Whether it is worth a new registration of the pool, during which no peer reads it, to serve over so many ports: it
-    /// doubles them at least, or takes so short that the pool pod stays ready.
-    fn gains_from(&self, ports: usize) -> bool {
+    /// Whether it is worth a new registration of the pool, during which no peer reads it, to serve over so many ports instead of
+    /// `before`: it doubles them at least, or takes so short that the pool pod stays ready.
+    fn gains_from(&self, before: usize, ports: usize) -> bool {
         let short = |seconds| seconds < AGENT_SILENCE.as_secs();
-        2 * self.ports.len() <= ports || self.registration_seconds.is_some_and(short)
+        2 * before <= ports || self.registration_seconds.is_some_and(short)
     }
 }
 
@@ -114,8 +119,8 @@ impl Transport {
             // to TCP. Pods with RDMA do not reach it.
             Self::Rdma(Some(node), class) if ports.is_empty() => {
                 match choose(Some(&node.lines), *class) {
-                    // The policy may exclude what would be chosen.
-                    Ok(_) if !node.policy_known => Verdict::KEEP,
+                    // The policy may exclude what would be chosen, and more ports may be proved soon.
+                    Ok(_) if !node.policy_known || node.awaited.is_some() => Verdict::KEEP,
                     Ok(_) => Verdict::Replace("its pool is to be served over RDMA".to_owned()),
                     Err(_) if node.lines.iter().any(HcaLine::awaits_proof) => Verdict::KEEP,
                     Err(why) => Verdict::Unproved(why),
@@ -144,6 +149,34 @@ impl Transport {
         }
     }
 
+    /// Whether a process that serves over these ports, and that this agent cannot talk to, goes on until another one would serve. It
+    /// is known `since` then, and gets no changes of its assignment.
+    pub(crate) fn keeps_foreign(&self, ports: &[RdmaPort], since: Instant, now: Instant) -> bool {
+        let running = Running {
+            ports,
+            outdated: true,
+            lost: &LostDevices::default(),
+            since,
+            now,
+            registration_seconds: None,
+            exclusion_due: false,
+        };
+        now.duration_since(since) < PROOF && !self.has_successor(running)
+    }
+
+    /// The devices of these ports that have left the node, or that programs can no longer open.
+    pub(crate) fn left(&self, ports: &[RdmaPort]) -> BTreeSet<String> {
+        let Self::Rdma(Some(node), _) = self else {
+            return BTreeSet::new();
+        };
+        let is_there = |port: &&RdmaPort| {
+            let line = node.lines.iter().find(|line| is_of(port, line));
+            line.is_some_and(|line| !lacks_file(line))
+        };
+        let left = ports.iter().filter(|port| !is_there(port));
+        left.map(|port| port.device.clone()).collect()
+    }
+
     /// Whether the policy excludes one of these ports.
     pub(crate) fn excludes(&self, ports: &[RdmaPort]) -> bool {
         let Self::Rdma(Some(node), _) = self else {
@@ -169,36 +202,44 @@ fn is_of(port: &RdmaPort, line: &HcaLine) -> bool {
     line.name == port.device && line.port == port.number
 }
 
+/// Whether programs can no longer open the device of a port.
+fn lacks_file(line: &HcaLine) -> bool {
+    let why = line.not_proved.as_ref();
+    why.is_some_and(|why| *why == Reason::DeviceFileMissing)
+}
+
 fn of_ports(node: &NodePorts, class: RdmaClass, running: Running<'_>) -> Verdict {
     let (lines, ports) = (node.lines.as_slice(), running.ports);
-    let mut used = Vec::new();
+    let (mut used, mut lost, mut left) = (Vec::new(), Vec::new(), BTreeSet::new());
     for port in ports {
-        let Some(line) = lines.iter().find(|line| is_of(port, line)) else {
-            let gone = format!("{} port {} is gone", port.device, port.number);
-            return Verdict::Replace(gone);
-        };
-        // The driver waits until the device is closed.
-        if line
-            .not_proved
-            .as_ref()
-            .is_some_and(|why| *why == Reason::DeviceFileMissing)
-        {
-            return Verdict::Replace(format!("the device file of {} is gone", line.name));
+        let line = lines.iter().find(|line| is_of(port, line));
+        if line.is_none() || running.lost.has_left(&port.device) {
+            left.insert(port.device.clone());
         }
-        used.push((port, line));
+        match line {
+            // The driver waits until the device is closed.
+            Some(line) if lacks_file(line) => {
+                return Verdict::Replace(format!("the device file of {} is gone", line.name));
+            }
+            Some(line) if running.lost.cause(&port.device).is_none() => used.push((port, line)),
+            _ => lost.push(port),
+        }
     }
     let mut proved = used.iter().filter(|(_, line)| line.serves());
     if let Some(change) = proved.find_map(|(port, line)| change(port, line)) {
         return Verdict::Replace(change);
     }
     let chosen = choose(Some(lines), class);
+    let excluded = lines
+        .iter()
+        .find(|line| line.excluded && ports.iter().any(|port| is_of(port, line)));
     if chosen.is_ok()
         && running.exclusion_due
-        && let Some((port, _)) = used.iter().find(|(_, line)| line.excluded)
+        && let Some(line) = excluded
     {
         return Verdict::Replace(format!(
             "the MooncakeNodePolicy of the node excludes {}",
-            port.device
+            line.name
         ));
     }
     let has_class = |port: &RdmaPort| {
@@ -210,11 +251,8 @@ fn of_ports(node: &NodePorts, class: RdmaClass, running: Running<'_>) -> Verdict
             class.traffic_class, class.service_level
         ));
     }
-    let is_lost = |(port, _): &(&RdmaPort, &HcaLine)| running.lost.cause(&port.device).is_some();
-    let (lost, used): (Vec<_>, Vec<_>) = used.into_iter().partition(is_lost);
     let next = chosen.as_deref().unwrap_or_default();
-    let lost: Vec<_> = lost.into_iter().map(|(port, _)| port).collect();
-    if let Some(verdict) = of_lost(&lost, !used.is_empty(), next, running) {
+    if let Some(verdict) = of_lost(&lost, !used.is_empty(), next, node, running) {
         return verdict;
     }
     // Without a finding it was only not probed yet, as after a start of the agent.
@@ -227,14 +265,15 @@ fn of_ports(node: &NodePorts, class: RdmaClass, running: Running<'_>) -> Verdict
     // Before the policy is read, it may be one that is excluded.
     if bad.is_empty()
         && node.policy_known
-        && let Some((more, count)) = further(&chosen, ports)
+        && let Some(further) = further(next, &left, running)
     {
-        let more = format!("{} port {}", more.device, more.number);
-        if running.gains_from(count) {
+        let more = format!("{} port {}", further.port.device, further.port.number);
+        // One registration for all of them.
+        if node.awaited.is_none() && further.is_due {
             return Verdict::Replace(format!("{more} is proved too"));
         }
         return Verdict::Keep {
-            withheld: BTreeSet::new(),
+            withheld: left,
             unused: Some(more),
         };
     }
@@ -242,15 +281,15 @@ fn of_ports(node: &NodePorts, class: RdmaClass, running: Running<'_>) -> Verdict
     let works = |(port, line): &(&RdmaPort, &HcaLine)| {
         line.excluded && line.proved && change(port, line).is_none()
     };
-    let left = chosen.is_ok() && good.is_empty() && bad.iter().any(works);
-    if left {
+    let only_excluded = chosen.is_ok() && good.is_empty() && bad.iter().any(works);
+    if only_excluded {
         bad.retain(|port| !works(port));
     }
     let bad: Vec<_> = bad.into_iter().map(|(_, line)| line).collect();
-    if left || !good.is_empty() {
-        let withheld = bad.iter().map(|line| line.name.clone()).collect();
+    if only_excluded || !good.is_empty() {
+        let withheld = bad.iter().map(|line| line.name.clone());
         return Verdict::Keep {
-            withheld,
+            withheld: left.into_iter().chain(withheld).collect(),
             unused: None,
         };
     }
@@ -261,31 +300,45 @@ fn of_ports(node: &NodePorts, class: RdmaClass, running: Running<'_>) -> Verdict
 }
 
 /// Judges a process that has lost these of its ports. `others`: it has other ones. `next`: the ports of a process that starts
-/// now. It is replaced if the next one has a port that was lost and is back, or any one where it has no other one itself. `None`:
-/// the other ones decide.
+/// now. It is replaced if the next one has a port that was lost and is back, or any one where it has no other one itself, and ends
+/// if all have left the node and are not back soon. `None`: the other ones decide.
 fn of_lost(
     lost: &[&RdmaPort],
     others: bool,
     next: &[RdmaPort],
+    node: &NodePorts,
     running: Running<'_>,
 ) -> Option<Verdict> {
     let first = lost.first()?;
     let devices = running.lost;
     let why = |device: &str| {
-        let cause = devices.cause(device).unwrap_or_default();
+        let cause = devices.cause(device).unwrap_or(LEFT);
         format!("{device} does not work any more: {cause}")
     };
     let is_lost = |port: &RdmaPort| devices.cause(&port.device).is_some();
+    // Devices that were reset together come back one after the other.
+    let is_settled =
+        |port: &RdmaPort| node.awaited.is_none() && devices.is_settled(&port.device, running.now);
     let gained = |port: &&RdmaPort| match is_lost(port) {
         true => {
-            devices.may_replace(&port.device, others, running.now)
-                && (!others || devices.is_settled(&port.device, running.now))
+            devices.may_replace(&port.device, others, running.now) && (!others || is_settled(port))
         }
         false => !others,
     };
     if let Some(port) = next.iter().find(gained) {
         let named = if is_lost(port) { port } else { *first };
         return Some(Verdict::Replace(why(&named.device)));
+    }
+    // Drivers cannot be loaded again while a process has files of their modules open.
+    let is_away = |port: &RdmaPort| {
+        !node.lines.iter().any(|line| is_of(port, line))
+            && devices.is_settled(&port.device, running.now)
+    };
+    if !others && lost.iter().all(|port| is_away(port)) {
+        let first = &first.device;
+        return Some(Verdict::Replace(format!(
+            "none of its RDMA devices is there, as {first}"
+        )));
     }
     (!others).then(|| Verdict::Unproved(why(&first.device)))
 }
@@ -324,21 +377,39 @@ fn change(port: &RdmaPort, line: &HcaLine) -> Option<String> {
     })
 }
 
-/// The first port beside these that a process would have if it were started now, as after the repair of a device that was
-/// down at its start, and how many it would have; none if it would lack one of these.
-fn further<'a, E>(
-    chosen: &'a Result<Vec<RdmaPort>, E>,
-    ports: &[RdmaPort],
-) -> Option<(&'a RdmaPort, usize)> {
-    let chosen = chosen.as_ref().ok()?;
-    let has = |ports: &[RdmaPort], port: &RdmaPort| {
-        ports
-            .iter()
-            .any(|one| (&one.device, one.number) == (&port.device, port.number))
+/// A port that a process does not have and another one would have.
+struct Further<'a> {
+    port: &'a RdmaPort,
+    /// A process is to be replaced for it.
+    is_due: bool,
+}
+
+/// The first port beside those of a process that one would have which is started now, as after the repair of a device that was
+/// down at its start; none if it would lack one, except of devices that have `left` the node.
+fn further<'a>(
+    next: &'a [RdmaPort],
+    left: &BTreeSet<String>,
+    running: Running<'_>,
+) -> Option<Further<'a>> {
+    let is = |one: &RdmaPort, other: &RdmaPort| {
+        (&one.device, one.number) == (&other.device, other.number)
     };
-    let keeps_all = ports.iter().all(|port| has(chosen, port));
-    let more = chosen.iter().find(|port| keeps_all && !has(ports, port));
-    Some((more?, chosen.len()))
+    let ports = running.ports.iter();
+    let has: Vec<_> = ports.filter(|port| !left.contains(&port.device)).collect();
+    let keeps_all = has.iter().all(|port| next.iter().any(|one| is(one, port)));
+    // Those that are lost are judged by themselves.
+    let is_more = |port: &&RdmaPort| {
+        running.lost.cause(&port.device).is_none() && !has.iter().any(|one| is(one, port))
+    };
+    let more: Vec<_> = next.iter().filter(is_more).collect();
+    let first = *more.first().filter(|_| keeps_all)?;
+    // A device that leaves the node again and again, after another process has served without it.
+    let may_replace = |port: &&&RdmaPort| running.lost.may_replace(&port.device, true, running.now);
+    let due = more.iter().find(may_replace);
+    Some(Further {
+        port: due.unwrap_or(&first),
+        is_due: due.is_some() && running.gains_from(has.len(), next.len()),
+    })
 }
 
 /// The port of a line, if verbs accept the index of its GID.
@@ -355,13 +426,29 @@ fn port_of(line: &HcaLine, class: RdmaClass) -> Option<RdmaPort> {
     })
 }
 
+/// Why the start of a process is to wait, if so. That of an `idle` pool pod has no keys to lose, and would soon be replaced for
+/// more ports.
+pub(crate) fn pending(node: Option<&NodePorts>, class: RdmaClass, idle: bool) -> Option<String> {
+    let Some(node) = node else {
+        return Some(UNREAD.to_owned());
+    };
+    let awaited = node.awaited.as_ref()?;
+    let waits = idle || choose(Some(&node.lines), class).is_err();
+    waits.then(|| {
+        format!(
+            "the agent waits for {awaited}, for at most {} s",
+            PROOF.as_secs()
+        )
+    })
+}
+
 /// Chooses the ports over which a process that starts now serves. `lines` are the ports of the node; `None` while they are
 /// unknown.
 ///
 /// # Errors
 /// Why there is none.
 pub(crate) fn choose(lines: Option<&[HcaLine]>, class: RdmaClass) -> Result<Vec<RdmaPort>, String> {
-    let lines = lines.ok_or("the agent has not read the RDMA devices of the node yet")?;
+    let lines = lines.ok_or(UNREAD)?;
     let ports = serving_ports(lines);
     let ports: Vec<_> = ports
         .iter()

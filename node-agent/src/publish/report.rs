@@ -29,6 +29,8 @@ pub(crate) struct Report {
     pub(crate) hcas: Option<HcaLines>,
     /// Whether the policy of the node was read, so those ports are marked that it excludes.
     pub(crate) policy_known: bool,
+    /// What ports wait for that may be proved soon.
+    pub(crate) awaited_ports: Option<String>,
     pub(crate) devices: Option<DeviceHealth>,
     pub(crate) health: Option<Health>,
     /// Pods that hold a device which a finding of `health` is about.
@@ -123,9 +125,10 @@ impl Reporter {
     }
 
     /// Reports the ports of the node. Only they are in the status.
-    pub(crate) fn set_ports(&self, ports: HcaLines, policy_known: bool) {
+    pub(crate) fn set_ports(&self, ports: HcaLines, policy_known: bool, awaited: Option<String>) {
         self.0.send_if_modified(|report| {
             report.policy_known = policy_known;
+            report.awaited_ports = awaited;
             let ports = Some(ports);
             let changed = report.hcas != ports;
             report.hcas = ports;

@@ -31,15 +31,33 @@ pub(super) struct Registering {
     pub(super) places: Vec<WireExtent>,
     /// With their lengths.
     extents: Arc<[(RegionId, u64)]>,
-    /// How long the registrations of earlier attempts took, without those that failed: a device that has an extent does not
-    /// register it again.
-    took: Duration,
+    took: Took,
     /// When the first attempt began, and the last one.
     since: Instant,
     begun: Instant,
     progress: Arc<Progress>,
     /// `None` when the attempt has ended.
-    task: Option<JoinHandle<(Duration, Result<(), Error>)>>,
+    task: Option<JoinHandle<(Took, Result<(), Error>)>>,
+}
+
+/// How long each extent took, from the first one on, over all attempts and without those that failed. In another attempt an extent
+/// is registered with the devices that lack it: all would have done that at once, so the longest time counts.
+#[derive(Debug, Default)]
+struct Took(Vec<Duration>);
+
+impl Took {
+    /// Adds the times of one attempt.
+    fn add(&mut self, attempt: &Self) {
+        let extents = self.0.len().max(attempt.0.len());
+        self.0.resize(extents, Duration::ZERO);
+        for (longest, took) in self.0.iter_mut().zip(&attempt.0) {
+            *longest = (*longest).max(*took);
+        }
+    }
+
+    fn sum(&self) -> Duration {
+        self.0.iter().sum()
+    }
 }
 
 /// Registered memory.
@@ -70,7 +88,7 @@ impl Registering {
             service,
             places,
             extents,
-            took: Duration::ZERO,
+            took: Took::default(),
             since: Instant::now(),
             begun: Instant::now(),
             progress: Arc::default(),
@@ -134,22 +152,22 @@ impl Registering {
         let ended = task.await;
         self.task = None;
         let (took, registered) = ended.map_err(|_| Error::Stopped)?;
-        self.took += took;
+        self.took.add(&took);
         registered.map(|()| Registered {
             regions: self.regions(),
-            took: self.took,
+            took: self.took.sum(),
             bytes: self.bytes(),
         })
     }
 }
 
-/// Registers each extent, until one fails. Returns how long the others took.
+/// Registers each extent, until one fails. Returns how long each of the others took.
 async fn register(
     endpoint: Arc<Endpoint>,
     extents: Arc<[(RegionId, u64)]>,
     progress: Arc<Progress>,
-) -> (Duration, Result<(), Error>) {
-    let mut took = Duration::ZERO;
+) -> (Took, Result<(), Error>) {
+    let mut took = Took::default();
     for (region, length) in &*extents {
         if progress.stopped.load(Ordering::Relaxed) {
             break;
@@ -158,7 +176,7 @@ async fn register(
         if let Err(error) = endpoint.register_region(*region).await {
             return (took, Err(error));
         }
-        took += begun.elapsed();
+        took.0.push(begun.elapsed());
         progress.done.fetch_add(*length, Ordering::Relaxed);
     }
     (took, Ok(()))
@@ -180,6 +198,21 @@ fn percent(done: u64, whole: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_extent_that_is_registered_in_several_attempts_counts_once() {
+        let seconds = |all: &[u64]| {
+            let all = all.iter().copied().map(Duration::from_secs);
+            Took(all.collect())
+        };
+        let mut took = Took::default();
+        // The second extent fails, and one device lacks the first.
+        took.add(&seconds(&[30]));
+        took.add(&seconds(&[28]));
+        took.add(&seconds(&[0, 40]));
+        took.add(&seconds(&[]));
+        assert_eq!(took.sum(), Duration::from_secs(70));
+    }
 
     #[test]
     fn progress_has_steps_and_the_rate_is_of_100_gib() {

@@ -13,8 +13,10 @@ use sys::verbs::{
     self, Class, CompletionQueue, Context, Limits, LinkLayer, MemoryRegion, Path, PortFacts,
     ProtectionDomain, RemoteKey, devices,
 };
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
+use super::failures::Failures;
 use super::health::Health;
 use super::worker::{CardError, Worker};
 use crate::transport::RegionId;
@@ -23,6 +25,9 @@ use crate::transport::RegionId;
 const REGISTRATION: Duration = Duration::from_secs(300);
 /// Its end releases them, which takes a part of that time.
 const DEREGISTRATION: Duration = Duration::from_secs(60);
+
+/// The call that ends a registration.
+const DEREGISTERING: &str = "deregistering memory";
 
 /// Roles of the control threads.
 const CONTROL: &str = "card";
@@ -62,8 +67,8 @@ pub struct Card {
     keys: Mutex<HashMap<(RegionId, u64), Registered>>,
     refusals: Refusals,
     health: Arc<Health>,
-    /// Why a registration failed, until all regions of an endpoint are registered.
-    failure: Mutex<Option<String>>,
+    /// Why registrations failed, until all regions of an endpoint are registered.
+    failures: Mutex<Failures>,
 }
 
 struct Registered {
@@ -224,7 +229,7 @@ impl Card {
             registration: REGISTRATION,
             deregistration: DEREGISTRATION,
             keys: Mutex::default(),
-            failure: Mutex::default(),
+            failures: Mutex::default(),
         }))
     }
 
@@ -255,7 +260,7 @@ impl Card {
     }
 
     /// Fails if the device does not end earlier accesses.
-    fn check(&self) -> Result<(), CardError> {
+    pub(super) fn check(&self) -> Result<(), CardError> {
         self.worker.check()?;
         self.refusals.last().map_or(Ok(()), Err)
     }
@@ -448,12 +453,17 @@ impl Card {
     }
 
     pub(super) fn set_failure(&self, error: Option<&CardError>) {
-        *self.failure.lock() = error.map(ToString::to_string);
+        self.failures.lock().set(error.map(ToString::to_string));
     }
 
     /// Returns why it has not registered all regions, if so.
     pub(super) fn failure(&self) -> Option<String> {
-        self.failure.lock().clone()
+        self.failures.lock().last().map(str::to_owned)
+    }
+
+    /// Returns whether its last failure is to be logged.
+    pub(super) fn has_news(&self) -> bool {
+        self.failures.lock().is_to_be_logged(Instant::now())
     }
 
     /// Returns the key of a region for peers.
@@ -493,9 +503,56 @@ impl Card {
             return;
         };
         drop(keys);
+        self.deregister(registered);
+    }
+
+    /// Ends the registration of a region that no data thread has got. The result is received when the device has confirmed that,
+    /// and never if it does not.
+    pub(crate) fn forget(&self, region: RegionId, base: u64) -> oneshot::Receiver<()> {
+        let (done, confirmed) = oneshot::channel();
+        // Nothing waits for it after a change that is given up.
+        let done: Withdrawn = Box::new(move || {
+            let _given_up = done.send(());
+        });
+        let removed = self.keys.lock().remove(&(region, base));
+        match removed {
+            Some(mut registered) => {
+                registered.waiting.push(done);
+                self.deregister(registered);
+            }
+            None => done(),
+        }
+        confirmed
+    }
+
+    /// As [`Self::forget`], and waits for the device.
+    ///
+    /// # Errors
+    /// [`CardError::Hung`]; [`CardError::Refused`]: it may access the memory.
+    pub(super) async fn forget_in_tokio(
+        &self,
+        region: RegionId,
+        base: u64,
+    ) -> Result<(), CardError> {
+        let confirmed = self.forget(region, base);
+        let refused = || {
+            self.refusals.last().unwrap_or_else(|| CardError::Hung {
+                device: self.port.device.clone(),
+                what: DEREGISTERING,
+                within: self.deregistration,
+            })
+        };
+        tokio::select! {
+            biased;
+            confirmed = confirmed => confirmed.map_err(|_| refused()),
+            hung = self.hung() => Err(hung),
+        }
+    }
+
+    fn deregister(&self, registered: Registered) {
         let refusals = self.refusals.clone();
-        self.deregister(move || {
-            // Nothing else has it: it was counted under the lock.
+        let job = move || {
+            // Nothing else has it: it was counted under the lock, or no data thread has got it.
             let Some(memory) = Arc::into_inner(registered.memory) else {
                 return;
             };
@@ -503,19 +560,9 @@ impl Card {
                 Ok(()) => registered.waiting.into_iter().for_each(|waits| waits()),
                 Err(error) => refusals.add(error),
             }
-        });
-    }
-
-    /// Ends the registration of a region that no data thread has got.
-    pub(crate) fn forget(&self, region: RegionId, base: u64) {
-        let removed = self.keys.lock().remove(&(region, base));
-        self.deregister(move || drop(removed));
-    }
-
-    fn deregister(&self, job: impl FnOnce() + Send + 'static) {
-        let what = "deregistering memory";
+        };
         self.worker
-            .start_call_within(what, self.deregistration, job);
+            .start_call_within(DEREGISTERING, self.deregistration, job);
     }
 }
 

@@ -31,6 +31,22 @@ struct Inner {
     assigned: Mutex<Vec<Arc<Card>>>,
 }
 
+/// The end of an attempt to register a region with which no device can serve it.
+struct Unsettled<'a> {
+    /// Devices that have registered it in vain.
+    made: Vec<&'a Arc<Card>>,
+    error: CardError,
+}
+
+/// Returns the error of a device that may access memory for as long as this process runs, whichever came first; the first one without such a device.
+fn worst(first: CardError, mut others: impl Iterator<Item = CardError>) -> CardError {
+    let refused = |error: &CardError| matches!(error, CardError::Refused { .. });
+    match refused(&first) {
+        true => first,
+        false => others.find(refused).unwrap_or(first),
+    }
+}
+
 impl From<&[Arc<Card>]> for Cards {
     fn from(cards: &[Arc<Card>]) -> Self {
         Self(Arc::new(Inner {
@@ -128,7 +144,8 @@ impl Cards {
     /// register it is left out, if another one has this region and all those that are served `beside` it.
     ///
     /// # Errors
-    /// As [`Card::register`], of the first device that has failed, after which none has the region.
+    /// As [`Card::register`], of the first device that has failed, or of one that has refused to end an access, after which none
+    /// has the region.
     pub(crate) fn register(
         &self,
         region: RegionId,
@@ -138,14 +155,20 @@ impl Cards {
     ) -> Result<(), CardError> {
         let calls = self.iter().map(|card| card.register(region, memory, base));
         let results = calls.collect();
-        self.settle(region, base, beside, results)
+        self.settle(beside, results).map_err(|unsettled| {
+            for card in unsettled.made {
+                card.forget(region, base);
+            }
+            unsettled.error
+        })
     }
 
     /// As [`Self::register`], in tokio and at once with all devices that do not have the region at this wire base. After an
     /// attempt that has failed, such a device can be the only one that has the others.
     ///
     /// # Errors
-    /// As [`Self::register`]. Registrations of earlier attempts stay.
+    /// As [`Self::register`]. Registrations of earlier attempts stay. A device that has not confirmed the end of the registration
+    /// that it has just made may access the memory.
     pub(crate) async fn register_in_tokio(
         &self,
         region: RegionId,
@@ -160,16 +183,21 @@ impl Cards {
             card.register_in_tokio(region, memory, base).await
         });
         let results = futures::future::join_all(calls).await;
-        self.settle(region, base, beside, results)
+        let Unsettled { made, error } = match self.settle(beside, results) {
+            Ok(()) => return Ok(()),
+            Err(unsettled) => unsettled,
+        };
+        let forgotten = made.iter().map(|card| card.forget_in_tokio(region, base));
+        let forgotten = futures::future::join_all(forgotten).await;
+        Err(worst(error, forgotten.into_iter().filter_map(Result::err)))
     }
 
+    /// Decides whether devices can serve a region after each has tried to register it, and keeps and logs why some cannot.
     fn settle(
         &self,
-        region: RegionId,
-        base: u64,
         beside: &[(RegionId, u64)],
         results: Vec<Result<(), CardError>>,
-    ) -> Result<(), CardError> {
+    ) -> Result<(), Unsettled<'_>> {
         let (mut made, mut failed) = (Vec::new(), Vec::new());
         for (card, result) in self.iter().zip(results) {
             match result {
@@ -181,14 +209,15 @@ impl Cards {
                 }
                 Err(error) => {
                     card.set_failure(Some(&error));
-                    failed.push(error);
+                    failed.push((card, error));
                 }
             }
         }
         // Peers take all keys of a descriptor from each of its devices.
-        if failed.is_empty() || made.iter().any(|card| card.has_all(beside)) {
-            for error in failed {
-                tracing::error!(
+        let serves = made.iter().any(|card| card.has_all(beside));
+        if serves {
+            for (_, error) in failed.iter().filter(|(card, _)| card.has_news()) {
+                tracing::warn!(
                     %error,
                     "the pool is served without this RDMA device until it has registered all memory, in another attempt or a new data epoch"
                 );
@@ -196,15 +225,26 @@ impl Cards {
             return Ok(());
         }
         // Of an earlier attempt there is none: a region that it has published is with a device that has all.
-        for card in made {
-            card.forget(region, base);
+        let mut errors = failed.into_iter().map(|(_, error)| error);
+        match errors.next() {
+            Some(first) => Err(Unsettled {
+                made,
+                error: worst(first, errors),
+            }),
+            None => Ok(()),
         }
-        failed.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Ends the registrations of a region that no data thread has got.
     pub(crate) fn forget(&self, region: RegionId, base: u64) {
-        self.iter().for_each(|card| card.forget(region, base));
+        for card in self.iter() {
+            card.forget(region, base);
+        }
+    }
+
+    /// Fails if a device does not end earlier accesses.
+    pub(crate) fn check(&self) -> Result<(), CardError> {
+        self.iter().try_for_each(|card| card.check())
     }
 
     /// Returns the registrations for one data thread, which returns them by [`Self::give_back`]; none if no device has

@@ -127,7 +127,11 @@ impl Log {
     }
 
     fn has(&self, line: &str) -> bool {
-        self.0.lock().contains(line)
+        self.count(line) > 0
+    }
+
+    fn count(&self, line: &str) -> usize {
+        self.0.lock().matches(line).count()
     }
 }
 
@@ -545,6 +549,63 @@ test!(
         let ended = rig.bounded(rig.endpoint.remove_region(id)).unwrap_err();
         assert!(matches!(ended, Error::Card(CardError::Refused { .. })));
         assert!(Arc::strong_count(&first) > 1, "the device may access it");
+    }
+);
+
+test!(
+    a_device_that_does_not_give_up_what_it_registered_in_vain_is_the_error_of_each_change,
+    {
+        let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+        let failing = |device| fail("ibv_reg_mr_iova2", device, ENOMEM);
+        let failure = failing(1);
+        let first = rig.add(&region(), BASE).unwrap();
+        drop(failure);
+        let memory = region();
+        let second = rig.endpoint.add_unregistered(Arc::clone(&memory), 3 * BASE);
+        let second = second.unwrap();
+        // The one that registers it lacks the first.
+        let failure = (failing(0), fail("ibv_dereg_mr", 1, EIO));
+        let refused = |result: Result<(), Error>| {
+            let refused = result.unwrap_err();
+            let is_refused = matches!(refused, Error::Card(CardError::Refused { .. }));
+            assert!(is_refused, "{refused}");
+            assert!(refused.to_string().contains("invented_1"), "{refused}");
+        };
+        let register = || rig.bounded(rig.endpoint.register_region(second));
+        refused(register());
+        // It is behind another one that fails.
+        refused(register());
+        drop(failure);
+        register().unwrap();
+        assert_eq!(rig.published(), named(&[0], 2));
+        // No data thread has got its key.
+        refused(rig.rebase(second, 5 * BASE));
+        for id in [first, second] {
+            refused(rig.bounded(rig.endpoint.remove_region(id)));
+        }
+        assert!(Arc::strong_count(&memory) > 1, "the device may access it");
+    }
+);
+
+test!(
+    a_device_that_does_not_register_is_logged_once_for_all_regions_and_attempts,
+    {
+        let log = Log::start();
+        let rig = Rig::of(Settings::default(), &[card(0), card(1)]);
+        let logged = || log.count("the pool is served without this RDMA device");
+        let failing = |errno| fail("ibv_reg_mr_iova2", 1, errno);
+        let failure = failing(ENOMEM);
+        for base in [BASE, 3 * BASE, 5 * BASE] {
+            let id = rig.add(&region(), base).unwrap();
+            rig.bounded(rig.endpoint.register_region(id)).unwrap();
+        }
+        assert_eq!(logged(), 1);
+        drop(failure);
+        let failure = failing(EIO);
+        rig.add(&region(), 7 * BASE).unwrap();
+        assert_eq!(logged(), 2, "another cause");
+        drop(failure);
+        rig.close();
     }
 );
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crds::text::clip_chars;
 use engine_process::control::message::{FromEngine, PROTOCOL};
+use pool::handover;
 use tokio::time::{Instant, timeout};
 
 use super::liveness::SilentProcess;
@@ -33,7 +34,8 @@ impl EngineProcess {
     /// Receives the first message.
     ///
     /// # Errors
-    /// `Starved`: it may still send one; the next call goes on to wait. `NoAnswer`: it never will.
+    /// `Starved`: it may still send one; the next call goes on to wait. `OtherProtocol`: it has sent one of another version.
+    /// `NoAnswer`: it never will.
     pub(super) async fn greet(&mut self, patience: Patience) -> Result<(), StartError> {
         let begun = Instant::now();
         let mut wait = patience.silence;
@@ -46,11 +48,23 @@ impl EngineProcess {
                     self.rdma = rdma;
                     return Ok(());
                 }
+                Ok(Ok(FromEngine::Hello { protocol, rdma })) => {
+                    self.rdma = rdma;
+                    return Err(StartError::OtherProtocol {
+                        sent: format!("it has {protocol}"),
+                    });
+                }
                 Ok(Ok(other)) => {
                     return Err(StartError::NoAnswer(format!(
                         "it sent {} instead of version {PROTOCOL} of the protocol",
                         clip_chars(&format!("{other:?}"), QUOTED)
                     )));
+                }
+                // The first message of another version may have other fields.
+                Ok(Err(handover::Error::InvalidMessage { cause })) => {
+                    return Err(StartError::OtherProtocol {
+                        sent: clip_chars(&cause, QUOTED),
+                    });
                 }
                 Ok(Err(error)) => return Err(StartError::NoAnswer(error.to_string())),
                 Err(_) => {}
@@ -73,6 +87,7 @@ impl EngineProcess {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
     use std::process::{Child, Command};
 
     use engine_process::pidfd::Pidfd;
@@ -95,14 +110,10 @@ mod tests {
         Ended(Command::new("sh").args(["-c", script]).spawn().unwrap())
     }
 
-    /// Waits for the first message of a process that sends none.
-    async fn greet(script: &str) -> StartError {
-        let state = tempfile::tempdir().unwrap();
-        let (socket, _silent) = seqpacket::pair().unwrap();
-        let child = child(script);
-        let mut process = EngineProcess {
-            pid: child.0.id(),
-            process: Pidfd::open(child.0.id()).unwrap(),
+    fn process(state: &tempfile::TempDir, socket: OwnedFd, pid: u32) -> EngineProcess {
+        EngineProcess {
+            pid,
+            process: Pidfd::open(pid).unwrap(),
             connection: Connection::new(socket).unwrap(),
             connected: Instant::now(),
             silent: None,
@@ -110,13 +121,37 @@ mod tests {
             adopted: true,
             outdated: false,
             rdma: Vec::new(),
-        };
+        }
+    }
+
+    /// Waits for the first message of a process that sends none.
+    async fn greet(script: &str) -> StartError {
+        let state = tempfile::tempdir().unwrap();
+        let (socket, _silent) = seqpacket::pair().unwrap();
+        let child = child(script);
+        let mut process = process(&state, socket, child.0.id());
         let patience = Patience {
             silence: Duration::from_millis(200),
             looks: Duration::from_millis(1_200),
             most: Duration::from_millis(2_500),
         };
         process.greet(patience).await.unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn a_process_with_another_version_of_the_protocol_is_not_one_that_does_not_answer() {
+        let state = tempfile::tempdir().unwrap();
+        for (sent, named) in [
+            (r#"{"type":"hello","protocol":0,"rdma":[]}"#, "it has 0"),
+            (r#"{"type":"hello","protocol":9,"speed":1}"#, "speed"),
+        ] {
+            let (socket, theirs) = seqpacket::pair().unwrap();
+            rustix::io::write(&theirs, sent.as_bytes()).unwrap();
+            let mut process = process(&state, socket, std::process::id());
+            let error = process.greet(HELLO).await.unwrap_err();
+            assert!(matches!(error, StartError::OtherProtocol { .. }), "{error}");
+            assert!(error.to_string().contains(named), "{error}");
+        }
     }
 
     #[tokio::test]

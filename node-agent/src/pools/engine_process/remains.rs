@@ -253,6 +253,7 @@ mod tests {
         let folders = Folders::open(folder).unwrap();
         let engines = EngineProcesses {
             starved: Mutex::default(),
+            foreign: Mutex::default(),
             passed: Mutex::default(),
             blocked: Mutex::default(),
             program: Program::install(folders.path(), &program, None).unwrap(),
@@ -271,6 +272,7 @@ mod tests {
             page_size: PageSize::Base,
             transport: Transport::Tcp,
             replace: None,
+            is_idle: true,
         };
         let started = engines.start(&pod, &engines.folders.of("u")).await;
         started.unwrap_err()

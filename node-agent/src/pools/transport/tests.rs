@@ -19,6 +19,17 @@ fn of_policy(lines: &[HcaLine], policy_known: bool) -> Transport {
     let node = NodePorts {
         lines,
         policy_known,
+        awaited: None,
+    };
+    Transport::Rdma(Some(node), CLASS)
+}
+
+/// While more ports may be proved soon.
+fn awaiting(lines: &[HcaLine]) -> Transport {
+    let node = NodePorts {
+        lines: lines.to_vec(),
+        policy_known: true,
+        awaited: Some("the first probe of z port 1".to_owned()),
     };
     Transport::Rdma(Some(node), CLASS)
 }
@@ -275,7 +286,8 @@ fn a_process_loses_ports_that_others_can_replace_or_that_are_gone() {
     let unproved = Verdict::Unproved("a port 1: PortNotActive".to_owned());
     assert_eq!(judge(&[down]), unproved);
     assert_eq!(judge(&[removed]), replace("the device file of a is gone"));
-    assert_eq!(judge(&[]), replace("a port 1 is gone"));
+    let gone = Verdict::Unproved("a does not work any more: it was reset or removed".to_owned());
+    assert_eq!(judge(&[]), gone);
     assert_eq!(
         Transport::Rdma(None, CLASS).judge(running(&used)),
         Verdict::KEEP
@@ -346,7 +358,123 @@ fn a_process_goes_on_without_publishing_the_ports_that_fail_unless_all_do() {
     let removed = line("a", r#", "gid": 3, "notProved": "DeviceFileMissing""#);
     let gone = replace("the device file of a is gone");
     assert_eq!(judge(&[removed, proved("b")]), gone);
-    assert_eq!(judge(&[proved("b")]), replace("a port 1 is gone"));
+    assert_eq!(judge(&[proved("b")]), withheld("a"));
+}
+
+#[test]
+fn a_device_that_leaves_the_node_again_and_again_replaces_its_process_ever_more_rarely() {
+    let both: [RdmaPort; 2] = ["a:1:3", "b:1:3"].map(|text| text.parse().unwrap());
+    let proved = |name| line(name, r#", "gid": 3, "proved": true"#);
+    let begun = Instant::now();
+    let mut lost = LostDevices::default();
+    // As the task of a pool pod does.
+    let mut judge = |ports: &[RdmaPort], lines: &[HcaLine], second: u64| {
+        let now = begun + Duration::from_secs(second);
+        let node = over(lines);
+        lost.leave(node.left(ports), now);
+        let verdict = node.judge(Running {
+            lost: &lost,
+            now,
+            ..running(ports)
+        });
+        if matches!(verdict, Verdict::Replace(_)) {
+            lost.replaced(now);
+            lost.forget();
+        }
+        verdict
+    };
+    let keep = |withheld: &[&str], unused: Option<&str>| Verdict::Keep {
+        withheld: withheld.iter().map(|name| (*name).to_owned()).collect(),
+        unused: unused.map(str::to_owned),
+    };
+    let (here, left) = ([proved("a"), proved("b")], [proved("b")]);
+    let reset = replace("a does not work any more: it was reset or removed");
+    // Once, when it had time to come back.
+    assert_eq!(judge(&both, &left, 0), keep(&["a"], None));
+    assert_eq!(judge(&both, &here, 5), keep(&["a"], None));
+    assert_eq!(judge(&both, &here, 15), reset);
+    assert_eq!(judge(&both, &here, 16), Verdict::KEEP);
+    assert_eq!(judge(&both, &left, 20), keep(&["a"], None));
+    assert_eq!(judge(&both, &here, 70), keep(&["a"], None));
+    assert_eq!(judge(&both, &here, 75), reset);
+    // Its driver waits until the process has closed it: this one is replaced at once, and serves without it for longer.
+    let no_file = line("a", r#", "gid": 3, "notProved": "DeviceFileMissing""#);
+    let gone = replace("the device file of a is gone");
+    assert_eq!(judge(&both, &[no_file, proved("b")], 80), gone);
+    let unused = keep(&[], Some("a port 1"));
+    assert_eq!(judge(&both[1..], &here, 85), unused);
+    assert_eq!(judge(&both[1..], &here, 80 + 239), unused);
+    let more = |port: &str| replace(&format!("{port} port 1 is proved too"));
+    assert_eq!(judge(&both[1..], &here, 80 + 240), more("a"));
+    // Without any other one it is not waited for longer than a reset takes.
+    let lost_both =
+        Verdict::Unproved("a does not work any more: it was reset or removed".to_owned());
+    assert_eq!(judge(&both, &[], 330), lost_both);
+    assert_eq!(judge(&both, &[], 344), lost_both);
+    let away = replace("none of its RDMA devices is there, as a");
+    assert_eq!(judge(&both, &[], 345), away);
+    // It comes back under another name.
+    let renamed = [proved("b"), proved("c")];
+    assert_eq!(judge(&both, &renamed, 400), more("c"));
+}
+
+#[test]
+fn a_process_is_replaced_for_all_ports_at_once_that_are_proved_soon() {
+    let proved = |name| line(name, r#", "gid": 3, "proved": true"#);
+    let both = [proved("a"), proved("b")];
+    let used: [RdmaPort; 2] = ["a:1:3", "b:1:3"].map(|text| text.parse().unwrap());
+    let soon = awaiting(&both);
+    assert_eq!(soon.judge(running(&[])), Verdict::KEEP);
+    let unused = Verdict::Keep {
+        withheld: BTreeSet::new(),
+        unused: Some("b port 1".to_owned()),
+    };
+    assert_eq!(soon.judge(running(&used[..1])), unused);
+    let mut lost = LostDevices::default();
+    lost.report([("a".to_owned(), "it failed".to_owned())].into(), *BEGUN);
+    let of_reset = Running {
+        lost: &lost,
+        now: *BEGUN + PROOF,
+        ..running(&used)
+    };
+    assert_eq!(soon.judge(of_reset), Verdict::KEEP);
+    let cause = replace("a does not work any more: it failed");
+    assert_eq!(over(&both).judge(of_reset), cause);
+
+    let of = |transport: &Transport, first| {
+        let Transport::Rdma(node, class) = transport else {
+            return None;
+        };
+        pending(node.as_ref(), *class, first)
+    };
+    let waits = "the agent waits for the first probe of z port 1, for at most 120 s";
+    assert_eq!(of(&soon, true).as_deref(), Some(waits));
+    assert_eq!(of(&soon, false), None, "it has keys to lose");
+    assert_eq!(of(&awaiting(&[]), false).as_deref(), Some(waits));
+    assert_eq!(
+        [&both[..], &[]].map(|lines| of(&over(lines), true)),
+        [None, None]
+    );
+    let unread = of(&Transport::Rdma(None, CLASS), false).unwrap();
+    assert!(unread.contains("not read"), "{unread}");
+}
+
+#[test]
+fn a_process_that_the_agent_cannot_talk_to_goes_on_until_another_one_would_serve_or_for_two_minutes()
+ {
+    let used: [RdmaPort; 1] = ["a:1:3".parse().unwrap()];
+    let proved = over(&[line("a", r#", "gid": 3, "proved": true"#)]);
+    let unprobed = over(&[line("a", r#", "gid": 3"#)]);
+    let keeps = |transport: &Transport, after: Duration| {
+        transport.keeps_foreign(&used, *BEGUN, *BEGUN + after)
+    };
+    let late = PROOF.checked_sub(Duration::from_secs(1)).unwrap();
+    for transport in [&unprobed, &Transport::Rdma(None, CLASS), &over(&[])] {
+        assert!(keeps(transport, late) && !keeps(transport, PROOF));
+    }
+    for transport in [&proved, &Transport::Tcp] {
+        assert!(!keeps(transport, Duration::ZERO));
+    }
 }
 
 #[test]
@@ -544,6 +672,7 @@ fn a_process_is_replaced_for_another_class_if_a_port_is_proved() {
         let node = NodePorts {
             lines,
             policy_known: true,
+            awaited: None,
         };
         Transport::Rdma(Some(node), class)
     };
